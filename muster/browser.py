@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -19,7 +20,9 @@ from muster.doctor import BROWSERS
 SCREEN = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
 """A small phone's, in CSS pixels."""
 _AGENT = "Mozilla/5.0 (Linux; Android 16; Phone) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/{} Mobile Safari/537.36"
-_ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+_ARGUMENTS = ("--headless=new", "--disable-gpu", "--disable-dev-shm-usage")
+_OF_ROOT = ("--no-sandbox",)
+"""Chromium starts no sandbox as root."""
 
 _PATIENCE_S = 120.0
 
@@ -40,7 +43,7 @@ def phone() -> Iterator[webdriver.Chrome]:
         raise BrowserMissing("there is no Chromium with its driver: apt-get install chromium chromium-driver")
     options = webdriver.ChromeOptions()
     options.binary_location = program
-    for argument in _ARGUMENTS:
+    for argument in _ARGUMENTS + (_OF_ROOT if os.geteuid() == 0 else ()):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))

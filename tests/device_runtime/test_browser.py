@@ -1,5 +1,7 @@
 """Devices in a real browser: the page of a coordinator, whose rounds count what a person drew there."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,21 @@ PRESS_ALL = """
 for (const cell of document.querySelectorAll("[role=gridcell]")) {
   cell.dispatchEvent(new KeyboardEvent("keydown", { key: " ", bubbles: true }));
 }"""
+KEEP_FOR_60_DAYS = """
+const form = document.getElementById("owner");
+form.elements.namedItem("days").value = "60";
+form.dispatchEvent(new Event("change"));"""
+AGE_BY_40_DAYS = """
+const done = arguments[0];
+const opening = indexedDB.open("muster");
+opening.onsuccess = () => {
+  const transaction = opening.result.transaction("examples", "readwrite");
+  transaction.oncomplete = () => { opening.result.close(); done(); };
+  transaction.objectStore("examples").openCursor().onsuccess = ({ target: { result: cursor } }) => {
+    cursor?.update({ ...cursor.value, at: cursor.value.at - 40 * 86400 });
+    cursor?.continue();
+  };
+};"""
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +94,9 @@ def test_a_round_counts_what_a_person_drew_in_a_browser(tmp_path, coordinators, 
         after = local.store.checkpoint(made, 1)["params"]
         person.press("leave")
         person.waits_for("state", "You left")
-        assert (kept(browser, "keys"), person.text("count")) == (0, "2")
+        assert (kept(browser, "keys"), person.text("count")) == ([], "2")
+        # What its guards go by stays: a device that comes back is not a new one to them.
+        assert {name.partition(":")[0] for name in kept(browser, "texts")} == {"due", "journal", "owner", "spent"}
         assert browser.get_log("browser") == []
     np.testing.assert_allclose(after, expected, atol=1e-5)
     assert np.abs(after - before["params"]).max() > 1e-3
@@ -136,16 +155,94 @@ def test_a_full_storage_is_said_in_a_sentence(tmp_path, coordinators, page, brow
         person.waits_for("state", "this browser's storage is full: delete examples here, or data of other sites")
 
 
+def test_a_page_that_is_opened_without_a_query_goes_by_its_last_link(tmp_path, coordinators, task, page, browser):
+    one, other = (SigningKey.new(tmp_path / name).signer for name in ("one.pem", "other.pem"))
+    with coordinators.local(tmp_path, page=str(page)) as local:
+        task(local)
+        person = Person(browser, local.url, "p", one)
+        reopen(person, browser, f"{local.url}/page/")
+        person.draw(DIGITS[1], 1)
+        person.press("take-part")
+        person.waits_for("state", "against require_secure_aggregation of this device's policy")
+        Person(browser, local.url, "p", other)
+        assert not is_hidden(browser, "other-signers")
+        person.press("take-signers")
+        wait_until(lambda: is_hidden(browser, "other-signers"))
+        reopen(person, browser, f"{local.url}/page/?population=p&coordinator=http://127.0.0.1:1/")
+        reopen(person, browser, f"{local.url}/page/")
+        person.press("take-part")
+        person.waits_for("state", "The coordinator cannot be reached")
+
+
+def test_a_page_that_deletes_everything_stops_the_one_that_trains(tmp_path, coordinators, task, page, browser):
+    with coordinators.local(tmp_path, page=str(page)) as local, road_to(local.url) as road:
+        task(local)
+        hold = Hold()
+        road.before["report"].append(hold)
+        person = Person(browser, road.url, "p")
+        person.draw(DIGITS[7], 7)
+        person.press("take-part")
+        assert hold.reached.wait(60)
+        with another_tab(browser):
+            other = Person(browser, road.url, "p")
+            browser.execute_script("window.confirm = () => true")
+            other.press("erase")
+            other.waits_for("state", "Everything is deleted")
+        person.waits_for("state", "Another page of this site left, or deleted what was kept here")
+        assert browser.execute_script("return document.getElementById('pause').disabled")
+        assert [kept(browser, part) for part in ("texts", "keys", "examples")] == [[], [], []]
+
+
+def test_a_page_that_trains_goes_by_rules_that_another_changed(tmp_path, coordinators, task, page, browser):
+    with coordinators.local(tmp_path, page=str(page)) as local, road_to(local.url) as road:
+        task(local)
+        hold = Hold()
+        road.before["blob"].append(hold)
+        person = Person(browser, road.url, "p")
+        person.draw(DIGITS[7], 7)
+        person.press("take-part")
+        assert hold.reached.wait(60)
+        with another_tab(browser):
+            other = Person(browser, road.url, "p")
+            browser.execute_script(KEEP_FOR_60_DAYS)
+            other.waits_for("rules-state", "Kept")
+        person.waits_for("state", "The training stopped on this device: the device was stopped while it worked")
+        browser.execute_async_script(AGE_BY_40_DAYS)
+        person.draw(DIGITS[1], 1)
+        assert person.text("count") == "2"
+
+
+@contextmanager
+def another_tab(browser):
+    """Another tab of the browser for as long as the block runs."""
+    here = browser.current_window_handle
+    browser.switch_to.new_window("tab")
+    try:
+        yield
+    finally:
+        browser.close()
+        browser.switch_to.window(here)
+
+
+def reopen(person, browser, url):
+    browser.get(url)
+    person.waits_for("state", "Ready")
+
+
+def is_hidden(browser, name):
+    return browser.execute_script("return document.getElementById(arguments[0]).hidden", name)
+
+
 def kept(browser, part):
-    """The number of things in a part of the page's database."""
+    """The keys of a part of the page's database."""
     script = """
     const done = arguments[1];
     const opening = indexedDB.open("muster");
     opening.onsuccess = () => {
-      const counting = opening.result.transaction(arguments[0]).objectStore(arguments[0]).count();
-      counting.onsuccess = () => {
+      const found = opening.result.transaction(arguments[0]).objectStore(arguments[0]).getAllKeys();
+      found.onsuccess = () => {
         opening.result.close();
-        done(counting.result);
+        done(found.result);
       };
     };"""
     return browser.execute_async_script(script, part)

@@ -1,7 +1,7 @@
 /** The page by which a person takes part: what it shows, and what its buttons do. */
 
 import { policyOf } from "../src/core/permission/policy.ts";
-import { BrowserDevice, type Ending, type Owner } from "../src/web/device.ts";
+import { BrowserDevice, type Ending, type Notice, type Owner } from "../src/web/device.ts";
 import { Pad } from "./drawing.ts";
 import { ending, entry, size } from "./words.ts";
 
@@ -14,9 +14,15 @@ const standard = (signers: readonly string[]): Owner => ({
   rules: { onBattery: true, onMetered: false },
   retention: { maxAgeS: 30 * DAY_S, most: 1000 },
 });
-/** The population is remembered: an installed page starts without an address of its own. */
-const REMEMBERED = "muster-population";
+/** The link by which the person came is remembered, whole: an installed page starts without a query. */
+const REMEMBERED = "muster-link";
 const SHOWN = 20;
+const TAKES_PART = "Taking part: it waits to be chosen for a round, and then trains.";
+const NOTICES: Record<Notice, string> = {
+  stop: "Stopped for a moment: another page of this site changes what is kept here.",
+  settings: "Another page of this site changed your rules.",
+  left: "Another page of this site left, or deleted what was kept here.",
+};
 
 const element = <T extends HTMLElement>(id: string) => document.getElementById(id) as T;
 const button = (id: string) => element<HTMLButtonElement>(id);
@@ -34,36 +40,45 @@ function doing(work: () => Promise<unknown>): () => void {
 }
 
 async function start(): Promise<void> {
-  const given = new URLSearchParams(location.search);
-  const population = given.get("population") ?? localStorage.getItem(REMEMBERED);
+  const link = givenLink();
+  const population = link.get("population");
   if (population === null) {
     return say("This address names no population: ask for the whole link, which ends in ?population=…", "bad");
   }
   if (!isSecureContext) {
     return say("A browser holds keys only for pages that come by https: ask for a link that begins with it.", "bad");
   }
-  localStorage.setItem(REMEMBERED, population);
+  localStorage.setItem(REMEMBERED, link.toString());
   element("population").textContent = population;
-  const coordinator = new URL(given.get("coordinator") ?? "..", location.href);
-  const owner = standard(given.getAll("signer"));
+  const coordinator = new URL(link.get("coordinator") ?? "..", location.href);
+  const owner = standard(link.getAll("signer"));
   const device = await BrowserDevice.open(coordinator, population, owner, new URL("worker.js", location.href));
   await navigator.storage.persist?.();
-  new Page(device);
+  new Page(device, link);
   await navigator.serviceWorker.register("service-worker.js");
+}
+
+/** The link of this address, or the last one where it has none. */
+function givenLink(): URLSearchParams {
+  const given = new URLSearchParams(location.search);
+  return given.has("population") ? given : new URLSearchParams(localStorage.getItem(REMEMBERED) ?? "");
 }
 
 /** The page with its device. */
 class Page {
   readonly #device: BrowserDevice;
+  readonly #link: URLSearchParams;
   readonly #pad: Pad;
 
-  constructor(device: BrowserDevice) {
+  constructor(device: BrowserDevice, link: URLSearchParams) {
     this.#device = device;
+    this.#link = link;
     this.#pad = new Pad(element("pad"));
     this.#pad.onchange = () => {
       button("keep").disabled = this.#pad.isEmpty;
     };
     device.onending = (ended) => this.#ended(ended);
+    device.onnotice = (notice) => this.#changedElsewhere(notice);
     element("digit").append(...Array.from({ length: 10 }, (_, digit) => new Option(String(digit))));
     button("wipe").onclick = () => this.#pad.wipe();
     button("keep").onclick = doing(() => this.#keep());
@@ -74,6 +89,7 @@ class Page {
     };
     button("leave").onclick = doing(() => this.#leave());
     button("erase").onclick = doing(() => this.#erase());
+    button("take-signers").onclick = doing(() => this.#takeSigners());
     element<HTMLFormElement>("owner").onchange = doing(() => this.#change());
     this.#fillRules();
     this.#show("Ready: draw some digits, then take part.");
@@ -81,8 +97,9 @@ class Page {
   }
 
   async #takePart(): Promise<void> {
+    localStorage.setItem(REMEMBERED, this.#link.toString());
     await this.#device.takePart();
-    this.#show("Taking part: it waits to be chosen for a round, and then trains.");
+    this.#show(TAKES_PART);
   }
 
   async #keep(): Promise<void> {
@@ -105,6 +122,7 @@ class Page {
     if (!confirm("Delete your examples, the journal and this device's keys?")) return;
     await this.#device.erase();
     localStorage.removeItem(REMEMBERED);
+    this.#fillRules();
     this.#show("Everything is deleted.");
     await this.#showKept();
   }
@@ -125,9 +143,26 @@ class Page {
     element("rules-state").textContent = "Kept.";
   }
 
+  /** Go by the signers of the link in the place of those that are kept. */
+  async #takeSigners(): Promise<void> {
+    const { owner } = this.#device;
+    const { policy } = standard(this.#link.getAll("signer"));
+    const { signers, require_secure_aggregation } = policyOf(policy);
+    await this.#device.change({ ...owner, policy: { ...owner.policy, signers, require_secure_aggregation } });
+    this.#fillRules();
+  }
+
+  #changedElsewhere(notice: Notice): void {
+    this.#fillRules();
+    this.#show(this.#device.takesPart ? TAKES_PART : NOTICES[notice]);
+    doing(() => this.#showKept())();
+  }
+
   #fillRules(): void {
     const { policy, rules, retention } = this.#device.owner;
-    const { require_secure_aggregation, per_day } = policyOf(policy);
+    const { require_secure_aggregation, per_day, signers } = policyOf(policy);
+    const said = this.#link.getAll("signer");
+    element("other-signers").hidden = said.length === 0 || said.toSorted().join() === signers.toSorted().join();
     const { elements } = element<HTMLFormElement>("owner");
     const field = (name: string) => elements.namedItem(name) as HTMLInputElement;
     field("secure").checked = require_secure_aggregation;

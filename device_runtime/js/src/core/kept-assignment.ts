@@ -9,7 +9,7 @@ import * as v from "valibot";
 import { type Bytes, base64 } from "./bytes.ts";
 import { FormatError, StateDamaged } from "./errors.ts";
 import { bytes, checked, count, finite, parseJson } from "./json.ts";
-import type { Store } from "./platform.ts";
+import { IDENTITY, type Store } from "./platform.ts";
 import { assignmentSchema } from "./wire/messages.ts";
 
 const keptSchema = v.object({
@@ -37,7 +37,7 @@ export class AssignmentKeeper {
 
   constructor(store: Store, coordinator: URL, population: string) {
     this.#store = store;
-    this.#place = `assignment:${coordinator.href}:${population}`;
+    this.#place = `${IDENTITY.assignment}${coordinator.href}:${population}`;
   }
 
   /** The kept assignment, if any. Throws StateDamaged, after which it is gone. */

@@ -14,6 +14,12 @@ export interface Store {
   write(changes: Readonly<Record<string, string | null>>): Promise<void>;
 }
 
+/** How the keys of the store begin under which a device is known to coordinators and authorities.
+ *
+ * They go when it leaves. What it used, answered and was shown stays, so that its guards hold when it is back.
+ */
+export const IDENTITY = { enrolment: "enrolment:", credential: "credential:", assignment: "assignment:" } as const;
+
 /** The value of the JSON text under a key; null when there is none. Throws StateDamaged when it is not JSON. */
 export async function keptJson<T>(store: Store, key: string): Promise<T | null> {
   const text = await store.get(key);

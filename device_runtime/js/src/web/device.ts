@@ -4,34 +4,29 @@ import type { Conditions } from "../core/conditions.ts";
 import { AssignmentKeeper } from "../core/kept-assignment.ts";
 import type { Outcome } from "../core/outcome.ts";
 import { decodePlan, parameterCount } from "../core/plan.ts";
-import { keptJson } from "../core/platform.ts";
+import { IDENTITY, keptJson } from "../core/platform.ts";
 import { reportSize } from "../core/report.ts";
-import { type OwnRules, pageConditions } from "./conditions.ts";
+import { pageConditions } from "./conditions.ts";
 import { change, openDatabase } from "./database.ts";
-import { LocalExamples, type Retention } from "./examples.ts";
+import { LocalExamples } from "./examples.ts";
+import { keepOwner, keptOwner, type Owner } from "./owner.ts";
+import { alone, type Notice, Pages } from "./pages.ts";
 import { CachedBlobs, IndexedDbStore } from "./store.ts";
 
 export type { Column, Values } from "../core/examples.ts";
 export type { Outcome } from "../core/outcome.ts";
 export type { OwnRules } from "./conditions.ts";
 export type { Fields, LocalExamples, Retention } from "./examples.ts";
+export type { Owner } from "./owner.ts";
+export type { Notice } from "./pages.ts";
 
 const CONDITIONS_EVERY_MS = 30_000;
-const SETTINGS = "owner";
 const JOURNAL = "journal";
 
-/** The settings of the device's owner. policy: docs/device.md. */
-export interface Owner {
-  readonly policy: object;
-  readonly rules: OwnRules;
-  readonly retention: Retention;
-}
-
-/** What a page tells its worker: to begin, or the conditions of now. */
+/** What a page tells its worker: to begin with the kept settings, or the conditions of now. */
 export interface Start {
   readonly coordinator: string;
   readonly population: string;
-  readonly owner: Owner;
   readonly conditions: Conditions;
 }
 export type ToWorker = Start | { readonly conditions: Conditions };
@@ -51,25 +46,33 @@ export interface TrainedPlan {
   readonly reportBytes: number;
 }
 
-/** A device in one population of one coordinator. Its state belongs to the page's origin. */
+/** A device in one population of one coordinator. Its state belongs to the page's origin, and all its pages share it. */
 export class BrowserDevice {
   readonly examples: LocalExamples;
   /** Hears how sessions end. */
   onending: (ending: Ending) => void = () => {};
+  /** Hears that another page stopped this one's work, changed settings, or ended the device. It is done here then. */
+  onnotice: (notice: Notice) => void = () => {};
   readonly #database: IDBDatabase;
   readonly #store: IndexedDbStore;
   readonly #coordinator: URL;
   readonly #population: string;
   readonly #script: URL;
+  readonly #standard: Owner;
+  readonly #pages: Pages;
   #owner: Owner;
   #worker: Worker | null = null;
+  /** It took part when it was told to stop, and goes on once settings are changed. */
+  #resumes = false;
   #reading: ReturnType<typeof setInterval> | undefined;
 
-  private constructor(database: IDBDatabase, owner: Owner, coordinator: URL, population: string, script: URL) {
+  private constructor(database: IDBDatabase, coordinator: URL, population: string, standard: Owner, script: URL) {
     this.#database = database;
     this.#store = new IndexedDbStore(database);
-    this.examples = new LocalExamples(database, owner.retention);
-    this.#owner = owner;
+    this.examples = new LocalExamples(database, () => this.#owner.retention);
+    this.#standard = standard;
+    this.#owner = standard;
+    this.#pages = new Pages((notice) => void this.#hear(notice));
     this.#coordinator = coordinator;
     this.#population = population;
     this.#script = script;
@@ -80,9 +83,9 @@ export class BrowserDevice {
    * Throws StateDamaged where the browser keeps nothing for this page.
    */
   static async open(coordinator: URL, population: string, standard: Owner, script: URL): Promise<BrowserDevice> {
-    const database = await openDatabase();
-    const owner = await keptJson<Owner>(new IndexedDbStore(database), SETTINGS);
-    return new BrowserDevice(database, owner ?? standard, coordinator, population, script);
+    const device = new BrowserDevice(await openDatabase(), coordinator, population, standard, script);
+    await device.#readOwner();
+    return device;
   }
 
   get owner(): Owner {
@@ -93,21 +96,35 @@ export class BrowserDevice {
     return this.#worker !== null;
   }
 
-  /** Keep other settings. A device that takes part begins again with them. */
+  /** Keep other settings. The page that takes part begins again with them. Throws StateInUse. */
   async change(owner: Owner): Promise<void> {
-    await this.#store.write({ [SETTINGS]: JSON.stringify(owner) });
-    this.#owner = owner;
-    if (this.takesPart) {
-      this.pause();
-      await this.takePart();
-    }
+    await this.#whileStopped("settings", () => keepOwner(this.#store, owner));
   }
 
-  /** Run sessions until `pause`, while the page is open. */
+  /** Run sessions until `pause`, while the page is open. The settings are kept from now on. Throws StateDamaged. */
   async takePart(): Promise<void> {
     if (this.#worker !== null) return;
-    const worker = new Worker(this.#script, { type: "module" });
+    const worker = this.#newWorker();
     this.#worker = worker;
+    this.#reading = setInterval(() => {
+      void pageConditions().then((conditions) => worker.postMessage({ conditions } satisfies ToWorker));
+    }, CONDITIONS_EVERY_MS);
+    try {
+      if ((await keptOwner(this.#store)) === null) {
+        await keepOwner(this.#store, this.#owner);
+        this.#pages.tell("settings");
+      }
+    } catch (error) {
+      this.pause();
+      throw error;
+    }
+    const conditions = await pageConditions();
+    const [coordinator, population] = [this.#coordinator.href, this.#population];
+    worker.postMessage({ coordinator, population, conditions } satisfies ToWorker);
+  }
+
+  #newWorker(): Worker {
+    const worker = new Worker(this.#script, { type: "module" });
     worker.onmessage = ({ data }: MessageEvent<Ending>) => {
       if ("stopped" in data) this.pause();
       this.onending(data);
@@ -116,16 +133,16 @@ export class BrowserDevice {
       this.pause();
       this.onending({ stopped: { reason: "runtime-failed", detail: event.message ?? "the worker did not start" } });
     };
-    this.#reading = setInterval(() => {
-      void pageConditions().then((conditions) => worker.postMessage({ conditions } satisfies ToWorker));
-    }, CONDITIONS_EVERY_MS);
-    const conditions = await pageConditions();
-    const [coordinator, population] = [this.#coordinator.href, this.#population];
-    worker.postMessage({ coordinator, population, owner: this.#owner, conditions } satisfies ToWorker);
+    return worker;
   }
 
   /** End the worker at once, whatever it does; its memory comes back. What was unfinished is given up the next time. */
   pause(): void {
+    this.#resumes = false;
+    this.#endWorker();
+  }
+
+  #endWorker(): void {
     clearInterval(this.#reading);
     this.#worker?.terminate();
     this.#worker = null;
@@ -145,25 +162,68 @@ export class BrowserDevice {
     return { name: plan.name, parameters: parameterCount(plan), reportBytes: 4 * reportSize(plan.report) };
   }
 
-  /** Stop, and forget the device's keys and everything about coordinators. Examples, journal and settings stay. */
+  /** Stop on all pages, and forget keys, enrolments and what is under way.
+   *
+   * Examples, journal and settings stay, and what guards go by: the use of the day, and the rounds and releases that the
+   * device was shown. Throws StateInUse.
+   */
   async leave(): Promise<void> {
-    this.pause();
-    const journal = await this.#store.get(JOURNAL);
-    await change(this.#database, ["texts", "keys"], (of) => {
-      of("texts").clear();
-      of("keys").clear();
-      of("texts").put(JSON.stringify(this.#owner), SETTINGS);
-      if (journal !== null) of("texts").put(journal, JOURNAL);
+    await this.#whileStopped("left", async () => {
+      await change(this.#database, ["texts", "keys"], (of) => {
+        of("keys").clear();
+        for (const start of Object.values(IDENTITY)) of("texts").delete(IDBKeyRange.bound(start, `${start}\uffff`));
+      });
+      await new CachedBlobs(this.#database).clear();
     });
-    await new CachedBlobs(this.#database).clear();
   }
 
-  /** Stop, and remove everything: examples, journal, settings, keys. */
+  /** Stop on all pages, and remove everything: examples, journal, settings, keys, guards. Throws StateInUse. */
   async erase(): Promise<void> {
-    this.pause();
-    await change(this.#database, ["texts", "keys", "examples"], (of) => {
-      for (const part of ["texts", "keys", "examples"] as const) of(part).clear();
+    await this.#whileStopped("left", async () => {
+      await change(this.#database, ["texts", "keys", "examples"], (of) => {
+        for (const part of ["texts", "keys", "examples"] as const) of(part).clear();
+      });
+      await new CachedBlobs(this.#database).clear();
     });
-    await new CachedBlobs(this.#database).clear();
+  }
+
+  /** Change what is kept while no page works, and tell them what it was. If it fails, they go on as before. */
+  async #whileStopped(notice: Notice, work: () => Promise<void>): Promise<void> {
+    let done: Notice = "settings";
+    this.#pages.tell("stop");
+    try {
+      await this.#follow("stop");
+      await alone(work);
+      done = notice;
+    } finally {
+      this.#pages.tell(done);
+      await this.#follow(done);
+    }
+  }
+
+  /** Do here what this page or another told all of them. */
+  async #follow(notice: Notice): Promise<void> {
+    if (notice === "stop") {
+      this.#resumes ||= this.takesPart;
+      return this.#endWorker();
+    }
+    if (notice === "left") this.pause();
+    await this.#readOwner();
+    if (this.#resumes) {
+      this.#resumes = false;
+      await this.takePart();
+    }
+  }
+
+  async #hear(notice: Notice): Promise<void> {
+    try {
+      await this.#follow(notice);
+    } finally {
+      this.onnotice(notice);
+    }
+  }
+
+  async #readOwner(): Promise<void> {
+    this.#owner = (await keptOwner(this.#store)) ?? this.#standard;
   }
 }

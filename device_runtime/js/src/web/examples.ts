@@ -22,9 +22,10 @@ interface Kept {
 /** Examples in named collections. What is too old or too many is removed before anything is counted or read. */
 export class LocalExamples implements ExampleSource {
   readonly #database: IDBDatabase;
-  readonly #retention: Retention;
+  readonly #retention: () => Retention;
 
-  constructor(database: IDBDatabase, retention: Retention) {
+  /** retention: that of now, as its owner may change it. */
+  constructor(database: IDBDatabase, retention: () => Retention) {
     this.#database = database;
     this.#retention = retention;
   }
@@ -70,7 +71,7 @@ export class LocalExamples implements ExampleSource {
       look(this.#database, "examples", (examples) => examples.getAllKeys()),
       look(this.#database, "examples", (examples) => examples.getAll() as IDBRequest<Kept[]>),
     ]);
-    const stays = retained(all, this.#retention, now());
+    const stays = retained(all, this.#retention(), now());
     const gone = keys.filter((_, place) => !stays[place]);
     if (gone.length > 0) {
       await change(this.#database, ["examples"], (of) => {

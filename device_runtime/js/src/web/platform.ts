@@ -1,7 +1,6 @@
 /** The platform of a device in a browser, inside a worker: one page at a time, with the state of the page's origin. */
 
 import type { Conditions } from "../core/conditions.ts";
-import { StateInUse } from "../core/errors.ts";
 import type { Platform } from "../core/platform.ts";
 import { platformRandom } from "../core/primitives.ts";
 import { allowed, type OwnRules } from "./conditions.ts";
@@ -10,7 +9,6 @@ import { LocalExamples, type Retention } from "./examples.ts";
 import { heldSigningKey } from "./keys.ts";
 import { CachedBlobs, IndexedDbStore } from "./store.ts";
 
-const LOCK = "muster-session";
 const GIB = 1 << 30;
 
 /** A platform with the state in a database. conditions: those that the page read last. */
@@ -23,7 +21,7 @@ export function webPlatform(
   return {
     store: new IndexedDbStore(database),
     blobs: new CachedBlobs(database),
-    examples: new LocalExamples(database, retention),
+    examples: new LocalExamples(database, () => retention),
     engine: webEngine,
     signingKey: (name) => heldSigningKey(database, name),
     conditions: async () => allowed(conditions(), rules),
@@ -34,14 +32,6 @@ export function webPlatform(
     sleep: (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds)),
     memoryBytes: memoryBytes(),
   };
-}
-
-/** Do something that no other page or worker of this origin does at the same time. Throws StateInUse if one does. */
-export async function alone<T>(work: () => Promise<T>): Promise<T> {
-  return navigator.locks.request(LOCK, { ifAvailable: true }, async (lock) => {
-    if (lock === null) throw new StateInUse("another page of this site takes part already");
-    return work();
-  });
 }
 
 /** The machine's memory, roughly, where the browser tells it. */

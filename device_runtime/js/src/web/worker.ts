@@ -1,12 +1,15 @@
 /** The worker of a device in a browser: it runs sessions until it is terminated, and tells the page how each ended. */
 
 import type { Conditions } from "../core/conditions.ts";
-import { DeviceError } from "../core/errors.ts";
+import { DeviceError, StateDamaged } from "../core/errors.ts";
 import { policyOf } from "../core/permission/policy.ts";
 import { runForever } from "../core/scheduler.ts";
 import { openDatabase } from "./database.ts";
 import type { Ending, Start, ToWorker } from "./device.ts";
-import { alone, webPlatform } from "./platform.ts";
+import { keptOwner } from "./owner.ts";
+import { alone } from "./pages.ts";
+import { webPlatform } from "./platform.ts";
+import { IndexedDbStore } from "./store.ts";
 
 const WAIT_S = 30;
 
@@ -17,16 +20,22 @@ self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
   if ("coordinator" in data) void run(data);
 };
 
-async function run({ coordinator, population, owner }: Start): Promise<void> {
+async function run(start: Start): Promise<void> {
   try {
-    const platform = webPlatform(await openDatabase(), owner.retention, owner.rules, () => conditions);
-    const policy = policyOf(owner.policy);
-    const config = { coordinator: new URL(coordinator), population, policy, waitS: WAIT_S };
-    await alone(() => runForever(platform, config, (outcome) => tell({ outcome }), new AbortController().signal));
+    await alone(() => sessions(start));
   } catch (error) {
     const reason = error instanceof DeviceError ? error.reason : "runtime-failed";
     tell({ stopped: { reason, detail: error instanceof Error ? error.message : String(error) } });
   }
+}
+
+async function sessions({ coordinator, population }: Start): Promise<void> {
+  const database = await openDatabase();
+  const owner = await keptOwner(new IndexedDbStore(database));
+  if (owner === null) throw new StateDamaged("no settings are kept: another page deleted them");
+  const platform = webPlatform(database, owner.retention, owner.rules, () => conditions);
+  const config = { coordinator: new URL(coordinator), population, policy: policyOf(owner.policy), waitS: WAIT_S };
+  await runForever(platform, config, (outcome) => tell({ outcome }), new AbortController().signal);
 }
 
 function tell(ending: Ending): void {

@@ -6,7 +6,7 @@
 import { type Bytes, base64, fromBase64, hex, littleEndian, utf8 } from "../bytes.ts";
 import { FormatError, SecaggRefused, TransportError } from "../errors.ts";
 import { checkHttps, namedAuthority, type Policy } from "../permission/policy.ts";
-import { keptJson, type Platform } from "../platform.ts";
+import { IDENTITY, keptJson, type Platform } from "../platform.ts";
 import { type SigningKey, sha256 } from "../primitives.ts";
 import { SecaggError } from "../secagg/errors.ts";
 import { sign } from "../secagg/keys.ts";
@@ -156,7 +156,7 @@ export class Enrolments implements Identity {
   }
 
   get #place(): string {
-    return `enrolment:${this.#coordinator.href}`;
+    return `${IDENTITY.enrolment}${this.#coordinator.href}`;
   }
 
   async #enrol(): Promise<Enrolment> {
@@ -231,7 +231,7 @@ export class Enrolments implements Identity {
 }
 
 function credentialPlace(authority: Bytes): string {
-  return `credential:${hex(authority)}`;
+  return `${IDENTITY.credential}${hex(authority)}`;
 }
 
 async function refusing<T>(check: () => Promise<T>): Promise<T> {
