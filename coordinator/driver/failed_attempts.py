@@ -8,7 +8,7 @@ from coordinator.driver.open_rounds import OpenRound
 from coordinator.errors import UnknownRound
 from coordinator.lineage import entry
 from coordinator.rules.attempts import back_off_s
-from coordinator.rules.divergence import DIVERGED, MOST_ROUNDS, divergence
+from coordinator.rules.divergence import DIVERGED, FIRST_ROUNDS, MOST_ROUNDS, divergence
 from coordinator.rules.entities import Task
 from coordinator.rules.states import TaskState
 from coordinator.store.records import Records
@@ -37,7 +37,7 @@ def why_diverged(records: Records, task: Task, metrics: dict[str, float]) -> str
     if not growth or task.state is not TaskState.ACTIVE:
         return ""
     latest = [*attempts.latest_metrics(task.id, MOST_ROUNDS - 1), metrics]
-    return divergence(metrics | attempts.first_metrics(task.id), latest, growth)
+    return divergence(attempts.first_metrics(task.id, FIRST_ROUNDS), latest, growth)
 
 
 def pause_diverged(records: Records, task: Task, number: int, why: str) -> None:

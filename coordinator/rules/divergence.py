@@ -1,8 +1,9 @@
-"""Divergence of a task: a loss that is not finite, or stays far above that of its first round. Pure."""
+"""Divergence of a task: a loss that is not finite, or stays far above its first values. Pure."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -12,15 +13,20 @@ IN_A_ROW = 3
 """Rounds in a row with too large a loss: a single one may have had odd devices, or a device that lies."""
 MOST_ROUNDS = 2 * IN_A_ROW
 """Rounds to look at: with two trips, every other round has a loss of the same name."""
+FIRST_VALUES = 2 * IN_A_ROW - 1
+"""Values of a loss whose median it is measured by: IN_A_ROW false ones move the median, fewer do not."""
+FIRST_ROUNDS = 2 * FIRST_VALUES
+"""Rounds that have them, with two trips."""
 _LOSS = ".loss"
 Metrics: TypeAlias = Mapping[str, float]
 
 
-def divergence(first: Metrics, latest: Sequence[Metrics], most_growth: float) -> str:
+def divergence(first: Sequence[Metrics], latest: Sequence[Metrics], most_growth: float) -> str:
     """Why a task counts as diverged, in words for its operator; "" while it does not.
 
-    first: the first value of each metric. latest: metrics of the last rounds since the task was made active, the newest
-    last; MOST_ROUNDS are enough. most_growth: how many times its first value a loss may be; 0 looks at no loss.
+    Both since the task was last made active. first: metrics of its first rounds, FIRST_ROUNDS at most. latest: those of
+    its last rounds, the newest last; MOST_ROUNDS are enough. most_growth: how many times the median of its first
+    FIRST_VALUES values a loss may be; 0 looks at no loss.
     """
     if not most_growth:
         return ""
@@ -28,7 +34,11 @@ def divergence(first: Metrics, latest: Sequence[Metrics], most_growth: float) ->
         values = [metrics[name] for metrics in latest if name in metrics]
         if not math.isfinite(values[-1]):
             return f"{name} is {values[-1]}"
-        most = most_growth * abs(first.get(name, 0.0))
-        if most and len(values) >= IN_A_ROW and min(values[-IN_A_ROW:]) > most:
-            return f"{name} was above {most:.4g}, {most_growth:g} times its first value, in {IN_A_ROW} rounds in a row"
+        measures = [abs(metrics[name]) for metrics in first if name in metrics][:FIRST_VALUES]
+        if len(measures) < FIRST_VALUES or len(values) < IN_A_ROW:
+            continue
+        most = most_growth * statistics.median(measures)
+        if most and min(values[-IN_A_ROW:]) > most:
+            times = f"{most_growth:g} times the median of its first {FIRST_VALUES} values"
+            return f"{name} was above {most:.4g}, {times}, in {IN_A_ROW} rounds in a row"
     return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.engine import Connection
 
 from coordinator.rules.attempts import FAILURES
@@ -31,16 +31,19 @@ class AttemptRecords:
         since = ROUNDS.c.ended_at > self._made_active(task.id)
         return self._connection.scalar(select(func.count()).where(gone & since)) or 0
 
-    def first_metrics(self, task_id: str) -> dict[str, float]:
-        """The first value of each metric: of two trips, either may have some of its own."""
-        first = select(ROUNDS.c.metrics).where(committed_by_devices(task_id)).order_by(ROUNDS.c.number).limit(2)
-        return {name: value for row in reversed(self._connection.scalars(first).all()) for name, value in row.items()}
+    def first_metrics(self, task_id: str, most: int) -> list[dict[str, float]]:
+        """The metrics of the first rounds since a task was last made active."""
+        return [*self._connection.scalars(self._metrics(task_id).order_by(ROUNDS.c.number).limit(most))]
 
     def latest_metrics(self, task_id: str, most: int) -> list[dict[str, float]]:
         """The metrics of the last rounds since a task was last made active, the newest last."""
-        since = committed_by_devices(task_id) & (ROUNDS.c.ended_at > self._made_active(task_id))
-        latest = select(ROUNDS.c.metrics).where(since).order_by(ROUNDS.c.number.desc()).limit(most)
+        latest = self._metrics(task_id).order_by(ROUNDS.c.number.desc()).limit(most)
         return [*reversed(self._connection.scalars(latest).all())]
+
+    def _metrics(self, task_id: str) -> Select[dict[str, float]]:
+        """Of the committed rounds since a task was last made active."""
+        since = ROUNDS.c.ended_at > self._made_active(task_id)
+        return select(ROUNDS.c.metrics).where(committed_by_devices(task_id) & since)
 
     def _made_active(self, task_id: str) -> float:
         """When a task was last made active."""

@@ -1,10 +1,11 @@
 """Divergence: losses that explode pause a task, once, and an operator may let it go on."""
 
+import itertools
 import math
 
 import pytest
 
-from coordinator.rules.divergence import divergence
+from coordinator.rules.divergence import FIRST_ROUNDS, MOST_ROUNDS, divergence
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Buffered
 
@@ -16,30 +17,44 @@ def losses(*values, name="train.loss"):
 @pytest.mark.parametrize(
     ("first", "latest", "growth"),
     [
-        (2.0, (2.0, 1.0, 19.9, 21.0, 19.0), 10),  # one of three is below
-        (2.0, (21.0, 21.0), 10),  # too few rounds
-        (2.0, (50.0, 60.0, 70.0), 0),  # looked at by nobody
-        (0.0, (1.0, 2.0, 3.0), 10),  # times zero is no measure
-        (-3.0, (-5.0, 2.0, 29.0), 10),
-        (2.0, (), 10),
+        ([2.0] * 5, (2.0, 1.0, 19.9, 21.0, 19.0), 10),  # one of three is below
+        ([2.0] * 5, (21.0, 21.0), 10),  # too few rounds
+        ([2.0] * 4, (50.0, 60.0, 70.0), 10),  # too few first values
+        ([2.0] * 5, (50.0, 60.0, 70.0), 0),  # looked at by nobody
+        ([0.0] * 5, (1.0, 2.0, 3.0), 10),  # times zero is no measure
+        ([-3.0, 3.0, -3.0, 3.0, -3.0], (-5.0, 2.0, 29.0), 10),
+        ([2.0] * 5, (), 10),
     ],
 )
 def test_loss_within_bounds_is_no_divergence(first, latest, growth):
-    assert divergence({"train.loss": first}, losses(*latest), growth) == ""
+    assert divergence(losses(*first), losses(*latest), growth) == ""
+
+
+@pytest.mark.parametrize("lies", [(1e-9, 1e-9), (1e30, 1e30), (-1e-9, 1e30)])
+def test_two_false_rounds_pause_no_task(lies):
+    for places in itertools.combinations(range(8), 2):
+        told = [2.0, 1.8, 1.5, 1.2, 1.1, 1.0, 1.4, 1.0]
+        for place, lie in zip(places, lies, strict=True):
+            told[place] = lie
+        for number in range(1, len(told) + 1):
+            done = losses(*told[:number])
+            assert divergence(done[:-1][:FIRST_ROUNDS], done[-MOST_ROUNDS:], 10) == ""
 
 
 def test_loss_that_explodes_is_named_with_its_bound():
-    words = divergence({"train.loss": 2.0}, losses(1.0, 20.5, 30.0, 1e9), 10)
-    assert words == "train.loss was above 20, 10 times its first value, in 3 rounds in a row"
-    assert divergence({"train.loss": 2.0}, losses(math.nan), 10) == "train.loss is nan"
-    assert divergence({"train.accuracy": 0.1}, [{"train.accuracy": 9.0}] * 3, 10) == ""
+    first = losses(9.0, 2.0, 1e-9, 3.0, 1.0, 99.0)
+    words = divergence(first, losses(1.0, 20.5, 30.0, 1e9), 10)
+    assert words == "train.loss was above 20, 10 times the median of its first 5 values, in 3 rounds in a row"
+    assert divergence([], losses(math.nan), 10) == "train.loss is nan"
+    assert divergence(first, [{"train.accuracy": 9.0}] * 3, 10) == ""
 
 
 def test_losses_of_two_trips_are_looked_at_apart():
-    turns = [
-        one for pair in zip(losses(9, 9, 9, name="a.loss"), losses(1, 1, 1, name="b.loss"), strict=True) for one in pair
-    ]
-    assert divergence({"a.loss": 0.5, "b.loss": 1.0}, turns, 10).startswith("a.loss was above 5,")
+    def in_turns(a, b, rounds):
+        return [*losses(a, name="a.loss"), *losses(b, name="b.loss")] * (rounds // 2)
+
+    words = divergence(in_turns(0.5, 1, FIRST_ROUNDS), in_turns(9, 1, MOST_ROUNDS), 10)
+    assert words.startswith("a.loss was above 5,")
 
 
 def play(desk, *values):
@@ -49,38 +64,38 @@ def play(desk, *values):
 
 
 @pytest.mark.every_engine
-def test_task_that_diverges_is_paused_and_gets_three_rounds_when_resumed(store, register, desk):
-    task = register(goal=1, rounds=20)
-    play(desk, 2.0, 1.0, 30.0, 31.0)
+def test_task_that_diverges_is_paused_and_measured_anew_when_resumed(store, register, desk):
+    task = register(goal=1, rounds=30)
+    play(desk, 1e-9, 2.0, 1.0, 2.0, 1.0, 30.0, 31.0)
     assert store.task(task).state is TaskState.ACTIVE
     play(desk, 32.0)
     paused = store.task(task)
-    assert (paused.state, paused.reason[:20]) == (TaskState.PAUSED, "diverged in round 5:")
-    assert [one.state.value for one in store.rounds(task)] == ["committed"] * 5
+    assert (paused.state, paused.reason[:20]) == (TaskState.PAUSED, "diverged in round 8:")
+    assert [one.state.value for one in store.rounds(task)] == ["committed"] * 8
     (progress,) = store.progress(task)
     assert (progress.reason, progress.stalled) == ("diverged", True)
     assert paused.reason in progress.sentence
     assert store.history(task)[-1].cause == "diverged"
     store.resume(task)
     desk.pass_time(1)
-    play(desk, 33.0, 34.0)
+    play(desk, 33.0, 34.0, 33.0, 34.0, 33.0, 400.0, 400.0)
     assert store.task(task).state is TaskState.ACTIVE
-    play(desk, 35.0)
+    play(desk, 400.0)
     assert store.task(task).state is TaskState.PAUSED
 
 
 def test_last_round_and_a_task_that_asks_for_it_are_never_paused(store, register, desk):
-    last, asked = register(goal=1, rounds=3), register(goal=1, rounds=9, max_loss_growth=0.0, population="tablets")
-    play(desk, 1.0, 50.0, 60.0)
+    last, asked = register(goal=1, rounds=8), register(goal=1, rounds=9, max_loss_growth=0.0, population="tablets")
+    play(desk, *[1.0] * 5, 50.0, 60.0, 70.0)
     assert store.task(last).state is TaskState.COMPLETED
-    for device in "abcd":
-        desk.report(*[desk.wait(device, population="tablets").result(timeout=0)], loss=1.0 if device == "a" else 99.0)
+    for device, loss in zip("abcdefgh", [1.0] * 5 + [99.0] * 3, strict=True):
+        desk.report(*[desk.wait(device, population="tablets").result(timeout=0)], loss=loss)
         desk.turn()
     assert store.task(asked).state is TaskState.ACTIVE
 
 
 def test_task_in_mode_buffered_that_diverges_hands_nothing_on(store, register, desk):
     task = register(goal=1, rounds=9, buffered=Buffered(concurrency=1))
-    play(desk, 1.0, 50.0, 60.0, 70.0)
+    play(desk, *[1.0] * 5, 50.0, 60.0, 70.0)
     assert store.task(task).state is TaskState.PAUSED
-    assert [one.state.value for one in store.rounds(task)] == ["committed"] * 4
+    assert [one.state.value for one in store.rounds(task)] == ["committed"] * 8

@@ -246,7 +246,7 @@ def upgrade() -> None:
             "max_loss_growth",
             sa.Float(),
             nullable=False,
-            comment="times its first value that a loss may be; 0 looks at no loss",
+            comment="times its first values that a loss may be; 0 looks at no loss",
         ),
         sa.Column("min_examples", sa.Integer(), nullable=False, comment="examples that a device must hold"),
         sa.Column(
