@@ -1,19 +1,22 @@
 """Counts of check-ins by population, for the dashboard: devices, what they run, and when they came.
 
-In the memory of this process, and bounded, whatever devices state. Nothing of it is written.
+In the memory of this process, and bounded, whatever devices state; nothing of it is written. Populations are those that
+operators made: a check-in for another one is refused and not counted.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from fedcore.wire.messages import StatedCapabilities
 
 _MOST_KINDS, _LONGEST = 30, 60
-_MOST_POPULATIONS, _MOST_DEVICES = 1000, 100_000
+_MOST_DEVICES = 100_000
+"""Devices that are remembered at once, of all populations together."""
 SPAN_S, _SPANS = 600.0, 144
 """Check-ins are counted in spans of ten minutes, for a day."""
 AWAKE_S = 600.0
@@ -36,7 +39,7 @@ class PopulationCounts:
 
 @dataclass(slots=True)
 class _Population:
-    seen: OrderedDict[int, float] = field(default_factory=OrderedDict)
+    known: int = 0
     runtimes: Counter[str] = field(default_factory=Counter)
     versions: Counter[str] = field(default_factory=Counter)
     spans: Counter[int] = field(default_factory=Counter)
@@ -47,16 +50,14 @@ class CheckInCounts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._populations: dict[str, _Population] = {}
+        self._populations: defaultdict[str, _Population] = defaultdict(_Population)
+        self._seen: OrderedDict[tuple[str, int], float] = OrderedDict()
+        """When each device of a population last came, the latest last."""
 
     def add(self, population: str, device: str, able: StatedCapabilities, now: float) -> None:
-        """Count a check-in of a device; those of populations beyond a thousand are not."""
+        """Count a check-in of a device for a population that exists."""
         with self._lock:
-            one = self._populations.get(population)
-            if one is None:
-                if len(self._populations) >= _MOST_POPULATIONS:
-                    return
-                one = self._populations[population] = _Population()
+            one = self._populations[population]
             _count(one.runtimes, f"{able.runtime}, {able.engine}")
             _count(one.versions, f"{able.runtime} {able.version}")
             span = int(now // SPAN_S)
@@ -64,20 +65,29 @@ class CheckInCounts:
                 _forget_spans(one, now)
             one.spans[span] += 1
             # A hash, so that no id is kept: only how many there are is of interest.
-            one.seen[hash(device)] = now
-            one.seen.move_to_end(hash(device))
-            _forget_devices(one, now)
+            key = population, hash(device)
+            one.known += key not in self._seen
+            self._seen[key] = now
+            self._seen.move_to_end(key)
+            self._forget_devices(now)
 
     def of(self, population: str, now: float) -> PopulationCounts:
         """The counts of a population."""
         with self._lock:
             one = self._populations.get(population, _Population())
             _forget_spans(one, now)
-            _forget_devices(one, now)
-            awake = sum(at >= now - AWAKE_S for at in one.seen.values())
+            self._forget_devices(now)
+            latest = takewhile(lambda seen: seen[1] >= now - AWAKE_S, reversed(self._seen.items()))
+            awake = sum(name == population for (name, _), _ in latest)
             over_time = tuple((span * SPAN_S, count) for span, count in sorted(one.spans.items()))
             runtimes, versions = (dict(counts.most_common()) for counts in (one.runtimes, one.versions))
-            return PopulationCounts(len(one.seen), awake, runtimes, versions, over_time)
+            return PopulationCounts(one.known, awake, runtimes, versions, over_time)
+
+    def _forget_devices(self, now: float) -> None:
+        first = now - SPAN_S * _SPANS
+        while self._seen and (len(self._seen) > _MOST_DEVICES or next(iter(self._seen.values())) < first):
+            (population, _), _ = self._seen.popitem(last=False)
+            self._populations[population].known -= 1
 
 
 def _count(counts: Counter[str], stated: str) -> None:
@@ -89,8 +99,3 @@ def _forget_spans(one: _Population, now: float) -> None:
     first = int(now // SPAN_S) - _SPANS
     for span in [span for span in one.spans if span < first]:
         del one.spans[span]
-
-
-def _forget_devices(one: _Population, now: float) -> None:
-    while one.seen and (len(one.seen) > _MOST_DEVICES or next(iter(one.seen.values())) < now - SPAN_S * _SPANS):
-        one.seen.popitem(last=False)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
-
 import msgspec
-from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,11 +10,11 @@ from coordinator.api.openapi import BYTES
 from coordinator.api.service import Service
 from coordinator.certificates import certify
 from coordinator.dashboard.rendering import HEADERS
+from coordinator.dashboard.url_numbers import Number
 from coordinator.dashboard.web_sessions import WebSessions
 from coordinator.errors import BadToken
 from coordinator.rules.entities import Token
 
-RoundNumber: TypeAlias = Annotated[int, Query(ge=0, lt=2**31)]
 _JSON = "application/json"
 
 
@@ -29,7 +26,7 @@ class Downloads:
         self._lineage = service.lineage
         self._sessions = sessions
 
-    def model(self, request: Request, task: str, round: RoundNumber | None = None) -> Response:
+    def model(self, request: Request, task: str, round: Number | None = None) -> Response:
         """The model after a committed round, by default the last; the audit log says who read it."""
         data = self._store.model(task, round, self._viewer(request).signature)
         return _file(data, BYTES, f"{task}{'' if round is None else f'-round-{round}'}.safetensors")
@@ -46,7 +43,7 @@ class Downloads:
             self._store.blobs.get(self._store.task(task).certificate_sha256), _JSON, f"{task}-certificate.json"
         )
 
-    def privacy_certificate(self, request: Request, task: str, round: RoundNumber | None = None) -> Response:
+    def privacy_certificate(self, request: Request, task: str, round: Number | None = None) -> Response:
         """The privacy certificate of the model after a round, by default the last, with its ledger."""
         self._viewer(request)
         data = msgspec.json.encode(certify(self._store, self._lineage, task, round))

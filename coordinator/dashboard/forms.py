@@ -14,6 +14,7 @@ from coordinator.errors import (
     RoleLacking,
     StoreConflict,
     TaskEnded,
+    TooLarge,
     UnknownBlob,
     UnknownRound,
     UnknownTask,
@@ -30,6 +31,7 @@ STATUS_OF: Mapping[type[Exception], int] = {
     StoreConflict: 409,
     InvalidTask: 422,
     MalformedMessage: 400,
+    TooLarge: 413,
     FedcoreError: 422,
 }
 """Statuses of pages that say why something was not done, by its error."""
@@ -42,10 +44,10 @@ def status_of(error: Exception) -> int:
 
 
 async def read_fields(request: Request, limit: int) -> dict[str, str]:
-    """The fields of a form, the last of each name; a form longer than `limit` bytes has none."""
+    """The fields of a form, the last of each name. Raises TooLarge for one of more than `limit` bytes."""
     data = b""
     async for chunk in request.stream():
         data += chunk
         if len(data) > limit:
-            return {}
+            raise TooLarge(f"this form is too long: at most {limit:,} bytes are read")
     return dict(parse_qsl(data.decode(errors="replace"), keep_blank_values=True))

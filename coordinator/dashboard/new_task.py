@@ -15,8 +15,8 @@ from coordinator.dashboard.forms import SHOWN, read_fields, status_of
 from coordinator.dashboard.rendering import HEADERS, Renderer, redirect
 from coordinator.dashboard.settings_table import groups, settings_of
 from coordinator.dashboard.web_sessions import CSRF_FIELD, Visitor, WebSessions
-from coordinator.errors import BadToken, DigestMismatch, InvalidTask
-from coordinator.rules.entities import Role
+from coordinator.errors import BadToken, DigestMismatch, InvalidTask, TooLarge
+from coordinator.rules.entities import Role, Token
 from fedcore.bundle import Manifest
 from fedcore.decoding import UNDECODABLE, decoder
 
@@ -38,9 +38,7 @@ class NewTaskForm:
         """The form, with every setting, its meaning and its default."""
         visitor = self._sessions.visitor(request)
         if not visitor.operates:
-            return self._renderer.login(
-                request, visitor, 403 if visitor.token else 401, "Only an operator creates tasks."
-            )
+            return self._refuse(request, visitor)
         return self._show(request, visitor, 200, {}, "")
 
     async def upload(self, request: Request, sha256: str) -> Response:
@@ -56,22 +54,28 @@ class NewTaskForm:
         return Response(status_code=204, headers=HEADERS)
 
     async def create(self, request: Request) -> Response:
-        """Create the task, or show the form again with what is wrong."""
-        fields = await read_fields(request, self._settings.message_limit_bytes)
-        return await run_in_threadpool(self._create, request, fields)
+        """Create the task, or show the form again with what is wrong. A form of others than operators is not read."""
+        visitor = await run_in_threadpool(self._sessions.visitor, request)
+        if visitor.token is None or not visitor.operates:
+            return self._refuse(request, visitor)
+        try:
+            fields = await read_fields(request, self._settings.message_limit_bytes)
+        except TooLarge as error:
+            return self._show(request, visitor, status_of(error), {}, str(error))
+        return await run_in_threadpool(self._create, request, visitor, visitor.token, fields)
 
-    def _create(self, request: Request, fields: dict[str, str]) -> Response:
-        visitor = self._sessions.visitor(request)
-        if visitor.token is None:
-            return self._renderer.login(request, visitor)
+    def _create(self, request: Request, visitor: Visitor, operator: Token, fields: dict[str, str]) -> Response:
         try:
             self._sessions.check_form(visitor, fields)
-            visitor.token.demand(Role.OPERATOR)
             new = NewTask(_manifest(fields.get("manifest", "")), settings_of(fields))
-            task = self._creation.create(new, visitor.token.signature)
+            task = self._creation.create(new, operator.signature)
         except SHOWN as error:
             return self._show(request, visitor, status_of(error), fields, str(error))
         return redirect(f"/tasks/{quote(task.id, safe='')}")
+
+    def _refuse(self, request: Request, visitor: Visitor) -> Response:
+        status = 403 if visitor.token else 401
+        return self._renderer.login(request, visitor, status, "Only an operator creates tasks.")
 
     def _show(self, request: Request, visitor: Visitor, status: int, given: dict[str, str], wrong: str) -> Response:
         # Secure aggregation needs a release, whose key is not for a browser.

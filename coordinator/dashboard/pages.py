@@ -20,6 +20,7 @@ from coordinator.dashboard.rendering import HEADERS, Renderer
 from coordinator.dashboard.round_views import round_page, rounds_page
 from coordinator.dashboard.settings_table import groups, values
 from coordinator.dashboard.streams import Look, Streams
+from coordinator.dashboard.url_numbers import Number, RowId
 from coordinator.dashboard.views import SORTED_BY, kept_models, populations, task_page
 from coordinator.dashboard.watch import alerts
 from coordinator.dashboard.web_sessions import WebSessions
@@ -70,11 +71,11 @@ class Pages:
         async for event in self._streams.follow(request, "task_live.html", partial(self._task, task, scale)):
             yield event
 
-    def rounds(self, request: Request, task: str, before: int | None = None) -> Response:
+    def rounds(self, request: Request, task: str, before: RowId | None = None) -> Response:
         """All attempts at rounds of a task, the newest first, on several pages."""
         return self._page(request, "rounds.html", lambda records: rounds_page(records, task, before))
 
-    def round(self, request: Request, task: str, number: int, attempt: int) -> Response:
+    def round(self, request: Request, task: str, number: Number, attempt: Number) -> Response:
         """One attempt at a round: its phases, what became of its devices, times and bytes."""
 
         def look(records: Records) -> dict[str, Any]:

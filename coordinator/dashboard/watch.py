@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from coordinator.rules.alerts import Alert, of_disk, of_expiry, of_tasks
+from coordinator.rules.alerts import Alert, of_disk, of_expiry, of_tasks, of_unreadable
 from coordinator.rules.states import TaskState
 from coordinator.settings import Settings
 from coordinator.store.database_engines import sqlite_path
@@ -24,9 +24,17 @@ def alerts(records: Records, settings: Settings) -> list[Alert]:
             expires_at = decode_release(task.release.text).expires_at
             found += of_expiry(f"the release of {task.name}", expires_at, records.at, task.id)
     if settings.tls_cert is not None:
-        certificate = x509.load_pem_x509_certificate(settings.tls_cert.read_bytes())
-        found += of_expiry("the TLS certificate", certificate.not_valid_after_utc.timestamp(), records.at)
+        found += _certificate(settings.tls_cert, records.at)
     return found + _disks(settings)
+
+
+def _certificate(path: Path, now: float) -> list[Alert]:
+    """Of the file as it is now, which may be another one than at the start."""
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        return [of_unreadable(f"the TLS certificate {path}", error)]
+    return of_expiry("the TLS certificate", certificate.not_valid_after_utc.timestamp(), now)
 
 
 def _disks(settings: Settings) -> list[Alert]:

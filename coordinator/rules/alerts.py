@@ -1,4 +1,4 @@
-"""Alerts for operators: tasks that need somebody, certificates that expire, and disks that fill up. Pure."""
+"""Alerts for operators: tasks that need somebody, certificates that expire or are no good, and full disks. Pure."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class AlertKind(StrEnum):
     TOO_FEW_DEVICES = "too few devices"
     STUCK = "stuck"
     EXPIRES = "expires"
+    UNREADABLE = "unreadable"
     DISK = "disk"
 
 
@@ -56,6 +57,11 @@ def of_expiry(what: str, expires_at: float, now: float, task: str = "") -> list[
         return []
     when = f"expires in {max(0.0, left_s) / _DAY_S:.1f} days" if left_s > 0 else "has expired"
     return [Alert(AlertKind.EXPIRES, f"{what} {when}: renew it", task)]
+
+
+def of_unreadable(what: str, why: Exception) -> Alert:
+    """The alert when something, such as "the TLS certificate", cannot be read."""
+    return Alert(AlertKind.UNREADABLE, f"{what} cannot be read: {why}; put a good one there")
 
 
 def of_disk(place: str, free_bytes: int, total_bytes: int) -> list[Alert]:

@@ -33,10 +33,10 @@ def refused(response, slug):
     return document
 
 
-def check_in(client, device="a", **able):
+def check_in(client, device="a", population="phones", **able):
     message = CheckIn(capabilities=msgspec.structs.replace(CAPABILITIES, **able), examples={"default": 10})
     content = messages.encode(message)
-    return client.post("/v1/populations/phones/checkins", content=content, auth=client.devices[device])
+    return client.post(f"/v1/populations/{population}/checkins", content=content, auth=client.devices[device])
 
 
 def ask(client, session, device="a", **how):

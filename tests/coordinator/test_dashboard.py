@@ -88,7 +88,7 @@ def test_stranger_sees_the_login_alone(register, locked):
     for path in ("/events", f"/tasks/{task}/events"):
         assert locked.get(path).status_code == 401
     assert log_in(locked, "muster_0").status_code == 401
-    assert log_in(locked, "x" * 5000).status_code == 403  # a form that is too long has no fields
+    assert log_in(locked, "x" * 5000).status_code == 413
     assert log_in(locked, "").status_code == 401
 
 
@@ -147,6 +147,14 @@ def test_only_an_operators_own_page_changes_a_task(store, register, locked):
         assert (refused.status_code, "not from a page of your session" in refused.text) == (403, True)
         assert locked.post("/logout", data=forged).status_code == 403
     assert store.task(task).state.value == "active"
+
+
+def test_numbers_that_no_round_has_are_refused(register, served):
+    rounds = f"{served.admin}/tasks/{register()}/rounds"
+    for wrong in (f"?before={10**30}", "?before=-1", f"/{10**30}/1", f"/1/{2**31}"):
+        assert httpx2.get(rounds + wrong).status_code == 400
+    assert httpx2.get(f"{rounds}?before={2**63 - 1}").status_code == 200
+    assert httpx2.get(f"{rounds}/{2**31 - 1}/1").status_code == 404
 
 
 def test_session_that_was_altered_or_is_over_opens_nothing(store, register, locked, monkeypatch):

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import socket
 from datetime import UTC, datetime, timedelta
 
 import httpx2
@@ -94,6 +95,18 @@ def test_only_an_operators_page_uploads_and_creates(store, bundle, locked):
     assert not store.blobs.has(ref.sha256)
 
 
+def test_a_form_is_read_for_an_operator_alone_and_to_its_limit(locked, store):
+    address = locked.base_url.host, locked.base_url.port
+    with socket.create_connection(address, timeout=20) as stranger:  # who never sends the form that it announces
+        stranger.sendall(b"POST /new HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n")
+        assert b" 401 " in stranger.makefile("rb").readline()
+    log_in(locked, issue(store.database, "erin", Role.OPERATOR)[1])
+    limit = Settings().message_limit_bytes
+    refused = locked.post("/new", data={"csrf": csrf(locked.get("/new")), "manifest": "x" * limit})
+    assert refused.status_code == 413
+    assert f"this form is too long: at most {limit:,} bytes are read" in refused.text
+
+
 def test_form_explains_every_setting_but_those_that_need_a_release(operating):
     client, _ = operating
     page = client.get("/new").text
@@ -144,6 +157,27 @@ def test_counts_of_check_ins_are_bounded_and_forget_after_a_day():
     assert counts.of("nobody", 0.0).known == 0
 
 
+def test_devices_are_bounded_in_all_populations_together(monkeypatch):
+    monkeypatch.setattr("coordinator.api.check_in_counts._MOST_DEVICES", 10)
+    counts = CheckInCounts()
+    for number in range(8):
+        for population in ("phones", "tablets"):
+            counts.add(population, f"device {number}", able("cedar"), float(number))
+    counts.add("phones", "device 3", able("cedar"), 1000.0)
+    phones, tablets = (counts.of(name, 1000.0) for name in ("phones", "tablets"))
+    assert (phones.known, phones.awake, tablets.known, tablets.awake) == (5, 1, 5, 0)
+    assert (counts.of("phones", 1e9).known, counts.of("tablets", 1e9).known) == (0, 0)
+
+
+def test_only_populations_that_exist_are_counted(register, served):
+    register()
+    with speaking_to(served.devices) as devices:
+        assert check_in(devices, population="invented").status_code == 404
+        register(population="invented")
+    found = " ".join(re.sub("<[^>]*>", " ", httpx2.get(f"{served.admin}/populations/invented").text).split())
+    assert "known 0 awake" in found
+
+
 def test_alerts_name_tasks_that_need_somebody_and_no_others():
     found = of_tasks(Progress("t", reason, "so it is", reason.stalled) for reason in Reason)
     kinds = {kind: sum(one.kind is kind for one in found) for kind in AlertKind}
@@ -161,6 +195,18 @@ def test_alerts_tell_what_expires_and_which_disk_is_nearly_full():
     assert of_disk("the blobs", 200 * 10**9, 10**12) == []
     (full,) = of_disk("the blobs", 5 * 10**9, 10**12)
     assert full.sentence == "5.0 of 1000.0 GB are free where the blobs are: make room"
+
+
+@pytest.mark.parametrize("content", [None, b"no certificate"])
+def test_overview_warns_of_a_certificate_that_is_no_good(store, tmp_path, content):
+    given, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    given.touch()
+    key.touch()
+    settings = Settings(tls_cert=given, tls_key=key, blobs=tmp_path / "none")
+    given.unlink() if content is None else given.write_bytes(content)
+    with store.database.reading() as records:
+        (found,) = [one for one in alerts(records, settings) if one.kind is AlertKind.UNREADABLE]
+    assert found.sentence.startswith(f"the TLS certificate {given} cannot be read: ")
 
 
 def test_overview_warns_of_a_certificate_that_expires(store, tmp_path):
