@@ -1,10 +1,13 @@
-"""Masked compression: what reports of few bytes under secure aggregation cost in accuracy, on a convolutional network.
+"""Masked compression: what reports of few bytes under secure aggregation cost in accuracy, on convolutional networks.
 
 Konečný et al. 2016 ask it of reports that a server sees. Under masks every value needs room for the sum of all devices,
 which rounding cannot take away, so that a subsample of rotated values comes before the bits.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
 
 from coordinator.rules.packed_segments import ReportBytes, report_bytes
 from coordinator.rules.task_settings import Secagg, TaskSettings
@@ -17,11 +20,37 @@ from simulator.studies.study import Findings, Plot, Row, Study, Table
 from simulator.studies.trainings import curve, finals, settings_in_words, train
 from simulator.studies.trials import Trials
 
-MODEL, COHORT, CLIP = "digits_cnn", 16, 2.0
-SETTINGS = {"client_lr": 0.1, "batch_size": 10, "epochs": 2, "weighting": "uniform"}
+COHORT, CLIP = 16, 2.0
+SETTINGS = {"client_lr": 0.1, "batch_size": 10, "weighting": "uniform"}
 IN_CLEAR = ("", 0)
-WAYS = (IN_CLEAR, ("rotation,subsample=0.4", 4), ("rotation,subsample=0.2", 3))
-"""Compressions, each with the bits of a masked value; 0 in clear."""
+"""A compression, with the bits of a masked value; 0 in clear."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What is trained: a model on a data set over so many clients, for so many rounds. ways: compressions with bits."""
+
+    model: str
+    data: dict[str, Any]
+    rounds: int
+    epochs: int
+    ways: tuple[tuple[str, int], ...]
+
+
+DIGITS = Network(
+    "digits_cnn",
+    {"dataset": "digits", "clients": 60},
+    45,
+    2,
+    (IN_CLEAR, ("rotation,subsample=0.4", 4), ("rotation,subsample=0.2", 3)),
+)
+EMNIST = Network(
+    "emnist_cnn",
+    {"dataset": "mnist_10k", "clients": 250, "partition": "dirichlet:100"},
+    20,
+    1,
+    (IN_CLEAR, ("rotation,subsample=0.25", 3)),
+)
 
 
 def masking(bits: int) -> Secagg | None:
@@ -29,9 +58,9 @@ def masking(bits: int) -> Secagg | None:
     return Secagg(bits=bits, clip_norm=CLIP) if bits else None
 
 
-def sizes(compress: str, bits: int) -> ReportBytes:
+def sizes(model: str, compress: str, bits: int) -> ReportBytes:
     """The bytes of a report of `fedavg`."""
-    spec = Model(load_model(MODEL))
+    spec = Model(load_model(model))
     segments = (
         Segment("delta", spec.schema.size, "mean"),
         Segment(WEIGHT, 1, "sum"),
@@ -43,22 +72,35 @@ def sizes(compress: str, bits: int) -> ReportBytes:
 
 
 def _find(trials: Trials) -> Findings:
-    rounds, every, ways = (2, 1, WAYS[-1:]) if trials.quick else (45, 3, WAYS)
-    common = {"dataset": "digits", "clients": 60, "model": MODEL, "rounds": rounds, "evaluate_every": every}
-    common |= {"cohort": COHORT, "settings": SETTINGS}
-    found = trials.run(train, [common | {"compress": one, "secagg": masking(bits)} for one, bits in ways])
-    names = [f"{compress}, {bits} bits" if bits else "none, in clear" for compress, bits in ways]
+    quick = replace(DIGITS, rounds=2, ways=DIGITS.ways[-1:])
+    networks = (quick,) if trials.quick else (DIGITS, EMNIST)
+    found = [_compared(trials, network) for network in networks]
+    return Findings(
+        setup="`digits_cnn` on data `digits` over 60 users, 2 local epochs; `emnist_cnn` on data `mnist_10k` over 250 "
+        f"users with 40 examples each, dealt by `dirichlet:100`, one local epoch. `fedavg` with "
+        f"{settings_in_words(SETTINGS)}; cohorts of {COHORT}, which are one group of secure aggregation; masked "
+        f"reports of norm {CLIP:g} at most.",
+        tables=[table for table, _ in found],
+        plots=[plot for _, plot in found],
+    )
+
+
+def _compared(trials: Trials, network: Network) -> tuple[Table, Plot]:
+    every = max(1, network.rounds // 10)
+    common = {"model": network.model, "rounds": network.rounds, "evaluate_every": every, "cohort": COHORT}
+    common |= {"settings": SETTINGS | {"epochs": network.epochs}, "data": trials.data} | network.data
+    found = trials.run(train, [common | {"compress": one, "secagg": masking(bits)} for one, bits in network.ways])
+    names = [f"{compress}, {bits} bits" if bits else "none, in clear" for compress, bits in network.ways]
     rows: list[Row] = []
-    for name, way, series in zip(names, ways, found, strict=True):
-        size = sizes(*way)
+    for name, way, series in zip(names, network.ways, found, strict=True):
+        size = sizes(network.model, *way)
         rows.append([name, f"{size.sent:,}", f"{size.uncompressed / size.sent:.1f}", finals(series)])
     columns = ["compression", "bytes of a report", "times smaller", "accuracy"]
     curves = {name: curve(series, every) for name, series in zip(names, found, strict=True)}
-    return Findings(
-        setup=f"Data `digits` over 60 users, model `{MODEL}`; `fedavg` with {settings_in_words(SETTINGS)}; cohorts of "
-        f"{COHORT}, which are one group of secure aggregation; masked reports of norm {CLIP:g} at most.",
-        tables=[Table(title=f"After {rounds} rounds", columns=columns, rows=rows)],
-        plots=[Plot(title="Accuracy on unseen users", x="round", y="accuracy", curves=curves)],
+    title = f"{network.model}: accuracy on unseen users"
+    return (
+        Table(title=f"`{network.model}`, after {network.rounds} rounds", columns=columns, rows=rows),
+        Plot(title=title, x="round", y="accuracy", curves=curves),
     )
 
 

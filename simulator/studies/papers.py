@@ -6,6 +6,10 @@ KARIMIREDDY = (
     "Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, *SCAFFOLD: stochastic controlled averaging for federated "
     "learning*, ICML 2020"
 )
+KAIROUZ = (
+    "Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, *Practical and private (deep) learning without sampling or "
+    "shuffling*, ICML 2021"
+)
 KONECNY = (
     "Konečný, McMahan, Ramage, Richtárik, *Federated optimization: distributed machine learning for on-device "
     "intelligence*, arXiv:1610.02527, 2016"

@@ -37,7 +37,7 @@ def train(*, seed: int, clients: int | None = None, **config: Any) -> Series:
     clients: over how many a data set without users of its own is partitioned, held-out ones included.
     """
     chosen = SimulationConfig(seed=seed, **config)
-    users = datasets.load(chosen.dataset, chosen.data, clients).split(chosen.held_out, seed)
+    users = datasets.load(chosen.dataset, chosen.data, clients, chosen.partition).split(chosen.held_out, seed)
     return measured(training_on(users, chosen), chosen.rounds, chosen.evaluate_every)
 
 
