@@ -30,7 +30,6 @@ __all__ = [
     "Settings",
     "at_utc",
     "emit",
-    "parse_settings",
     "progress",
     "say_next",
     "show_fields",
@@ -140,14 +139,3 @@ def loading() -> Iterator[None]:
         finally:
             gc.freeze()
             gc.enable()
-
-
-def parse_settings(pairs: Sequence[str] | None) -> dict[str, object]:
-    """`key=value` options as a mapping. Raises typer.BadParameter on anything else."""
-    settings: dict[str, object] = {}
-    for pair in pairs or ():
-        key, separator, value = pair.partition("=")
-        if not separator or not key:
-            raise typer.BadParameter(f"{pair!r} is not of the form key=value", param_hint="--set")
-        settings[key] = value
-    return settings

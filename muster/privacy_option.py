@@ -9,9 +9,8 @@ import typer
 
 from fedcore.decoding import converter
 from fedcore.errors import PrivacyError
-from fedcore.names import offered
 from fedcore.privacy.settings import LedgerEntry, Noise, Privacy
-from muster.output import parse_settings
+from muster.parts import parse_parts
 
 PrivacyParts = Annotated[
     list[str] | None,
@@ -39,16 +38,14 @@ def parse_privacy(pairs: list[str] | None, rounds: int, min_separation_rounds: i
     from fedcore.masking import least_square  # noqa: PLC0415  # as below
     from fedcore.privacy.accounting import calibrated  # noqa: PLC0415  # to list the commands must load nothing heavy
 
-    values = parse_settings(pairs)
     fields = [name for name in Privacy.__struct_fields__ if name not in _OWN]
-    for name in values:
-        if name not in fields:
-            raise typer.BadParameter(f"there is no {name!r}; {offered(name, fields)}", param_hint="--privacy")
-    solve = "noise_multiplier" not in values
-    given = values | {"min_separation_rounds": min_separation_rounds} | ({"noise_multiplier": 1} if solve else {})
+    given = {"min_separation_rounds": min_separation_rounds}
+    solve = not any(pair.startswith("noise_multiplier=") for pair in pairs)
     try:
-        found: Privacy = _convert(given)
-    except (msgspec.ValidationError, PrivacyError) as error:
+        found: Privacy = parse_parts(
+            "--privacy", pairs, fields, lambda values: _convert({"noise_multiplier": 1} | values | given)
+        )
+    except PrivacyError as error:
         raise typer.BadParameter(str(error), param_hint="--privacy") from error
     if not solve:
         return found

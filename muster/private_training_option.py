@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
-from fedcore.names import offered
-from muster.output import parse_settings
+from muster.parts import parse_parts
 
 if TYPE_CHECKING:
     from simulator.private_training import PrivateTraining
@@ -29,12 +27,4 @@ def parse_private_training(pairs: list[str]) -> PrivateTraining:
     """The privacy of these parts. Raises typer.BadParameter, or EngineError, naming the part that is wrong."""
     from simulator.private_training import PrivateTraining, from_words  # noqa: PLC0415  # it loads torch, which `--help` must not
 
-    values = parse_settings(pairs)
-    fields = PrivateTraining.__struct_fields__
-    for name in values:
-        if name not in fields:
-            raise typer.BadParameter(f"there is no {name!r}; {offered(name, fields)}", param_hint="--privacy")
-    try:
-        return from_words(values)
-    except msgspec.ValidationError as error:
-        raise typer.BadParameter(str(error), param_hint="--privacy") from error
+    return parse_parts("--privacy", pairs, PrivateTraining.__struct_fields__, from_words)

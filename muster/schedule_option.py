@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 import typer
 
 from fedcore.decoding import converter
-from fedcore.names import offered
 from fedcore.schedule import ServerSchedule
-from muster.output import parse_settings
+from muster.parts import parse_parts
 
 Schedule = Annotated[
     list[str] | None,
@@ -26,12 +24,4 @@ _convert = converter(ServerSchedule, strict=False)
 
 def parse_schedule(pairs: list[str] | None) -> ServerSchedule:
     """The schedule of these parts. Raises typer.BadParameter, or ScheduleError, naming the part that is wrong."""
-    values = parse_settings(pairs)
-    fields = ServerSchedule.__struct_fields__
-    for name in values:
-        if name not in fields:
-            raise typer.BadParameter(f"there is no {name!r}; {offered(name, fields)}", param_hint="--schedule")
-    try:
-        return _convert(values)
-    except msgspec.ValidationError as error:
-        raise typer.BadParameter(str(error), param_hint="--schedule") from error
+    return parse_parts("--schedule", pairs, ServerSchedule.__struct_fields__, _convert)

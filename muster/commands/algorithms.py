@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.output import Json, Settings, emit, parse_settings, show_fields, show_table
+from muster.output import Json, Settings, emit, show_fields, show_table
+from muster.parts import parse_settings
 
 if TYPE_CHECKING:
     from fedcore.algorithms.facts import AlgorithmFacts, Size, TripFacts

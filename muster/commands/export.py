@@ -12,7 +12,8 @@ import typer
 
 from muster.commands.task import FIRST_TASK
 from muster.compress_option import COMPRESS
-from muster.output import Json, Settings, emit, parse_settings, progress, say_next, show_fields, show_table, stderr
+from muster.output import Json, Settings, emit, progress, say_next, show_fields, show_table, stderr
+from muster.parts import parse_settings
 
 if TYPE_CHECKING:
     from fedcore.algorithms.algorithm import Algorithm

@@ -11,7 +11,8 @@ import typer
 
 from fedcore.decoding import converter
 from fedcore.privacy.settings import Noise
-from muster.output import Json, Settings, emit, loading, parse_settings, progress, show_fields, show_table
+from muster.output import Json, Settings, emit, loading, progress, show_fields, show_table
+from muster.parts import parse_settings
 from muster.private_training_option import PrivateParts, parse_private_training
 
 if TYPE_CHECKING:

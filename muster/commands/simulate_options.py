@@ -13,7 +13,8 @@ import typer
 
 from muster.compress_option import COMPRESS
 from muster.masking_option import MaskedParts, parse_masking
-from muster.output import Settings, parse_settings
+from muster.output import Settings
+from muster.parts import parse_settings
 from muster.private_training_option import PrivateParts, parse_private_training
 from muster.schedule_option import Schedule, parse_schedule
 
