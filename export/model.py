@@ -227,6 +227,12 @@ class Model:
         return (values["loss"] * mask).sum() / mask.sum(), sums
 
 
+def parameter_count(spec: ModelSpec) -> int:
+    """The parameters that a model trains, counted without memory for any. Raises InvalidModel when make() fails."""
+    with torch.device("meta"):
+        return sum(value.numel() for value in _made(spec).parameters() if value.requires_grad)
+
+
 def _shape(value: object, label: Tensor) -> str:
     """A shape in words, in which the batch is B."""
     if not isinstance(value, Tensor):

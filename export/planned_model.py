@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from export.errors import UnknownModel
-from export.model import Model, ModelSpec
+from export.model import Model, ModelSpec, parameter_count
 from export.models import MODELS, load
 from fedcore.bundle import Bundle
 from fedcore.checkpoint import decode, specs_of
 from fedcore.errors import PlanError
+from fedcore.params import FLOAT_BYTES
+from fedcore.plan import ExampleSpec
 
 
 def source_of(bundle: Bundle, named: str | None = None) -> str:
@@ -26,14 +28,30 @@ def source_of(bundle: Bundle, named: str | None = None) -> str:
 def planned_model(bundle: Bundle, source: str | ModelSpec, seed: int = 0) -> Model:
     """The model of a bundle, sized for its examples, with its frozen values. seed: of the weights that are trained.
 
-    Raises UnknownModel, InvalidModel, PlanError for examples without fields, and SchemaError where the plan
-    has other frozen values than the model.
+    Raises UnknownModel, InvalidModel, PlanError for examples without fields or a model that is larger than the initial
+    state, and SchemaError where the plan has other frozen values than the model.
     """
     plan = bundle.plan
     if not plan.examples.fields:
         raise PlanError(f"the examples of plan {plan.name} have no fields")
-    first, label = plan.examples.fields[0], plan.examples.fields[-1]
-    model = Model(load(source, first.shape, label.high) if isinstance(source, str) else source, seed)
+    model = Model(_sized(bundle, plan.examples, source) if isinstance(source, str) else source, seed)
     if plan.frozen is not None:  # they may have been drawn under another seed
         model.freeze(decode(bundle.read(plan.frozen.blob), specs_of(model.frozen_vectors)))
     return model
+
+
+def _sized(bundle: Bundle, examples: ExampleSpec, source: str) -> ModelSpec:
+    """A model for the examples of a bundle, which may come from anywhere.
+
+    Raises PlanError when a built-in model would be larger than the initial state, before it takes memory.
+    """
+    spec = load(source, examples.fields[0].shape, examples.fields[-1].high)
+    if source not in MODELS:  # its size is its own
+        return spec
+    wanted, held = parameter_count(spec), len(bundle.read(bundle.manifest.state)) // FLOAT_BYTES
+    if wanted > held:
+        raise PlanError(
+            f"the model {spec.name} has {wanted:,} parameters with the examples of the plan in {bundle.folder}, whose "
+            f"initial state holds {held:,} numbers at most; name the model of the plan, or export it again"
+        )
+    return spec

@@ -39,6 +39,18 @@ def changed(plan, tmp_path):
     return change
 
 
+@pytest.fixture
+def with_blob(changed):
+    """Puts a blob into the changed bundle; gives its reference, as in a manifest."""
+
+    def put(data):
+        ref = BlobRef.of(data)
+        (changed().folder / "blobs" / ref.sha256).write_bytes(data)
+        return {"sha256": ref.sha256, "size": ref.size}
+
+    return put
+
+
 def test_a_plan_trains_as_its_model_and_settings_do(plan):
     by_graphs = muster.simulate("logreg", plan=plan.folder, **SHORT)
     assert by_graphs.result.engine_reason == "the graphs of the plan"
@@ -69,7 +81,7 @@ def test_a_run_on_a_plan_is_kept_and_resumed_to_the_same_bits(plan, tmp_path):
         ({"engine": "torch"}, "a plan trains by its own graphs, not by the engine torch"),
         ({"baseline": "pooled"}, "a plan trains by its own graphs, not by the baseline pooled"),
         ({"device": "cuda"}, "the graphs of a plan run on the CPU, not on cuda; leave --device out"),
-        ({"model": "mlp"}, "the model mlp has other parameters or fields than the plan in"),
+        ({"model": built_in("logreg", (3,), 10)}, "the model logreg has other parameters or fields than the plan in"),
     ],
 )
 def test_options_that_contradict_the_plan_are_named(plan, options, words):
@@ -85,7 +97,7 @@ def test_a_data_set_that_does_not_fit_is_named(plan):
         muster.simulate("logreg", users, plan=plan.folder, **SHORT | {"cohort": 1})
 
 
-def test_what_a_bundle_lacks_is_named(plan, changed, tmp_path):
+def test_what_a_bundle_lacks_is_named(plan, changed, with_blob, tmp_path):
     with pytest.raises(PlanError, match=r"is not a plan bundle: it has no manifest.json"):
         muster.simulate("logreg", plan=tmp_path, **SHORT)
     lost = changed(state={"sha256": BlobRef.of(b"lost").sha256, "size": 4})
@@ -93,9 +105,19 @@ def test_what_a_bundle_lacks_is_named(plan, changed, tmp_path):
         muster.simulate("logreg", plan=lost.folder, **SHORT)
     with pytest.raises(EngineError, match="compresses reports otherwise than its manifest says"):
         SimulatedPlan(changed(compress="").folder)
-    other = changed(state={"sha256": plan.manifest.plan.sha256, "size": plan.manifest.plan.size})
+    other = changed(state=with_blob(b"no safetensors" * 500))
     with pytest.raises(EngineError, match="is not one of fedadam: not a safetensors file"):
         muster.simulate("logreg", plan=other.folder, **SHORT)
+
+
+def test_a_plan_takes_no_memory_for_a_model_beyond_its_state(plan, changed, with_blob):
+    with pytest.raises(PlanError, match=r"the model mlp has 4,810 parameters .* holds 2,0.. numbers at most"):
+        muster.simulate("mlp", plan=plan.folder, **SHORT)
+    said = json.loads(plan.read(plan.manifest.plan))
+    said["examples"]["fields"][-1]["high"] = 10**12
+    huge = changed(plan=with_blob(json.dumps(said).encode()))
+    with pytest.raises(PlanError, match="the model logreg has 65,000,000,000,000 parameters"):
+        muster.simulate("logreg", plan=huge.folder, **SHORT)
 
 
 def test_a_compressed_plan_is_verified(plan):
