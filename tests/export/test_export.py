@@ -34,7 +34,7 @@ from export.verify import verify_bundle
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
 from fedcore.bundle import Bundle
-from fedcore.errors import DigestMismatch, NotCrossDevice, SchemaError
+from fedcore.errors import DigestMismatch, NotCrossDevice, PlanError
 from fedcore.plan import BlobRef, Field
 from tests.export import models
 
@@ -497,7 +497,7 @@ def test_verify_notices_a_certificate_that_cannot_be(change, words, exported, tm
 def test_verify_notices_a_manifest_that_is_not_its_plans(change, exported, tmp_path):
     bundle = copy_of(exported["logreg"], tmp_path)
     (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(change(bundle.manifest)))
-    with pytest.raises((ParityFailed, SchemaError)):
+    with pytest.raises((ParityFailed, PlanError)):
         verify_bundle(Bundle(tmp_path))
 
 
