@@ -39,7 +39,7 @@ from secagg import packing, parameters
 from secagg.errors import PolicyViolation
 from secagg.packing import PackedSegment
 from tests.device_runtime import linear
-from tests.device_runtime.test_onnx_check import REFUSED
+from tests.device_runtime.test_onnx_check import REFUSED, running_sum
 
 PATH = Path(__file__).parent / "vectors" / "device.json"
 BOUNDS = SumBounds(clip_norm=1.5, bits=20, max_examples=100, min_sum=8)
@@ -95,6 +95,7 @@ def device_vectors():
         "successions": successions(),
         "runner": trained(),
         "refused_graphs": {name: graph.SerializeToString().hex() for name, (graph, _) in REFUSED.items()},
+        "loop": running_sum().SerializeToString().hex(),
     }
 
 

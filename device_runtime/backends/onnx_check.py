@@ -20,7 +20,7 @@ _LIST = """
 """
 OPERATORS = frozenset(_LIST.split())
 """The operators that a plan may use, all of ONNX's own domain: those that the exporter writes, but for the loop."""
-# It ends: it goes once over values that lie in memory. Its body is a graph, which holds no other.
+# It ends: the last value that it goes over is a vector whose bytes lie in the graph. Its body is a graph of nodes.
 LOOP = "Scan"
 
 # Element types by ONNX's numbers: float32, uint8, int32, int64, bool, float64.
@@ -70,7 +70,7 @@ _FIELDS: Mapping[str, Mapping[int, tuple[str, str]]] = {
     "graph": _GRAPH,
     "node": _NODE,
     "attribute": {**_ATTRIBUTE, 6: ("g", "body")},
-    "body": {**_GRAPH, 1: ("node", "body's node")},
+    "body": {1: ("node", "body's node"), 2: ("name", _TEXT), 11: ("input", "value"), 12: ("output", "value")},
     "body's node": {**_NODE, 5: ("attribute", "body's attribute")},
     "body's attribute": _ATTRIBUTE,
     "tensor": {
@@ -89,6 +89,8 @@ _FIELDS: Mapping[str, Mapping[int, tuple[str, str]]] = {
     "shape": {1: ("dim", "dimension")},
     "dimension": {1: ("dim_value", _NUMBER), 2: ("dim_param", _TEXT)},
 }
+# The fields of messages that give names to values.
+_NAMES = {"node": "output", "tensor": "name", "value": "name"}
 _OPERATORS_IN = {"node.op_type": OPERATORS | {LOOP}, "body's node.op_type": OPERATORS}
 
 
@@ -98,8 +100,13 @@ def check_graph(graph: bytes, name: str) -> None:
         walk = _Walk(graph)
         walk.message("model", 0, len(graph))
         walk.check_opsets()
+        walk.check_loops()
     except _Unfit as error:
         raise PlanRefused(f"cannot load graph {name!r}: {error}") from error
+
+
+_Places = dict[str, list[tuple[int, int, int]]]
+"""By field of a message: the wire types of its contents, and where they begin and end."""
 
 
 class _Unfit(Exception):
@@ -112,11 +119,21 @@ class _Walk:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._nodes = self._fields = self._opsets = self._versions = 0
+        # Names of values: the last that each loop goes over, vectors whose bytes lie in the graph, and any others.
+        self._looped, self._vectors, self._others = set[bytes](), set[bytes](), set[bytes]()
 
     def check_opsets(self) -> None:
         """Raise _Unfit unless the model that was walked over names one set of operators, with its version."""
         if self._opsets != 1 or self._versions != 1:
             raise _Unfit(f"it must import one opset with one version, not {self._opsets} with {self._versions}")
+
+    def check_loops(self) -> None:
+        """Raise _Unfit unless each loop of the model ends: all that it goes over has equally many rows."""
+        if not self._looped <= self._vectors - self._others:
+            raise _Unfit(
+                f"the turns of a {LOOP} have no bound: its last input must be an initializer of one dimension, with "
+                "its values in raw_data and a name of its own"
+            )
 
     def message(self, kind: str, at: int, end: int) -> None:
         """Check the message between two places of the bytes."""
@@ -124,17 +141,38 @@ class _Walk:
         self._opsets += kind == "opset"
         if self._nodes > MOST_NODES:
             raise _Unfit(f"it has more than {MOST_NODES:,} nodes")
-        known = _FIELDS[kind]
+        known, places = _FIELDS[kind], _Places()
         for number, wire, start, stop in self._split(at, end):
             if number not in known:
                 raise _Unfit(f"its {kind} has a field {number} that a plan's graph does not have")
             field, inner = known[number]
+            places.setdefault(field, []).append((wire, start, stop))
             if inner in _FIELDS:
                 if wire != _LENGTH:
                     raise _Unfit(f"{field} of its {kind} is no message")
                 self.message(inner, start, stop)
             else:
                 self._value(f"{kind}.{field}", inner, wire, start, stop)
+        self._note(kind, places)
+
+    def _note(self, kind: str, places: _Places) -> None:
+        """Keep the names that a message gives to values."""
+
+        def texts(field: str) -> list[bytes]:
+            return [self._data[start:stop] for _, start, stop in places.get(field, [])]
+
+        if kind == "node" and texts("op_type")[-1:] == [LOOP.encode()]:
+            self._looped.add([b"", *texts("input")][-1])
+        known = self._vectors if kind == "tensor" and self._is_vector(places) else self._others
+        if kind in _NAMES:
+            known.update(texts(_NAMES[kind]))
+
+    def _is_vector(self, places: _Places) -> bool:
+        """Whether a tensor has one dimension, with no more elements than it has bytes in the graph."""
+        match places:
+            case {"dims": [(int(wire), int(at), int(end))], "raw_data": [*_, (_, int(start), int(stop))]}:
+                return wire == _VARINT and self._varint(at, end)[0] <= stop - start
+        return False
 
     def _value(self, field: str, kind: str, wire: int, start: int, stop: int) -> None:
         if kind == _TEXT:

@@ -21,6 +21,11 @@ FLOAT = TensorProto.FLOAT
 VALUES = [helper.make_tensor_value_info(name, FLOAT, [2]) for name in ("c", "d")]
 
 
+TWO_STEPS = numpy_helper.from_array(np.zeros(2, np.uint8), "steps")
+STEP = helper.make_tensor_value_info("step", TensorProto.UINT8, [])
+UNBOUNDED = "the turns of a Scan have no bound: its last input must be an initializer of one dimension"
+
+
 def model(nodes, constants=(), domains=("",), **more):
     graph = helper.make_graph(nodes, "g", VALUES[:1], VALUES[1:], constants)
     opsets = [helper.make_opsetid(domain, 18) for domain in domains]
@@ -83,16 +88,38 @@ def importing(*opsets):
     return changed
 
 
-def running_sum(*inner):
-    """A loop over two rows whose body adds, and holds these nodes too."""
+def running_sum(*inner, steps=TWO_STEPS, more=(), held=()):
+    """A loop over two rows whose body adds, and holds these nodes and constants too.
+
+    steps: the initializer that bounds its turns. more: nodes before the loop.
+    """
     body = helper.make_graph(
         [*inner, helper.make_node("Add", ["s", "x"], ["t"]), helper.make_node("Identity", ["t"], ["y"])],
         "b",
-        [helper.make_tensor_value_info(name, FLOAT, []) for name in ("s", "x")],
+        [*(helper.make_tensor_value_info(name, FLOAT, []) for name in ("s", "x")), STEP],
         [helper.make_tensor_value_info(name, FLOAT, []) for name in ("t", "y")],
+        held,
     )
     zero = numpy_helper.from_array(np.array(0, np.float32), "zero")
-    return model([helper.make_node("Scan", ["zero", "c"], ["sum", "d"], body=body, num_scan_inputs=1)], [zero])
+    loop = helper.make_node("Scan", ["zero", "c", "steps"], ["sum", "d"], body=body, num_scan_inputs=2)
+    return model([*more, loop], [zero, steps])
+
+
+def bytes_of_steps(*shape, given=0):
+    """The initializer of a loop's steps, of any shape, with so many bytes."""
+    return TensorProto(name="steps", data_type=TensorProto.UINT8, dims=shape, raw_data=bytes(given))
+
+
+def over_nothing():
+    """A loop over 2^40 rows of no bytes: days of work."""
+    many = TensorProto(name="many", data_type=FLOAT, dims=[2**40, 0])
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["s"], ["t"])],
+        "b",
+        [helper.make_tensor_value_info(name, FLOAT, None) for name in ("s", "x")],
+        [helper.make_tensor_value_info("t", FLOAT, [2])],
+    )
+    return model([helper.make_node("Scan", ["c", "many"], ["d"], body=body, num_scan_inputs=1)], [many])
 
 
 REFUSED = {
@@ -122,6 +149,14 @@ REFUSED = {
     "two opsets": (importing(*[helper.make_opsetid("", 18)] * 2), "one opset with one version, not 2 with 2"),
     "a function of its own": (with_function(), "its model has a field 25"),
     "external data": (outside(), "its tensor has a field 1[34]"),
+    "Scan over rows of no bytes": (over_nothing(), UNBOUNDED),
+    "Scan over steps that the graph does not hold": (running_sum(steps=bytes_of_steps(2**40)), UNBOUNDED),
+    "Scan over steps of two dimensions": (running_sum(steps=bytes_of_steps(2**40, 0)), UNBOUNDED),
+    "Scan over a value made at run time": (
+        running_sum(more=[helper.make_node("Identity", ["c"], ["steps"])]),
+        UNBOUNDED,
+    ),
+    "a constant inside Scan": (running_sum(held=[TWO_STEPS]), "its body has a field 5"),
     "texts as values": (texts(), "its tensor has a field 6|data_type is 8"),
     "metadata": (model([], producer_name="p", doc_string="x"), "its model has a field 6"),
 }
@@ -132,6 +167,16 @@ def test_a_graph_with_more_than_plans_use_is_refused_before_it_is_loaded(what):
     graph, words = REFUSED[what]
     with pytest.raises(PlanRefused, match=f"cannot load graph 'train.step': .*({words})"):
         OnnxRuntime().load(graph.SerializeToString(), "train.step")
+
+
+@pytest.mark.parametrize("scanned", [0, -1, 3, 4])
+def test_a_scan_over_other_values_than_it_says_does_not_run(scanned):
+    graph = running_sum()
+    (count,) = [one for one in graph.graph.node[0].attribute if one.name == "num_scan_inputs"]
+    count.i = scanned
+    check_graph(graph.SerializeToString(), "g")
+    with pytest.raises(PlanRefused):
+        OnnxRuntime().load(graph.SerializeToString()).run({"c": np.ones(2, np.float32)}, {"d": np.empty(2, np.float32)})
 
 
 def test_a_scan_over_rows_runs_and_nodes_of_its_body_count(monkeypatch):
@@ -213,6 +258,9 @@ def test_damaged_bytes_are_refused_or_are_a_graph_of_known_operators():
         assert not any(node.domain for node in (*found.graph.node, *inner))
         assert not any(one.HasField("g") for node in inner for one in node.attribute)
         assert not any(one.graphs for node in (*found.graph.node, *inner) for one in node.attribute)
+        vectors = {tensor.name: list(tensor.dims) for tensor in found.graph.initializer}
+        loops = [node for node in found.graph.node if node.op_type == LOOP]
+        assert all(0 <= size <= len(data) for node in loops for (size,) in [vectors[node.input[-1]]])
         assert not found.functions
         assert not any(tensor.external_data for tensor in found.graph.initializer)
     assert passed > 100

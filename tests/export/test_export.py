@@ -168,6 +168,19 @@ def test_an_lstm_beside_an_operator_in_place_agrees_with_torch(tmp_path):
     export_bundle(Model(models.spec(Net, inputs=(Field("x", "float32", (9, 7)),))), create("fedavg"), tmp_path)
 
 
+def test_an_lstm_over_the_examples_of_a_batch_is_refused():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.dense = torch.nn.LSTM(7, 5), torch.nn.Linear(5, 5)
+
+        def forward(self, x):
+            return self.dense(self.lstm(x)[0][:, -1])
+
+    with pytest.raises(UnsupportedOperator, match="goes over the examples of a batch"):
+        build_plan(Model(models.spec(Net, inputs=(Field("x", "float32", (9, 7)),))), create("fedavg"))
+
+
 def test_the_same_export_gives_the_same_bytes(tmp_path):
     first, second = (
         export_bundle(Model(load("mlp")), create("mimelite"), tmp_path / name).manifest for name in ("a", "b")

@@ -17,7 +17,7 @@ const OPERATORS = new Set(
   ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK
   Transpose Unsqueeze Where`.split(/\s+/),
 );
-/** It ends: it goes once over values that lie in memory. Its body is a graph, which holds no other. */
+/** It ends: the last value that it goes over is a vector whose bytes lie in the graph. Its body is a graph of nodes. */
 const LOOP = "Scan";
 const OPERATORS_IN: Readonly<Record<string, ReadonlySet<string>>> = {
   "node.op_type": new Set([...OPERATORS, LOOP]),
@@ -69,7 +69,7 @@ const FIELDS: Readonly<Record<string, Fields>> = {
   graph: GRAPH,
   node: NODE,
   attribute: { ...ATTRIBUTE, 6: ["g", "body"] },
-  body: { ...GRAPH, 1: ["node", "body's node"] },
+  body: { 1: ["node", "body's node"], 2: ["name", "text"], 11: ["input", "value"], 12: ["output", "value"] },
   "body's node": { ...NODE, 5: ["attribute", "body's attribute"] },
   "body's attribute": ATTRIBUTE,
   tensor: {
@@ -89,16 +89,23 @@ const FIELDS: Readonly<Record<string, Fields>> = {
   dimension: { 1: ["dim_value", "number"], 2: ["dim_param", "text"] },
 };
 
+/** The fields of messages that give names to values. */
+const NAMES: Readonly<Record<string, string>> = { node: "output", tensor: "name", value: "name" };
+
 /** Throws PlanRefused, calling the graph `name`, unless its bytes are an ONNX model that a plan may hold. */
 export function checkGraph(graph: Bytes, name: string): void {
   try {
     const walk = new Walk(graph);
     walk.message("model", 0, graph.length);
     walk.checkOpsets();
+    walk.checkLoops();
   } catch (error) {
     throw error instanceof Unfit ? new PlanRefused(`cannot load graph ${name}: ${error.message}`) : error;
   }
 }
+
+/** By field of a message: the wire types of its contents, and where they begin and end. */
+type Places = Readonly<Record<string, readonly (readonly [wire: number, start: number, stop: number])[]>>;
 
 /** The reason to refuse a graph. */
 class Unfit extends Error {}
@@ -110,6 +117,10 @@ class Walk {
   #fields = 0;
   #opsets = 0;
   #versions = 0;
+  /** Names of values: the last that each loop goes over, vectors whose bytes lie in the graph, and any others. */
+  readonly #looped = new Set<string>();
+  readonly #vectors = new Set<string>();
+  readonly #others = new Set<string>();
 
   constructor(data: Bytes) {
     this.#data = data;
@@ -122,6 +133,18 @@ class Walk {
     }
   }
 
+  /** Throws Unfit unless each loop of the model ends: all that it goes over has equally many rows. */
+  checkLoops(): void {
+    for (const name of this.#looped) {
+      if (!this.#vectors.has(name) || this.#others.has(name)) {
+        throw new Unfit(
+          `the turns of a ${LOOP} have no bound: its last input must be an initializer of one dimension, with its ` +
+            "values in raw_data and a name of its own",
+        );
+      }
+    }
+  }
+
   /** Check the message between two places of the bytes. */
   message(kind: string, begin: number, end: number): void {
     this.#nodes += Number(`${kind}.op_type` in OPERATORS_IN);
@@ -129,12 +152,15 @@ class Walk {
     if (this.#nodes > MOST_NODES) {
       throw new Unfit(`it has more than ${MOST_NODES} nodes`);
     }
+    const places: Record<string, [wire: number, start: number, stop: number][]> = {};
     for (let at = begin; at < end; ) {
       const [number, wire, start, stop] = this.#field(at, end);
       const [field, inner] = FIELDS[kind]?.[number] ?? ["", ""];
       if (field === "") {
         throw new Unfit(`its ${kind} has a field ${number} that a plan's graph does not have`);
       }
+      places[field] ??= [];
+      places[field].push([wire, start, stop]);
       if (PLAIN.includes(inner)) {
         this.#value(`${kind}.${field}`, inner, wire, start, stop);
       } else if (wire === LENGTH) {
@@ -144,6 +170,29 @@ class Walk {
       }
       at = stop;
     }
+    this.#note(kind, places);
+  }
+
+  /** Keep the names that a message gives to values. */
+  #note(kind: string, places: Places): void {
+    const texts = (field: string) =>
+      (places[field] ?? []).map(([, start, stop]) => text(this.#data.subarray(start, stop)));
+    if (kind === "node" && texts("op_type").at(-1) === LOOP) {
+      this.#looped.add(texts("input").at(-1) ?? "");
+    }
+    const known = kind === "tensor" && this.#isVector(places) ? this.#vectors : this.#others;
+    for (const name of kind in NAMES ? texts(NAMES[kind]!) : []) {
+      known.add(name);
+    }
+  }
+
+  /** Whether a tensor has one dimension, with no more elements than it has bytes in the graph. */
+  #isVector(places: Places): boolean {
+    const [[wire, at, end] = [], ...further] = places.dims ?? [];
+    const [, start, stop] = places.raw_data?.at(-1) ?? [];
+    return (
+      wire === VARINT && further.length === 0 && start !== undefined && this.#varint(at!, end!)[0] <= stop! - start
+    );
   }
 
   #value(field: string, kind: string, wire: number, start: number, stop: number): void {
