@@ -40,7 +40,7 @@ class Resent(Exception):
 
 
 class Coordinator:
-    """Offers one assignment of the linear plan. `faults[call]` are played first, one per request."""
+    """Offers one assignment of the linear plan. `faults[call]` are played first, one per well-signed request."""
 
     def __init__(self):
         self.url = ""
@@ -244,9 +244,6 @@ class Handler(BaseHTTPRequestHandler):
         if call not in {"enrol", "credential"}:
             coordinator.calls.append(call)
         coordinator.headers.append((call, dict(self.headers)))
-        if coordinator.faults[call] and (fault := coordinator.faults[call].pop(0)):
-            fault(self)
-            return
         try:
             signature = coordinator.check(self.command, self.path, self.headers, body)
         except Resent:
@@ -255,6 +252,9 @@ class Handler(BaseHTTPRequestHandler):
         except Exception as error:
             coordinator.forged.append(error)
             self.respond(401, "text/plain", str(error).encode())
+            return
+        if coordinator.faults[call] and (fault := coordinator.faults[call].pop(0)):
+            fault(self)
             return
         _, code, kind, answer = coordinator.answer(self.command, self.path, self.headers, body, signature)
         if call == "report" and coordinator.unheard:
