@@ -102,7 +102,8 @@ class ReportBytes:
     def words(self) -> str:
         """Both, for a reader."""
         times = self.uncompressed / self.sent
-        return f"{self.sent:,} bytes, {times:.1f} times smaller than {self.uncompressed:,} in float32"
+        compared = f"{times:.1f} times smaller" if times >= 1 else f"{1 / times:.1f} times larger"
+        return f"{self.sent:,} bytes, {compared} than {self.uncompressed:,} in float32"
 
 
 def report_bytes(layout: ReportLayout, settings: TaskSettings) -> ReportBytes:

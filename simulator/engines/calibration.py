@@ -115,7 +115,10 @@ class _Block:
         sample = task.sample(min(task.cohort, block_size(task.cohort, computing.together(task.model))), batches)
         kept = ClientStates.of(task.algorithm, initial, len(sample))
         algorithm = cast("Algorithm", _Shortened(task.algorithm, batches))
-        trainer = _shortened_graphs(computing, batches).trainer(task.model, algorithm, sample, kept)
+        # As many clients together as where they take all of their steps.
+        at_once = computing.together(task.model, math.ceil(task.steps_of_client))
+        shortened = replace(_shortened_graphs(computing, batches), at_once=at_once)
+        trainer = shortened.trainer(task.model, algorithm, sample, kept)
         self._state, self._trips = task.algorithm.init(initial), trips_of(algorithm)
         # Adding up the sums of blocks is a part of the work.
         self._whole = OneProcess(trainer, layouts_of(task.model, task.algorithm), torch.device(computing.device))

@@ -46,7 +46,7 @@ CONVOLVED_TOGETHER = 1_000_000
 # A GPU's memory has room for so many vectors of every client that trains there: parameters, gradients, activations.
 VECTORS = 32
 # On a CPU so many clients are vectorised together, as the parameters of all are to stay in cache from step to step;
-# where none takes more than BRIEF steps, more of them share the cost of calls.
+# where none takes more than BRIEF steps, more of them share the cost of calls, if a block of the cohort has so many.
 TOGETHER, BRIEFLY, BRIEF = 10, 20, 2
 # On a CPU batches have so many sizes at most: padding beyond the next size is left out.
 BATCH_SIZES = 8

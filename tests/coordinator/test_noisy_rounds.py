@@ -110,4 +110,5 @@ def test_bytes_of_a_report_are_said_masked_and_in_clear():
     # Seven bits hold the sum of sixteen values of three: nine of them in a word. Metrics, and two words, come on top.
     masked = report_bytes(layout, settings)
     assert 8 * -(-SIZE // 9) < masked.sent < 8 * -(-SIZE // 9) + 100
+    assert ReportBytes(1_000, 500).words == "1,000 bytes, 2.0 times larger than 500 in float32"
     assert masked.words == f"{masked.sent:,} bytes, {whole / masked.sent:.1f} times smaller than {whole:,} in float32"

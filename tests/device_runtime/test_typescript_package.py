@@ -1,6 +1,7 @@
 """The package of the device runtime in TypeScript, made by `npm run package`, runs without the sources."""
 
 import json
+import re
 import shutil
 import subprocess
 import tarfile
@@ -33,6 +34,16 @@ def packed(tmp_path_factory):
     for other in (FOLDER / "node_modules").iterdir():
         (folder / "node_modules" / other.name).symlink_to(other)
     return folder
+
+
+def test_the_package_names_its_sources_and_all_packages_that_they_import():
+    package = json.loads((FOLDER / "package.json").read_text())
+    entries = [*package["exports"].values(), *package["bin"].values()]
+    sources = [FOLDER / entry.replace("dist/", "src/").replace(".js", ".ts") for entry in entries]
+    assert [source for source in sources if not source.is_file()] == []
+    text = "".join(source.read_text() for source in (FOLDER / "src").rglob("*.ts"))
+    imported = set(re.findall(r' from "((?:@[^/"]+/)?[^./":]+)[^":]*";', text))
+    assert imported <= {*package["dependencies"], *package["peerDependencies"]}
 
 
 @pytest.mark.long

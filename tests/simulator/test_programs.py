@@ -302,12 +302,14 @@ def test_a_relu_that_something_else_reads_stays_before_pooling():
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
 def test_large_products_are_computed_by_onednn_and_small_ones_are_not():
     x, w, b, few = torch.randn(20, 1024), torch.randn(512, 1024), torch.randn(512), torch.randn(2, 1024)
+    one = torch.randn(1)
 
     def function():
         y = torch.addmm(b, x, w.T)
-        return {"y": y, "back": y @ w, "few": few @ w.T, "parts": torch.cat([(y.T @ x).flatten(), (y @ w).flatten()])}
+        parts = torch.cat([(y.T @ x).flatten(), (y @ w).flatten()])
+        return {"y": y, "back": y @ w, "few": few @ w.T, "parts": parts, "shifted": torch.addmm(one, x, w.T)}
 
-    recording = record(function, [x, w, b, few])
+    recording = record(function, [x, w, b, few, one])
     found, operators = Program(recording, Workspace(CPU), {}).run(), [call.operator for call in recording.calls]
     assert operators.count(torch.ops.mkldnn._linear_pointwise.default) == 2
     for name, wanted in function().items():
