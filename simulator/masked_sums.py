@@ -6,6 +6,7 @@ it for a task of these settings. Masks are left out, as they cancel, and nobody 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.packed_segments import check_device_noise, most_in_group, packed_segments
+from coordinator.rules.settings_fit import check_masked_rounding
 from coordinator.rules.task_settings import Secagg, TaskSettings
+from fedcore.algorithms.algorithm import Algorithm
 from fedcore.batching import StreamKey
 from fedcore.decoding import converter
 from fedcore.masking import greatest_weight, reunite
@@ -30,6 +33,7 @@ from simulator.errors import EngineError
 
 from_words = converter(Secagg, strict=False)
 """How reports are masked, from parts whose values may be text. Raises msgspec.ValidationError and InvalidTask."""
+log = logging.getLogger(__name__)
 _LABEL = b"muster.simulated-masking.v1"
 
 
@@ -62,6 +66,13 @@ class MaskedSums:
                 check_device_noise(layout, self._settings)
         except InvalidTask as error:
             raise EngineError(f"secagg: {error}") from error
+
+    def warn_of_rounding(self, algorithm: Algorithm, layouts: Sequence[ReportLayout], parameters: int) -> None:
+        """Log it if tasks of an algorithm are refused for their rounding; a simulation shows what that does."""
+        try:
+            check_masked_rounding(self._settings, algorithm, layouts, parameters)
+        except InvalidTask as error:
+            log.warning("a task with these settings would be refused: %s", error)
 
     def begin(self, layout: ReportLayout, number: int) -> MaskedSum:
         """The sum of round `number`, of reports of this layout."""

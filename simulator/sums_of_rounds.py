@@ -8,6 +8,7 @@ from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.codecs.compression import Compression
 from fedcore.privacy.mechanisms import check_private
+from fedcore.privacy.settings import Privacy
 from simulator.cohorts import Cohorts
 from simulator.compressed import CompressedReports
 from simulator.engines.sums import layouts_of
@@ -29,13 +30,20 @@ def sums_of(
     asked, secagg, rounds = config.privacy, config.secagg, config.rounds
     reports = CompressedReports(Compression.parse(config.compress), model.schema, config.seed, algorithm.weighting)
     layouts = [reports.layout(trip.report) for trip in layouts_of(model, algorithm)] if secagg else []
+
+    def masked(promise: Privacy | None) -> MaskedSums | None:
+        if secagg is None:
+            return None
+        made = MaskedSums(secagg, cohorts, rounds, layouts, promise)
+        made.warn_of_rounding(algorithm, layouts, model.schema.size)
+        return made
+
     if not asked.asked:
-        return None, MaskedSums(secagg, cohorts, rounds, layouts) if secagg else None
+        return None, masked(None)
     if asked.mechanism == "distributed" and secagg is None:
         raise EngineError("with the mechanism distributed devices add noise to masked reports: set secagg too")
     check_private_training(asked, cohorts)
     square = min(square_of(secagg, layout) for layout in layouts) if secagg else 0
     promise = asked.promise(users, cohorts.first, rounds, square)
     check_private(promise, algorithm)
-    masked = MaskedSums(secagg, cohorts, rounds, layouts, promise) if secagg else None
-    return PrivateSums(promise, config.seed, square), masked
+    return PrivateSums(promise, config.seed, square), masked(promise)

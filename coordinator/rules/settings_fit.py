@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from coordinator.errors import InvalidTask
 from coordinator.rules.packed_segments import check_device_noise
 from coordinator.rules.private_sums import check_private
@@ -10,6 +12,7 @@ from coordinator.rules.task_settings import TaskSettings
 from fedcore.algorithms.algorithm import Algorithm, check_two_trips
 from fedcore.masking import fixed_points
 from fedcore.plan import Plan
+from fedcore.report import ReportLayout
 
 
 def check_settings(settings: TaskSettings, algorithm: Algorithm, plan: Plan) -> None:
@@ -22,13 +25,23 @@ def check_settings(settings: TaskSettings, algorithm: Algorithm, plan: Plan) -> 
         _check_whole_values(plan)
         for trip in plan.trips:
             check_device_noise(trip.report, settings)
-        bounds = settings.sum_bounds
-        step = max(one.step for trip in plan.trips for one in fixed_points(trip.report, bounds) if one.weighted)
-        check_rounding(algorithm, step, bounds.min_sum, plan.schema.size)
+        check_masked_rounding(settings, algorithm, [trip.report for trip in plan.trips], plan.schema.size)
     if settings.privacy is not None:
         check_private(settings, algorithm, plan)
     for trip in plan.trips:
         settings.clear.check_room(trip.report, settings.largest_goal)
+
+
+def check_masked_rounding(
+    settings: TaskSettings, algorithm: Algorithm, layouts: Sequence[ReportLayout], parameters: int
+) -> None:
+    """Raise InvalidTask for an algorithm that does not bear the rounding of its masked reports.
+
+    settings: with secagg. layouts: of the reports of each trip. parameters: of the model.
+    """
+    bounds = settings.sum_bounds
+    step = max(one.step for layout in layouts for one in fixed_points(layout, bounds) if one.weighted)
+    check_rounding(algorithm, step, bounds.min_sum, parameters)
 
 
 def _check_whole_values(plan: Plan) -> None:

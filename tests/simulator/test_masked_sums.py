@@ -83,6 +83,12 @@ def test_weights_by_examples_are_capped_under_masks():
     assert uniform.test_loss == pytest.approx(simulate(config(settings={"weighting": "uniform"})).test_loss, rel=1e-3)
 
 
+@pytest.mark.parametrize(("bits", "warned"), [(4, True), (16, False)])
+def test_rounding_that_a_task_is_refused_for_is_logged(bits, warned, caplog):
+    simulate(config(rounds=1, secagg=Secagg(bits=bits)))
+    assert ("a task with these settings would be refused: secure aggregation rounds" in caplog.text) == warned
+
+
 @pytest.mark.parametrize("bits", [3, 12])
 def test_noise_of_devices_spends_the_budget_in_the_last_round(bits):
     private = PrivateTraining(epsilon=30.0, delta=1e-4, mechanism="distributed")
