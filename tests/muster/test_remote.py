@@ -23,6 +23,7 @@ from muster.remote import RemoteError
 from tests.coordinator.bundles import make_bundle, report_body
 from tests.coordinator.conftest import AUTHORITY_KEY, committed
 from tests.coordinator.devices import speaking_to
+from tests.coordinator.pages import log_in
 from tests.coordinator.replicas import until
 from tests.coordinator.test_api import assign, check_in, put
 from tests.muster.test_cli import in_process
@@ -265,7 +266,7 @@ def test_page_command_api_and_metrics_say_alike_why_a_task_does_not_go_on(served
                 assert "round 1 needs 3 devices, 2 at least: no check-in was accepted since" in text
         assert [one["task"] for one in admin.get("/admin/v1/progress").json()] == [task]
         viewer = in_process("coordinator", "token", "--name", "bob", *here[:2]).stdout.strip()
-        assert admin.post("/login", data={"token": viewer}).status_code == 303
+        assert log_in(admin, viewer).status_code == 303
         for page in ("/", f"/tasks/{task}"):
             assert '<p class="bad">round 1 needs 3 devices, 2 at least: no check-in' in admin.get(page).text
         metrics = admin.get("/metrics").text
