@@ -20,7 +20,7 @@ from simulator.studies.study import Findings, Plot, Row, Study, Table
 from simulator.studies.trainings import curve, finals, settings_in_words, train
 from simulator.studies.trials import Trials
 
-COHORT, CLIP = 16, 2.0
+COHORT, CLIP = 16, 0.75
 SETTINGS = {"client_lr": 0.1, "batch_size": 10, "weighting": "uniform"}
 IN_CLEAR = ("", 0)
 """A compression, with the bits of a masked value; 0 in clear."""
