@@ -53,6 +53,7 @@ class Memory:
                 if ended.value.assigned:
                     self.steering.ended(ended.task, now)
         self.rounds = rounds
+        self.participation.leave_out(rounds.left_out)
         self.secure.adopt(rounds.running.values(), now)
         self.presence.forget_all_but({round_.id for round_ in rounds if not round_.value.closed})
         self._last_round |= {task_id: round_.id for task_id, round_ in rounds.running.items()}

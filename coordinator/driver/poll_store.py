@@ -78,6 +78,7 @@ class Poller:
                     # Of a task that is paused an operator may end the round.
                     next_round = records.snapshot(record).number + 1
                     memory.rounds.left_out[record.id] = records.left_out(record.id, next_round)
+        memory.participation.leave_out(memory.rounds.left_out)
         loaded = [one for record in driven if (one := self._load(record, at)) is not None]
         memory.tasks = {task.id: task.paused() if task.population in membership.leaving else task for task in loaded}
         self.next_poll = now + _POLL_S

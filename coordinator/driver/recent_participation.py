@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -24,7 +24,8 @@ class Participations:
     """A task's participations, as far back as its separation asks.
 
     A participation is an assignment in a committed round, unless the device gave it up or was lost; so long as the
-    round runs, it counts too. Only the driver's thread changes them; other threads may read.
+    round runs, it counts too. A device that is left out of further attempts at a round took part in that round, as
+    somebody may know a sum with its report. Only the driver's thread changes them; other threads may read.
     """
 
     def __init__(self, separation: Separation, committed: int, known: Iterable[Participation] = ()) -> None:
@@ -34,6 +35,7 @@ class Participations:
         self._committed = committed
         self._last = {device: one for device, one in found.items() if one.number <= committed}
         self._running = {device: one for device, one in found.items() if one.number > committed}
+        self._left_out: AbstractSet[str] = frozenset()
 
     def add(self, devices: Iterable[str], now: float) -> None:
         """Add devices to the round that runs."""
@@ -43,16 +45,21 @@ class Participations:
         """Drop a device that gave its assignment up, or was lost."""
         self._running.pop(device, None)
 
+    def leave_out(self, devices: AbstractSet[str]) -> None:
+        """Take these devices, and no others, for those left out of further attempts at the round that is next."""
+        self._left_out = devices
+
     def end(self, now: float, *, committed: bool, going_on: AbstractSet[str] = frozenset()) -> None:
         """End the round that ran. going_on: devices whose assignments go on in the next one, which is buffered."""
         working = {device: one for device, one in self._running.items() if device in going_on}
         if committed:
-            self._committed += 1
             over = {device: one for device, one in self._running.items() if device not in going_on}
-            known = {**self._last, **over}
+            known = {**self._last, **{device: self._in_next(device, now) for device in self._left_out}, **over}
             self._last = {
-                device: one for device, one in known.items() if self._is_resting(one, now, self._committed + 1)
+                device: one for device, one in known.items() if self._is_resting(one, now, self._committed + 2)
             }
+            self._committed += 1
+            self._left_out = frozenset()
         self._running = working
 
     def is_resting(self, device: str, now: float, rounds_before: int | None = None) -> bool:
@@ -60,7 +67,7 @@ class Participations:
 
         rounds_before: how many other rounds, which have not ended, come before it; by default, as many as run.
         """
-        last = self._running.get(device) or self._last.get(device)
+        last = self._participation(device, now)
         if rounds_before is None:
             # Behind a round that runs there is only the one after it.
             rounds_before = 1 if self._running else 0
@@ -68,11 +75,19 @@ class Participations:
 
     def remaining(self, device: str, now: float) -> tuple[float, int]:
         """Seconds, and committed rounds, until a device may take part again; both at least 0."""
-        last = self._running.get(device) or self._last.get(device)
+        last = self._participation(device, now)
         if last is None:
             return 0.0, 0
         rounds = last.number + self._separation.rounds - 1 - self._committed
         return max(0.0, last.at + self._separation.seconds - now), max(0, rounds)
+
+    def _participation(self, device: str, now: float) -> Participation | None:
+        if device in self._left_out:
+            return self._in_next(device, now)
+        return self._running.get(device) or self._last.get(device)
+
+    def _in_next(self, device: str, now: float) -> Participation:
+        return Participation(device, now, self._committed + 1)
 
     def _is_resting(self, last: Participation, now: float, number: int) -> bool:
         return now < last.at + self._separation.seconds or number < last.number + self._separation.rounds
@@ -108,6 +123,12 @@ class ParticipationLimit:
         found = self._tasks.get(task)
         return (0.0, 0) if found is None else found.remaining(device, now)
 
+    def leave_out(self, left_out: Mapping[str, AbstractSet[str]]) -> None:
+        """Count the devices, by task, that are left out of further attempts at a round: `Participations.leave_out`."""
+        for task, devices in left_out.items():
+            if task in self._tasks:
+                self._tasks[task].leave_out(devices)
+
     def add(self, task: str, devices: Iterable[str], now: float) -> None:
         """Add devices to the round of a task that runs."""
         if task in self._tasks:
@@ -127,6 +148,7 @@ class ParticipationLimit:
 def _read(records: Records, task: Task, separation: Separation, now: float) -> Participations:
     committed = records.snapshot(task).number
     # A device may rest from round `committed + 1` if it took part in one of the `rounds - 1` before that, or later.
-    rows = records.cohorts.participations(task.id, committed - separation.rounds + 1, records.at - separation.seconds)
+    numbers = range(committed - separation.rounds + 2, committed + 1)
+    rows = records.cohorts.participations(task.id, numbers, records.at - separation.seconds)
     known = (Participation(device, now - (records.at - at), number) for device, at, number in rows)
     return Participations(separation, committed, known)

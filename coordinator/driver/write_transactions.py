@@ -159,6 +159,7 @@ class Writer:
                 abandoned, go_on = records.abandon_unfinished_rounds(self._membership.held, "driver-lost", known)
                 memory.participation.forget()
                 memory.participation.learn(records, [task.record for task in memory.tasks.values()], now)
+                memory.participation.leave_out(memory.rounds.left_out)
         except Exception as error:
             self.fail(error, now)
             return

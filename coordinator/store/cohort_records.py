@@ -6,7 +6,7 @@ from sqlalchemy import func, select
 from sqlalchemy.engine import Connection
 
 from coordinator.rules.entities import AssignmentRecord
-from coordinator.rules.states import AssignmentState, RoundState
+from coordinator.rules.states import AssignmentState, LeftOut, RoundState
 from coordinator.store.rows import assignment_of
 from coordinator.store.tables import ASSIGNMENTS, REPORTS, ROUNDS, TASKS
 
@@ -50,15 +50,17 @@ class CohortRecords:
         query = select(ASSIGNMENTS.c.device).join(ROUNDS).where(counted & (ROUNDS.c.state == RoundState.COMMITTED))
         return frozenset(self._connection.scalars(query))
 
-    def participations(self, task_id: str, after: int, since: float) -> list[tuple[str, float, int]]:
-        """Devices that took part, and stayed, in rounds above `after`, or that ended later than `since` or not yet.
+    def participations(self, task_id: str, numbers: range, since: float) -> list[tuple[str, float, int]]:
+        """Devices that took part, and stayed, in these rounds or later ones, or in some that ended after `since`.
 
-        Device, time of its last assignment in seconds since 1970, and number of that round. Abandoned rounds do not
-        count.
+        Device, time of its last assignment in seconds since 1970, and number of that round. numbers: rounds up to the
+        last committed one. Of an abandoned attempt at a committed round those count that further attempts left out.
         """
-        stayed = ASSIGNMENTS.c.state.not_in((AssignmentState.ABORTED, AssignmentState.LOST))
-        counting = (ROUNDS.c.task == task_id) & (ROUNDS.c.state != RoundState.ABANDONED)
-        lately = (ROUNDS.c.number > after) | (ROUNDS.c.ended_at > since) | ROUNDS.c.ended_at.is_(None)
+        gone = ASSIGNMENTS.c.state.in_((AssignmentState.ABORTED, AssignmentState.LOST))
+        stayed = ~gone & (ROUNDS.c.state != RoundState.ABANDONED)
+        left_out = ASSIGNMENTS.c.reason.in_(list(LeftOut)) & (ROUNDS.c.number < numbers.stop)
+        counting = (ROUNDS.c.task == task_id) & (stayed | left_out)
+        lately = (ROUNDS.c.number >= numbers.start) | (ROUNDS.c.ended_at > since) | ROUNDS.c.ended_at.is_(None)
         columns = (ASSIGNMENTS.c.device, func.max(ASSIGNMENTS.c.assigned_at), func.max(ROUNDS.c.number))
-        query = select(*columns).select_from(ASSIGNMENTS.join(ROUNDS)).where(counting & lately & stayed)
+        query = select(*columns).select_from(ASSIGNMENTS.join(ROUNDS)).where(counting & lately)
         return [(row[0], row[1], row[2]) for row in self._connection.execute(query.group_by(ASSIGNMENTS.c.device))]

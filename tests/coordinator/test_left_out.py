@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from coordinator.rules.states import TaskState
 from secagg.errors import UnmaskCheckFailed
 from secagg.messages import BOX_BYTES, Shares
-from tests.coordinator.conftest import Desk
+from tests.coordinator.conftest import Desk, unmask_at_once
 from tests.coordinator.test_secure import NAMES, PHASES, SECURE, run, seat
 
 OTHERS = tuple(f"other{number}" for number in range(8))
@@ -73,6 +73,24 @@ def test_devices_that_revealed_take_part_in_the_next_round(store, register, desk
     run(seat(desk))
     run(seat(desk))
     assert [one.state.value for one in store.rounds(task)] == ["committed", "committed"]
+
+
+def test_devices_that_revealed_in_vain_rest_as_if_the_round_were_theirs(store, register, new_desk):
+    task = register(**STRICT | {"rounds": 3}, min_separation_rounds=2)
+    sums = iter((fails, unmask_at_once))
+
+    def unmask(work):
+        return next(sums)(work)
+
+    desk = Desk(store, unmask=unmask)
+    run(seat(desk))
+    run(seat(desk, OTHERS))
+    assert [one.state.value for one in store.rounds(task)] == ["abandoned", "committed"]
+    assert [desk.arrive(name).reason for name in (*NAMES, *OTHERS)] == ["resting"] * 16
+    desk.driver.drain()
+    desk.turn()
+    later = new_desk()
+    assert [later.arrive(name).reason for name in (*NAMES, *OTHERS)] == ["resting"] * 16
 
 
 def test_a_device_that_says_that_it_revealed_is_not_drawn_again(store, register, desk):

@@ -134,7 +134,7 @@ def test_participations_are_found_by_an_index(store):
     statements = []
     sqlalchemy.event.listen(store.database.engine, "before_cursor_execute", lambda *args: statements.append(args[2:4]))
     with store.database.reading() as records:
-        records.cohorts.participations("t", 5, 1e9)
+        records.cohorts.participations("t", range(5, 9), 1e9)
     text, values = statements[-1]
     with store.database.engine.connect() as connection:
         plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values)]
