@@ -37,6 +37,7 @@ def avg_pool(axes: int) -> Callable[..., Tensor]:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Tensor:
+        """The mean under every window, with the arguments of torch's own function."""
         kernel = _each(kernel_size, axes)
         slide = (_each(stride or kernel_size, axes), _each(padding, axes), (1,) * axes)
         window = Window.of(kernel, *slide)
@@ -93,6 +94,7 @@ def adaptive_avg_pool(axes: int) -> Callable[..., Tensor]:
     """The mean of each cell, as a product with a constant matrix for each axis; over everything, a plain mean."""
 
     def form(inputs: Tensor, output_size: Any) -> Tensor:
+        """The mean of each cell of an output of this size."""
         wanted = _wanted(inputs, output_size, axes)
         if set(wanted) == {1}:
             return inputs.mean(list(range(-axes, 0)), keepdim=True)
@@ -110,6 +112,7 @@ def adaptive_max_pool(axes: int) -> Callable[..., Tensor]:
     """The largest of each cell; of equal ones, the first has the gradient."""
 
     def form(inputs: Tensor, output_size: Any, return_indices: bool = False) -> Tensor:
+        """The largest of each cell of an output of this size. Raises UnsupportedOperator for indices."""
         if return_indices:
             raise UnsupportedOperator("adaptive max-pooling that returns indices")
         wanted = _wanted(inputs, output_size, axes)

@@ -45,6 +45,7 @@ class Dirichlet:
     alpha: float = positive(0.3)
 
     def deal(self, users: Population, clients: int, generator: Generator) -> list[Rows]:
+        """The rows of a mix of classes for each client. Raises DatasetError without classes."""
         labels = _classes_of(users, "y")
         classes = int(labels.max()) + 1
         pools = _pools(labels, classes, generator)
@@ -69,6 +70,7 @@ class Pachinko:
     beta: float = positive(10.0)
 
     def deal(self, users: Population, clients: int, generator: Generator) -> list[Rows]:
+        """The rows of a mix of coarse classes for each client. Raises DatasetError without them."""
         labels, coarse = _classes_of(users, "y"), _classes_of(users, "coarse")
         pools = _pools(labels, int(labels.max()) + 1, generator)
         groups = [[pools[label] for label in np.unique(labels[coarse == one])] for one in np.unique(coarse)]
@@ -98,6 +100,7 @@ class Shards:
     per_client: int = count(2)
 
     def deal(self, users: Population, clients: int, generator: Generator) -> list[Rows]:
+        """The rows of some shards for each client. Raises DatasetError without classes, or with too few examples."""
         labels = _classes_of(users, "y")
         if clients * self.per_client > labels.size:
             raise DatasetError(f"{labels.size} examples cannot be cut into {clients * self.per_client} shards")
@@ -118,6 +121,7 @@ class Quantity:
     beta: float = positive(0.5)
 
     def deal(self, users: Population, clients: int, generator: Generator) -> list[Rows]:
+        """Rows drawn at random for each client, of different numbers."""
         examples = int(users.starts[-1])
         shares = generator.dirichlet(np.full(clients, self.beta))
         sizes = 1 + generator.multinomial(examples - clients, shares)
@@ -134,6 +138,7 @@ class Shuffled:
     name: ClassVar[str] = "shuffled"
 
     def deal(self, users: Population, clients: int, generator: Generator) -> list[Rows]:
+        """Rows drawn at random for each client, as many as a user has. Raises DatasetError where there are no users."""
         if len(users) == 1:
             raise DatasetError("shuffled keeps the sizes of users, and this data set has no users: take dirichlet")
         if clients != len(users):

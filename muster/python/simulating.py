@@ -14,7 +14,7 @@ from export.model import ModelSpec
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.params import Float32
 from fedcore.schedule import ServerSchedule
-from simulator.course import ACCURACY, LOSS, Point
+from simulator.course import ACCURACY, Point
 from simulator.engines.choice import Wanted
 from simulator.errors import EngineError
 from simulator.planned import completed_by_plan
@@ -63,8 +63,9 @@ class Run:
     """A simulation that is done.
 
     points: figures of every round, such as `train.loss`; those at which held-out users measured have `test.accuracy`,
-    `test.loss` and percentiles over users too. params: the model, flat (D,); with the baseline `local` that of every
-    user (users, D); None with a linear baseline. folder: where the run is kept, if anywhere.
+    `test.loss` and percentiles over users too, and `result.curve` has these alone. params: the model, flat (D,); with
+    the baseline `local` that of every user (users, D); None with a linear baseline. folder: where the run is kept, if
+    anywhere.
     """
 
     result: SimulationResult
@@ -78,20 +79,24 @@ class Run:
         return f"Run({result.model}, {result.algorithm}, {result.rounds} rounds, {reached} of held-out users)"
 
     @property
-    def curve(self) -> list[Point]:
-        """The points at which held-out users measured."""
-        return [point for point in self.points if LOSS in point]
+    def curve(self) -> pd.DataFrame:
+        """The points at which held-out users measured, as a table with their rounds as index.
+
+        Raises ModuleNotFoundError without pandas.
+        """
+        try:
+            import pandas as pd  # noqa: PLC0415  # nothing else needs it
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "`run.curve` is a table of pandas: pip install pandas, or take `run.result.curve`, a list",
+                name="pandas",
+            ) from error
+        return pd.DataFrame(self.result.curve).set_index("round")
 
     @property
     def accuracy(self) -> float | None:
         """The accuracy per example of all held-out users at the end; None where the model has no such metric."""
         return self.result.test_accuracy
-
-    def frame(self) -> pd.DataFrame:
-        """All points as a table with a row for each round. Raises ModuleNotFoundError without pandas."""
-        import pandas as pd  # noqa: PLC0415  # nothing else needs it
-
-        return pd.DataFrame(self.points).set_index("round")
 
     def plot(self, y: str = ACCURACY, out: Path | str | None = None) -> Figure:
         """A figure over rounds, which a notebook shows; written to `out` too, whose ending gives the format.

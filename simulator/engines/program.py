@@ -144,6 +144,7 @@ class Program:
             return writer(args, kwargs, results)
 
         def run() -> None:
+            """Run the call, keep its loose results, and let go of those that have ended."""
             args, kwargs = read()
             if writer:
                 writer(args, kwargs, results)()

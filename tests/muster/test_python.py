@@ -80,13 +80,17 @@ def test_a_run_in_a_folder_has_the_model_of_one_in_memory(tmp_path):
     loose = muster.simulate("logreg", **SHORT)
     assert kept.params.tobytes() == loose.params.tobytes()
     assert kept.folder == tmp_path / "run"
-    assert [point["round"] for point in kept.curve] == [1, 2]
     with pytest.raises(RunError, match="run"):
         muster.simulate("logreg", out=tmp_path / "run", **SHORT)
 
 
-def test_a_run_is_drawn(tmp_path):
+def test_a_run_is_drawn_and_tabulated(tmp_path, monkeypatch):
     run = muster.simulate("logreg", **SHORT)
+    assert run.curve.reset_index().to_dict("records") == run.result.curve
+    with monkeypatch.context() as bare:
+        bare.setitem(sys.modules, "pandas", None)
+        with pytest.raises(ModuleNotFoundError, match=r"pip install pandas, or take `run\.result\.curve`"):
+            run.curve  # noqa: B018 - the attribute is the test
     assert run.plot(out=tmp_path / "accuracy.png").axes[0].get_ylabel() == "test.accuracy"
     assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert run.plot()._repr_png_().startswith(b"\x89PNG")  # what a notebook asks for
