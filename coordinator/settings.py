@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
@@ -92,6 +93,11 @@ class Settings(BaseSettings):
         default=None,
         description="folder of the web page that make page builds; with it browsers take part at /page/",
     )
+    page_url: str | None = Field(
+        default=None,
+        description="where browsers reach the page, such as https://fl.example/page/, for the dashboard's link and QR "
+        "code; if not given, /page/ where the other replicas reach this one",
+    )
     algorithms: str = Field(
         default="", description="modules, by commas, from which algorithms that are not built in may be imported"
     )
@@ -149,6 +155,14 @@ class Settings(BaseSettings):
     @classmethod
     def _are_origins(cls, value: str) -> str:
         origins(value)
+        return value
+
+    @field_validator("page_url")
+    @classmethod
+    def _is_a_page(cls, value: str | None) -> str | None:
+        parts = urlsplit(value or "https://fl.example/")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or not parts.path.endswith("/"):
+            raise ValueError(f"{value!r} is no address of a page; one ends in /, such as https://fl.example/page/")
         return value
 
     @field_validator("authority")

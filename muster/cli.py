@@ -46,6 +46,7 @@ EXTRAS = {
     "structlog": "coordinator",
     "prometheus_client": "coordinator",
     "jinja2": "coordinator",
+    "segno": "coordinator",
     "sqlalchemy": "coordinator",
     "starlette": "coordinator",
     "uvicorn": "coordinator",

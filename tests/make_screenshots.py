@@ -51,11 +51,13 @@ def main():
     with tempfile.TemporaryDirectory() as name, chromium() as browser:
         folder = Path(name)
         where = {"database": f"sqlite:///{folder}/state.db", "blobs": folder / "blobs"}
+        (folder / "index.html").touch()
+        page = {"page": folder, "page_url": "https://fl.example/page/"}
         with open_coordinator_store(*where.values()) as store:
             settings = TaskSettings(population="phones", goal=3, rounds=_ROUNDS + 6, over_selection=1.3)
             task = store.register_task(make_bundle(folder / "bundle"), settings).id
             token = issue(store.database, "erin", Role.OPERATOR)[1]
-            with serving_both(Settings(**where, port=0, admin_port=0, accept_unattested=True)) as urls:
+            with serving_both(Settings(**where, **page, port=0, admin_port=0, accept_unattested=True)) as urls:
                 play(urls, [2.3 * math.exp(-number / 6) + 0.05 * (number % 3) for number in range(_ROUNDS)], devices=4)
                 look_as(browser, _DESK)
                 take(browser, urls.admin, "login", "/", "Log in")

@@ -87,6 +87,11 @@ class Membership:
         """The term of the lease of a population that this process drives."""
         return self._held[population]
 
+    @property
+    def url(self) -> str:
+        """Where the other replicas reach this process; "" before it listens."""
+        return self._me.url
+
     def listen_at(self, url: str) -> None:
         """Set the URL of this process, before anything else; it succeeds the replica that had the URL before."""
         self._me = replace(self._me, url=url)

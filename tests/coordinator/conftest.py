@@ -131,8 +131,10 @@ def client(store, database, tmp_path):
 
 @pytest.fixture
 def served(store, tmp_path):
-    """Serve, with whoever is on this machine a viewer; gives the URLs."""
-    settings = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs"}
+    """Serve, with a page for browsers, and with whoever is on this machine a viewer; gives the URLs."""
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "index.html").touch()
+    settings = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs", "page": tmp_path / "page"}
     with serving_both(Settings(**settings, port=0, admin_port=0, loopback_viewer=True)) as urls:
         yield urls
 

@@ -1,12 +1,18 @@
-"""The files of the web page for browsers: how they are served, and that a folder without them is refused."""
+"""The web page for browsers: how its files are served, the link to it, and what is refused as a page."""
 
 import gzip
+import html
+import re
 
+import httpx2
 import pytest
 
+from coordinator.dashboard.join_links import join_link
 from coordinator.errors import InvalidSettings
-from coordinator.server import serving
+from coordinator.rules.task_settings import Secagg
+from coordinator.server import serving, serving_both
 from coordinator.settings import Settings, load_settings
+from tests.coordinator.conftest import RELEASE
 from tests.coordinator.devices import speaking_to
 
 SCRIPT = b"console.log('a page');" * 50
@@ -52,3 +58,46 @@ def test_a_path_leads_out_of_the_folder_of_the_page_nowhere(client):
 def test_a_folder_without_a_page_is_refused_by_its_name(tmp_path):
     with pytest.raises(InvalidSettings, match="where no page is built; `make page` builds one"):
         load_settings({"page": tmp_path})
+
+
+@pytest.mark.parametrize(
+    "url", ["fl.example/page/", "https://fl.example/page", "https://fl.example/page/?a=b", "https:///"]
+)
+def test_an_address_that_is_none_of_a_page_is_refused(url):
+    with pytest.raises(InvalidSettings, match="is no address of a page; one ends in /"):
+        load_settings({"page_url": url})
+
+
+def test_the_page_of_a_population_has_the_link_to_the_page(register, served):
+    register(population="phones & more")
+    link, shown = link_on(f"{served.admin}/populations/phones%20%26%20more")
+    assert link == f"{served.devices}/page/?population=phones+%26+more"
+    assert httpx2.get(link).status_code == 200
+    assert shown.count('role="img" aria-label="QR code') == 1
+    assert "names no signer" in shown
+    assert "Phones need a link by HTTPS" in shown
+
+
+def test_the_link_to_the_page_names_its_address_and_who_releases_plans(store, register, database, tmp_path):
+    task = register(goal=8, minimum=8, secagg=Secagg())
+    (tmp_path / "index.html").touch()
+    where = {"database": database, "blobs": tmp_path / "blobs", "port": 0, "admin_port": 0}
+    settings = Settings(**where, page=tmp_path, page_url="https://fl.example/page/", loopback_viewer=True)
+    with serving_both(settings) as urls:
+        link, shown = link_on(f"{urls.admin}/populations/phones")
+        assert link == f"https://fl.example/page/?population=phones&signer={RELEASE.signer}"
+        assert shown.count(f"<code>{RELEASE.signer}</code>") == 1
+        assert "HTTPS" not in shown
+    store.cancel(task)
+    assert join_link("https://fl.example/page/", "phones", store.tasks()).signers == ()
+
+
+def test_a_link_that_is_too_long_for_a_qr_code_has_none():
+    link = join_link(f"https://fl.example/{3000 * 'a'}/", "phones", ())
+    assert (link.secure, link.qr) == (True, "")
+
+
+def link_on(url):
+    """The link to the page on a page of the dashboard, and all of what that shows."""
+    shown = httpx2.get(url).text
+    return html.unescape(re.search(r'href="(http[^"]+)"', shown)[1]), shown
