@@ -1,23 +1,26 @@
-"""Devices in TypeScript on Node against Python's: local training, packing, noise and masks.
+"""Devices in TypeScript, on Node or in Chromium, against Python's: local training, packing, noise and masks.
 
-Both do the same work in turns, each on one thread in a process of its own; the least CPU time of a block counts.
+Both do the same work in turns, each training on one thread; the least CPU time of a block counts, of all processes of a
+runtime.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Self, cast
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from device_runtime.backends.backend import Executable
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.footprint import random_field
 from device_runtime.runner import execute
@@ -30,28 +33,40 @@ from fedcore.algorithms.algorithm import trips_of
 from fedcore.batching import StreamKey
 from fedcore.params import Float32
 from fedcore.plan import Plan
+from muster.bench.js_runtimes import JsRuntime, Node, page
 from muster.bench.options import DevicesJsOptions
+from muster.bench.page_cost import PageCost, page_cost
 from muster.output import Say
 from secagg import packing
 from secagg.masking import Mask, add_masks
 from secagg.packing import PackedSegment
-from simulator.fleet import node
 
-BATCH, LEAST_STEPS, MOST_STEPS = 20, 5, 100
+BATCH, LEAST_STEPS, MOST_STEPS = 20, 5, 1000
 QUICK_S = 0.05
 """A training of the fewest steps that takes less is made as long as the most, so that its start does not count."""
 FIELD_BITS, IN_BITS, VARIANCE = 26, 16, 100
-TARGETS = {"step_ratio": 1.1, "outside_ms": 0.15, "mask_ratio": 5.0}
+TRAINED = "emnist_cnn"
+"""The model that the page's own cost is measured with, where it is among those asked for."""
+TARGETS = {
+    "node": {"step_ratio": 1.1, "outside_ms": 0.15, "mask_ratio": 5.0},
+    "browser": {"step_ratio": 4.0, "mask_ratio": 5.0, "first_load_mb": 5.0, "ready_cpu_s": 3.0, "training_mb": 400.0},
+}
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of one model: CPU milliseconds, and those of them that Node spends outside of ONNX Runtime."""
+    """A step of one model, warm: CPU milliseconds, and those of them that are spent outside of ONNX Runtime.
+
+    A browser tells no CPU time, so there `outside_ms` is by the wall. load_s: CPU seconds to load all graphs, in a
+    browser with its worker and engine.
+    """
 
     model: str
     python_ms: float
-    node_ms: float
+    js_ms: float
     step_ratio: float
     outside_ms: float
+    python_load_s: float
+    js_load_s: float
 
 
 class SumCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,12 +74,15 @@ class SumCost(msgspec.Struct, frozen=True, kw_only=True):
 
     part: str
     python_s: float
-    node_s: float
+    js_s: float
     ratio: float
 
 
-class DevicesJs(msgspec.Struct, frozen=True, kw_only=True):
-    """All models, and the parts of a masked report of `dim` values under so many streams."""
+class DevicesJs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All models, and the parts of a masked report of `dim` values under so many streams.
+
+    In a browser also the cost of its page, of every fresh browser, and of them the least CPU time and the most memory.
+    """
 
     engine: str
     steps: list[StepCost]
@@ -72,83 +90,106 @@ class DevicesJs(msgspec.Struct, frozen=True, kw_only=True):
     streams: int
     secure: list[SumCost]
     mask_ratio: float
+    first_load_mb: float | None = None
+    ready_cpu_s: float | None = None
+    training_mb: float | None = None
+    pages: tuple[PageCost, ...] = ()
     targets: dict[str, float]
 
 
 def run(options: DevicesJsOptions, say: Say) -> DevicesJs:
-    """Measure every model, then the secure part. Raises FleetError where Node is missing."""
-    with tempfile.TemporaryDirectory() as folder, _Node() as worker:
-        steps = [_steps(name, Path(folder) / name, worker, options.blocks, say) for name in options.models or MODELS]
-        say("mask")
-        secure = _secure(options, worker)
-        return DevicesJs(
-            engine=worker.engine,
-            steps=steps,
-            dim=options.dim,
-            streams=options.neighbours + 1,
-            secure=secure,
-            mask_ratio=secure[-1].ratio,
-            targets=TARGETS,
-        )
+    """Measure every model, the secure part, and a page. Raises FleetError where Node is missing, BrowserMissing."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        if options.runtime == "node":
+            with Node() as runtime:
+                return _measured(options, folder, runtime, say)
+        with page(folder) as opened:
+            figures = _measured(options, folder, opened, say)
+            say("page")
+            names = [step.model for step in figures.steps]
+            work = folder / (TRAINED if TRAINED in names else names[0])
+            pages = tuple(page_cost(opened.site, work) for _ in range(options.blocks))
+            return replace(
+                figures,
+                first_load_mb=max(one.first_load_mb for one in pages),
+                ready_cpu_s=min(one.ready_cpu_s for one in pages),
+                training_mb=max(one.training_mb for one in pages),
+                pages=pages,
+            )
 
 
-class _Node:
-    """The process of Node: it answers what is asked, in turn."""
-
-    def __init__(self) -> None:
-        script = str(node.FOLDER / "src" / "node" / "bench.ts")
-        self._process = subprocess.Popen(
-            [node.program(), "--no-warnings", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._asked, self._answers = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
-
-    def __enter__(self) -> Self:
-        self.engine: str = self.ask(engine=None)["engine"]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate()
-
-    def ask(self, **what: object) -> dict[str, Any]:
-        self._asked.write(json.dumps(what) + "\n")
-        self._asked.flush()
-        answer: dict[str, Any] = json.loads(self._answers.readline())
-        return answer
+def _measured(options: DevicesJsOptions, folder: Path, runtime: JsRuntime, say: Say) -> DevicesJs:
+    steps = [_step(_Work.write(name, folder, say), runtime, options.blocks, say) for name in options.models or MODELS]
+    say("mask")
+    secure = _secure(options, runtime)
+    return DevicesJs(
+        engine=runtime.engine,
+        steps=steps,
+        dim=options.dim,
+        streams=options.neighbours + 1,
+        secure=secure,
+        mask_ratio=secure[-1].ratio,
+        targets=TARGETS[options.runtime],
+    )
 
 
-def _steps(name: str, folder: Path, worker: _Node, blocks: int, say: Say) -> StepCost:
-    say(f"{name}: export")
-    model, algorithm = Model(load(name)), create("fedavg", {"batch_size": BATCH, "client_lr": 0.01})
-    plan, blobs = build_plan(model, algorithm, ("onnx",))
-    graphs = {graph: blobs[ref] for graph, ref in plan.graphs["onnx"].items()}
-    executables = {graph: OnnxRuntime().load(blob, graph) for graph, blob in graphs.items()}
-    state = {key: np.asarray(vector) for key, vector in algorithm.init(model.initial).items()}
-    broadcast = trips_of(algorithm)[0].broadcast(state)
-    random, key = np.random.default_rng(0), StreamKey(0, 1, 0)
-    examples = {item.name: random_field(item, BATCH * MOST_STEPS, random) for item in plan.examples.fields}
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The local training of a model: `train` runs it in Python, and `folder` has the same for other runtimes."""
 
-    def train(steps: int) -> float:
-        some = {field: values[: BATCH * steps] for field, values in examples.items()}
-        return _cpu_s(lambda: execute(plan, dict(executables), broadcast, some, key, frozen=model.frozen_vectors))
+    folder: Path
+    steps: int
+    load_s: float
+    train: Callable[[], object]
 
-    train(1)
-    steps = MOST_STEPS if train(LEAST_STEPS) < QUICK_S else LEAST_STEPS
-    some = {field: values[: BATCH * steps] for field, values in examples.items()}
-    _write(folder, plan, graphs, broadcast, model.frozen_vectors, some)
-    worker.ask(load=str(folder))
-    say(f"{name}: measure")
-    python_s, node_s, outside_s = math.inf, math.inf, math.inf
+    @classmethod
+    def write(cls, name: str, folder: Path, say: Say) -> _Work:
+        """Export the model, and write its work into a folder of its name."""
+        say(f"{name}: export")
+        model, algorithm = Model(load(name)), create("fedavg", {"batch_size": BATCH, "client_lr": 0.01})
+        plan, blobs = build_plan(model, algorithm, ("onnx",))
+        graphs = {graph: blobs[ref] for graph, ref in plan.graphs["onnx"].items()}
+        executables: dict[str, Executable] = {}
+        load_s = _cpu_s(lambda: executables.update({name: OnnxRuntime().load(graphs[name], name) for name in graphs}))
+        state = {key: np.asarray(vector) for key, vector in algorithm.init(model.initial).items()}
+        broadcast = trips_of(algorithm)[0].broadcast(state)
+
+        def train(examples: Mapping[str, NDArray[np.generic]]) -> None:
+            execute(plan, dict(executables), broadcast, examples, StreamKey(0, 1, 0), frozen=model.frozen_vectors)
+
+        train(_examples(plan, 1))
+        some = _examples(plan, LEAST_STEPS)
+        steps = MOST_STEPS if _cpu_s(lambda: train(some)) < QUICK_S else LEAST_STEPS
+        examples = _examples(plan, steps)
+        _write(folder / name, plan, graphs, broadcast, model.frozen_vectors, examples)
+        return cls(folder / name, steps, load_s, lambda: train(examples))
+
+
+def _examples(plan: Plan, steps: int) -> dict[str, NDArray[np.generic]]:
+    random = np.random.default_rng(0)
+    return {item.name: random_field(item, BATCH * steps, random) for item in plan.examples.fields}
+
+
+def _step(work: _Work, runtime: JsRuntime, blocks: int, say: Say) -> StepCost:
+    """Load and train, on both in turns; the least of the blocks after the first."""
+    say(f"{work.folder.name}: load")
+    js_load_s = runtime.load(work.folder).cpu_s
+    say(f"{work.folder.name}: measure")
+    python_s, js_s, outside_s = math.inf, math.inf, math.inf
     for _ in range(blocks + 1):
-        python_s = min(python_s, train(steps))
-        found = worker.ask(train=None)
-        node_s = min(node_s, found["cpu_s"])
-        outside_s = min(outside_s, found["cpu_s"] - found["inside_s"])
+        python_s = min(python_s, _cpu_s(work.train))
+        done = runtime.ask(train=None)
+        js_s = min(js_s, done.cpu_s)
+        outside_s = min(outside_s, done.answer["outside_s"])
     return StepCost(
-        model=name,
-        python_ms=1e3 * python_s / steps,
-        node_ms=1e3 * node_s / steps,
-        step_ratio=node_s / python_s,
-        outside_ms=1e3 * outside_s / steps,
+        model=work.folder.name,
+        python_ms=1e3 * python_s / work.steps,
+        js_ms=1e3 * js_s / work.steps,
+        step_ratio=js_s / python_s,
+        outside_ms=1e3 * outside_s / work.steps,
+        python_load_s=work.load_s,
+        js_load_s=js_load_s,
     )
 
 
@@ -160,7 +201,7 @@ def _write(
     frozen: Mapping[str, Float32],
     examples: Mapping[str, NDArray[np.generic]],
 ) -> None:
-    """Write the work as Node reads it (`device_runtime/js/src/node/work.ts`)."""
+    """Write the work as other runtimes read it (`device_runtime/js/bench/work.ts`)."""
     (folder / "graphs").mkdir(parents=True)
     for graph, blob in graphs.items():
         (folder / "graphs" / graph).write_bytes(blob)
@@ -171,26 +212,26 @@ def _write(
     np.savez(folder / "examples.npz", allow_pickle=False, **examples)
 
 
-def _secure(options: DevicesJsOptions, worker: _Node) -> list[SumCost]:
-    """Packing without and with noise, and masking; the least of the blocks."""
+def _secure(options: DevicesJsOptions, runtime: JsRuntime) -> list[SumCost]:
+    """Packing without and with noise, and masking what was packed; the least of the blocks."""
     vector = np.zeros(options.dim, np.float32)
     masks = [Mask(bytes([place]) * 32, -1 if place % 2 else 1) for place in range(options.neighbours + 1)]
     words = packing.encode((_segment(options.dim, 0),), vector, 1, 1)
-    works: dict[tuple[str, int, str], Callable[[], object]] = {
-        ("pack", 0, "pack_s"): lambda: packing.encode((_segment(options.dim, 0),), vector, 1, 1),
-        ("pack with noise", VARIANCE, "pack_s"): lambda: packing.encode(
-            (_segment(options.dim, VARIANCE),), vector, 1, 1
-        ),
-        ("mask", 0, "mask_s"): lambda: add_masks(words, masks),
+    works: dict[str, tuple[Callable[[], object], dict[str, object]]] = {
+        part: (
+            partial(packing.encode, (_segment(options.dim, noise),), vector, 1, 1),
+            {"pack": {"size": options.dim, "noise": noise}},
+        )
+        for part, noise in {"pack": 0, "pack with noise": VARIANCE}.items()
     }
+    works["mask"] = lambda: add_masks(words, masks), {"mask": len(masks)}
     costs = []
-    for (part, noise, what), work in works.items():
-        python_s = node_s = math.inf
+    for part, (work, asked) in works.items():
+        python_s = js_s = math.inf
         for _ in range(options.blocks):
             python_s = min(python_s, _cpu_s(work))
-            asked = {"size": options.dim, "noise": noise, "streams": len(masks)}
-            node_s = min(node_s, worker.ask(mask=asked)[what])
-        costs.append(SumCost(part=part, python_s=python_s, node_s=node_s, ratio=node_s / python_s))
+            js_s = min(js_s, runtime.ask(**asked).cpu_s)
+        costs.append(SumCost(part=part, python_s=python_s, js_s=js_s, ratio=js_s / python_s))
     return costs
 
 

@@ -104,13 +104,15 @@ class DeviceStepOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesJsOptions:
-    """Devices in TypeScript on Node, against Python's.
+    """Devices in TypeScript against Python's.
 
-    CPU time of local training on both ONNX Runtimes, step by step, and what Node spends outside of it; of packing a
-    report for a secure round, of its noise and its masks. Both work in turns. It needs Node 22.18, and takes several
-    minutes, of which most goes into exporting.
+    On Node, or in a browser: a Chromium with the page of devices. CPU time of local training on both ONNX Runtimes,
+    step by step, and what TypeScript spends outside of it; of packing a report for a secure round, of its noise and its
+    masks. Both work in turns. Of the page also the bytes of its first load, CPU time until it can train, and memory. It
+    needs Node 22.18, and takes several minutes, of which most goes into exporting; a browser ten more.
     """
 
+    runtime: Annotated[Literal["node", "browser"], Option(help="Where TypeScript runs.")] = "node"
     models: Annotated[
         list[str] | None, Option("--model", help="A built-in model; may be repeated.  [default: all]")
     ] = None

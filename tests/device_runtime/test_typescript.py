@@ -51,7 +51,7 @@ def test_node_trains_to_the_same_report_bit_for_bit(name, tmp_path):
     (tmp_path / "frozen.safetensors").write_bytes(checkpoint.encode(frozen))
     (tmp_path / "key.json").write_text(json.dumps({"seed": str(KEY.seed), "round": str(KEY.round), "slot": "7"}))
     np.savez(tmp_path / "examples.npz", **examples)
-    subprocess.run(command("src/node/train.ts", tmp_path), check=True)
+    subprocess.run(command("tests/train.ts", tmp_path), check=True)
     executables = {graph: OnnxRuntime().load(blob, graph) for graph, blob in blobs.items()}
     expected = execute(plan, executables, broadcast, examples, KEY, frozen=frozen)
     body = checkpoint.encode({"report": plan.report.weigh(expected.values, expected.weight)})

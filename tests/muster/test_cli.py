@@ -24,6 +24,7 @@ from export.models import MODELS
 from fedcore.plan import BlobRef
 from fedcore.signing import SigningKey
 from muster.app import app
+from muster.browser import BrowserMissing
 from simulator import datasets
 from tests.device_runtime.node import node
 from tests.export import models as user_models
@@ -117,10 +118,39 @@ def test_bench_devices_js_compares_node_with_python():
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     (step,) = found["steps"]
-    assert step["step_ratio"] == pytest.approx(step["node_ms"] / step["python_ms"])
-    assert 0 < step["outside_ms"] < step["node_ms"]
+    assert step["step_ratio"] == pytest.approx(step["js_ms"] / step["python_ms"])
+    assert 0 < step["outside_ms"] < step["js_ms"]
     assert [part["part"] for part in found["secure"]] == ["pack", "pack with noise", "mask"]
     assert found["mask_ratio"] == found["secure"][-1]["ratio"] > 0
+    assert "pages" not in found
+
+
+@pytest.mark.long
+def test_bench_devices_js_measures_a_page_in_a_browser():
+    node()
+    words = ("--runtime", "browser", "--model", "logreg", "--blocks", 1, "--dim", 1000, "--json")
+    result = in_process("bench", "devices_js", *words)
+    if isinstance(result.exception, BrowserMissing):
+        pytest.skip(str(result.exception))
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    (step,), (page,) = found["steps"], found["pages"]
+    assert found["engine"].startswith("onnxruntime-web ")
+    assert step["outside_ms"] > 0
+    assert step["step_ratio"] == pytest.approx(step["js_ms"] / step["python_ms"])
+    assert [part["part"] for part in found["secure"]] == ["pack", "pack with noise", "mask"]
+    # Compressed, the engine alone is above three megabytes.
+    assert 3 < found["first_load_mb"] == page["first_load_mb"] < 5
+    assert 0 < found["ready_cpu_s"] == page["ready_cpu_s"]
+    assert 0 < page["empty_mb"] < page["page_mb"] < page["loaded_mb"]
+    assert page["ended_mb"] < page["training_mb"] == found["training_mb"]
+
+
+def test_bench_devices_js_says_that_there_is_no_browser(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = in_process("bench", "devices_js", "--runtime", "browser")
+    assert isinstance(result.exception, BrowserMissing)
+    assert "apt-get install chromium" in str(result.exception)
 
 
 def test_bench_secagg_measures_both_ends_of_a_session():

@@ -1,0 +1,85 @@
+/** Blocks of work that `muster bench devices_js` asks for, on any platform; it measures the CPU time of each itself.
+ *
+ * `{"load": PATH}` loads the work there, `{"train": null}` trains on it, `{"pack": {…}}` packs a vector of zeros, and
+ * `{"mask": STREAMS}` masks what was packed by so many streams.
+ */
+
+import type { Bytes } from "../src/core/bytes.ts";
+import type { Engine, OnnxRuntime } from "../src/core/engine.ts";
+import { platformRandom } from "../src/core/primitives.ts";
+import { execute, type Work } from "../src/core/runner.ts";
+import { addMasks } from "../src/core/secagg/masking.ts";
+import { pack, type Words } from "../src/core/secagg/packing.ts";
+import { workOf } from "./work.ts";
+
+/** A vector of `size` zeros that is packed with that variance of noise. */
+interface Packing {
+  readonly size: number;
+  readonly noise: number;
+}
+
+export interface Asked {
+  readonly load?: string;
+  readonly train?: null;
+  readonly pack?: Packing;
+  readonly mask?: number;
+}
+
+type Read = (path: string) => Promise<Bytes>;
+
+/** What answers. clockS: seconds of the platform's best clock. filesAt: what reads the files at a path. */
+export class Blocks {
+  readonly #engine: Engine;
+  readonly #clockS: () => number;
+  readonly #filesAt: (path: string) => Read;
+  #work: Work | null = null;
+  #words: Words = new Uint32Array();
+  #insideS = 0;
+
+  constructor(engine: Engine, clockS: () => number, filesAt: (path: string) => Read) {
+    const create: OnnxRuntime["InferenceSession"]["create"] = (...given) => this.#measured(engine, ...given);
+    this.#engine = { name: engine.name, ort: { Tensor: engine.ort.Tensor, InferenceSession: { create } } };
+    this.#clockS = clockS;
+    this.#filesAt = filesAt;
+  }
+
+  /** Do what is asked. It says the engine's name, and of a training the seconds outside of ONNX Runtime, by the clock. */
+  async answer({ load, pack: packing, mask: streams }: Asked): Promise<object> {
+    if (load !== undefined) {
+      this.#work = await workOf(this.#filesAt(load), this.#engine);
+    } else if (packing !== undefined) {
+      this.#words = await packed(packing);
+    } else if (streams !== undefined) {
+      await addMasks(this.#words, masks(streams));
+    } else if (this.#work !== null) {
+      this.#insideS = 0;
+      const begin = this.#clockS();
+      await execute(this.#work);
+      return { outside_s: this.#clockS() - begin - this.#insideS };
+    }
+    return { engine: this.#engine.name };
+  }
+
+  /** A session that adds up the time that is spent inside of it. */
+  async #measured(engine: Engine, ...given: Parameters<OnnxRuntime["InferenceSession"]["create"]>) {
+    const session = await engine.ort.InferenceSession.create(...given);
+    const run = session.run.bind(session) as (...given: unknown[]) => ReturnType<typeof session.run>;
+    session.run = async (...given: unknown[]) => {
+      const begin = this.#clockS();
+      const outputs = await run(...given);
+      this.#insideS += this.#clockS() - begin;
+      return outputs;
+    };
+    return session;
+  }
+}
+
+function packed({ size, noise }: Packing): Promise<Words> {
+  const encoding = { fieldBits: 26, inBits: 16, low: -(2 ** 15) / (2 ** 15 - 1), high: 1, norm: 1, weighted: false };
+  return pack([{ ...encoding, size, noise }], new Float32Array(size), 1, 1, platformRandom);
+}
+
+function masks(streams: number) {
+  const keys = Array.from({ length: streams }, (_, place) => new Uint8Array(32).fill(place));
+  return keys.map((key, place) => ({ key, sign: place % 2 ? -1 : 1 }) as const);
+}
