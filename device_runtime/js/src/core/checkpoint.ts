@@ -24,9 +24,9 @@ export function encodeVector(name: string, vector: Float32): Bytes {
   const padded = header.padEnd(8 * Math.ceil(utf8(header).length / 8) - utf8(header).length + header.length);
   const values = new Uint8Array(size);
   const view = new DataView(values.buffer);
-  vector.forEach((value, place) => {
-    view.setFloat32(4 * place, value, true);
-  });
+  for (let place = 0; place < vector.length; place++) {
+    view.setFloat32(4 * place, vector[place]!, true);
+  }
   return concat(littleEndian(BigInt(utf8(padded).length), HEAD_BYTES), utf8(padded), values);
 }
 
@@ -46,11 +46,11 @@ export function decodeVectors(data: Bytes, specs: readonly VectorSpec[]): Map<st
     if (shape !== size || values.length !== 4 * size) {
       throw new FormatError(`vector ${name} has ${shape} values in ${values.length} bytes, expected float32[${size}]`);
     }
-    const view = new DataView(values.buffer, values.byteOffset, values.length);
-    found.set(
-      name,
-      Float32Array.from({ length: size }, (_, place) => view.getFloat32(4 * place, true)),
-    );
+    const [vector, view] = [new Float32Array(size), new DataView(values.buffer, values.byteOffset, values.length)];
+    for (let place = 0; place < size; place++) {
+      vector[place] = view.getFloat32(4 * place, true);
+    }
+    found.set(name, vector);
   }
   return found;
 }
