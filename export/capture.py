@@ -103,6 +103,7 @@ def capture(
     layers = layers or Layers(nn.Identity())
     environment = ShapeEnv()
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    mode.cache_enabled = False  # shapes seldom come twice, and to remember them takes a fifth of a trace
     names: list[str] = []
 
     def positional(*tensors: Tensor) -> list[Tensor]:
