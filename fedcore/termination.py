@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import sys
 from collections.abc import Callable
@@ -15,22 +16,34 @@ def exit_on_sigterm(code: int, unless: Callable[[], bool] = lambda: False) -> No
 
     unless: asked when the signal comes; where it gives true, nothing happens.
 
-    Python drops an exception that is raised within a destructor: a signal that comes in one is taken once it is over.
+    Python drops an exception that is raised within a destructor or a callback of a weak reference, such as every import
+    has: a signal that comes in one is taken once it is over.
     """
 
     def terminate(number: int, frame: FrameType | None) -> None:
         if unless():
             return
         if _in_destructor(frame):
-            signal.signal(signal.SIGALRM, terminate)
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+            come_again()
+            return
+        sys.unraisablehook = functools.partial(dropped, sys.unraisablehook)
+        sys.exit(code)
+
+    def dropped(tell: Callable[[sys.UnraisableHookArgs], object], what: sys.UnraisableHookArgs) -> None:
+        if isinstance(what.exc_value, SystemExit):
+            come_again()
         else:
-            sys.exit(code)
+            tell(what)
+
+    def come_again() -> None:
+        signal.signal(signal.SIGALRM, terminate)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
 
     signal.signal(signal.SIGTERM, terminate)
 
 
 def _in_destructor(frame: FrameType | None) -> bool:
+    """A destructor is not cut short: what it releases would stay."""
     while frame is not None:
         if frame.f_code.co_name == "__del__":
             return True

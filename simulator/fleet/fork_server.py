@@ -15,6 +15,7 @@ import os
 import selectors
 import signal
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -127,9 +128,7 @@ class ForkServer:
         if pid == 0:
             # A pipe stays open as long as any process keeps an end of it.
             ours = [end for other in self._workers.values() for end in (other.commands, other.results)]
-            for end in (commands[1], results[0], *ours):
-                os.close(end)
-            _run_sessions(commands[0], results[1])
+            _run_sessions(commands[0], results[1], (commands[1], results[0], *ours))
         os.close(commands[0])
         os.close(results[1])
         worker = self._workers[results[0]] = _Worker(pid, commands[1], results[0])
@@ -160,6 +159,7 @@ class ForkServer:
 
     def _stop(self) -> None:
         for worker in self._workers.values():
+            os.close(worker.commands)  # whatever becomes of the signal, a worker has no further session
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGTERM)
         for worker in self._workers.values():
@@ -170,18 +170,20 @@ def _relay(ended: Ended) -> None:
     os.write(sys.stdout.fileno(), msgspec.json.encode(ended) + b"\n")
 
 
-def _run_sessions(commands: int, results: int) -> NoReturn:
+def _run_sessions(commands: int, results: int, others: Iterable[int]) -> NoReturn:
     """Run sessions in the forked child, one after the other, until there are no more; skip the parent's clean-up.
 
-    On SIGTERM it gives up its assignment, as a device does.
+    others: ends of pipes that it has no use for. On SIGTERM it gives up its assignment, as a device does.
     """
     code, cache = 1, BackendCache()
-    exit_on_sigterm(0)
-    # The pipes are the fork server's: a print would corrupt its output, and an open end would outlive it.
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, 0)
-    os.dup2(nowhere, 1)
     try:
+        exit_on_sigterm(0)
+        for end in others:
+            os.close(end)
+        # The pipes are the fork server's: a print would corrupt its output, and an open end would outlive it.
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, 0)
+        os.dup2(nowhere, 1)
         with os.fdopen(commands, "rb") as lines:
             for line in lines:
                 start = _START.decode(line)

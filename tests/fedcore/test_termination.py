@@ -5,7 +5,7 @@ import pytest
 
 SIGTERM_HERE = "os.kill(os.getpid(), signal.SIGTERM)"
 PROGRAM = """
-import os, signal, time
+import os, signal, time, weakref
 from fedcore.termination import exit_on_sigterm
 class Held:
     def __del__(self):
@@ -13,6 +13,7 @@ class Held:
 exit_on_sigterm(7)
 try:
     held = Held()
+    watched = weakref.ref(held, lambda gone: {callback})
     del held
     {body}
     time.sleep(10)
@@ -22,8 +23,8 @@ finally:
 """
 
 
-@pytest.mark.parametrize(("destructor", "body"), [("pass", SIGTERM_HERE), (SIGTERM_HERE, "pass")])
-def test_sigterm_ends_a_process_wherever_it_comes(destructor, body):
-    program = PROGRAM.format(destructor=destructor, body=body)
+@pytest.mark.parametrize("place", ["body", "destructor", "callback"])
+def test_sigterm_ends_a_process_wherever_it_comes(place):
+    program = PROGRAM.format(**{"body": "pass", "destructor": "pass", "callback": None} | {place: SIGTERM_HERE})
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (7, "released\n", "")

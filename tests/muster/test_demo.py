@@ -25,9 +25,9 @@ def test_demo_prints_one_object_and_draws_the_curves(tmp_path):
         assert 0 < facts["test_accuracy"] <= 1
         assert facts["bytes_up_per_device"] > 4 * 3818
         assert facts["bytes_down_per_device"] > 4 * 3818
-    # MimeLite sends a delta and a gradient, FedAdam a delta.
-    up = {name: facts["bytes_up_per_device"] for name, facts in result["algorithms"].items()}
-    assert up["mimelite"] > 1.5 * up["fedadam"]
+    # MimeLite sends a delta and a gradient, FedAdam a delta. How many reports a device sends is up to chance.
+    sent = {name: facts["report"]["sent"] for name, facts in result["algorithms"].items()}
+    assert sent["mimelite"] > 1.9 * sent["fedadam"]
     assert result["agreement"] < 1e-5
     assert result["secure_aggregation"] is False
     steps = result["round_steps"]

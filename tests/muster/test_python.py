@@ -20,7 +20,8 @@ from simulator.errors import EngineError, RunError
 from tests import make_python_reference
 from tests.coordinator.bundles import make_bundle, report_body
 from tests.coordinator.conftest import committed
-from tests.coordinator.test_api import assign, put
+from tests.coordinator.replicas import until
+from tests.coordinator.test_api import assign, check_in, put
 from tests.muster.test_remote import served
 from tests.tree import ROOT
 
@@ -142,6 +143,7 @@ def test_a_task_is_created_watched_and_operated(tmp_path, served):
         task.pause()
         assert coordinator.task(task.id).state == "paused"
         task.resume()
+        until(lambda: "session" in check_in(devices).json())  # the driver sees it a moment later
         watched = []
         follower = threading.Thread(target=lambda: watched.extend(task.watch(every_s=0.05)))
         follower.start()
