@@ -1,5 +1,6 @@
 """Devices in a real browser: the page of a coordinator, whose rounds count what a person drew there."""
 
+import json
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,6 +22,10 @@ PRESS_ALL = """
 for (const cell of document.querySelectorAll("[role=gridcell]")) {
   cell.dispatchEvent(new KeyboardEvent("keydown", { key: " ", bubbles: true }));
 }"""
+WORK_WHILE_CLOSED = """
+const form = document.getElementById("owner");
+form.elements.namedItem("whileClosed").checked = true;
+form.dispatchEvent(new Event("change"));"""
 KEEP_FOR_60_DAYS = """
 const form = document.getElementById("owner");
 form.elements.namedItem("days").value = "60";
@@ -210,6 +215,56 @@ def test_a_page_that_trains_goes_by_rules_that_another_changed(tmp_path, coordin
         browser.execute_async_script(AGE_BY_40_DAYS)
         person.draw(DIGITS[1], 1)
         assert person.text("count") == "2"
+
+
+def test_a_device_works_while_no_page_is_open(tmp_path, coordinators, task, page, browser):
+    with coordinators.local(tmp_path, page=str(page)) as local, road_to(local.url) as road:
+        made, person = task(local), begun_and_closed(browser, road)
+        wake(browser, road)
+        await_commit(local, made)
+        person.open()
+        person.waits_for("entries", "A report on 1 example")
+        person.waits_for("when", "Pause ends both")
+        person.press("pause")
+        person.waits_for("when", "only while this page is open, unless your rules say otherwise")
+
+
+def test_work_while_no_page_was_open_ends_when_one_takes_part(tmp_path, coordinators, task, page, browser):
+    with coordinators.local(tmp_path, page=str(page)) as local, road_to(local.url) as road:
+        made, person, hold = task(local), begun_and_closed(browser, road), Hold()
+        road.before["blob"].append(hold)
+        wake(browser, road)
+        assert hold.reached.wait(60)
+        person.open()
+        person.press("take-part")
+        person.waits_for("state", "Taking part")
+        wait_until(lambda: [one.reason for one in local.store.cohort(made, 1)] == ["conditions"])
+
+
+def begun_and_closed(browser, road):
+    """A person whose browser may wake the page, and who took part, and then closed it."""
+    permission = {"permissions": ["periodicBackgroundSync"], "origin": road.url}
+    browser.execute_cdp_cmd("Browser.grantPermissions", permission)
+    person, hold = Person(browser, road.url, "p"), Hold()
+    road.before["check-in"].append(hold)
+    wait_until(lambda: not is_hidden(browser, "while-closed"))
+    browser.execute_script(WORK_WHILE_CLOSED)
+    person.waits_for("rules-state", "Kept")
+    person.draw(DIGITS[7], 7)
+    person.press("take-part")
+    assert hold.reached.wait(60)
+    person.waits_for("when", "Pause ends both")
+    browser.get("about:blank")
+    return person
+
+
+def wake(browser, road):
+    """Wake the page's service worker, as the browser does by itself twice a day, whatever its number."""
+    browser.execute_cdp_cmd("ServiceWorker.enable", {})
+    tag = json.dumps({"coordinator": f"{road.url}/", "population": "p"}, separators=(",", ":"))
+    for number in range(50):
+        event = {"origin": road.url, "registrationId": str(number), "tag": tag}
+        browser.execute_cdp_cmd("ServiceWorker.dispatchPeriodicSyncEvent", event)
 
 
 @contextmanager

@@ -15,8 +15,12 @@ const OPTIONS = { bundle: true, minify: true, format: "esm", target: "es2023", l
 export async function buildPage(folder: string): Promise<void> {
   rmSync(folder, { recursive: true, force: true });
   mkdirSync(folder, { recursive: true });
-  const entryPoints = { page: join(HERE, "page.ts"), worker: join(HERE, "../src/web/worker.ts") };
-  await build({ ...OPTIONS, entryPoints, outdir: folder });
+  const entryPoints = {
+    page: join(HERE, "page.ts"),
+    worker: join(HERE, "../src/web/worker.ts"),
+    background: join(HERE, "../src/web/background-worker.ts"),
+  };
+  await build({ ...OPTIONS, splitting: true, entryPoints, outdir: folder });
   for (const name of ["index.html", "style.css", "manifest.json", "icon.svg"]) {
     copyFileSync(join(HERE, name), join(folder, name));
   }

@@ -1,7 +1,7 @@
 /** The page by which a person takes part: what it shows, and what its buttons do. */
 
 import { policyOf } from "../src/core/permission/policy.ts";
-import { BrowserDevice, type Ending, type Notice, type Owner } from "../src/web/device.ts";
+import { BrowserDevice, type Ending, type Owner, type Waking, waking } from "../src/web/device.ts";
 import { Pad } from "./drawing.ts";
 import { ending, entry, size } from "./words.ts";
 
@@ -11,18 +11,29 @@ const DAY_S = 86_400;
 /** The settings at first. signers: who may release plans of secure rounds, as the link says. */
 const standard = (signers: readonly string[]): Owner => ({
   policy: { signers, require_secure_aggregation: signers.length > 0, per_day: { sessions: 100 } },
-  rules: { onBattery: true, onMetered: false },
+  rules: { onBattery: true, onMetered: false, whileClosed: false },
   retention: { maxAgeS: 30 * DAY_S, most: 1000 },
 });
 /** The link by which the person came is remembered, whole: an installed page starts without a query. */
 const REMEMBERED = "muster-link";
 const SHOWN = 20;
 const TAKES_PART = "Taking part: it waits to be chosen for a round, and then trains.";
-const NOTICES: Record<Notice, string> = {
+const NOTICES: Record<Parameters<BrowserDevice["onnotice"]>[0], string> = {
   stop: "Stopped for a moment: another page of this site changes what is kept here.",
   settings: "Another page of this site changed your rules.",
   left: "Another page of this site left, or deleted what was kept here.",
 };
+
+const WHEN: Record<Waking, string> = {
+  never: "It works only while this page is open: keep it in front, or in a tab.",
+  "once-installed":
+    "It works only while this page is open. Once you install it as an app, by your browser's menu, it may work while it " +
+    "is closed too.",
+  now: "It works only while this page is open, unless your rules say otherwise.",
+};
+const WAKES =
+  "It works while this page is open. While it is closed, your browser may wake it for some minutes, twice a day at most. " +
+  "Pause ends both.";
 
 const element = <T extends HTMLElement>(id: string) => document.getElementById(id) as T;
 const button = (id: string) => element<HTMLButtonElement>(id);
@@ -52,7 +63,8 @@ async function start(): Promise<void> {
   element("population").textContent = population;
   const coordinator = new URL(link.get("coordinator") ?? "..", location.href);
   const owner = standard(link.getAll("signer"));
-  const device = await BrowserDevice.open(coordinator, population, owner, new URL("worker.js", location.href));
+  const [worker, background] = ["worker.js", "background.js"].map((name) => new URL(name, location.href));
+  const device = await BrowserDevice.open(coordinator, population, owner, { worker: worker!, background: background! });
   await navigator.storage.persist?.();
   new Page(device, link);
   await navigator.serviceWorker.register("service-worker.js");
@@ -83,10 +95,7 @@ class Page {
     button("wipe").onclick = () => this.#pad.wipe();
     button("keep").onclick = doing(() => this.#keep());
     button("take-part").onclick = doing(() => this.#takePart());
-    button("pause").onclick = () => {
-      device.pause();
-      this.#show("Paused.");
-    };
+    button("pause").onclick = doing(() => this.#pause());
     button("leave").onclick = doing(() => this.#leave());
     button("erase").onclick = doing(() => this.#erase());
     button("take-signers").onclick = doing(() => this.#takeSigners());
@@ -100,6 +109,11 @@ class Page {
     localStorage.setItem(REMEMBERED, this.#link.toString());
     await this.#device.takePart();
     this.#show(TAKES_PART);
+  }
+
+  async #pause(): Promise<void> {
+    await this.#device.pause();
+    this.#show("Paused.");
   }
 
   async #keep(): Promise<void> {
@@ -137,7 +151,11 @@ class Page {
         require_secure_aggregation: said.has("secure"),
         per_day: { sessions: Number(said.get("sessions")) },
       },
-      rules: { onBattery: said.has("onBattery"), onMetered: said.has("onMetered") },
+      rules: {
+        onBattery: said.has("onBattery"),
+        onMetered: said.has("onMetered"),
+        whileClosed: said.has("whileClosed"),
+      },
       retention: { ...this.#device.owner.retention, maxAgeS: DAY_S * Number(said.get("days")) },
     });
     element("rules-state").textContent = "Kept.";
@@ -152,7 +170,7 @@ class Page {
     this.#fillRules();
   }
 
-  #changedElsewhere(notice: Notice): void {
+  #changedElsewhere(notice: keyof typeof NOTICES): void {
     this.#fillRules();
     this.#show(this.#device.takesPart ? TAKES_PART : NOTICES[notice]);
     doing(() => this.#showKept())();
@@ -169,6 +187,7 @@ class Page {
     field("sessions").value = String(per_day.sessions ?? "");
     field("onBattery").checked = rules.onBattery;
     field("onMetered").checked = rules.onMetered;
+    field("whileClosed").checked = rules.whileClosed;
     field("days").value = String(retention.maxAgeS / DAY_S);
   }
 
@@ -183,6 +202,14 @@ class Page {
     button("take-part").disabled = this.#device.takesPart;
     button("pause").disabled = !this.#device.takesPart;
     button("leave").disabled = button("erase").disabled = false;
+    doing(() => this.#showWhen())();
+  }
+
+  async #showWhen(): Promise<void> {
+    const [can, wakes] = [await waking(), await this.#device.worksWhileClosed()];
+    element("while-closed").hidden = can !== "now";
+    element("when").textContent = wakes ? WAKES : WHEN[can];
+    button("pause").disabled = !(this.#device.takesPart || wakes);
   }
 
   /** Show examples, plan and journal as they are kept. */

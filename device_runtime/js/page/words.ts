@@ -4,6 +4,7 @@ import type { Ending, Entry, Outcome } from "../src/web/device.ts";
 
 const REASONS: Record<string, string> = {
   "bad-configuration": "Your rules are not valid",
+  conditions: "It was stopped, by the browser's time for it or by you",
   "invalid-examples": "Your examples are not what this training wants",
   "no-task": "There is nothing to train now",
   "non-finite-report": "The training came to no finite numbers, so nothing was sent",

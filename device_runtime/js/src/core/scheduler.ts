@@ -35,7 +35,7 @@ export async function runForever(
   tell: (outcome: Outcome) => void,
   stop: AbortSignal,
 ): Promise<void> {
-  const place = `due:${config.coordinator.href}:${config.population}`;
+  const place = dueOf(config);
   let due = await keptJson<Due>(platform.store, place);
   let told = "";
   while (!stop.aborted) {
@@ -45,15 +45,32 @@ export async function runForever(
       continue;
     }
     const outcome = await runSession(platform, config);
-    const withinS = drawnS(outcome, Math.random());
-    due = { at: platform.now() + withinS, withinS };
-    if (outcome.outcome !== "not-now" && !MENDED_HERE.includes(outcome.reason)) {
-      await platform.store.write({ [place]: JSON.stringify(due) });
-    }
+    due = await drawn(platform, place, outcome);
     const ended = `${outcome.outcome} ${outcome.reason} ${outcome.detail}`;
     if (outcome.outcome !== "not-now" || ended !== told) tell(outcome);
     told = ended;
   }
+}
+
+/** Run one session, if the kept time to come back has come. Throws as `runForever`. */
+export async function runIfDue(platform: Platform, config: SessionConfig): Promise<void> {
+  const place = dueOf(config);
+  if (remainingS(await keptJson<Due>(platform.store, place), platform.now()) > 0) return;
+  await drawn(platform, place, await runSession(platform, config));
+}
+
+function dueOf({ coordinator, population }: SessionConfig): string {
+  return `due:${coordinator.href}:${population}`;
+}
+
+/** Draw when to come back after an outcome, and keep that where a restart changes nothing. */
+async function drawn(platform: Platform, place: string, outcome: Outcome): Promise<Due> {
+  const withinS = drawnS(outcome, Math.random());
+  const due = { at: platform.now() + withinS, withinS };
+  if (outcome.outcome !== "not-now" && !MENDED_HERE.includes(outcome.reason)) {
+    await platform.store.write({ [place]: JSON.stringify(due) });
+  }
+  return due;
 }
 
 /** Seconds to stay away after an outcome; `chance` is drawn uniformly below 1. */

@@ -10,6 +10,7 @@ import {
   AssignmentError,
   BadAnswer,
   DeviceError,
+  NotAllowedNow,
   PlanRefused,
   PolicyForbids,
   Refused,
@@ -36,27 +37,33 @@ export const VERSION = "0.1.0";
 const FORMAT = "onnx";
 const SECRET_BYTES = 32;
 const MOST_TASKS = 256;
+const STOPPING = "a condition for work no longer holds: the application is stopping";
 const NO_WORK = { collection: "", examples: 0, steps: 0 } as const;
 // Answers to an upload after which there is no assignment left to give up: unknown, decided, too late.
 const OVER = [404, 409, 410];
 
-/** Where and how a device takes part. waitS: seconds to wait to be selected. */
+/** Where and how a device takes part.
+ *
+ * waitS: seconds to wait to be selected. stopping: once it is aborted, the session gives up at once.
+ */
 export interface SessionConfig {
   readonly coordinator: URL;
   readonly population: string;
   readonly policy: Policy;
   readonly waitS: number;
+  readonly stopping?: AbortSignal;
 }
 
 /** Run one session. Errors are in the outcome, and the coordinator was told if it was waiting. */
 export async function runSession(platform: Platform, config: SessionConfig): Promise<Outcome> {
   const transport = new Transport(platform, config.coordinator);
+  transport.stopping = config.stopping ?? transport.stopping;
   const session = new Session(platform, config, transport);
   try {
     await session.run();
   } catch (error) {
     if (!(error instanceof DeviceError)) throw error;
-    session.note(failure(error));
+    session.note(failure(session.cause(error)));
     if (error instanceof PolicyForbids) session.note({ outcome: "not-now" });
   }
   session.note({ bytes_up: transport.moved.up, bytes_down: transport.moved.down });
@@ -87,6 +94,12 @@ class Session {
 
   note(facts: Partial<Outcome>): void {
     this.outcome = { ...this.outcome, ...facts };
+  }
+
+  /** What an error comes from: once the session was told to stop, it cuts its own connections. */
+  cause(error: DeviceError): DeviceError {
+    const cut = error instanceof TransportError && this.#config.stopping?.aborted;
+    return cut ? new NotAllowedNow(STOPPING) : error;
   }
 
   /** Everything from the policy to the receipt. */
@@ -242,8 +255,8 @@ class Session {
         error instanceof DeviceError ? error : new RuntimeFailed(`the device's own code failed: ${String(error)}`);
       // A report that may still arrive stays kept: the next session sends it if there is time left.
       const mayArrive = known instanceof TransportError && !(known instanceof Refused && known.final);
-      if (!(mayArrive && this.#isTrained)) await this.#giveUp(given, known);
-      this.note(failure(known));
+      if (!(mayArrive && this.#isTrained)) await this.#giveUp(given, this.cause(known));
+      this.note(failure(this.cause(known)));
       if (known instanceof AssignmentError) this.note({ outcome: "aborted" });
     } finally {
       this.#hold.end();
@@ -262,6 +275,7 @@ class Session {
   }
 
   #keepGoing(due: number): boolean {
+    if (this.#config.stopping?.aborted) throw new NotAllowedNow(STOPPING);
     this.#hold?.check();
     this.#guard.checkWork();
     return this.#platform.now() < due;

@@ -17,17 +17,18 @@ interface Network {
 
 type Told = Navigator & { getBattery?: () => Promise<Battery>; readonly connection?: Network };
 
-/** When the person lets the device work besides: without its charger, and where bytes may cost something. */
+/** When the person lets the device work besides: without its charger, where bytes may cost something, unseen. */
 export interface OwnRules {
   readonly onBattery: boolean;
   readonly onMetered: boolean;
+  readonly whileClosed: boolean;
 }
 
 const METERED = ["cellular"];
 const UNMETERED = ["ethernet", "wifi"];
 
-/** Read the conditions in a page: a worker is not told of the battery. */
-export async function pageConditions(): Promise<Conditions> {
+/** Read the conditions. Workers are not told of the battery. */
+export async function readConditions(): Promise<Conditions> {
   const told = navigator as Told;
   const battery = (await told.getBattery?.().catch(() => null)) ?? null;
   const { quota, usage } = (await told.storage?.estimate().catch(() => null)) ?? {};
@@ -47,7 +48,7 @@ export function unmetered(network: Network | undefined): boolean | null {
 }
 
 /** The conditions, if they are those under which the person lets the device work. Throws PolicyForbids. */
-export function allowed(now: Conditions, { onBattery, onMetered }: OwnRules): Conditions {
+export function allowed(now: Conditions, { onBattery, onMetered }: Omit<OwnRules, "whileClosed">): Conditions {
   if (now.charging === false && !onBattery) {
     throw new PolicyForbids("it takes part only while it charges, by your own setting");
   }

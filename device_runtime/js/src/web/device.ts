@@ -6,7 +6,8 @@ import type { Outcome } from "../core/outcome.ts";
 import { decodePlan, parameterCount } from "../core/plan.ts";
 import { IDENTITY, keptJson } from "../core/platform.ts";
 import { reportSize } from "../core/report.ts";
-import { pageConditions } from "./conditions.ts";
+import { Background, waking } from "./background.ts";
+import { readConditions } from "./conditions.ts";
 import { change, openDatabase } from "./database.ts";
 import { LocalExamples } from "./examples.ts";
 import { keepOwner, keptOwner, type Owner } from "./owner.ts";
@@ -15,6 +16,7 @@ import { CachedBlobs, IndexedDbStore } from "./store.ts";
 
 export type { Column, Values } from "../core/examples.ts";
 export type { Outcome } from "../core/outcome.ts";
+export { type Waking, waking } from "./background.ts";
 export type { OwnRules } from "./conditions.ts";
 export type { Fields, LocalExamples, Retention } from "./examples.ts";
 export type { Owner } from "./owner.ts";
@@ -46,18 +48,25 @@ export interface TrainedPlan {
   readonly reportBytes: number;
 }
 
+/** Addresses of the scripts of a device's worker, and of the service worker that works while no page is open. */
+export interface Scripts {
+  readonly worker: URL;
+  readonly background: URL;
+}
+
 /** A device in one population of one coordinator. Its state belongs to the page's origin, and all its pages share it. */
 export class BrowserDevice {
   readonly examples: LocalExamples;
   /** Hears how sessions end. */
   onending: (ending: Ending) => void = () => {};
   /** Hears that another page stopped this one's work, changed settings, or ended the device. It is done here then. */
-  onnotice: (notice: Notice) => void = () => {};
+  onnotice: (notice: Exclude<Notice, "begun">) => void = () => {};
   readonly #database: IDBDatabase;
   readonly #store: IndexedDbStore;
   readonly #coordinator: URL;
   readonly #population: string;
   readonly #script: URL;
+  readonly #background: Background;
   readonly #standard: Owner;
   readonly #pages: Pages;
   #owner: Owner;
@@ -66,7 +75,7 @@ export class BrowserDevice {
   #resumes = false;
   #reading: ReturnType<typeof setInterval> | undefined;
 
-  private constructor(database: IDBDatabase, coordinator: URL, population: string, standard: Owner, script: URL) {
+  private constructor(database: IDBDatabase, coordinator: URL, population: string, standard: Owner, scripts: Scripts) {
     this.#database = database;
     this.#store = new IndexedDbStore(database);
     this.examples = new LocalExamples(database, () => this.#owner.retention);
@@ -75,15 +84,16 @@ export class BrowserDevice {
     this.#pages = new Pages((notice) => void this.#hear(notice));
     this.#coordinator = coordinator;
     this.#population = population;
-    this.#script = script;
+    this.#script = scripts.worker;
+    this.#background = new Background(scripts.background);
   }
 
-  /** The device with its kept state. standard: its owner's settings where none are kept. script: the worker's.
+  /** The device with its kept state. standard: its owner's settings where none are kept.
    *
    * Throws StateDamaged where the browser keeps nothing for this page.
    */
-  static async open(coordinator: URL, population: string, standard: Owner, script: URL): Promise<BrowserDevice> {
-    const device = new BrowserDevice(await openDatabase(), coordinator, population, standard, script);
+  static async open(coordinator: URL, population: string, standard: Owner, scripts: Scripts): Promise<BrowserDevice> {
+    const device = new BrowserDevice(await openDatabase(), coordinator, population, standard, scripts);
     await device.#readOwner();
     return device;
   }
@@ -96,29 +106,43 @@ export class BrowserDevice {
     return this.#worker !== null;
   }
 
-  /** Keep other settings. The page that takes part begins again with them. Throws StateInUse. */
-  async change(owner: Owner): Promise<void> {
-    await this.#whileStopped("settings", () => keepOwner(this.#store, owner));
+  /** Whether the browser may wake the device while no page is open. */
+  worksWhileClosed(): Promise<boolean> {
+    return this.#background.isAllowed();
   }
 
-  /** Run sessions until `pause`, while the page is open. The settings are kept from now on. Throws StateDamaged. */
+  /** Keep other settings. The page that takes part begins again with them. Throws StateInUse. */
+  async change(owner: Owner): Promise<void> {
+    await this.#whileStopped("settings", async () => {
+      await keepOwner(this.#store, owner);
+      if (!owner.rules.whileClosed) await this.#background.forbid();
+    });
+  }
+
+  /** Run sessions until `pause`: while the page is open and, if its owner and the browser let it, while none is.
+   *
+   * The settings are kept from now on. Throws StateDamaged.
+   */
   async takePart(): Promise<void> {
     if (this.#worker !== null) return;
+    this.#pages.tell("begun");
     const worker = this.#newWorker();
     this.#worker = worker;
     this.#reading = setInterval(() => {
-      void pageConditions().then((conditions) => worker.postMessage({ conditions } satisfies ToWorker));
+      void readConditions().then((conditions) => worker.postMessage({ conditions } satisfies ToWorker));
     }, CONDITIONS_EVERY_MS);
     try {
       if ((await keptOwner(this.#store)) === null) {
         await keepOwner(this.#store, this.#owner);
         this.#pages.tell("settings");
       }
+      const errand = { coordinator: this.#coordinator.href, population: this.#population };
+      if (this.#owner.rules.whileClosed && (await waking()) === "now") await this.#background.allow(errand);
     } catch (error) {
-      this.pause();
+      this.#rest();
       throw error;
     }
-    const conditions = await pageConditions();
+    const conditions = await readConditions();
     const [coordinator, population] = [this.#coordinator.href, this.#population];
     worker.postMessage({ coordinator, population, conditions } satisfies ToWorker);
   }
@@ -126,18 +150,25 @@ export class BrowserDevice {
   #newWorker(): Worker {
     const worker = new Worker(this.#script, { type: "module" });
     worker.onmessage = ({ data }: MessageEvent<Ending>) => {
-      if ("stopped" in data) this.pause();
+      if ("stopped" in data) this.#rest();
       this.onending(data);
     };
     worker.onerror = (event) => {
-      this.pause();
+      this.#rest();
       this.onending({ stopped: { reason: "runtime-failed", detail: event.message ?? "the worker did not start" } });
     };
     return worker;
   }
 
-  /** End the worker at once, whatever it does; its memory comes back. What was unfinished is given up the next time. */
-  pause(): void {
+  /** End the work, of this page at once and while none is open. What was unfinished is given up the next time. */
+  async pause(): Promise<void> {
+    this.#rest();
+    this.#pages.tell("begun");
+    await this.#background.forbid();
+  }
+
+  /** End the worker at once, whatever it does; its memory comes back. */
+  #rest(): void {
     this.#resumes = false;
     this.#endWorker();
   }
@@ -173,6 +204,7 @@ export class BrowserDevice {
         of("keys").clear();
         for (const start of Object.values(IDENTITY)) of("texts").delete(IDBKeyRange.bound(start, `${start}\uffff`));
       });
+      await this.#background.forbid();
       await new CachedBlobs(this.#database).clear();
     });
   }
@@ -183,6 +215,7 @@ export class BrowserDevice {
       await change(this.#database, ["texts", "keys", "examples"], (of) => {
         for (const part of ["texts", "keys", "examples"] as const) of(part).clear();
       });
+      await this.#background.forbid();
       await new CachedBlobs(this.#database).clear();
     });
   }
@@ -207,7 +240,7 @@ export class BrowserDevice {
       this.#resumes ||= this.takesPart;
       return this.#endWorker();
     }
-    if (notice === "left") this.pause();
+    if (notice === "left") this.#rest();
     await this.#readOwner();
     if (this.#resumes) {
       this.#resumes = false;
@@ -216,6 +249,7 @@ export class BrowserDevice {
   }
 
   async #hear(notice: Notice): Promise<void> {
+    if (notice === "begun") return;
     try {
       await this.#follow(notice);
     } finally {

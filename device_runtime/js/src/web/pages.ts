@@ -7,8 +7,11 @@ const CHANNEL = "muster-pages";
 /** A worker that was just ended lets go of the lock a moment later. */
 const PATIENCE_MS = 5000;
 
-/** What a page tells the others: to stop their work, and then that settings changed, or that the device has left. */
-export type Notice = "stop" | "settings" | "left";
+/** What a page tells the others: to stop their work, and then that settings changed, or that the device has left.
+ *
+ * `begun`, that it takes part, is for what works while no page is open: that ends at every notice.
+ */
+export type Notice = "stop" | "settings" | "left" | "begun";
 
 /** The channel between the pages of this origin. hear: what to do with the notices of others. */
 export class Pages {

@@ -11,6 +11,7 @@ import { type Answer, BYTES_TYPE, type BytesMoved, type Call, JSON_TYPE, plain, 
 
 const RETRIES = 3;
 const [FIRST_DELAY_S, LONGEST_DELAY_S] = [0.5, 60];
+const LEAVING_S = 2;
 // A larger report is uploaded so that a cut connection loses nothing.
 const LARGEST_WHOLE = 8 << 20;
 // A body that arrived damaged, or an upload that began elsewhere: the next attempt asks for the offset anew.
@@ -26,10 +27,12 @@ export interface Identity {
  *
  * A call is made again on 429, on 503, when the coordinator is too new for a signature, when the connection breaks and
  * when what carries requests sent one twice: 3 times until there is an assignment, and 3 times within it. When the coordinator finds this device's clock wrong, its own
- * time counts for signatures from then on. Every method throws Unreachable, Refused or BadAnswer.
+ * time counts for signatures from then on. Once it is `stopping`, calls under way are cut, those that come have
+ * LEAVING_S, and none is made again. Every method throws Unreachable, Refused or BadAnswer.
  */
 export class Transport {
   identity: Identity | null = null;
+  stopping: AbortSignal = new AbortController().signal;
   readonly moved: BytesMoved = { up: 0, down: 0 };
   /** When a call about an assignment ended last, in seconds; infinity while there is one. */
   spokeAt = -Infinity;
@@ -173,7 +176,8 @@ export class Transport {
     const aboutAssignment = call.path.startsWith("/v1/assignments/");
     try {
       if (aboutAssignment) this.spokeAt = Infinity;
-      return await send(this.#platform, this.#base, call, signer, this.#now(), this.moved);
+      const bounded = this.stopping.aborted ? { ...call, timeoutS: LEAVING_S } : { cancelled: this.stopping, ...call };
+      return await send(this.#platform, this.#base, bounded, signer, this.#now(), this.moved);
     } finally {
       if (aboutAssignment) this.spokeAt = this.#platform.now();
     }
@@ -192,7 +196,7 @@ export class Transport {
           continue;
         }
         const askedS = error instanceof Refused ? error.hints.afterS : 0;
-        if (!passes(error) || this.#left === 0 || askedS > LONGEST_DELAY_S) throw error;
+        if (!passes(error) || this.stopping.aborted || this.#left === 0 || askedS > LONGEST_DELAY_S) throw error;
         this.#left -= 1;
         await this.#platform.sleep(Math.max(askedS, FIRST_DELAY_S * 2 ** tries * (0.5 + Math.random() / 2)));
       }

@@ -1,0 +1,51 @@
+/** The service worker of a device in a browser: woken while no page is open, it runs one session on its own thread.
+ *
+ * A service worker can start no other worker and import nothing later, so the engine is bundled with it.
+ */
+
+import { StateInUse } from "../core/errors.ts";
+import { policyOf } from "../core/permission/policy.ts";
+import { runIfDue } from "../core/scheduler.ts";
+import { type Errand, untilPages } from "./background.ts";
+import { readConditions } from "./conditions.ts";
+import { openDatabase } from "./database.ts";
+import { keptOwner } from "./owner.ts";
+import { alone } from "./pages.ts";
+import { webPlatform } from "./platform.ts";
+import { IndexedDbStore } from "./store.ts";
+
+const WAIT_S = 30;
+/** Chromium ends a woken service worker after three minutes. What is under way is given up in good time before that. */
+const LONGEST_MS = 150_000;
+
+interface Woken extends Event {
+  readonly tag: string;
+  waitUntil(work: Promise<unknown>): void;
+}
+
+self.addEventListener("periodicsync", (event) => {
+  const { tag } = event as Woken;
+  (event as Woken).waitUntil(run(JSON.parse(tag) as Errand));
+});
+
+async function run(errand: Errand): Promise<void> {
+  const stopping = untilPages(LONGEST_MS);
+  try {
+    await alone(() => session(errand, stopping));
+  } catch (error) {
+    if (!(error instanceof StateInUse)) throw error; // a page works
+  }
+}
+
+async function session({ coordinator, population }: Errand, stopping: AbortSignal): Promise<void> {
+  const database = await openDatabase();
+  const owner = await keptOwner(new IndexedDbStore(database));
+  if (owner === null || !owner.rules.whileClosed) return;
+  const { retention, rules, policy } = owner;
+  const now = await readConditions();
+  // Nobody tells a worker of the charger: to its owner it counts as absent, and coordinators hear that it is unknown.
+  const platform = webPlatform(database, retention, rules, () => ({ ...now, charging: false }));
+  const conditions = async () => ({ ...(await platform.conditions()), charging: null });
+  const config = { coordinator: new URL(coordinator), population, policy: policyOf(policy), waitS: WAIT_S, stopping };
+  await runIfDue({ ...platform, conditions }, config);
+}
