@@ -1,6 +1,7 @@
 """Devices in a real browser: the page of a coordinator, whose rounds count what a person drew there."""
 
 import json
+import shutil
 from contextlib import contextmanager
 
 import numpy as np
@@ -215,6 +216,28 @@ def test_a_page_that_trains_goes_by_rules_that_another_changed(tmp_path, coordin
         browser.execute_async_script(AGE_BY_40_DAYS)
         person.draw(DIGITS[1], 1)
         assert person.text("count") == "2"
+
+
+def test_a_browser_whose_clock_is_an_hour_off_takes_part(tmp_path, coordinators, task, page, browser):
+    late = shutil.copytree(page, tmp_path / "late")
+    (late / "worker.js.gz").unlink()
+    script = (late / "worker.js").read_text()
+    (late / "worker.js").write_text(f"const ours = Date.now; Date.now = () => ours() - 3_600_000;{script}")
+    with coordinators.local(tmp_path, page=str(late)) as local:
+        made, person = task(local), Person(browser, local.url, "p")
+        person.draw(DIGITS[7], 7)
+        person.press("take-part")
+        person.waits_for("state", "Done: round 1, 1 example, in clear")
+        await_commit(local, made)
+
+
+def test_a_browser_that_may_forget_says_so(tmp_path, coordinators, page, browser):
+    with coordinators.local(tmp_path, page=str(page)) as local:
+        for setting, promised in (("denied", False), ("granted", True)):
+            permission = {"permission": {"name": "persistent-storage"}, "setting": setting, "origin": local.url}
+            browser.execute_cdp_cmd("Browser.setPermission", permission)
+            Person(browser, local.url, "p")
+            assert is_hidden(browser, "may-vanish") is promised
 
 
 def test_a_device_works_while_no_page_is_open(tmp_path, coordinators, task, page, browser):

@@ -65,7 +65,7 @@ async function start(): Promise<void> {
   const owner = standard(link.getAll("signer"));
   const [worker, background] = ["worker.js", "background.js"].map((name) => new URL(name, location.href));
   const device = await BrowserDevice.open(coordinator, population, owner, { worker: worker!, background: background! });
-  await navigator.storage.persist?.();
+  element("may-vanish").hidden = (await navigator.storage.persist?.()) === true;
   new Page(device, link);
   await navigator.serviceWorker.register("service-worker.js");
 }

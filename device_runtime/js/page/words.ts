@@ -3,19 +3,27 @@
 import type { Ending, Entry, Outcome } from "../src/web/device.ts";
 
 const REASONS: Record<string, string> = {
+  "already-revealed": "This device has done its part in this round",
+  "bad-answer": "The coordinator gave no answer that this device reads",
   "bad-configuration": "Your rules are not valid",
   conditions: "It was stopped, by the browser's time for it or by you",
   "invalid-examples": "Your examples are not what this training wants",
   "no-task": "There is nothing to train now",
   "non-finite-report": "The training came to no finite numbers, so nothing was sent",
+  "not-eligible": "There is training, but not for devices like this one",
   "not-selected": "This device was not chosen this time",
   "plan-refused": "Your rules, or this browser, do not allow this training",
   "runtime-failed": "The training stopped on this device",
+  "shutting-down": "The coordinator is about to stop",
   "secagg-refused": "The secure sum was not safe, so nothing readable was sent",
+  "stale-signature": "This device's clock is far from the coordinator's",
   "state-in-use": "Another page of this site takes part already",
   "state-unusable": "This browser keeps nothing for this page",
+  "too-early": "This device is back before its time",
   "too-few-examples": "There are too few examples on this device",
+  "unsupported-format": "There is training, but not in a format that browsers run",
   policy: "By your rules it does not take part now",
+  resting: "This device took part a short time ago, and rests",
   superseded: "Another session of this device took its place",
   unreachable: "The coordinator cannot be reached",
   unwilling: "There are too few examples on this device, or it does not meet what the training asks of devices",
@@ -59,6 +67,6 @@ function way({ secure }: Outcome): string {
 }
 
 function sentence({ reason, detail }: { readonly reason: string; readonly detail: string }): string {
-  const known = REASONS[reason] ?? `It ended with ${reason}`;
+  const known = REASONS[reason] ?? `The coordinator refused it (${reason})`;
   return detail === "" ? `${known}.` : `${known}: ${detail}${/[.!?]$/.test(detail) ? "" : "."}`;
 }

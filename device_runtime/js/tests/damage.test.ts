@@ -1,10 +1,13 @@
 /** Damaged bytes: every decoder refuses them with the error that it promises, or reads them as what they now are. */
 
+import { zipSync } from "fflate";
 import { expect, test } from "vitest";
 import { type Bytes, fromHex, utf8 } from "../src/core/bytes.ts";
 import { decodeVectors } from "../src/core/checkpoint.ts";
-import { ConfigError, FormatError, PlanRefused } from "../src/core/errors.ts";
+import { ConfigError, FormatError, PlanRefused, StateDamaged } from "../src/core/errors.ts";
+import { ExamplesError } from "../src/core/examples.ts";
 import { checked, parseJson } from "../src/core/json.ts";
+import { AssignmentKeeper } from "../src/core/kept-assignment.ts";
 import { checkGraph } from "../src/core/onnx-check.ts";
 import { policyOf } from "../src/core/permission/policy.ts";
 import { decodePlan } from "../src/core/plan.ts";
@@ -13,8 +16,10 @@ import { decodeState } from "../src/core/secagg/client-state.ts";
 import { SecaggError } from "../src/core/secagg/errors.ts";
 import { checkCredential, decodeRoster } from "../src/core/secagg/roster.ts";
 import { follow, successionSchema } from "../src/core/succession.ts";
-import { decodeAnswer } from "../src/core/wire/messages.ts";
+import { type Assignment, decodeAnswer } from "../src/core/wire/messages.ts";
+import { examplesOf } from "../src/node/npz-arrays.ts";
 import { damaged } from "./damage.ts";
+import { MemoryStore } from "./memory-store.ts";
 import { vectors } from "./vectors.ts";
 
 const TIMES = Number(process.env["MUSTER_FUZZ"] ?? 300);
@@ -23,6 +28,8 @@ const device = vectors("device.json");
 const session = vectors("secagg/transcript.json");
 const checkpoint = device.checkpoints[3];
 const specs = Object.entries<number[]>(checkpoint.vectors).map(([name, one]) => ({ name, size: one.length }));
+
+const PLACE = "assignment:http://127.0.0.1:1/:p";
 
 const { plan, plan_signature, release, entry, head } = device.statements;
 const json = (text: string) => utf8(text);
@@ -94,6 +101,8 @@ test.each<Decoder>([
     (data) => policyOf(parsed(data)),
     ConfigError,
   ],
+  ["a kept assignment", await keptAssignment(), (data) => keeper(kept(data)).get(), StateDamaged],
+  ["an archive of NumPy's arrays", archive(), examplesIn, ExamplesError],
 ])(
   "damaged bytes of %s are refused by name",
   async (_, data, decode, kind) => {
@@ -117,6 +126,39 @@ function followed(data: Bytes) {
     checked(successionSchema, parseJson(data, "succession"), "succession"),
     fromHex(device.successions[0].pinned),
   );
+}
+
+/** An array of two float32 in an archive that is stored, not packed: what is damaged is not the checksum alone. */
+function archive(): Bytes {
+  const header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }".padEnd(117);
+  const array = Uint8Array.of(0x93, ...utf8("NUMPY"), 1, 0, 118, 0, ...utf8(`${header}\n`), ...new Uint8Array(8));
+  return zipSync({ "x.npy": array }, { level: 0 }) as Bytes;
+}
+
+/** The examples of an archive; fflate's own error says that it is none. */
+function examplesIn(data: Bytes) {
+  try {
+    return examplesOf(data);
+  } catch (error) {
+    if (typeof (error as { code?: unknown }).code !== "number") throw error;
+    throw new ExamplesError("invalid-examples", String(error));
+  }
+}
+
+/** A keeper in whose store there is this text. */
+function keeper(text: string): AssignmentKeeper {
+  const store = new MemoryStore();
+  void store.write({ [PLACE]: text });
+  return new AssignmentKeeper(store, new URL("http://127.0.0.1:1"), "p");
+}
+
+async function keptAssignment(): Promise<Bytes> {
+  const store = new MemoryStore();
+  const given = decodeAnswer("assignment", json(device.messages.good.assignment[0])) as Assignment;
+  const work = { report: Uint8Array.of(1, 2, 255), collection: "typed", examples: 3, steps: 4 };
+  const keeps = new AssignmentKeeper(store, new URL("http://127.0.0.1:1"), "p");
+  await keeps.keep({ given, due: 1.5, phase: "trained", ...work });
+  return json((await store.get(PLACE)) ?? "");
 }
 
 /** A policy as the command reads it: what is no JSON is no policy. */

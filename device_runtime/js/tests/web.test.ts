@@ -1,9 +1,10 @@
 /** The pure parts of the device in a browser: which examples stay, when it may work, and what a person reads. */
 
+import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
 import { ending, entry, size } from "../page/words.ts";
 import { UNKNOWN } from "../src/core/conditions.ts";
-import { PolicyForbids } from "../src/core/errors.ts";
+import * as errors from "../src/core/errors.ts";
 import { NOTHING_YET } from "../src/core/outcome.ts";
 import { allowed, unmetered } from "../src/web/conditions.ts";
 import { retained } from "../src/web/examples.ts";
@@ -30,7 +31,7 @@ test("what the owner forbids is forbidden only where it is known to be so", () =
   const strict = { onBattery: false, onMetered: false };
   const lax = { onBattery: true, onMetered: true };
   for (const now of [{ charging: false }, { unmetered: false }]) {
-    expect(() => allowed({ ...UNKNOWN, ...now }, strict)).toThrow(PolicyForbids);
+    expect(() => allowed({ ...UNKNOWN, ...now }, strict)).toThrow(errors.PolicyForbids);
     expect(allowed({ ...UNKNOWN, ...now }, lax)).toMatchObject(now);
   }
   expect(allowed(UNKNOWN, strict)).toBe(UNKNOWN);
@@ -49,6 +50,21 @@ test("a person reads how a session ended in a sentence", () => {
   });
   const stopped = { reason: "state-in-use", detail: "" };
   expect(ending({ stopped })).toEqual({ text: "Another page of this site takes part already.", kind: "bad" });
+});
+
+test("every reason of a device and of a coordinator has words of its own", () => {
+  const spec = readFileSync(new URL("../../../docs/spec/wire.md", import.meta.url), "utf-8");
+  const tables = /\| reason \|.*?\n\n.*\| abort reason \|.*?\n\n/s.exec(spec)![0];
+  const named = [...tables.matchAll(/^\| `([a-z-]+)` \|/gm)].map(([, reason]) => reason!);
+  const own = Object.values(errors)
+    .filter((One) => One.length <= 1)
+    .map((One) => new (One as new (words: string) => { reason?: string })("").reason)
+    .filter((reason) => reason !== undefined); // an abstract one has none
+  expect(named.length).toBeGreaterThan(15);
+  const without = [...named, ...own].filter((reason) => {
+    return ending({ stopped: { reason, detail: "" } }).text.startsWith("The coordinator refused it");
+  });
+  expect(without).toEqual([]);
 });
 
 test("an entry of the journal says what was sent, in which round", () => {

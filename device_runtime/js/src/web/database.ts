@@ -10,6 +10,13 @@ export type Part = "texts" | "keys" | "examples" | "blobs";
 
 /** Open the database, which is made at the first time. Throws StateDamaged. */
 export async function openDatabase(): Promise<IDBDatabase> {
+  const database = await stored(opened());
+  database.onversionchange = () => database.close(); // another page removes it, or has a newer version
+  return database;
+}
+
+/** The database. A browser that allows no storage throws at once. */
+async function opened(): Promise<IDBDatabase> {
   const opening = indexedDB.open(NAME, VERSION);
   opening.onupgradeneeded = () => {
     const made = opening.result;
@@ -18,9 +25,7 @@ export async function openDatabase(): Promise<IDBDatabase> {
     made.createObjectStore("examples", { autoIncrement: true }).createIndex("collection", "collection");
     made.createObjectStore("blobs");
   };
-  const database = await stored(answerOf(opening));
-  database.onversionchange = () => database.close(); // another page removes it, or has a newer version
-  return database;
+  return answerOf(opening);
 }
 
 /** Change parts of the database: all of it or nothing, on disk when the promise is kept. Throws StateDamaged. */
