@@ -73,11 +73,17 @@ def authenticate(database: Database, text: str) -> Token:
     return found[0]
 
 
-def good_token(database: Database, token_id: str) -> Token | None:
-    """The token with an id, while it is good; of a token that was shown before, by `authenticate`."""
+def token_of_session(database: Database, token_id: str, session: str) -> Token | None:
+    """The token with an id, shown before to `authenticate`, while it is good and its web session was not ended."""
     with database.reading() as records:
-        found, now = records.tokens.find(token_id), records.at
-    return found[0] if found is not None and found[0].state(now) == "good" else None
+        found, now, ended = records.tokens.find(token_id), records.at, records.tokens.has_ended(session)
+    return found[0] if found is not None and found[0].state(now) == "good" and not ended else None
+
+
+def end_session(database: Database, session: str, expires_at: float) -> None:
+    """End a web session at every replica, before `expires_at`, when its cookie ends."""
+    with database.writing() as records:
+        records.tokens.end_session(session, expires_at)
 
 
 def _date(at: float) -> str:

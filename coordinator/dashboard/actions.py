@@ -38,16 +38,9 @@ class Actions:
         return await run_in_threadpool(self._log_in, request, fields)
 
     async def logout(self, request: Request) -> Response:
-        """Forget the session."""
+        """End the session, in this browser and in any other that has its cookie."""
         fields = await read_fields(request, _FORM_BYTES)
-        visitor = await run_in_threadpool(self._sessions.visitor, request)
-        try:
-            self._sessions.check_form(visitor, fields)
-        except ForgedForm as error:
-            return self._renderer.problem(request, visitor, 403, str(error))
-        response = redirect("/")
-        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
-        return response
+        return await run_in_threadpool(self._log_out, request, fields)
 
     async def change(self, request: Request, task: str, verb: str) -> Response:
         """Pause, resume, cancel or roll back a task."""
@@ -65,6 +58,17 @@ class Actions:
             return self._renderer.login(request, visitor, 401, wrong=f"You are not logged in: {error}.")
         response = redirect("/")
         self._sessions.begin(token).give(request, response)
+        return response
+
+    def _log_out(self, request: Request, fields: dict[str, str]) -> Response:
+        visitor = self._sessions.visitor(request)
+        try:
+            self._sessions.check_form(visitor, fields)
+        except ForgedForm as error:
+            return self._renderer.problem(request, visitor, 403, str(error))
+        self._sessions.end(request)
+        response = redirect("/")
+        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return response
 
     def _change(self, request: Request, task: str, verb: str, fields: dict[str, str]) -> Response:

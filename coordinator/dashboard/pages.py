@@ -102,8 +102,12 @@ class Pages:
 
     def log(self, request: Request, task: str) -> Response:
         """Recent lines of this process's log that name a task."""
-        lines = self._service.lines
-        return self._page(request, "log.html", lambda records: {"task": records.task(task), "lines": lines.about(task)})
+        lines, here = self._service.lines, self._service.membership.url
+
+        def look(records: Records) -> dict[str, Any]:
+            return {"task": records.task(task), "lines": lines.about(task), "here": here}
+
+        return self._page(request, "log.html", look)
 
     def documentation(self, request: Request) -> Response:
         """The admin API, from its OpenAPI document."""

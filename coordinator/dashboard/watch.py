@@ -18,11 +18,11 @@ from fedcore.release import decode_release
 def alerts(records: Records, settings: Settings) -> list[Alert]:
     """All alerts, those of tasks first."""
     tasks = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
-    found = of_tasks(records.progress(tasks))
+    found = of_tasks(zip(tasks, records.progress(tasks), strict=True))
     for task in tasks:
         if task.release is not None:
             expires_at = decode_release(task.release.text).expires_at
-            found += of_expiry(f"the release of {task.name}", expires_at, records.at, task.id)
+            found += of_expiry("the release", expires_at, records.at, task)
     if settings.tls_cert is not None:
         found += _certificate(settings.tls_cert, records.at)
     return found + _disks(settings)

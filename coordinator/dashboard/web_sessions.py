@@ -1,7 +1,7 @@
 """Web sessions: a signed cookie that names a token, and the CSRF tokens of the forms that it may send.
 
-Nothing of them is stored. The key is the same at all replicas, and the token is looked up at every request: one that
-was revoked or expired ends its sessions at once.
+The key is the same at all replicas. At every request the token is looked up, and whether a logout ended the session: a
+token that was revoked or expired ends its sessions at once. Nothing is stored but the sessions that a logout ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from coordinator.api.access import Access
 from coordinator.api.service import Service
-from coordinator.api.tokens import good_token
+from coordinator.api.tokens import end_session, token_of_session
 from coordinator.errors import BadToken, ForgedForm
 from coordinator.rules.entities import Role, Token
 
@@ -62,6 +62,19 @@ class Visitor:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _Stated:
+    """A session as its cookie states it: the token's id, "" before a login; its end; and a random name of its own."""
+
+    token_id: str
+    expires_at: int
+    nonce: str
+
+    @property
+    def stated(self) -> str:
+        return f"{self.token_id}.{self.expires_at}.{self.nonce}"
+
+
 class WebSessions:
     """The sessions of the dashboard. Its methods read the database, and so run in threads."""
 
@@ -72,16 +85,24 @@ class WebSessions:
 
     def visitor(self, request: Request) -> Visitor:
         """Whoever sent a request, with a new session if it came with none that is good."""
-        found = self._read(request.cookies.get(COOKIE, ""))
+        found = self._read(request)
         if found is None:
             return self._begin(self._access.without_token(request), "", _BEFORE_LOGIN_S)
-        token_id, csrf = found
-        token = good_token(self._database, token_id) if token_id else self._access.without_token(request)
-        return Visitor(token, csrf)
+        if found.token_id:
+            token = token_of_session(self._database, found.token_id, found.nonce)
+        else:
+            token = self._access.without_token(request)
+        return Visitor(token, self._mac("form", found.stated))
 
     def begin(self, token: Token) -> Visitor:
         """A new session for a token that was shown: one from before the login is never taken over."""
         return self._begin(token, token.id, LASTS_S[token.role])
+
+    def end(self, request: Request) -> None:
+        """End the session of a request, whoever has a copy of its cookie; one without a token has nothing to end."""
+        found = self._read(request)
+        if found is not None and found.token_id:
+            end_session(self._database, found.nonce, found.expires_at)
 
     def may_view(self, request: Request) -> bool:
         """Whether the sender of a request may view pages."""
@@ -98,18 +119,16 @@ class WebSessions:
             raise ForgedForm("this form is not from a page of your session, or that ended: load the page again")
 
     def _begin(self, token: Token | None, token_id: str, lasts_s: int) -> Visitor:
-        stated = f"{token_id}.{int(time.time()) + lasts_s}.{secrets.token_urlsafe(16)}"
+        stated = _Stated(token_id, int(time.time()) + lasts_s, secrets.token_urlsafe(16)).stated
         return Visitor(token, self._mac("form", stated), f"{stated}.{self._mac('cookie', stated)}", lasts_s)
 
-    def _read(self, cookie: str) -> tuple[str, str] | None:
-        """The token's id, or "", and the CSRF token of a cookie; None when it is not good."""
-        match = _COOKIE.fullmatch(cookie)
+    def _read(self, request: Request) -> _Stated | None:
+        """What the cookie of a request states; None when it is not good."""
+        match = _COOKIE.fullmatch(request.cookies.get(COOKIE, ""))
         if match is None or int(match[2]) <= time.time():
             return None
-        stated, _, mac = cookie.rpartition(".")
-        if not hmac.compare_digest(mac, self._mac("cookie", stated)):
-            return None
-        return match[1] or "", self._mac("form", stated)
+        found = _Stated(match[1] or "", int(match[2]), match[3])
+        return found if hmac.compare_digest(match[4], self._mac("cookie", found.stated)) else None
 
     def _mac(self, purpose: str, stated: str) -> str:
         return hmac.new(self._keys.of_web_sessions, f"{purpose}.{stated}".encode(), hashlib.sha256).hexdigest()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from coordinator.rules.entities import Task
 from coordinator.rules.progress import Progress, Reason
 
 _DAY_S = 86_400.0
@@ -28,11 +29,11 @@ class AlertKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Something that an operator should look at. task: the id of the task that it is about, "" for none."""
+    """Something that an operator should look at. task: what it is about; None where it is about no task."""
 
     kind: AlertKind
     sentence: str
-    task: str = ""
+    task: Task | None = None
 
 
 _FEW = {Reason.TOO_FEW_DEVICES, Reason.NO_DEVICES, Reason.NONE_ELIGIBLE}
@@ -40,17 +41,17 @@ _WANTED = {Reason.PAUSED}
 """Stalled, and an operator wants it so."""
 
 
-def of_tasks(found: Iterable[Progress]) -> list[Alert]:
+def of_tasks(found: Iterable[tuple[Task, Progress]]) -> list[Alert]:
     """An alert for every task that is stalled, unless an operator paused it."""
     alerts = []
-    for one in found:
+    for task, one in found:
         if one.stalled and one.reason not in _WANTED:
             kind = AlertKind.TOO_FEW_DEVICES if one.reason in _FEW else AlertKind.STUCK
-            alerts.append(Alert(AlertKind.DIVERGED if one.reason is Reason.DIVERGED else kind, one.sentence, one.task))
+            alerts.append(Alert(AlertKind.DIVERGED if one.reason is Reason.DIVERGED else kind, one.sentence, task))
     return alerts
 
 
-def of_expiry(what: str, expires_at: float, now: float, task: str = "") -> list[Alert]:
+def of_expiry(what: str, expires_at: float, now: float, task: Task | None = None) -> list[Alert]:
     """An alert when something, such as "the TLS certificate", has expired or will soon; times in seconds since 1970."""
     left_s = expires_at - now
     if left_s > EXPIRES_WITHIN_S:

@@ -267,6 +267,14 @@ TOKENS = Table(
     comment="Tokens of the admin API",
 )
 
+ENDED_SESSIONS = Table(
+    "ended_sessions",
+    METADATA,
+    _column("session", String(22), comment="the random part of its cookie", key=True),
+    _column("expires_at", Float, comment="seconds since 1970, from when on the cookie is worthless anyway"),
+    comment="Web sessions that were ended before their time, by a logout",
+)
+
 AUDIT = Table(
     "audit",
     METADATA,

@@ -1,15 +1,16 @@
-"""Rows of tokens, within one transaction. Their use: coordinator.api.tokens."""
+"""Rows of tokens and of ended web sessions, within one transaction. Their use: coordinator.api.tokens."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import Row, delete, exists, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from coordinator.rules.entities import Role, Token
-from coordinator.store.tables import TOKENS
+from coordinator.store.tables import ENDED_SESSIONS, TOKENS
 
 
 class TokenRecords:
@@ -37,6 +38,18 @@ class TokenRecords:
         """Revoke a token, unless it is revoked already; whether that changed anything."""
         still_good = (TOKENS.c.id == token_id) & TOKENS.c.revoked_at.is_(None)
         return self._connection.execute(update(TOKENS).where(still_good).values(revoked_at=self._at)).rowcount == 1
+
+    def end_session(self, session: str, expires_at: float) -> None:
+        """Note that a web session is over, and forget those that expired since; again is the same as once."""
+        self._connection.execute(delete(ENDED_SESSIONS).where(ENDED_SESSIONS.c.expires_at <= self._at))
+        on_postgresql = self._connection.dialect.name == "postgresql"
+        new = postgresql.insert(ENDED_SESSIONS) if on_postgresql else sqlite.insert(ENDED_SESSIONS)
+        ended = {"session": session, "expires_at": expires_at}
+        self._connection.execute(new.on_conflict_do_nothing().values(**ended))
+
+    def has_ended(self, session: str) -> bool:
+        """Whether a web session was ended before its time."""
+        return bool(self._connection.scalar(select(exists().where(ENDED_SESSIONS.c.session == session))))
 
 
 def _token(row: Row[Any]) -> tuple[Token, str]:

@@ -178,6 +178,28 @@ def test_session_that_was_altered_or_is_over_opens_nothing(store, register, lock
     assert locked.get("/").status_code == 401
 
 
+def test_logout_ends_every_copy_of_the_cookie_at_every_process(store, locked, tmp_path):
+    text = issue(store.database, "erin", Role.OPERATOR)[1]
+    log_in(locked, text)
+    copy = {"Cookie": "; ".join(f"{name}={value}" for name, value in locked.cookies.items())}
+    settings = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs"}
+    with serving_both(Settings(**settings, port=0, admin_port=0)) as other:
+        assert httpx2.get(other.admin, headers=copy).status_code == 200
+        token = {"csrf": csrf(locked.get("/"))}
+        log_in(locked, text)
+        for _ in range(2):  # again is the same as once
+            assert httpx2.post(f"{other.admin}/logout", data=token, headers=copy).status_code == 303
+        assert httpx2.get(other.admin, headers=copy).status_code == 401
+        assert httpx2.post(f"{other.admin}/new", data=token, headers=copy).status_code == 401
+        assert httpx2.get(locked.base_url, headers=copy).status_code == 401
+        assert locked.get("/").status_code == 200
+    with store.database.writing() as records:
+        records.tokens.end_session("another", records.at + 9)
+        records.tokens.end_session("over", records.at)
+        records.tokens.end_session("last", records.at + 9)
+        assert [records.tokens.has_ended(one) for one in ("another", "over", "last")] == [True, False, True]
+
+
 def test_viewer_downloads_model_plan_and_certificate(store, register, locked, tmp_path):
     privacy = Privacy(epsilon=4, delta=1e-6, users=1000, noise_multiplier=2)
     task = register(make_private_bundle(tmp_path / "private"), privacy=privacy)

@@ -1,6 +1,7 @@
 """The dashboard in a real browser: an operator's way through it, on a phone and on a desk, for everybody."""
 
 import pytest
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -62,15 +63,16 @@ def test_every_page_is_within_reach_of_everybody(store, register, served, browse
     assert {path: wrong for path, wrong in found.items() if wrong} == {}
 
 
-def test_point_of_a_curve_is_read_out_under_the_pointer(register, served, browser):
+def test_point_under_the_pointer_is_read_out_and_stays_there(register, served, browser):
     task = register(goal=1, rounds=9)
     play(served, (2.0, 0.5), devices=1)
     browser.get(f"{served.admin}/tasks/{task}")
     shows(browser, "train.loss 0.5 after round 2")
-    read = browser.execute_script(
-        "const chart = document.querySelector('svg.chart'), box = chart.getBoundingClientRect();"
-        "chart.dispatchEvent(new PointerEvent('pointermove',"
-        " {bubbles: true, clientX: box.right - 5, clientY: box.bottom - 40}));"
-        "return document.querySelector('.readout').textContent"
-    )
-    assert read == "round 2: 0.5"
+    chart = browser.find_element(By.CSS_SELECTOR, "svg.chart")
+    pointer = ActionChains(browser).scroll_to_element(chart)
+    pointer.move_to_element_with_offset(chart, chart.size["width"] // 2 - 5, 0).perform()
+    shows(browser, "round 2: 0.5")
+    play(served, (0.25,), devices=1)
+    shows(browser, "3 of 9 rounds committed", "round 2: 0.5")
+    pointer.move_to_element(browser.find_element(By.TAG_NAME, "h1")).perform()
+    shows(browser, "train.loss 0.25 after round 3")

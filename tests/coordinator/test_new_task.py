@@ -179,7 +179,8 @@ def test_only_populations_that_exist_are_counted(register, served):
 
 
 def test_alerts_name_tasks_that_need_somebody_and_no_others():
-    found = of_tasks(Progress("t", reason, "so it is", reason.stalled) for reason in Reason)
+    found = of_tasks(("its task", Progress("t", reason, "so it is", reason.stalled)) for reason in Reason)
+    assert {one.task for one in found} == {"its task"}
     kinds = {kind: sum(one.kind is kind for one in found) for kind in AlertKind}
     assert (kinds[AlertKind.DIVERGED], kinds[AlertKind.TOO_FEW_DEVICES]) == (1, 3)
     assert len(found) == sum(reason.stalled for reason in Reason) - 1  # one is paused as its operator wants it
@@ -191,7 +192,7 @@ def test_alerts_tell_what_expires_and_which_disk_is_nearly_full():
         of_expiry("the TLS certificate", 7 * 86_400, 0.0)[0].sentence
         == "the TLS certificate expires in 7.0 days: renew it"
     )
-    assert "has expired" in of_expiry("the release of x", 1.0, 2.0, "t")[0].sentence
+    assert "has expired" in of_expiry("the release", 1.0, 2.0)[0].sentence
     assert of_disk("the blobs", 200 * 10**9, 10**12) == []
     (full,) = of_disk("the blobs", 5 * 10**9, 10**12)
     assert full.sentence == "5.0 of 1000.0 GB are free where the blobs are: make room"
@@ -243,7 +244,10 @@ def test_log_page_shows_lines_of_its_task_as_text(register, served):
     page = httpx2.get(f"{served.admin}/tasks/{task}/log").text
     assert f"task {task} &lt;b&gt;is&lt;/b&gt; paused" in page
     other = register()
-    assert "has logged nothing" in httpx2.get(f"{served.admin}/tasks/{other}/log").text
+    assert (
+        f"The coordinator at {served.devices} has logged nothing"
+        in httpx2.get(f"{served.admin}/tasks/{other}/log").text
+    )
 
 
 def test_api_page_has_every_route_and_message_and_asks_no_other_site(served):

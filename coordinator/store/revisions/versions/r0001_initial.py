@@ -81,6 +81,18 @@ def upgrade() -> None:
     op.create_index("devices_enrolled", "devices", ["enrolled_at"], unique=False)
     op.create_index("devices_revoked", "devices", ["revoked_at"], unique=False)
     op.create_table(
+        "ended_sessions",
+        sa.Column("session", sa.String(length=22), nullable=False, comment="the random part of its cookie"),
+        sa.Column(
+            "expires_at",
+            sa.Float(),
+            nullable=False,
+            comment="seconds since 1970, from when on the cookie is worthless anyway",
+        ),
+        sa.PrimaryKeyConstraint("session", name=op.f("pk_ended_sessions")),
+        comment="Web sessions that were ended before their time, by a logout",
+    )
+    op.create_table(
         "identity",
         sa.Column(
             "name",
@@ -529,6 +541,7 @@ def downgrade() -> None:
     op.drop_index("populations_of", table_name="populations")
     op.drop_table("populations")
     op.drop_table("identity")
+    op.drop_table("ended_sessions")
     op.drop_index("devices_revoked", table_name="devices")
     op.drop_index("devices_enrolled", table_name="devices")
     op.drop_table("devices")
