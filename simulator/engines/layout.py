@@ -17,7 +17,7 @@ aten = torch.ops.aten
 def lay_out_parts(recording: Recording) -> None:
     """Let the parts of every concatenation be made in the whole, or copied there where that cannot be."""
     written = {buffer for call in recording.calls for buffer in call.written}
-    users = _Users(recording)
+    users = Users(recording)
     for call in [call for call in recording.calls if call.operator is aten.cat.default]:
         (whole,) = (place for place in call.results if place is not None)
         if whole.stride != row_major(whole.size):  # images with their channels last
@@ -33,7 +33,7 @@ def lay_out_parts(recording: Recording) -> None:
         users.replace(call, copies)
 
 
-class _Users:
+class Users:
     """The calls of a recording by the buffers that they touch, as a look at all calls for each would take minutes."""
 
     def __init__(self, recording: Recording) -> None:
@@ -45,6 +45,10 @@ class _Users:
     def of(self, buffer: int) -> list[Call]:
         """The calls that touch a buffer."""
         return list(self._calls.get(buffer, {}).values())
+
+    def write(self, buffer: int) -> bool:
+        """Whether one of the calls writes to a buffer that another has made, or that was given."""
+        return any(buffer in call.written for call in self.of(buffer))
 
     def move(self, buffer: int, rows: _Rows) -> None:
         """Put all that lies in a buffer into rows of another."""
@@ -77,7 +81,7 @@ def _parts(call: Call, whole: Place) -> dict[int, _Rows]:
     return parts
 
 
-def _moved(users: _Users, part: Place, rows: _Rows, whole: Place, written: set[int]) -> bool:
+def _moved(users: Users, part: Place, rows: _Rows, whole: Place, written: set[int]) -> bool:
     """Move a part to its rows of the whole, if that can be.
 
     Not where one of them is written in place, or the part has been moved already.
@@ -116,7 +120,7 @@ class _Rows:
         return sum(along) + place.offset % self.length < self.length
 
 
-def _can_move(users: _Users, part: Place, rows: _Rows) -> bool:
+def _can_move(users: Users, part: Place, rows: _Rows) -> bool:
     """Whether a part is all of its buffer, row after row, and its maker can write it in longer rows."""
     calls = users.of(part.buffer)
     makers = [call for call in calls if part.buffer in call.made]
