@@ -13,6 +13,8 @@ import pygal
 from pygal.etree import etree
 from pygal.style import Style
 
+from fedcore.private_files import write_whole
+
 COLOURS = ("#1f77b4", "#d95f02", "#2ca02c")
 RANGE_COLOURS = ("#808080", "#3b8eea", "#e07b39", "#2ea35f", "#b565d9", "#d64f6c", "#a08a1a")
 """Of middling brightness: legible on white and on black."""
@@ -41,7 +43,7 @@ def draw_curves(courses: Mapping[str, Sequence[Mapping[str, float]]], path: Path
     )
     for name, course in courses.items():
         chart.add(name, [(point["round"], point[figure]) for point in course if figure in point])
-    chart.render_to_file(str(path))
+    write_whole(path, chart.render())
 
 
 def draw_ranges(curves: Mapping[str, Sequence[Sequence[float]]], every: int, title: str) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from fedcore.private_files import write_whole
+
 Curve = tuple[Sequence[float], Sequence[float]]
 LEGEND_WITHIN = 8
 """So many names fit in the picture; more stand beside it."""
@@ -51,4 +53,6 @@ def write_figure(figure: Figure, path: Path) -> None:
     """Write a figure in the format of the file's ending. Equal figures give equal bytes."""
     made = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with rc_context({"svg.hashsalt": "muster", "svg.fonttype": "none"}):
-        figure.savefig(path, metadata=made.get(path.suffix))
+        data = BytesIO()
+        figure.savefig(data, format=path.suffix[1:], metadata=made.get(path.suffix))
+    write_whole(path, data.getvalue())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from muster.curves import draw_curves
+from simulator.runs.folder import writing
 from simulator.runs.reading import read_run
 from simulator.runs.running import resume_run, start_run
 from simulator.simulation import OnRound, SimulationConfig, SimulationResult
@@ -24,5 +25,6 @@ def resume(path: Path, config: SimulationConfig, on_round: OnRound) -> Simulatio
 
 def _drawn(path: Path, result: SimulationResult) -> SimulationResult:
     name = f"{result.model}, {result.baseline or result.algorithm}"
-    draw_curves({name: read_run(path).points}, path / PICTURE, f"{result.model} on {Path(result.dataset).name}")
+    with writing(path):
+        draw_curves({name: read_run(path).points}, path / PICTURE, f"{result.model} on {Path(result.dataset).name}")
     return result

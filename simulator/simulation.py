@@ -330,13 +330,10 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: G
     if config.baseline == "local":
         return LocalOnly(model, algorithm, users, held_out=config.held_out, seed=config.seed, device=config.device)
     train, test = users.split(config.held_out, config.seed)
-    clients, cohort = (train.pooled(), 1) if config.baseline == "pooled" else (train, config.cohort)
-    asked = config.privacy
-    cohorts = Cohorts(cohort, config.schedule, config.same_cohort, asked.min_separation_rounds, asked.poisson)
-    cohorts.check(config.rounds, len(clients))
+    clients, cohorts = _cohorts(config, train)
     clients.check(model.spec.fields)
     private, masked = sums_of(config, model, algorithm, cohorts, len(clients))
-    task, computing = Task(model, algorithm, clients, cohort, cohorts.total(config.rounds)), _computing(config)
+    task, computing = Task(model, algorithm, clients, cohorts.first, cohorts.total(config.rounds)), _computing(config)
     choice = choose(engine or config.engine, task, computing) if plan is None else plan.choice(computing)
     training = EngineTraining(
         model,
@@ -352,6 +349,21 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: G
     if plan is not None:
         training.restore(plan.state(algorithm))
     return training
+
+
+def check_users(config: SimulationConfig, users: Population) -> None:
+    """Raise what `training_of` raises where a configuration's users are too few for it."""
+    if config.baseline in {None, "pooled"}:
+        _cohorts(config, users.split(config.held_out, config.seed)[0])
+
+
+def _cohorts(config: SimulationConfig, train: Population) -> tuple[Population, Cohorts]:
+    """Those who train, and the cohorts that they form. Raises EngineError where they are too few."""
+    clients, size = (train.pooled(), 1) if config.baseline == "pooled" else (train, config.cohort)
+    asked = config.privacy
+    cohorts = Cohorts(size, config.schedule, config.same_cohort, asked.min_separation_rounds, asked.poisson)
+    cohorts.check(config.rounds, len(clients))
+    return clients, cohorts
 
 
 def _users(config: SimulationConfig) -> Population:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import keyword
+import shutil
+from contextlib import ExitStack
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
+
+from fedcore.private_files import write_whole
 
 PLACES = {
     "README.md.in": "README.md",
@@ -26,7 +30,8 @@ class ProjectError(Exception):
 def make_project(folder: Path) -> list[Path]:
     """Write a project into a new folder, whose name is that of its package; gives the files.
 
-    Raises ProjectError when the name is no package's or one that is there, or the folder exists.
+    Raises ProjectError when the name is no package's or one that is there, or the folder exists, and OSError, which
+    names the file; then nothing is left of the folder.
     """
     name = folder.name
     if not name.isidentifier() or keyword.iskeyword(name) or not name.islower():
@@ -38,9 +43,12 @@ def make_project(folder: Path) -> list[Path]:
     words = {"name": name, "cls": "".join(part.capitalize() for part in name.split("_"))}
     templates = files(__name__)
     made = []
-    for template, place in PLACES.items():
-        path = folder / Template(place).substitute(words)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(Template((templates / template).read_text("utf-8")).substitute(words), "utf-8")
-        made.append(path)
+    with ExitStack() as undo:
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        for template, place in PLACES.items():
+            path = folder / Template(place).substitute(words)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, Template((templates / template).read_text("utf-8")).substitute(words).encode())
+            made.append(path)
+        undo.pop_all()
     return made

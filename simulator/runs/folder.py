@@ -18,7 +18,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -64,16 +64,14 @@ class RunFolder:
         check_free(path)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         with writing(path):
-            partial.mkdir(parents=True)
-            lock = locked(partial)
-            try:
+            with ExitStack() as undo:
+                undo.callback(shutil.rmtree, partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+                lock = undo.enter_context(locked(partial))
                 write_private(partial / CONFIG, to_toml(config).encode())
                 write_private(partial / ENGINE, msgspec.json.encode(engine))
                 partial.rename(path)
-            except BaseException:
-                lock.close()
-                shutil.rmtree(partial, ignore_errors=True)
-                raise
+                undo.pop_all()
             sync_folder(path.parent)
             return cls(path, lock)
 
@@ -158,15 +156,16 @@ def writing(path: Path) -> Iterator[None]:
 
 def locked(path: Path) -> IO[str]:
     """The lock of a folder, held until it is closed. Raises RunError when another process holds it, and OSError."""
-    lock = (path / LOCK).open("a+")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.seek(0)
-        holder = lock.read() or "of another machine"
-        lock.close()
-        raise RunError(f"{path} is in use by process {holder}; wait for its end, or end it") from error
-    lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
-    return lock
+    with ExitStack() as undo:
+        lock = undo.enter_context((path / LOCK).open("a+"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            holder = lock.read() or "of another machine"
+            raise RunError(f"{path} is in use by process {holder}; wait for its end, or end it") from error
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        undo.pop_all()
+        return lock

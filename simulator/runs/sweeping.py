@@ -14,14 +14,15 @@ from typing import Any, Literal
 import msgspec
 
 from fedcore.decoding import decoder
+from simulator import datasets
 from simulator.engines.forked import ended_each
-from simulator.errors import Diverged, RunError
+from simulator.errors import Diverged, RunError, SimulatorError
 from simulator.runs.config_file import differences
 from simulator.runs.folder import locked
-from simulator.runs.reading import RESULT, read_config, read_result
+from simulator.runs.reading import CONFIG, RESULT, read_config, read_result
 from simulator.runs.running import resume_run, start_run
 from simulator.runs.sweep_file import SweepRun
-from simulator.simulation import SimulationResult
+from simulator.simulation import SimulationResult, check_users
 
 Status = Literal["done", "diverged", "failed"]
 RUNS = "runs"
@@ -74,9 +75,11 @@ def run_sweep(
 
     processes: how many run at a time. on_end: called with every outcome when it is there. A run that fails or is killed
     keeps none of the others from running. Raises RunError, before any run, when another sweep is at work in the folder,
-    or when the folder of a run is that of another configuration: names of folders say only what varies.
+    when users of a run cannot be read or are too few, or when the folder of a run is that of another configuration:
+    names of folders say only what varies.
     """
     _check_kept(runs, folder)
+    _check_users([run for run in runs if not (folder / RUNS / run.name).exists()])
     (folder / RUNS).mkdir(parents=True, exist_ok=True)
     outcomes: dict[str, SweepOutcome] = {}
     with contextlib.closing(locked(folder)):
@@ -117,6 +120,8 @@ def means_over_seeds(outcomes: Sequence[SweepOutcome]) -> list[dict[str, Any]]:
 
 
 def _check_kept(runs: Sequence[SweepRun], folder: Path) -> None:
+    if (folder / CONFIG).exists():
+        raise RunError(f"{folder} is the folder of a run; take another folder with --out")
     for run in runs:
         path = folder / RUNS / run.name
         different = differences(read_config(path), run.config) if path.exists() else []
@@ -125,6 +130,17 @@ def _check_kept(runs: Sequence[SweepRun], folder: Path) -> None:
                 f"{path} is of a sweep with other options; its run and the one that is asked for differ in "
                 f"{', '.join(different)}. Take another folder with --out, or delete this one"
             )
+
+
+def _check_users(runs: Sequence[SweepRun]) -> None:
+    """Raise RunError where users cannot be read, or are too few. Those that runs share are read once."""
+    load = functools.cache(datasets.load)
+    for run in runs:
+        config = run.config
+        try:
+            check_users(config, load(config.dataset, config.data, config.clients, config.partition))
+        except SimulatorError as error:
+            raise RunError(f"the run {run.name} cannot be: {error}") from error
 
 
 def _ends(runs: Sequence[SweepRun], folder: Path, processes: int) -> Iterator[tuple[SweepRun, _End]]:

@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tomllib
 
 import pytest
 
+from muster.project import make_project
 from tests.muster.test_cli import muster
 from tests.tree import ROOT
 
@@ -53,6 +55,17 @@ def test_a_name_that_cannot_be_is_refused_with_the_reason(tmp_path, name, words)
     assert (status, out) == (2, "")
     assert words in err
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_project_that_does_not_fit_leaves_nothing(tmp_path):
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, most[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: .*keyboard"):
+            make_project(tmp_path / "keyboard")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_json_lists_the_files(tmp_path):

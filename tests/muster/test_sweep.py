@@ -114,6 +114,16 @@ def test_a_sweep_refuses_the_folder_of_one_with_other_options(sweep, tmp_path):
         run_sweep(others, tmp_path, processes=1)
 
 
+def test_users_that_a_run_cannot_have_are_named_before_any_run(sweep, tmp_path):
+    runs = sweep(OPTIONS + "[grid]\nseed = [0]\ncohort = [4, 400]\n")
+    with pytest.raises(RunError, match="cohort=400 cannot be: a cohort of 400"):
+        run_sweep(runs, tmp_path / "out", processes=1)
+    runs = sweep(OPTIONS + f'data = "{tmp_path}/none"\n[grid]\ndataset = ["wisdm"]\n')
+    with pytest.raises(RunError, match=r"the run dataset=wisdm cannot be: .*none"):
+        run_sweep(runs, tmp_path / "out", processes=1)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_second_sweep_in_the_same_folder_is_refused(sweep, tmp_path):
     runs, said = sweep(OPTIONS + "[grid]\nseed = [0]\n"), []
 

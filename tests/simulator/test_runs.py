@@ -320,9 +320,10 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 def test_a_disk_that_is_full_at_the_start_leaves_no_folder(tmp_path):
     def fill():
         config = completed(CONFIG)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-        with pytest.raises(RunNotKept, match="run cannot be kept: File too large"):
-            start_run(tmp_path / "run", config)
+        for most in (100, 0):  # the second one is too small for the lock
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+            with pytest.raises(RunNotKept, match="run cannot be kept: File too large"):
+                start_run(tmp_path / "run", config)
 
     assert in_child(fill) == 0
     assert list(tmp_path.iterdir()) == []
