@@ -5,7 +5,8 @@ Shapes: K clients, D parameters, B batch, M metric sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,9 +38,27 @@ class CohortOracle:
 
         Raises EngineError or ExportError when the model does not run.
         """
+        with self._watched():
+            return self._alone(params) if len(self._mask_KB) == 1 else self._together(params)
+
+    def weighted(self, params_D: Tensor, weight_K: Tensor) -> Tensor:
+        """Σ w_k g_k, (D,), of gradients at parameters that all clients share: that of the sum of their losses.
+
+        Raises as a call.
+        """
+        with self._watched():
+            leaves = {name: part.detach().requires_grad_() for name, part in self._model.tensors(params_D).items()}
+            loss = vmap(self._model.loss, (None, 0, 0, None if self._noise_KB is None else 0))
+            loss_K, self.sums_KM = loss(leaves, self._batch, self._mask_KB, self._noise_KB)
+            gradients = torch.autograd.grad(loss_K @ weight_K, list(leaves.values()), materialize_grads=True)
+            return torch.cat([gradient.reshape(-1) for gradient in gradients])
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """A block in which the model runs. Raises EngineError or ExportError when it does not."""
         try:
             with Traceable():
-                return self._alone(params) if len(self._mask_KB) == 1 else self._together(params)
+                yield
         except (ExportError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # anything that the user's own code raises

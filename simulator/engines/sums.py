@@ -91,6 +91,21 @@ class RoundSums:
         finite = map(math.isfinite, torch.stack(totals).tolist())  # of all groups at once, as this waits for a GPU
         return torch.cat([self._add(*one) for one in zip(groups, sums, finite, strict=True)])
 
+    def add_summed(self, report: Report, metrics_K: Mapping[str, Tensor], weight_K: Tensor) -> bool:
+        """Add clients whose reports are summed already, if every value of their sum is finite. Gives whether it is.
+
+        report: Σ weight · report of each name.
+        """
+        found = [(self.report[name], one) for name, one in report.items()]
+        found += [(self.metrics[name], one.sum(0)) for name, one in metrics_K.items()]
+        finite = math.isfinite(float(torch.stack([one.sum() for _, one in found]).sum()))
+        if finite:
+            for total, one in found:
+                total.add_(one)
+            self.weight += weight_K.sum(dtype=torch.float64)
+            self.contributors += len(weight_K)
+        return finite
+
     def _sum(self, group: _Group) -> Tensor:
         """The weighted sums of reports, and the sums of metrics, as they lie in the whole vector."""
         sums = group.factor.new_empty(len(self._summed))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
@@ -27,6 +28,8 @@ from fedcore.algorithms.algorithm import (
 )
 from fedcore.batching import noise, sweeps
 from fedcore.bound import CLIP
+from fedcore.loop import Loop
+from fedcore.params import Float32
 from fedcore.plan import EXAMPLE, MASK, METRICS, NEXT, NOISE, REPORT, prefixed, unprefixed
 from fedcore.report import weight_of
 from simulator.client_states import ClientStates
@@ -34,6 +37,7 @@ from simulator.engines.clients import Client
 from simulator.engines.cuda_graphs import padded
 from simulator.engines.examples import Examples
 from simulator.engines.memory import keep_freed_memory
+from simulator.engines.one_step import NotAffine, one_step
 from simulator.engines.oracle import CohortOracle
 from simulator.engines.program import Programs
 from simulator.engines.sums import RoundSums
@@ -98,6 +102,8 @@ class VectorisedTrainer:
             start = end
 
     def _train(self, turn: int, received: Broadcast, group: _Group, sums: RoundSums) -> None:
+        if self._in_one_step(turn, received, group, sums):
+            return
         indices, trip = _indices(group.clients), trips_of(self._algorithm)[turn]
         known = {**received, **self._programs.hold((turn, KEPT), self._kept.gather(indices))}
         carries: dict[str, Carry] = {}
@@ -111,6 +117,36 @@ class VectorisedTrainer:
         report, kept = unprefixed(REPORT, ended), unprefixed(KEPT, ended)
         finite = sums.add(report, metrics, self._weights(indices), kept, received.get(CLIP))
         self._kept.scatter(indices, kept, finite)
+
+    def _in_one_step(self, turn: int, received: Broadcast, group: _Group, sums: RoundSums) -> bool:
+        """Train clients by one gradient of all their losses, if each takes one step and all that they report is finite.
+
+        Gives whether it is done.
+        """
+        trip = trips_of(self._algorithm)[turn]
+        loops = [item.loop for item in trip.passes]
+        few = len(loops) == 1 and all(loops[0].step_count(self._sizes[one.index]) == 1 for one in group.clients)
+        if not few or len(group.clients) == 1 or sums.layout.bounded or keeps_client_state(self._algorithm):
+            return False
+        ((_, rows, mask),) = self._steps(0, trip.passes[0], group)
+        weight_K = self._weights(_indices(group.clients))
+        try:
+            asked = one_step(trip, received, mask.sum(1, keepdim=True))
+            gradient_weight_K = asked.gradient_weights(weight_K)
+        except NotAffine:
+            return False
+        where = (turn, "one step")
+        edge = self._batch((turn, 0, 0), group, rows, mask)
+        held = self._programs.hold((*where, *mask.shape), {"point": asked.point, "weight": gradient_weight_K})
+        gradient = functools.partial(self._weighted_gradient, held, edge)
+        found = self._programs.run((*where, *mask.shape), gradient, [*held.values(), *edge.values()], {})
+        summed = asked.sums(found["gradient"], weight_K)
+        return sums.add_summed(summed, {trip.passes[0].name: found[METRICS]}, weight_K)
+
+    def _weighted_gradient(self, held: Mapping[str, Tensor], edge: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weighted sum of the gradients of clients at one point, and their metric sums."""
+        oracle = CohortOracle(self._model, unprefixed(EXAMPLE, edge), edge[MASK], edge.get(NOISE))
+        return {"gradient": oracle.weighted(held["point"], held["weight"]), METRICS: oracle.sums_KM}
 
     def _run_pass(self, where: tuple[int, int], item: Pass, received: Broadcast, group: _Group) -> tuple[Carry, Tensor]:
         """The last carry (K, …) and the metric sums (K, M) of every client. where: which trip and pass."""
@@ -193,14 +229,7 @@ class VectorisedTrainer:
         """
         clients = group.clients
         counts = [item.loop.step_count(self._sizes[one.index]) for one in clients]
-        shape = (counts[0], len(clients), item.loop.batch_size)
-        rows_SKB, mask_SKB = np.zeros(shape, np.int64), np.ones(shape, np.float32)
-        for place, one in enumerate(clients):
-            start, step = group.starts[place], 0
-            for indices, mask in sweeps(item.loop, self._sizes[one.index], one.key, index):
-                rows_SKB[step : step + len(indices), place] = start + indices
-                mask_SKB[step : step + len(indices), place] = mask
-                step += len(indices)
+        rows_SKB, mask_SKB = self._rows(index, item.loop, group, counts[0])
         rows, masks = (torch.from_numpy(array).to(self._device) for array in (rows_SKB, mask_SKB))
         real_SK, every = mask_SKB.sum(2), self._example_steps(item.loop.batch_size)
         for step in range(counts[0]):
@@ -210,6 +239,24 @@ class VectorisedTrainer:
             if active == len(clients):  # else there would be a recording for every number of clients and every size
                 size = min(size, -(-int(real_SK[step].max()) // every) * every)
             yield active, rows[step, :trained, :size], masks[step, :trained, :size]
+
+    def _rows(self, index: int, loop: Loop, group: _Group, steps: int) -> tuple[NDArray[np.int64], Float32]:
+        """For each of so many steps, rows into the group's examples, and masks."""
+        shape = (steps, len(group.clients), loop.batch_size)
+        sizes = [self._sizes[one.index] for one in group.clients]
+        if max(sizes) <= loop.batch_size and not self._model.noisy:
+            # All batches of a client hold all of its examples, whose order matters to nothing but round-off then.
+            mask_KB = np.arange(loop.batch_size) < np.array(sizes)[:, None]
+            rows_KB = np.array(group.starts)[:, None] + mask_KB * np.arange(loop.batch_size)
+            return np.broadcast_to(rows_KB, shape).copy(), np.broadcast_to(mask_KB, shape).astype(np.float32)
+        rows_SKB, mask_SKB = np.zeros(shape, np.int64), np.ones(shape, np.float32)
+        for place, (one, size) in enumerate(zip(group.clients, sizes, strict=True)):
+            step = 0
+            for indices, mask in sweeps(loop, size, one.key, index):
+                rows_SKB[step : step + len(indices), place] = group.starts[place] + indices
+                mask_SKB[step : step + len(indices), place] = mask
+                step += len(indices)
+        return rows_SKB, mask_SKB
 
     def _example_steps(self, batch_size: int) -> int:
         """In steps of how many examples batches are cut to what is real: a step is recorded for each size."""

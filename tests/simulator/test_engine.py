@@ -112,8 +112,10 @@ def test_slots_key_the_order_of_examples_and_nothing_else():
     assert not np.allclose(after([1, 3], [4, 9]), after([1, 3], [9, 4]), rtol=0, atol=1e-7)
 
 
-def test_diverging_client_counts_neither_in_value_nor_in_weight():
-    population, model, algorithm = uneven(), Model(load("logreg")), create("fedavg", {"batch_size": 5})
+@pytest.mark.parametrize("batch_size", [5, 17])
+def test_diverging_client_counts_neither_in_value_nor_in_weight(batch_size):
+    population, model = uneven(), Model(load("logreg"))
+    algorithm = create("fedavg", {"batch_size": batch_size})
     broken = {name: array.copy() for name, array in population.fields.items()}
     broken["x"][population.starts[1]] = np.inf
     with_broken = Engine(model, algorithm, Population(population.clients, broken, population.starts))

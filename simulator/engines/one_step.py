@@ -1,0 +1,131 @@
+"""Clients that take one step each: what they report together, from one gradient of all their losses.
+
+They begin at the same parameters x. Where a report is affine in the gradient, r_k = a_k g_k + b_k, as after a step of
+descent, the sum Σ w_k r_k needs of the gradients only Σ w_k a_k g_k. That is the gradient of Σ w_k a_k loss_k(x), so no
+vector of a single client is made. Shapes: K clients, D parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcore.algorithms.algorithm import Broadcast, Report, Trip, Vector
+
+
+class NotAffine(Exception):
+    """A report is something else than affine in one gradient at parameters that all clients share."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Affine:
+    """A vector of every client, `slope · gradient + offset`, with the operators that keep it so.
+
+    slope, offset: numbers, or tensors that `(K, D)` can be made of. What else an algorithm does with it is an error.
+    """
+
+    slope: Vector
+    offset: Vector = 0.0
+
+    def __add__(self, other: Any) -> Affine:
+        if isinstance(other, Affine):
+            return Affine(self.slope + other.slope, self.offset + other.offset)
+        return Affine(self.slope, self.offset + other)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Affine:
+        return Affine(-self.slope, -self.offset)
+
+    def __sub__(self, other: Any) -> Affine:
+        if isinstance(other, Affine):
+            return self + -other
+        return Affine(self.slope, self.offset - other)
+
+    def __rsub__(self, other: Any) -> Affine:
+        return Affine(-self.slope, other - self.offset)
+
+    def __mul__(self, other: Any) -> Affine:
+        return NotImplemented if isinstance(other, Affine) else Affine(self.slope * other, self.offset * other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Affine:
+        return NotImplemented if isinstance(other, Affine) else Affine(self.slope / other, self.offset / other)
+
+    def __eq__(self, other: object) -> bool:  # which every object has otherwise
+        raise NotAffine
+
+    def __hash__(self) -> int:
+        raise NotAffine
+
+    def __bool__(self) -> bool:
+        raise NotAffine
+
+
+@dataclass(frozen=True, slots=True)
+class OneStep:
+    """What K clients report after their only step. point: (D,), where their gradients g_k are taken."""
+
+    point: Tensor
+    report: Mapping[str, Affine | Tensor]
+
+    def gradient_weights(self, weight_K: Tensor) -> Tensor:
+        """The v_k of Σ v_k g_k, which the sum of the reports needs. Raises NotAffine where it needs several."""
+        found = [weight_K * _by_client(one.slope) for one in self.report.values() if isinstance(one, Affine)]
+        if not found or any(not torch.equal(one, found[0]) for one in found):
+            raise NotAffine
+        weights_K: Tensor = found[0]
+        return weights_K
+
+    def sums(self, gradient_D: Tensor, weight_K: Tensor) -> Report:
+        """The weighted sums of the reports. gradient_D: Σ v_k g_k."""
+        return {name: _sum(one, gradient_D, weight_K) for name, one in self.report.items()}
+
+
+def one_step(trip: Trip, received: Broadcast, count_K1: Tensor) -> OneStep:
+    """What clients report after the only step of a trip's only pass. Raises NotAffine.
+
+    count_K1: the examples of each in its batch.
+    """
+    (stage,) = trip.passes
+    points = []
+
+    def grad(params: Tensor) -> tuple[None, Affine, Tensor]:
+        points.append(params)
+        return None, Affine(1.0), count_K1
+
+    try:
+        carry = stage.step(stage.begin(received), received, grad)
+        report = trip.report(received, {stage.name: carry})
+    except Exception as error:  # whatever an algorithm does that only tensors can; they also say what is wrong with it
+        raise NotAffine from error
+    alone = len(points) == 1 and points[0].dim() == 1
+    if not alone or not all(isinstance(one, Affine | Tensor) for one in report.values()):
+        raise NotAffine
+    return OneStep(points[0], report)
+
+
+def _by_client(slope: Vector) -> Vector:
+    """The part of a slope that differs between clients: numbers (K,), or 1 where none does."""
+    if not isinstance(slope, Tensor) or slope.dim() == 1:
+        return 1.0
+    if slope.shape[1] > 1:
+        raise NotAffine
+    return slope[:, 0]
+
+
+def _sum(one: Affine | Tensor, gradient_D: Tensor, weight_K: Tensor) -> Tensor:
+    """The weighted sum of a report, where `gradient_D` has the part of the slope that differs between clients."""
+    if isinstance(one, Tensor):
+        return one * weight_K.sum() if one.dim() == 1 else weight_K @ one
+    offset_D = one.offset if isinstance(one.offset, Tensor) else gradient_D.new_tensor([one.offset])
+    shared = one.slope if isinstance(one.slope, Tensor) and one.slope.dim() == 1 else None
+    summed_D = _sum(offset_D, gradient_D, weight_K)
+    if shared is not None:
+        return torch.addcmul(summed_D, shared, gradient_D)
+    return torch.add(summed_D, gradient_D, alpha=1 if isinstance(one.slope, Tensor) else one.slope)
