@@ -1,7 +1,7 @@
 /** Messages, plans, checkpoints, reports and statements are read and written as in Python. */
 
 import { expect, test } from "vitest";
-import { concat, fromHex, hex, u64, utf8 } from "../src/core/bytes.ts";
+import { base64, concat, fromBase64, fromHex, hex, u64, utf8 } from "../src/core/bytes.ts";
 import { decodeVectors, encodeVector } from "../src/core/checkpoint.ts";
 import { type Codec, codedSize, encode } from "../src/core/codecs.ts";
 import { FormatError, NonFiniteReport, PlanRefused } from "../src/core/errors.ts";
@@ -18,6 +18,13 @@ import { deviceId, keyText, signatureBase, signatureFields } from "../src/core/w
 import { bytesOf, floats, type Vector, values, vectors } from "./vectors.ts";
 
 const device = vectors("device.json");
+
+test.each([0, 1, 2, 3, 12_287, 12_288, 12_289, 40_000])("%s bytes have the one spelling of base64", (size) => {
+  const data = Uint8Array.from({ length: size }, (_, place) => (place * 7919) % 256);
+  const letters = Buffer.from(data).toString("base64");
+  expect(base64(data)).toBe(letters);
+  expect(fromBase64(letters)).toEqual(data);
+});
 
 test("an assignment keeps integers that a number would round", () => {
   const given = decodeAnswer("assignment", utf8(device.messages.good.assignment[0]));

@@ -3,6 +3,8 @@
 export type Bytes = Uint8Array<ArrayBuffer>;
 
 const ENCODER = new TextEncoder();
+/** Bytes that are written as base64 at a time: whole letters, and arguments that every engine takes. */
+const PIECE = 3 << 12;
 
 /** UTF-8 bytes of a text. */
 export function utf8(text: string): Bytes {
@@ -72,22 +74,26 @@ export function fromHex(digits: string): Bytes {
   return Uint8Array.from(digits.match(/../g) ?? [], (pair) => Number.parseInt(pair, 16));
 }
 
-/** Base64 with padding (RFC 4648 §4). */
+/** Base64 with padding (RFC 4648 §4). In pieces: a text that grows letter by letter takes memory for each of them. */
 export function base64(data: Uint8Array): string {
-  let letters = "";
-  for (const byte of data) {
-    letters += String.fromCharCode(byte);
+  const pieces: string[] = [];
+  for (let at = 0; at < data.length; at += PIECE) {
+    pieces.push(btoa(String.fromCharCode(...data.subarray(at, at + PIECE))));
   }
-  return btoa(letters);
+  return pieces.join("");
 }
 
 /** The inverse of `base64`, and of nothing else: one value has one spelling. Throws RangeError. */
 export function fromBase64(letters: string): Bytes {
-  let data: Bytes;
+  let found: string;
   try {
-    data = Uint8Array.from(atob(letters), (letter) => letter.charCodeAt(0));
+    found = atob(letters);
   } catch {
     throw new RangeError("not base64");
+  }
+  const data = new Uint8Array(found.length);
+  for (let place = 0; place < data.length; place++) {
+    data[place] = found.charCodeAt(place);
   }
   if (base64(data) !== letters) {
     throw new RangeError("base64 that is not in its one spelling");

@@ -1,6 +1,7 @@
 /** Named flat vectors as safetensors bytes: checkpoints and reports. Spec: docs/spec/params.md §3.
  *
- * The format holds data only: a length, a JSON header, and float32 values, all little-endian.
+ * The format holds data only: a length, a JSON header, and float32 values, all little-endian, as machines with a
+ * JavaScript engine are.
  */
 
 import * as v from "valibot";
@@ -22,11 +23,7 @@ export function encodeVector(name: string, vector: Float32): Bytes {
   const size = vector.byteLength;
   const header = JSON.stringify({ [name]: { dtype: "F32", shape: [vector.length], data_offsets: [0, size] } });
   const padded = header.padEnd(8 * Math.ceil(utf8(header).length / 8) - utf8(header).length + header.length);
-  const values = new Uint8Array(size);
-  const view = new DataView(values.buffer);
-  for (let place = 0; place < vector.length; place++) {
-    view.setFloat32(4 * place, vector[place]!, true);
-  }
+  const values = new Uint8Array(vector.buffer, vector.byteOffset, size);
   return concat(littleEndian(BigInt(utf8(padded).length), HEAD_BYTES), utf8(padded), values);
 }
 
@@ -46,11 +43,7 @@ export function decodeVectors(data: Bytes, specs: readonly VectorSpec[]): Map<st
     if (shape !== size || values.length !== 4 * size) {
       throw new FormatError(`vector ${name} has ${shape} values in ${values.length} bytes, expected float32[${size}]`);
     }
-    const [vector, view] = [new Float32Array(size), new DataView(values.buffer, values.byteOffset, values.length)];
-    for (let place = 0; place < size; place++) {
-      vector[place] = view.getFloat32(4 * place, true);
-    }
-    found.set(name, vector);
+    found.set(name, new Float32Array(values.slice().buffer));
   }
   return found;
 }
