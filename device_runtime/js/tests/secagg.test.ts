@@ -3,6 +3,7 @@
 import { beforeAll, describe, expect, onTestFinished, test } from "vitest";
 import { type Bytes, concat, fromHex, fromLittleEndian, hex, littleEndian, utf8 } from "../src/core/bytes.ts";
 import { type RandomSource, type SigningKey, sha256, signingKey, useWebCrypto } from "../src/core/primitives.ts";
+import { adderInJavaScript, CHUNK_BYTES, newAdder } from "../src/core/secagg/adder.ts";
 import { Client } from "../src/core/secagg/client.ts";
 import * as errors from "../src/core/secagg/errors.ts";
 import { addMasks } from "../src/core/secagg/masking.ts";
@@ -65,6 +66,24 @@ test("a number that falls on a threshold of the noise needs further bits", () =>
   expect(table.exactly(low, high, [0, 0])).toBe(0);
   expect(table.exactly(low, high, [0xffffffff, 0xffffffff])).toBe(1);
   expect(table.number(...halves((above << 1n) + 2n))).toBe(1);
+});
+
+test("WebAssembly and JavaScript add and subtract words modulo 2^64", () => {
+  const edges = [0n, 1n, 2n ** 32n - 1n, 2n ** 32n, 2n ** 63n, 2n ** 64n - 2n ** 32n, 2n ** 64n - 1n];
+  const pairs = edges.flatMap((a) => edges.map((b) => [a, b] as const));
+  const size = 8 * pairs.length; // an odd number of words, of which WebAssembly adds two at a time
+  const adders = [newAdder(), adderInJavaScript()];
+  expect(adders.map(({ memory }) => memory instanceof WebAssembly.Memory)).toEqual([true, false]);
+  for (const { memory, add, subtract } of adders) {
+    const words = new BigUint64Array(memory.buffer, 0, pairs.length);
+    new BigUint64Array(memory.buffer, CHUNK_BYTES).set(pairs.map(([, b]) => b));
+    words.set(pairs.map(([a]) => a));
+    add(size);
+    expect([...words]).toEqual(pairs.map(([a, b]) => BigInt.asUintN(64, a + b)));
+    words.set(pairs.map(([a]) => a));
+    subtract(size);
+    expect([...words]).toEqual(pairs.map(([a, b]) => BigInt.asUintN(64, a - b)));
+  }
 });
 
 test("masks of both signs cancel out, over several chunks", async () => {

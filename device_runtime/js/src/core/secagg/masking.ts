@@ -2,12 +2,10 @@
 
 import type { Bytes } from "../bytes.ts";
 import { keystream } from "../primitives.ts";
+import { CHUNK_BYTES, newAdder } from "./adder.ts";
 import type { Words } from "./packing.ts";
 
-const CHUNK_WORDS = 1 << 16; // half a megabyte at a time: smaller pieces cost WebCrypto a task each, larger ones caches
-const BLOCK_WORDS = 2;
-
-type Halves = Int32Array<ArrayBuffer>;
+const BLOCK_BYTES = 16;
 
 /** A stream by its key (32 bytes), and its sign. */
 export interface Mask {
@@ -17,35 +15,24 @@ export interface Mask {
 
 /** Add streams, each with its sign, to words in place, modulo 2^64. */
 export async function addMasks(words: Words, masks: readonly Mask[]): Promise<void> {
-  const total = words.length / 2;
   const streams = await Promise.all(masks.map(({ key }) => keystream(key)));
-  for (let first = 0; first < total; first += CHUNK_WORDS) {
-    const chunk = new Int32Array(words.buffer, 8 * first, 2 * Math.min(CHUNK_WORDS, total - first));
+  const adder = newAdder();
+  const [sums, others] = [new Uint8Array(adder.memory.buffer), new Uint8Array(adder.memory.buffer, CHUNK_BYTES)];
+  const bytes = new Uint8Array(words.buffer, words.byteOffset, words.byteLength);
+  for (let first = 0; first < bytes.length; first += CHUNK_BYTES) {
+    const chunk = bytes.subarray(first, first + CHUNK_BYTES);
+    sums.set(chunk);
     for (const [place, stream] of streams.entries()) {
-      const bytes = await stream.bytes(first / BLOCK_WORDS, 4 * chunk.length);
-      (masks[place]!.sign > 0 ? add : subtract)(chunk, new Int32Array(bytes.buffer));
+      const drawn = await stream.bytes(first / BLOCK_BYTES, chunk.length);
+      others.set(drawn);
+      letGo(drawn);
+      masks[place]!.sign > 0 ? adder.add(chunk.length) : adder.subtract(chunk.length);
     }
+    chunk.set(sums.subarray(0, chunk.length));
   }
 }
 
-// Signed halves of words, and carries by bits: masks are random, so processors guess every other branch wrong.
-
-function add(words: Halves, others: Halves): void {
-  for (let low = 0; low < words.length; low += 2) {
-    const [a, b] = [words[low]!, others[low]!];
-    const sum = (a + b) | 0;
-    const carry = ((a & b) | ((a | b) & ~sum)) >>> 31;
-    words[low] = sum;
-    words[low + 1] = words[low + 1]! + others[low + 1]! + carry;
-  }
-}
-
-function subtract(words: Halves, others: Halves): void {
-  for (let low = 0; low < words.length; low += 2) {
-    const [a, b] = [words[low]!, others[low]!];
-    const rest = (a - b) | 0;
-    const borrow = ((~a & b) | (~(a ^ b) & rest)) >>> 31;
-    words[low] = rest;
-    words[low + 1] = words[low + 1]! - others[low + 1]! - borrow;
-  }
+/** Give the memory of bytes back at once: until garbage is collected, all others get fresh pages, dearer than the cipher. */
+function letGo({ buffer }: Bytes): void {
+  (buffer as { transfer?: (size: number) => ArrayBuffer }).transfer?.(0);
 }
