@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,20 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from selenium import webdriver
 
-from muster.doctor import BROWSERS
+from simulator.fleet.chromium import chromium
 
 SCREEN = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
 """A small phone's, in CSS pixels."""
 _AGENT = "Mozilla/5.0 (Linux; Android 16; Phone) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/{} Mobile Safari/537.36"
-_ARGUMENTS = ("--headless=new", "--disable-gpu", "--disable-dev-shm-usage")
-_OF_ROOT = ("--no-sandbox",)
-"""Chromium starts no sandbox as root."""
-
 _PATIENCE_S = 120.0
-
-
-class BrowserMissing(Exception):
-    """There is no Chromium, or no driver of it."""
 
 
 class PageFailed(Exception):
@@ -38,23 +28,12 @@ class PageFailed(Exception):
 @contextmanager
 def phone() -> Iterator[webdriver.Chrome]:
     """A browser with nothing kept from before, for as long as the block runs. Raises BrowserMissing."""
-    program, driver = next(filter(None, map(shutil.which, BROWSERS)), None), shutil.which("chromedriver")
-    if program is None or driver is None:
-        raise BrowserMissing("there is no Chromium with its driver: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for argument in _ARGUMENTS + (_OF_ROOT if os.geteuid() == 0 else ()):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    try:
+    with chromium(capabilities={"goog:loggingPrefs": {"browser": "ALL"}}) as opened:
         version = opened.capabilities["browserVersion"]
         opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", SCREEN)
         opened.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
         opened.execute_cdp_cmd("Emulation.setUserAgentOverride", {"userAgent": _AGENT.format(version)})
         yield opened
-    finally:
-        opened.quit()
 
 
 class Person:

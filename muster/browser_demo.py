@@ -55,7 +55,7 @@ class BrowserDemo:
 def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: Path) -> BrowserDemo:
     """Train with `devices` on Node and a page on which digits are drawn, and keep a picture of the page, a PNG.
 
-    name: of the algorithm. Raises BrowserMissing, FleetError where Node is missing, PageFailed, NotCrossDevice.
+    name: of the algorithm. Raises FleetError where Chromium or Node is missing, PageFailed, NotCrossDevice.
     """
     program = node.program()
     algorithm = create(name, SETTINGS.get(name))

@@ -15,6 +15,7 @@ import msgspec
 
 from device_runtime.native.library import default_folder, shim_name
 from simulator.errors import SysrootError
+from simulator.fleet import chromium
 from simulator.fleet.arm import qemu, sysroot
 
 DISTRIBUTION = "muster-fl"
@@ -26,7 +27,6 @@ DEMO = {"", "cli", "device", "coordinator", "export", "sim"}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
 POSTGRES = Path("/usr/lib/postgresql")
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 CUDA_ASK_S = 20.0
 
 
@@ -133,8 +133,9 @@ def _programs() -> Iterator[Finding]:
     yield Finding(
         name="PostgreSQL", found=postgres, purpose="tests against PostgreSQL", get="apt-get install postgresql"
     )
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    yield Finding(name="Chromium", found=browser, purpose="tests in a browser", get="apt-get install chromium")
+    yield Finding(
+        name="Chromium", found=chromium.program(), purpose="tests in a browser", get="apt-get install chromium"
+    )
 
 
 def _machine() -> Iterator[Finding]:

@@ -9,6 +9,7 @@ SimulatorError
 ├── RunError            a run cannot be started or resumed: its folder exists, is in use, or holds something else
 ├── RunNotKept          a run could not write to its folder, such as on a full disk
 ├── FleetError          the fleet of emulated devices cannot run, or stopped making progress
+│   └── BrowserMissing  there is no Chromium, or no driver of it
 ├── ProfileError        a fleet profile cannot be read, or a kind of device has an unknown key or a bad value
 └── SysrootError        the sysroot of emulated ARM devices is missing, or cannot be made here
 """
@@ -48,6 +49,10 @@ class RunNotKept(SimulatorError):
 
 class FleetError(SimulatorError):
     """The fleet of emulated devices cannot run, or stopped making progress."""
+
+
+class BrowserMissing(FleetError):
+    """There is no Chromium, or no driver of it."""
 
 
 class ProfileError(SimulatorError):

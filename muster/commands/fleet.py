@@ -35,8 +35,8 @@ Runtimes = Annotated[
     typer.Option(
         "--runtime",
         metavar="NAME:N,…",
-        help="How many devices of each runtime: python, node (in TypeScript), aarch64 (Python on emulated ARM).  "
-        "[default: Python alone]",
+        help="How many devices of each runtime: python, node (in TypeScript), browser (in a Chromium), aarch64 (Python "
+        "on emulated ARM).  [default: Python alone]",
     ),
 ]
 Devices = Annotated[
@@ -71,8 +71,9 @@ def run(
 
     Every device is an operating-system process with the real device runtime; it holds one training user's examples and
     speaks the device protocol. --concurrency must reach the task's goal times its over-selection. Devices of another
-    architecture run under qemu in the sysroot of `muster fleet sysroot`; those on Node share a process. A --profile
-    names its kinds' runtimes, architectures and backends itself.
+    architecture run under qemu in the sysroot of `muster fleet sysroot`; those on Node share a process, and those in
+    browsers a Chromium, in which they open the coordinator's page. A --profile names its kinds' runtimes, architectures
+    and backends itself.
     """
     from device_runtime.permission.policy import Policy
     from simulator import datasets

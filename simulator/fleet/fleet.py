@@ -19,9 +19,10 @@ from device_runtime.scheduler import default_window
 from fedcore.names import offered
 from fedcore.wire.messages import RetryWindow
 from simulator.errors import FleetError, ProfileError
+from simulator.fleet import browsers
 from simulator.fleet.faults import EmulatedDevice, PlannedFailure
 from simulator.fleet.fork_server import Ended, Start
-from simulator.fleet.fork_servers import DIED, HERE, EndedSessions, ForkServers, architectures, fork_servers
+from simulator.fleet.fork_servers import BROWSER, DIED, HERE, EndedSessions, ForkServers, architectures, fork_servers
 from simulator.fleet.profile import Kind, assign_kinds, equal_kinds
 from simulator.fleet.summary import FleetSummary, Session
 from simulator.population import Population
@@ -85,6 +86,9 @@ class Fleet:
             client: _Device(client, kind, kind.draw_device(random.Random(f"{config.seed} {client}")))
             for client, kind in zip(population.clients, assign_kinds(config.kinds, len(population)), strict=True)
         }
+        in_browsers = sum(device.kind.host == BROWSER for device in self._devices.values())
+        if in_browsers > browsers.MOST:
+            raise ProfileError(f"at most {browsers.MOST} devices of a fleet are in browsers, not {in_browsers}")
         self._began = time.monotonic()
         self._failures = 0
         self._last_success: float | None = None
@@ -102,9 +106,11 @@ class Fleet:
 
         servers: where they run; hosts of their own if not given. A device process that dies is a session like
         any other. Raises FleetError when session after session fails: there is no coordinator, say, or no such
-        population; and when every device is refused for good. Raises SysrootError when devices of an architecture
-        cannot run here.
+        population; when every device is refused for good; and when the coordinator has no page for those in browsers.
+        Raises SysrootError when devices of an architecture cannot run here.
         """
+        if any(device.kind.host == BROWSER for device in self._devices.values()):
+            browsers.check_page(self._config.coordinator)
         if servers is not None:
             return self._run(on_session, servers)
         loaded: dict[str, list[str]] = {}

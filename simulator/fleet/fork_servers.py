@@ -1,4 +1,4 @@
-"""Hosts of emulated devices: a fork server for each architecture, here or under qemu, and a process of Node."""
+"""Hosts of emulated devices: a fork server for each architecture, here or under qemu, Node, and a browser."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import msgspec
 
 from fedcore.decoding import decoder
 from simulator.errors import FleetError
-from simulator.fleet import node
+from simulator.fleet import browsers, node
 from simulator.fleet.arm import sysroot
 from simulator.fleet.fork_server import Ended, Start
 
 _ENDED = decoder(Ended)
 
 HERE: str = platform.machine()
-NODE = "node"
+NODE, BROWSER = "node", "browser"
 DIED = "a process that runs emulated devices died; standard error says why"
 
 StartSession = Callable[[str, Start], None]
-"""Starts a session at a host, which an architecture or NODE names."""
+"""Starts a session at a host, which an architecture, NODE or BROWSER names."""
 EndedSessions = queue.SimpleQueue[Ended | None]
 """Ends of sessions at all hosts; None once a host has died."""
 ForkServers = tuple[StartSession, EndedSessions]
@@ -40,10 +40,10 @@ def architectures() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def fork_servers(backends: Mapping[str, Sequence[str]]) -> Iterator[ForkServers]:
-    """A host for every name in `backends`: NODE, and architectures, each with the backends that its devices load.
+    """A host for every name in `backends`: NODE, BROWSER, and architectures with the backends that their devices load.
 
     Raises SysrootError when an architecture cannot be emulated here yet, or not with these backends, and FleetError
-    where there is no Node for devices in TypeScript.
+    where there is no Node for devices in TypeScript, or no browser.
     """
     ended: EndedSessions = queue.SimpleQueue()
     commands = {host: _command(host, names) for host, names in backends.items()}
@@ -56,6 +56,8 @@ def _command(host: str, backends: Sequence[str]) -> tuple[list[str], dict[str, s
     """The command line and the environment of a host."""
     if host == NODE:
         return node.fleet_command(), dict(os.environ)
+    if host == BROWSER:
+        return browsers.command(), dict(os.environ)
     arguments = ["-m", "simulator.fleet.fork_server", *backends]
     if host == HERE:
         return [sys.executable, *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}

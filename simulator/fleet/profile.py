@@ -26,7 +26,7 @@ from fedcore.names import offered
 from secagg.message_type import DEVICE_MESSAGES
 from simulator.errors import ProfileError
 from simulator.fleet.faults import EmulatedConditions, EmulatedDevice, PlannedDeath, PlannedFailure
-from simulator.fleet.fork_servers import HERE, NODE, architectures
+from simulator.fleet.fork_servers import BROWSER, HERE, NODE, architectures
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Range = float | tuple[float, float]
@@ -52,7 +52,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     name: str
     weight: float = 1.0
-    runtime: Literal["python", "node"] = "python"
+    runtime: Literal["python", "node", "browser"] = "python"
     arch: str = HERE
     backend: str = "onnxruntime"
     bandwidth: Range | None = None
@@ -75,20 +75,20 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         if self.conditions is None and self.requirements != Requirements():
             raise ValueError("requirements never hold without conditions: give the kind some")
-        if self.runtime == NODE:
+        if self.runtime != "python":
             self._check_plain()
 
     @property
     def host(self) -> str:
-        """What runs its devices: its architecture's fork server, or NODE."""
-        return NODE if self.runtime == NODE else self.arch
+        """What runs its devices: its architecture's fork server, NODE or BROWSER."""
+        return self.arch if self.runtime == "python" else self.runtime
 
     def _check_plain(self) -> None:
-        """Devices on Node share a process, which nothing slows down, and which must not be killed."""
+        """Devices on Node share a process, and those in browsers a browser: none is slowed down or killed by itself."""
         fields = zip(self.__struct_fields__[1:], self.__struct_defaults__, strict=True)
         others = [key for key, default in fields if key not in {"weight", "runtime"} and getattr(self, key) != default]
         if others:
-            raise ValueError(f"devices on Node are as this machine is: leave out {', '.join(others)}")
+            raise ValueError(f"devices of runtime {self.runtime} are as this machine is: leave out {', '.join(others)}")
 
     def _check(self, key: str, least: float, most: float) -> None:
         value = getattr(self, key)
@@ -128,7 +128,12 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         )
 
 
-RUNTIMES: dict[str, dict[str, Any]] = {"python": {}, "aarch64": {"arch": "aarch64"}, "node": {"runtime": NODE}}
+RUNTIMES: dict[str, dict[str, Any]] = {
+    "python": {},
+    "aarch64": {"arch": "aarch64"},
+    "node": {"runtime": NODE},
+    "browser": {"runtime": BROWSER},
+}
 """Runtimes of devices by name, as keys of a kind."""
 
 

@@ -7,21 +7,13 @@ is told not to ask them; tests/device_runtime/test_browser.py is about those.
 import argparse
 import functools
 import json
-import shutil
 import threading
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import numpy as np
-from selenium import webdriver
-
-from muster.doctor import BROWSERS
-
-ARGUMENTS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-web-security",
-)  # fmt: skip
-SESSION = Path(__file__).with_name("session.js")
+from simulator.fleet.browsers import CAPABILITIES, fields, run_session
+from simulator.fleet.chromium import chromium
 
 
 def main():
@@ -31,46 +23,19 @@ def main():
     given = parser.parse_args()
     state = Path(given.state)
     state.mkdir(parents=True, exist_ok=True)
-    policy = json.loads(Path(given.policy).read_text())
-    with served(Path(given.page), state) as origin, chromium(state) as browser:
-        browser.set_script_timeout(110)
-        browser.get(f"{origin}/icon.svg")  # any file that does nothing
-        words = (f"{given.coordinator}/", given.population, policy, rows(np.load(given.examples)))
-        print(json.dumps(browser.execute_async_script(SESSION.read_text(), *words)))
-
-
-def rows(arrays):
-    """Every example as its fields. Values are texts: JSON has no NaN."""
-    count = min(len(array) for array in arrays.values())
-    return [
-        {
-            name: {
-                "dtype": str(array.dtype),
-                "shape": array.shape[1:],
-                "values": [str(one) for one in np.ravel(array[row]).tolist()],
-            }
-            for name, array in arrays.items()
-        }
-        for row in range(count)
-    ]
-
-
-@contextmanager
-def chromium(state):
-    """A Chromium with a profile in the device's state."""
+    session = {
+        "coordinator": given.coordinator,
+        "population": given.population,
+        "policy": json.loads(Path(given.policy).read_text()),
+        "examples": fields(Path(given.examples)),
+    }
     profile = state / "profile"
-    options = webdriver.ChromeOptions()
-    options.binary_location = next(filter(None, map(shutil.which, BROWSERS)), "chromium")
-    for argument in (f"--user-data-dir={profile}", *ARGUMENTS):
-        options.add_argument(argument)
     for lock in profile.glob("Singleton*"):
         lock.unlink()
-    service = webdriver.ChromeService(shutil.which("chromedriver") or "chromedriver")
-    opened = webdriver.Chrome(options=options, service=service)
-    try:
-        yield opened
-    finally:
-        opened.quit()
+    arguments = (f"--user-data-dir={profile}", "--disable-web-security")
+    with served(Path(given.page), state) as origin, chromium(*arguments, capabilities=CAPABILITIES) as browser:
+        browser.get(f"{origin}/icon.svg")  # any file that does nothing
+        print(run_session(browser, browser.current_window_handle, session).decode())
 
 
 @contextmanager

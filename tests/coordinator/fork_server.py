@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -74,8 +75,12 @@ class CoordinatorForkServer:
         The authority is a thread of this process.
         """
         with ExitStack() as stack:
+            origins = {}
+            if "page" in settings:  # it speaks to the authority too
+                settings["port"] = free_port()
+                origins["origins"] = (f"http://127.0.0.1:{settings['port']}",)
             if secure:
-                settings |= stack.enter_context(authority(folder))
+                settings |= stack.enter_context(authority(folder, **origins))
             yield stack.enter_context(self._local(folder, seed, silence_s, settings))
 
     @contextmanager
@@ -97,6 +102,11 @@ class CoordinatorForkServer:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
                 wait_until(lambda: not runs(pid))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
 
 
 @contextmanager

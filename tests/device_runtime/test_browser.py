@@ -13,7 +13,8 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.signing import SigningKey
-from muster.browser import BrowserMissing, Person, phone
+from muster.browser import Person, phone
+from simulator.errors import BrowserMissing
 from tests.coordinator.fork_server import wait_until
 from tests.device_runtime.pages import DIGITS, build, kept_examples
 from tests.device_runtime.proxy import Hold, road_to

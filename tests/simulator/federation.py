@@ -48,17 +48,24 @@ def federated(
     secagg=None,
     goal=GOAL,
     compress="",
+    page=None,
+    silence_s=None,
 ):
     """Rounds of seeded cohorts on a fleet whose files are in `folder`, and their distance from the engines' models.
 
     backends: the runtime for every format; devices of a cohort alternate in them, and in `archs`, unless `kinds` says
-    what they are.
+    what they are. page: the folder of the page that the coordinator serves to browsers.
+    silence_s: how long a device may be silent, if not as long as the coordinator would allow.
     """
     compression = Compression.parse(compress)
     bundle = export_bundle(model, algorithm, folder / "plan", targets=tuple(backends), compression=compression)
     kinds = kinds or equal_kinds(archs, tuple(backends.values()))
     loaded = dict.fromkeys((kind.host for kind in kinds), tuple(backends.values()))
-    with coordinators.local(folder, seed=SEED, secure=secagg is not None) as local, fork_servers(loaded) as servers:
+    served = {"page": str(page)} if page else {}
+    with (
+        coordinators.local(folder, SEED, silence_s=silence_s, secure=secagg is not None, **served) as local,
+        fork_servers(loaded) as servers,
+    ):
         task_settings = TaskSettings(
             population="p", goal=goal, rounds=rounds, over_selection=1.0, seed=SEED, secagg=secagg
         )

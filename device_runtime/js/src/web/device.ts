@@ -25,11 +25,12 @@ export type { Notice } from "./pages.ts";
 const CONDITIONS_EVERY_MS = 30_000;
 const JOURNAL = "journal";
 
-/** What a page tells its worker: to begin with the kept settings, or the conditions of now. */
+/** What a page tells its worker: to begin with the kept settings, or the conditions of now. once: end after a session. */
 export interface Start {
   readonly coordinator: string;
   readonly population: string;
   readonly conditions: Conditions;
+  readonly once?: boolean;
 }
 export type ToWorker = Start | { readonly conditions: Conditions };
 

@@ -2,6 +2,7 @@
 
 import type { Conditions } from "../core/conditions.ts";
 import { DeviceError, StateDamaged } from "../core/errors.ts";
+import type { Outcome } from "../core/outcome.ts";
 import { policyOf } from "../core/permission/policy.ts";
 import { runForever } from "../core/scheduler.ts";
 import { openDatabase } from "./database.ts";
@@ -29,13 +30,22 @@ async function run(start: Start): Promise<void> {
   }
 }
 
-async function sessions({ coordinator, population }: Start): Promise<void> {
+async function sessions({ coordinator, population, once }: Start): Promise<void> {
   const database = await openDatabase();
-  const owner = await keptOwner(new IndexedDbStore(database));
-  if (owner === null) throw new StateDamaged("no settings are kept: another page deleted them");
-  const platform = webPlatform(database, owner.retention, owner.rules, () => conditions);
-  const config = { coordinator: new URL(coordinator), population, policy: policyOf(owner.policy), waitS: WAIT_S };
-  await runForever(platform, config, (outcome) => tell({ outcome }), new AbortController().signal);
+  try {
+    const owner = await keptOwner(new IndexedDbStore(database));
+    if (owner === null) throw new StateDamaged("no settings are kept: another page deleted them");
+    const platform = webPlatform(database, owner.retention, owner.rules, () => conditions);
+    const config = { coordinator: new URL(coordinator), population, policy: policyOf(owner.policy), waitS: WAIT_S };
+    const stop = new AbortController();
+    const ended = (outcome: Outcome) => {
+      if (once) stop.abort();
+      tell({ outcome });
+    };
+    await runForever(platform, config, ended, stop.signal);
+  } finally {
+    database.close();
+  }
 }
 
 function tell(ending: Ending): void {

@@ -1,0 +1,154 @@
+"""Devices in browsers: the process that runs those of a fleet, in one Chromium, each with its page and its storage.
+
+It takes and gives the lines of a fork server. A device is the worker of the page that its coordinator serves. Its
+browser context is apart from all others, as a browser of its own would be: keys, examples and caches are its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import json
+import os
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+
+from fedcore.decoding import decoder
+from simulator.errors import FleetError
+from simulator.fleet.chromium import chromium, programs
+from simulator.fleet.fork_server import Start
+
+if TYPE_CHECKING:
+    from selenium import webdriver
+
+MOST = 32
+"""Devices in one Chromium: each has processes of its own, of 250 MB together while it trains."""
+CAPABILITIES = {"webSocketUrl": True}
+"""WebDriver BiDi, by which many pages can be waited for at a time."""
+_SCRIPT = Path(__file__).with_name("browser_session.js")
+_STILL = "icon.svg"
+"""A file of the page that does nothing by itself."""
+_PATIENCE_S = 10.0
+_BEGIN = "(given) => {{ globalThis.ended = ({session})(JSON.parse(given)).then(JSON.stringify); }}"
+# The driver waits for no answer longer than 30 seconds.
+_AWAIT = "() => Promise.race([globalThis.ended, new Promise((wake) => setTimeout(wake, 20_000, null))])"
+
+_START = decoder(Start)
+
+
+def command() -> list[str]:
+    """The command line of the process. Raises BrowserMissing, and ModuleNotFoundError without selenium."""
+    programs()
+    return [sys.executable, "-m", "simulator.fleet.browsers"]
+
+
+def check_page(coordinator: str) -> None:
+    """Raise FleetError, saying what to do, unless browsers can take part at a page of this coordinator's."""
+    parts = urlsplit(coordinator)
+    if parts.scheme != "https" and not _is_loopback(parts.hostname or ""):
+        raise FleetError(f"browsers keep keys only for https and for this machine, not for {coordinator}")
+    try:
+        with urllib.request.urlopen(_page(coordinator), timeout=_PATIENCE_S):  # noqa: S310  # the operator's own URL
+            return
+    except urllib.error.HTTPError as error:
+        raise FleetError(
+            f"{coordinator} serves no page for devices in browsers ({error.code}): `make page` builds it, and the "
+            "coordinator's setting `page` names its folder (docs/operations.md)"
+        ) from error
+    except OSError as error:
+        raise FleetError(f"no coordinator answers at {coordinator}: {error}") from error
+
+
+def run_session(browser: webdriver.Chrome, window: str, given: dict[str, Any]) -> bytes:
+    """The outcome of one session in a window with a still file of the page, as JSON. Needs CAPABILITIES.
+
+    given: coordinator, population, policy and examples (`fields`). Raises WebDriverException when the page is gone.
+    """
+    script = browser.script
+    script.execute(_BEGIN.format(session=_SCRIPT.read_text()), json.dumps(given), context_id=window)
+    while (answer := script.execute(_AWAIT, context_id=window))["type"] == "null":
+        pass
+    return str(answer["value"]).encode()
+
+
+def fields(path: Path) -> dict[str, dict[str, Any]]:
+    """The arrays of an .npz file as JSON has them."""
+    with np.load(path) as arrays:
+        return {
+            name: {
+                "dtype": array.dtype.name,
+                "shape": array.shape,
+                "data": base64.b64encode(array.tobytes()).decode(),
+            }
+            for name, array in arrays.items()
+        }
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _page(coordinator: str) -> str:
+    return f"{coordinator.rstrip('/')}/page/{_STILL}"
+
+
+class BrowserHost:
+    """Runs sessions of devices at the same time, in windows of one browser, and relays their outcomes."""
+
+    def __init__(self, browser: webdriver.Chrome) -> None:
+        self._browser = browser
+        self._windows: dict[str, str] = {}
+        self._telling = threading.Lock()
+
+    def run(self) -> None:
+        """Start sessions until the end of standard input."""
+        for line in sys.stdin.buffer:
+            threading.Thread(target=self._session, args=(_START.decode(line),), daemon=True).start()
+
+    def _session(self, start: Start) -> None:
+        from selenium.common.exceptions import WebDriverException  # noqa: PLC0415
+
+        given = {
+            "coordinator": start.coordinator,
+            "population": start.population,
+            "policy": msgspec.to_builtins(start.policy) or {},
+            "examples": fields(Path(start.examples)),
+        }
+        try:
+            outcome = msgspec.Raw(run_session(self._browser, self._window(start), given))
+        except WebDriverException as error:
+            detail = (error.msg or "").partition("\n")[0]
+            outcome = msgspec.Raw(msgspec.json.encode({"reason": "page", "detail": detail, "retryable": "transient"}))
+        self._tell({"client": start.client, "outcome": outcome, "exit_code": 0})
+
+    def _window(self, start: Start) -> str:
+        """The window of a device, whose state is kept as long as the browser runs."""
+        if start.state not in self._windows:
+            apart = self._browser.browser.create_user_context()
+            window = self._browser.browsing_context.create(type="window", user_context=apart)
+            self._browser.browsing_context.navigate(window, _page(start.coordinator), wait="complete")
+            self._windows[start.state] = window
+        return self._windows[start.state]
+
+    def _tell(self, ended: dict[str, Any]) -> None:
+        with self._telling:
+            sys.stdout.buffer.write(msgspec.json.encode(ended) + b"\n")
+            sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    # Ctrl-C reaches the whole group, and so the browser; the fleet decides when to stop.
+    os.setpgid(0, 0)
+    with chromium(capabilities=CAPABILITIES) as opened:
+        BrowserHost(opened).run()

@@ -1,0 +1,56 @@
+"""A real Chromium without a window, and its driver: what runs devices in browsers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from simulator.errors import BrowserMissing
+
+if TYPE_CHECKING:
+    from selenium import webdriver
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+_ARGUMENTS = ("--headless=new", "--disable-gpu", "--disable-dev-shm-usage")
+_OF_ROOT = ("--no-sandbox",)
+"""Chromium starts no sandbox as root."""
+
+
+def program() -> str | None:
+    """The path of the first Chromium that there is; None where there is none."""
+    return next(filter(None, map(shutil.which, PROGRAMS)), None)
+
+
+def programs() -> tuple[str, str]:
+    """The paths of Chromium and of its driver. Raises BrowserMissing, and ModuleNotFoundError without selenium."""
+    import selenium  # noqa: F401, PLC0415  # the extra `browser`
+
+    found, driver = program(), shutil.which("chromedriver")
+    if found is None or driver is None:
+        raise BrowserMissing("there is no Chromium with its driver: apt-get install chromium chromium-driver")
+    return found, driver
+
+
+@contextmanager
+def chromium(*arguments: str, capabilities: Mapping[str, object]) -> Iterator[webdriver.Chrome]:
+    """A browser for as long as the block runs, with nothing kept from before unless arguments name a profile.
+
+    capabilities: of WebDriver, by name. Raises BrowserMissing.
+    """
+    found, driver = programs()
+    from selenium import webdriver  # noqa: PLC0415
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = found
+    for argument in (*_ARGUMENTS, *(_OF_ROOT if os.geteuid() == 0 else ()), *arguments):
+        options.add_argument(argument)
+    for name, value in capabilities.items():
+        options.set_capability(name, value)
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    try:
+        yield opened
+    finally:
+        opened.quit()
