@@ -4,8 +4,10 @@ It needs chromium and chromedriver. A coordinator is started on a store of its o
 """
 
 import base64
+import logging
 import math
 import tempfile
+import time
 from pathlib import Path
 
 from selenium.webdriver.common.by import By
@@ -26,20 +28,20 @@ _DESK, _PHONE = 1000, 360
 _ROUNDS = 14
 
 
-def pages(task):
-    """Every page: the name of its picture, its address, and words that it shows."""
+def pages(task, lost):
+    """Every page: the name of its picture, its address, and words that it shows. lost: the task that diverged."""
     here = f"/tasks/{task}"
     return {
-        "overview": ("/", "Populations"),
+        "overview": ("/", "diverged"),
         "task": (here, "Learning curve"),
         "rounds": (f"{here}/rounds", "attempts that ended"),
         "round": (f"{here}/rounds/1/1", "Phases"),
         "settings": (f"{here}/settings", "Algorithm"),
-        "log": (f"{here}/log", "Log of"),
+        "log": (f"/tasks/{lost}/log", "committed 3 reports"),
         "rollback": (f"{here}/rollback", "Roll back"),
         "cancel": (f"{here}/cancel", "cannot be undone"),
         "population": ("/populations/phones", "Devices"),
-        "compare": (f"/compare?task={task}", "Compare"),
+        "compare": (f"/compare?task={task}&task={lost}&scale=log", "Compare"),
         "new-task": ("/new", "Bundle"),
         "api": ("/docs", "administration"),
     }
@@ -48,6 +50,7 @@ def pages(task):
 def main():
     """Write every picture anew."""
     SCREENS.mkdir(exist_ok=True)
+    logging.getLogger("coordinator").setLevel(logging.INFO)
     with tempfile.TemporaryDirectory() as name, chromium() as browser:
         folder = Path(name)
         where = {"database": f"sqlite:///{folder}/state.db", "blobs": folder / "blobs"}
@@ -55,15 +58,19 @@ def main():
         page = {"page": folder, "page_url": "https://fl.example/page/"}
         with open_coordinator_store(*where.values()) as store:
             settings = TaskSettings(population="phones", goal=3, rounds=_ROUNDS + 6, over_selection=1.3)
-            task = store.register_task(make_bundle(folder / "bundle"), settings).id
+            bundle = make_bundle(folder / "bundle")
+            lost = store.register_task(bundle, settings).id
             token = issue(store.database, "erin", Role.OPERATOR)[1]
             with serving_both(Settings(**where, **page, port=0, admin_port=0, accept_unattested=True)) as urls:
+                play(urls, [2.3, 2.2, 2.4, 2.1, 2.3, 25.0, 26.0, 27.0], devices=4)  # too large, so it is paused
+                task = store.register_task(bundle, settings).id
+                time.sleep(3)  # until the driver has taken it up
                 play(urls, [2.3 * math.exp(-number / 6) + 0.05 * (number % 3) for number in range(_ROUNDS)], devices=4)
                 look_as(browser, _DESK)
                 take(browser, urls.admin, "login", "/", "Log in")
                 browser.find_element(By.NAME, "token").send_keys(token, Keys.ENTER)
                 shows(browser, "Log out")
-                for page, (path, words) in pages(task).items():
+                for page, (path, words) in pages(task, lost).items():
                     take(browser, urls.admin, page, path, words)
                 look_as(browser, _PHONE, "dark")
                 take(browser, urls.admin, "task-on-a-phone", f"/tasks/{task}", "Learning curve")

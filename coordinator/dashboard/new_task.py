@@ -19,8 +19,9 @@ from coordinator.errors import BadToken, DigestMismatch, InvalidTask, TooLarge
 from coordinator.rules.entities import Role, Token
 from fedcore.bundle import Manifest
 from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.release import Signed
 
-_MANIFEST = decoder(Manifest)
+_MANIFEST, _RELEASE = decoder(Manifest), decoder(Signed)
 _CSRF_HEADER = "X-CSRF-Token"
 
 
@@ -67,7 +68,8 @@ class NewTaskForm:
     def _create(self, request: Request, visitor: Visitor, operator: Token, fields: dict[str, str]) -> Response:
         try:
             self._sessions.check_form(visitor, fields)
-            new = NewTask(_manifest(fields.get("manifest", "")), settings_of(fields))
+            manifest, release = _manifest(fields.get("manifest", "")), _release(fields.get("release", ""))
+            new = NewTask(manifest, settings_of(fields), release)
             task = self._creation.create(new, operator.signature)
         except SHOWN as error:
             return self._show(request, visitor, status_of(error), fields, str(error))
@@ -78,9 +80,7 @@ class NewTaskForm:
         return self._renderer.login(request, visitor, status, "Only an operator creates tasks.")
 
     def _show(self, request: Request, visitor: Visitor, status: int, given: dict[str, str], wrong: str) -> Response:
-        # Secure aggregation needs a release, whose key is not for a browser.
-        parts = [group for group in groups() if group.name != "secagg"]
-        return self._renderer.page(request, visitor, "new.html", status, groups=parts, given=given, wrong=wrong)
+        return self._renderer.page(request, visitor, "new.html", status, groups=groups(), given=given, wrong=wrong)
 
     def _demand_operator(self, request: Request) -> None:
         visitor = self._sessions.visitor(request)
@@ -98,3 +98,13 @@ def _manifest(text: str) -> Manifest:
         return _MANIFEST.decode(text.encode())
     except UNDECODABLE as error:
         raise InvalidTask(f"that is no manifest of a bundle: {error}") from error
+
+
+def _release(text: str) -> Signed | None:
+    """None where none was given. Raises InvalidTask."""
+    if not text.strip():
+        return None
+    try:
+        return _RELEASE.decode(text.encode())
+    except UNDECODABLE as error:
+        raise InvalidTask(f"that is no release, as `muster task release` writes it: {error}") from error

@@ -100,7 +100,9 @@ class ReportBytes:
 
     @property
     def words(self) -> str:
-        """Both, for a reader."""
+        """Both, for a reader; one where they are the same."""
+        if self.sent == self.uncompressed:
+            return f"{self.sent:,} bytes"
         times = self.uncompressed / self.sent
         compared = f"{times:.1f} times smaller" if times >= 1 else f"{1 / times:.1f} times larger"
         return f"{self.sent:,} bytes, {compared} than {self.uncompressed:,} in float32"

@@ -54,7 +54,7 @@ def check_signed(signed: Signed | None, plan: str, first: str, settings: TaskSet
     if signed is None:
         raise InvalidTask(
             "a task with secagg needs a signed release, or devices refuse it: make a key with `muster key new`, keep "
-            "it apart from the coordinator, and give it as --release-key"
+            "it apart from the coordinator, and sign with it: --release-key, or `muster task release` for the dashboard"
         )
     release = verified_release(signed)
     wanted = {

@@ -19,8 +19,11 @@ from muster.releasing import FIRST_COUNTER, VALID_DAYS, certificate, lineage_of,
 if TYPE_CHECKING:
     from coordinator.rules.entities import RoundRecord, Task
     from coordinator.rules.progress import Progress
+    from coordinator.rules.task_settings import TaskSettings
     from coordinator.settings import Settings
     from coordinator.store.tasks import CoordinatorStore
+    from fedcore.bundle import Bundle
+    from fedcore.release import Signed
     from muster.remote import RemoteStore
 
 task_app = typer.Typer(
@@ -65,22 +68,51 @@ def create(
     from coordinator.rules.packed_segments import device_noise, report_bytes
     from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
-    from fedcore.signing import SigningKey
 
     settings = options.settings()
     with open_store(db, blobs, coordinator) as store:
-        bundle, release = Bundle(plan), None
+        bundle, signed = Bundle(plan), None
         if release_key is not None:
-            key, lineage = SigningKey.load(release_key), lineage_of(store, lambda: located(db))
-            counted = {"counter": release_counter, "days": release_days}
-            modules = located(db).algorithm_modules
-            release = released(bundle, settings, key, lineage, **counted, algorithm_modules=modules)
-        task = store.register_task(bundle, settings, release)
+            signed = _release(store, db, bundle, settings, release_key, counter=release_counter, days=release_days)
+        task = store.register_task(bundle, settings, signed)
         _describe(store, task.id, json, device_noise(bundle.plan.report, settings))
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
     if not json:
         typer.echo(f"A report has {report_bytes(bundle.plan.report, settings).words}.", err=True)
         _say_next(task, url, given_again(db=db, blobs=blobs, coordinator=coordinator))
+
+
+@task_app.command()
+@taking(TaskOptions)
+def release(
+    *,
+    plan: Annotated[Path, typer.Option(help="The plan bundle to release.")],
+    options: TaskOptions,
+    release_key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The private key, from `muster key new`.")],
+    release_counter: ReleaseCounter = FIRST_COUNTER,
+    release_days: ReleaseDays = VALID_DAYS,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("release.json"),
+    db: Database = None,
+    blobs: Blobs = None,
+    coordinator: Remote = None,
+    json: Json = False,
+) -> None:
+    """Write the signed release of a secure task to a file.
+
+    No task is created. It is for a holder of the key who is not the operator: the operator gives the file to the
+    dashboard's form of a new task. It holds for this bundle, population and these bounds on sums alone. Read what
+    `muster plan show` says of the bundle before you sign.
+    """
+    from fedcore.bundle import Bundle
+
+    settings = options.settings()
+    if settings.secagg is None:
+        raise typer.BadParameter("a task without --secagg needs no release", param_hint="--secagg")
+    with open_store(db, blobs, coordinator) as store:
+        signed = _release(store, db, Bundle(plan), settings, release_key, counter=release_counter, days=release_days)
+    out.write_bytes(msgspec.json.encode(signed))
+    facts = {"file": str(out), **release_facts(signed)}
+    emit(facts) if json else show_fields(facts)
 
 
 @task_app.command("list")
@@ -228,6 +260,21 @@ def checkpoint(
         emit(facts)
     else:
         show_fields(facts)
+
+
+def _release(
+    store: CoordinatorStore | RemoteStore,
+    db: str | None,
+    bundle: Bundle,
+    settings: TaskSettings,
+    key: Path,
+    **told: int,
+) -> Signed:
+    """The release that a key in a file signs. told: its counter, and the days that it is good for."""
+    from fedcore.signing import SigningKey
+
+    lineage, modules = lineage_of(store, lambda: located(db)), located(db).algorithm_modules
+    return released(bundle, settings, SigningKey.load(key), lineage, algorithm_modules=modules, **told)
 
 
 def _say_next(task: Task, url: str | None, where: list[str]) -> None:

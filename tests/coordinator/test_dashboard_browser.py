@@ -4,6 +4,7 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
 
 from coordinator.api.tokens import issue
 from coordinator.rules.entities import Role
@@ -23,12 +24,16 @@ def log_in(browser, origin, token):
     shows(browser, "Log out")
 
 
-def test_operator_makes_a_task_of_a_folder_and_pauses_and_cancels_it(store, bundle, locked, browser):
+def test_operator_makes_a_task_of_a_folder_and_pauses_and_cancels_it(store, bundle, locked, browser, tmp_path):
     origin = str(locked.base_url).rstrip("/")
     log_in(browser, origin, issue(store.database, "erin", Role.OPERATOR)[1])
     browser.get(f"{origin}/new")
     browser.find_element(By.CSS_SELECTOR, "input[type=file]").send_keys(str(bundle.folder))
     shows(browser, "files are uploaded")
+    (tmp_path / "release.json").write_text("a release")
+    browser.find_element(By.CSS_SELECTOR, "input[data-fills]").send_keys(str(tmp_path / "release.json"))
+    filled = "const release = document.forms[1].elements.release, was = release.value; release.value = ''; return was"
+    WebDriverWait(browser, 20).until(lambda _: browser.execute_script(filled) == "a release")
     for name, value in (("population", "phones"), ("goal", "2"), ("rounds", "3")):
         browser.find_element(By.NAME, name).send_keys(value)
     press(browser, "Create the task")

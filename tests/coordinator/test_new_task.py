@@ -107,14 +107,15 @@ def test_a_form_is_read_for_an_operator_alone_and_to_its_limit(locked, store):
     assert f"this form is too long: at most {limit:,} bytes are read" in refused.text
 
 
-def test_form_explains_every_setting_but_those_that_need_a_release(operating):
+def test_form_explains_every_setting(operating):
     client, _ = operating
     page = client.get("/new").text
     for group in groups():
         for one in group.settings:
-            assert (f'name="{one.name}"' in page) is (group.name != "secagg")
+            assert f'name="{one.name}"' in page
             assert one.meaning
-    assert "devices selected per report wanted. Default: 1.3." in page
+    for explained in ("selected per report wanted. Default: 1.3.", "norm of a report. Required with privacy."):
+        assert explained in page
 
 
 def test_settings_from_text_have_the_defaults_and_the_parts_asked_for():

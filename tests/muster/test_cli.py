@@ -24,8 +24,8 @@ from export.models import MODELS
 from fedcore.plan import BlobRef
 from fedcore.signing import SigningKey
 from muster.app import app
-from muster.browser import BrowserMissing
 from simulator import datasets
+from simulator.errors import BrowserMissing
 from tests.device_runtime.node import node
 from tests.export import models as user_models
 

@@ -23,7 +23,7 @@ from muster.remote import RemoteError
 from tests.coordinator.bundles import make_bundle, report_body
 from tests.coordinator.conftest import AUTHORITY_KEY, committed
 from tests.coordinator.devices import speaking_to
-from tests.coordinator.pages import log_in
+from tests.coordinator.pages import csrf, log_in
 from tests.coordinator.replicas import until
 from tests.coordinator.test_api import assign, check_in, put
 from tests.muster.test_cli import in_process
@@ -135,6 +135,34 @@ def test_a_release_is_signed_on_the_operators_machine(served, tmp_path):
     logs = [json.loads(in_process("plan", "log", *where, "--json").stdout) for where in (there, here)]
     assert logs[0] == logs[1]
     assert [one["digest"] for one in logs[0]["releases"]] == [one.digest for one in store.releases()]
+
+
+def test_a_release_in_a_file_is_for_the_form_of_a_new_task(served, tmp_path, monkeypatch):
+    _, there, store, _ = served
+    bundle, key, out = make_bundle(tmp_path / "plan"), tmp_path / "release.pem", tmp_path / "release.json"
+    in_process("key", "new", "--out", key)
+    wanted = ["--plan", bundle.folder, "--population", "phones", "--goal", 9, "--rounds", 2, "--release-key", key]
+    refused = in_process("task", "release", *wanted, "--out", out, *there)
+    assert (refused.exit_code, "needs no release" in refused.output, out.exists()) == (2, True, False)
+    done = in_process("task", "release", *wanted, "--secagg", "--bits", 12, "--out", out, "--json", *there)
+    assert (done.exit_code, store.tasks()) == (0, [])
+    with httpx2.Client(base_url=there[1], timeout=10) as page:
+        log_in(page, os.environ["MUSTER_TOKEN"])
+        given = {"csrf": csrf(page.get("/new")), "manifest": (bundle.folder / "manifest.json").read_text()}
+        for ref, data in bundle.blobs():
+            page.put(f"/new/blobs/{ref.sha256}", content=data, headers={"X-CSRF-Token": given["csrf"]})
+        given |= {"population": "phones", "goal": "9", "rounds": "2", "secagg": "yes", "secagg.bits": "12"}
+        for wrong, words in (
+            ({}, "a task with secagg needs a signed release"),
+            ({"release": "{}"}, "that is no release"),
+            ({"release": out.read_text(), "secagg.bits": "13"}, "bounds of the release"),
+            ({"release": out.read_text(), "secagg": ""}, "a release is for tasks with secagg"),
+        ):
+            refused = page.post("/new", data=given | wrong)
+            assert (refused.status_code, words in refused.text) == (422, True), words
+        assert page.post("/new", data=given | {"release": out.read_text()}).status_code == 303
+    (task,) = store.tasks()
+    assert (task.settings.secagg.bits, task.release.signer) == (12, json.loads(done.stdout)["signer"])
 
 
 def test_commands_on_a_store_make_no_second_lineage_key(served, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from tests.muster.warm_commands import warm_commands
 from tests.tree import ROOT
 
 TUTORIALS = ROOT / "docs" / "tutorials"
+HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))
 MADE = {
     "researcher": ["curves.svg", "sweep/heat-map.svg", "sweep/table.csv", "loss.png"],
     "model-owner": ["runs/reader/learning-curve.svg", "runs/reader/model.safetensors", "plan/manifest.json"],
@@ -43,6 +44,15 @@ def test_a_tutorial_does_what_it_says_and_ends_with_its_picture(tmp_path, enviro
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("path", HOW_TO, ids=lambda path: path.stem)
+def test_the_commands_of_a_how_to_page_work(tmp_path, environment, path):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    with Reader(folder, environment) as reader:
+        reader.follow(path.read_text())
+
+
+@pytest.mark.long
 def test_the_readme_does_what_it_says(tmp_path, environment):
     folder, text = tmp_path / "empty", (ROOT / "README.md").read_text()
     folder.mkdir()
@@ -65,8 +75,8 @@ def test_a_researcher_needs_nothing_but_the_package(tmp_path):
     assert [made for made in MADE["researcher"] if not (folder / made).is_file()] == []
 
 
-def test_the_tutorials_name_every_file_that_they_use():
-    for path in TUTORIALS.glob("*.md"):
+def test_tutorials_and_how_to_pages_name_every_file_that_they_use():
+    for path in [*TUTORIALS.glob("*.md"), *HOW_TO]:
         text = path.read_text()
         for language, block in BLOCK.findall(text):
             if language != "sh":

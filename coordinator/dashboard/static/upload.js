@@ -1,7 +1,10 @@
 // Uploads the blobs of the chosen bundle, and puts its manifest into the form.
 const form = document.querySelector("form.new-task");
 const status = form.querySelector("[role=status]");
-form.querySelector("input[type=file]").addEventListener("change", async (event) => {
+form.querySelector("input[data-fills]").addEventListener("change", async (event) => {
+  form.elements[event.target.dataset.fills].value = (await event.target.files[0]?.text()) ?? "";
+});
+form.querySelector("input[webkitdirectory]").addEventListener("change", async (event) => {
   const files = [...event.target.files];
   const manifest = files.find((file) => file.name === "manifest.json");
   const blobs = files.filter((file) => /^[0-9a-f]{64}$/.test(file.name));
