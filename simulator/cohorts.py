@@ -49,12 +49,15 @@ class Cohorts:
         """Clients that train in all of so many rounds, each counted as often as it does."""
         return sum(self.size(number) for number in range(1, rounds + 1))
 
-    def check(self, rounds: int, clients: int) -> None:
-        """Raise EngineError unless there are clients enough for so many rounds."""
+    def check(self, rounds: int, clients: int, held_out: int) -> None:
+        """Raise EngineError unless there are clients enough for so many rounds. held_out: those that never train."""
         largest = self.schedule.cohort(rounds, self.first)
         if largest > clients // self.separation:
             groups = f" in {self.separation} groups that take turns" if self.separation > 1 else ""
-            raise EngineError(f"a cohort of {largest} cannot be drawn from {clients} clients{groups}")
+            raise EngineError(
+                f"a cohort of {largest} cannot be drawn from {clients} clients{groups}: of {clients + held_out} users "
+                f"{held_out} are held out; take a smaller cohort, or more users"
+            )
 
     def _drawn_in(self, number: int) -> int:
         return first_of_pair(number) if self.same else number

@@ -72,19 +72,15 @@ class Population:
     ) -> Population:
         """Concatenate clients' shards, which have the same fields.
 
-        Raises DatasetError when one, or all, are empty, or a client's fields differ in length.
+        Raises DatasetError when one, or all, are empty, two have one name, or a client's fields differ in length, or
+        in names or shapes from those of the first.
         """
-        if not shards:
-            raise DatasetError("there are no clients")
-        names = list(shards[0])
-        empty = [client for client, shard in zip(clients, shards, strict=True) if not len(shard[names[0]])]
+        _check_names(clients, len(shards))
+        empty = [client for client, shard in zip(clients, shards, strict=True) if not any(map(len, shard.values()))]
         if empty:
             raise DatasetError(f"clients without examples: {empty}")
-        for client, shard in zip(clients, shards, strict=True):
-            lengths = {name: len(shard[name]) for name in names}
-            if len(set(lengths.values())) > 1:
-                shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
-                raise DatasetError(f"the fields of client {client!r} differ in length: {shown}")
+        _check_shards(clients, shards)
+        names = list(shards[0])
         starts = np.concatenate([[0], np.cumsum([len(shard[names[0]]) for shard in shards])]).astype(np.int64)
         fields = {name: np.concatenate([shard[name] for shard in shards]) for name in names}
         return cls(tuple(clients), fields, starts, classes)
@@ -170,6 +166,34 @@ class Population:
                 )
             if field.high is not None and array.size and not 0 <= int(array.min()) <= int(array.max()) < field.high:
                 raise DatasetError(f"field {field.name!r} holds values outside 0 … {field.high - 1}")
+
+
+def _check_names(clients: Sequence[str], count: int) -> None:
+    """Raise DatasetError unless `count` shards have a name each."""
+    if len(clients) != count:
+        raise DatasetError(f"there are {len(clients)} names of clients for {count} shards; each needs one")
+    if not count:
+        raise DatasetError("there are no clients")
+    if len(set(clients)) < count:
+        twice = next(client for number, client in enumerate(clients) if client in clients[:number])
+        raise DatasetError(f"two clients are called {twice!r}; give each a name of its own, or join their examples")
+
+
+def _check_shards(clients: Sequence[str], shards: Sequence[Mapping[str, Array]]) -> None:
+    """Raise DatasetError, naming client and field, unless the shards can be concatenated."""
+    expected = {name: np.shape(array)[1:] for name, array in shards[0].items()}
+    for client, shard in zip(clients, shards, strict=True):
+        if set(shard) != set(expected):
+            words = f"{sorted(shard)}, those of {clients[0]!r} {sorted(expected)}"
+            raise DatasetError(f"the fields of client {client!r} are {words}; all need the same")
+        lengths = {name: len(array) for name, array in shard.items()}
+        if len(set(lengths.values())) > 1:
+            shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise DatasetError(f"the fields of client {client!r} differ in length: {shown}")
+        for name, shape in expected.items():
+            if np.shape(shard[name])[1:] != shape:
+                words = f"{list(np.shape(shard[name])[1:])} per example, that of {clients[0]!r} {list(shape)}"
+                raise DatasetError(f"field {name!r} of client {client!r} is {words}; all need the same shape")
 
 
 def draw(total: int, count: int, seed: int, number: int = 0) -> list[int]:

@@ -51,6 +51,10 @@ class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise EngineError(f"privacy: {wrong[0]} cannot be {wrong[1]!r}: {wrong[2]}")
         if self.asked and bool(self.epsilon) == bool(self.noise_multiplier):
             raise EngineError("privacy: give either epsilon, from which the noise follows, or noise_multiplier")
+        if self.asked and not self.delta:
+            raise EngineError(
+                "privacy needs delta, the chance that its ε does not hold: below 1 / users, as delta=1e-6"
+            )
 
     @property
     def asked(self) -> bool:

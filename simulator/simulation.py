@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from fedcore.codecs.compression import Compression
 from fedcore.decoding import converter
 from fedcore.names import offered
 from fedcore.schedule import ServerSchedule
-from fedcore.validation import checked, misfit
+from fedcore.validation import checked, explained, misfit
 from simulator import datasets
 from simulator.baselines import BASELINES, METHODS
 from simulator.baselines.linear import LOSSES
@@ -161,7 +161,8 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-_convert = converter(SimulationConfig, dec_hook=lambda kind, value: kind(value))
+_KINDS = get_type_hints(SimulationConfig)
+_CONVERT = {name: converter(kind, dec_hook=lambda kind, value: kind(value)) for name, kind in _KINDS.items()}
 
 
 def to_config(values: Mapping[str, Any]) -> SimulationConfig:
@@ -169,11 +170,23 @@ def to_config(values: Mapping[str, Any]) -> SimulationConfig:
 
     Raises msgspec.ValidationError for an unknown option and for a value of a wrong type.
     """
-    known = SimulationConfig.__dataclass_fields__
-    unknown = sorted(set(values) - set(known))
+    return SimulationConfig(**to_options(values))
+
+
+def to_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Some options of a configuration, from plain values. Raises msgspec.ValidationError as `to_config`."""
+    unknown = sorted(set(values) - set(_KINDS))
     if unknown:
-        raise msgspec.ValidationError(f"unknown options {unknown}; {offered(unknown[0], known)}")
-    return _convert(values)
+        raise msgspec.ValidationError(f"unknown options {unknown}; {offered(unknown[0], _KINDS)}")
+    return {name: _option(name, _plain(value)) for name, value in values.items()}
+
+
+def _option(name: str, value: Any) -> Any:
+    try:
+        return _CONVERT[name](value)
+    except msgspec.ValidationError as error:
+        words = explained(error, value, _KINDS[name])
+        raise msgspec.ValidationError(f"{name} cannot be {value!r}: {words}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,7 +343,7 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: G
     if config.baseline == "local":
         return LocalOnly(model, algorithm, users, held_out=config.held_out, seed=config.seed, device=config.device)
     train, test = users.split(config.held_out, config.seed)
-    clients, cohorts = _cohorts(config, train)
+    clients, cohorts = _cohorts(config, train, held_out=len(test))
     clients.check(model.spec.fields)
     private, masked = sums_of(config, model, algorithm, cohorts, len(clients))
     task, computing = Task(model, algorithm, clients, cohorts.first, cohorts.total(config.rounds)), _computing(config)
@@ -354,15 +367,16 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: G
 def check_users(config: SimulationConfig, users: Population) -> None:
     """Raise what `training_of` raises where a configuration's users are too few for it."""
     if config.baseline in {None, "pooled"}:
-        _cohorts(config, users.split(config.held_out, config.seed)[0])
+        train, test = users.split(config.held_out, config.seed)
+        _cohorts(config, train, held_out=len(test))
 
 
-def _cohorts(config: SimulationConfig, train: Population) -> tuple[Population, Cohorts]:
+def _cohorts(config: SimulationConfig, train: Population, held_out: int) -> tuple[Population, Cohorts]:
     """Those who train, and the cohorts that they form. Raises EngineError where they are too few."""
     clients, size = (train.pooled(), 1) if config.baseline == "pooled" else (train, config.cohort)
     asked = config.privacy
     cohorts = Cohorts(size, config.schedule, config.same_cohort, asked.min_separation_rounds, asked.poisson)
-    cohorts.check(config.rounds, len(clients))
+    cohorts.check(config.rounds, len(clients), held_out)
     return clients, cohorts
 
 

@@ -12,7 +12,7 @@ import typer
 
 from muster.commands.simulate_options import SimulateOptions
 from muster.option_fields import taking
-from muster.output import Json, emit, loading, progress, show_fields, stderr
+from muster.output import Json, emit, progress, show_fields, stderr
 
 OUT = "A new folder that keeps the run: configuration, a line of metrics for each round, checkpoints, model, curve."
 RESUME = (
@@ -111,9 +111,8 @@ class _Where:
 
 def _simulated(chosen: SimulationConfig, where: _Where) -> SimulationResult:
     """The simulation, in a folder or without; shows how far it is."""
-    with loading():
-        from muster.run_folders import resume, start
-        from simulator.simulation import simulate
+    from muster.run_folders import resume, start
+    from simulator.simulation import simulate
 
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(sys.stderr))  # what a user's own code and Ray print is not the result

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -21,6 +21,7 @@ from muster.schedule_option import Schedule, parse_schedule
 if TYPE_CHECKING:
     from simulator.simulation import SimulationConfig
 
+T = TypeVar("T")
 ALGORITHM = "An algorithm (`muster algorithms list`), or your own as package.module:Class.  [default: fedavg]"
 DATASET = (
     "A data set by name (`muster data list`), package.module:function, or a path to npz or Parquet files.  "
@@ -99,19 +100,17 @@ class SimulateOptions:
         """
         from fedcore.algorithms import create, module_of
 
+        read = {path: _read(path) for path in files}
         values: dict[str, Any] = {}
-        for path in files:
-            values |= _read(path)
-        values |= self._given()
+        for found in (*read.values(), self._given()):
+            values |= found
         settings = parse_settings(self.settings)
         if settings:
             values["settings"] = {**values.get("settings", {}), **settings}
-        if "plan" in values:
-            values = _of_plan(values)
-        elif isinstance(values.get("settings", {}), dict) and "baseline" not in values:
+        if "plan" not in values and "baseline" not in values:
             algorithm = str(values.get("algorithm", "fedavg"))
             create(algorithm, values.get("settings"), [module_of(algorithm)])
-        return _converted(values)
+        return _converted(values, read)
 
     def _given(self) -> dict[str, Any]:
         """The options that were given, but for the settings."""
@@ -124,28 +123,33 @@ class SimulateOptions:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise typer.BadParameter(f"cannot read {path}: {error}", param_hint="CONFIG.toml") from error
+    if not isinstance(values.get("settings", {}), dict):
+        raise typer.BadParameter("settings must be a table, [settings]", param_hint=str(path))
+    return values
 
 
-def _of_plan(values: dict[str, Any]) -> dict[str, Any]:
+def _converted(values: dict[str, Any], read: Mapping[Path, dict[str, Any]]) -> SimulationConfig:
+    """The configuration of all values. read: those of each file, for messages that name it."""
     from muster.output import loading
 
     with loading():
         from simulator.planned import completed_by_plan
-    return completed_by_plan(values)
+        from simulator.simulation import to_config, to_options
 
-
-def _converted(values: dict[str, Any]) -> SimulationConfig:
-    from muster.output import loading
-
-    with loading():
-        from simulator.simulation import to_config
-
+    for path, found in read.items():
+        _named(to_options, found, str(path))
+    if "plan" in values:
+        values = completed_by_plan(values)
     if "model" not in values:
         raise typer.BadParameter("name a model, for instance --model mlp, or a plan with --plan", param_hint="--model")
+    return _named(to_config, values)
+
+
+def _named(convert: Callable[[dict[str, Any]], T], values: dict[str, Any], where: str | None = None) -> T:
     try:
-        return to_config(values)
+        return convert(values)
     except msgspec.ValidationError as error:
-        raise typer.BadParameter(str(error), param_hint="CONFIG.toml") from error
+        raise typer.BadParameter(str(error), param_hint=where) from error

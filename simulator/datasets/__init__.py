@@ -96,7 +96,9 @@ def describe(name: str) -> Dataset:
     )
 
 
-def load(name: str, data: Path | None = None, clients: int | None = None, partition: str | None = None) -> Population:
+def load(
+    name: str, data: Path | str | None = None, clients: int | None = None, partition: str | None = None
+) -> Population:
     """The population of a data set; `data` is the folder that holds data sets on disk.
 
     name: as `describe` takes it.
@@ -116,7 +118,9 @@ def load(name: str, data: Path | None = None, clients: int | None = None, partit
             raise DatasetError(
                 f"data set {name!r} lies on disk: say where with --data DIR (the folder that holds {name}/)"
             )
-        arguments.append(data)
+        if not Path(data, name).is_dir():
+            raise DatasetError(f"{data} holds no folder {name}; --data must name the folder that holds {name}/")
+        arguments.append(Path(data))
     if dataset.sized:
         arguments.append(count if partition is None else dataset.clients)
     found = _loaded(name, dataset, arguments)

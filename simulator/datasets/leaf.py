@@ -100,7 +100,5 @@ def _population(
 def _files(folder: Path) -> Iterator[Path]:
     found = sorted(path for place in (folder, folder / "train", folder / "test") for path in place.glob("*.json"))
     if not found:
-        raise DatasetError(
-            f"{folder} holds no .json, nor do train/ and test/ in it; --data must name the folder above it"
-        )
+        raise DatasetError(f"{folder} holds no .json, nor do train/ and test/ in it")
     yield from found

@@ -29,7 +29,7 @@ def shakespeare(data: Path) -> Population:
     """
     path = data / "shakespeare" / "clients.jsonl"
     if not path.is_file():
-        raise DatasetError(f"{path} does not exist; --data must name the folder that holds it")
+        raise DatasetError(f"{path} does not exist")
     try:
         roles = _ROLE.decode_lines(path.read_bytes())
     except UNDECODABLE as error:

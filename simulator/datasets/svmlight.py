@@ -36,7 +36,7 @@ def svmlight(data: Path) -> Population:
     folder = data / "svmlight"
     users = {path.stem: _read(path) for path in sorted(folder.glob("*.svm"))}
     if not users:
-        raise DatasetError(f"{folder} holds no file USER.svm; --data must name the folder that holds svmlight/")
+        raise DatasetError(f"{folder} holds no file USER.svm")
     largest = max((index for examples in users.values() for _, values in examples for index in values), default=0)
     numbers = (largest + 1) * sum(map(len, users.values()))
     if numbers > MOST_NUMBERS:

@@ -91,10 +91,7 @@ def _splits(folder: Path, files: Files) -> Iterator[_Split]:
         return
     found = [folder / name for name in files.hdf5 if (folder / name).is_file()]
     if not found:
-        raise DatasetError(
-            f"{folder} holds neither {files.sqlite} nor {' or '.join(files.hdf5)}; --data must name the folder that "
-            f"holds {folder.name}/"
-        )
+        raise DatasetError(f"{folder} holds neither {files.sqlite} nor {' or '.join(files.hdf5)}")
     for path in found:
         yield _Split(path.stem, _in_hdf5(path, list), functools.partial(_from_hdf5, path, files.fields))
 

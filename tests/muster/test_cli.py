@@ -267,7 +267,17 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (("demo", "--algorithms", "sgd"), 2, "no algorithm is called 'sgd'"),
         (("simulate", "--model", "mlp", "--dataset", "imagenet"), 2, "no data set is called 'imagenet'"),
         (("simulate", "--model", "mlp", "--dataset", "wisdm"), 2, "--data DIR"),
-        (("simulate", "--model", "mlp", "--cohort", "1000"), 2, "a cohort of 1000 cannot be drawn from 60 clients"),
+        (
+            ("simulate", "--model", "mlp", "--cohort", "1000"),
+            2,
+            "a cohort of 1000 cannot be drawn from 60 clients: of 75 users 15 are held out; take a smaller cohort",
+        ),
+        (
+            ("simulate", "--model", "mlp", "--engine", "graph"),
+            2,
+            "engine cannot be 'graph': did you mean graphs? there are auto, graphs, torch",
+        ),
+        (("simulate", "--model", "mlp", "--privacy", "epsilon=8"), 2, "privacy needs delta"),
         (("simulate", "--model", "mlp", "--device", "cuda:7"), 2, "cannot compute on 'cuda:7'"),
         (("simulate",), 2, "name a model"),
         (("simulate", "--resume", "nowhere"), 2, "nowhere is not the folder of a run: it has no config.toml"),
@@ -312,8 +322,8 @@ def test_simulate_reads_a_file_and_flags_win(typed, tmp_path):
     assert (result["settings"]["client_lr"], result["settings"]["beta1"]) == (0.2, 0.5)
     for wrong, words in (
         ('model = "mlp"\ncolour = 1', "unknown options ['colour']"),
-        ('model = "mlp"\nrounds = "9"', "Expected `int`, got `str` - at `$.rounds`"),
-        ('model = "mlp"\nsettings = 3', "$.settings"),
+        ('model = "mlp"\nrounds = "9"', "run.toml: rounds cannot be '9': Expected `int`, got `str`"),
+        ('model = "mlp"\nsettings = 3', "run.toml: settings must be a table, [settings]"),
         ("model = ", "cannot read"),
     ):
         config.write_text(wrong)

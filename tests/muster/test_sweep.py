@@ -76,7 +76,7 @@ def test_draws_lie_in_their_intervals_and_stay_when_there_are_more(sweep):
         (OPTIONS + "processes = 2\n[grid]\nseed = [1]\n", "the run seed=1 cannot have 2 processes: the runs of a"),
         (OPTIONS + "device = 'cuda:all'\n[grid]\nseed = [1]\n", "the run seed=1 cannot have all GPUs: every run of a"),
         (OPTIONS + "[grid]\ncohort = [0]\n", "the run cohort=0 cannot be: cohort must be at least 1"),
-        (OPTIONS + '[grid]\nrounds = ["x"]\n', "the run rounds=x cannot be: Expected `int`"),
+        (OPTIONS + '[grid]\nrounds = ["x"]\n', "the run rounds=x cannot be: rounds cannot be 'x': Expected `int`"),
         (OPTIONS + "[grid]\nsettings.client_lr = [-1]\n", "client_lr=-1 cannot be: fedavg: client_lr must be a number"),
         ("draws = 2\n" + OPTIONS + "[random]\nseed = 3\n", "random.seed must be a list, or an interval"),
         ("draws = 2\n" + OPTIONS + "[random]\nseed = {low = 3, high = 1}\n", "random.seed: low must be below high"),

@@ -41,6 +41,18 @@ def unequal():
     x, y = np.zeros((4, 3), np.float32), np.arange(4)
     return Population.of(["fine", "short"], [{"x": x, "y": y}, {"x": x, "y": y[:3]}])
 
+def lacking():
+    return Population.of(["fine", "lacks"], [{"x": np.zeros((2, 3)), "y": np.arange(2)}, {"x": np.zeros((2, 3))}])
+
+def wide():
+    return Population.of(["fine", "wide"], [{"x": np.zeros((2, 3))}, {"x": np.zeros((2, 4))}])
+
+def unnamed():
+    return Population.of(["a", "b"], [{"x": np.zeros((2, 3))}])
+
+def twice():
+    return Population.of(["a", "b", "a"], [{"x": np.zeros((2, 3))}] * 3)
+
 def huge():
     return Population.of(["a"], [{"y": np.array([0, 10**12])}])
 
@@ -79,6 +91,10 @@ def test_a_function_of_ones_own_gives_users_to_train_on(module):
         ("bad", "field 'x' of client 'worse' holds a number that is not finite"),
         ("negative", "a label of client 'b' is -1; classes count from 0"),
         ("unequal", "the fields of client 'short' differ in length: x 4, y 3"),
+        ("lacking", r"the fields of client 'lacks' are \['x'\], those of 'fine' \['x', 'y'\]"),
+        ("wide", r"field 'x' of client 'wide' is \[4\] per example, that of 'fine' \[3\]"),
+        ("unnamed", "there are 2 names of clients for 1 shards"),
+        ("twice", "two clients are called 'a'; give each a name of its own"),
         ("huge", "a label is 1000000000000; classes count from 0, at most to 1048575"),
         ("beyond", "a label is 7, but there are 7 classes"),
     ],
@@ -160,7 +176,7 @@ def parquet(folder, **columns):
         (lambda folder: (folder / "notes.csv").write_text("a,b"), "holds 'notes.csv', of another format; .*npz or"),
         (lambda folder: (folder / "a.npz").write_bytes(b"PK"), "a.npz is not the data set it should be"),
         (lambda folder: (folder / "a.parquet").write_bytes(b"PAR1"), "a.parquet is no Parquet file"),
-        (lambda folder: save(folder, "a", y=np.array([object()])), "a.npz is not the data set it should be"),
+        (lambda folder: save(folder, "a", y=np.array([object()])), "a.npz is .* it holds objects, not numbers"),
         (lambda folder: save(folder, "a", x=np.zeros((0, 3))), "a.npz holds no examples"),
         (lambda folder: save(folder, "a", x=np.zeros(3), y=np.zeros(2)), "row for each example, but .* x 3, y 2"),
         (
@@ -171,7 +187,10 @@ def parquet(folder, **columns):
         (lambda folder: save(folder, "a", user=np.array(["ann"])), "a.npz holds no examples"),
         (lambda folder: save(folder, "a", x=np.zeros(1), user=np.array([["b"]])), r"field 'user' has shape \[1, 1\]"),
         (lambda folder: (folder / "a.npz").mkdir(), "holds a folder, 'a.npz'"),
-        (lambda folder: (folder / "a.npz").write_bytes(b""), "a.npz is not the data set it should be: EOFError"),
+        (
+            lambda folder: (folder / "a.npz").write_bytes(b""),
+            "a.npz is not the data set it should be: it is no npz file",
+        ),
         (lambda folder: members(folder, x=b"hello"), "a.npz is not the data set it should be: 'x' is no array"),
         (lambda folder: members(folder, x=npy((10**12, 3))), "a.npz is not the data set it should be"),
         (lambda folder: members(folder, x=npy((10**30,))), "a.npz is not the data set it should be: OverflowError"),

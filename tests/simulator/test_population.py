@@ -92,9 +92,11 @@ def test_unknown_absent_and_malformed_data_sets_are_named(tmp_path):
         datasets.load("imagenet")
     with pytest.raises(DatasetError, match="--data DIR"):
         datasets.load("wisdm")
+    with pytest.raises(DatasetError, match="holds no folder wisdm; --data must name the folder that holds wisdm/"):
+        datasets.load("wisdm", str(tmp_path))
+    (tmp_path / "wisdm").mkdir()
     with pytest.raises(DatasetError, match=r"wisdm_ar_v1\.1\.npz does not exist"):
         datasets.load("wisdm", tmp_path)
-    (tmp_path / "wisdm").mkdir()
     (tmp_path / "wisdm" / "wisdm_ar_v1.1.npz").write_bytes(b"not an archive")
-    with pytest.raises(DatasetError, match="is not the data set"):
+    with pytest.raises(DatasetError, match="is not the data set it should be: it is no npz file"):
         datasets.load("wisdm", tmp_path)

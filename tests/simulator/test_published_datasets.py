@@ -221,7 +221,11 @@ def text_as_database(data):
 @pytest.mark.parametrize(
     ("name", "write", "message"),
     [
-        ("federated_emnist", lambda data: None, "holds neither emnist_all.sqlite nor fed_emnist_train.h5 or"),
+        (
+            "federated_emnist",
+            lambda data: (data / "federated_emnist").mkdir(),
+            "holds neither emnist_all.sqlite nor fed_emnist_train.h5 or",
+        ),
         ("federated_emnist", text_as_database, "emnist_all.sqlite is not in TFF's layout"),
         ("federated_emnist", database_of(b"\x07"), "client 'f1' in all_train are not in TFF's .*no tf.train.Example"),
         ("federated_emnist", database_of(serialized({"label": np.zeros(1)}, 0)), "not in TFF's .*pixels"),
@@ -268,7 +272,7 @@ def text_as_database(data):
             damaged_leaf(leaf(f1={"x": [[0.5] * 784], "y": [2**63]})),
             "data set 'leaf_femnist' in .* cannot be read: OverflowError",
         ),
-        ("leaf_femnist", lambda data: None, "holds no .json, nor do train/ and test/"),
+        ("leaf_femnist", lambda data: (data / "leaf_femnist").mkdir(), "holds no .json, nor do train/ and test/"),
         ("leaf_femnist", damaged_leaf({"users": ["f1"]}), "a.json is not in LEAF's layout: .*num_samples"),
         (
             "leaf_femnist",
