@@ -21,15 +21,21 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
 CAUSAL = torch.ones(4, 4, dtype=torch.bool).triu(1)
 
 
-def layers(*makers):
-    """A model of these layers with a dense one on top; its input is (2, 9, 7)."""
+class Branches(nn.Module):
+    """Sequences of layers side by side, all of the same input, which is (2, 9, 7), with a dense layer on top."""
 
-    def make():
-        model = nn.Sequential(*(maker() for maker in makers), nn.Flatten(), nn.LazyLinear(5))
-        model(torch.zeros(2, 2, 9, 7))
-        return model
+    def __init__(self, branches):
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Sequential(*(make() for make in makers)) for makers in branches)
+        self.last = nn.LazyLinear(5)
+        self(torch.zeros(2, 2, 9, 7))
 
-    return spec(make)
+    def forward(self, x):
+        return self.last(torch.cat([branch(x).flatten(1) for branch in self.branches], 1))
+
+
+def branches(*makers):
+    return spec(lambda: Branches(makers))
 
 
 class Between(nn.Module):
@@ -98,6 +104,34 @@ def decoder():
     return nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 1)
 
 
+def cells(model, x):
+    lstm, gru = model.inner
+    return torch.cat([lstm(x[:, 0])[0], gru(x[:, 0])], 1)
+
+
+def attended(model, x):
+    first, second, embedding = model.inner
+    plain = functional.scaled_dot_product_attention(x, x, x, ~model.mask)
+    weighed = first(x, x, x, attn_mask=model.mask)[0]
+    unweighed = second(x, x, x, attn_mask=model.mask, need_weights=False)[0]
+    filled, found = x.masked_fill(model.mask[:, :1], 0.5), embedding((x[..., 0] > 0).int() + 1)
+    return torch.cat([plain, weighed, unweighed, filled, found], -1)
+
+
+def dropping():
+    lstm = nn.LSTM(8, 3, 2, batch_first=True, dropout=0.3)
+    along = nn.MultiheadAttention(8, 2, dropout=0.3)
+    return nn.ModuleList([nn.Dropout(0.3), lstm, attention(dropout=0.3), attention(dropout=0.3), along])
+
+
+def dropped(model, x):
+    dropout, lstm, first, second, along = model.inner
+    across = x.transpose(0, 1)
+    weights = along(across, across, across)[1] @ x
+    attended = [first(x, x, x, need_weights=False)[0], second(x, x, x)[0], weights]
+    return torch.cat([dropout(x), lstm(x)[0], *attended], -1)
+
+
 def in_place(x):
     return functional.silu((x * 2).add_(1), inplace=True).mul_(x)
 
@@ -152,6 +186,20 @@ def own_loss(outputs, label):
     return functional.relu(1 - outputs[:, 0] * (label - 2).sign()) + outputs.logsumexp(-1)
 
 
+def cross_entropy(outputs, label):
+    return functional.cross_entropy(outputs, label, reduction="none")
+
+
+def losses(outputs, label):
+    """The sum of those that take whole numbers, or numbers made of them."""
+    first, number, likely = outputs[:, 0], label.float(), functional.one_hot(label, 5) * 0.8 + 0.04
+    of_numbers = (functional.mse_loss, functional.l1_loss, functional.huber_loss, functional.smooth_l1_loss)
+    smooth = functional.cross_entropy(outputs, label, label_smoothing=0.1, reduction="none")
+    diverged = functional.kl_div(outputs.log_softmax(-1), likely, reduction="none").sum(-1)
+    found = [cross_entropy(outputs, label), smooth, diverged]
+    return sum(found + [one(first * place, number, reduction="none") for place, one in enumerate(of_numbers, 1)])
+
+
 class Beside(nn.Module):
     """Layers side by side, which all have the same hidden values as their input."""
 
@@ -165,24 +213,61 @@ class Beside(nn.Module):
         return self.last(torch.cat([layer(hidden) for layer in self.layers], 1))
 
 
-# Models for several entries each, because every one takes a second.
-IMAGES = layers(
-    lambda: nn.ConvTranspose2d(2, 4, (3, 2), stride=2, padding=1, output_padding=1, groups=2, dilation=(1, 2)),
-    lambda: nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False),
-    lambda: nn.Upsample(scale_factor=1.7, mode="bilinear"),
-    lambda: nn.Upsample(size=(17, 12)),
-    lambda: nn.AdaptiveAvgPool2d((5, 3)),
-    lambda: nn.AdaptiveMaxPool2d((3, 2)),
+# Models for several entries each, because every one takes a second. Loops and attention gain nothing together.
+CONVOLVED = branches(
+    [nn.Flatten, lambda: nn.Linear(126, 8)],
+    [lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 3, 3, padding="same")],
+    [lambda: nn.Conv2d(2, 3, 3, 2)],
+    [lambda: nn.Unflatten(1, (1, 2)), lambda: nn.Conv3d(1, 3, (2, 3, 3))],
+    [lambda: nn.Conv2d(2, 4, 1), lambda: nn.Conv2d(4, 6, 3, groups=2)],
+    [lambda: nn.Conv2d(2, 4, 3, groups=2), nn.Tanh],
+    [lambda: nn.Conv2d(2, 3, 3), lambda: nn.ZeroPad2d((1, 0, 2, 1)), nn.Tanh],
+    [lambda: nn.Conv2d(2, 3, 3), lambda: nn.ZeroPad2d((-1, 2, -2, 0)), nn.Tanh],
+    [lambda: nn.Conv2d(2, 3, 3), lambda: nn.ZeroPad2d(-1), nn.Tanh],
 )
+POOLED = branches(
+    [lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 3, 3), lambda: nn.MaxPool1d(2)],
+    [lambda: nn.Conv2d(2, 3, 3), lambda: nn.MaxPool2d(3, 2, 1)],
+    [lambda: nn.Conv2d(2, 3, 2), lambda: nn.MaxPool2d(3, 2, 1, ceil_mode=True)],
+    [lambda: nn.Conv2d(2, 3, 3), lambda: nn.MaxPool2d(2, 3, 1, ceil_mode=True)],
+    [lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 3, 3), lambda: nn.AvgPool1d(2)],
+    [lambda: nn.Conv2d(2, 3, 3), lambda: nn.AvgPool2d((2, 3))],
+    [lambda: nn.Unflatten(1, (1, 2)), lambda: nn.Conv3d(1, 3, 2), lambda: nn.AvgPool3d((1, 2, 2))],
+    [lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 3, 3), lambda: nn.AdaptiveAvgPool1d(1)],
+    [lambda: nn.Conv2d(2, 3, 3), lambda: nn.AdaptiveAvgPool2d(1)],
+)
+IMAGES = branches(
+    [
+        lambda: nn.ConvTranspose2d(2, 4, (3, 2), stride=2, padding=1, output_padding=1, groups=2, dilation=(1, 2)),
+        lambda: nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False),
+        lambda: nn.Upsample(scale_factor=1.7, mode="bilinear"),
+        lambda: nn.Upsample(size=(17, 12)),
+        lambda: nn.AdaptiveAvgPool2d((5, 3)),
+        lambda: nn.AdaptiveMaxPool2d((3, 2)),
+    ]
+)
+NORMED = branches(
+    [
+        lambda: weight_norm(nn.Conv2d(2, 3, 3), dim=1),
+        lambda: nn.BatchNorm2d(3).eval(),
+        nn.Flatten,
+        lambda: weight_norm(nn.Linear(105, 6)),
+    ],
+    [nn.Flatten, lambda: nn.Linear(126, 8), lambda: nn.LayerNorm(8)],
+    [nn.Flatten, lambda: nn.Linear(126, 8), lambda: nn.RMSNorm(8)],
+    [lambda: nn.Conv2d(2, 4, 3), lambda: nn.GroupNorm(2, 4)],
+    [lambda: nn.Conv2d(2, 3, 3), lambda: nn.InstanceNorm2d(3, affine=True), nn.Tanh],
+    [lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 3, 3), lambda: nn.InstanceNorm1d(3), nn.Tanh],
+)
+CELLS = sequence(lambda: nn.ModuleList([nn.LSTMCell(8, 3), nn.GRUCell(8, 3)]), cells)
 LOOKED_UP = sequence(
     looked_up, lambda m, x: torch.cat([*(bag((x > 0).sum(-1)) for bag in m.inner[0]), m.inner[1](x)[0][:, -1]], 1)
 )
-NORMED = layers(
-    lambda: weight_norm(nn.Conv2d(2, 3, 3), dim=1),
-    lambda: nn.BatchNorm2d(3).eval(),
-    nn.Flatten,
-    lambda: weight_norm(nn.Linear(105, 6)),
-)
+ATTENDED = sequence(lambda: nn.ModuleList([attention(), attention(), nn.Embedding(11, 3, padding_idx=2)]), attended)
+DROPPED = sequence(dropping, dropped)
+LABELS = {kind: Field("y", kind, high=5) for kind in ("int64", "int32", "uint8")}
+LOST = loss(losses, LABELS["int64"])
+LOST_OF_A_BYTE = loss(lambda out, y: cross_entropy(out, y) + own_loss(out, y), LABELS["uint8"])
 COMPUTED = function(lambda x: torch.cat([sampled(x), placed(x), counted(x), rounded(x)], 1))
 ACTIVATIONS = {
     name: getattr(nn, name)
@@ -217,150 +302,79 @@ OPERATORS = {
     "one-hot codes": [lambda x: x * functional.one_hot(x.argmax(1), 12)],
     "operators that work in place": [in_place],
     "assignments to slices": [assigned],
+    "Python loops of fixed length": [looped],
 }
 OPERATED = function(lambda x: torch.cat([one(x) for some in OPERATORS.values() for one in some], 1))
-SHARED = {
-    "images": IMAGES,
-    "looked up": LOOKED_UP,
-    "normed": NORMED,
-    "computed": COMPUTED,
-    "activated": ACTIVATED,
-    "operated": OPERATED,
-}
 PROMISES = {
     "layers": {
-        "dense": [layers(nn.Flatten, lambda: nn.Linear(126, 8))],
-        "convolutions in one to three dimensions": [
-            layers(lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 3, 3, padding="same")),
-            layers(lambda: nn.Conv2d(2, 3, 3, 2)),
-            layers(lambda: nn.Unflatten(1, (1, 2)), lambda: nn.Conv3d(1, 3, (2, 3, 3))),
-        ],
-        "grouped convolutions": [layers(lambda: nn.Conv2d(2, 4, 1), lambda: nn.Conv2d(4, 6, 3, groups=2))],
-        "depthwise convolutions": [layers(lambda: nn.Conv2d(2, 4, 3, groups=2), nn.Tanh)],
+        "dense": [CONVOLVED],
+        "convolutions in one to three dimensions": [CONVOLVED],
+        "grouped convolutions": [CONVOLVED],
+        "depthwise convolutions": [CONVOLVED],
         "transposed convolutions": [IMAGES],
         "LSTM in one or two directions": [
-            sequence(lambda: nn.LSTM(8, 3, batch_first=True)),
-            sequence(lambda: nn.LSTM(8, 3, batch_first=True, bidirectional=True)),
-            sequence(lambda: nn.LSTMCell(8, 3), lambda model, x: model.inner(x[:, 0])[0]),
             LOOKED_UP,
+            DROPPED,
+            sequence(lambda: nn.LSTM(8, 3, batch_first=True, bidirectional=True)),
+            CELLS,
         ],
-        "GRU": [
-            sequence(lambda: nn.GRU(8, 3, batch_first=True)),
-            sequence(lambda: nn.GRUCell(8, 3), lambda model, x: model.inner(x[:, 0])),
-        ],
+        "GRU": [sequence(lambda: nn.GRU(8, 3, batch_first=True)), CELLS],
         "RNN": [sequence(lambda: nn.RNN(8, 3, batch_first=True))],
-        "scaled_dot_product_attention": [
-            sequence(nn.Identity, lambda m, x: functional.scaled_dot_product_attention(x, x, x, ~m.mask))
-        ],
-        "MultiheadAttention": [
-            sequence(attention, lambda m, x: m.inner(x, x, x, attn_mask=m.mask)[0]),
-            sequence(attention, lambda m, x: m.inner(x, x, x, attn_mask=m.mask, need_weights=False)[0]),
-        ],
+        "scaled_dot_product_attention": [ATTENDED],
+        "MultiheadAttention": [ATTENDED],
         "TransformerEncoder": [
             sequence(encoder, lambda m, x: m.inner(x)),
             sequence(encoder, lambda m, x: m.inner(x, m.mask)),
             sequence(encoder, lambda m, x: m.inner(x, m.mask, is_causal=True)),
         ],
         "TransformerDecoder": [sequence(decoder, lambda m, x: m.inner(x, x * 2, m.mask))],
-        "embeddings": [
-            sequence(lambda: nn.Embedding(11, 3, padding_idx=2), lambda m, x: m.inner((x[..., 0] > 0).int() + 1))
-        ],
+        "embeddings": [ATTENDED],
         "embedding bags": [LOOKED_UP],
     },
-    "normalisation": {
-        "layer": [layers(nn.Flatten, lambda: nn.Linear(126, 8), lambda: nn.LayerNorm(8))],
-        "group": [layers(lambda: nn.Conv2d(2, 4, 3), lambda: nn.GroupNorm(2, 4))],
-        "instance": [
-            layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.InstanceNorm2d(3, affine=True), nn.Tanh),
-            layers(lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 3, 3), lambda: nn.InstanceNorm1d(3), nn.Tanh),
-        ],
-        "RMS": [layers(nn.Flatten, lambda: nn.Linear(126, 8), lambda: nn.RMSNorm(8))],
-        "batch with frozen statistics": [NORMED],
-        "weight": [NORMED],
-    },
+    "normalisation": dict.fromkeys(
+        ["layer", "group", "instance", "RMS", "batch with frozen statistics", "weight"], (NORMED,)
+    ),
     "pooling": {
-        "max-pooling in one and two dimensions": [
-            layers(lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 3, 3), lambda: nn.MaxPool1d(2)),
-            layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.MaxPool2d(3, 2, 1)),
-            layers(lambda: nn.Conv2d(2, 3, 2), lambda: nn.MaxPool2d(3, 2, 1, ceil_mode=True)),
-            layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.MaxPool2d(2, 3, 1, ceil_mode=True)),
-        ],
-        "average pooling": [
-            layers(lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 3, 3), lambda: nn.AvgPool1d(2)),
-            layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.AvgPool2d((2, 3))),
-            layers(lambda: nn.Unflatten(1, (1, 2)), lambda: nn.Conv3d(1, 3, 2), lambda: nn.AvgPool3d((1, 2, 2))),
-            IMAGES,
-        ],
+        "max-pooling in one and two dimensions": [POOLED],
+        "average pooling": [POOLED, IMAGES],
         "adaptive averages and maxima": [IMAGES],
         "upsampling": [IMAGES, spec(Hourglass)],
-        "global averages": [
-            layers(lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 3, 3), lambda: nn.AdaptiveAvgPool1d(1)),
-            layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.AdaptiveAvgPool2d(1)),
-        ],
+        "global averages": [POOLED],
     },
-    "activations": {key: [ACTIVATED] for key in ACTIVATIONS},
+    "activations": dict.fromkeys(ACTIVATIONS, (ACTIVATED,)),
     "random": {
-        "nn.Dropout": [layers(nn.Flatten, lambda: nn.Linear(126, 8), lambda: nn.Dropout(0.3))],
-        "dropout between LSTM layers": [sequence(lambda: nn.LSTM(8, 3, 2, batch_first=True, dropout=0.3))],
+        "nn.Dropout": [DROPPED],
+        "dropout between LSTM layers": [DROPPED],
         "randn_like and rand_like": [COMPUTED],
-        "dropout on attention weights": [
-            sequence(lambda: attention(dropout=0.3), lambda m, x: m.inner(x, x, x, need_weights=False)[0]),
-            sequence(lambda: attention(dropout=0.3), lambda m, x: m.inner(x, x, x)[0]),
-            sequence(
-                lambda: nn.MultiheadAttention(8, 2, dropout=0.3),
-                lambda m, x: m.inner(x.transpose(0, 1), x.transpose(0, 1), x.transpose(0, 1))[1] @ x,
-            ),
-        ],
+        "dropout on attention weights": [DROPPED],
     },
     "losses": {
-        "cross-entropy": [
-            loss(lambda out, y: functional.cross_entropy(out, y, reduction="none"), Field("y", kind, high=5))
-            for kind in ("int64", "int32", "uint8")
-        ]
-        + [loss(lambda out, y: functional.cross_entropy(out, y, label_smoothing=0.1, reduction="none"))],
+        "cross-entropy": [LOST, LOST_OF_A_BYTE, loss(cross_entropy, LABELS["int32"])],
         "binary cross-entropy with logits": [
             loss(
                 lambda out, y: functional.binary_cross_entropy_with_logits(out[:, 0], y, reduction="none"),
                 Field("y", "float32"),
             )
         ],
-        "squared error": [loss(lambda out, y: functional.mse_loss(out[:, 0], y.float(), reduction="none"))],
-        "absolute error": [loss(lambda out, y: functional.l1_loss(out[:, 0], y.float(), reduction="none"))],
-        "Huber": [
-            loss(lambda out, y: functional.huber_loss(out[:, 0], y.float(), reduction="none")),
-            loss(lambda out, y: functional.smooth_l1_loss(out[:, 0], y.float(), reduction="none")),
-        ],
-        "Kullback-Leibler": [
-            loss(
-                lambda out, y: functional.kl_div(
-                    out.log_softmax(-1), functional.one_hot(y, 5) * 0.8 + 0.04, reduction="none"
-                ).sum(-1)
-            )
-        ],
-        "what the operators below can say": [loss(own_loss, Field("y", "uint8", high=5))],
+        **dict.fromkeys(["squared error", "absolute error", "Huber", "Kullback-Leibler"], (LOST,)),
+        "what the operators below can say": [LOST_OF_A_BYTE],
     },
     "operators": {
-        **{key: [OPERATED] for key in OPERATORS},
-        "padding and cropping": [
-            layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.ZeroPad2d((1, 0, 2, 1)), nn.Tanh),
-            layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.ZeroPad2d((-1, 2, -2, 0)), nn.Tanh),
-            layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.ZeroPad2d(-1), nn.Tanh),
-        ],
-        "buffers": [sequence(nn.Identity, lambda m, x: x.masked_fill(m.mask[:, :1], 0.5))],
+        **dict.fromkeys(OPERATORS, (OPERATED,)),
+        "padding and cropping": [CONVOLVED],
+        "buffers": [ATTENDED],
         "places by numbers and tensors": [COMPUTED],
         "ranges and cumulative sums": [COMPUTED],
         "topk": [COMPUTED],
         "rounding and inverse trigonometric functions": [COMPUTED],
-        "Python loops of fixed length": [function(looped)],
     },
 }
-MODELS = [
-    pytest.param(model, id=f"{item} {number}")
+MODELS = {
+    id(model): pytest.param(model, id=f"{item} {number}")
     for entries in PROMISES.values()
     for item, examples in entries.items()
     for number, model in enumerate(examples)
-    if all(model is not shared for shared in SHARED.values())
-] + [pytest.param(model, id=name) for name, model in SHARED.items()]
+}
 
 
 def test_the_table_of_the_document_has_an_example_for_every_entry():
@@ -373,7 +387,7 @@ def test_the_table_of_the_document_has_an_example_for_every_entry():
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("example", MODELS)
+@pytest.mark.parametrize("example", MODELS.values())
 def test_what_is_promised_trains_as_in_torch(example, form, executorch):
     model, algorithm = Model(example), create("fedavg", {"batch_size": 4})
     plan, graphs = build_plan(model, algorithm, (form,))

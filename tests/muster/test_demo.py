@@ -7,14 +7,13 @@ from safetensors.numpy import load_file
 
 from fedcore.bundle import Bundle
 from simulator import read_run
-from tests.muster.test_cli import muster
 from tests.muster.test_own_algorithms import MY_ALGOS
 
 
-def test_demo_prints_one_object_and_draws_the_curves(tmp_path):
+def test_demo_prints_one_object_and_draws_the_curves(tmp_path, typed):
     kept = tmp_path / "kept"
     arguments = ["demo", "--algorithms", "mimelite,fedadam", "--rounds", 3, "--devices", 6, "--out", kept]
-    status, out, err = muster(*arguments, "--json")
+    status, out, err = typed(*arguments, "--json")
     assert status == 0, err
     assert err.startswith("load libraries\nmimelite 0 of 3\n")
     assert "fedadam 3 of 3, accuracy 0." in err
@@ -44,15 +43,15 @@ def test_demo_prints_one_object_and_draws_the_curves(tmp_path):
         tensors = load_file(kept / name / "model.safetensors")
         assert sum(tensor.size for tensor in tensors.values()) == 3818
         assert Bundle(run.config.plan).manifest.algorithm.settings == run.config.settings
-    status, out, err = muster(*arguments)
+    status, out, err = typed(*arguments)
     assert (status, out) == (2, "")
     assert "kept exists already; take another folder" in err
 
 
-def test_demo_masks_and_agrees_and_runs_an_own_algorithm_in_clear(tmp_path, monkeypatch):
+def test_demo_masks_and_agrees_and_runs_an_own_algorithm_in_clear(tmp_path, monkeypatch, typed):
     arguments = ["demo", "--algorithms", "fedavg", "--rounds", 2, "--devices", 8]
     monkeypatch.chdir(tmp_path)
-    status, out, err = muster(*arguments, "--json")
+    status, out, err = typed(*arguments, "--json")
     assert status == 0, err
     result = json.loads(out)
     assert result["secure_aggregation"] is True
@@ -60,7 +59,7 @@ def test_demo_masks_and_agrees_and_runs_an_own_algorithm_in_clear(tmp_path, monk
     assert result["algorithms"]["fedavg"]["phases"]["mask"] > 0
     assert 1e-6 < result["agreement"] < 5e-3
     (tmp_path / "my_algos.py").write_text(MY_ALGOS)
-    status, out, err = muster(*arguments, "--algorithms", "my_algos:FedMine", "--rounds", 1, "--plain")
+    status, out, err = typed(*arguments, "--algorithms", "my_algos:FedMine", "--rounds", 1, "--plain")
     assert status == 0, err
     assert "every report in clear" in err
     assert "my_algos:FedMine  1 " in out

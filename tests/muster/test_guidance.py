@@ -249,7 +249,8 @@ def test_a_checkpoint_replaces_a_file_only_when_told_to(tmp_path, typed):
     assert out.read_bytes() == fresh.read_bytes()
 
 
-def test_lists_of_commands_are_not_cut_at_eighty_columns():
+def test_lists_of_commands_are_not_cut_at_eighty_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     for name in ["", *(group.name for group in app.registered_groups)]:
-        _, out, _ = muster(*filter(None, [name]), "--help", COLUMNS="80")
+        out = in_process(*filter(None, [name]), "--help").stdout
         assert [line for line in out.split("Commands:")[1].splitlines() if re.search(r"\.\.\.$", line)] == []

@@ -129,7 +129,7 @@ def test_plan_that_the_devices_cannot_bear_is_a_usage_error_and_no_task(bundle, 
     assert json.loads(in_process("task", "list", *where, "--json").stdout) == []
 
 
-def test_mistyped_database_or_blob_folder_is_named_and_nothing_is_made(bundle, where, tmp_path):
+def test_mistyped_database_or_blob_folder_is_named_and_nothing_is_made(bundle, where, tmp_path, typed):
     _, database, _, blobs = where
     before = sorted(tmp_path.iterdir())
     typos = ["--db", f"sqlite:///{tmp_path}/typo.db"], ["--blobs", tmp_path / "typos"]
@@ -138,7 +138,7 @@ def test_mistyped_database_or_blob_folder_is_named_and_nothing_is_made(bundle, w
         names = [word for option in options.items() for word in option]
         arguments = ["--plan", bundle, "--population", "p", "--goal", 3, "--rounds", 2]
         for command in (["create", *arguments], ["list"], ["cancel", "t"]):
-            status, out, err = muster("task", *command, *names)
+            status, out, err = typed("task", *command, *names)
             assert (status, out) == (1, "")
             assert f"{typo[1]}; start the coordinator first" in " ".join(err.split())
     assert sorted(tmp_path.iterdir()) == before
@@ -156,7 +156,7 @@ def test_metrics_show_why_devices_gave_up(bundle, where):
         json.loads(in_process("task", "metrics", task, *where, "--json").stdout)["rounds"][0]["abort_reasons"]
         == reasons
     )
-    _, out, _ = muster("task", "metrics", task, *where)
+    out = in_process("task", "metrics", task, *where).stdout
     assert "invalid-examples=1, plan-refused=2" in out
 
 
