@@ -10,6 +10,7 @@ from torch import fx
 
 from export.errors import UnsupportedOperator
 from export.onnx.graph import GraphBuilder, Rule, argument, arguments, rank_of
+from export.windows import Window
 
 aten = torch.ops.aten
 
@@ -32,14 +33,15 @@ def max_pool2d(graph: GraphBuilder, node: fx.Node) -> tuple[str, ...]:
     source: fx.Node = arguments(node)[0]
     if rank_of(source) != 4:
         raise UnsupportedOperator(f"{node.target} of values that are not (batch, channels, height, width)")
-    kernel = argument(node, 1)
-    padding = argument(node, 3, [0, 0])
+    window = Window.pool(argument(node, 1), argument(node, 2, ()), argument(node, 3, [0, 0]), argument(node, 4, [1, 1]))
+    # Where shapes are inferred, `ceil_mode` of ONNX counts windows that begin behind the end; where they are run, not.
+    overhang = window.overhang(source.meta["val"].shape[2:]) if argument(node, 5, False) else (0, 0)
+    ends = [pad + more for pad, more in zip(window.padding, overhang, strict=True)]
     attributes: dict[str, Any] = {
-        "kernel_shape": kernel,
-        "strides": argument(node, 2) or kernel,
-        "pads": [*padding, *padding],
-        "dilations": argument(node, 4, [1, 1]),
-        "ceil_mode": int(argument(node, 5, False)),
+        "kernel_shape": window.kernel,
+        "strides": window.stride,
+        "pads": [*window.padding, *ends],
+        "dilations": window.dilation,
     }
     if all(user.args[1] == 0 for user in node.users):
         return (graph.emit("MaxPool", [graph.value(source)], **attributes),)  # places cost ten times the maximum
