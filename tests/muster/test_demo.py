@@ -7,6 +7,7 @@ from safetensors.numpy import load_file
 
 from fedcore.bundle import Bundle
 from simulator import read_run
+from tests.muster.test_cli import muster
 from tests.muster.test_own_algorithms import MY_ALGOS
 
 
@@ -59,7 +60,7 @@ def test_demo_masks_and_agrees_and_runs_an_own_algorithm_in_clear(tmp_path, monk
     assert result["algorithms"]["fedavg"]["phases"]["mask"] > 0
     assert 1e-6 < result["agreement"] < 5e-3
     (tmp_path / "my_algos.py").write_text(MY_ALGOS)
-    status, out, err = typed(*arguments, "--algorithms", "my_algos:FedMine", "--rounds", 1, "--plain")
+    status, out, err = muster(*arguments, "--algorithms", "my_algos:FedMine", "--rounds", 1, "--plain")
     assert status == 0, err
     assert "every report in clear" in err
     assert "my_algos:FedMine  1 " in out
