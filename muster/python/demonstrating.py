@@ -34,8 +34,11 @@ def demo(  # noqa: PLR0913  # what is run, and what is kept of it
     algorithms: names, or one's own as package.module:Class. devices: per round, of 60; with 8 or more, reports are
     summed under secure aggregation, unless `plain`. out: a new folder that keeps the run of each algorithm as that of a
     simulation, with its plan. on_progress: called with an algorithm, its committed rounds, and a note. Takes about
-    40 s. Raises DemoFailed, UnknownAlgorithm, NotCrossDevice, and RunError when the folder is there.
+    40 s. Raises DemoFailed, UnknownAlgorithm, NotCrossDevice, TypeError,
+    and RunError when the folder is there.
     """
+    if isinstance(algorithms, str):
+        raise TypeError(f"algorithms is a text; expected several names, such as [{algorithms!r}]")
     names = tuple(dict.fromkeys(algorithms))
     for name in names:
         check_cross_device(create(name, None, [module_of(name)]))

@@ -14,6 +14,7 @@ from fedcore.algorithms import create, module_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Bundle
 from fedcore.codecs.compression import Compression
+from muster.python.arguments import check_trained
 
 
 def export(  # noqa: PLR0913  # what is exported, how, and where it goes
@@ -36,8 +37,9 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
     format is worked on, and what is done.
 
     The bundle has the plan (`bundle.plan`) and the proof (`bundle.certificate`). Raises ExportError, AlgorithmError,
-    CompressionError.
+    CompressionError, and TypeError for an argument of a wrong type.
     """
+    check_trained(model, algorithm, settings)
     folder, compression = Path(out), Compression.parse(compress)
     if (folder / "manifest.json").exists() and not force:
         raise ExportError(
@@ -45,8 +47,6 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
         )
     if isinstance(algorithm, str):
         algorithm = create(algorithm, dict(settings or {}), [module_of(algorithm)])
-    elif settings:
-        raise TypeError("settings are for an algorithm that is named: an object has its own")
     spec, source = (load(model), model) if isinstance(model, str) else (model, None)
     made = Model(spec, seed), algorithm, folder, source, tuple(formats), progress
     return export_bundle(*made, compression=compression)

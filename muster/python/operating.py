@@ -18,7 +18,9 @@ from coordinator.rules.entities import Task as Facts
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle
+from fedcore.names import offered
 from fedcore.signing import SigningKey
+from muster.python.arguments import of_kind
 from muster.releasing import FIRST_COUNTER, released
 from muster.remote import RemoteStore
 
@@ -92,6 +94,7 @@ class Coordinator(AbstractContextManager["Coordinator"]):
     """The coordinator whose port for operators is at `url`. token: by default what MUSTER_TOKEN holds."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
+        of_kind("url", url, (str,), "the address of its port for operators, such as http://127.0.0.1:8081")
         self._store = RemoteStore(url, token or os.environ.get("MUSTER_TOKEN"))
 
     def __exit__(
@@ -119,8 +122,13 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         settings: those of `coordinator.rules.task_settings.TaskSettings`; `population`, `goal` and `rounds` have no
         default. release_key: signs the release that a task with `secagg` needs, and `counter` its number.
 
-        Raises InvalidTask, naming the setting and what it may be.
+        Raises InvalidTask, naming the setting and what it may be, and TypeError for one that does not exist.
         """
+        of_kind("bundle", bundle, (Bundle,), "a Bundle, as muster.export gives it; Bundle(folder) reads one")
+        known = TaskSettings.__dataclass_fields__
+        unknown = sorted(set(settings) - set(known))
+        if unknown:
+            raise TypeError(f"a task has no setting {unknown[0]!r}; {offered(unknown[0], known)}")
         chosen = TaskSettings(**settings)
         release = None
         if release_key is not None:

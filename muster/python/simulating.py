@@ -12,8 +12,10 @@ import numpy as np
 from coordinator.rules.task_settings import Secagg
 from export.model import ModelSpec
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.names import offered
 from fedcore.params import Float32
 from fedcore.schedule import ServerSchedule
+from muster.python.arguments import check_trained, of_kind
 from simulator.course import ACCURACY, Point
 from simulator.engines.choice import Wanted
 from simulator.errors import EngineError
@@ -31,10 +33,13 @@ MODEL = "server.params"
 DEFAULT_ALGORITHM = "fedavg"
 
 
+_KINDS = {"schedule": ServerSchedule, "secagg": Secagg, "privacy": PrivateTraining}
+
+
 class Options(TypedDict, total=False):
     """Options of a simulation, with the meanings and defaults of `simulator.SimulationConfig`."""
 
-    data: Path
+    data: Path | str
     partition: str
     clients: int
     baseline: str
@@ -135,13 +140,19 @@ def simulate(
     ray, seed, schedule, same_cohort, compress, privacy, secagg, plan, as `simulator.SimulationConfig` has them. With
     `plan`, the folder of a bundle, its graphs train; `algorithm` is then the plan's, and only one's own is named.
 
-    Raises TypeError for an unknown option; SimulatorError, ExportError or AlgorithmError, naming what is wrong.
+    Raises TypeError for an unknown option, and an argument of a wrong type; SimulatorError, ExportError or
+    AlgorithmError, naming what is wrong.
     """
     unknown = sorted(set(options) - set(Options.__annotations__))
     if unknown:
-        raise TypeError(f"simulate() has no option {unknown[0]!r}; it has {', '.join(Options.__annotations__)}")
-    if settings and not isinstance(algorithm, str):
-        raise TypeError("settings are for an algorithm that is named: an object has its own")
+        known = ("users", "algorithm", "settings", "out", "on_round", *Options.__annotations__)
+        raise TypeError(f"simulate() has no option {unknown[0]!r}; {offered(unknown[0], known)}")
+    check_trained(model, algorithm, settings)
+    of_kind("users", users, (str, Population), "a data set's name, or a Population: Population.of(names, shards)")
+    for name, kind in _KINDS.items():
+        of_kind(name, options.get(name), (kind, type(None)), f"a {kind.__name__}(…) (docs/python.md)")
+    if isinstance(options.get("data"), str):
+        options["data"] = Path(options["data"])
     given = Given(
         users=None if isinstance(users, str) else users,
         model=None if isinstance(model, str) else model,

@@ -76,6 +76,36 @@ def test_objects_train_as_their_names_do():
     assert repr(named) == repr(given) == f"Run(mlp, fedadam, 2 rounds, accuracy {named.accuracy:.3f} of held-out users)"
 
 
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: muster.simulate(np.zeros(3)), "model is of type ndarray; expected a name, or a ModelSpec"),
+        (lambda: muster.export(FedAdam), "model is the class FedAdam; expected a name, or a ModelSpec"),
+        (
+            lambda: muster.simulate("mlp", algorithm=FedAdam),
+            "algorithm is the class FedAdam; expected a name, or an obj",
+        ),
+        (lambda: muster.export("mlp", 3), "algorithm is of type int; expected a name"),
+        (lambda: muster.simulate("mlp", [{}]), "users is of type list; expected a data set's name, or a Population"),
+        (lambda: muster.simulate("mlp", dataset="digits"), "no option 'dataset'; .*there are users, algorithm"),
+        (lambda: muster.simulate("mlp", settings=["client_lr=1"]), "settings is of type list; expected a mapping"),
+        (
+            lambda: muster.simulate("mlp", privacy={"epsilon": 8}),
+            r"privacy is of type dict; expected a PrivateTraining\(",
+        ),
+        (lambda: muster.demo("fedadam"), r"algorithms is a text; expected several names, such as \['fedadam'\]"),
+        (lambda: muster.Coordinator(None), "url is of type NoneType; expected the address"),
+        (
+            lambda: muster.Coordinator("http://127.0.0.1:1", "t").create("plan"),
+            "bundle is of type str; expected a Bundle",
+        ),
+    ],
+)
+def test_arguments_of_wrong_types_are_named_with_what_is_expected(call, words):
+    with pytest.raises(TypeError, match=words):
+        call()
+
+
 def test_a_run_in_a_folder_has_the_model_of_one_in_memory(tmp_path):
     kept = muster.simulate("logreg", out=tmp_path / "run", **SHORT)
     loose = muster.simulate("logreg", **SHORT)
@@ -102,7 +132,7 @@ def test_a_run_is_drawn_and_tabulated(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"model": "logreg", "cohorts": 3}, TypeError, "no option 'cohorts'; it has .*cohort"),
+        ({"model": "logreg", "cohorts": 3}, TypeError, "no option 'cohorts'; did you mean cohort\\?"),
         ({"model": "logreg", "algorithm": FedAdam(), "settings": {"client_lr": 1}}, TypeError, "an object has its own"),
         ({"model": "logreg", "algorithm": FedAdam(), "out": "run"}, EngineError, "takes names alone"),
         ({"model": "logreg", "rounds": 0}, EngineError, "rounds must be at least 1, not 0"),
