@@ -29,7 +29,7 @@ from export.model import Model
 from export.models import MODELS, load
 from fedcore import checkpoint
 from fedcore.algorithms import create
-from fedcore.algorithms.algorithm import trips_of
+from fedcore.algorithms.algorithm import Algorithm, trips_of
 from fedcore.batching import StreamKey
 from fedcore.params import Float32
 from fedcore.plan import Plan
@@ -81,7 +81,7 @@ class SumCost(msgspec.Struct, frozen=True, kw_only=True):
 class DevicesJs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All models, and the parts of a masked report of `dim` values under so many streams.
 
-    In a browser also the cost of its page, of every fresh browser, and of them the least CPU time and the most memory.
+    In a browser also the cost of its page.
     """
 
     engine: str
@@ -90,10 +90,7 @@ class DevicesJs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     streams: int
     secure: list[SumCost]
     mask_ratio: float
-    first_load_mb: float | None = None
-    ready_cpu_s: float | None = None
-    training_mb: float | None = None
-    pages: tuple[PageCost, ...] = ()
+    page: PageCost | None = None
     targets: dict[str, float]
 
 
@@ -109,14 +106,11 @@ def run(options: DevicesJsOptions, say: Say) -> DevicesJs:
             say("page")
             names = [step.model for step in figures.steps]
             work = folder / (TRAINED if TRAINED in names else names[0])
-            pages = tuple(page_cost(opened.site, work) for _ in range(options.blocks))
-            return replace(
-                figures,
-                first_load_mb=max(one.first_load_mb for one in pages),
-                ready_cpu_s=min(one.ready_cpu_s for one in pages),
-                training_mb=max(one.training_mb for one in pages),
-                pages=pages,
-            )
+            return replace(figures, page=page_cost(opened.site, work, _algorithm(), options.blocks))
+
+
+def _algorithm() -> Algorithm:
+    return create("fedavg", {"batch_size": BATCH, "client_lr": 0.01})
 
 
 def _measured(options: DevicesJsOptions, folder: Path, runtime: JsRuntime, say: Say) -> DevicesJs:
@@ -147,7 +141,7 @@ class _Work:
     def write(cls, name: str, folder: Path, say: Say) -> _Work:
         """Export the model, and write its work into a folder of its name."""
         say(f"{name}: export")
-        model, algorithm = Model(load(name)), create("fedavg", {"batch_size": BATCH, "client_lr": 0.01})
+        model, algorithm = Model(load(name)), _algorithm()
         plan, blobs = build_plan(model, algorithm, ("onnx",))
         graphs = {graph: blobs[ref] for graph, ref in plan.graphs["onnx"].items()}
         executables: dict[str, Executable] = {}

@@ -31,7 +31,6 @@ _MB = 1024
 _START = """
 window.device?.terminate();
 window.device = new Worker(arguments[0], { type: "module" });"""
-_END = "window.device.terminate(); window.device = undefined;"
 _ASK = """
 const [what, done] = arguments;
 device.onmessage = ({ data }) => done(data);
@@ -94,13 +93,13 @@ class Node:
 class Site:
     """The files of the page, and work below a folder, on a port of this process.
 
-    sent_bytes: of the page's files so far, as they were sent, without the worker of benchmarks.
+    page: the folder of the page. sent_bytes: of its files so far, as they were sent, without the worker of benchmarks.
     """
 
     def __init__(self, page: Path, work: Path, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        self.sent_bytes = 0
-        self._page: ASGIApp = PageFiles(page)
+        self.page, self.sent_bytes = page, 0
+        self._files: ASGIApp = PageFiles(page)
         self.app = Starlette(routes=[Mount(_WORK, StaticFiles(directory=work)), Mount(PAGE, self._counted)])
 
     async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,7 +108,7 @@ class Site:
                 self.sent_bytes += len(message.get("body", b""))
             await send(message)
 
-        await self._page(scope, receive, counted)
+        await self._files(scope, receive, counted)
 
 
 @contextmanager
@@ -131,39 +130,12 @@ def site(folder: Path) -> Iterator[Site]:
             serving.join()
 
 
-class Page:
-    """The page of devices in a browser, with a worker that does blocks of work on the engine of the page's own."""
+class Chromium:
+    """The processes of a browser."""
 
-    def __init__(self, browser: webdriver.Chrome, site: Site) -> None:
-        browser.set_script_timeout(_PATIENCE_S)
-        self._browser, self.site = browser, site
+    def __init__(self, browser: webdriver.Chrome) -> None:
         # The driver starts a single process, and that one all others.
         self._pid = family_of(cast(subprocess.Popen[bytes], browser.service.process).pid)[1]
-
-    def open(self) -> None:
-        """Load the page, with all that it keeps for later."""
-        Person(self._browser, self.site.url, "bench")
-        self._browser.execute_async_script("navigator.serviceWorker.ready.then(arguments[0])")
-
-    def load(self, folder: Path) -> Done:
-        """Load the work in a folder, which the site serves, in a worker of its own."""
-        before = self.cpu_s()
-        self._browser.execute_script(_START, _WORKER)
-        answer = self.ask(load=f"{_WORK}/{folder.name}").answer
-        self.engine: str = answer["engine"]
-        return Done(answer, self.cpu_s() - before)
-
-    def ask(self, **what: object) -> Done:
-        """Do another block. Raises PageFailed."""
-        before = self.cpu_s()
-        answer: dict[str, Any] = self._browser.execute_async_script(_ASK, what)
-        if "failed" in answer:
-            raise PageFailed(f"the worker of benchmarks failed: {answer['failed']}")
-        return Done(answer, self.cpu_s() - before)
-
-    def end_worker(self) -> None:
-        """End the worker, as a page does that takes part no longer."""
-        self._browser.execute_script(_END)
 
     def cpu_s(self) -> float:
         """CPU seconds of all processes of the browser so far."""
@@ -176,6 +148,36 @@ class Page:
         the browser, which its processes share, is not in it.
         """
         return max(_private_kb(pid) for pid in family_of(self._pid) if _renders(pid)) / _MB
+
+
+class Page:
+    """The page of devices in a browser, with a worker that does blocks of work on the engine of the page's own."""
+
+    def __init__(self, browser: webdriver.Chrome, site: Site) -> None:
+        browser.set_script_timeout(_PATIENCE_S)
+        self._browser, self.site = browser, site
+        self.chromium = Chromium(browser)
+
+    def open(self) -> None:
+        """Load the page, with all that it keeps for later."""
+        Person(self._browser, self.site.url, "bench")
+        self._browser.execute_async_script("navigator.serviceWorker.ready.then(arguments[0])")
+
+    def load(self, folder: Path) -> Done:
+        """Load the work in a folder, which the site serves, in a worker of its own."""
+        before = self.chromium.cpu_s()
+        self._browser.execute_script(_START, _WORKER)
+        answer = self.ask(load=f"{_WORK}/{folder.name}").answer
+        self.engine: str = answer["engine"]
+        return Done(answer, self.chromium.cpu_s() - before)
+
+    def ask(self, **what: object) -> Done:
+        """Do another block. Raises PageFailed."""
+        before = self.chromium.cpu_s()
+        answer: dict[str, Any] = self._browser.execute_async_script(_ASK, what)
+        if "failed" in answer:
+            raise PageFailed(f"the worker of benchmarks failed: {answer['failed']}")
+        return Done(answer, self.chromium.cpu_s() - before)
 
 
 @contextmanager

@@ -122,7 +122,7 @@ def test_bench_devices_js_compares_node_with_python():
     assert 0 < step["outside_ms"] < step["js_ms"]
     assert [part["part"] for part in found["secure"]] == ["pack", "pack with noise", "mask"]
     assert found["mask_ratio"] == found["secure"][-1]["ratio"] > 0
-    assert "pages" not in found
+    assert "page" not in found
 
 
 @pytest.mark.long
@@ -134,16 +134,15 @@ def test_bench_devices_js_measures_a_page_in_a_browser():
         pytest.skip(str(result.exception))
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    (step,), (page,) = found["steps"], found["pages"]
+    (step,), page = found["steps"], found["page"]
     assert found["engine"].startswith("onnxruntime-web ")
     assert step["outside_ms"] > 0
     assert step["step_ratio"] == pytest.approx(step["js_ms"] / step["python_ms"])
     assert [part["part"] for part in found["secure"]] == ["pack", "pack with noise", "mask"]
     # Compressed, the engine alone is above three megabytes.
-    assert 3 < found["first_load_mb"] == page["first_load_mb"] < 5
-    assert 0 < found["ready_cpu_s"] == page["ready_cpu_s"]
-    assert 0 < page["empty_mb"] < page["page_mb"] < page["loaded_mb"]
-    assert page["ended_mb"] < page["training_mb"] == found["training_mb"]
+    assert 3 < page["first_load_mb"] < 5
+    assert page["ready_cpu_s"] > 0
+    assert 0 < page["empty_mb"] < page["training_mb"] > page["ended_mb"]
 
 
 def test_bench_devices_js_says_that_there_is_no_browser(tmp_path, monkeypatch):
