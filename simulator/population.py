@@ -101,11 +101,14 @@ class Population:
         Raises DatasetError when a client would be left without any.
         """
         shares = [count // len(self) + (index < count % len(self)) for index in range(len(self))]
-        names, shards = [], []
+        names, shards, users = [], [], set(self.clients)
         for index, (client, parts) in enumerate(zip(self.clients, shares, strict=True)):
             shard = self.shard(index)
             for part in range(parts):
-                names.append(client if parts == 1 else f"{client}.{part + 1}")
+                name = client if parts == 1 else f"{client}.{part + 1}"
+                while parts > 1 and name in users:  # a user may be called as a device of another
+                    name += "'"
+                names.append(name)
                 shards.append({name: array[part::parts] for name, array in shard.items()})
         return Population.of(names, shards, self.classes)
 

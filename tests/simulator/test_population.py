@@ -7,6 +7,12 @@ import pytest
 
 from simulator import datasets
 from simulator.errors import DatasetError, EngineError
+from simulator.population import Population
+
+
+def test_devices_of_a_user_do_not_get_the_name_of_another():
+    shard = {"x": np.zeros(3, np.float32)}
+    assert Population.of(["a", "a.1"], [shard, shard]).spread(3).clients == ("a.1'", "a.2", "a.1")
 
 
 def test_digits_are_the_same_for_one_seed():
