@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from coordinator.rules.task_settings import Secagg
@@ -19,10 +18,9 @@ from fedcore.algorithms.algorithm import Algorithm, check_two_trips
 from fedcore.algorithms.check import check
 from fedcore.algorithms.settings import parse
 from fedcore.codecs.compression import Compression
-from fedcore.decoding import converter
 from fedcore.names import offered
 from fedcore.schedule import ServerSchedule
-from fedcore.validation import checked, explained, misfit
+from fedcore.validation import checked, misfit
 from simulator import datasets
 from simulator.baselines import BASELINES, METHODS
 from simulator.baselines.linear import LOSSES
@@ -103,7 +101,7 @@ class SimulationConfig:
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:  # values may be NumPy's, as a notebook computes them
-            object.__setattr__(self, name, _plain(getattr(self, name)))
+            object.__setattr__(self, name, plain(getattr(self, name)))
         wrong = misfit(self)
         if wrong:
             raise EngineError(f"{wrong[0]} cannot be {wrong[1]!r}: {wrong[2]}")
@@ -154,39 +152,11 @@ class SimulationConfig:
             raise EngineError(f"{self.baseline} trains a linear model: {' or '.join(LOSSES)}, not {self.model!r}")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value with Python's own numbers in place of NumPy's."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: plain(one) for key, one in value.items()}
     return value.item() if isinstance(value, np.generic) else value
-
-
-_KINDS = get_type_hints(SimulationConfig)
-_CONVERT = {name: converter(kind, dec_hook=lambda kind, value: kind(value)) for name, kind in _KINDS.items()}
-
-
-def to_config(values: Mapping[str, Any]) -> SimulationConfig:
-    """A configuration from plain values, such as a TOML file has.
-
-    Raises msgspec.ValidationError for an unknown option and for a value of a wrong type.
-    """
-    return SimulationConfig(**to_options(values))
-
-
-def to_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Some options of a configuration, from plain values. Raises msgspec.ValidationError as `to_config`."""
-    unknown = sorted(set(values) - set(_KINDS))
-    if unknown:
-        raise msgspec.ValidationError(f"unknown options {unknown}; {offered(unknown[0], _KINDS)}")
-    return {name: _option(name, _plain(value)) for name, value in values.items()}
-
-
-def _option(name: str, value: Any) -> Any:
-    try:
-        return _CONVERT[name](value)
-    except msgspec.ValidationError as error:
-        words = explained(error, value, _KINDS[name])
-        raise msgspec.ValidationError(f"{name} cannot be {value!r}: {words}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,8 @@ def train(message: Message, context: Context) -> Message:
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(module.parameters(), lr=workload.client_lr)
     steps = 0
-    for rows in torch.randperm(len(labels)).split(workload.batch_size):
+    order = torch.Generator().manual_seed(index)  # the same orders in every run
+    for rows in torch.randperm(len(labels), generator=order).split(workload.batch_size):
         optimizer.zero_grad()
         nn.functional.cross_entropy(module(images[rows]), labels[rows]).backward()
         optimizer.step()

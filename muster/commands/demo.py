@@ -12,6 +12,7 @@ import typer
 from muster.output import Json, emit, loading, progress, show_table, stderr
 
 if TYPE_CHECKING:
+    from coordinator.rules.packed_segments import ReportBytes
     from muster.demo_tasks import AlgorithmResult, DemoResult, OnProgress
 
 ROUNDS, DEVICES = 25, 20
@@ -133,6 +134,11 @@ def _summary(result: DemoResult, picture: Path) -> dict[str, object]:
     }
 
 
+def _size(report: ReportBytes) -> str:
+    sent, uncompressed = (f"{size / 1e3:.1f}" for size in (report.sent, report.uncompressed))
+    return f"{sent} kB" if sent == uncompressed else f"{sent} kB, {uncompressed} in float32"
+
+
 def _show(results: list[AlgorithmResult], picture: Path) -> None:
     sizes = ("a report", "up / device", "down / device")
     columns = ("algorithm", "rounds", "accuracy, unseen users", *sizes, "seconds", "agreement")
@@ -141,7 +147,7 @@ def _show(results: list[AlgorithmResult], picture: Path) -> None:
             result.algorithm,
             result.rounds,
             f"{result.test_accuracy:.3f}",
-            f"{result.report.sent / 1e3:.1f} kB, {result.report.uncompressed / 1e3:.1f} in float32",
+            _size(result.report),
             f"{result.bytes_up_per_device / 1e6:.2f} MB",
             f"{result.bytes_down_per_device / 1e6:.2f} MB",
             f"{result.seconds:.1f}",

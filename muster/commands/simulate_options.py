@@ -136,8 +136,8 @@ def _converted(values: dict[str, Any], read: Mapping[Path, dict[str, Any]]) -> S
     from muster.output import loading
 
     with loading():
+        from simulator.options import to_config, to_options
         from simulator.planned import completed_by_plan
-        from simulator.simulation import to_config, to_options
 
     for path, found in read.items():
         _named(to_options, found, str(path))

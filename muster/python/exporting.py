@@ -14,7 +14,7 @@ from fedcore.algorithms import create, module_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Bundle
 from fedcore.codecs.compression import Compression
-from muster.python.arguments import check_trained
+from muster.python.arguments import check_trained, of_kind
 
 
 def export(  # noqa: PLR0913  # what is exported, how, and where it goes
@@ -40,6 +40,7 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
     CompressionError, and TypeError for an argument of a wrong type.
     """
     check_trained(model, algorithm, settings)
+    of_kind("formats", formats, (list, tuple), 'several names, such as ["onnx"]')
     folder, compression = Path(out), Compression.parse(compress)
     if (folder / "manifest.json").exists() and not force:
         raise ExportError(

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
+import msgspec
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from coordinator.rules.entities import Task as Facts
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle
+from fedcore.decoding import converter
 from fedcore.names import offered
 from fedcore.signing import SigningKey
 from muster.python.arguments import of_kind
@@ -25,6 +27,9 @@ from muster.releasing import FIRST_COUNTER, released
 from muster.remote import RemoteStore
 
 OVER = {TaskState.COMPLETED, TaskState.CANCELLED}
+
+
+_convert = converter(TaskSettings)
 
 
 class Task:
@@ -125,11 +130,7 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         Raises InvalidTask, naming the setting and what it may be, and TypeError for one that does not exist.
         """
         of_kind("bundle", bundle, (Bundle,), "a Bundle, as muster.export gives it; Bundle(folder) reads one")
-        known = TaskSettings.__dataclass_fields__
-        unknown = sorted(set(settings) - set(known))
-        if unknown:
-            raise TypeError(f"a task has no setting {unknown[0]!r}; {offered(unknown[0], known)}")
-        chosen = TaskSettings(**settings)
+        chosen = _settings(settings)
         release = None
         if release_key is not None:
             modules = (
@@ -139,3 +140,15 @@ class Coordinator(AbstractContextManager["Coordinator"]):
                 bundle, chosen, release_key, self._store.lineage, counter=counter, algorithm_modules=modules
             )
         return Task(self._store, self._store.register_task(bundle, chosen, release).id)
+
+
+def _settings(given: dict[str, Any]) -> TaskSettings:
+    """Settings of a task. Raises TypeError for a name or a type that is wrong, and InvalidTask."""
+    known = TaskSettings.__dataclass_fields__
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise TypeError(f"a task has no setting {unknown[0]!r}; {offered(unknown[0], known)}")
+    try:
+        return _convert(given)
+    except msgspec.ValidationError as error:
+        raise TypeError(f"settings of a task: {error}") from error

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+import msgspec
 import numpy as np
 
 from coordinator.rules.task_settings import Secagg
@@ -19,6 +20,7 @@ from muster.python.arguments import check_trained, of_kind
 from simulator.course import ACCURACY, Point
 from simulator.engines.choice import Wanted
 from simulator.errors import EngineError
+from simulator.options import to_config
 from simulator.planned import completed_by_plan
 from simulator.population import Population
 from simulator.private_training import PrivateTraining
@@ -31,9 +33,6 @@ if TYPE_CHECKING:
 
 MODEL = "server.params"
 DEFAULT_ALGORITHM = "fedavg"
-
-
-_KINDS = {"schedule": ServerSchedule, "secagg": Secagg, "privacy": PrivateTraining}
 
 
 class Options(TypedDict, total=False):
@@ -149,10 +148,6 @@ def simulate(
         raise TypeError(f"simulate() has no option {unknown[0]!r}; {offered(unknown[0], known)}")
     check_trained(model, algorithm, settings)
     of_kind("users", users, (str, Population), "a data set's name, or a Population: Population.of(names, shards)")
-    for name, kind in _KINDS.items():
-        of_kind(name, options.get(name), (kind, type(None)), f"a {kind.__name__}(…) (docs/python.md)")
-    if isinstance(options.get("data"), str):
-        options["data"] = Path(options["data"])
     given = Given(
         users=None if isinstance(users, str) else users,
         model=None if isinstance(model, str) else model,
@@ -164,7 +159,7 @@ def simulate(
         "algorithm": algorithm if isinstance(algorithm, str) else algorithm.name,
         "settings": dict(settings or {}),
     }
-    config = SimulationConfig(**_completed({**named, **options}, given))
+    config = _config(_completed({**named, **options}, given))
     if out is None:
         return _in_memory(given.named(config), given, on_round)
     if given != Given():
@@ -177,6 +172,13 @@ def simulate(
     result = start(Path(out), config, on_round)
     kept = read_run(out)
     return Run(result, list(kept.points), _model(kept.vectors()), Path(out))
+
+
+def _config(values: dict[str, Any]) -> SimulationConfig:
+    try:
+        return to_config(values)
+    except msgspec.ValidationError as error:
+        raise TypeError(str(error)) from error
 
 
 def _completed(values: dict[str, Any], given: Given) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from fedcore.names import offered
 from simulator.course import LOSS, Point
 from simulator.engines.computing import EngineName
 from simulator.errors import RunError
-from simulator.simulation import SimulationConfig, SimulationResult, to_config
+from simulator.options import to_config
+from simulator.simulation import SimulationConfig, SimulationResult
 from simulator.training import Vectors
 
 CONFIG, ENGINE, METRICS, RESULT, LOCK = "config.toml", "engine.json", "metrics.jsonl", "result.json", "lock"

@@ -19,7 +19,8 @@ from fedcore.decoding import converter
 from fedcore.errors import AlgorithmError, ScheduleError
 from simulator.engines.computing import EVERY_GPU
 from simulator.errors import RunError, SimulatorError
-from simulator.simulation import SimulationConfig, completed, to_config
+from simulator.options import to_config
+from simulator.simulation import SimulationConfig, completed
 
 
 class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

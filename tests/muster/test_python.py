@@ -89,10 +89,9 @@ def test_objects_train_as_their_names_do():
         (lambda: muster.simulate("mlp", [{}]), "users is of type list; expected a data set's name, or a Population"),
         (lambda: muster.simulate("mlp", dataset="digits"), "no option 'dataset'; .*there are users, algorithm"),
         (lambda: muster.simulate("mlp", settings=["client_lr=1"]), "settings is of type list; expected a mapping"),
-        (
-            lambda: muster.simulate("mlp", privacy={"epsilon": 8}),
-            r"privacy is of type dict; expected a PrivateTraining\(",
-        ),
+        (lambda: muster.simulate("mlp", rounds="9"), "rounds cannot be '9': Expected `int`, got `str`"),
+        (lambda: muster.simulate("mlp", privacy=8), "privacy cannot be 8: Expected `object`, got `int`"),
+        (lambda: muster.export("mlp", formats="onnx"), "formats is of type str; expected several names"),
         (lambda: muster.demo("fedadam"), r"algorithms is a text; expected several names, such as \['fedadam'\]"),
         (lambda: muster.Coordinator(None), "url is of type NoneType; expected the address"),
         (
@@ -166,6 +165,10 @@ def test_a_task_is_created_watched_and_operated(tmp_path, served):
         bundle = make_bundle(tmp_path / "plan")
         with pytest.raises(InvalidTask, match="goal"):
             coordinator.create(bundle, population="phones", goal=0, rounds=2)
+        with pytest.raises(TypeError, match=r"goal"):
+            coordinator.create(bundle, population="phones", goal="2", rounds=2)
+        with pytest.raises(TypeError, match="no setting 'populaton'; did you mean population"):
+            coordinator.create(bundle, populaton="phones", goal=2, rounds=2)
         task = coordinator.create(bundle, population="phones", goal=2, rounds=2, over_selection=1.0)
         assert [one.id for one in coordinator.tasks()] == [task.id]
         assert (task.state, task.facts.settings.goal) == ("active", 2)

@@ -14,10 +14,11 @@ import pytest
 
 from fedcore.schedule import ServerSchedule
 from simulator.errors import EngineError, ProcessDied, RunError, RunNotKept
+from simulator.options import to_config
 from simulator.runs.config_file import to_toml
 from simulator.runs.reading import read_metrics, read_result, read_run
 from simulator.runs.running import resume_run, start_run
-from simulator.simulation import SimulationConfig, completed, simulate, to_config
+from simulator.simulation import SimulationConfig, completed, simulate
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 # SCAFFOLD's clients keep vectors.
