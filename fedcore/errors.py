@@ -6,6 +6,7 @@ FedcoreError
 │   ├── DigestMismatch      bytes do not have the digest that names them
 │   ├── BadSignature        a plan does not have the signature that it is said to have
 │   └── BadRelease          a release or an entry of its lineage is malformed, or says something else than it must
+├── NotWritten              a file could not be written
 ├── InvalidKey              a key is malformed, or a file that should hold one does not
 ├── BrokenSuccession        no chain of signatures leads from the pinned key to the one that is shown
 ├── WireError               a message is malformed or of an unknown version
@@ -49,6 +50,13 @@ class BadSignature(PlanError):
 
 class BadRelease(PlanError):
     """A release or an entry of its lineage is malformed, or says something else than it must."""
+
+
+class NotWritten(FedcoreError, OSError):
+    """A file could not be written: an OSError whose words are a sentence with the file's name."""
+
+    def __str__(self) -> str:
+        return f"{self.filename} cannot be written: {self.strerror}"
 
 
 class InvalidKey(FedcoreError):

@@ -8,11 +8,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from fedcore.errors import NotWritten
+
 
 def write_private(path: Path, data: bytes, *, replace: bool = False) -> None:
     """Write a file that only its owner may read. After a power cut it is there whole, or as it was before.
 
-    Raises OSError, which names `path`; FileExistsError unless `replace`.
+    Raises NotWritten; FileExistsError unless `replace`.
     """
     _write(path, data, os.replace if replace else os.link, 0o600)
 
@@ -20,7 +22,7 @@ def write_private(path: Path, data: bytes, *, replace: bool = False) -> None:
 def write_whole(path: Path, data: bytes) -> None:
     """Write or replace a file that others may read, as far as the umask lets them. Durable as `write_private`.
 
-    Raises OSError, which names `path`.
+    Raises NotWritten.
     """
     umask = os.umask(0)
     os.umask(umask)
@@ -41,8 +43,10 @@ def _write(path: Path, data: bytes, put: Callable[[str, Path], None], mode: int)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(partial)
         sync_folder(path.parent)
+    except FileExistsError as error:
+        raise FileExistsError(error.errno, error.strerror, str(path)) from error
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise NotWritten(error.errno, error.strerror, str(path)) from error
 
 
 def sync_folder(folder: Path) -> None:

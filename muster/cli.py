@@ -74,13 +74,23 @@ def main() -> None:
         sys.stderr.write(f"error: this command needs {error.name}: pip install 'muster-fl[{extra}]'\n")
         sys.exit(EXIT_FAILED)
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in OURS and not isinstance(error, OSError):
+        words = _words(error)
+        if words is None:
             raise
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {words}\n")
         sys.exit(EXIT_USAGE if type(error).__name__ in USAGE_ERRORS else EXIT_FAILED)
     finally:
         # The interpreter's last collection of garbage looks at every object: a second, where torch was loaded.
         gc.freeze()
+
+
+def _words(error: Exception) -> str | None:
+    """The sentence of an error of ours or of the operating system, whose files come first; None of other errors."""
+    if type(error).__module__.partition(".")[0] in OURS:
+        return str(error)
+    if not isinstance(error, OSError):
+        return None
+    return str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
 def _run() -> None:

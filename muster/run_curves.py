@@ -50,8 +50,8 @@ def figure_of(curves: Mapping[str, Curve], axes: tuple[str, str]) -> Picture:
 
 
 def write_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the file's ending. Equal figures give equal bytes."""
-    made = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    """Write a figure in the format of the file's ending. Equal figures give equal bytes. Raises NotWritten."""
+    made = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with rc_context({"svg.hashsalt": "muster", "svg.fonttype": "none"}):
         data = BytesIO()
         figure.savefig(data, format=path.suffix[1:], metadata=made.get(path.suffix))

@@ -10,7 +10,7 @@ import statistics
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from muster.heat_map import draw_heat_map
 from muster.markdown import table
 from simulator.studies.study import Findings, Grid, PerSeed, Plot, mean
 
+T = TypeVar("T")
+Side = tuple[str, Sequence[str]]
 RESULTS = "## Results\n"
 DIGITS = 4
 """Significant digits that a report keeps."""
@@ -66,8 +68,13 @@ def title_of(report: Report) -> str:
 
 def pictures(report: Report) -> dict[str, str]:
     """The SVG text of each picture by file name."""
-    drawn = [_heat_map(grid) for grid in report.findings.grids] + [_curves(plot) for plot in report.findings.plots]
-    return {f"{report.study}-{number}.svg": text for number, text in enumerate(drawn, 1)}
+    drawn = [draw_heat_map(*map_of(grid)) for grid in report.findings.grids]
+    return numbered(report, drawn + [_curves(plot) for plot in report.findings.plots], "svg")
+
+
+def numbered(report: Report, drawn: Sequence[T], ending: str) -> dict[str, T]:
+    """The pictures of a report, grids first, by the names of their files."""
+    return {f"{report.study}-{number}.{ending}": one for number, one in enumerate(drawn, 1)}
 
 
 def results(report: Report) -> str:
@@ -130,10 +137,11 @@ def _label(number: float) -> str:
     return f"{number:g}"
 
 
-def _heat_map(grid: Grid) -> str:
+def map_of(grid: Grid) -> tuple[str, Side, Side, list[list[float | None]]]:
+    """A grid as what `heat_map.draw_heat_map` takes, with the means over seeds."""
     means = [[mean(values) for values in row] for row in grid.values]
     rows, columns = [_label(one) for one in grid.rows], [_label(one) for one in grid.columns]
-    return draw_heat_map(grid.title, (grid.row_name, rows), (grid.column_name, columns), means)
+    return grid.title, (grid.row_name, rows), (grid.column_name, columns), means
 
 
 def _curves(plot: Plot) -> str:

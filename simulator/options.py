@@ -7,13 +7,12 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from fedcore.decoding import converter
 from fedcore.names import offered
-from fedcore.validation import explained
+from fedcore.validation import field_converter
 from simulator.simulation import SimulationConfig, plain
 
 _KINDS = get_type_hints(SimulationConfig)
-_CONVERT = {name: converter(kind, dec_hook=lambda kind, value: kind(value)) for name, kind in _KINDS.items()}
+_convert = field_converter(SimulationConfig, dec_hook=lambda kind, value: kind(value))
 
 
 def to_config(values: Mapping[str, Any]) -> SimulationConfig:
@@ -29,12 +28,4 @@ def to_options(values: Mapping[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(values) - set(_KINDS))
     if unknown:
         raise msgspec.ValidationError(f"unknown options {unknown}; {offered(unknown[0], _KINDS)}")
-    return {name: _option(name, plain(value)) for name, value in values.items()}
-
-
-def _option(name: str, value: Any) -> Any:
-    try:
-        return _CONVERT[name](value)
-    except msgspec.ValidationError as error:
-        words = explained(error, value, _KINDS[name])
-        raise msgspec.ValidationError(f"{name} cannot be {value!r}: {words}") from error
+    return {name: _convert(name, plain(value)) for name, value in values.items()}

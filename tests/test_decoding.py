@@ -15,7 +15,7 @@ from tests.tree import ROOT, files
 
 HOME = "fedcore/decoding.py"
 # These describe a type: `checked` does so for the class that it decorates.
-MAKERS = {"decoder", "converter", "checked"}
+MAKERS = {"decoder", "converter", "checked", "field_converter"}
 RACE = """
 import importlib, json, sys, threading
 

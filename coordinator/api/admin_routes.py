@@ -23,10 +23,10 @@ from coordinator.errors import DigestMismatch, InvalidTask, MalformedMessage, Un
 from coordinator.rules.audit import AuditEntry
 from coordinator.rules.entities import Device, RoundRecord, SessionShape, Spent, Task, Token, Transition
 from coordinator.rules.progress import Progress
-from coordinator.rules.task_settings import TaskSettings
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.privacy.certificate import CertifiedLedger
 from fedcore.release import Signed
+from fedcore.validation import misnamed
 
 PREFIX = "/admin/v1"
 RoundNumber: TypeAlias = Annotated[int, Query(ge=0, lt=2**31)]
@@ -247,13 +247,12 @@ def _json(value: object, status: int = 200) -> Response:
 def _new_task(data: bytes) -> NewTask:
     """Raises MalformedMessage; InvalidTask when a setting is unknown or cannot be."""
     try:
-        given = _ANY_SETTINGS.decode(data)
-        unknown = sorted(given.settings.keys() - TaskSettings.__dataclass_fields__.keys())
-        if unknown:
-            raise InvalidTask(f"there is no setting {', '.join(unknown)} of a task")
-        return _NEW_TASK.decode(data)
+        task, given = _NEW_TASK.decode(data), _ANY_SETTINGS.decode(data)
     except UNDECODABLE as error:
         raise MalformedMessage(str(error)) from error
+    if (wrong := misnamed(given.settings, task.settings)) is not None:
+        raise InvalidTask(f"settings of a task: {wrong}")
+    return task
 
 
 class _AnySettings(msgspec.Struct, frozen=True):

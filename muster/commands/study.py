@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from muster.output import Json, emit, loading, progress, show_table
+from muster.output import Json, emit, loading, progress, show_table, stderr
 
 if TYPE_CHECKING:
     from muster.study_report import Report
     from simulator.studies.study import Study
 
 QUICK = "The smallest sizes, in seconds: they show that the study runs, and nothing else."
-OUT = "The folder of the page, the pictures and the JSON; finished trials are kept in trials/ there."
+OUT = "The folder of the page, the pictures (SVG and PNG) and the JSON; finished trials are kept in trials/ there."
 
 
 def study(
@@ -30,7 +31,8 @@ def study(
 ) -> None:
     """Put a question of a paper to our data sets.
 
-    It prints tables, and writes a page with pictures, and JSON. A study that was interrupted goes on where it was.
+    It prints tables, and writes a page with pictures, PNG files and JSON. A study that was interrupted goes on where it
+    was.
     """
     with loading():
         from simulator import studies
@@ -39,14 +41,29 @@ def study(
         return _list(list(studies.STUDIES.values()), json)
     from muster.study_report import summary, write
 
-    report = _run(studies.find(name), Sizes(seeds, quick, data), out, processes)
+    chosen = studies.find(name)
+    out.mkdir(parents=True, exist_ok=True)  # before the hours of training
+    report = _run(chosen, Sizes(seeds, quick, data), out, processes)
     page = write(report, out)
+    _draw(report, out)
     if json:
         return emit(report)
     for title, columns, rows in summary(report):
         typer.echo(f"\n{title}\n")
         show_table(columns, rows)
     typer.echo(f"\nThe page is {page}.", err=True)
+    return None
+
+
+def _draw(report: Report, out: Path) -> None:
+    """Write the pictures as PNG files too, where matplotlib is there."""
+    if find_spec("matplotlib") is None:
+        return stderr.print("PNG files need matplotlib: pip install 'muster-fl[plot]'", markup=False, soft_wrap=True)
+    from muster.run_curves import write_figure
+    from muster.study_figures import figures
+
+    for name, figure in figures(report).items():
+        write_figure(figure, out / name)
     return None
 
 

@@ -117,9 +117,10 @@ def _write(out: Path, rows: Sequence[dict[str, Any]], means: Sequence[dict[str, 
         if find_spec("matplotlib") is None:
             stderr.print("heat-map.png needs matplotlib: pip install 'muster-fl[plot]'", markup=False, soft_wrap=True)
         else:
-            from muster.heat_map_png import heat_map_png
+            from muster.heat_map_figure import heat_map_figure
+            from muster.run_curves import write_figure
 
-            write_whole(out / "heat-map.png", heat_map_png(*map_))
+            write_figure(heat_map_figure(*map_), out / "heat-map.png")
 
 
 def _mean(figure: str, rows: Sequence[dict[str, Any]]) -> float | None:

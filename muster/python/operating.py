@@ -19,17 +19,16 @@ from coordinator.rules.entities import Task as Facts
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle
-from fedcore.decoding import converter
 from fedcore.names import offered
 from fedcore.signing import SigningKey
+from fedcore.validation import field_converter
 from muster.python.arguments import of_kind
 from muster.releasing import FIRST_COUNTER, released
 from muster.remote import RemoteStore
 
 OVER = {TaskState.COMPLETED, TaskState.CANCELLED}
-
-
-_convert = converter(TaskSettings)
+NO_DEFAULT = ("population", "goal", "rounds")
+_convert = field_converter(TaskSettings)
 
 
 class Task:
@@ -148,7 +147,10 @@ def _settings(given: dict[str, Any]) -> TaskSettings:
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise TypeError(f"a task has no setting {unknown[0]!r}; {offered(unknown[0], known)}")
+    missing = [name for name in NO_DEFAULT if name not in given]
+    if missing:
+        raise TypeError(f"a task needs {', '.join(NO_DEFAULT)}; missing: {', '.join(missing)}")
     try:
-        return _convert(given)
+        return TaskSettings(**{name: _convert(name, value) for name, value in given.items()})
     except msgspec.ValidationError as error:
         raise TypeError(f"settings of a task: {error}") from error

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 MODEL = "server.params"
 DEFAULT_ALGORITHM = "fedavg"
+CALLED = {"dataset": "users"}
+"""Arguments that have another name here than in the file of a run."""
 
 
 class Options(TypedDict, total=False):
@@ -105,14 +107,14 @@ class Run:
     def plot(self, y: str = ACCURACY, out: Path | str | None = None) -> Figure:
         """A figure over rounds, which a notebook shows; written to `out` too, whose ending gives the format.
 
-        Raises ModuleNotFoundError without matplotlib, and EngineError for a figure that no point has.
+        Raises ModuleNotFoundError without matplotlib, EngineError for a figure that no point has, and NotWritten.
         """
         from muster.run_curves import figure_of, write_figure  # noqa: PLC0415  # needs matplotlib
 
         measured = [(point["round"], point[y]) for point in self.points if y in point]
         if not measured:
             names = sorted({name for point in self.points for name in point} - {"round"})
-            raise EngineError(f"no point of the run has a figure {y!r}; there are {', '.join(names)}")
+            raise EngineError(f"no point of the run has a figure {y!r}; {offered(y, names)}; `out` names a file")
         rounds, values = zip(*measured, strict=True)
         figure = figure_of({f"{self.result.model}, {self.result.algorithm}": (rounds, values)}, ("rounds", y))
         if out is not None:
@@ -145,7 +147,8 @@ def simulate(
     unknown = sorted(set(options) - set(Options.__annotations__))
     if unknown:
         known = ("users", "algorithm", "settings", "out", "on_round", *Options.__annotations__)
-        raise TypeError(f"simulate() has no option {unknown[0]!r}; {offered(unknown[0], known)}")
+        meant = CALLED.get(unknown[0], unknown[0])
+        raise TypeError(f"simulate() has no option {unknown[0]!r}; {offered(meant, known)}")
     check_trained(model, algorithm, settings)
     of_kind("users", users, (str, Population), "a data set's name, or a Population: Population.of(names, shards)")
     given = Given(

@@ -5,6 +5,7 @@ import stat
 
 import pytest
 
+from fedcore.errors import NotWritten
 from fedcore.private_files import write_private, write_whole
 from fedcore.signing import SigningKey
 from fedcore.succession import SucceedingKey
@@ -52,6 +53,6 @@ def test_a_file_for_others_is_replaced_whole_with_the_usual_mode(tmp_path):
     usual = path.stat().st_mode
     write_whole(path, b"second")
     assert (path.read_bytes(), path.stat().st_mode) == (b"second", usual)
-    with pytest.raises(OSError, match="missing/file"):
+    with pytest.raises(NotWritten, match=r"missing/file cannot be written: No such file or directory$"):
         write_whole(tmp_path / "missing" / "file", b"third")
     assert list(tmp_path.iterdir()) == [path]

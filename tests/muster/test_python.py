@@ -13,6 +13,7 @@ from coordinator.errors import InvalidTask
 from export.errors import ExportError
 from export.models import load as built_in
 from fedcore.algorithms.fed_adam import FedAdam
+from fedcore.errors import NotWritten
 from muster.python.simulating import Options
 from muster.remote import RemoteError
 from simulator import SimulationConfig, read_run
@@ -87,16 +88,26 @@ def test_objects_train_as_their_names_do():
         ),
         (lambda: muster.export("mlp", 3), "algorithm is of type int; expected a name"),
         (lambda: muster.simulate("mlp", [{}]), "users is of type list; expected a data set's name, or a Population"),
-        (lambda: muster.simulate("mlp", dataset="digits"), "no option 'dataset'; .*there are users, algorithm"),
+        (
+            lambda: muster.simulate("mlp", dataset="digits"),
+            "no option 'dataset'; did you mean users\\? there are users, algorithm",
+        ),
         (lambda: muster.simulate("mlp", settings=["client_lr=1"]), "settings is of type list; expected a mapping"),
         (lambda: muster.simulate("mlp", rounds="9"), "rounds cannot be '9': Expected `int`, got `str`"),
-        (lambda: muster.simulate("mlp", privacy=8), "privacy cannot be 8: Expected `object`, got `int`"),
+        (
+            lambda: muster.simulate("mlp", privacy=8),
+            r"privacy cannot be 8: expected PrivateTraining\(…\), or a mapping",
+        ),
         (lambda: muster.export("mlp", formats="onnx"), "formats is of type str; expected several names"),
         (lambda: muster.demo("fedadam"), r"algorithms is a text; expected several names, such as \['fedadam'\]"),
         (lambda: muster.Coordinator(None), "url is of type NoneType; expected the address"),
         (
             lambda: muster.Coordinator("http://127.0.0.1:1", "t").create("plan"),
             "bundle is of type str; expected a Bundle",
+        ),
+        (
+            lambda: muster.simulate("mlp", secagg={"bit": 12}),
+            r"secagg cannot be .*: there is no 'bit'; did you mean bits",
         ),
     ],
 )
@@ -124,8 +135,12 @@ def test_a_run_is_drawn_and_tabulated(tmp_path, monkeypatch):
     assert run.plot(out=tmp_path / "accuracy.png").axes[0].get_ylabel() == "test.accuracy"
     assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert run.plot()._repr_png_().startswith(b"\x89PNG")  # what a notebook asks for
-    with pytest.raises(EngineError, match=r"no point of the run has a figure 'accurancy'; there are .*test.accuracy"):
+    with pytest.raises(
+        EngineError, match=r"no point of the run has a figure 'accurancy'; did you mean test\.accuracy\? there"
+    ):
         run.plot("accurancy")
+    with pytest.raises(NotWritten, match=r"^\S*none/a\.png cannot be written: No such file or directory$"):
+        run.plot(out=tmp_path / "none" / "a.png")
 
 
 @pytest.mark.parametrize(
@@ -165,8 +180,15 @@ def test_a_task_is_created_watched_and_operated(tmp_path, served):
         bundle = make_bundle(tmp_path / "plan")
         with pytest.raises(InvalidTask, match="goal"):
             coordinator.create(bundle, population="phones", goal=0, rounds=2)
-        with pytest.raises(TypeError, match=r"goal"):
-            coordinator.create(bundle, population="phones", goal="2", rounds=2)
+        for wrong, words in (
+            ({"goal": "2"}, "goal cannot be '2': Expected `int`, got `str`"),
+            ({"secagg": True}, r"secagg cannot be True: expected Secagg\(…\), or a mapping with some of clip_norm"),
+            ({"secagg": {"bit": 12}}, "there is no 'bit'; did you mean bits"),
+        ):
+            with pytest.raises(TypeError, match=words):
+                coordinator.create(bundle, **{"population": "phones", "goal": 2, "rounds": 2} | wrong)
+        with pytest.raises(TypeError, match="needs population, goal, rounds; missing: population, rounds"):
+            coordinator.create(bundle, goal=2)
         with pytest.raises(TypeError, match="no setting 'populaton'; did you mean population"):
             coordinator.create(bundle, populaton="phones", goal=2, rounds=2)
         task = coordinator.create(bundle, population="phones", goal=2, rounds=2, over_selection=1.0)

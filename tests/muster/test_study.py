@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from muster.heat_map import draw_heat_map
+from muster.study_figures import figures
 from muster.study_report import REPORT, RESULTS, Report, cell, pictures, results, write
 from simulator.studies import STUDIES
 from simulator.studies.study import Findings, Grid, Plot, Table
@@ -52,6 +53,7 @@ def test_study_prints_tables_and_writes_page_pictures_and_json(typed, tmp_path):
     for name, text in pictures(report).items():
         assert f"]({name})" in page
         assert (tmp_path / name).read_text() == text
+        assert (tmp_path / name).with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_studies_are_listed(typed):
@@ -60,10 +62,13 @@ def test_studies_are_listed(typed):
     assert [one["name"] for one in json.loads(output)] == list(STUDIES)
 
 
-def test_unknown_study_is_refused_by_name(typed):
+def test_an_unknown_study_and_a_folder_that_cannot_be_are_named_at_once(typed, tmp_path):
     code, _, words = typed("study", "large-cohort")
     assert code == 2
     assert "no study is called 'large-cohort'" in words
+    (tmp_path / "file").touch()
+    code, _, words = typed("study", "pseudo-gradients", "--out", tmp_path / "file" / "out")
+    assert (code, words.splitlines()[-1]) == (1, f"error: {tmp_path}/file/out: Not a directory")
 
 
 def test_words_by_hand_stay_when_a_page_is_made_again(tmp_path):
@@ -80,6 +85,10 @@ def test_pictures_of_a_report_are_well_formed():
     assert list(drawn) == ["a-study-1.svg", "a-study-2.svg"]
     for text in drawn.values():
         ElementTree.fromstring(text)
+    heat_map, curves = (figure.axes[0] for figure in figures(REPORT_OF_TWO).values())
+    assert [text.get_text() for text in heat_map.texts] == ["–", "0.25"]  # one seed of the first cell diverged
+    assert (curves.get_xscale(), curves.get_ylabel()) == ("log", "y")
+    assert curves.lines[0].get_xydata().tolist() == [[1, 1.5], [10, 3]]
 
 
 @pytest.mark.parametrize(

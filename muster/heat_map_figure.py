@@ -1,8 +1,7 @@
-"""Heat maps as PNG pictures: a cell for each pair of settings, darker where its number is larger."""
+"""Heat maps as figures: a cell for each pair of settings, darker where its number is larger."""
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 
@@ -10,13 +9,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 
-def heat_map_png(
+def heat_map_figure(
     title: str,
     rows: tuple[str, Sequence[str]],
     columns: tuple[str, Sequence[str]],
     values: Sequence[Sequence[float | None]],
-) -> bytes:
-    """The bytes of a heat map, of what `heat_map.draw_heat_map` takes."""
+) -> Figure:
+    """A heat map, of what `heat_map.draw_heat_map` takes."""
     numbers = np.array([[math.nan if value is None else value for value in row] for row in values])
     figure = Figure(figsize=(2 + 0.9 * len(columns[1]), 1.4 + 0.5 * len(rows[1])), dpi=150, layout="constrained")
     axes = figure.subplots()
@@ -30,6 +29,4 @@ def heat_map_png(
             ("–", "black") if math.isnan(value) else (f"{value:.3g}", "white" if value > middle else "black")
         )
         axes.text(column, row, words, ha="center", va="center", color=colour)
-    written = io.BytesIO()
-    figure.savefig(written, format="png", metadata={"Software": None})
-    return written.getvalue()
+    return figure
