@@ -64,13 +64,15 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         """The log of releases: every one that devices of secure rounds were ever shown, in order."""
         return self._as(_RELEASES, "GET", "/releases")
 
-    def register_task(self, bundle: Bundle, settings: TaskSettings, release: Signed | None = None) -> Task:
+    def register_task(
+        self, bundle: Bundle, settings: TaskSettings, release: Signed | None = None, *, name: str | None = None
+    ) -> Task:
         """Upload the blobs of a bundle that the coordinator lacks, and start a task on it."""
         for ref, data in bundle.blobs():
             path = f"/blobs/{ref.sha256}"
             if not self._client_request("HEAD", path).is_success:
                 self._ask("PUT", path, content=data)
-        new = NewTask(bundle.manifest, settings, release)
+        new = NewTask(bundle.manifest, settings, release, name)
         return self._as(_TASK, "POST", "/tasks", content=msgspec.json.encode(new))
 
     def tasks(self) -> list[Task]:

@@ -17,14 +17,16 @@ from fedcore.release import Signed
 
 
 class NewTask(msgspec.Struct, frozen=True):
-    """`POST /admin/v1/tasks`: a bundle, whose blobs were uploaded before, the settings of its task, and its release.
+    """`POST /admin/v1/tasks`: a bundle, whose blobs were uploaded before, the settings of its task, release and name.
 
-    A task with secure aggregation needs a release, signed for the bundle and the settings.
+    A task with secure aggregation needs a release, signed for the bundle and the settings. name: for people, by default
+    that of the bundle.
     """
 
     manifest: Manifest
     settings: TaskSettings
     release: Signed | None = None
+    name: str | None = None
 
 
 class TaskCreation:
@@ -43,7 +45,7 @@ class TaskCreation:
             )
         with tempfile.TemporaryDirectory(prefix="muster-bundle-") as folder:
             bundle = Bundle.write(Path(folder), new.manifest, self._blobs(new.manifest))
-            return self._store.register_task(bundle, new.settings, new.release, by)
+            return self._store.register_task(bundle, new.settings, new.release, by, name=new.name)
 
     def _blobs(self, manifest: Manifest) -> list[bytes]:
         get = self._store.blobs.get

@@ -69,7 +69,7 @@ class NewTaskForm:
         try:
             self._sessions.check_form(visitor, fields)
             manifest, release = _manifest(fields.get("manifest", "")), _release(fields.get("release", ""))
-            new = NewTask(manifest, settings_of(fields), release)
+            new = NewTask(manifest, settings_of(fields), release, fields.get("name", "").strip() or None)
             task = self._creation.create(new, operator.signature)
         except SHOWN as error:
             return self._show(request, visitor, status_of(error), fields, str(error))

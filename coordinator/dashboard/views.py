@@ -82,7 +82,7 @@ class TaskPage:
 def populations(records: Records, search: str = "", by: str = "newest") -> dict[str, list[TaskLine]]:
     """The tasks of each population, in the order of their names, sorted by one of SORTED_BY.
 
-    search: what the name, the id, the algorithm or the population of a task must have in it.
+    search: what the name, the bundle, the id, the algorithm or the population of a task must have in it.
     """
     found: dict[str, list[TaskLine]] = {name: [] for name in sorted(records.populations())}
     for line in _lines(records, [task for task in records.tasks() if _matches(task, search)]):
@@ -143,7 +143,7 @@ def _lines(records: Records, tasks: Sequence[Task]) -> list[TaskLine]:
 
 
 def _matches(task: Task, search: str) -> bool:
-    words = (task.name, task.id, task.algorithm.name, task.settings.population)
+    words = (task.name, task.bundle, task.id, task.algorithm.name, task.settings.population)
     return any(search.casefold() in one.casefold() for one in words)
 
 

@@ -112,7 +112,7 @@ def commit_round(
             pause_diverged(records, task, running.number, diverged)
         reach("round.before-commit")
     reach("round.after-commit")
-    _LOG.info("round %d of task %s committed %d reports", running.number, task.id, running.value.reported)
+    _LOG.info("round %d of task %s committed %d reports", running.number, task.named, running.value.reported)
     return outcome
 
 
@@ -163,7 +163,9 @@ def _abandon(
     That a noisy sum led to a state that is not finite says something of it, so it is spent, and a private task ends.
     """
     number, event = running.number, _cause(error)
-    _LOG.warning("round %d of task %s has no next model, %s: %s", number, running.task.id, event.reason, error)
+    _LOG.warning(
+        "round %d of task %s has no next model, %s: %s", number, running.task.record.named, event.reason, error
+    )
     with membership.writing() as records:
         outcome, task = _end(records, running, event, now), records.task(running.task.id)
         if private is not None and isinstance(error, NonFiniteState):

@@ -26,7 +26,7 @@ def note_failure(records: Records, round_: OpenRound, reason: str) -> float:
     failures, most = records.attempts.failures(task.id, round_.number), task.settings.max_attempts
     if failures >= most and task.state is TaskState.ACTIVE:
         words = f"round {round_.number} failed {failures} times in a row, at last with {reason}"
-        _LOG.error("task %s is paused: %s", task.id, words)
+        _LOG.error("task %s is paused: %s", task.named, words)
         records.move_task(task, TaskState.PAUSED, reason, f"{words}; find out why, then resume it")
     return back_off_s(failures)
 
@@ -43,7 +43,7 @@ def why_diverged(records: Records, task: Task, metrics: dict[str, float]) -> str
 def pause_diverged(records: Records, task: Task, number: int, why: str) -> None:
     """Pause a task that diverged with round `number`: an operator goes back to an earlier model, or lets it go on."""
     words = f"{DIVERGED} in round {number}: {why}"
-    _LOG.error("task %s is paused: %s", task.id, words)
+    _LOG.error("task %s is paused: %s", task.named, words)
     remedy = "roll it back to an earlier round, or resume it if that is as it should be"
     records.move_task(task, TaskState.PAUSED, DIVERGED, f"{words}; {remedy}")
 
@@ -67,7 +67,7 @@ def begin_pair_again(records: Records, task: Task, lineage: SigningKey) -> None:
             return
         words, remedy = f"{words}, {times} times in a row", "resume it, or create it anew without same_cohort"
     if task.state is TaskState.ACTIVE:
-        _LOG.error("task %s is paused: %s", task.id, words)
+        _LOG.error("task %s is paused: %s", task.named, words)
         records.move_task(task, TaskState.PAUSED, "cohort-gone", f"{words}; {remedy}")
 
 
@@ -77,5 +77,5 @@ def pause_without_authority(records: Records, task: Task) -> None:
         "secure rounds need an enrolment authority: run `muster authority serve`, start the coordinator with "
         "--authority and --authority-url, then resume the task"
     )
-    _LOG.error("task %s is paused: %s", task.id, words)
+    _LOG.error("task %s is paused: %s", task.named, words)
     records.move_task(task, TaskState.PAUSED, "no-authority", words)

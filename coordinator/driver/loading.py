@@ -119,7 +119,7 @@ def load_task(membership: Membership, record: Task, lineage: str, before: Loaded
 
 def pause_unreadable(records: Records, task: Task, words: str) -> None:
     """Pause an active task that needs a blob which cannot be read; an operator resumes it once the blob is back."""
-    _LOG.error("task %s is paused: a blob that it needs cannot be read: %s", task.id, words)
+    _LOG.error("task %s is paused: a blob that it needs cannot be read: %s", task.named, words)
     remedy = "put the blobs back, or mount their place, then resume it"
     records.move_task(task, TaskState.PAUSED, "blob-unreadable", f"a blob cannot be read: {words}; {remedy}")
 
@@ -148,7 +148,7 @@ def _look_for(store: CoordinatorStore, record: Task, lineage: str, plan: Plan) -
 
 
 def _pause(membership: Membership, record: Task, cause: str, words: str) -> Task:
-    _LOG.error("task %s is paused: %s", record.id, words)
+    _LOG.error("task %s is paused: %s", record.named, words)
     with membership.writing() as records:
         records.move_task(record, TaskState.PAUSED, cause, words)
     return replace(record, state=TaskState.PAUSED, reason=words)

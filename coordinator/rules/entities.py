@@ -47,10 +47,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A task; `initial` is where it started from, `certificate_sha256` the blob of its bundle's certificate."""
+    """A task; `initial` is where it started from, `certificate_sha256` the blob of its bundle's certificate.
+
+    name: what people call it; others may have the same. bundle: the name of its bundle.
+    """
 
     id: str
     name: str
+    bundle: str
     state: TaskState
     reason: str
     settings: TaskSettings
@@ -61,6 +65,11 @@ class Task:
     release: Signed | None
     initial: Snapshot
     created_at: float
+
+    @property
+    def named(self) -> str:
+        """Its id and its name, for a line of the log."""
+        return f"{self.id} {self.name!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

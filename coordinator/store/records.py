@@ -113,7 +113,8 @@ class Records:
         self._insert(
             TASKS,
             **msgspec.to_builtins(task.settings) | {"minimum": task.settings.policy.minimum},
-            **{name: getattr(task, name) for name in ("id", "name", "state", "reason", "plan_sha256", "created_at")},
+            **{name: getattr(task, name) for name in ("id", "name", "bundle", "state", "reason", "plan_sha256")},
+            created_at=task.created_at,
             plan_signature=msgspec.to_builtins(task.plan_signature),
             release=msgspec.to_builtins(task.release),
             algorithm=task.algorithm.name,

@@ -26,6 +26,7 @@ def task_of(row: Row[Any]) -> Task:
     return Task(
         id=row.id,
         name=row.name,
+        bundle=row.bundle,
         state=TaskState(row.state),
         reason=row.reason,
         settings=_task_settings({name: getattr(row, name) for name in SETTINGS}),

@@ -20,6 +20,8 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from coordinator.rules.task_names import LONGEST_NAME
+
 # Names that a later migration can call a constraint by, on every engine.
 METADATA = MetaData(
     naming_convention={
@@ -114,7 +116,8 @@ TASKS = Table(
     "tasks",
     METADATA,
     _column("id", String(32), comment="opaque id", key=True),
-    _column("name", Text, comment="name of the bundle"),
+    _column("name", String(LONGEST_NAME), comment="name for people, not unique"),
+    _column("bundle", Text, comment="name of the bundle"),
     _column("population", String(200), ForeignKey("populations.name"), comment="whose devices take part"),
     _column("state", String(16), comment="active, paused, completed or cancelled"),
     _column("reason", Text, comment="why the task is in this state; empty when nothing is to be said"),

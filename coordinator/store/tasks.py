@@ -32,6 +32,7 @@ from coordinator.rules.release import check_release, check_signed
 from coordinator.rules.rollback import check_participations, check_rollback
 from coordinator.rules.settings_fit import check_settings
 from coordinator.rules.states import RoundState, TaskState
+from coordinator.rules.task_names import check_name
 from coordinator.rules.task_settings import FootprintBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
 from coordinator.store.database import Database
@@ -89,17 +90,26 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         self.database.close()
 
     def register_task(
-        self, bundle: Bundle, settings: TaskSettings, release: Signed | None = None, by: str = STORE
+        self,
+        bundle: Bundle,
+        settings: TaskSettings,
+        release: Signed | None = None,
+        by: str = STORE,
+        *,
+        name: str | None = None,
     ) -> Task:
         """Copy a bundle into the store and start a task on it; the history says `by` whom.
 
-        release: signed for this bundle and these settings; a task with secure aggregation needs one.
+        release: signed for this bundle and these settings; a task with secure aggregation needs one. name: for people;
+        by default that of the bundle.
 
-        Raises InvalidTask when plan, algorithm, initial state and settings do not fit each other, or the plan does not
-        pass the release check; fedcore's errors when a blob was altered, a signature is not good, or the algorithm or
-        one of its settings is unknown; StoreConflict when collections take its blobs time and again.
+        Raises InvalidTask when the name may not be, plan, algorithm, initial state and settings do not fit each other,
+        or the plan does not pass the release check; fedcore's errors when a blob was altered, a signature is not good,
+        or the algorithm or one of its settings is unknown; StoreConflict when collections take its blobs again and
+        again.
         """
         plan, _, manifest = bundle.plan, bundle.signer, bundle.manifest
+        name = check_name(manifest.name if name is None else name)
         first = first_checkpoint(bundle, self.algorithm_modules)
         check_settings(settings, self.algorithm(manifest.algorithm), plan)
         check_release(plan, bundle.certificate, settings)
@@ -109,7 +119,8 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         check_signed(release, manifest.plan.sha256, checkpoint_sha256, settings, at)
         task = Task(
             id=secrets.token_hex(8),
-            name=manifest.name,
+            name=name,
+            bundle=manifest.name,
             state=TaskState.ACTIVE,
             reason="",
             settings=settings,

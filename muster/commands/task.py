@@ -44,6 +44,7 @@ def create(
     *,
     plan: Annotated[Path, typer.Option(help="The plan bundle to run.")],
     options: TaskOptions,
+    name: Annotated[str | None, typer.Option(help="A name for people.  [default: that of the bundle]")] = None,
     release_key: ReleaseKey = None,
     release_counter: ReleaseCounter = FIRST_COUNTER,
     release_days: ReleaseDays = VALID_DAYS,
@@ -74,7 +75,7 @@ def create(
         bundle, signed = Bundle(plan), None
         if release_key is not None:
             signed = _release(store, db, bundle, settings, release_key, counter=release_counter, days=release_days)
-        task = store.register_task(bundle, settings, signed)
+        task = store.register_task(bundle, settings, signed, name=name)
         _describe(store, task.id, json, device_noise(bundle.plan.report, settings))
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
     if not json:
@@ -124,7 +125,7 @@ def list_tasks(db: Database = None, blobs: Blobs = None, coordinator: Remote = N
         emit([_facts(task, progress[task.id]) for task in tasks])
     else:
         rows = [(t.id, t.name, t.settings.population, t.state, t.settings.goal, t.settings.rounds) for t in tasks]
-        show_table(("task", "plan", "population", "state", "goal", "rounds"), rows)
+        show_table(("task", "name", "population", "state", "goal", "rounds"), rows)
         show_fields({task.id: progress[task.id].sentence for task in tasks})
 
 
@@ -334,7 +335,8 @@ def _reported(record: RoundRecord) -> str:
 def _facts(task: Task, progress: Progress) -> dict[str, Any]:
     return {
         "task": task.id,
-        "plan": task.name,
+        "name": task.name,
+        "bundle": task.bundle,
         "state": task.state,
         "reason": task.reason,
         "progress": {"reason": progress.reason, "sentence": progress.sentence, "stalled": progress.stalled},

@@ -42,6 +42,11 @@ class Task:
         return f"Task({self.id!r})"
 
     @property
+    def name(self) -> str:
+        """What people call it; others may have the same."""
+        return self.facts.name
+
+    @property
     def facts(self) -> Facts:
         """Its settings, algorithm and state, as they are now."""
         return self._store.task(self.id)
@@ -119,12 +124,19 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         return Task(self._store, self._store.task(task_id).id)
 
     def create(
-        self, bundle: Bundle, *, release_key: SigningKey | None = None, counter: int = FIRST_COUNTER, **settings: Any
+        self,
+        bundle: Bundle,
+        *,
+        name: str | None = None,
+        release_key: SigningKey | None = None,
+        counter: int = FIRST_COUNTER,
+        **settings: Any,
     ) -> Task:
         """Start a task on a plan bundle, which is uploaded.
 
         settings: those of `coordinator.rules.task_settings.TaskSettings`; `population`, `goal` and `rounds` have no
-        default. release_key: signs the release that a task with `secagg` needs, and `counter` its number.
+        default. name: for people, by default that of the bundle. release_key: signs the release that a task with
+        `secagg` needs, and `counter` its number.
 
         Raises InvalidTask, naming the setting and what it may be, and TypeError for one that does not exist.
         """
@@ -138,7 +150,7 @@ class Coordinator(AbstractContextManager["Coordinator"]):
             release = released(
                 bundle, chosen, release_key, self._store.lineage, counter=counter, algorithm_modules=modules
             )
-        return Task(self._store, self._store.register_task(bundle, chosen, release).id)
+        return Task(self._store, self._store.register_task(bundle, chosen, release, name=name).id)
 
 
 def _settings(given: dict[str, Any]) -> TaskSettings:

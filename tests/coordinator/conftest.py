@@ -98,13 +98,13 @@ def bundle(tmp_path):
 
 @pytest.fixture
 def register(store, bundle):
-    """Register the hand-made bundle as a task, with the settings given; answers its id."""
+    """Register the hand-made bundle as a task, with the name and the settings given; answers its id."""
 
-    def make(bundle=bundle, **settings):
+    def make(bundle=bundle, name=None, **settings):
         given = {"population": "phones", "goal": 2, "rounds": 2, "over_selection": 1.0} | settings
         settings = TaskSettings(**given)
         release = released(bundle, settings, RELEASE, LINEAGE.signer) if settings.secagg else None
-        return store.register_task(bundle, settings, release).id
+        return store.register_task(bundle, settings, release, name=name).id
 
     return make
 

@@ -64,8 +64,8 @@ def upload(client, bundle):
         assert client.put(f"/admin/v1/blobs/{ref.sha256}", content=data).status_code == 204
 
 
-def create(client, bundle, **settings):
-    new = {"manifest": bundle.manifest, "settings": SETTINGS | settings}
+def create(client, bundle, name=None, **settings):
+    new = {"manifest": bundle.manifest, "settings": SETTINGS | settings, "name": name}
     return client.post("/admin/v1/tasks", content=msgspec.json.encode(new))
 
 
@@ -121,11 +121,12 @@ def test_operator_creates_and_moves_a_task_and_the_history_names_whom(store, tmp
     with admin(Role.OPERATOR) as client:
         refused(create(client, bundle), "unknown-blob")
         upload(client, bundle)
-        made = create(client, bundle, minimum=1)
+        assert "the name of a task must be" in refused(create(client, bundle, "a\n"), "invalid-task")
+        made = create(client, bundle, "spring", minimum=1)
         assert made.status_code == 201
         task = msgspec.json.decode(made.content, type=Task)
         assert task == store.task(task.id)
-        assert (task.settings.minimum, task.name) == (1, "hand-made")
+        assert (task.settings.minimum, task.name, task.bundle) == (1, "spring", "hand-made")
         assert client.get("/admin/v1/tasks").json() == [made.json()]
         for verb, state in (("pause", "paused"), ("resume", "active"), ("cancel", "cancelled")):
             assert client.post(f"/admin/v1/tasks/{task.id}:{verb}").json()["state"] == state

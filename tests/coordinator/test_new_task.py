@@ -44,10 +44,14 @@ def test_form_creates_a_task_of_an_uploaded_bundle(store, bundle, operating):
         assert put.status_code == 204
     manifest = (bundle.folder / "manifest.json").read_text()
     given = GIVEN | {"csrf": token, "manifest": manifest, "over_selection": "1.5", "requires.charging": "yes"}
+    given |= {"name": "spring <keyboard>"}
+    refused = client.post("/new", data=given | {"name": "<" * 101})
+    assert (refused.status_code, f'name="name" value="{"&lt;" * 101}"' in refused.text) == (422, True)
     created = client.post("/new", data=given | {"buffered.concurrency": "7"})
     assert created.status_code == 303
     (task,) = store.tasks()
     assert created.headers["location"] == f"/tasks/{task.id}"
+    assert (task.name, task.bundle) == ("spring <keyboard>", "hand-made")
     settings = task.settings
     assert (settings.goal, settings.over_selection, settings.requires.charging, settings.buffered) == (
         2,

@@ -17,6 +17,7 @@ from coordinator.errors import (
     UnknownTask,
 )
 from coordinator.rules.states import TaskState
+from coordinator.rules.task_names import LONGEST_NAME
 from coordinator.store.tasks import FootprintBudget, TaskSettings, open_coordinator_store
 from fedcore import errors as fedcore_errors
 from fedcore.bundle import Bundle
@@ -28,10 +29,20 @@ pytestmark = pytest.mark.every_engine
 
 def test_registered_task_starts_from_the_bundles_model(store, register):
     task = store.task(register())
-    assert (task.state, task.name, task.settings.minimum) == (TaskState.ACTIVE, "hand-made", 2)
+    assert (task.state, task.name, task.bundle) == (TaskState.ACTIVE, "hand-made", "hand-made")
+    assert task.settings.minimum == 2
     np.testing.assert_array_equal(store.checkpoint(task.id)["params"], START)
     assert store.tasks() == [task]
     assert store.rounds(task.id) == []
+
+
+def test_several_tasks_may_have_one_name_that_people_can_read(store, register):
+    longest = "ü" * LONGEST_NAME
+    tasks = [store.task(register(name=longest)) for _ in range(2)]
+    assert [(task.name, task.bundle) for task in tasks] == [(longest, "hand-made")] * 2
+    for wrong in ("", " spring", "spring ", "one\nline", "\u202e", "x" * (LONGEST_NAME + 1)):
+        with pytest.raises(InvalidTask, match="the name of a task must be 1 to 100 printable characters"):
+            register(name=wrong)
 
 
 def test_public_blobs_are_plan_graphs_and_checkpoint_only(store, register, tmp_path):

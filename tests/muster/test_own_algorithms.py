@@ -59,7 +59,7 @@ def test_an_own_algorithm_is_exported_shown_and_verified_if_named(muster, monkey
         muster(*create[1:])
     monkeypatch.setenv(*setting.split("="))
     created = json.loads(muster(*create[1:], "--json").stdout)
-    assert (created["algorithm"]["name"], created["plan"]) == ("my_algos:FedMine", "logreg-fedmine")
+    assert (created["algorithm"]["name"], created["bundle"]) == ("my_algos:FedMine", "logreg-fedmine")
 
 
 def test_an_own_algorithm_is_shown_and_simulated(muster):

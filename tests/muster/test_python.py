@@ -191,9 +191,9 @@ def test_a_task_is_created_watched_and_operated(tmp_path, served):
             coordinator.create(bundle, goal=2)
         with pytest.raises(TypeError, match="no setting 'populaton'; did you mean population"):
             coordinator.create(bundle, populaton="phones", goal=2, rounds=2)
-        task = coordinator.create(bundle, population="phones", goal=2, rounds=2, over_selection=1.0)
+        task = coordinator.create(bundle, name="spring", population="phones", goal=2, rounds=2, over_selection=1.0)
         assert [one.id for one in coordinator.tasks()] == [task.id]
-        assert (task.state, task.facts.settings.goal) == ("active", 2)
+        assert (task.name, task.state, task.facts.settings.goal) == ("spring", "active", 2)
         assert task.why
         task.pause()
         assert coordinator.task(task.id).state == "paused"
@@ -213,7 +213,7 @@ def test_a_task_is_created_watched_and_operated(tmp_path, served):
         assert task.checkpoint().keys() == task.checkpoint(1).keys()
         other = coordinator.create(bundle, population="phones", goal=2, rounds=2)
         other.cancel()
-        assert other.state == "cancelled"
+        assert (other.name, other.state) == ("hand-made", "cancelled")
 
 
 def test_a_coordinator_that_is_away_is_named():

@@ -213,7 +213,8 @@ def upgrade() -> None:
     op.create_table(
         "tasks",
         sa.Column("id", sa.String(length=32), nullable=False, comment="opaque id"),
-        sa.Column("name", sa.Text(), nullable=False, comment="name of the bundle"),
+        sa.Column("name", sa.String(length=100), nullable=False, comment="name for people, not unique"),
+        sa.Column("bundle", sa.Text(), nullable=False, comment="name of the bundle"),
         sa.Column("population", sa.String(length=200), nullable=False, comment="whose devices take part"),
         sa.Column("state", sa.String(length=16), nullable=False, comment="active, paused, completed or cancelled"),
         sa.Column(

@@ -1,0 +1,188 @@
+"""Pages of the dashboard: what they show of tasks, rounds, settings and curves is what the rows say."""
+
+import logging
+import re
+
+import httpx2
+import pytest
+
+from coordinator.dashboard.curves import chart, charts
+from coordinator.dashboard.funnel import of_task
+from coordinator.dashboard.round_views import PAGE, round_page
+from coordinator.dashboard.settings_table import groups
+from coordinator.dashboard.views import populations, task_page
+from coordinator.errors import UnknownRound
+from coordinator.rules.private_sums import entry_of
+from coordinator.store.overview_records import Totals
+from fedcore.privacy.settings import Privacy
+from tests.coordinator.bundles import make_bundle, make_private_bundle
+from tests.coordinator.conftest import committed
+from tests.coordinator.pages import play
+
+
+@pytest.mark.every_engine
+def test_what_pages_show_is_what_the_rows_say(store, register, desk):
+    task, idle = register(goal=1, rounds=3, over_selection=3), register(population="tablets")
+    first, second, third = desk.assign("a", "b", "c")
+    desk.give_up(second)
+    with store.database.reading() as records:
+        before = records.overview.version()
+        (live,) = populations(records)["phones"][0].live
+        assert (live.round.state.value, live.round.assigned, live.round.aborted, live.goal) == ("reporting", 3, 1, 1)
+        assert live.until
+        page = task_page(records, task)
+        assert (page.funnel.steps[0].count, page.charts, page.attempts, page.funnel.left) == (0, (), (), ())
+    desk.report(first, loss=0.5)
+    desk.turn()
+    with store.database.reading() as records:
+        assert records.overview.version() > before
+        page = task_page(records, task)
+        lines = populations(records)
+    assert {name: [line.task.id for line in found] for name, found in lines.items()} == {
+        "phones": [task],
+        "tablets": [idle],
+    }
+    counts = {step.name: (step.count, round(step.percent)) for step in page.funnel.steps}
+    assert counts == {"assigned": (3, 100), "fetched the model": (1, 33), "reported": (1, 33)}
+    assert page.funnel.left == (("aborted: runtime-failed", 1), ("not needed", 1))
+    assert (page.line.totals.committed, page.line.totals.abandoned, page.line.live) == (1, 0, ())
+    assert [(one.number, one.state, one.reported) for one in page.attempts] == [(1, "committed", 1)]
+    assert [(one.name, one.lines[0].last.value) for one in page.charts] == [("train.loss", 0.5)]
+    assert [change.after for change in page.history] == ["active"]
+    assert third
+
+
+def test_funnel_of_a_task_counts_its_own_devices_alone(store, register):
+    task, other = register(), register(population="tablets")
+    shapes = {
+        ("phones", task, "accepted > waited > assigned > fetched plan > fetched checkpoint > reported"): 3,
+        ("phones", task, "accepted > waited > assigned > fetched checkpoint > aborted: conditions"): 1,
+        ("phones", "", "accepted > waited > rejected: not-selected"): 2,
+        ("tablets", other, "accepted > waited > assigned > fetched checkpoint > reported"): 50,
+    }
+    with store.database.writing() as records:
+        records.sessions.add(shapes)
+        sessions = [one for one in records.sessions.of(records.task(task)) if one.task]
+    totals = Totals(8, 3, 2, 1, 0, 0, 0, 1, 0)
+    found = of_task(totals, sessions, {"conditions": 1})
+    assert [(step.name, step.count, step.percent) for step in found.steps] == [
+        ("assigned", 8, 100),
+        ("fetched the model", 4, 50),
+        ("reported", 3, 37.5),
+    ]
+    assert found.left == (("aborted: conditions", 1), ("aborted", 1), ("lost", 1), ("not needed", 2))
+
+
+@pytest.mark.every_engine
+def test_round_opens_with_its_phases_outcomes_times_and_bytes(store, register, desk):
+    task = register(goal=1, rounds=9, over_selection=2)
+    first, second = desk.assign("a", "b")
+    desk.give_up(second)
+    desk.report(first, loss=0.5)
+    desk.turn()
+    with store.database.reading() as records:
+        page = round_page(records, store.plan(store.task(task).plan_sha256), task, 1, 1)
+        with pytest.raises(UnknownRound, match="no attempt 2 at a round 1"):
+            records.overview.attempt(task, 1, 2)
+    assert [phase.name for phase in page.phases] == ["selecting", "configuring", "reporting", "aggregating"]
+    assert sum(phase.width for phase in page.phases) == pytest.approx(100)
+    assert page.outcomes == (("aborted: runtime-failed", 1), ("reported", 1))
+    assert [percent for percent, _ in page.percentiles] == [10, 50, 90, 100]
+    assert (page.up, page.down) == (4 * 7, len(store.blobs.get(store.task(task).initial.checkpoint_sha256)))
+
+
+def test_all_rounds_are_on_pages(store, register, served):
+    task = register(rounds=99)
+    store.pause(task)
+    with store.database.writing() as records:
+        for _ in range(PAGE + 5):
+            found = records.task(task)
+            records.roll_back(found, found.initial, None, "again")
+    page = httpx2.get(f"{served.admin}/tasks/{task}/rounds").text
+    assert f"/rounds/{PAGE + 5}/1" in page
+    older = re.search(r'href="(/tasks/\w+/rounds\?before=\d+)"', page)[1]
+    rest = httpx2.get(f"{served.admin}{older}").text
+    assert re.findall(r"/rounds/(\d+)/1", rest) == ["5", "4", "3", "2", "1"]
+    assert "before=" not in rest
+    assert httpx2.get(f"{served.admin}/tasks/{task}/rounds/5/1").status_code == 200
+    assert httpx2.get(f"{served.admin}/tasks/{task}/rounds/99/1").status_code == 404
+
+
+def test_settings_page_explains_every_setting_with_its_default(register, served):
+    task = register(goal=3, over_selection=2.5)
+    page = httpx2.get(f"{served.admin}/tasks/{task}/settings").text
+    every = [one for group in groups() for one in group.settings]
+    assert [one.name for one in every if not one.meaning] == []
+    assert 'over_selection <strong>2.5</strong> <span class="quiet">default 1.3</span>' in page
+    assert "devices selected per report wanted." in page
+    assert "secagg.bits" not in page  # the task does without
+    for words in ("FedAvg", "hand, 1", "3 kB", "mean of 4"):
+        assert words in page
+
+
+def test_tasks_are_searched_sorted_and_compared(store, register, served, tmp_path):
+    first, second = (
+        register(name="Spring keyboard"),
+        register(make_bundle(tmp_path / "prox", algorithm="fedprox", settings={"mu": 0.1, "weighting": "examples"})),
+    )
+    ids = lambda page: re.findall(r'<h3><a href="/tasks/(\w+)"', page)  # noqa: E731
+    assert ids(httpx2.get(served.admin).text) == [second, first]
+    for search, found in (("FedProx", [second]), ("spring k", [first]), ("hand-made", [second, first])):
+        assert ids(httpx2.get(f"{served.admin}/", params={"search": search}).text) == found
+    assert ids(httpx2.get(f"{served.admin}/?by=name").text) == [second, first]
+    store.pause(first)
+    store.cancel(second)  # active, it would wait for devices in vain, and come first after some seconds
+    assert ids(httpx2.get(f"{served.admin}/?by=state").text) == [first, second]
+    assert "No task matches" in httpx2.get(f"{served.admin}/?search=zebra").text
+    compared = httpx2.get(f"{served.admin}/compare?task={first}&task={second}&task=nope&scale=log").text
+    assert compared.count(" checked") == 3
+    assert "no round was committed" in compared
+
+
+def test_curves_fill_the_axes_skip_nan_and_are_thinned():
+    (loss,) = charts([(1, {"train.loss": 4.0}), (2, {"train.loss": float("nan")}), (4, {"train.loss": 1.0}), (5, {})])
+    (line,) = loss.lines
+    assert [(point.at, point.value) for point in line.points] == [(1, 4.0), (4, 1.0)]
+    first, last = line.points
+    assert (first.x, first.y, last.x, last.y) == (loss.left, loss.top, loss.right, loss.bottom)
+    assert (loss.unit, [tick.label for tick in loss.across]) == ("mean per example", ["1", "2", "3", "4"])
+    (flat,) = charts([(number, {"loss": 2.0}) for number in range(1, 1001)])
+    assert len(flat.lines[0].points) <= 161
+    assert (flat.lines[0].points[0].at, flat.lines[0].last.at) == (1, 1000)
+    assert {point.y for point in flat.lines[0].points} == {(flat.top + flat.bottom) / 2}
+    assert charts([]) == charts([(1, {})]) == ()
+
+
+def test_logarithmic_axis_has_powers_of_ten_and_no_place_for_zero():
+    drawn = chart("loss", {"a": [(1, 100.0), (2, 10.0), (3, 1.0), (4, 0.0)], "b": [(1, -1.0)]}, log=True)
+    assert [tick.label for tick in drawn.up] == ["1", "10", "100"]
+    (line,) = drawn.lines
+    heights = [point.y for point in line.points]
+    assert heights[1] - heights[0] == pytest.approx(heights[2] - heights[1])
+
+
+def test_page_of_a_private_task_shows_what_is_spent_of_its_budget(store, register, served, tmp_path):
+    privacy = Privacy(epsilon=4, delta=1e-6, users=1000, noise_multiplier=2)
+    task = register(make_private_bundle(tmp_path / "private"), privacy=privacy)
+    page = httpx2.get(f"{served.admin}/tasks/{task}")
+    assert "ε 0 of 4 spent" in page.text
+    with store.database.writing() as records:
+        for number, epsilon in ((1, 2.5), (2, 3.75)):
+            records.ledger.append(task, entry_of(privacy, number, 1.0, 2), epsilon, None)
+    page = httpx2.get(f"{served.admin}/tasks/{task}")
+    assert "ε 3.75 of 4 spent" in page.text
+    assert "round 1: 2.5" in page.text
+
+
+def test_the_name_of_a_task_is_text_on_every_page(store, register, served, caplog):
+    caplog.set_level(logging.INFO, "coordinator")
+    task = register(name='<b>&"', goal=1, rounds=1)
+    play(served, [0.5], devices=1)
+    committed(store, task, 1)
+    name, page = "&lt;b&gt;&amp;&#34;", f"/tasks/{task}"
+    pages = [page, *(f"{page}/{one}" for one in ("rounds", "rounds/1/1", "settings", "log", "cancel", "rollback"))]
+    for path in ("/", "/populations/phones", f"/compare?task={task}", *pages):
+        text = httpx2.get(f"{served.admin}{path}").text
+        assert (name in text, "<b>" in text) == (True, False), path
+    log = httpx2.get(f"{served.admin}{page}/log").text
+    assert f"round 1 of task {task} &#39;{name}&#39; committed 1 reports" in log
