@@ -23,6 +23,7 @@ from simulator.engines.pooling import pool_first
 from simulator.engines.products import multiply_by_onednn
 from simulator.engines.recording import Call, NotRecordable, Place, Recording, places, record
 from simulator.engines.trial import Before, agree
+from simulator.engines.winograd import convolve_by_winograd
 from simulator.engines.writers import writer_of
 
 LOG = logging.getLogger(__name__)
@@ -74,7 +75,6 @@ class Program:
     """
 
     def __init__(self, recording: Recording, workspace: Workspace, targets: Mapping[str, Tensor]) -> None:
-        self._given = dict(recording.given)
         self._loose: dict[int, Tensor] = {}  # results of operators that allocate them
         self._steps: list[Callable[[], Any]] = []
         pool_first(recording)
@@ -82,6 +82,8 @@ class Program:
         accumulate(recording)
         if workspace.device.type == "cpu":
             multiply_by_onednn(recording)
+            convolve_by_winograd(recording)
+        self._given = dict(recording.given)
         copies = self._aim(recording, targets)
         self._plan(recording, workspace)
         self._copies = [(target, self._reader(place), place.buffer in recording.given) for target, place in copies]

@@ -7,6 +7,7 @@ any more, and an operator that writes in place is one like every other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -122,9 +123,24 @@ class Recording:
 
     def like(self, place: Place) -> Place:
         """A place in a new buffer, where a tensor lies as at another."""
-        buffer = max(self.given.keys() | self.nbytes.keys()) + 1
+        buffer = self._next()
         self.nbytes[buffer] = self.nbytes[place.buffer]
         return replace(place, buffer=buffer)
+
+    def new(self, size: tuple[int, ...]) -> Place:
+        """A place that fills a new buffer, row after row, in float32."""
+        buffer = self._next()
+        self.nbytes[buffer] = math.prod(size) * torch.float32.itemsize
+        return _place(torch.empty(size, device="meta"), buffer)
+
+    def constant(self, tensor: Tensor) -> Place:
+        """The place of a tensor whose values are always the same."""
+        buffer = self._next()
+        self.given[buffer] = tensor.untyped_storage()
+        return _place(tensor, buffer)
+
+    def _next(self) -> int:
+        return max(self.given.keys() | self.nbytes.keys()) + 1
 
     def move(self, buffer: int, moved: Callable[[Place], Place], users: Iterable[Call] | None = None) -> None:
         """Put all that lies in a buffer somewhere else. users: the calls that touch it, where they are known."""

@@ -1,0 +1,281 @@
+"""Winograd's convolution: kernels of 3×3 pixels that move by one, with a quarter of the products.
+
+A tile of 4×4 results depends on a patch of 6×6 pixels. Transformed, a patch and a kernel have 36 numbers each, which
+are multiplied one by one, so a layer is 36 products of small matrices. The gradients are made of the same transformed
+patches and kernels. Source: A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, with
+other points for less round-off.
+
+Shapes: B images, I channels in, O channels out, T tiles; 36 = 6×6 numbers of a transformed patch or kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from simulator.engines.layout import row_major
+from simulator.engines.recording import Call, Place, Recording
+
+aten = torch.ops.aten
+CONVOLUTION, BACKWARD = aten.convolution.default, aten.convolution_backward.default
+# A tile of TILE² results needs PATCH² pixels.
+TILE, PATCH = 4, 6
+# Where polynomials are evaluated, beside infinity. With 0, ±1 and ±2 the gradients have twice the round-off.
+POINTS = (0, 5 / 8, -5 / 8, 3 / 2, -3 / 2)
+# Layers gain that have so many channels on either side, and so many pairs of them, and fill this part of their tiles.
+CHANNELS, PAIRS, FILLED = 32, 1536, 3 / 4
+# So many tiles, or those of one image, are computed at a time, so that what is made of them stays in cache.
+TOGETHER = 192
+
+
+def convolve_by_winograd(recording: Recording) -> None:
+    """Compute layers that gain by it, and their gradients, by Winograd's algorithm."""
+    written = recording.written
+    forwards: dict[tuple[Place, Place], Call] = {}
+    new: dict[int, list[Call]] = {}
+    for call in recording.calls:
+        if call.operator is CONVOLUTION and _gains(*call.args) and not call.touched & written:
+            forwards[call.args[:2]] = call
+        if call.operator is BACKWARD and not call.touched & written:
+            forward = forwards.pop(call.args[1:3], None)
+            if forward:
+                layer = _Layer(recording, forward)
+                new[id(forward)], new[id(call)] = layer.forward(), layer.backward(call)
+    recording.calls = [one for call in recording.calls for one in new.get(id(call), [call])]
+
+
+def _gains(image: Place, kernel: Place, bias: Place | None, stride: list[int], padding: list[int], *rest: Any) -> bool:
+    """Whether a convolution is one that this algorithm computes, and faster."""
+    if (kernel.size[2:], stride, *rest) != ((3, 3), [1, 1], [1, 1], False, [0, 0], 1):
+        return False
+    inward, outward = image.size[1], kernel.size[0]
+    sides = _result_sides(image, padding)
+    covered = math.prod(TILE * _tiles_along(side) for side in sides)
+    return (
+        image.dtype is torch.float32
+        and kernel.stride == row_major(kernel.size)
+        and min(inward, outward) >= CHANNELS
+        and inward * outward >= PAIRS
+        and math.prod(sides) >= FILLED * covered
+    )
+
+
+def _result_sides(image: Place, padding: list[int]) -> list[int]:
+    """Height and width of a layer's results."""
+    return [side + 2 * added - PATCH + TILE for side, added in zip(image.size[2:], padding, strict=True)]
+
+
+def _tiles_along(side: int) -> int:
+    return -(-side // TILE)
+
+
+@dataclass(slots=True)
+class _Part:
+    """Some images of a batch, by their numbers, and their transformed patches (36, T, I)."""
+
+    start: int
+    stop: int
+    patches: Place
+
+    def of(self, images: Place) -> Place:
+        """These of all images."""
+        return _some(images, self.start, self.stop)
+
+
+class _Layer:
+    """The calls that compute a layer: first `forward`, then `backward`."""
+
+    def __init__(self, recording: Recording, forward: Call) -> None:
+        self._recording = recording
+        self._image, kernel, self._bias, _, self._padding = forward.args[:5]
+        (self._result,) = (place for place in forward.results if place)
+        self._rows, self._columns = map(_tiles_along, _result_sides(self._image, self._padding))
+        self._of_patch, self._of_kernel, self._of_tile = map(recording.constant, _transforms())
+        self._calls: list[Call] = []
+        self._parts: list[_Part] = []
+        outward, inward = kernel.size[:2]
+        each = replace(kernel, size=(9, outward, inward), stride=(1, 9 * inward, 9))
+        self._kernels = self._transform(self._of_kernel, each)
+
+    def forward(self) -> list[Call]:
+        """The calls that make the results (B, O, height, width)."""
+        count, *_ = self._image.size
+        step = max(1, TOGETHER // (self._rows * self._columns))
+        for start in range(0, count, step):
+            stop = min(start + step, count)
+            whole = self._padded(_some(self._image, start, stop), PATCH - TILE, self._padding)
+            part = _Part(start, stop, self._transform(self._of_patch, self._squares(whole, PATCH)))
+            products = self._product(part.patches, _turned(self._kernels))
+            self._put_together(self._transform(self._of_tile, products), part.of(self._result))
+            self._parts.append(part)
+        return self._taken()
+
+    def backward(self, call: Call) -> list[Call]:
+        """The calls that make the gradients of image, kernel and bias, each where one is wanted."""
+        gradient, (image, kernel, bias), products = call.args[0], call.results, None
+        for part in self._parts:
+            squares = self._squares(self._padded(part.of(gradient), 0, [0, 0]), TILE)
+            transformed = self._transform(_turned(self._of_tile), squares)
+            if image:
+                patches = self._transform(_turned(self._of_patch), self._product(transformed, self._kernels))
+                self._overlap(patches, part.of(image))
+            if kernel:
+                products = self._product(_turned(part.patches), transformed, products)
+            if bias:
+                self._sum(
+                    squares, replace(bias, size=(1, *bias.size), stride=(0, *bias.stride)), part is self._parts[0]
+                )
+        if kernel and products:
+            found = self._transform(_turned(self._of_kernel), products)  # (9, I, O)
+            inward, outward = found.size[1:]
+            found = replace(found, size=kernel.size, stride=(1, outward, 3 * inward * outward, inward * outward))
+            self._call(aten.clone.default, found, result=kernel)
+        return self._taken()
+
+    def _transform(self, matrix: Place, numbers: Place) -> Place:
+        """Numbers (N, rows, channels) transformed by a matrix (M, N), as (M, rows, channels)."""
+        result = self._recording.new((matrix.size[0], *numbers.size[1:]))
+        self._call(aten.mm.default, matrix, _joined(numbers), result=_joined(result))
+        return result
+
+    def _product(self, left: Place, right: Place, into: Place | None = None) -> Place:
+        """36 products of matrices, added to those at a place if one is given."""
+        if into:
+            self._call(aten.baddbmm_.default, into, left, right)
+            return into
+        result = self._recording.new((*left.size[:2], right.size[2]))
+        self._call(aten.bmm.default, left, right, result=result)
+        return result
+
+    def _sum(self, squares: Place, total: Place, first: bool) -> None:
+        """Sum squares (N, T, channels) for each channel, into (1, channels) or, after the first, to what is there."""
+        count = math.prod(squares.size[:2])
+        ones = self._recording.constant(torch.ones(1, count))
+        each = replace(squares, size=(count, squares.size[2]), stride=squares.stride[1:])
+        if first:
+            self._call(aten.mm.default, ones, each, result=total)
+        else:
+            self._call(aten.addmm_.default, total, ones, each)
+
+    def _squares(self, images: Place, side: int) -> Place:
+        """The squares of pixels that tiles have in images, as (side², T, channels)."""
+        cut = self._cut(images, side)
+        result = self._recording.new((side**2, math.prod(cut.size[2:5]), cut.size[5]))
+        self._call(aten.clone.default, cut, result=_shaped(result, *cut.size))
+        return result
+
+    def _cut(self, images: Place, side: int) -> Place:
+        """Where squares lie in images: (side, side, images, rows, columns, channels). Patches overlap."""
+        count, channels, *_ = images.size
+        image, channel, down, across = images.stride
+        size = (side, side, count, self._rows, self._columns, channels)
+        return replace(images, size=size, stride=(down, across, image, TILE * down, TILE * across, channel))
+
+    def _padded(self, images: Place, beyond: int, padding: list[int]) -> Place:
+        """Images as large as all tiles and `beyond` pixels, with zeros around."""
+        whole = self._whole(images, beyond)
+        if whole is not images:
+            self._call(aten.zero_.default, whole)
+            self._call(aten.copy_.default, _window(whole, padding, images), images)
+        return whole
+
+    def _whole(self, images: Place, beyond: int) -> Place:
+        """A place for images as large as all tiles and `beyond` pixels: where they are, if they are so large."""
+        count, channels, *sides = images.size
+        height, width = TILE * self._rows + beyond, TILE * self._columns + beyond
+        if sides == [height, width]:
+            return images
+        return _ordered(self._recording.new((count, height, width, channels)), (0, 3, 1, 2))
+
+    def _put_together(self, tiles: Place, results: Place) -> None:
+        """Write tiles (16, T, O) to the results, and add the bias."""
+        whole = self._whole(results, 0)
+        there = self._cut(whole, TILE)
+        # In the order in which they lie in images.
+        in_order, to = (_ordered(one, (2, 3, 0, 4, 1, 5)) for one in (_shaped(tiles, *there.size), there))
+        if self._bias:
+            self._call(aten.add.Tensor, in_order, self._bias, result=to)
+        else:
+            self._call(aten.clone.default, in_order, result=to)
+        if whole is not results:
+            self._call(aten.clone.default, _window(whole, [0, 0], results), result=results)
+
+    def _overlap(self, patches: Place, images: Place) -> None:
+        """Write the images that patches (36, T, I) add up to, where they overlap."""
+        whole = self._whole(images, PATCH - TILE)
+        to = self._cut(whole, PATCH)
+        patches = _shaped(patches, *to.size)
+        self._call(aten.zero_.default, whole)
+        self._call(aten.copy_.default, _piece(to, False, False), _piece(patches, False, False))
+        for below, beside in ((False, True), (True, False), (True, True)):
+            self._call(aten.add_.Tensor, _piece(to, below, beside), _piece(patches, below, beside))
+        if whole is not images:
+            self._call(aten.clone.default, _window(whole, self._padding, images), result=images)
+
+    def _call(self, operator: Any, *args: Place, result: Place | None = None) -> None:
+        self._calls.append(Call(operator, args, {}, [result] if result else []))
+
+    def _taken(self) -> list[Call]:
+        """The calls since the last time."""
+        calls, self._calls = self._calls, []
+        return calls
+
+
+def _shaped(place: Place, *size: int) -> Place:
+    """What lies row after row at a place, in another shape."""
+    return replace(place, size=size, stride=row_major(size))
+
+
+def _joined(place: Place) -> Place:
+    """(N, rows, channels) as (N, rows · channels)."""
+    count, rows, channels = place.size
+    return replace(place, size=(count, rows * channels), stride=(place.stride[0], place.stride[2]))
+
+
+def _ordered(place: Place, axes: tuple[int, ...]) -> Place:
+    """The axes of a place in another order."""
+    size, stride = (tuple(along[axis] for axis in axes) for along in (place.size, place.stride))
+    return replace(place, size=size, stride=stride)
+
+
+def _turned(place: Place) -> Place:
+    """A place with its last two axes exchanged."""
+    *before, row, column = range(len(place.size))
+    return _ordered(place, (*before, column, row))
+
+
+def _some(images: Place, start: int, stop: int) -> Place:
+    return replace(images, size=(stop - start, *images.size[1:]), offset=images.offset + start * images.stride[0])
+
+
+def _window(whole: Place, padding: list[int], images: Place) -> Place:
+    """Where images lie in larger ones."""
+    offset = sum(added * step for added, step in zip(padding, whole.stride[2:], strict=True))
+    return replace(whole, size=images.size, offset=whole.offset + offset)
+
+
+def _piece(patches: Place, below: bool, beside: bool) -> Place:
+    """The pixels of patches (6, 6, …) that are the tile's own, or lie below or beside it, in the next patches too."""
+    starts = [TILE * below, TILE * beside]
+    size = [PATCH - TILE if start else TILE for start in starts]
+    offset = sum(start * step for start, step in zip(starts, patches.stride, strict=False))
+    return replace(patches, size=(*size, *patches.size[2:]), offset=patches.offset + offset)
+
+
+@functools.cache
+def _transforms() -> tuple[Tensor, Tensor, Tensor]:
+    """The transforms of patches (36, 36), of kernels (36, 9), and from products to tiles (16, 36)."""
+    points, infinity = np.array(POINTS), np.eye(1, PATCH, PATCH - 1)
+    others = [np.delete(points, index) for index in range(len(points))]
+    scale = [np.prod(point - other) for point, other in zip(points, others, strict=True)]
+    patch = np.vstack([*(np.append(np.poly(other)[::-1], 0) for other in others), np.poly(points)[::-1]])
+    kernel = np.vstack([np.vander(points, 3, increasing=True) / np.array(scale)[:, None], infinity[:, -3:]])
+    tile = np.vstack([np.vander(points, TILE, increasing=True), infinity[:, -TILE:]]).T
+    of_patch, of_kernel, of_tile = (torch.from_numpy(np.kron(one, one)).float() for one in (patch, kernel, tile))
+    return of_patch, of_kernel, of_tile
