@@ -40,7 +40,8 @@ def open_examples(path: Path, keystore: KeyStore | None = None) -> ExampleSource
         with path.open("rb") as file:
             start = file.read(len(SQLITE_MAGIC))
     except OSError as error:
-        raise invalid("the examples cannot be read", f"{path}: {error}") from error
+        why = "a folder without an example store" if path.is_dir() else error.strerror
+        raise invalid("the examples cannot be read", f"{path}: {why}") from error
     if start == SQLITE_MAGIC:
         return ExampleStore(path, keystore=keystore)
     if start.startswith(ZIP_MAGIC):

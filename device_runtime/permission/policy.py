@@ -109,7 +109,7 @@ class Policy(_Part, frozen=True, kw_only=True):
             except InvalidKey as error:
                 raise ConfigError(f"signers = {_shown(self.signers)}: {error}") from error
         if self.authority_url is not None:
-            address_of(self.authority_url)
+            address_of(self.authority_url, "authority_url")
             if self.authority is None:
                 raise ConfigError("authority_url needs authority, the public key that is to be found there")
         if self.authority is not None:
@@ -131,7 +131,8 @@ class Policy(_Part, frozen=True, kw_only=True):
         try:
             values = tomllib.loads(path.read_text("utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"policy {path} cannot be read: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"policy {path} cannot be read: {why}") from error
         try:
             for name, kind in (("per_day", PerDay), ("plan", PlanLimits)):
                 if name in values:

@@ -52,21 +52,21 @@ class Address:
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-def address_of(coordinator: str) -> Address:
+def address_of(url: str, whose: str = "coordinator") -> Address:
     """The address in a base URL. Raises ConfigError when it is none, or names a user, without repeating that."""
-    if isinstance(coordinator, str) and "@" in coordinator:
-        raise ConfigError("the coordinator's URL names a user; leave out all up to the @: it would be written down")
+    if isinstance(url, str) and "@" in url:
+        raise ConfigError(f"{whose}: the URL names a user; leave out all up to the @: it would be written down")
     try:
-        parts = urlsplit(coordinator)
+        parts = urlsplit(url)
         host, port = (parts.hostname or "").encode("idna").decode(), parts.port
         parts.path.encode("ascii")
     except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"coordinator {coordinator!r} is not a URL: {error}") from error
+        raise ConfigError(f"{whose} {url!r} is not a URL: {error}") from error
     if parts.scheme not in PORTS or not _HOST.fullmatch(host):
-        raise ConfigError(f"coordinator {coordinator!r} must start with https:// or http://, and name a host")
+        raise ConfigError(f"{whose} {url!r} must start with https:// or http://, and name a host")
     if port == 0 or parts.query or parts.fragment or _BLANK.search(parts.path):
         raise ConfigError(
-            f"coordinator {coordinator!r} may have a host, a port from 1 to 65535, a path without blanks, and no more"
+            f"{whose} {url!r} may have a host, a port from 1 to 65535, a path without blanks, and no more"
         )
     return Address(parts.scheme, host, port or PORTS[parts.scheme], parts.path.rstrip("/"))
 

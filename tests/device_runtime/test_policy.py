@@ -122,6 +122,7 @@ def test_the_state_folders_policy_counts_where_there_is_one(tmp_path):
         ("[plan]\nparameters = 1.5", r"plan\.parameters = 1\.5: Expected `int"),
         ("plan = 5", r"plan = 5: it must be a table, \[plan\]"),
         ('signers = ["ed25519:x"]', r"signers = \['ed25519:x'\]: 'ed25519:x' is not a public key"),
+        ('authority_url = "a.example"', "authority_url 'a.example' must start with https://"),
         ("min_cohort = ", "cannot be read"),
     ],
 )
@@ -133,7 +134,7 @@ def test_a_mistake_in_the_file_is_named_with_its_key_and_value(tmp_path, text, w
 
 
 def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere\.toml cannot be read"):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml cannot be read: No such file or directory$"):
         Policy.load(tmp_path / "nowhere.toml")
     (tmp_path / "policy.toml").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="cannot be read"):

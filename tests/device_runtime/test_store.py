@@ -350,6 +350,11 @@ def test_another_applications_database_is_refused_and_left_as_it_is(tmp_path):
     assert (tmp_path / "examples.db").read_bytes() == before
 
 
+def test_a_folder_without_a_store_is_said_to_be_one(tmp_path):
+    with pytest.raises(ExamplesError, match=f"{tmp_path.name}: a folder without an example store$"):
+        open_examples(tmp_path)
+
+
 def test_an_example_that_was_changed_is_named_by_its_index(store):
     store.append_all("default", [example(), example()])
     with sqlite3.connect(store.path) as connection:

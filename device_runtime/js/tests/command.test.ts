@@ -2,14 +2,16 @@
 
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import { main } from "../src/node/command.ts";
 
+const HERE = fileURLToPath(import.meta.url);
 let folder = "";
 beforeEach(() => {
   folder = mkdtempSync(join(tmpdir(), "device-"));
-  writeFileSync(join(folder, "not.json"), "{");
+  writeFileSync(join(folder, "not.json"), '{"signers":\n [],\n}');
   writeFileSync(join(folder, "https.json"), '{"require_https": true}');
 });
 afterEach(() => {
@@ -29,11 +31,13 @@ test.each<[string, string[], RegExp]>([
   ["no URL", [...given(), "--coordinator", "fl.example"], /--coordinator must be a URL/],
   ["a URL with a user", [...given(), "--coordinator", "http://me@x"], /without a user/],
   ["examples that are not there", [...given(), "--examples", "/nowhere.npz"], /no examples at \/nowhere.npz/],
-  ["a policy that is not there", [...given(), "--policy", "/nowhere.json"], /policy \/nowhere.json/],
-  ["a policy that is no JSON", [...given(), "--policy", "not.json"], /policy .*not.json/],
+  ["a folder without examples", [...given(), "--examples", dirname(HERE)], /no examples at .*tests: an .npz file/],
+  ["a policy that is not there", [...given(), "--policy", "/nowhere.json"], /policy \/nowhere.json cannot be read/],
+  ["a policy that is no JSON", [...given(), "--policy", "not.json"], /^error: policy .*not.json cannot be read: .+$/],
 ])("%s is refused with exit code 2", async (_, words, message) => {
-  const [code, text] = await said(...words.map((word) => (word === "not.json" ? join(folder, word) : word)));
+  const [code, text] = await said(...words.map((word) => (word.endsWith("not.json") ? join(folder, word) : word)));
   expect([code, text]).toEqual([2, expect.stringMatching(message)]);
+  expect(text).not.toContain("\n");
 });
 
 test("a session that its owner's policy forbids is no work now", async () => {
@@ -48,7 +52,7 @@ test("a state folder that cannot be used is a failure", async () => {
 });
 
 function given(): string[] {
-  return ["run", "--coordinator", "http://127.0.0.1:1", "--population", "p", "--examples", tmpdir()];
+  return ["run", "--coordinator", "http://127.0.0.1:1", "--population", "p", "--examples", HERE];
 }
 
 /** The exit code of a command, and what it printed. */

@@ -120,12 +120,16 @@ test("every file of a folder is the collection of its name", async () => {
 });
 
 test.each([
-  [{ min_cohort: 0 }, /min_cohort/],
-  [{ signers: ["ed25519:short"] }, /not a public key/],
-  [{ populatoins: ["p"] }, /populatoins/],
-  [{ plan: { parameters: -1 } }, /plan.parameters/],
+  [{ min_cohort: 0 }, /^min_cohort = 0: Expected >=1$/],
+  [{ signers: ["ed25519:short"] }, /^signers: .* is not a public key/],
+  [{ populatoins: ["p"] }, /^populatoins = \["p"\]: there is no such key; there are populations, collections, /],
+  [{ plan: { parameters: -1 } }, /^plan.parameters = -1: Expected >=0$/],
+  [{ plan: { memory: 1 } }, /^plan.memory = 1: there is no such key; there are parameters, /],
+  [{ plan: 3 }, /^plan = 3: it must be an object/],
+  [[], /^it must be an object/],
   [{ cache_bytes: -1 }, /cache_bytes/],
   [{ authority_url: "https://a.example" }, /needs authority/],
+  [{ authority_url: "a.example" }, /^authority_url = "a.example": it must be a URL/],
 ])("a policy with %o is refused", (settings, words) => {
   expect(() => policyOf(settings)).toThrow(words);
 });

@@ -1,6 +1,6 @@
 /** The command `muster-device`: its words, its help, and its exit codes, which are those of Python's `muster device`. */
 
-import { existsSync, readFileSync } from "node:fs";
+import { existsSync, readdirSync, readFileSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { ConfigError, DeviceError } from "../core/errors.ts";
@@ -9,6 +9,7 @@ import { policyOf } from "../core/permission/policy.ts";
 import { runForever } from "../core/scheduler.ts";
 import { runSession, type SessionConfig } from "../core/session.ts";
 import type { NodePlatform } from "./device.ts";
+import { isExamples } from "./npz.ts";
 
 const HELP = `muster-device run --coordinator URL --population NAME --examples PATH
 
@@ -97,7 +98,7 @@ function read(words: readonly string[]): Given {
     throw new ConfigError(`missing: ${missing.map((name) => `--${name}`).join(", ")}; --help says more`);
   }
   const [examples, state] = [values.examples!, values.state ?? "device"];
-  if (!existsSync(examples)) {
+  if (!existsSync(examples) || (statSync(examples).isDirectory() && !readdirSync(examples).some(isExamples))) {
     throw new ConfigError(`there are no examples at ${examples}: an .npz file is wanted, or a folder of them`);
   }
   const policy = policyIn(values.policy ?? null, state);
@@ -128,8 +129,15 @@ function addressOf(coordinator: string): URL {
 function policyIn(file: string | null, state: string) {
   const path = file ?? join(state, "policy.json");
   if (file === null && !existsSync(path)) return policyOf({});
+  let settings: object;
   try {
-    return policyOf(JSON.parse(readFileSync(path, "utf-8")) as object);
+    settings = JSON.parse(readFileSync(path, "utf-8")) as object;
+  } catch (error) {
+    // Words about JSON quote some of it, with its lines.
+    throw new ConfigError(`policy ${path} cannot be read: ${(error as Error).message.replaceAll(/\s+/g, " ")}`);
+  }
+  try {
+    return policyOf(settings);
   } catch (error) {
     throw new ConfigError(`policy ${path}: ${(error as Error).message}`);
   }

@@ -7,6 +7,11 @@ import { examplesOf } from "./npz-arrays.ts";
 
 const SUFFIX = ".npz";
 
+/** Whether a file of this name is a collection of a folder of examples. */
+export function isExamples(name: string): boolean {
+  return name.endsWith(SUFFIX);
+}
+
 /** The examples at `path`, read afresh at every call: a file is the collection "default", and every file `NAME.npz` of a
  * folder the collection NAME. All methods throw ExamplesError for what cannot be read.
  */
@@ -40,7 +45,7 @@ export class NpzExamples implements ExampleSource {
       throw unreadable(this.#path, error);
     });
     if (!found.isDirectory()) return new Map([["default", this.#path]]);
-    const names = (await readdir(this.#path)).filter((name) => name.endsWith(SUFFIX)).sort();
+    const names = (await readdir(this.#path)).filter(isExamples).sort();
     return new Map(names.map((name) => [basename(name, SUFFIX), join(this.#path, name)]));
   }
 }

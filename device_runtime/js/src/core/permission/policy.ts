@@ -3,12 +3,19 @@
 import * as v from "valibot";
 import type { Bytes } from "../bytes.ts";
 import { ConfigError, FormatError, PolicyForbids } from "../errors.ts";
-import { checked } from "../json.ts";
 import { publicKey } from "../release.ts";
 
 const amount = v.nullish(v.pipe(v.number(), v.minValue(0)), null);
 const names = v.nullish(v.pipe(v.array(v.string()), v.minLength(1)), null);
 
+const perDaySchema = v.strictObject({ compute_seconds: amount, bytes: amount, sessions: amount });
+const planSchema = v.strictObject({
+  parameters: amount,
+  graph_bytes: amount,
+  batch_examples: amount,
+  memory_bytes: v.optional(v.pipe(v.number(), v.minValue(0)), 1_000_000_000),
+  compute_seconds: v.optional(v.pipe(v.number(), v.minValue(0)), 600),
+});
 const policySchema = v.strictObject({
   populations: names,
   collections: names,
@@ -20,20 +27,12 @@ const policySchema = v.strictObject({
   unsigned_programs: v.optional(v.boolean(), false),
   require_https: v.optional(v.boolean(), false),
   authority: v.nullish(v.string(), null),
-  authority_url: v.nullish(v.pipe(v.string(), v.url()), null),
+  authority_url: v.nullish(v.pipe(v.string(), v.url("it must be a URL, such as https://fl.example")), null),
   cache_bytes: v.optional(v.pipe(v.number(), v.minValue(0)), 200_000_000),
-  per_day: v.optional(v.strictObject({ compute_seconds: amount, bytes: amount, sessions: amount }), {}),
-  plan: v.optional(
-    v.strictObject({
-      parameters: amount,
-      graph_bytes: amount,
-      batch_examples: amount,
-      memory_bytes: v.optional(v.pipe(v.number(), v.minValue(0)), 1_000_000_000),
-      compute_seconds: v.optional(v.pipe(v.number(), v.minValue(0)), 600),
-    }),
-    {},
-  ),
+  per_day: v.optional(perDaySchema, {}),
+  plan: v.optional(planSchema, {}),
 });
+const PARTS: Readonly<Record<string, { readonly entries: object }>> = { per_day: perDaySchema, plan: planSchema };
 
 /** The limits of a device. null is no limit, or any name. The default allows everything but secure rounds.
  *
@@ -49,16 +48,37 @@ export interface NamedAuthority {
 
 /** A policy from its settings, with defaults for the rest. Throws ConfigError, naming the setting that is wrong. */
 export function policyOf(settings: object): Policy {
+  if (Array.isArray(settings)) throw new ConfigError("it must be an object, {…}");
+  const found = v.safeParse(policySchema, settings, { abortEarly: true });
+  if (!found.success) throw new ConfigError(inWords(found.issues[0]));
+  const policy = found.output;
+  checkKeys("signers", policy.signers);
+  if (policy.authority !== null) checkKeys("authority", [policy.authority]);
+  if (policy.authority_url !== null && policy.authority === null) {
+    throw new ConfigError("authority_url needs authority, the public key that is to be found there");
+  }
+  return policy;
+}
+
+/** What is wrong with a setting, in the words of Python's device as far as they say the same. */
+function inWords(issue: v.InferIssue<typeof policySchema>): string {
+  const at = issue.path?.at(-1);
+  if (at === undefined) return "it must be an object, {…}";
+  const name = v.getDotPath(issue) ?? String(at.key);
+  const is = `${name} = ${JSON.stringify(at.value)}`;
+  if (issue.expected === "never") {
+    const { entries } = PARTS[name.split(".", 1)[0]!] ?? policySchema;
+    return `${is}: there is no such key; there are ${Object.keys(entries).join(", ")}`;
+  }
+  if (issue.expected === "Object") return `${is}: it must be an object, {…}`;
+  return `${is}: ${issue.expected === null ? issue.message : `Expected ${issue.expected}`}`;
+}
+
+function checkKeys(name: string, keys: readonly string[]): void {
   try {
-    const policy = checked(policySchema, settings, "policy");
-    policy.signers.forEach(publicKey);
-    if (policy.authority !== null) publicKey(policy.authority);
-    if (policy.authority_url !== null && policy.authority === null) {
-      throw new ConfigError("authority_url needs authority, the public key that is to be found there");
-    }
-    return policy;
+    keys.forEach(publicKey);
   } catch (error) {
-    throw error instanceof FormatError ? new ConfigError(error.message) : error;
+    throw error instanceof FormatError ? new ConfigError(`${name}: ${error.message}`) : error;
   }
 }
 
