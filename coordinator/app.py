@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
-from starlette.types import Lifespan
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from coordinator.api.access import Access
 from coordinator.api.admin_problems import install_admin_problems
@@ -74,8 +75,18 @@ def admin_app(service: Service) -> FastAPI:
     app.include_router(metrics_router(service), dependencies=[Depends(access.viewer)])
     app.include_router(admin_router(service, access))
     app.include_router(dashboard_router(service, access))
+    app.mount("/v1", _devices_port(service))
     ADMIN.complete(app)
     return app
+
+
+def _devices_port(service: Service) -> ASGIApp:
+    """The answer to a device that speaks to the port for operators: which port is its own."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        raise HTTPException(404, f"this is the port for operators; that for devices is {service.membership.url}")
+
+    return answer
 
 
 def _application(title: str, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:

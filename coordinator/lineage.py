@@ -24,13 +24,12 @@ def lineage_file(keys_file: Path) -> Path:
 def lineage_key(keys_file: Path) -> SigningKey:
     """The lineage key that belongs to a file of keys. Raises KeysMissing, InvalidKey or OSError."""
     path = lineage_file(keys_file)
-    try:
-        return SigningKey.load(path)
-    except FileNotFoundError as error:
+    if not path.exists():
         raise KeysMissing(
             f"{path}, the file of the lineage key, is not there: run this where the coordinator's keys are, name their "
             "place (MUSTER_KEYS), or let the coordinator do it (--coordinator)"
-        ) from error
+        )
+    return SigningKey.load(path)
 
 
 def make_lineage_key(keys_file: Path) -> SigningKey:

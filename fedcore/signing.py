@@ -122,7 +122,9 @@ class SigningKey:
 
     @classmethod
     def load(cls, path: Path) -> SigningKey:
-        """The key in a file. Raises OSError, or InvalidKey when it holds no Ed25519 key in plain PEM."""
+        """The key in a file. Raises OSError; InvalidKey for no file, or one without an Ed25519 key in plain PEM."""
+        if not path.exists():
+            raise InvalidKey(f"there is no file {path}; `muster key new --out {path}` makes a key")
         try:
             key = load_pem_private_key(path.read_bytes(), password=None)
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:

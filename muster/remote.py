@@ -14,6 +14,7 @@ import msgspec
 from coordinator.api.admin_problems import ADMIN_ERRORS
 from coordinator.api.admin_routes import PREFIX, LineageKey
 from coordinator.api.task_creation import NewTask
+from coordinator.errors import BadToken
 from coordinator.rules.audit import AuditEntry
 from coordinator.rules.entities import Device, RoundRecord, SessionShape, Spent, Task, Transition
 from coordinator.rules.progress import Progress
@@ -47,6 +48,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     """
 
     def __init__(self, url: str, token: str | None) -> None:
+        self._shown, self._has_token = shown(url), bool(token)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._client = httpx2.Client(base_url=_base(url), headers=headers, timeout=_TIMEOUT_S)
 
@@ -167,6 +169,11 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             raise RemoteError(f"{shown(response.url)} is no address of an admin API (404); name the port for operators")
         if problem is None:
             raise RemoteError(f"{shown(response.url)} answered {response.status_code} {response.reason_phrase}")
+        if problem.slug == "bad-token" and not self._has_token:
+            raise BadToken(
+                f"{self._shown} asks for a token, and MUSTER_TOKEN holds none: `muster coordinator token` makes one, "
+                "where the coordinator's database is"
+            )
         if problem.slug in ADMIN_ERRORS:
             raise ADMIN_ERRORS[problem.slug](problem.detail)
         raise RemoteError(f"{response.status_code} {problem.slug}: {problem.detail}")
@@ -175,7 +182,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         try:
             return self._client.request(method, path, **more)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise RemoteError(f"{shown(self._client.base_url)} cannot be reached: {error}") from error
+            raise RemoteError(f"{self._shown} cannot be reached: {_obstacle(error)}") from error
 
 
 def _base(url: str) -> httpx2.URL:
@@ -184,12 +191,25 @@ def _base(url: str) -> httpx2.URL:
         base: httpx2.URL | None = httpx2.URL(url.rstrip("/") + PREFIX)
     except httpx2.InvalidURL:
         base = None
-    if base is None or (base.port is not None and not 0 < base.port <= LAST_PORT):
+    whole = base is not None and base.scheme in ("http", "https") and bool(base.host)
+    if base is None or not whole or (base.port is not None and not 0 < base.port <= LAST_PORT):
         # Without the words of the library, which may repeat a part of the password.
         raise RemoteError(
-            f"{shown(url)} is no coordinator's URL: it has a host, and after a colon a port from 1 to {LAST_PORT}"
+            f"{shown(url)} is no coordinator's URL: it has http:// or https://, a host, and after a colon a port from "
+            f"1 to {LAST_PORT}, as http://127.0.0.1:8081 does"
         )
     return base
+
+
+def _obstacle(error: Exception) -> str:
+    """What keeps a request from a coordinator, in words; and what to do where nothing listens."""
+    root: BaseException = error
+    while root.__context__ is not None:
+        root = root.__context__
+    words = str(getattr(root, "strerror", None) or error)
+    if isinstance(root, ConnectionRefusedError):
+        return f"{words}; start the coordinator there, or name its port for operators, which its log has"
+    return words
 
 
 def shown(url: httpx2.URL | str) -> str:

@@ -138,7 +138,7 @@ class Records:
         """One task. Raises UnknownTask."""
         row = self._connection.execute(self._held(select(TASKS).where(TASKS.c.id == task_id), TASKS)).one_or_none()
         if row is None:
-            raise UnknownTask(f"there is no task {task_id!r}")
+            raise UnknownTask(f"there is no task {task_id!r}; `muster task list` has the ids")
         return task_of(row)
 
     def move_task(self, task: Task, to: TaskState, cause: str, reason: str = "") -> None:

@@ -329,7 +329,8 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             try:
                 records.move_task(task, to, by)
             except UnexpectedEvent as error:
-                raise TaskEnded(f"task {task_id} is {task.state}; it cannot become {to}") from error
+                said = f"is {to} already" if task.state is to else f"is {task.state}; it cannot become {to}"
+                raise TaskEnded(f"task {task_id} {said}") from error
             records.audit.append(by, _MOVES[to], task_id)
 
 

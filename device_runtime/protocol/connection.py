@@ -259,7 +259,8 @@ class _Connection(http.client.HTTPConnection):
         try:
             yield
         except (OSError, http.client.HTTPException) as error:
-            raise ConnectionFailed(str(error) or type(error).__name__) from error
+            words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise ConnectionFailed(words) from error
         except (AttributeError, ValueError) as error:
             if not self._ended:
                 raise

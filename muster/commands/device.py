@@ -79,6 +79,8 @@ def run(given: argparse.Namespace) -> int:
         say(" ".join(filter(None, [outcome.outcome, outcome.reason, place, outcome.detail])))
         for notice in outcome.notices:
             say(f"  {notice}")
+        if outcome.reason == "unreachable":
+            say(f"  does a coordinator run at {given.coordinator}, and is that its port for devices?")
         return None
 
     if not given.once:

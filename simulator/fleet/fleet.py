@@ -15,6 +15,7 @@ import numpy as np
 from device_runtime.backends import BACKENDS
 from device_runtime.outcome import Outcome
 from device_runtime.permission.policy import Policy
+from device_runtime.protocol.connection import address_of
 from device_runtime.scheduler import default_window
 from fedcore.names import offered
 from fedcore.wire.messages import RetryWindow
@@ -78,6 +79,7 @@ class Fleet:
     def __init__(self, config: FleetConfig, population: Population) -> None:
         if config.concurrency < 1:
             raise FleetError(f"at least one device must be awake, not {config.concurrency}")
+        address_of(config.coordinator)
         _check("backend", [kind.backend for kind in config.kinds], tuple(BACKENDS))
         _check("architecture", [kind.arch for kind in config.kinds], architectures())
         self._config = config
@@ -210,7 +212,9 @@ class Fleet:
         if self._last_success is not None:
             stuck = stuck and now - self._last_success > NO_SUCCESS_S
         if stuck:
-            raise FleetError(f"{self._failures} sessions in a row failed; {last}")
+            remedy = f"; start the coordinator at {self._config.coordinator}, or name its port for devices"
+            remedy = remedy if session.outcome.reason == "unreachable" else ""
+            raise FleetError(f"{self._failures} sessions in a row failed; {last}{remedy}")
 
 
 def state_folder(folder: Path, client: str) -> Path:

@@ -85,6 +85,12 @@ def test_a_file_that_holds_no_key_is_named(tmp_path, content):
         SigningKey.load(path)
 
 
+def test_a_file_that_is_not_there_is_named_with_what_makes_it(tmp_path):
+    path = tmp_path / "nosuch.pem"
+    with pytest.raises(InvalidKey, match=rf"no file {path}; `muster key new --out {path}` makes a key"):
+        SigningKey.load(path)
+
+
 def test_a_key_of_another_kind_is_named(tmp_path):
     path = tmp_path / "key.pem"
     path.write_bytes(X25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))

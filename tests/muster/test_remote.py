@@ -101,6 +101,7 @@ def test_commands_say_the_same_through_the_api_as_on_the_store(served, tmp_path)
             words += ["--out", tmp_path / "model.safetensors", "--force"] if command == "checkpoint" else []
             opposite = {"pause": "resume", "resume": "pause"}.get(command)
             agree(([*words, *there], [*words, *here]), opposite and ["task", opposite, task, *here])
+    assert failure(in_process("task", "resume", task, *there))[1] == f"task {task} is active already"
     in_process("task", "cancel", task, *there)
     for words in (["cancel", task], ["show", "nope"], ["checkpoint", task, "--round", 9, "--out", tmp_path / "x"]):
         assert failure(in_process("task", *words, *there)) == failure(in_process("task", *words, *here))
@@ -213,13 +214,14 @@ def test_what_keeps_a_command_from_the_coordinator_is_named(served, monkeypatch)
     _, there, store, devices = served
     viewer = in_process("coordinator", "token", "--name", "bob", "--db", str(store.database.engine.url))
     for token, address, says in (
-        ("", there[1], "send a token"),
+        ("", there[1], "MUSTER_TOKEN holds none: `muster coordinator token` makes one"),
         ("muster_0", there[1], "none of this coordinator"),
         ("", str(devices.base_url), "(404); name the port for operators"),
-        ("", "http://127.0.0.1:1", "cannot be reached"),
-        ("", "127.0.0.1:8081", "cannot be reached"),
-        ("", "http://bob:hunter2@127.0.0.1:1", "http://127.0.0.1:1/admin/v1/ cannot be reached"),
-        ("", "bob:hunter2@127.0.0.1:1", "cannot be reached"),
+        ("", "http://127.0.0.1:1", "Connection refused; start the coordinator there, or name its port for operators"),
+        ("", "127.0.0.1:8081", "127.0.0.1:8081 is no coordinator's URL: it has http:// or https://"),
+        ("", "localhost:8081", "as http://127.0.0.1:8081 does"),
+        ("", "http://bob:hunter2@127.0.0.1:1", "http://127.0.0.1:1 cannot be reached"),
+        ("", "bob:hunter2@127.0.0.1:1", "127.0.0.1:1 is no coordinator's URL"),
         ("", "http://bob:hunter2@127.0.0.1:http", "http://127.0.0.1:http is no coordinator's URL"),
         ("", "http://bob:hunter2/x@127.0.0.1:1", "http://127.0.0.1:1 is no coordinator's URL"),
         ("", "http://127.0.0.1:99999", "a port from 1 to 65535"),

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from device_runtime.conditions import Conditions, Requirements
+from device_runtime.errors import ConfigError
 from device_runtime.state.identity import device_key
 from device_runtime.state.journal import read_journal
 from device_runtime.state.sealing import KeyFile, Sealer
@@ -147,8 +148,11 @@ def test_silent_devices_do_not_stall_a_round(task, servers, tmp_path):
 
 def test_a_fleet_without_a_coordinator_says_so(tmp_path):
     users, _ = datasets.users("digits", None, 25)
-    with pytest.raises(FleetError, match="sessions in a row failed; the last: failed: unreachable"):
+    words = "sessions in a row failed; the last: failed: unreachable: .*refused; start the coordinator at http://127.0.0.1:9"
+    with pytest.raises(FleetError, match=words):
         fleet(tmp_path, "http://127.0.0.1:9", users, concurrency=25).run()
+    with pytest.raises(ConfigError, match=r"'127\.0\.0\.1:9' must start with https:// or http://"):
+        fleet(tmp_path, "127.0.0.1:9", users)
 
 
 def test_an_unknown_population_is_named(task, tmp_path):
