@@ -22,7 +22,7 @@ from coordinator.failpoints import reach
 from coordinator.lineage import entry
 from coordinator.rules.aggregation import ReportSum, Vectors, aggregate, state_specs
 from coordinator.rules.buffers import discount
-from coordinator.rules.entities import AssignedDevice, Snapshot
+from coordinator.rules.entities import AssignedDevice, Snapshot, Task
 from coordinator.rules.private_sums import clip_of
 from coordinator.rules.robust_aggregation import KeptReports
 from coordinator.rules.rounds import Abandon, Aggregated, EndAssignments, Round
@@ -55,12 +55,7 @@ class Outcome(NamedTuple):
 
 
 def commit_round(
-    membership: Membership,
-    lineage: SigningKey,
-    running: OpenRound,
-    collected: RoundSum,
-    now: float,
-    steps: Histogram,
+    membership: Membership, lineage: SigningKey, running: OpenRound, collected: RoundSum, now: float, steps: Histogram
 ) -> Outcome:
     """Commit the round with the sum of its reports, or abandon it when that is unusable. `steps` observes the times.
 
@@ -72,29 +67,27 @@ def commit_round(
     there too, and an operator may go back to an earlier model. So do losses that explode, and a server state that
     cannot be read. When anything else raises (the disk is full, say), the round is as it was and can be closed later.
     """
-    private = collected.noisy
+    store = membership.store
     try:
         with steps.labels("update").time():
-            algorithm = membership.store.algorithm(running.task.record.algorithm)
-            before, total_L = _state_before(membership.store, running, algorithm), _decoded(running, collected.reports)
+            algorithm = store.algorithm(running.task.record.algorithm)
+            before, total_L = _state_before(store, running, algorithm), _decoded(running, collected.reports)
             if running.task.settings.privacy is not None:
-                if private is None:
-                    clip = clip_of(in_turn(trips_of(algorithm), running.number), before)
-                    private = collected.noisy = _noised(membership.store, lineage, running, clip, total_L)
-                total_L = private.total
-            state, broadcast, metrics = _next_model(membership.store, running, algorithm, before, total_L)
+                clip = clip_of(in_turn(trips_of(algorithm), running.number), before)
+                total_L = _noisy(store, lineage, running, collected, clip, total_L)
+            state, broadcast, metrics = _next_model(store, running, algorithm, before, total_L)
     except (ReportError, NonFiniteState, UnreadableBlob) as error:
-        return _abandon(membership, running, error, now, private)
+        return _abandon(membership, running, error, now, collected.noisy)
     with steps.labels("commit").time(), membership.writing() as records:
         task = records.task(running.task.id)
         if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
             return _end(records, running, Abandon("cancelled"), now)
-        membership.store.add_blobs(records, {state: False})
-        membership.store.add_blobs(records, {broadcast: True})
+        store.add_blobs(records, {state: False})
+        store.add_blobs(records, {broadcast: True})
         last = running.number == task.settings.rounds
         diverged = "" if last else why_diverged(records, task, metrics)
-        goes_on = running.buffered and not (last or diverged) and running.task.active
-        goes_on = goes_on and task.state is TaskState.ACTIVE
+        active = running.task.active and task.state is TaskState.ACTIVE
+        goes_on = running.buffered and active and not (last or diverged)
         kept = end_or_keep(records, running, goes_on=goes_on) if running.buffered else HandOver()
         outcome = _end(records, running, kept.event, now)._replace(too_stale=kept.too_stale)
         signed = entry(lineage, task, running.base, broadcast.sha256)
@@ -103,25 +96,38 @@ def commit_round(
         if goes_on:
             following = open_next(records, replace(running, value=outcome.value), made, now)
             outcome = outcome._replace(successor=following)
-        no_budget = None if private is None else write_row(records, task, private)
-        if last:
-            records.move_task(task, TaskState.COMPLETED, "its last round was committed")
-        elif no_budget is not None:
-            records.move_task(task, TaskState.COMPLETED, BUDGET_SPENT, no_budget)
-        elif diverged:
-            pause_diverged(records, task, running.number, diverged)
+        _conclude(records, task, running, collected.noisy, diverged)
         reach("round.before-commit")
     reach("round.after-commit")
     _LOG.info("round %d of task %s committed %d reports", running.number, task.named, running.value.reported)
     return outcome
 
 
-def _noised(
-    store: CoordinatorStore, lineage: SigningKey, running: OpenRound, clip: float, total_L: NDArray[np.float64]
-) -> PrivateSum:
-    with store.database.reading() as records:
-        earlier = records.ledger.sources(running.task.id)
-    return make_private(running, lineage, earlier, clip, total_L)
+def _noisy(
+    store: CoordinatorStore,
+    lineage: SigningKey,
+    running: OpenRound,
+    collected: RoundSum,
+    clip: float,
+    total_L: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """The sum with the noise of its round, which `collected` keeps from the first try on."""
+    if collected.noisy is None:
+        with store.database.reading() as records:
+            earlier = records.ledger.sources(running.task.id)
+        collected.noisy = make_private(running, lineage, earlier, clip, total_L)
+    return collected.noisy.total
+
+
+def _conclude(records: Records, task: Task, running: OpenRound, private: PrivateSum | None, diverged: str) -> None:
+    """Write the ledger's row of a private round; complete the task where there is no next, pause one that diverged."""
+    no_budget = None if private is None else write_row(records, task, private)
+    if running.number == task.settings.rounds:
+        records.move_task(task, TaskState.COMPLETED, "its last round was committed")
+    elif no_budget is not None:
+        records.move_task(task, TaskState.COMPLETED, BUDGET_SPENT, no_budget)
+    elif diverged:
+        pause_diverged(records, task, running.number, diverged)
 
 
 def _state_before(store: CoordinatorStore, running: OpenRound, algorithm: Algorithm) -> Vectors:

@@ -46,6 +46,7 @@ class FedAdagrad(LocalTraining):
         return state | {"m": zeros_D} if self.beta1 else state
 
     def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
+        """One step of Adagrad on Δ = mean["delta"], (D,). Without β₁ the state has no m, and Δ is in its place."""
         m_D = self.beta1 * state["m"] + (1 - self.beta1) * mean["delta"] if self.beta1 else mean["delta"]
         v_D = state["v"] + mean["delta"] ** 2
         server_lr = self.server_lr * step.lr_scale

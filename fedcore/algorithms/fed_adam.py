@@ -54,6 +54,7 @@ class FedAdam(LocalTraining):
         return state | {"round": zeros_D[..., :1]} if self._corrected else state
 
     def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
+        """One step of Adam on Δ = mean["delta"], (D,), in the form that is set; forms with corrections count rounds."""
         m_D = self.beta1 * state["m"] + (1 - self.beta1) * mean["delta"]
         v_D = self.beta2 * state["v"] + (1 - self.beta2) * mean["delta"] ** 2
         moved = {"m": m_D, "v": v_D}

@@ -48,6 +48,7 @@ class FedLamb(LocalTraining):
         return {"params": params_D, "m": zeros_D, "v": zeros_D, "round": zeros_D[..., :1]}
 
     def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
+        """One step of LAMB on −Δ, Δ = mean["delta"], (D,), with a ratio for each of `step.layers`."""
         x_D, round_ = state["params"], state["round"] + 1
         m_D = self.beta1 * state["m"] - (1 - self.beta1) * mean["delta"]
         v_D = self.beta2 * state["v"] + (1 - self.beta2) * mean["delta"] ** 2

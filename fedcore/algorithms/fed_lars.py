@@ -43,6 +43,7 @@ class FedLARS(LocalTraining):
         return {"params": params_D, "m": 0.0 * params_D}
 
     def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
+        """One step of LARS on −Δ, Δ = mean["delta"], (D,), with a ratio for each of `step.layers`."""
         x_D = state["params"]
         m_D = self.momentum * state["m"] + (1 - self.momentum) * (self.weight_decay * x_D - mean["delta"])
         ratio_D = trust_ratio(x_D, m_D, step.layers, self.epsilon)

@@ -79,6 +79,7 @@ class FedPA:
         return {"params": state["params"]} | sampling
 
     def report(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
+        """Δ_i, (D,): Σ⁻¹ times the mean of the samples less x, or y − x in the first `burn_in_rounds` rounds."""
         x_D, train = broadcast["params"], carries["train"]
         samples = [train[f"sample{number}"] - x_D for number in range(self.samples)]
         delta_D = self._corrected(samples)

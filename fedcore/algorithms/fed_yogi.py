@@ -48,6 +48,7 @@ class FedYogi(LocalTraining):
         return {"params": params_D, "m": zeros_D, "v": zeros_D + initial_v}
 
     def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
+        """One step of Yogi on Δ = mean["delta"], (D,)."""
         m_D = self.beta1 * state["m"] + (1 - self.beta1) * mean["delta"]
         square_D = mean["delta"] ** 2
         signed_D = (state["v"] > square_D) * square_D - (state["v"] < square_D) * square_D

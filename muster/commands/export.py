@@ -55,15 +55,10 @@ def export(
     as ExecuTorch programs. Each format is compared with torch on the runtime that devices have. Your own model is a
     function without arguments that returns an export.model.ModelSpec: see docs/models.md.
     """
-    from fedcore.algorithms import create, module_of
-    from fedcore.algorithms.algorithm import check_cross_device
+    from fedcore.algorithms import module_of
 
     # Wrong options are reported before torch is loaded, which takes seconds.
-    chosen = create(algorithm, parse_settings(settings), [module_of(algorithm)])
-    check_cross_device(chosen)
-    from fedcore.codecs.compression import Compression
-
-    compression = Compression.parse(compress)
+    chosen, compression = _checked(algorithm, settings, compress)
     if not (force or every or list_models):
         _refuse_to_replace(out)
     from export.formats import FORMATS
@@ -81,6 +76,17 @@ def export(
     for name in () if force else MODELS:
         _refuse_to_replace(out / name)
     return _export_all(order, out, json)
+
+
+def _checked(algorithm: str, settings: list[str] | None, compress: str) -> tuple[Algorithm, Compression]:
+    """The algorithm and the compression that were named, for devices."""
+    from fedcore.algorithms import create, module_of
+    from fedcore.algorithms.algorithm import check_cross_device
+    from fedcore.codecs.compression import Compression
+
+    chosen = create(algorithm, parse_settings(settings), [module_of(algorithm)])
+    check_cross_device(chosen)
+    return chosen, Compression.parse(compress)
 
 
 def _list(json: bool) -> None:

@@ -17,6 +17,7 @@ from muster.private_training_option import PrivateParts, parse_private_training
 
 if TYPE_CHECKING:
     from fedcore.privacy.planning import Deployment, Way
+    from simulator.audit import AuditResult
 
 privacy_app = typer.Typer(
     no_args_is_help=True,
@@ -256,7 +257,11 @@ def audit(
         cohort=cohort,
         seed=seed,
     )
-    found = run(config, canaries, noisy=not without_noise)
+    _tell(run(config, canaries, noisy=not without_noise), json)
+
+
+def _tell(found: AuditResult, json: bool) -> None:
+    """Show what an audit found; exit code 1 where the claim does not hold."""
     if json:
         emit(found)
     else:

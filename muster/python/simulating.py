@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -144,11 +144,7 @@ def simulate(
     Raises TypeError for an unknown option, and an argument of a wrong type; SimulatorError, ExportError or
     AlgorithmError, naming what is wrong.
     """
-    unknown = sorted(set(options) - set(Options.__annotations__))
-    if unknown:
-        known = ("users", "algorithm", "settings", "out", "on_round", *Options.__annotations__)
-        meant = CALLED.get(unknown[0], unknown[0])
-        raise TypeError(f"simulate() has no option {unknown[0]!r}; {offered(meant, known)}")
+    _check_names(options)
     check_trained(model, algorithm, settings)
     of_kind("users", users, (str, Population), "a data set's name, or a Population: Population.of(names, shards)")
     given = Given(
@@ -175,6 +171,14 @@ def simulate(
     result = start(Path(out), config, on_round)
     kept = read_run(out)
     return Run(result, list(kept.points), _model(kept.vectors()), Path(out))
+
+
+def _check_names(options: Iterable[str]) -> None:
+    unknown = sorted(set(options) - set(Options.__annotations__))
+    if unknown:
+        known = ("users", "algorithm", "settings", "out", "on_round", *Options.__annotations__)
+        meant = CALLED.get(unknown[0], unknown[0])
+        raise TypeError(f"simulate() has no option {unknown[0]!r}; {offered(meant, known)}")
 
 
 def _config(values: dict[str, Any]) -> SimulationConfig:

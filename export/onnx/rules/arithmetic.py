@@ -51,10 +51,12 @@ def logical(kind: str) -> Rule:
 
 
 def cast(graph: GraphBuilder, node: fx.Node) -> str:
+    """Cast, where the type changes at all."""
     return graph.value(node.args[0], dtype_of(node))
 
 
 def power(graph: GraphBuilder, node: fx.Node) -> str:
+    """Pow by a number; squares and square roots by operators of their own."""
     base, exponent = graph.value(node.args[0]), arguments(node)[1]
     if exponent == 2:
         return graph.emit("Mul", [base, base])
@@ -64,10 +66,12 @@ def power(graph: GraphBuilder, node: fx.Node) -> str:
 
 
 def rsqrt(graph: GraphBuilder, node: fx.Node) -> str:
+    """1 / √x: ONNX has no operator for it."""
     return graph.emit("Reciprocal", [graph.emit("Sqrt", [graph.value(node.args[0])])])
 
 
 def expm1(graph: GraphBuilder, node: fx.Node) -> str:
+    """exp(x) − 1, in which a small x loses digits, as ONNX has no operator for it."""
     kind = dtype_of(node)
     return graph.emit("Sub", [graph.emit("Exp", [graph.value(node.args[0], kind)]), graph.value(1, kind)])
 
@@ -85,18 +89,21 @@ def log1p(graph: GraphBuilder, node: fx.Node) -> str:
 
 
 def clamp(graph: GraphBuilder, node: fx.Node) -> str:
+    """Clip to bounds, of which one may be missing."""
     kind = dtype_of(node)
     bounds = ["" if bound is None else graph.value(bound, kind) for bound in (argument(node, 1), argument(node, 2))]
     return graph.emit("Clip", [graph.value(node.args[0]), *bounds])
 
 
 def where(graph: GraphBuilder, node: fx.Node) -> str:
+    """Where, with both values in the type of the result."""
     condition, yes, no = arguments(node)
     kind = dtype_of(node)
     return graph.emit("Where", [graph.value(condition), graph.value(yes, kind), graph.value(no, kind)])
 
 
 def addmm(graph: GraphBuilder, node: fx.Node) -> str:
+    """Gemm: bias + left · right, (rows, inner) times (inner, columns)."""
     bias, left, right = (graph.value(item) for item in arguments(node))
     return graph.emit("Gemm", [left, right, bias])
 

@@ -15,11 +15,13 @@ aten = torch.ops.aten
 
 
 def select(graph: GraphBuilder, node: fx.Node) -> str:
+    """Gather at one index, which takes the axis away."""
     source, axis, index = arguments(node)
     return graph.emit("Gather", [graph.value(source), graph.constant(index, np.int64)], axis=axis)
 
 
 def gather(graph: GraphBuilder, node: fx.Node) -> str:
+    """GatherElements: for each index the value there along an axis; the result has the shape of the indices."""
     source, axis, index = arguments(node)[:3]
     return graph.emit("GatherElements", [graph.value(source), graph.value(index)], axis=axis)
 
@@ -41,11 +43,13 @@ def scatter(reduction: str) -> Rule:
 
 
 def embedding(graph: GraphBuilder, node: fx.Node) -> str:
+    """Gather of rows of a table (rows, width): the result has the shape of the indices, and `width` as last axis."""
     weight, indices = arguments(node)[:2]
     return graph.emit("Gather", [graph.value(weight), graph.value(indices)], axis=0)
 
 
 def index_put(graph: GraphBuilder, node: fx.Node) -> str:
+    """ScatterND on the first axis; with `accumulate` values are added. Raises UnsupportedOperator for other indices."""
     source, indices, updates = arguments(node)[:3]
     if len(indices) != 1 or indices[0].meta["val"].dtype == torch.bool:
         raise UnsupportedOperator(

@@ -51,11 +51,13 @@ def extreme_place(largest: bool) -> Rule:
 
 
 def cumulative_sum(graph: GraphBuilder, node: fx.Node) -> str:
+    """CumSum along an axis, in the type of the result."""
     source, axis = arguments(node)[:2]
     return graph.emit("CumSum", [graph.value(source, dtype_of(node)), graph.constant(axis, np.int64)])
 
 
 def largest_values(graph: GraphBuilder, node: fx.Node) -> tuple[str, ...]:
+    """TopK: the k largest or smallest values along an axis, in order, and their places."""
     count = graph.constant([arguments(node)[1]], np.int64)
     axis, largest = argument(node, 2, -1), int(argument(node, 3, True))
     return graph.emit_many("TopK", [graph.value(node.args[0]), count], 2, axis=axis, largest=largest)

@@ -42,11 +42,13 @@ def reshaped(otherwise: Rule) -> Rule:
 
 
 def view(graph: GraphBuilder, node: fx.Node) -> str:
+    """Reshape; a size of -1 is what is left, and sizes may be symbolic."""
     source, sizes = arguments(node)[:2]
     return graph.emit("Reshape", [graph.value(source), graph.integers(sizes)], allowzero=0)
 
 
 def as_strided(graph: GraphBuilder, node: fx.Node) -> str:
+    """Reshape, for strides that lay the same values out in the same order. Raises UnsupportedOperator for others."""
     source, result = arguments(node)[0].meta["val"], node.meta["val"]
     if not (source.is_contiguous() and result.is_contiguous() and source.numel() == result.numel()):
         raise UnsupportedOperator(f"{node.target} that is more than a view")
@@ -54,11 +56,13 @@ def as_strided(graph: GraphBuilder, node: fx.Node) -> str:
 
 
 def expand(graph: GraphBuilder, node: fx.Node) -> str:
+    """Expand: axes of size 1, and new ones in front, are repeated; -1 keeps an axis as it is."""
     sizes = [1 if size == -1 else size for size in arguments(node)[1]]
     return graph.emit("Expand", [graph.value(node.args[0]), graph.integers(sizes)])
 
 
 def repeat(graph: GraphBuilder, node: fx.Node) -> str:
+    """Tile, after new axes in front where there are more repeats than axes."""
     source, repeats = arguments(node)
     value, missing = graph.value(source), len(repeats) - rank_of(source)
     if missing:
@@ -67,17 +71,20 @@ def repeat(graph: GraphBuilder, node: fx.Node) -> str:
 
 
 def permute(graph: GraphBuilder, node: fx.Node) -> str:
+    """Transpose; axes may count from the end."""
     rank = rank_of(node)
     axes = [axis % rank for axis in arguments(node)[1]]
     return graph.emit("Transpose", [graph.value(node.args[0])], perm=axes)
 
 
 def unsqueeze(graph: GraphBuilder, node: fx.Node) -> str:
+    """Unsqueeze: a new axis of size 1."""
     axis = graph.constant([arguments(node)[1]], np.int64)
     return graph.emit("Unsqueeze", [graph.value(node.args[0]), axis])
 
 
 def squeeze(graph: GraphBuilder, node: fx.Node) -> str:
+    """Squeeze of those of the named axes that are of size 1."""
     source, axes = arguments(node)
     shape = source.meta["val"].shape
     # torch leaves an axis that is not of size 1 alone, and so a symbolic one, which may be.
@@ -88,17 +95,20 @@ def squeeze(graph: GraphBuilder, node: fx.Node) -> str:
 
 
 def concatenate(graph: GraphBuilder, node: fx.Node) -> str:
+    """Concat, in the type that torch promotes the parts to."""
     parts = [graph.value(part, dtype_of(node)) for part in arguments(node)[0]]
     return graph.emit("Concat", parts, axis=argument(node, 1, 0))
 
 
 def split(graph: GraphBuilder, node: fx.Node) -> tuple[str, ...]:
+    """Split into parts of these sizes along an axis, the first by default."""
     source, sizes = arguments(node)[:2]
     lengths = graph.constant(sizes, np.int64)
     return graph.emit_many("Split", [graph.value(source), lengths], len(sizes), axis=argument(node, 2, 0))
 
 
 def slice_axis(graph: GraphBuilder, node: fx.Node) -> str:
+    """Slice of one axis; bounds count from the end where negative, and may be symbolic."""
     bounds = (argument(node, 2) or 0, argument(node, 3), argument(node, 1, 0), argument(node, 4, 1))
     start, end, axis, step = (END if bound is None else bound for bound in bounds)
     inputs = [graph.integers([bound]) for bound in (start, end, axis, step)]
@@ -106,12 +116,14 @@ def slice_axis(graph: GraphBuilder, node: fx.Node) -> str:
 
 
 def flip(graph: GraphBuilder, node: fx.Node) -> str:
+    """Slice with steps of -1, from the last to the first of each axis."""
     source, axes = arguments(node)
     bounds = [[-1] * len(axes), [-END] * len(axes), list(axes), [-1] * len(axes)]
     return graph.emit("Slice", [graph.value(source), *(graph.integers(bound) for bound in bounds)])
 
 
 def pad(graph: GraphBuilder, node: fx.Node) -> str:
+    """Pad with a constant, which is 0 by default."""
     source, sides = arguments(node)[:2]
     rank, pairs = rank_of(node), len(sides) // 2
     # torch lists (before, after) from the last axis back; ONNX all befores, then all afters, from the first axis on.
@@ -133,17 +145,20 @@ def filled(graph: GraphBuilder, node: fx.Node) -> str:
 
 
 def item(graph: GraphBuilder, node: fx.Node) -> str:
+    """One of the outputs of an operator that has several."""
     source, index = arguments(node)
     name: str = graph.names[source][index]
     return name
 
 
 def symbolic_size(graph: GraphBuilder, node: fx.Node) -> str:
+    """Shape, cut to one axis: the size as an int64 vector of one element."""
     source, axis = arguments(node)
     return graph.emit("Shape", [graph.value(source)], start=axis, end=axis + 1)
 
 
 def symbolic_numel(graph: GraphBuilder, node: fx.Node) -> str:
+    """Size: the number of values as an int64 vector of one element."""
     count = graph.emit("Size", [graph.value(node.args[0])])
     return graph.emit("Reshape", [count, graph.constant([1], np.int64)])
 

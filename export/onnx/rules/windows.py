@@ -16,6 +16,7 @@ aten = torch.ops.aten
 
 
 def convolution(graph: GraphBuilder, node: fx.Node) -> str:
+    """Conv or ConvTranspose of (batch, channels, …space): pads are the same on both sides of an axis."""
     source, weight, bias, stride, padding, dilation, transposed, output_padding, groups = arguments(node)
     inputs = [graph.value(item) for item in (source, weight, bias) if item is not None]
     attributes: dict[str, Any] = {
@@ -30,6 +31,10 @@ def convolution(graph: GraphBuilder, node: fx.Node) -> str:
 
 
 def max_pool2d(graph: GraphBuilder, node: fx.Node) -> tuple[str, ...]:
+    """MaxPool of (batch, channels, height, width), and the places of the maxima where they are used.
+
+    Raises UnsupportedOperator for values of another rank.
+    """
     source: fx.Node = arguments(node)[0]
     if rank_of(source) != 4:
         raise UnsupportedOperator(f"{node.target} of values that are not (batch, channels, height, width)")
