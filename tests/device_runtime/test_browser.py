@@ -13,8 +13,9 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.signing import SigningKey
-from muster.browser import Person, phone
+from muster.browser import SCREEN, Person, phone
 from simulator.errors import BrowserMissing
+from tests.coordinator.browser import assert_sound, look_as, violations
 from tests.coordinator.fork_server import wait_until
 from tests.device_runtime.pages import DIGITS, build, kept_examples
 from tests.device_runtime.proxy import Hold, road_to
@@ -32,6 +33,8 @@ KEEP_FOR_60_DAYS = """
 const form = document.getElementById("owner");
 form.elements.namedItem("days").value = "60";
 form.dispatchEvent(new Event("change"));"""
+CRASH_WHEN_TOLD = """
+new BroadcastChannel("crash").onmessage = () => { Promise.reject(new Error("no memory")); };"""
 AGE_BY_40_DAYS = """
 const done = arguments[0];
 const opening = indexedDB.open("muster");
@@ -63,7 +66,8 @@ def opened():
 def browser(opened):
     opened.get("about:blank")
     opened.get_log("browser")
-    return opened
+    yield opened
+    assert [one for one in opened.get_log("browser") if "Uncaught" in one["message"]] == []
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +108,10 @@ def test_a_round_counts_what_a_person_drew_in_a_browser(tmp_path, coordinators, 
         assert (kept(browser, "keys"), person.text("count")) == ([], "2")
         # What its guards go by stays: a device that comes back is not a new one to them.
         assert {name.partition(":")[0] for name in kept(browser, "texts")} == {"due", "journal", "owner", "spent"}
-        assert browser.get_log("browser") == []
+        assert_sound(browser, local.url)
+        for scheme in ("dark", "light"):
+            look_as(browser, SCREEN["width"], scheme)
+            assert violations(browser) == {}
     np.testing.assert_allclose(after, expected, atol=1e-5)
     assert np.abs(after - before["params"]).max() > 1e-3
 
@@ -220,16 +227,32 @@ def test_a_page_that_trains_goes_by_rules_that_another_changed(tmp_path, coordin
 
 
 def test_a_browser_whose_clock_is_an_hour_off_takes_part(tmp_path, coordinators, task, page, browser):
-    late = shutil.copytree(page, tmp_path / "late")
-    (late / "worker.js.gz").unlink()
-    script = (late / "worker.js").read_text()
-    (late / "worker.js").write_text(f"const ours = Date.now; Date.now = () => ours() - 3_600_000;{script}")
+    late = with_worker(page, tmp_path / "late", "const ours = Date.now; Date.now = () => ours() - 3_600_000;")
     with coordinators.local(tmp_path, page=str(late)) as local:
         made, person = task(local), Person(browser, local.url, "p")
         person.draw(DIGITS[7], 7)
         person.press("take-part")
         person.waits_for("state", "Done: round 1, 1 example, in clear")
         await_commit(local, made)
+
+
+def test_a_worker_that_crashes_is_said_and_followed_by_another(tmp_path, coordinators, task, page, browser):
+    crashing = with_worker(page, tmp_path / "crashing", CRASH_WHEN_TOLD)
+    with coordinators.local(tmp_path, page=str(crashing)) as local, road_to(local.url) as road:
+        made, hold = task(local), Hold()
+        road.before["report"].append(hold)
+        person = Person(browser, road.url, "p")
+        browser.execute_script("window.setTimeout = (work) => { window.anew = work; }")
+        person.draw(DIGITS[7], 7)
+        person.press("take-part")
+        assert hold.reached.wait(60)
+        browser.execute_script("new BroadcastChannel('crash').postMessage('')")
+        person.waits_for("state", "stopped on this device: Uncaught Error: no memory. It tries again by itself.")
+        browser.execute_script("anew()")
+        person.waits_for("state", "Done: round 1, 1 example, in clear")
+        await_commit(local, made)
+        assert len({body for _, body in road.reports}) == 1
+        assert road.calls.count("check-in") == 1
 
 
 def test_a_browser_that_may_forget_says_so(tmp_path, coordinators, page, browser):
@@ -301,6 +324,14 @@ def another_tab(browser):
     finally:
         browser.close()
         browser.switch_to.window(here)
+
+
+def with_worker(page, folder, script):
+    """The page with a worker that runs a script before its own."""
+    worker = shutil.copytree(page, folder) / "worker.js"
+    worker.with_name("worker.js.gz").unlink()
+    worker.write_text(script + worker.read_text())
+    return folder
 
 
 def reopen(person, browser, url):

@@ -1,5 +1,6 @@
 """Sessions of the device runtime in TypeScript against a coordinator that errs and lies: what it sends, and why not."""
 
+import json
 import re
 import subprocess
 import tomllib
@@ -15,7 +16,7 @@ from fedcore.succession import SucceedingKey, Succession
 from fedcore.wire.messages import Rejected, encode
 from tests.coordinator.fork_server import wait_until
 from tests.device_runtime import linear
-from tests.device_runtime.coordinator import WINDOW, answer, cut, hang_up, refusal, report_of, status
+from tests.device_runtime.coordinator import WINDOW, answer, cut, hang_up, refusal, report_of, serving, status
 from tests.device_runtime.node import command, device_words, sessions
 from tests.device_runtime.test_onnx_check import endless
 from tests.device_runtime.test_secure import (
@@ -188,6 +189,39 @@ def test_an_answer_that_ends_the_session_is_its_outcome(coordinator, session, ca
     found = session()
     assert (found["outcome"], found["reason"]) == (outcome, reason)
     assert coordinator.reports == []
+
+
+@pytest.mark.parametrize("name", ["\ud800", "\x1b[2J", 201 * "a", ""])
+def test_an_assignment_that_no_request_can_name_is_no_answer(coordinator, session, name):
+    given = json.loads(encode(coordinator.assignment())) | {"assignment": name, "lost_after_s": 0.01}
+    coordinator.faults["assignment"] = [answer(json.dumps(given).encode())]
+    assert session()["reason"] == "bad-answer"
+    assert session()["outcome"] == "reported"
+
+
+def test_a_device_follows_no_redirect(coordinator, session):
+    with serving() as elsewhere:
+        coordinator.faults["blob"] = [status(307, Location=f"{elsewhere.url}/v1/blobs/{coordinator.plan.sha256}")]
+        assert session()["reason"] == "http-307"
+        assert (elsewhere.calls, elsewhere.headers) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda plan: plan["passes"][0]["loop"].update(batch_size=2**40), "plan.memory_bytes"),
+        (lambda plan: plan.update(name="\x1b[2J", examples={"fields": []}), "plan  [2J names no example field"),
+        (lambda plan: plan.update(name=1000 * "a", examples={"fields": []}), "plan aaa"),
+    ],
+)
+def test_a_hostile_plan_is_refused_in_plain_words(coordinator, session, change, words):
+    plan = json.loads(linear.plan().encode())
+    change(plan)
+    coordinator.offer(json.dumps(plan).encode(), linear.graphs(), {"params": linear.PARAMS})
+    found = session()
+    assert (found["outcome"], found["reason"]) == ("aborted", "plan-refused")
+    assert words in found["detail"]
+    assert len(found["detail"]) <= 500
 
 
 @pytest.mark.parametrize(

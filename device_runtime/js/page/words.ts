@@ -67,6 +67,6 @@ function way({ secure }: Outcome): string {
 }
 
 function sentence({ reason, detail }: { readonly reason: string; readonly detail: string }): string {
-  const known = REASONS[reason] ?? `The coordinator refused it (${reason})`;
+  const known = Object.hasOwn(REASONS, reason) ? REASONS[reason] : `The coordinator refused it (${reason})`;
   return detail === "" ? `${known}.` : `${known}: ${detail}${/[.!?]$/.test(detail) ? "" : "."}`;
 }

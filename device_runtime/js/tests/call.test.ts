@@ -3,8 +3,9 @@
 import { createServer, type RequestListener, type Server } from "node:http";
 import type { AddressInfo } from "node:net";
 import { setTimeout as sleep } from "node:timers/promises";
+import { gzipSync } from "node:zlib";
 import { afterEach, expect, test } from "vitest";
-import { Unreachable } from "../src/core/errors.ts";
+import { BadAnswer, Unreachable } from "../src/core/errors.ts";
 import type { Platform } from "../src/core/platform.ts";
 import { platformRandom, signingKey } from "../src/core/primitives.ts";
 import { type Call, send } from "../src/core/protocol/call.ts";
@@ -33,6 +34,26 @@ test("an answer that breaks off is not waited for", async () => {
   const call = { method: "GET", path: "/", timeoutS: 0.2 };
   const [answer] = await ask(call, (_, response) => response.write("piece"));
   await expect(answer).rejects.toThrow(/broke off/);
+});
+
+test("an answer that comes byte by byte is cut once its longest time is over", async () => {
+  const call = { method: "GET", path: "/", timeoutS: 0.2, most: 100 };
+  const [answer] = await ask(call, async (_, response) => {
+    for (let piece = 0; piece < 20; piece++) {
+      await sleep(50);
+      response.write(" ");
+    }
+  });
+  await expect(answer).rejects.toThrow(/too slowly/);
+});
+
+test("an answer that unpacks to more than may be read is cut there", async () => {
+  const packed = gzipSync(new Uint8Array(1 << 26));
+  const [answer, moved] = await ask({ method: "GET", path: "/" }, (_, response) => {
+    response.writeHead(200, { "content-encoding": "gzip" }).end(packed);
+  });
+  await expect(answer).rejects.toThrow(BadAnswer);
+  expect(moved.down).toBeLessThan(1 << 22);
 });
 
 test("an upload has time by its size, and is counted", async () => {

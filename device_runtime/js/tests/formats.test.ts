@@ -46,6 +46,11 @@ test("every answer that Python writes is read", () => {
   }
 });
 
+test("integers of up to 64 bits are exact, and no longer ones", () => {
+  const [most, more] = ["9".repeat(20), "9".repeat(21)];
+  expect(parseJson(`[${most}, ${more}]`, "list")).toEqual([BigInt(most), 1e21]);
+});
+
 test.each(device.messages.bad_assignments as string[])("a text that is no assignment is refused: %s", (bad) => {
   expect(() => decodeAnswer("assignment", utf8(bad))).toThrow(FormatError);
 });

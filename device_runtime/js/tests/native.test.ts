@@ -63,7 +63,8 @@ test("strings that the native side throws become errors with a name", async () =
   const bytes = fromHex(runner.graphs["train.step"]);
   const graph = await Graph.load(engine, bytes, "train.step");
   const { Tensor } = engine.ort;
-  const bad = new Proxy({}, { get: () => new Tensor("float32", new Float32Array(1), [1]) });
+  const names = ["carry.params", "broadcast.params", "example.x", "example.y", "mask"];
+  const bad = Object.fromEntries(names.map((name) => [name, new Tensor("float32", new Float32Array(1), [1])]));
   await expect(graph.run(bad, new Map())).rejects.toThrow(RuntimeFailed);
   const cut = { ...engine, ort: { ...engine.ort, InferenceSession: { create: () => Promise.reject("no memory") } } };
   await expect(Graph.load(cut, bytes, "train.step")).rejects.toThrow(PlanRefused);

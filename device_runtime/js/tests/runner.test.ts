@@ -68,6 +68,17 @@ test("a graph of other outputs than the plan's is refused", async () => {
   );
 });
 
+test("an input with the name of what every object has is none of the plan's", async () => {
+  const letters = Buffer.from(runner.graphs["train.step"], "hex")
+    .toString("latin1")
+    .replaceAll("example.x", "__proto__");
+  const graph = await Graph.load(nodeEngine, Uint8Array.from(Buffer.from(letters, "latin1")), "train.step");
+  const { graphs } = await work();
+  await expect(execute(await work({ graphs: new Map([...graphs, ["train.step", graph]]) }))).rejects.toThrow(
+    /train.step has inputs .*__proto__/,
+  );
+});
+
 test.for<Vector>(Object.entries(refused))("a graph with more than plans use is refused: %s", ([, bytes]) => {
   expect(() => checkGraph(fromHex(bytes), "train.step")).toThrow(PlanRefused);
   expect(() => checkGraph(fromHex(bytes), "train.step")).toThrow("cannot load graph train.step");

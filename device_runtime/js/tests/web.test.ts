@@ -50,6 +50,8 @@ test("a person reads how a session ended in a sentence", () => {
   });
   const stopped = { reason: "state-in-use", detail: "" };
   expect(ending({ stopped })).toEqual({ text: "Another page of this site takes part already.", kind: "bad" });
+  const unknown = { reason: "constructor", detail: "" };
+  expect(ending({ stopped: unknown }).text).toBe("The coordinator refused it (constructor).");
 });
 
 test("every reason of a device and of a coordinator has words of its own", () => {

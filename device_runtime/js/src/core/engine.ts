@@ -72,7 +72,7 @@ export class Graph {
   async run(inputs: Tensors, wanted: ReadonlyMap<string, number>): Promise<Record<string, Tensor>> {
     const { inputNames, outputNames } = this.#session;
     const missing = [
-      ...inputNames.filter((name) => inputs[name] === undefined),
+      ...inputNames.filter((name) => !Object.hasOwn(inputs, name)),
       ...[...wanted.keys()].filter((name) => !outputNames.includes(name)),
     ];
     if (missing.length > 0) {

@@ -57,6 +57,7 @@ export function checked<S extends v.GenericSchema>(schema: S, value: unknown, no
   throw new FormatError(`malformed ${noun}: ${issue.message} at ${v.getDotPath(issue) ?? "the top"}`);
 }
 
+/** Integers of 64 bits at most stay exact: a message of megabytes of digits would take seconds to read as a bigint. */
 function exact(digits: string): number | bigint {
-  return /^-?[0-9]+$/.test(digits) && !isSafeNumber(digits) ? BigInt(digits) : Number(digits);
+  return /^-?[0-9]{1,20}$/.test(digits) && !isSafeNumber(digits) ? BigInt(digits) : Number(digits);
 }

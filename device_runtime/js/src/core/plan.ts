@@ -18,6 +18,7 @@ export const MOST_PLAN_BYTES = 4 * 2 ** 20;
 /** The name of the graph that makes the mean segments of the report. */
 export const REPORT = "report";
 
+const ELEMENT_BYTES = { float32: 4, int64: 8, int32: 4, uint8: 1 } as const;
 const positive = v.pipe(count, v.minValue(1));
 export const vectorSchema = v.object({ name: v.string(), size: count });
 export const blobSchema = v.object({ sha256: digest, size: count });
@@ -36,7 +37,7 @@ const passSchema = v.object({
 });
 const fieldSchema = v.object({
   name: v.string(),
-  dtype: v.picklist(["float32", "int64", "int32", "uint8"]),
+  dtype: v.picklist(Object.keys(ELEMENT_BYTES) as (keyof typeof ELEMENT_BYTES)[]),
   shape: v.optional(v.array(count), []),
   high: v.nullish(v.union([v.number(), v.bigint()]), null),
 });
@@ -103,6 +104,15 @@ export function keptRefs(plan: Plan, form: string): BlobRef[] {
 /** The number of parameters of a plan's model. */
 export function parameterCount(plan: Plan): number {
   return plan.schema.tensors.reduce((sum, tensor) => sum + tensor.shape.reduce((size, axis) => size * axis, 1), 0);
+}
+
+/** The bytes of a plan's largest batch: its fields, their mask and noise. */
+export function batchBytes({ examples, passes }: Plan): number {
+  const fields = examples.fields.map(({ dtype, shape }) =>
+    shape.reduce((size, axis) => size * axis, ELEMENT_BYTES[dtype]),
+  );
+  const example = fields.reduce((sum, size) => sum + size, 2 * ELEMENT_BYTES.float32);
+  return example * Math.max(0, ...passes.map(({ loop }) => loop.batch_size));
 }
 
 /** Whether bytes are those that a reference names, by length and digest. */

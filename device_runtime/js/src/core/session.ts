@@ -25,6 +25,7 @@ import { Guard } from "./permission/guard.ts";
 import { checkHttps, type Policy } from "./permission/policy.ts";
 import { type BlobRef, decodePlan, isBlob, type Plan } from "./plan.ts";
 import type { Platform } from "./platform.ts";
+import { plain } from "./protocol/call.ts";
 import { Enrolments } from "./protocol/enrolment.ts";
 import { Hold } from "./protocol/hold.ts";
 import { SecureDelivery, UNWEIGHTED } from "./protocol/secure.ts";
@@ -66,7 +67,9 @@ export async function runSession(platform: Platform, config: SessionConfig): Pro
     session.note(failure(session.cause(error)));
     if (error instanceof PolicyForbids) session.note({ outcome: "not-now" });
   }
-  session.note({ bytes_up: transport.moved.up, bytes_down: transport.moved.down });
+  // A plan and a graph have words of others too, which end up in an error's.
+  const detail = plain(session.outcome.detail);
+  session.note({ detail, bytes_up: transport.moved.up, bytes_down: transport.moved.down });
   await writeJournal(platform.store, platform.now(), session.outcome);
   return session.outcome;
 }

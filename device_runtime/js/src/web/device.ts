@@ -9,6 +9,7 @@ import { reportSize } from "../core/report.ts";
 import { Background, waking } from "./background.ts";
 import { readConditions } from "./conditions.ts";
 import { change, openDatabase } from "./database.ts";
+import { crashed, type Ending, stoppedBy } from "./endings.ts";
 import { LocalExamples } from "./examples.ts";
 import { keepOwner, keptOwner, type Owner } from "./owner.ts";
 import { alone, type Notice, Pages } from "./pages.ts";
@@ -18,11 +19,14 @@ export type { Column, Values } from "../core/examples.ts";
 export type { Outcome } from "../core/outcome.ts";
 export { type Waking, waking } from "./background.ts";
 export type { OwnRules } from "./conditions.ts";
+export type { Ending } from "./endings.ts";
 export type { Fields, LocalExamples, Retention } from "./examples.ts";
 export type { Owner } from "./owner.ts";
 export type { Notice } from "./pages.ts";
 
 const CONDITIONS_EVERY_MS = 30_000;
+/** A worker that crashed is followed by another after this time, which sends or gives up what is kept. */
+const ANEW_AFTER_MS = 60_000;
 const JOURNAL = "journal";
 
 /** What a page tells its worker: to begin with the kept settings, or the conditions of now. once: end after a session. */
@@ -33,11 +37,6 @@ export interface Start {
   readonly once?: boolean;
 }
 export type ToWorker = Start | { readonly conditions: Conditions };
-
-/** What a worker tells its page: how a session ended, or why there will be no more. */
-export type Ending =
-  | { readonly outcome: Outcome }
-  | { readonly stopped: { readonly reason: string; readonly detail: string } };
 
 /** An entry of the journal: when a session ended, in seconds since 1970, and how. */
 export type Entry = Outcome & { readonly at: number };
@@ -58,7 +57,7 @@ export interface Scripts {
 /** A device in one population of one coordinator. Its state belongs to the page's origin, and all its pages share it. */
 export class BrowserDevice {
   readonly examples: LocalExamples;
-  /** Hears how sessions end. */
+  /** Hears how sessions end. After a crash of its worker the device begins anew by itself. */
   onending: (ending: Ending) => void = () => {};
   /** Hears that another page stopped this one's work, changed settings, or ended the device. It is done here then. */
   onnotice: (notice: Exclude<Notice, "begun">) => void = () => {};
@@ -75,6 +74,7 @@ export class BrowserDevice {
   /** It took part when it was told to stop, and goes on once settings are changed. */
   #resumes = false;
   #reading: ReturnType<typeof setInterval> | undefined;
+  #anew: ReturnType<typeof setTimeout> | undefined;
 
   private constructor(database: IDBDatabase, coordinator: URL, population: string, standard: Owner, scripts: Scripts) {
     this.#database = database;
@@ -104,7 +104,7 @@ export class BrowserDevice {
   }
 
   get takesPart(): boolean {
-    return this.#worker !== null;
+    return this.#worker !== null || this.#anew !== undefined;
   }
 
   /** Whether the browser may wake the device while no page is open. */
@@ -126,6 +126,7 @@ export class BrowserDevice {
    */
   async takePart(): Promise<void> {
     if (this.#worker !== null) return;
+    this.#endWorker(); // with the time at which another would have begun
     this.#pages.tell("begun");
     const worker = this.#newWorker();
     this.#worker = worker;
@@ -155,8 +156,10 @@ export class BrowserDevice {
       this.onending(data);
     };
     worker.onerror = (event) => {
-      this.#rest();
-      this.onending({ stopped: { reason: "runtime-failed", detail: event.message ?? "the worker did not start" } });
+      event.preventDefault();
+      this.#endWorker();
+      this.#anew = setTimeout(() => void this.takePart().catch((error) => this.#fail(error)), ANEW_AFTER_MS);
+      this.onending(crashed(event.message ?? "the worker did not start"));
     };
     return worker;
   }
@@ -176,6 +179,8 @@ export class BrowserDevice {
 
   #endWorker(): void {
     clearInterval(this.#reading);
+    clearTimeout(this.#anew);
+    this.#anew = undefined;
     this.#worker?.terminate();
     this.#worker = null;
   }
@@ -253,9 +258,16 @@ export class BrowserDevice {
     if (notice === "begun") return;
     try {
       await this.#follow(notice);
-    } finally {
       this.onnotice(notice);
+    } catch (error) {
+      this.#fail(error);
     }
+  }
+
+  /** End the work for an error that nobody waits for. */
+  #fail(error: unknown): void {
+    this.#rest();
+    this.onending(stoppedBy(error));
   }
 
   async #readOwner(): Promise<void> {

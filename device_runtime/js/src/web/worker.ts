@@ -1,12 +1,13 @@
 /** The worker of a device in a browser: it runs sessions until it is terminated, and tells the page how each ended. */
 
 import type { Conditions } from "../core/conditions.ts";
-import { DeviceError, StateDamaged } from "../core/errors.ts";
+import { StateDamaged } from "../core/errors.ts";
 import type { Outcome } from "../core/outcome.ts";
 import { policyOf } from "../core/permission/policy.ts";
 import { runForever } from "../core/scheduler.ts";
 import { openDatabase } from "./database.ts";
-import type { Ending, Start, ToWorker } from "./device.ts";
+import type { Start, ToWorker } from "./device.ts";
+import { type Ending, stoppedBy } from "./endings.ts";
 import { keptOwner } from "./owner.ts";
 import { alone } from "./pages.ts";
 import { webPlatform } from "./platform.ts";
@@ -21,12 +22,16 @@ self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
   if ("coordinator" in data) void run(data);
 };
 
+// A promise that failed while nobody waited for it is a crash like any other: the page hears of it.
+self.onunhandledrejection = ({ reason }) => {
+  throw reason;
+};
+
 async function run(start: Start): Promise<void> {
   try {
     await alone(() => sessions(start));
   } catch (error) {
-    const reason = error instanceof DeviceError ? error.reason : "runtime-failed";
-    tell({ stopped: { reason, detail: error instanceof Error ? error.message : String(error) } });
+    tell(stoppedBy(error));
   }
 }
 

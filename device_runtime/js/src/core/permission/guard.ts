@@ -6,7 +6,7 @@
 import { stepCount } from "../batching.ts";
 import { FormatError, PlanRefused, PolicyForbids } from "../errors.ts";
 import type { KeptAssignment } from "../kept-assignment.ts";
-import { keptRefs, MOST_PLAN_BYTES, type Plan, parameterCount } from "../plan.ts";
+import { batchBytes, keptRefs, MOST_PLAN_BYTES, type Plan, parameterCount } from "../plan.ts";
 import { keptJson, type Platform } from "../platform.ts";
 import { verifyPlan } from "../release.ts";
 import { reportSize } from "../report.ts";
@@ -119,7 +119,8 @@ export class Guard {
     const visited = plan.passes.reduce((sum, { loop }) => sum + loop.batch_size * stepCount(loop, examples), 0);
     atMost("plan.parameters", Math.max(...vectors.map(({ size }) => size)), limits.parameters);
     atMost("plan.graph_bytes", kept, limits.graph_bytes);
-    atMost("plan.memory_bytes", given.plan.size + given.checkpoint.size + kept + report, limits.memory_bytes);
+    const held = given.plan.size + given.checkpoint.size + kept + report + batchBytes(plan);
+    atMost("plan.memory_bytes", held, limits.memory_bytes);
     this.#checkBytes(moved + kept + given.checkpoint.size + report);
     atMost("plan.batch_examples", visited, limits.batch_examples);
     this.#checkCollection(plan.examples.collection);

@@ -14,13 +14,15 @@ import { successionSchema } from "../succession.ts";
 export const WIRE_VERSION = 1;
 const LONGEST_REPORTING_S = 7 * 86_400;
 
+/** The id of a session, an assignment or a task: it is named in paths, kept and printed. */
+const id = v.pipe(v.string(), v.regex(/^\P{C}{1,200}$/u));
 const seconds = v.pipe(finite, v.gtValue(0));
 const retrySchema = v.pipe(
   v.object({ min_s: v.pipe(finite, v.minValue(0)), max_s: finite }),
   v.check(({ min_s, max_s }) => min_s <= max_s, "a retry window needs min_s <= max_s"),
 );
 const offerSchema = v.object({
-  task: v.string(),
+  task: id,
   collection: v.string(),
   min_examples: v.optional(count, 0),
   min_recent_examples: v.optional(count, 0),
@@ -48,15 +50,15 @@ const rejectedSchema = v.object({
 });
 const acceptedSchema = v.object({
   outcome: v.literal("accepted"),
-  session: v.string(),
+  session: id,
   offers: v.optional(v.array(offerSchema), []),
   retry: v.nullish(retrySchema, null),
 });
 export const assignmentSchema = v.object({
   outcome: v.literal("assigned"),
   version: v.optional(count, WIRE_VERSION),
-  assignment: v.string(),
-  task: v.string(),
+  assignment: id,
+  task: id,
   round: v.pipe(count, v.maxValue(2 ** 31 - 1)),
   attempt: v.pipe(count, v.maxValue(2 ** 32 - 1)),
   slot: wide,
@@ -74,7 +76,11 @@ export const assignmentSchema = v.object({
   over_selected: v.optional(v.boolean(), false),
   lost_after_s: v.nullish(seconds, null),
 });
-const partiesSchema = v.object({ server: successionSchema, authority: bytes(32), authority_url: v.string() });
+const partiesSchema = v.object({
+  server: successionSchema,
+  authority: bytes(32),
+  authority_url: v.pipe(v.string(), v.url()),
+});
 
 /** The answers of a coordinator, and of an enrolment authority, by name. */
 export const ANSWERS = {
