@@ -59,11 +59,11 @@ def main():
         with open_coordinator_store(*where.values()) as store:
             settings = TaskSettings(population="phones", goal=3, rounds=_ROUNDS + 6, over_selection=1.3)
             bundle = make_bundle(folder / "bundle")
-            lost = store.register_task(bundle, settings).id
+            lost = store.register_task(bundle, settings, name="keyboard, large steps").id
             token = issue(store.database, "erin", Role.OPERATOR)[1]
             with serving_both(Settings(**where, **page, port=0, admin_port=0, accept_unattested=True)) as urls:
                 play(urls, [2.3, 2.2, 2.4, 2.1, 2.3, 25.0, 26.0, 27.0], devices=4)  # too large, so it is paused
-                task = store.register_task(bundle, settings).id
+                task = store.register_task(bundle, settings, name="keyboard, spring").id
                 time.sleep(3)  # until the driver has taken it up
                 play(urls, [2.3 * math.exp(-number / 6) + 0.05 * (number % 3) for number in range(_ROUNDS)], devices=4)
                 look_as(browser, _DESK)
