@@ -1,7 +1,7 @@
 /** Orders and noise are Python's, and batches visit what the specification says. */
 
 import { expect, test } from "vitest";
-import { type Batch, batches, noise, permutation, type StreamKey, stepCount } from "../src/core/batching.ts";
+import { argsort, type Batch, batches, noise, permutation, type StreamKey, stepCount } from "../src/core/batching.ts";
 import { fromHex, hex } from "../src/core/bytes.ts";
 import { sha256 } from "../src/core/primitives.ts";
 import { bytesOf, type Vector, vectors } from "./vectors.ts";
@@ -22,6 +22,14 @@ test.for<Vector>(vectors("device.json").orders)("a seed beyond 2^53 and secret n
   const order = Uint32Array.from(await permutation(keyOf(one), 1, 2, one.size));
   expect(hex(await sha256(bytesOf(order)))).toBe(one.order_sha256);
   expect(hex(await sha256(bytesOf(await noise(keyOf(one), 1, 2, one.size))))).toBe(one.noise_sha256);
+});
+
+test("places are sorted by all bits of their words, and places of equal words stay in order", () => {
+  const words = BigUint64Array.of(2n ** 63n, 7n, 5n, 6n, 5n, 2n ** 63n + 1n, 0n, 5n);
+  expect(argsort(words)).toEqual([6, 2, 4, 7, 3, 1, 0, 5]);
+  expect(words[0]).toBe(2n ** 63n);
+  expect(argsort(words.subarray(0, 1))).toEqual([0]);
+  expect(argsort(words.subarray(0, 0))).toEqual([]);
 });
 
 test.for<Vector>(vectors("device.json").plan.steps)(

@@ -3,7 +3,7 @@
  * Spec: docs/spec/plan.md §4. Seeds and slots go beyond 2^53, so they are bigints.
  */
 
-import { type Bytes, concat, utf8 } from "./bytes.ts";
+import { type Bytes, bitLength, concat, utf8 } from "./bytes.ts";
 import type { Loop } from "./plan.ts";
 import { stream } from "./streams.ts";
 
@@ -26,10 +26,28 @@ export interface Batch {
 
 /** A random order of `examples` indices: the stable argsort of that many words of the stream. */
 export async function permutation(key: StreamKey, pass: number, epoch: number, examples: number): Promise<number[]> {
-  const words = await deviceStream(utf8("muster.order.v1"), key, pass, epoch, examples);
-  const halves = new Uint32Array(words.buffer); // numbers compare several times as fast as bigints
-  const before = (a: number, b: number) => halves[2 * a + 1]! - halves[2 * b + 1]! || halves[2 * a]! - halves[2 * b]!;
-  return Array.from(words.keys()).sort(before);
+  return argsort(await deviceStream(utf8("muster.order.v1"), key, pass, epoch, examples));
+}
+
+/** The places of at most 2^31 words in ascending order; of equal words the earlier place comes first. */
+export function argsort(words: BigUint64Array<ArrayBuffer>): number[] {
+  const halves = new Uint32Array(words.buffer, words.byteOffset, 2 * words.length);
+  // The engine sorts words by itself in a fifth of the time that it takes with a function, so their places go along as
+  // the lowest bits. What those bits would have decided is left, and hardly ever there.
+  const places = 2 ** bitLength(words.length) - 1;
+  const marked = words.slice();
+  const marks = new Uint32Array(marked.buffer);
+  for (let place = 0; place < words.length; place++) marks[2 * place] = (marks[2 * place]! & ~places) | place;
+  marked.sort();
+  const order = Array.from({ length: words.length }, (_, rank) => marks[2 * rank]! & places);
+  const isAfter = (a: number, b: number) =>
+    (halves[2 * a + 1]! - halves[2 * b + 1]! || halves[2 * a]! - halves[2 * b]!) > 0;
+  for (let rank = 1; rank < order.length; rank++) {
+    for (let at = rank; at > 0 && isAfter(order[at - 1]!, order[at]!); at--) {
+      [order[at - 1], order[at]] = [order[at]!, order[at - 1]!];
+    }
+  }
+  return order;
 }
 
 /** Random integers, uniform over all of int32, one for every place of a batch. */

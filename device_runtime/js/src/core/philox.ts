@@ -69,9 +69,10 @@ function multiply(aLow: number, aHigh: number, bLow: number, bHigh: number, prod
   product[at + 3] = upperHalf(aHigh, bHigh) + Math.floor(third / RADIX);
 }
 
-/** The upper 32 bits of the product of two integers of 32 bits; no step exceeds 32 bits. */
+/** The upper 32 bits of the product of two integers of 32 bits.
+ *
+ * A double rounds the product, and what is left without its lower half, by less than 2^11 of 2^32.
+ */
 function upperHalf(a: number, b: number): number {
-  const [aLow, aHigh, bLow, bHigh] = [a & 0xffff, a >>> 16, b & 0xffff, b >>> 16];
-  const crossed = aHigh * bLow + ((aLow * bLow) >>> 16);
-  return aHigh * bHigh + (crossed >>> 16) + (((crossed & 0xffff) + aLow * bHigh) >>> 16);
+  return ((a * b - (Math.imul(a, b) >>> 0)) / RADIX + 0.5) >>> 0;
 }
