@@ -27,6 +27,13 @@ export function concat(...parts: readonly Uint8Array[]): Bytes {
   return whole;
 }
 
+/** Give the memory of an array back at once: until garbage is collected, every new one gets fresh pages, which cost more
+ * than the work on them. Nothing may use the array afterwards. An engine without `transfer` collects it later.
+ */
+export function letGo({ buffer }: { readonly buffer: ArrayBufferLike }): void {
+  (buffer as { transfer?: (size: number) => ArrayBuffer }).transfer?.(0);
+}
+
 /** Whether two byte strings are the same. Not for secrets: the time that it takes tells where they differ. */
 export function equal(a: Uint8Array, b: Uint8Array): boolean {
   return a.length === b.length && a.every((byte, place) => byte === b[place]);

@@ -5,6 +5,7 @@
 
 import type { Tensor } from "onnxruntime-common";
 import { batches, noise, type StreamKey } from "./batching.ts";
+import { letGo } from "./bytes.ts";
 import type { Engine, Graph, Tensors } from "./engine.ts";
 import { DeadlinePassed, NonFiniteReport, PlanRefused } from "./errors.ts";
 import type { Examples, Values } from "./examples.ts";
@@ -98,6 +99,7 @@ async function sweep(work: Work, known: Tensors, pass: PassPlan, index: number):
     const drawn = pass.noise ? await noise(key, index, steps, size) : null;
     const inputs = batch.fill(indices, mask, drawn);
     const { metrics, ...next } = await step.run({ ...known, ...inputs, ...prefixed("carry", carry) }, wanted);
+    for (const tensor of Object.values(carry)) letGo(floats(tensor));
     carry = unprefixed(next);
     const sums = floats(metrics!);
     sums.forEach((value, place) => {

@@ -1,6 +1,6 @@
 /** Masks: AES-256-CTR keystreams that are added to words. Spec: docs/spec/secagg.md §1, §6. */
 
-import type { Bytes } from "../bytes.ts";
+import { type Bytes, letGo } from "../bytes.ts";
 import { keystream } from "../primitives.ts";
 import { CHUNK_BYTES, newAdder } from "./adder.ts";
 import type { Words } from "./packing.ts";
@@ -30,9 +30,4 @@ export async function addMasks(words: Words, masks: readonly Mask[]): Promise<vo
     }
     chunk.set(sums.subarray(0, chunk.length));
   }
-}
-
-/** Give the memory of bytes back at once: until garbage is collected, all others get fresh pages, dearer than the cipher. */
-function letGo({ buffer }: Bytes): void {
-  (buffer as { transfer?: (size: number) => ArrayBuffer }).transfer?.(0);
 }
