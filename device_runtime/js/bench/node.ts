@@ -9,12 +9,7 @@ import { filesIn } from "./folder.ts";
 
 useWebCrypto(crypto.subtle, nodeFunctions);
 
-function cpuS(): number {
-  const { user, system } = process.cpuUsage();
-  return (user + system) / 1e6;
-}
-
-const blocks = new Blocks(nodeEngine, cpuS, filesIn);
+const blocks = new Blocks(nodeEngine, filesIn);
 for await (const line of createInterface({ input: process.stdin })) {
   console.log(JSON.stringify(await blocks.answer(JSON.parse(line) as Asked)));
 }

@@ -1,6 +1,6 @@
 /** Blocks of work in a browser's worker: a message in, a message out. Paths of work are URLs.
  *
- * The engine is that of the page's own worker. A browser tells no CPU time, so its clock is the wall's.
+ * The engine is that of the page's own worker.
  */
 
 import { webEngine } from "../src/web/engine.ts";
@@ -8,7 +8,6 @@ import { type Asked, Blocks } from "./blocks.ts";
 
 const blocks = new Blocks(
   webEngine,
-  () => performance.now() / 1000,
   (folder) => async (path) => new Uint8Array(await (await fetch(`${folder}/${path}`)).arrayBuffer()),
 );
 
