@@ -120,7 +120,8 @@ class Program:
         loose = {buffer for call in recording.calls if writer_of(call) is None for buffer in call.made}
         reservation, blocks = workspace.reservation(), dict[int, Tensor]()
         for index, call in enumerate(recording.calls):
-            for buffer in call.touched - self._given.keys() - loose:
+            # Not a difference of sets, which would go through all that is given.
+            for buffer in (one for one in call.touched - loose if one not in self._given):
                 blocks[buffer] = reservation.take(recording.nbytes[buffer])
                 self._given[buffer] = blocks[buffer].untyped_storage()
             ended = [buffer for buffer in call.touched if last[buffer] == index]

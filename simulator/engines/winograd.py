@@ -37,13 +37,14 @@ TOGETHER = 192
 def convolve_by_winograd(recording: Recording) -> None:
     """Compute layers that gain by it, and their gradients, by Winograd's algorithm."""
     written = recording.written
-    forwards: dict[tuple[Place, Place], Call] = {}
+    forwards: dict[tuple[Place, Place, str], Call] = {}
     new: dict[int, list[Call]] = {}
     for call in recording.calls:
         if call.operator is CONVOLUTION and _gains(*call.args) and not call.touched & written:
-            forwards[call.args[:2]] = call
+            forwards[*call.args[:2], str(call.args[3:9])] = call
         if call.operator is BACKWARD and not call.touched & written:
-            forward = forwards.pop(call.args[1:3], None)
+            # Another layer may convolve the same image with the same kernel, and move it otherwise.
+            forward = forwards.pop((*call.args[1:3], str(call.args[4:10])), None)
             if forward:
                 layer = _Layer(recording, forward)
                 new[id(forward)], new[id(call)] = layer.forward(), layer.backward(call)
@@ -60,6 +61,7 @@ def _gains(image: Place, kernel: Place, bias: Place | None, stride: list[int], p
     return (
         image.dtype is torch.float32
         and kernel.stride == row_major(kernel.size)
+        and image.size[0] > 0
         and min(inward, outward) >= CHANNELS
         and inward * outward >= PAIRS
         and math.prod(sides) >= FILLED * covered
@@ -119,7 +121,8 @@ class _Layer:
     def backward(self, call: Call) -> list[Call]:
         """The calls that make the gradients of image, kernel and bias, each where one is wanted."""
         gradient, (image, kernel, bias), products = call.args[0], call.results, None
-        for part in self._parts:
+        sums = self._recording.new((len(self._parts), gradient.size[1]))
+        for number, part in enumerate(self._parts):
             squares = self._squares(self._padded(part.of(gradient), 0, [0, 0]), TILE)
             transformed = self._transform(_turned(self._of_tile), squares)
             if image:
@@ -128,9 +131,9 @@ class _Layer:
             if kernel:
                 products = self._product(_turned(part.patches), transformed, products)
             if bias:
-                self._sum(
-                    squares, replace(bias, size=(1, *bias.size), stride=(0, *bias.stride)), part is self._parts[0]
-                )
+                self._sum(squares, _row(sums, number))
+        if bias:
+            self._sum(sums, bias)
         if kernel and products:
             found = self._transform(_turned(self._of_kernel), products)  # (9, I, O)
             inward, outward = found.size[1:]
@@ -153,15 +156,10 @@ class _Layer:
         self._call(aten.bmm.default, left, right, result=result)
         return result
 
-    def _sum(self, squares: Place, total: Place, first: bool) -> None:
-        """Sum squares (N, T, channels) for each channel, into (1, channels) or, after the first, to what is there."""
-        count = math.prod(squares.size[:2])
-        ones = self._recording.constant(torch.ones(1, count))
-        each = replace(squares, size=(count, squares.size[2]), stride=squares.stride[1:])
-        if first:
-            self._call(aten.mm.default, ones, each, result=total)
-        else:
-            self._call(aten.addmm_.default, total, ones, each)
+    def _sum(self, numbers: Place, total: Place) -> None:
+        """Sum numbers (…, channels) for each channel, as torch does: pair by pair, with little round-off."""
+        *rows, channels = numbers.size
+        self._call(aten.sum.dim_IntList, _shaped(numbers, math.prod(rows), channels), [0], result=total)
 
     def _squares(self, images: Place, side: int) -> Place:
         """The squares of pixels that tiles have in images, as (side², T, channels)."""
@@ -218,7 +216,7 @@ class _Layer:
         if whole is not images:
             self._call(aten.clone.default, _window(whole, self._padding, images), result=images)
 
-    def _call(self, operator: Any, *args: Place, result: Place | None = None) -> None:
+    def _call(self, operator: Any, *args: Any, result: Place | None = None) -> None:
         self._calls.append(Call(operator, args, {}, [result] if result else []))
 
     def _taken(self) -> list[Call]:
@@ -230,6 +228,11 @@ class _Layer:
 def _shaped(place: Place, *size: int) -> Place:
     """What lies row after row at a place, in another shape."""
     return replace(place, size=size, stride=row_major(size))
+
+
+def _row(place: Place, number: int) -> Place:
+    """A row of a matrix."""
+    return replace(place, size=place.size[1:], stride=place.stride[1:], offset=place.offset + number * place.stride[0])
 
 
 def _joined(place: Place) -> Place:

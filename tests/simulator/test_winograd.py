@@ -47,6 +47,7 @@ def errors(found, exact):
         ((3, 64, 16, 16), 32, 1, False),
         ((2, 32, 15, 18), 48, 1, True),  # results that end inside of tiles
         ((2, 48, 10, 10), 40, (2, 0), True),
+        ((1, 32, 16, 16), 64, 8, True),  # a bias whose gradient sums numbers of one sign
     ],
 )
 def test_winograds_layers_give_results_and_gradients_of_layers(images, channels, padding, bias):
@@ -66,6 +67,7 @@ def test_winograds_layers_give_results_and_gradients_of_layers(images, channels,
         ((4, 32, 16, 16), 64, 5, {}),
         ((4, 1, 16, 16), 64, 3, {}),  # too few channels to gain
         ((4, 32, 7, 7), 64, 3, {}),  # tiles that are half empty
+        ((0, 32, 16, 16), 64, 3, {}),
     ],
 )
 def test_other_layers_are_left_to_torch(images, channels, kernel, how):
@@ -84,6 +86,21 @@ def test_a_layer_that_is_differentiated_twice_has_both_gradients():
 
     found, operators = run(function, tensors)
     assert not operators & PLAIN
+    assert max(errors(found, function()).values()) < 5e-6
+
+
+@pytest.mark.parametrize(("how", "other"), [({"padding": 1}, {}), ({"dilation": 2}, {}), ({"stride": 2}, {})])
+def test_a_layer_is_not_taken_for_another_of_the_same_image_and_kernel(how, other):
+    tensors = layer((2, 32, 10, 10), 64)
+
+    def function():
+        with torch.no_grad():
+            before = functional.conv2d(*tensors, **other)
+        found = differentiated(tensors, **how)
+        with torch.no_grad():
+            return {"before": before, **found, "after": functional.conv2d(*tensors, **other)}
+
+    found, _ = run(function, tensors)
     assert max(errors(found, function()).values()) < 5e-6
 
 
