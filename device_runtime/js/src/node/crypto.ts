@@ -1,7 +1,7 @@
 /** Functions of cryptography that Node computes at once: WebCrypto makes a task of another thread of each call. */
 
 import { createCipheriv, hash } from "node:crypto";
-import type { Bytes } from "../core/bytes.ts";
+import { type Bytes, letGo } from "../core/bytes.ts";
 import type { Suite } from "../core/crypto/suite.ts";
 
 let zeros: Bytes = new Uint8Array(0);
@@ -12,13 +12,14 @@ export const nodeFunctions: Pick<Suite, "sha256" | "keystream"> = {
     return Uint8Array.from(hash("sha256", data, "buffer"));
   },
   async keystream(key) {
-    const bytes = async (block: number, size: number) => {
+    const fill = async (target: Bytes, block: number) => {
       const counter = new Uint8Array(16);
       new DataView(counter.buffer).setUint32(12, block);
-      if (zeros.length < size) zeros = new Uint8Array(size);
-      const made = createCipheriv("aes-256-ctr", key, counter).update(zeros.subarray(0, size));
-      return new Uint8Array(made.buffer as ArrayBuffer, made.byteOffset, size);
+      if (zeros.length < target.length) zeros = new Uint8Array(target.length);
+      const made = createCipheriv("aes-256-ctr", key, counter).update(zeros.subarray(0, target.length));
+      target.set(made);
+      letGo(made);
     };
-    return { bytes };
+    return { fill };
   },
 };

@@ -4,6 +4,7 @@ import { ctr, gcm } from "@noble/ciphers/aes.js";
 import { ed25519, x25519 } from "@noble/curves/ed25519.js";
 import { hkdf } from "@noble/hashes/hkdf.js";
 import { sha256 } from "@noble/hashes/sha2.js";
+import type { Bytes } from "../bytes.ts";
 import type { Suite } from "./suite.ts";
 
 const NONCE = new Uint8Array(12);
@@ -33,11 +34,11 @@ export const nobleSuite: Suite = {
     return gcm(key, NONCE, about).decrypt(box);
   },
   async keystream(key) {
-    const bytes = async (block: number, size: number) => {
+    const fill = async (target: Bytes, block: number) => {
       const counter = new Uint8Array(16);
       new DataView(counter.buffer).setUint32(12, block);
-      return ctr(key, counter).encrypt(new Uint8Array(size));
+      target.set(ctr(key, counter).encrypt(new Uint8Array(target.length)));
     };
-    return { bytes };
+    return { fill };
   },
 };

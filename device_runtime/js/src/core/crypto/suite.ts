@@ -18,8 +18,8 @@ export interface PairKey {
 
 /** A stream of AES-256-CTR from a zero counter block, which can be read from any block of 16 bytes on. */
 export interface Keystream {
-  /** `size` bytes from block `block` on, in a buffer of their own. */
-  bytes(block: number, size: number): Promise<Bytes>;
+  /** Fill `target` with the bytes from block `block` on. */
+  fill(target: Bytes, block: number): Promise<void>;
 }
 
 /** The functions of a suite. Every key and secret has 32 bytes. */

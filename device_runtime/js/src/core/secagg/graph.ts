@@ -13,7 +13,9 @@ export async function neighboursOf(
   beacon: Bytes,
 ): Promise<number[]> {
   const stream = await keystream(await sha256(concat(tag("graph"), root, beacon)));
-  const view = new DataView((await stream.bytes(0, 8 * n)).buffer);
+  const drawn = new Uint8Array(8 * n);
+  await stream.fill(drawn, 0);
+  const view = new DataView(drawn.buffer);
   const words = Array.from({ length: n }, (_, place) => view.getBigUint64(8 * place, true));
   const ring = Array.from(words.keys()).sort((a, b) => (words[a]! < words[b]! ? -1 : Number(words[a]! > words[b]!)));
   const place = ring.indexOf(position);

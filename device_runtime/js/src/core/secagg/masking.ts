@@ -1,6 +1,6 @@
 /** Masks: AES-256-CTR keystreams that are added to words. Spec: docs/spec/secagg.md §1, §6. */
 
-import { type Bytes, letGo } from "../bytes.ts";
+import type { Bytes } from "../bytes.ts";
 import { keystream } from "../primitives.ts";
 import { CHUNK_BYTES, newAdder } from "./adder.ts";
 import type { Words } from "./packing.ts";
@@ -23,9 +23,7 @@ export async function addMasks(words: Words, masks: readonly Mask[]): Promise<vo
     const chunk = bytes.subarray(first, first + CHUNK_BYTES);
     sums.set(chunk);
     for (const [place, stream] of streams.entries()) {
-      const drawn = await stream.bytes(first / BLOCK_BYTES, chunk.length);
-      others.set(drawn);
-      letGo(drawn);
+      await stream.fill(others.subarray(0, chunk.length), first / BLOCK_BYTES);
       masks[place]!.sign > 0 ? adder.add(chunk.length) : adder.subtract(chunk.length);
     }
     chunk.set(sums.subarray(0, chunk.length));

@@ -3,6 +3,7 @@
  * A word of 64 bits is two numbers of 32 in an array, the lower one first: as little-endian bytes, that is the word.
  */
 
+import { letGo } from "../bytes.ts";
 import { type Keystream, keystream, type RandomSource } from "../primitives.ts";
 import type { Float32 } from "../report.ts";
 import { BadInput, HeadroomError } from "./errors.ts";
@@ -132,9 +133,10 @@ class Uniform {
   /** The next numbers, uniform over 32 bits. */
   async take(count: number): Promise<Words> {
     const skip = this.#taken % BLOCK;
-    const data = await this.#stream.bytes((this.#taken - skip) / BLOCK, 4 * (skip + count));
+    const numbers = new Uint32Array(skip + count);
+    await this.#stream.fill(new Uint8Array(numbers.buffer), (this.#taken - skip) / BLOCK);
     this.#taken += count;
-    return new Uint32Array(data.buffer, 4 * skip);
+    return numbers.subarray(skip);
   }
 }
 
@@ -170,6 +172,7 @@ async function quantise(segment: PackedSegment, values: Float32, factor: number,
     const drawn = await uniform.take(last - first);
     const words = target.subarray(2 * (first - start));
     square += quantiseSlice(rule, values.subarray(first, last), drawn, words, shift);
+    letGo(drawn);
   }
   return square;
 }
@@ -211,6 +214,7 @@ async function addNoise(segment: PackedSegment, uniform: Uniform, target: Words)
       const number = table.exactly(drawn[2 * place]!, drawn[2 * place + 1]!, await uniform.take(2));
       addInto(words, 2 * place, number, shift);
     }
+    letGo(drawn);
   }
 }
 
