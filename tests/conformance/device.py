@@ -19,8 +19,11 @@ PATIENCE_S = 120
 PLACES = "--coordinator {coordinator} --population {population} --examples {examples} --state {state}"
 
 
-def known(name):
-    """The command line of a device that this repository has, by name; any other text is one. Raises FleetError."""
+def known(name, page=node.FOLDER / "dist" / "page"):
+    """The command line of a device that this repository has, by name; any other text is one. Raises FleetError.
+
+    page: a folder, into which that of a browser is built.
+    """
     if name == "python":
         return (
             shlex.join([sys.executable, "-m", "muster", "device", "run"])
@@ -32,8 +35,7 @@ def known(name):
             + f" run {PLACES} --policy {{policy_json}} --once --json"
         )
     if name == "browser":
-        page = build(node.FOLDER / "dist" / "page")
-        words = [sys.executable, "-m", "tests.conformance.browser", "--page", str(page)]
+        words = [sys.executable, "-m", "tests.conformance.browser", "--page", str(build(page))]
         return shlex.join(words) + f" {PLACES} --policy {{policy_json}}"
     return name
 

@@ -99,6 +99,15 @@ def waits_as_told(coordinator, device):
     assert at[1] - at[0] >= 2
 
 
+@promise("10", "a device that was revoked ends its session by name, keeps its key, and may be taken back")
+def is_revoked(coordinator, device):
+    for call in ("check-in", "assignment", "blob", "report"):
+        coordinator.faults[call] = [refusal("device-revoked")]
+        ended(device.session(), "failed", "device-revoked")
+    assert len(coordinator.enrolments) == 1
+    ended(device.session(), "reported")
+
+
 @promise("1", "any other refusal ends the session")
 def takes_no_for_an_answer(coordinator, device):
     coordinator.faults["check-in"] = [refusal("unknown-population")]

@@ -12,23 +12,38 @@ from tests.device_runtime.node import node
 from tests.tree import ROOT
 
 LONG = pytest.mark.long
+IN_A_BROWSER = ("sends_a_kept_report", "sums_securely", "refuses_a_loop")
 
 
-@functools.cache
-def command_line(runtime):
-    """The command line of a device by its name; a skip where it cannot run."""
-    if runtime != "python":
-        node()
-    if runtime == "browser" and shutil.which("chromedriver") is None:
-        pytest.skip("there is no Chromium with its driver: apt-get install chromium chromium-driver")
-    return known(runtime)
+def is_brief(one, runtime):
+    """Whether a promise is put to a device in every run of the tests: in a browser each takes seconds of CPU time."""
+    return one.brief and (runtime != "browser" or one.name in IN_A_BROWSER)
 
 
-@pytest.mark.parametrize("runtime", ["python", "node", pytest.param("browser", marks=LONG)])
+@pytest.fixture(scope="session")
+def command_line(tmp_path_factory):
+    """Gives the command line of a device by its name; a skip where it cannot run."""
+
+    @functools.cache
+    def found(runtime):
+        if runtime != "python":
+            node()
+        if runtime == "browser" and shutil.which("chromedriver") is None:
+            pytest.skip("there is no Chromium with its driver: apt-get install chromium chromium-driver")
+        return known(runtime, tmp_path_factory.mktemp("page") / "built")
+
+    return found
+
+
 @pytest.mark.parametrize(
-    "one", [one if one.brief else pytest.param(one, marks=LONG) for one in PROMISES], ids=lambda one: one.name
+    ("one", "runtime"),
+    [
+        pytest.param(one, runtime, id=f"{one.name}-{runtime}", marks=() if is_brief(one, runtime) else LONG)
+        for one in PROMISES
+        for runtime in ("python", "node", "browser")
+    ],
 )
-def test_a_device_keeps_what_the_specification_promises(one, runtime, tmp_path):
+def test_a_device_keeps_what_the_specification_promises(one, runtime, command_line, tmp_path):
     with stage(command_line(runtime), tmp_path) as (coordinator, device):
         one.scenario(coordinator, device)
 

@@ -55,6 +55,16 @@ def test_the_package_holds_javascript_with_types_readme_and_licence(packed):
 
 
 @pytest.mark.long
+def test_hermes_gives_the_answers_of_python():
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("no npm")
+    node()
+    ran = subprocess.run([npm, "run", "--silent", "hermes"], cwd=FOLDER, check=True, capture_output=True, text=True)
+    assert len(re.findall(r"^.+: [1-9]\d* equal, \d+ ms$", ran.stdout, re.MULTILINE)) == 10
+
+
+@pytest.mark.long
 def test_a_device_of_the_package_takes_part_without_the_sources(packed, coordinator, examples):
     assert coordinator.reports == []
     program = packed / "node_modules" / "@muster-fl" / "device" / "dist" / "node" / "main.js"

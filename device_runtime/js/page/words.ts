@@ -6,6 +6,10 @@ const REASONS: Record<string, string> = {
   "already-revealed": "This device has done its part in this round",
   "bad-answer": "The coordinator gave no answer that this device reads",
   "bad-configuration": "Your rules are not valid",
+  "device-revoked": "The operator of this coordinator has shut this device out",
+  "not-attested": "This coordinator wants proof of what a device is, which browsers cannot give",
+  "too-many-requests": "This device, or others at its address, asked too often",
+  "unknown-population": "There is nothing to train under the name in this link",
   conditions: "It was stopped, by the browser's time for it or by you",
   "invalid-examples": "Your examples are not what this training wants",
   "no-task": "There is nothing to train now",
@@ -25,6 +29,7 @@ const REASONS: Record<string, string> = {
   policy: "By your rules it does not take part now",
   resting: "This device took part a short time ago, and rests",
   superseded: "Another session of this device took its place",
+  unavailable: "The coordinator has too much to do now",
   unreachable: "The coordinator cannot be reached",
   unwilling: "There are too few examples on this device, or it does not meet what the training asks of devices",
 };

@@ -1,7 +1,28 @@
-/** Damage to bytes, drawn by seed. */
+/** Damage to bytes, drawn by seed, and what becomes of it. MUSTER_FUZZ=100000 asks for that many inputs of each kind. */
 
+import { expect } from "vitest";
 import type { Bytes } from "../src/core/bytes.ts";
 import { philox } from "../src/core/philox.ts";
+
+export const TIMES = Number(process.env["MUSTER_FUZZ"] ?? 300);
+/** The longest time of one such test, in milliseconds. */
+export const PATIENCE_MS = 3_600_000;
+
+export type ErrorKind = abstract new (...words: never[]) => Error;
+
+/** How many of TIMES damaged inputs are refused; an error of another kind fails the test. */
+export async function refusals(data: Bytes, read: (data: Bytes) => unknown, kind: ErrorKind): Promise<number> {
+  let refused = 0;
+  for (let seed = 0; seed < TIMES; seed++) {
+    try {
+      await read(damaged(data, seed));
+    } catch (error) {
+      expect(error, `seed ${seed}`).toBeInstanceOf(kind);
+      refused += 1;
+    }
+  }
+  return refused;
+}
 
 /** Bytes with up to four changed, some cut off, or some twice: the same in every run. */
 export function damaged(data: Bytes, seed: number): Bytes {

@@ -63,7 +63,9 @@ test("every reason of a device and of a coordinator has words of its own", () =>
     .map((One) => new (One as new (words: string) => { reason?: string })("").reason)
     .filter((reason) => reason !== undefined); // an abstract one has none
   expect(named.length).toBeGreaterThan(15);
-  const without = [...named, ...own].filter((reason) => {
+  const refusals = ["device-revoked", "not-attested", "too-many-requests", "unavailable", "unknown-population"];
+  for (const one of refusals) expect(spec).toContain(`\n| \`${one}\` | `);
+  const without = [...named, ...own, ...refusals].filter((reason) => {
     return ending({ stopped: { reason, detail: "" } }).text.startsWith("The coordinator refused it");
   });
   expect(without).toEqual([]);
