@@ -181,10 +181,11 @@ class Notes:
     """
 
     def __init__(self, task: Task) -> None:
-        import onnxruntime  # noqa: PLC0415  # several distributions have it, each with a name of its own
+        # Loaded as devices load it, without its telemetry; several distributions have it, each with a name of its own.
+        from device_runtime.backends.onnxruntime import OnnxRuntime  # noqa: PLC0415
 
         model, algorithm = task.model, task.algorithm
-        parts = [platform.node(), torch.__version__, onnxruntime.__version__, name_of(algorithm), algorithm]
+        parts = [platform.node(), torch.__version__, OnnxRuntime.runtime, name_of(algorithm), algorithm]
         parts += [round(math.log2(task.cohort)), round(math.log2(task.steps_of_client)), FEW, MANY, LONG_S, BUDGET_S]
         parts += [model.spec.name, model.spec.fields, model.schema, model.module, *_sources(model, algorithm)]
         digest = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
