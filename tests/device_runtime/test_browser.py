@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from selenium.webdriver import ActionChains, Keys
 
 from coordinator.rules.aggregation import aggregate
 from coordinator.store.tasks import TaskSettings
@@ -21,10 +22,6 @@ from tests.device_runtime.pages import DIGITS, build, kept_examples
 from tests.device_runtime.proxy import Hold, road_to
 from tests.device_runtime.test_typescript_rounds import ALGORITHM, values_in
 
-PRESS_ALL = """
-for (const cell of document.querySelectorAll("[role=gridcell]")) {
-  cell.dispatchEvent(new KeyboardEvent("keydown", { key: " ", bubbles: true }));
-}"""
 WORK_WHILE_CLOSED = """
 const form = document.getElementById("owner");
 form.elements.namedItem("whileClosed").checked = true;
@@ -160,11 +157,14 @@ def test_examples_are_collected_without_a_network(tmp_path, coordinators, page, 
     assert person.text("count") == "1"
 
 
-def test_a_full_storage_is_said_in_a_sentence(tmp_path, coordinators, page, browser):
+def test_keys_draw_and_a_full_storage_is_said_in_a_sentence(tmp_path, coordinators, page, browser):
     with coordinators.local(tmp_path, page=str(page)) as local:
         person = Person(browser, local.url, "p")
         browser.execute_cdp_cmd("Storage.overrideQuotaForOrigin", {"origin": local.url, "quotaSize": 1})
-        browser.execute_script(PRESS_ALL)
+        browser.execute_script("document.querySelector('[role=gridcell]').focus()")
+        ActionChains(browser).send_keys(Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.SPACE).perform()
+        cell = browser.switch_to.active_element
+        assert [cell.get_attribute(f"aria-{name}") for name in ("label", "selected")] == ["row 2, column 2", "true"]
         person.press("keep")
         person.waits_for("state", "this browser's storage is full: delete examples here, or data of other sites")
 
