@@ -20,6 +20,7 @@ from device_runtime.protocol.connection import address_of
 from device_runtime.scheduler import run_forever
 from device_runtime.session import run_session
 from device_runtime.state.sealing import KeyStore
+from fedcore.errors import why
 from fedcore.wire.messages import Attestation
 
 NO_REQUIREMENTS = Requirements()
@@ -143,4 +144,4 @@ def _secret(given: bytes | Path | str | None) -> bytes | None:
     try:
         return Path(given).read_bytes().strip()
     except OSError as error:
-        raise ConfigError(f"the enrolment secret cannot be read: {error}") from error
+        raise ConfigError(f"the enrolment secret {given} cannot be read: {why(error)}") from error

@@ -28,6 +28,11 @@ FedcoreError
 """
 
 
+def why(error: Exception) -> str:
+    """What an error says, for a sentence that names the file: of the operating system's, the words alone."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
 class FedcoreError(Exception):
     """Base of every error raised by `fedcore`."""
 

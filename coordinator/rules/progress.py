@@ -207,7 +207,8 @@ def _paused(one: Situation) -> Found:
 def _undriven(one: Situation, now: float) -> Found | None:
     population = one.task.settings.population
     if one.driver_seen_at is None:
-        return Reason.NO_DRIVER, f"no coordinator drives population {population}"
+        words = f"no coordinator drives population {population} yet: one that runs takes it up in seconds"
+        return Reason.NO_DRIVER, words
     silent_s = now - one.driver_seen_at
     if silent_s > DRIVER_SILENT_S:
         words = f"the coordinator that drives population {population} was last heard of {_seconds(silent_s)} ago"

@@ -13,6 +13,7 @@ import msgspec
 from device_runtime.errors import ConfigError
 from fedcore.conditions import Conditions, ConditionSource
 from fedcore.decoding import decoder
+from fedcore.errors import why
 
 _TRACE = decoder(tuple[tuple[float, Conditions], ...])
 
@@ -93,4 +94,4 @@ def _read(path: Path) -> tuple[tuple[float, Conditions], ...]:
     try:
         return _TRACE.decode(path.read_bytes())
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"the trace of conditions {path} cannot be used: {error}") from error
+        raise ConfigError(f"the trace of conditions {path} cannot be used: {why(error)}") from error

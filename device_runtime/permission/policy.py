@@ -12,7 +12,7 @@ import msgspec
 
 from device_runtime.errors import ConfigError
 from device_runtime.protocol.connection import address_of
-from fedcore.errors import InvalidKey
+from fedcore.errors import InvalidKey, why
 from fedcore.signing import public_key
 from fedcore.validation import NotNegative, checked, misfit
 
@@ -131,8 +131,7 @@ class Policy(_Part, frozen=True, kw_only=True):
         try:
             values = tomllib.loads(path.read_text("utf-8"))
         except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise ConfigError(f"policy {path} cannot be read: {why}") from error
+            raise ConfigError(f"policy {path} cannot be read: {why(error)}") from error
         try:
             for name, kind in (("per_day", PerDay), ("plan", PlanLimits)):
                 if name in values:

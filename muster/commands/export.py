@@ -82,10 +82,11 @@ def _checked(algorithm: str, settings: list[str] | None, compress: str) -> tuple
     """The algorithm and the compression that were named, for devices."""
     from fedcore.algorithms import create, module_of
     from fedcore.algorithms.algorithm import check_cross_device
-    from fedcore.codecs.compression import Compression
 
     chosen = create(algorithm, parse_settings(settings), [module_of(algorithm)])
     check_cross_device(chosen)
+    from fedcore.codecs.compression import Compression  # loads NumPy
+
     return chosen, Compression.parse(compress)
 
 
@@ -139,7 +140,7 @@ def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, f
             nonlocal now, since
             seconds[now] += process_time() - since
             now, since = form, process_time()
-            bar.update(task, note=f"{form} {doing}")
+            bar.update(task, note=f"{form} {doing}".strip())
 
         made = Model(load(model), order.seed), order.algorithm, out, model, order.formats, note
         bundle = export_bundle(*made, compression=order.compression)

@@ -125,7 +125,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise typer.BadParameter(f"cannot read {path}: {error}", param_hint="CONFIG.toml") from error
+        from fedcore.errors import why
+
+        raise typer.BadParameter(f"cannot read {path}: {why(error)}", param_hint="CONFIG.toml") from error
     if not isinstance(values.get("settings", {}), dict):
         raise typer.BadParameter("settings must be a table, [settings]", param_hint=str(path))
     return values

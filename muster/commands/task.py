@@ -60,8 +60,7 @@ def create(
     device's examples: keep --max-examples and --clip-norm as small as devices allow.
 
     With --secagg the task needs a release, signed with --release-key on this machine: devices whose policy names its
-    public key take part, and no others. Give it where the coordinator is not (--coordinator), so that the coordinator
-    cannot release plans by itself.
+    public key take part, and no others. Give it elsewhere than on the coordinator, which cannot release plans then.
 
     A population in which too few devices meet --require, or too many rest after taking part (--min-separation-…), fills
     no round: `muster task metrics` shows what becomes of them.
@@ -148,13 +147,17 @@ def metrics(
     this task's, and of those of its population without one.
     """
     with open_store(db, blobs, coordinator) as store:
-        rounds, sessions = store.rounds(task), store.sessions(task)
+        rounds, sessions, (progress,) = store.rounds(task), store.sessions(task), store.progress(task)
     if json:
         emit({"rounds": [asdict(record) for record in rounds], "sessions": [asdict(shape) for shape in sessions]})
         return
-    _show_rounds(rounds)
-    typer.echo()
-    show_table(("sessions", "what became of them"), [(shape.count, shape.shape) for shape in sessions])
+    if rounds:
+        _show_rounds(rounds)
+    else:
+        typer.echo(f"no round has begun: {progress.sentence}")
+    if sessions:
+        typer.echo()
+        show_table(("sessions", "what became of them"), [(shape.count, shape.shape) for shape in sessions])
 
 
 @task_app.command()
@@ -177,7 +180,7 @@ def pause(
     """Open no new round; the running one finishes."""
     with open_store(db, blobs, coordinator) as store:
         store.pause(task)
-        _describe(store, task, json)
+        _tell(store, task, json)
 
 
 @task_app.command()
@@ -187,7 +190,7 @@ def resume(
     """Take up a paused task."""
     with open_store(db, blobs, coordinator) as store:
         store.resume(task)
-        _describe(store, task, json)
+        _tell(store, task, json)
 
 
 @task_app.command()
@@ -200,7 +203,7 @@ def cancel(
     """
     with open_store(db, blobs, coordinator) as store:
         store.cancel(task)
-        _describe(store, task, json)
+        _tell(store, task, json)
 
 
 @task_app.command()
@@ -219,7 +222,7 @@ def rollback(
     """
     with open_store(db, blobs, coordinator) as store:
         roll_back(store, task, round_number, lambda: located(db))
-        _describe(store, task, json)
+        _tell(store, task, json)
 
 
 @task_app.command()
@@ -347,6 +350,14 @@ def _facts(task: Task, progress: Progress) -> dict[str, Any]:
         "mode": task.settings.mode,
         **msgspec.to_builtins(task.settings),
     }
+
+
+def _tell(store: CoordinatorStore | RemoteStore, task_id: str, json: bool) -> None:
+    """The state of a task after a command moved it; as JSON, all of it."""
+    if json:
+        return _describe(store, task_id, json)
+    task, (progress,) = store.task(task_id), store.progress(task_id)
+    return show_fields({"task": task.id, "name": task.name, "state": task.state, "progress": progress.sentence})
 
 
 def _describe(store: CoordinatorStore | RemoteStore, task_id: str, json: bool, noise: str = "") -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedcore.errors import why
 from simulator.errors import DatasetError
 from simulator.population import Array, Population
 
@@ -51,7 +52,7 @@ def _read(path: Path) -> list[Example]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DatasetError(f"{path} cannot be read: {error}") from error
+        raise DatasetError(f"{path} cannot be read: {why(error)}") from error
     examples = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()

@@ -22,6 +22,7 @@ from device_runtime.backends import BACKENDS
 from device_runtime.conditions import Requirements
 from device_runtime.errors import ConfigError
 from fedcore.decoding import converter
+from fedcore.errors import why
 from fedcore.names import offered
 from secagg.message_type import DEVICE_MESSAGES
 from simulator.errors import ProfileError
@@ -186,7 +187,7 @@ def load_profile(path: Path) -> tuple[Kind, ...]:
     try:
         file = _file(tomllib.loads(path.read_text("utf-8")))
     except (OSError, ValueError) as error:
-        raise ProfileError(f"fleet profile {path}: {error}") from error
+        raise ProfileError(f"fleet profile {path}: {why(error)}") from error
     kinds = tuple(_kind(path, number, values) for number, values in enumerate(file.kind, start=1))
     twice = [name for name, count in Counter(kind.name for kind in kinds).items() if count > 1]
     if twice:

@@ -15,6 +15,7 @@ import safetensors
 import safetensors.numpy
 
 from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.errors import why
 from fedcore.names import offered
 from simulator.course import LOSS, Point
 from simulator.engines.computing import EngineName
@@ -97,7 +98,7 @@ def read_config(path: Path) -> SimulationConfig:
     try:
         return to_config(tomllib.loads((path / CONFIG).read_text()))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise RunError(f"{path} is not the folder of a run: its {CONFIG} cannot be read: {error}") from error
+        raise RunError(f"{path} is not the folder of a run: its {CONFIG} cannot be read: {why(error)}") from error
 
 
 def read_engine(path: Path) -> KeptEngine:
@@ -120,7 +121,7 @@ def whole_lines(path: Path) -> list[bytes]:
     try:
         data = (path / METRICS).read_bytes()
     except OSError as error:
-        raise RunError(f"{path} is not the folder of a run: {error}") from error
+        raise RunError(f"{path} is not the folder of a run: its {METRICS} cannot be read: {why(error)}") from error
     whole: list[bytes] = []
     for line in data.split(b"\n")[:-1]:
         try:
@@ -160,4 +161,4 @@ def _read(path: Path, kind: msgspec.json.Decoder[T]) -> T:
     try:
         return kind.decode(path.read_bytes())
     except (OSError, *UNDECODABLE) as error:
-        raise RunError(f"{path} cannot be read: {error}") from error
+        raise RunError(f"{path} cannot be read: {why(error)}") from error

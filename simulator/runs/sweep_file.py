@@ -16,7 +16,7 @@ import numpy as np
 
 from export.errors import UnknownModel
 from fedcore.decoding import converter
-from fedcore.errors import AlgorithmError, ScheduleError
+from fedcore.errors import AlgorithmError, ScheduleError, why
 from simulator.engines.computing import EVERY_GPU
 from simulator.errors import RunError, SimulatorError
 from simulator.options import to_config
@@ -69,7 +69,7 @@ def read_sweep(path: Path) -> list[SweepRun]:
     try:
         file = _to_file(tomllib.loads(path.read_text()))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise RunError(f"cannot read {path}: {error}") from error
+        raise RunError(f"cannot read {path}: {why(error)}") from error
     runs: dict[str, SweepRun] = {}
     for varied in _combinations(file):
         name = _name_of(varied)

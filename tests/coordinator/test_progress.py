@@ -65,7 +65,8 @@ def at_length(desk, seconds, *here, step_s=1.0):
 
 def test_task_that_no_coordinator_drives_or_has_looked_at_says_so(store, register, desk):
     first = register()
-    assert said(store, first) == ("no-driver", "no coordinator drives population phones")
+    takes = "no coordinator drives population phones yet: one that runs takes it up in seconds"
+    assert said(store, first) == ("no-driver", takes)
     desk.pass_time(2)
     second = register()
     assert said(store, second) == ("starting", "the coordinator takes the task up")

@@ -231,8 +231,12 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         "task", "create", "--plan", plan[0], "--population", "p", "--goal", 3, "--rounds", 2, *where, "--json"
     )
     task = json.loads(made.stdout)["task"]
+    assert in_process("task", "metrics", task, *where).stdout.startswith("no round has begun: no coordinator drives")
     for command, state in (("pause", "paused"), ("resume", "active"), ("cancel", "cancelled")):
-        assert in_process("task", command, task, *where).exit_code == 0
+        done = in_process("task", command, task, *where)
+        assert done.exit_code == 0
+        assert [line.split()[0] for line in done.stdout.splitlines()] == ["task", "name", "state", "progress"]
+        assert state in done.stdout
         assert json.loads(in_process("task", "show", task, *where, "--json").stdout)["state"] == state
     assert [entry["task"] for entry in json.loads(in_process("task", "list", *where, "--json").stdout)] == [task]
     assert json.loads(in_process("task", "metrics", task, *where, "--json").stdout) == {"rounds": [], "sessions": []}

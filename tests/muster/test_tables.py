@@ -78,7 +78,7 @@ def test_tables_of_tasks_fit_eighty_columns_and_are_whole_in_a_pipe(task, comman
 
 def test_metrics_are_one_line_a_round_in_a_pipe(task):
     _, out, _ = muster("task", "metrics", task[0], *task[1], COLUMNS="80")
-    rounds, wrong, _ = ([re.split(r"\s{2,}", line) for line in part.splitlines()] for part in out.split("\n\n"))
+    rounds, wrong = ([re.split(r"\s{2,}", line) for line in part.splitlines()] for part in out.split("\n\n"))
     names = ["train loss", "train accuracy", "sweep loss", "sweep accuracy"]
     assert rounds[0] == ["round", "attempt", "state", "reported", "seconds", *names]
     assert rounds[2:] == [
