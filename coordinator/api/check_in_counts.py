@@ -27,7 +27,7 @@ OTHER = "other"
 class PopulationCounts:
     """Counts of a population: devices of the last day, and of the last ten minutes; check-ins by what devices state.
 
-    over_time: check-ins by when their span began, in seconds since 1970, ascending.
+    over_time: check-ins by when their span began, in seconds since 1970, ascending, from the first to this moment's.
     """
 
     known: int
@@ -79,7 +79,8 @@ class CheckInCounts:
             self._forget_devices(now)
             latest = takewhile(lambda seen: seen[1] >= now - AWAKE_S, reversed(self._seen.items()))
             awake = sum(name == population for (name, _), _ in latest)
-            over_time = tuple((span * SPAN_S, count) for span, count in sorted(one.spans.items()))
+            spans = range(min(one.spans), int(now // SPAN_S) + 1) if one.spans else ()
+            over_time = tuple((span * SPAN_S, one.spans[span]) for span in spans)
             runtimes, versions = (dict(counts.most_common()) for counts in (one.runtimes, one.versions))
             return PopulationCounts(one.known, awake, runtimes, versions, over_time)
 

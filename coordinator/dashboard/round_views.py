@@ -38,11 +38,6 @@ class Attempt:
     opened_at: float
     ended_at: float
 
-    @property
-    def ended(self) -> str:
-        """When it ended, as a time of day."""
-        return clock(self.ended_at)
-
 
 @dataclass(frozen=True, slots=True)
 class Phase:

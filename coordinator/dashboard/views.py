@@ -113,7 +113,7 @@ def population_page(records: Records, name: str, counts: PopulationCounts) -> di
     if name not in records.populations():
         raise UnknownPopulation(f"there is no population {name!r}")
     lines = _lines(records, [task for task in records.tasks() if task.settings.population == name])
-    over_time = [((at - records.at) / 3600, float(count)) for at, count in counts.over_time]
+    over_time = [(round((at - records.at) / 3600, 1), float(count)) for at, count in counts.over_time]
     return {
         "name": name,
         "counts": counts,

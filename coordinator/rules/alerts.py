@@ -29,16 +29,33 @@ class AlertKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Something that an operator should look at. task: what it is about; None where it is about no task."""
+    """Something that an operator should look at.
+
+    task: what it is about; None where it is about no task. remedy: what to do, where the sentence does not say it.
+    """
 
     kind: AlertKind
     sentence: str
     task: Task | None = None
+    remedy: str = ""
 
 
 _FEW = {Reason.TOO_FEW_DEVICES, Reason.NO_DEVICES, Reason.NONE_ELIGIBLE}
 _WANTED = {Reason.PAUSED}
 """Stalled, and an operator wants it so."""
+_REMEDIES = {
+    Reason.PAUSED_AFTER_FAILURES: "its rounds say why devices gave up; mend that, and resume the task",
+    Reason.DIVERGED: "roll back to an earlier round and make a task with lower learning rates, or resume this one if "
+    "its loss is as it should be",
+    Reason.NO_DRIVER: "start a coordinator with a role that drives, and look at its log",
+    Reason.DRIVER_SILENT: "look whether it runs and reaches the database, and start it again",
+    Reason.BACK_OFF: "its rounds say why attempts failed; do nothing if that was passing",
+    Reason.NO_DEVICES: "look whether devices are on, reach this coordinator, and may take part by their own rules",
+    Reason.NONE_ELIGIBLE: "wait until devices have rested, or make a task with looser settings",
+    Reason.TOO_FEW_DEVICES: "wait for devices, or make a task with a lower goal or a longer selection_timeout_s",
+    Reason.DEVICES_SILENT: "wait: they are lost soon, and others are drawn; look at the network if it happens often",
+    Reason.CANNOT_WRITE: "mend the database or the place of the blobs; the log says what failed",
+}
 
 
 def of_tasks(found: Iterable[tuple[Task, Progress]]) -> list[Alert]:
@@ -47,7 +64,8 @@ def of_tasks(found: Iterable[tuple[Task, Progress]]) -> list[Alert]:
     for task, one in found:
         if one.stalled and one.reason not in _WANTED:
             kind = AlertKind.TOO_FEW_DEVICES if one.reason in _FEW else AlertKind.STUCK
-            alerts.append(Alert(AlertKind.DIVERGED if one.reason is Reason.DIVERGED else kind, one.sentence, task))
+            kind = AlertKind.DIVERGED if one.reason is Reason.DIVERGED else kind
+            alerts.append(Alert(kind, one.sentence, task, _REMEDIES[one.reason]))
     return alerts
 
 

@@ -67,6 +67,9 @@ OBSTACLES = {
     "unwilling": "willing only for other tasks",
 }
 """Obstacles between a device and a task, in words that follow a number of devices."""
+_UNITS = (("days", 86_400.0), ("h", 3600.0), ("min", 60.0))
+_WATCHED_S = 900.0
+"""Durations below this are told by the second: somebody may be watching."""
 _PHASES = {
     "advertising": "have trained",
     "drawing": "have trained",
@@ -211,7 +214,7 @@ def _undriven(one: Situation, now: float) -> Found | None:
         return Reason.NO_DRIVER, words
     silent_s = now - one.driver_seen_at
     if silent_s > DRIVER_SILENT_S:
-        words = f"the coordinator that drives population {population} was last heard of {_seconds(silent_s)} ago"
+        words = f"the coordinator that drives population {population} was last heard of {_lasting(silent_s)} ago"
         return Reason.DRIVER_SILENT, words
     return None
 
@@ -229,15 +232,15 @@ def _running(one: Situation, round_: LiveRound, seen: Observation, now: float) -
         )
     left_s = policy.reporting_deadline_s - entered_s
     if left_s < -GRACE_S:
-        words = f"{one.label} should have ended {_seconds(-left_s)} ago and the coordinator could not write it"
+        words = f"{one.label} should have ended {_lasting(-left_s)} ago and the coordinator could not write it"
         return Reason.CANNOT_WRITE, f"{words}; its log says why"
-    state = f"{round_.reported} of {policy.goal} reports, {_seconds(max(0.0, left_s))} left"
+    state = f"{round_.reported} of {policy.goal} reports, {_lasting(max(0.0, left_s))} left"
     if seen.phase:
-        state = f"{seen.answered} of {seen.asked} devices {_PHASES[seen.phase]}, {_seconds(max(0.0, left_s))} left"
+        state = f"{seen.answered} of {seen.asked} devices {_PHASES[seen.phase]}, {_lasting(max(0.0, left_s))} left"
     lost = [f"{_devices(round_.lost)} lost"] if round_.lost else []
     if seen.silent_since is None or _without_silent(round_, seen) >= _wanted(policy, seen):
         return Reason.REPORTING, "; ".join([f"{one.label}: {state}", *lost, *_obstacles(seen)])
-    unheard = f"{_devices(seen.silent)} not heard of for {_seconds(now - seen.silent_since)}"
+    unheard = f"{_devices(seen.silent)} not heard of for {_lasting(now - seen.silent_since)}"
     return Reason.DEVICES_SILENT, "; ".join([f"{one.label} waits for {unheard}: {state}", *lost, *_obstacles(seen)])
 
 
@@ -264,21 +267,21 @@ def _wanted(policy: RoundPolicy, seen: Observation) -> int:
 def _aggregating(one: Situation, round_: LiveRound, entered_s: float) -> Found:
     if entered_s <= GRACE_S:
         return Reason.AGGREGATING, f"{one.label}: the next model is made of {_counted(round_.reported, 'report')}"
-    words = f"{one.label} has {_counted(round_.reported, 'report')}, and for {_seconds(entered_s)} its model could not"
+    words = f"{one.label} has {_counted(round_.reported, 'report')}, and for {_lasting(entered_s)} its model could not"
     return Reason.CANNOT_WRITE, f"{words} be written; the coordinator's log says why"
 
 
 def _selecting(one: Situation, seen: Observation, now: float) -> Found:
     if seen.begins_at is not None and seen.begins_at > now:
         why = f", the last with {one.last.reason}" if one.last and one.last.reason else ""
-        words = f"{one.label} begins in {_seconds(seen.begins_at - now)}, because attempts at it failed{why}"
+        words = f"{one.label} begins in {_lasting(seen.begins_at - now)}, because attempts at it failed{why}"
         return Reason.BACK_OFF, words
     policy = one.policy
     left_s = None if one.round is None else one.round.entered_at + policy.selection_timeout_s - now
     if left_s is not None and left_s < -GRACE_S:
-        words = f"{one.label} should have drawn its devices {_seconds(-left_s)} ago"
+        words = f"{one.label} should have drawn its devices {_lasting(-left_s)} ago"
         return Reason.CANNOT_WRITE, f"{words} and the coordinator could not write it; its log says why"
-    left = "" if left_s is None else f", {_seconds(max(0.0, left_s))} left"
+    left = "" if left_s is None else f", {_lasting(max(0.0, left_s))} left"
     if _is_expected(one, seen, now):
         asked = "" if policy.buffered else f" of {_devices(policy.cohort)}"
         words = f"{one.label}: {seen.eligible}{asked} {_wait(seen.eligible)}{left}"
@@ -297,9 +300,9 @@ def _nobody(needs: str, seen: Observation, now: float) -> Found:
     if seen.ineligible or seen.rejected:
         return Reason.NONE_ELIGIBLE, "; ".join([f"{needs}, and none that is eligible waits", *_obstacles(seen)])
     if seen.accepted_at is None:
-        never = f"no check-in was accepted since the coordinator took the task up {_seconds(now - seen.since)} ago"
+        never = f"no check-in was accepted since the coordinator took the task up {_lasting(now - seen.since)} ago"
         return Reason.NO_DEVICES, f"{needs}: {never}"
-    last = f"the last check-in that was accepted came {_seconds(now - seen.accepted_at)} ago"
+    last = f"the last check-in that was accepted came {_lasting(now - seen.accepted_at)} ago"
     return Reason.NO_DEVICES, f"{needs}: none waits, {last}"
 
 
@@ -341,5 +344,8 @@ def _wait(count: int) -> str:
     return "waits" if count == 1 else "wait"
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.0f} s"
+def _lasting(seconds: float) -> str:
+    if seconds < _WATCHED_S:
+        return f"{seconds:.0f} s"
+    unit, length = next(pair for pair in _UNITS if seconds >= 2 * pair[1])
+    return f"{seconds / length:.0f} {unit}"

@@ -112,10 +112,10 @@ class TaskSettings:
     population: whose devices take part. goal: reports that end a round. rounds: committed rounds after which the task
     is completed. minimum: reports that a round must have to count; the goal when not given. over_selection: devices
     selected per report wanted. selection_timeout_s: how long a round waits for devices. reporting_deadline_s: how long
-    it waits for reports, from the draw to the last one; in a secure round the last PHASES_AFTER_TRAINING × `phase_s` of
-    it follow the training. max_attempts: failed attempts at a round in a row after which the task is paused.
-    max_loss_growth: how many times the median of its first five values a loss may be; after three rounds in a row above
-    that the task is paused as diverged; 0 looks at no loss.
+    it waits for reports, from the draw to the last one; in a secure round the last five `phase_s` of it follow the
+    training. max_attempts: failed attempts at a round in a row after which the task is paused. max_loss_growth: how
+    many times the median of its first five values a loss may be; after three rounds in a row above that the task is
+    paused as diverged; 0 looks at no loss.
 
     min_examples: examples that a device must hold. requires: rules on its check-in. on_device: rules that only the
     device checks. min_separation_s, min_separation_rounds: how far two participations of a device are apart, at least.

@@ -62,6 +62,20 @@ def assert_sound(browser, origin, width=360):
     assert across <= width, (browser.current_url, across)  # less by a scroll bar, where those take room
 
 
+def broken_words(browser):
+    """Words of letters alone that the page shows on two lines, a part on each."""
+    return browser.execute_script("""
+      const broken = [], walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+      for (let node; (node = walker.nextNode()); )
+        for (const word of node.data.matchAll(/(?<!\\S)\\p{L}{1,20}(?=[.,:;]?(\\s|$))/gu)) {
+          const range = document.createRange();
+          range.setStart(node, word.index), range.setEnd(node, word.index + word[0].length);
+          const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+          if (lines.size > 1) broken.push(word[0]);
+        }
+      return broken;""")
+
+
 def violations(browser):
     """What axe-core finds wrong with the page: each rule with the elements that break it."""
     browser.execute_cdp_cmd("Runtime.evaluate", {"expression": AXE.read_text()})

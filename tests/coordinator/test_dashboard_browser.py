@@ -9,7 +9,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from coordinator.api.tokens import issue
 from coordinator.rules.entities import Role
 from coordinator.rules.states import TaskState
-from tests.coordinator.browser import AXE, assert_sound, look_as, shows, violations
+from tests.coordinator.browser import AXE, assert_sound, broken_words, look_as, shows, violations
 from tests.coordinator.pages import play
 
 
@@ -64,6 +64,7 @@ def test_every_page_is_within_reach_of_everybody(store, register, served, browse
     ):  # fmt: skip
         browser.get(f"{served.admin}{path}")
         found[path] = violations(browser)
+        assert broken_words(browser) == [], path
         assert_sound(browser, served.admin, width)
     assert {path: wrong for path, wrong in found.items() if wrong} == {}
 

@@ -157,7 +157,7 @@ def test_counts_of_check_ins_are_bounded_and_forget_after_a_day():
     assert (found.known, found.awake) == (1000, 1)
     assert (len(found.runtimes), max(map(len, found.runtimes)), sum(found.runtimes.values())) == (31, 60, 1001)
     assert found.runtimes[OTHER] == 970
-    assert found.over_time == ((0.0, 1000), (2 * SPAN_S, 1))
+    assert found.over_time == ((0.0, 1000), (SPAN_S, 0), (2 * SPAN_S, 1))
     assert counts.of("phones", 145 * SPAN_S).known == 1
     assert counts.of("nobody", 0.0).known == 0
 
@@ -186,6 +186,7 @@ def test_only_populations_that_exist_are_counted(register, served):
 def test_alerts_name_tasks_that_need_somebody_and_no_others():
     found = of_tasks(("its task", Progress("t", reason, "so it is", reason.stalled)) for reason in Reason)
     assert {one.task for one in found} == {"its task"}
+    assert all(one.remedy for one in found)
     kinds = {kind: sum(one.kind is kind for one in found) for kind in AlertKind}
     assert (kinds[AlertKind.DIVERGED], kinds[AlertKind.TOO_FEW_DEVICES]) == (1, 3)
     assert len(found) == sum(reason.stalled for reason in Reason) - 1  # one is paused as its operator wants it

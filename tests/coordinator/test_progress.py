@@ -317,6 +317,9 @@ def test_progress_is_not_written_while_only_time_passes(store, register, desk):
     assert said(store, task)[1].endswith(" 300 s ago")
     with store.database.reading() as records:
         assert records.observations.version() == written
+    for longer_s, words in ((600, "15 min"), (9000, "3 h"), (190_000, "2 days")):
+        at_length(desk, longer_s, step_s=longer_s / 5)
+        assert said(store, task)[1].endswith(f" {words} ago")
 
 
 def test_task_that_diverged_says_in_which_round_and_why(store, register):
