@@ -1,12 +1,14 @@
 """The device runtime in TypeScript trains as this one does: the same plan and examples give the same bytes."""
 
 import json
+import re
 import shutil
 import subprocess
 
 import numpy as np
 import pytest
 
+from device_runtime import errors as device_errors
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.runner import execute
 from export.build import build_plan
@@ -15,7 +17,8 @@ from export.models import MODELS, load
 from fedcore import checkpoint
 from fedcore.algorithms import create
 from fedcore.batching import StreamKey
-from tests.device_runtime.node import IS_NEW, command
+from secagg import errors as secagg_errors
+from tests.device_runtime.node import FOLDER, IS_NEW, command
 
 EXAMPLES, BATCH = 23, 10
 KEY = StreamKey(seed=2**53 + 3, round=1, slot=7)
@@ -56,6 +59,17 @@ def test_node_trains_to_the_same_report_bit_for_bit(name, tmp_path):
     expected = execute(plan, executables, broadcast, examples, KEY, frozen=frozen)
     body = checkpoint.encode({"report": plan.report.weigh(expected.values, expected.weight)})
     assert (tmp_path / "report.safetensors").read_bytes() == body
+
+
+@pytest.mark.parametrize(("module", "file"), [(device_errors, "errors.ts"), (secagg_errors, "secagg/errors.ts")])
+def test_errors_have_the_names_and_reasons_of_python(module, file):
+    source = (FOLDER / "src" / "core" / file).read_text()
+    found = re.findall(r"class (\w+) extends \w+ (\{\}|\{.*?\n\})", source, re.DOTALL)
+    assert len(found) > 15
+    for name, body in found:
+        if name != "FormatError":  # in Python that of fedcore, for messages of all kinds
+            ours, reason = getattr(module, name), re.search(r'reason[^=;]*= "([a-z-]+)"', body)
+            assert reason is None or reason[1] == ours.reason, name
 
 
 @pytest.mark.parametrize(("version", "status"), [("20.19.0", 1), ("22.17.1", 1), ("22.18.0", 0), ("24.0.0", 0)])
