@@ -26,6 +26,13 @@ test.each([0, 1, 2, 3, 12_287, 12_288, 12_289, 40_000])("%s bytes have the one s
   expect(fromBase64(letters)).toEqual(data);
 });
 
+test.each(["QUJDRA", "QUJDRB==", "QUJDRA=", "QUJDRA \n", "QUJD RA=", "QU JD", " QUJD", "QUJD=", "QUJDR", "=", "-_-_"])(
+  "base64 in another spelling is refused: %j",
+  (letters) => {
+    expect(() => fromBase64(letters)).toThrow(RangeError);
+  },
+);
+
 test("an assignment keeps integers that a number would round", () => {
   const given = decodeAnswer("assignment", utf8(device.messages.good.assignment[0]));
   expect(given).toMatchObject({ outcome: "assigned", round: 3, minimum: 8, over_selected: true, lost_after_s: 5.25 });

@@ -30,7 +30,10 @@ const keptSchema = v.object({
  */
 export type KeptAssignment = v.InferOutput<typeof keptSchema>;
 
-/** The kept assignment of a device in one population of one coordinator. */
+/** The kept assignment of a device in one population of one coordinator.
+ *
+ * It is a line of JSON, and the report in base64 on a line of its own: an exact parser of JSON reads megabytes slowly.
+ */
 export class AssignmentKeeper {
   readonly #store: Store;
   readonly #place: string;
@@ -45,7 +48,9 @@ export class AssignmentKeeper {
     const text = await this.#store.get(this.#place);
     if (text === null) return null;
     try {
-      return checked(keptSchema, parseJson(text, "kept assignment"), "kept assignment");
+      const [line, report] = text.split("\n");
+      const members = parseJson(line!, "kept assignment") as object;
+      return checked(keptSchema, { ...members, report }, "kept assignment");
     } catch (error) {
       if (!(error instanceof FormatError)) throw error;
       await this.drop();
@@ -54,9 +59,9 @@ export class AssignmentKeeper {
   }
 
   /** Make an assignment and its phase durable, in the place of the one before. */
-  async keep(kept: KeptAssignment): Promise<void> {
+  async keep({ report, ...members }: KeptAssignment): Promise<void> {
     const inBase64 = (_: string, value: unknown) => (value instanceof Uint8Array ? base64(value as Bytes) : value);
-    await this.#store.write({ [this.#place]: stringify(kept, inBase64) ?? null });
+    await this.#store.write({ [this.#place]: `${stringify(members, inBase64)}\n${base64(report)}` });
   }
 
   /** Nothing is left to do for the kept assignment. */
