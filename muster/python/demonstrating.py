@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,8 +34,8 @@ def demo(  # noqa: PLR0913  # what is run, and what is kept of it
     algorithms: names, or one's own as package.module:Class. devices: per round, of 60; with 8 or more, reports are
     summed under secure aggregation, unless `plain`. out: a new folder that keeps the run of each algorithm as that of a
     simulation, with its plan. on_progress: called with an algorithm, its committed rounds, and a note. Takes about
-    40 s. Raises DemoFailed, UnknownAlgorithm, NotCrossDevice, TypeError,
-    and RunError when the folder is there.
+    half a minute. Raises DemoFailed, UnknownAlgorithm, NotCrossDevice, TypeError, RunError when the folder is there,
+    and RunNotKept when it cannot be made.
     """
     if isinstance(algorithms, str):
         raise TypeError(f"algorithms is a text; expected several names, such as [{algorithms!r}]")
@@ -63,9 +63,7 @@ def trained(  # noqa: PLR0913  # a demo's settings, and who watches
     """
     with ExitStack() as stack:
         if out is not None:
-            from simulator.runs.folder import check_free  # noqa: PLC0415  # before anything is trained
-
-            check_free(out)
+            stack.enter_context(_folder(out))
         # Sixty phones do not wait for one disk, as sixty emulated devices would.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-demo-", dir=memory_folder())))
         with loading():
@@ -82,3 +80,18 @@ def trained(  # noqa: PLR0913  # a demo's settings, and who watches
         stack.enter_context(one_thread())
         config = DemoConfig(names, rounds, devices, folder, seed, secure, out)
         return run_demo(config, servers, started, begin())
+
+
+@contextmanager
+def _folder(out: Path) -> Iterator[None]:
+    """The new folder of what is kept, made before anything is trained; it goes again where nothing was kept."""
+    from simulator.runs.folder import check_free, writing  # noqa: PLC0415  # others need not load it
+
+    check_free(out)
+    with writing(out):
+        out.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            out.rmdir()

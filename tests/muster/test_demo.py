@@ -47,6 +47,12 @@ def test_demo_prints_one_object_and_draws_the_curves(tmp_path, typed):
     status, out, err = typed(*arguments)
     assert (status, out) == (2, "")
     assert "kept exists already; take another folder" in err
+    (tmp_path / "file").touch()
+    status, _, err = typed(*arguments[:-1], tmp_path / "file" / "kept")
+    assert (status, err) == (
+        1,
+        f"error: the run in {tmp_path}/file/kept cannot be kept: Not a directory: {tmp_path}/file/kept\n",
+    )
 
 
 def test_demo_masks_and_agrees_and_runs_an_own_algorithm_in_clear(tmp_path, monkeypatch, typed):
