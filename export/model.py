@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_leaves
 
 from export.checkpoint import Checkpoint
 from export.errors import InvalidModel, UnsupportedModule, reason
@@ -156,7 +157,7 @@ class Model:
         if device == self._device:
             return self
         moved = copy.copy(self)
-        moved.module, moved._device = copy.deepcopy(self.module).to(device), device
+        moved.module, moved._device = copied(self.module).to(device), device
         return moved
 
     @property
@@ -225,6 +226,12 @@ class Model:
         values = self.measure(tensors, batch, noise)
         sums = torch.stack([mask.sum(), *((value.detach() * mask).sum() for value in values.values())])
         return (values["loss"] * mask).sum() / mask.sum(), sums
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A deep copy. What forward left in a layer, such as an activation or a normalised weight, loses its history."""
+    left = [one for layer in module.modules() for one in tree_leaves(vars(layer)) if isinstance(one, Tensor)]
+    return copy.deepcopy(module, {id(one): one.detach() for one in left if not one.is_leaf})
 
 
 def parameter_count(spec: ModelSpec) -> int:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from device_runtime.backends.backend import Executable
 from export.errors import ExportError, InvalidModel, reason
-from export.model import GradientOracle, Model
+from export.model import GradientOracle, Model, copied
 from export.trial_examples import draw_examples
 from fedcore.algorithms.algorithm import Algorithm, Trip, trips_of, with_carries
 from fedcore.params import Float32
@@ -137,7 +137,7 @@ class Trial:
         widened: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if dtype != torch.float32:
             model, widened = copy.copy(self.model), _Widened()
-            model.module = copy.deepcopy(model.module).to(dtype)
+            model.module = copied(model.module).to(dtype)
         try:
             with widened:
                 return self._reference(model, dtype, guide)

@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 import torch
 from msgspec.structs import replace
+from torch import nn
 
 from device_runtime.backends import BACKENDS, FORMATS
 from export.build import build_plan, export_bundle
@@ -327,6 +328,17 @@ def test_what_cannot_be_exported_is_refused_by_name(make, error, words, tmp_path
     with pytest.raises(error, match=words):
         export_bundle(Model(make()), create("fedavg"), tmp_path)
     assert not (tmp_path / "manifest.json").exists()
+
+
+def test_a_model_whose_layers_keep_what_forward_computed_is_exported(tmp_path):
+    def install(model):
+        model[2].register_forward_hook(lambda layer, inputs, outputs: setattr(layer, "kept", [outputs]))
+        with pytest.warns(FutureWarning, match="deprecated"):
+            nn.utils.weight_norm(model[3])
+
+    model = Model(models.hooked(install))
+    export_bundle(model, create("fedavg", {"batch_size": 4}), tmp_path)
+    assert model.schema.size == 126 * 8 + 8 + 8 * 5 + 5 + 5  # a length for each row of the last layer too
 
 
 @pytest.mark.parametrize(
