@@ -174,8 +174,13 @@ def install_problems(app: FastAPI, retry: RetryWindow) -> None:
         return answer_problem(request.scope, problem(slug, f"{request.method}: {error.detail}"), error.headers)
 
     async def malformed(request: Request, error: Exception) -> Response:
-        document = problem("malformed-message", str(error) or "the body ended early")
-        return answer_problem(request.scope, document)
+        assert isinstance(error, RequestValidationError)  # noqa: S101
+        # The framework's own text has lines, and the path of the file that holds the route.
+        wrong = "; ".join(f"{' '.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        return answer_problem(request.scope, problem("malformed-message", wrong))
+
+    async def ended(request: Request, error: Exception) -> Response:
+        return answer_problem(request.scope, problem("malformed-message", "the body ended early"))
 
     async def bug(request: Request, error: Exception) -> Response:
         _LOG.error("unhandled %s", type(error).__name__)
@@ -184,5 +189,5 @@ def install_problems(app: FastAPI, retry: RetryWindow) -> None:
     app.add_exception_handler(Refusal, refusal)
     app.add_exception_handler(HTTPException, framework)
     app.add_exception_handler(RequestValidationError, malformed)
-    app.add_exception_handler(ClientDisconnect, malformed)
+    app.add_exception_handler(ClientDisconnect, ended)
     app.add_exception_handler(Exception, bug)

@@ -134,7 +134,7 @@ def test_operator_creates_and_moves_a_task_and_the_history_names_whom(store, tmp
                 rollback = f"/admin/v1/tasks/{task.id}:rollback"
                 refused(client.post(rollback, params={"round": 1}), "unknown-round")
                 refused(client.post(rollback, params={"round": -1}), "malformed-message")
-                refused(client.post(rollback), "malformed-message")
+                assert refused(client.post(rollback), "malformed-message") == "query round: Field required"
                 assert client.post(rollback, params={"round": 0}).json()["settings"]["rounds"] == 2
         refused(client.post(f"/admin/v1/tasks/{task.id}:cancel"), "task-ended")
         counted = 'muster_problems_total{problem="task-ended",route="/admin/v1/tasks/{task}:cancel"} 1.0'
