@@ -148,7 +148,9 @@ def test_an_unknown_algorithm_is_refused_and_the_known_ones_are_named():
 
 
 def test_an_unknown_setting_is_refused_and_the_known_ones_are_named():
-    with pytest.raises(InvalidSetting, match="fedavg has no setting 'lr'; there are client_lr, server_lr, epochs"):
+    with pytest.raises(
+        InvalidSetting, match=r"no setting 'lr'; did you mean client_lr\? there are client_lr, server_lr"
+    ):
         algorithms.create("fedavg", {"lr": 0.1})
 
 

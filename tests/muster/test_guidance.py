@@ -140,7 +140,7 @@ def test_a_port_in_use_is_named_with_the_option_that_changes_it(tmp_path, option
         ),
         (["demo", "--algorithms", "fedavg,scaffold"], "only `muster simulate` runs it"),
         (["export", "mlp", "--set", "cleint_lr=1"], "did you mean client_lr? there are client_lr, server_lr"),
-        (["simulate", "--model", "mlp", "--set", "epoch=1"], "did you mean epochs? there are"),
+        (["simulate", "--model", "mlp", "--set", "lr=1"], "did you mean client_lr? there are"),
     ],
 )
 def test_a_wrong_algorithm_or_setting_is_said_before_torch_is_loaded(arguments, says):
@@ -156,7 +156,7 @@ def test_a_wrong_algorithm_or_setting_is_said_before_torch_is_loaded(arguments, 
     [
         (["export", "digit_cnn"], "did you mean digits_cnn? there are least_squares"),
         (["export", "mlp", "--format", "onx"], "did you mean onnx? there are"),
-        (["simulate", "--model", "mlp", "--dataset", "digit"], "did you mean digits? there are"),
+        (["simulate", "--model", "mlp", "--dataset", "emnist"], "did you mean federated_emnist? there are"),
         (
             ["fleet", "run", "--coordinator", "http://x", "--population", "p", "--backend", "onnxruntim"],
             "did you mean onnxruntime? there are",
