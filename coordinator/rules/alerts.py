@@ -45,8 +45,7 @@ _WANTED = {Reason.PAUSED}
 """Stalled, and an operator wants it so."""
 _REMEDIES = {
     Reason.PAUSED_AFTER_FAILURES: "its rounds say why devices gave up; mend that, and resume the task",
-    Reason.DIVERGED: "roll back to an earlier round and make a task with lower learning rates, or resume this one if "
-    "its loss is as it should be",
+    Reason.DIVERGED: "lower learning rates need a new task",
     Reason.NO_DRIVER: "start a coordinator with a role that drives, and look at its log",
     Reason.DRIVER_SILENT: "look whether it runs and reaches the database, and start it again",
     Reason.BACK_OFF: "its rounds say why attempts failed; do nothing if that was passing",
@@ -54,7 +53,7 @@ _REMEDIES = {
     Reason.NONE_ELIGIBLE: "wait until devices have rested, or make a task with looser settings",
     Reason.TOO_FEW_DEVICES: "wait for devices, or make a task with a lower goal or a longer selection_timeout_s",
     Reason.DEVICES_SILENT: "wait: they are lost soon, and others are drawn; look at the network if it happens often",
-    Reason.CANNOT_WRITE: "mend the database or the place of the blobs; the log says what failed",
+    Reason.CANNOT_WRITE: "mend the database or the place of the blobs",
 }
 
 
