@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ class MLflow:
     """Logs the configuration and every figure to MLflow, where the variable MLFLOW_TRACKING_URI says.
 
     The file `mlflow-run-id` of the run's folder has MLflow's own id, under which a resumed run goes on. Raises RunError
-    when the package is not installed.
+    when the package is not installed, and at a call when MLflow does not take what it is told.
     """
 
     def __init__(self, run: Path, config: SimulationConfig) -> None:
@@ -54,14 +56,27 @@ class MLflow:
 
     def __call__(self, number: int, point: Point) -> None:
         """Log the figures of a round."""
-        if not self._begun:
-            self._begin()
-        self._mlflow.log_metrics(_figures(point), step=number)
+        with self._reached():
+            if not self._begun:
+                self._begin()
+            self._mlflow.log_metrics(_figures(point), step=number)
 
     def close(self) -> None:
         """End the run in MLflow."""
         if self._begun:
-            self._mlflow.end_run()
+            with self._reached():
+                self._mlflow.end_run()
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        """A block in which MLflow is told something. Raises RunError when it does not take it."""
+        try:
+            yield
+        except self._mlflow.exceptions.MlflowException as error:
+            raise RunError(
+                f"MLflow at {self._mlflow.get_tracking_uri()} does not take the run in {self._run}: {error}; mend "
+                f"that, or set MLFLOW_TRACKING_URI to another place, and go on with --resume {self._run}"
+            ) from error
 
     def _begin(self) -> None:
         self._begun, kept = True, self._run / "mlflow-run-id"
