@@ -23,7 +23,7 @@ from simulator.engines.pooling import pool_first
 from simulator.engines.products import multiply_by_onednn
 from simulator.engines.recording import Call, NotRecordable, Place, Recording, places, record
 from simulator.engines.trial import Before, agree
-from simulator.engines.winograd import convolve_by_winograd
+from simulator.engines.winograd import differentiate_by_winograd
 from simulator.engines.writers import writer_of
 
 LOG = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Program:
         accumulate(recording)
         if workspace.device.type == "cpu":
             multiply_by_onednn(recording)
-            convolve_by_winograd(recording)
+            differentiate_by_winograd(recording)
         self._given = dict(recording.given)
         copies = self._aim(recording, targets)
         self._plan(recording, workspace)

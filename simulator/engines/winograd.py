@@ -1,18 +1,20 @@
-"""Winograd's convolution: kernels of 3×3 pixels that move by one, with a quarter of the products.
+"""Winograd's algorithm for the gradients of convolutions with 3×3 kernels that move by one pixel.
 
-A tile of 4×4 results depends on a patch of 6×6 pixels. Transformed, a patch and a kernel have 36 numbers each, which
-are multiplied one by one, so a layer is 36 products of small matrices. The gradients are made of the same transformed
-patches and kernels. Source: A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, with
-other points for less round-off.
+A tile of 4×4 results depends on a patch of 6×6 pixels. Transformed, a patch, a kernel and the gradient of a tile have
+36 numbers each, which are multiplied one by one: a quarter of the multiplications, as 36 products of small matrices.
+The results of layers are left to torch, as their round-off decides on which side of a kink a value falls, and with it
+what the gradients are. Source: A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016,
+with other points for less round-off.
 
-Shapes: B images, I channels in, O channels out, T tiles; 36 = 6×6 numbers of a transformed patch or kernel.
+Shapes: B images, I channels in, O channels out, T tiles; 36 = 6×6 numbers of a transformed patch, kernel or gradient.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,40 +25,32 @@ from simulator.engines.layout import row_major
 from simulator.engines.recording import Call, Place, Recording
 
 aten = torch.ops.aten
-CONVOLUTION, BACKWARD = aten.convolution.default, aten.convolution_backward.default
 # A tile of TILE² results needs PATCH² pixels.
 TILE, PATCH = 4, 6
 # Where polynomials are evaluated, beside infinity. With 0, ±1 and ±2 the gradients have twice the round-off.
 POINTS = (0, 5 / 8, -5 / 8, 3 / 2, -3 / 2)
 # Layers gain that have so many channels on either side, and so many pairs of them, and fill this part of their tiles.
-CHANNELS, PAIRS, FILLED = 32, 1536, 3 / 4
+CHANNELS, PAIRS, FILLED = 32, 1536, 0.9
 # So many tiles, or those of one image, are computed at a time, so that what is made of them stays in cache.
-TOGETHER = 192
+TOGETHER = 128
 
 
-def convolve_by_winograd(recording: Recording) -> None:
-    """Compute layers that gain by it, and their gradients, by Winograd's algorithm."""
-    written = recording.written
-    forwards: dict[tuple[Place, Place, str], Call] = {}
-    new: dict[int, list[Call]] = {}
+def differentiate_by_winograd(recording: Recording) -> None:
+    """Compute the gradients of convolutions by Winograd's algorithm where it is faster."""
+    found = []
     for call in recording.calls:
-        if call.operator is CONVOLUTION and _gains(*call.args) and not call.touched & written:
-            forwards[*call.args[:2], str(call.args[3:9])] = call
-        if call.operator is BACKWARD and not call.touched & written:
-            # Another layer may convolve the same image with the same kernel, and move it otherwise.
-            forward = forwards.pop((*call.args[1:3], str(call.args[4:10])), None)
-            if forward:
-                layer = _Layer(recording, forward)
-                new[id(forward)], new[id(call)] = layer.forward(), layer.backward(call)
-    recording.calls = [one for call in recording.calls for one in new.get(id(call), [call])]
+        gains = call.operator is aten.convolution_backward.default and _gains(*call.args[:3], *call.args[4:])
+        found += _Layer(recording, call).calls() if gains else [call]
+    recording.calls = found
 
 
-def _gains(image: Place, kernel: Place, bias: Place | None, stride: list[int], padding: list[int], *rest: Any) -> bool:
-    """Whether a convolution is one that this algorithm computes, and faster."""
-    if (kernel.size[2:], stride, *rest) != ((3, 3), [1, 1], [1, 1], False, [0, 0], 1):
+def _gains(gradient: Place, image: Place, kernel: Place, stride: list[int], padding: list[int], *rest: Any) -> bool:
+    """Whether the gradients of a convolution are ones that this algorithm computes, and faster."""
+    *others, wanted = rest
+    if (kernel.size[2:], stride, *others) != ((3, 3), [1, 1], [1, 1], False, [0, 0], 1) or not all(wanted[:2]):
         return False
     inward, outward = image.size[1], kernel.size[0]
-    sides = _result_sides(image, padding)
+    sides = gradient.size[2:]
     covered = math.prod(TILE * _tiles_along(side) for side in sides)
     return (
         image.dtype is torch.float32
@@ -68,78 +62,50 @@ def _gains(image: Place, kernel: Place, bias: Place | None, stride: list[int], p
     )
 
 
-def _result_sides(image: Place, padding: list[int]) -> list[int]:
-    """Height and width of a layer's results."""
-    return [side + 2 * added - PATCH + TILE for side, added in zip(image.size[2:], padding, strict=True)]
-
-
 def _tiles_along(side: int) -> int:
     return -(-side // TILE)
 
 
-@dataclass(slots=True)
-class _Part:
-    """Some images of a batch, by their numbers, and their transformed patches (36, T, I)."""
-
-    start: int
-    stop: int
-    patches: Place
-
-    def of(self, images: Place) -> Place:
-        """These of all images."""
-        return _some(images, self.start, self.stop)
-
-
 class _Layer:
-    """The calls that compute a layer: first `forward`, then `backward`."""
+    """The calls that compute the gradients of a layer."""
 
-    def __init__(self, recording: Recording, forward: Call) -> None:
-        self._recording = recording
-        self._image, kernel, self._bias, _, self._padding = forward.args[:5]
-        (self._result,) = (place for place in forward.results if place)
-        self._rows, self._columns = map(_tiles_along, _result_sides(self._image, self._padding))
+    def __init__(self, recording: Recording, backward: Call) -> None:
+        self._recording, self._backward = recording, backward
+        self._gradient, self._image, kernel, _, _, self._padding, *_ = backward.args
+        self._rows, self._columns = map(_tiles_along, self._gradient.size[2:])
         self._of_patch, self._of_kernel, self._of_tile = map(recording.constant, _transforms())
         self._calls: list[Call] = []
-        self._parts: list[_Part] = []
         outward, inward = kernel.size[:2]
         each = replace(kernel, size=(9, outward, inward), stride=(1, 9 * inward, 9))
         self._kernels = self._transform(self._of_kernel, each)
 
-    def forward(self) -> list[Call]:
-        """The calls that make the results (B, O, height, width)."""
+    def calls(self) -> list[Call]:
+        """The calls that make the gradients of image, kernel and bias, the last where it is wanted."""
+        image, kernel, *bias = (place for place in self._backward.results if place)
+        outward, inward, *_ = kernel.size
+        products = self._recording.new((PATCH**2, inward, outward))
+        self._call(aten.zero_.default, products)
+        for start, stop in self._parts():
+            gradients = self._squares(self._padded(_some(self._gradient, start, stop), 0, [0, 0]), TILE)
+            gradients = self._transform(_turned(self._of_tile), gradients)
+            patches = self._transform(_turned(self._of_patch), self._product(gradients, self._kernels))
+            self._overlap(patches, _some(image, start, stop))
+            whole = self._padded(_some(self._image, start, stop), PATCH - TILE, self._padding)
+            patches = self._transform(self._of_patch, self._squares(whole, PATCH))
+            self._call(aten.baddbmm_.default, products, _turned(patches), gradients)
+        found = self._transform(_turned(self._of_kernel), products)  # (9, I, O)
+        found = replace(found, size=kernel.size, stride=(1, outward, 3 * inward * outward, inward * outward))
+        self._call(aten.clone.default, found, result=kernel)
+        for wanted in bias:
+            self._call(aten.sum.dim_IntList, self._gradient, [0, 2, 3], result=wanted)
+        return self._calls
+
+    def _parts(self) -> Iterator[tuple[int, int]]:
+        """The first image of each part of the batch, and the one after its last."""
         count, *_ = self._image.size
         step = max(1, TOGETHER // (self._rows * self._columns))
         for start in range(0, count, step):
-            stop = min(start + step, count)
-            whole = self._padded(_some(self._image, start, stop), PATCH - TILE, self._padding)
-            part = _Part(start, stop, self._transform(self._of_patch, self._squares(whole, PATCH)))
-            products = self._product(part.patches, _turned(self._kernels))
-            self._put_together(self._transform(self._of_tile, products), part.of(self._result))
-            self._parts.append(part)
-        return self._taken()
-
-    def backward(self, call: Call) -> list[Call]:
-        """The calls that make the gradients of image, kernel and bias, each where one is wanted."""
-        gradient, (image, kernel, bias), products = call.args[0], call.results, None
-        sums = self._recording.new((len(self._parts), gradient.size[1]))
-        for number, part in enumerate(self._parts):
-            squares = self._squares(self._padded(part.of(gradient), 0, [0, 0]), TILE)
-            transformed = self._transform(_turned(self._of_tile), squares)
-            if image:
-                patches = self._transform(_turned(self._of_patch), self._product(transformed, self._kernels))
-                self._overlap(patches, part.of(image))
-            if kernel:
-                products = self._product(_turned(part.patches), transformed, products)
-            if bias:
-                self._sum(squares, _row(sums, number))
-        if bias:
-            self._sum(sums, bias)
-        if kernel and products:
-            found = self._transform(_turned(self._of_kernel), products)  # (9, I, O)
-            inward, outward = found.size[1:]
-            found = replace(found, size=kernel.size, stride=(1, outward, 3 * inward * outward, inward * outward))
-            self._call(aten.clone.default, found, result=kernel)
-        return self._taken()
+            yield start, min(start + step, count)
 
     def _transform(self, matrix: Place, numbers: Place) -> Place:
         """Numbers (N, rows, channels) transformed by a matrix (M, N), as (M, rows, channels)."""
@@ -147,19 +113,11 @@ class _Layer:
         self._call(aten.mm.default, matrix, _joined(numbers), result=_joined(result))
         return result
 
-    def _product(self, left: Place, right: Place, into: Place | None = None) -> Place:
-        """36 products of matrices, added to those at a place if one is given."""
-        if into:
-            self._call(aten.baddbmm_.default, into, left, right)
-            return into
+    def _product(self, left: Place, right: Place) -> Place:
+        """36 products of matrices."""
         result = self._recording.new((*left.size[:2], right.size[2]))
         self._call(aten.bmm.default, left, right, result=result)
         return result
-
-    def _sum(self, numbers: Place, total: Place) -> None:
-        """Sum numbers (…, channels) for each channel, as torch does: pair by pair, with little round-off."""
-        *rows, channels = numbers.size
-        self._call(aten.sum.dim_IntList, _shaped(numbers, math.prod(rows), channels), [0], result=total)
 
     def _squares(self, images: Place, side: int) -> Place:
         """The squares of pixels that tiles have in images, as (side², T, channels)."""
@@ -191,19 +149,6 @@ class _Layer:
             return images
         return _ordered(self._recording.new((count, height, width, channels)), (0, 3, 1, 2))
 
-    def _put_together(self, tiles: Place, results: Place) -> None:
-        """Write tiles (16, T, O) to the results, and add the bias."""
-        whole = self._whole(results, 0)
-        there = self._cut(whole, TILE)
-        # In the order in which they lie in images.
-        in_order, to = (_ordered(one, (2, 3, 0, 4, 1, 5)) for one in (_shaped(tiles, *there.size), there))
-        if self._bias:
-            self._call(aten.add.Tensor, in_order, self._bias, result=to)
-        else:
-            self._call(aten.clone.default, in_order, result=to)
-        if whole is not results:
-            self._call(aten.clone.default, _window(whole, [0, 0], results), result=results)
-
     def _overlap(self, patches: Place, images: Place) -> None:
         """Write the images that patches (36, T, I) add up to, where they overlap."""
         whole = self._whole(images, PATCH - TILE)
@@ -219,20 +164,10 @@ class _Layer:
     def _call(self, operator: Any, *args: Any, result: Place | None = None) -> None:
         self._calls.append(Call(operator, args, {}, [result] if result else []))
 
-    def _taken(self) -> list[Call]:
-        """The calls since the last time."""
-        calls, self._calls = self._calls, []
-        return calls
-
 
 def _shaped(place: Place, *size: int) -> Place:
     """What lies row after row at a place, in another shape."""
     return replace(place, size=size, stride=row_major(size))
-
-
-def _row(place: Place, number: int) -> Place:
-    """A row of a matrix."""
-    return replace(place, size=place.size[1:], stride=place.stride[1:], offset=place.offset + number * place.stride[0])
 
 
 def _joined(place: Place) -> Place:

@@ -235,6 +235,25 @@ def digits_dropout():
     )
 
 
+def digits_wide():
+    """For 8×8 digits: so large that `torch` trains a client by itself, and makes gradients by Winograd's algorithm."""
+    return spec(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 32, 3, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(32, 48, 3, padding=1),
+            nn.SiLU(),
+            nn.AvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(768, 700),
+            nn.SiLU(),
+            nn.Linear(700, 10),
+        ),
+        inputs=(Field("x", "float32", (1, 8, 8)),),
+        label=Field("y", "int64", high=10),
+    )
+
+
 def mean_loss():
     return spec(lambda: nn.Sequential(nn.Flatten(), nn.Linear(126, 5)), nn.functional.cross_entropy)
 

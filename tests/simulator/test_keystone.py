@@ -35,6 +35,7 @@ CASES = [
     ),
     ("tests.export.models:digits_dropout", "fedavg", {"batch_size": 5, "epochs": 2}),
     ("tests.export.models:digits_adapted", "fedadam", {"batch_size": 5}),
+    ("tests.export.models:digits_wide", "fedavg", {"batch_size": 5}),
 ]
 
 

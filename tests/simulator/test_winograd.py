@@ -1,4 +1,4 @@
-"""Layers computed by Winograd's algorithm give what the layers give, forwards and backwards, up to round-off."""
+"""Gradients by Winograd's algorithm are those of the layers, up to round-off."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from simulator.engines.recording import record
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten
-PLAIN = {aten.convolution.default, aten.convolution_backward.default}
+PLAIN = aten.convolution_backward.default
 
 
 def layer(images, channels, *, bias=True, kernel=3, groups=1):
@@ -45,17 +45,18 @@ def errors(found, exact):
     [
         ((12, 32, 26, 26), 64, 0, True),  # whole tiles, in several parts
         ((3, 64, 16, 16), 32, 1, False),
-        ((2, 32, 15, 18), 48, 1, True),  # results that end inside of tiles
+        ((2, 32, 27, 31), 48, 1, True),  # results that end inside of tiles
         ((2, 48, 10, 10), 40, (2, 0), True),
-        ((1, 32, 16, 16), 64, 8, True),  # a bias whose gradient sums numbers of one sign
+        ((1, 32, 16, 16), 64, 9, True),  # a bias whose gradient sums numbers of one sign
     ],
 )
-def test_winograds_layers_give_results_and_gradients_of_layers(images, channels, padding, bias):
+def test_gradients_are_those_of_layers_whose_results_stay_the_same(images, channels, padding, bias):
     tensors = layer(images, channels, bias=bias)
     found, operators = run(lambda: differentiated(tensors, padding=padding), tensors)
     exact = differentiated([one.double() for one in tensors], padding=padding)
-    assert not operators & PLAIN
+    assert PLAIN not in operators
     assert max(errors(found, exact).values()) < 2e-6
+    assert torch.equal(found["results"], differentiated(tensors, padding=padding)["results"])
 
 
 @pytest.mark.parametrize(
@@ -66,14 +67,14 @@ def test_winograds_layers_give_results_and_gradients_of_layers(images, channels,
         ((4, 64, 16, 16), 64, 3, {"groups": 2}),
         ((4, 32, 16, 16), 64, 5, {}),
         ((4, 1, 16, 16), 64, 3, {}),  # too few channels to gain
-        ((4, 32, 7, 7), 64, 3, {}),  # tiles that are half empty
+        ((4, 32, 13, 13), 64, 3, {}),  # results that fill too little of their tiles
         ((0, 32, 16, 16), 64, 3, {}),
     ],
 )
 def test_other_layers_are_left_to_torch(images, channels, kernel, how):
     tensors = layer(images, channels, kernel=kernel, groups=how.get("groups", 1))
     _, operators = run(lambda: differentiated(tensors, **how), tensors)
-    assert operators >= PLAIN
+    assert PLAIN in operators
 
 
 def test_a_layer_that_is_differentiated_twice_has_both_gradients():
@@ -85,26 +86,11 @@ def test_a_layer_that_is_differentiated_twice_has_both_gradients():
         return {name: one * 2 + second[name] for name, one in first.items()}
 
     found, operators = run(function, tensors)
-    assert not operators & PLAIN
+    assert PLAIN not in operators
     assert max(errors(found, function()).values()) < 5e-6
 
 
-@pytest.mark.parametrize(("how", "other"), [({"padding": 1}, {}), ({"dilation": 2}, {}), ({"stride": 2}, {})])
-def test_a_layer_is_not_taken_for_another_of_the_same_image_and_kernel(how, other):
-    tensors = layer((2, 32, 10, 10), 64)
-
-    def function():
-        with torch.no_grad():
-            before = functional.conv2d(*tensors, **other)
-        found = differentiated(tensors, **how)
-        with torch.no_grad():
-            return {"before": before, **found, "after": functional.conv2d(*tensors, **other)}
-
-    found, _ = run(function, tensors)
-    assert max(errors(found, function()).values()) < 5e-6
-
-
-def test_only_gradients_that_are_wanted_are_computed():
+def test_a_gradient_of_the_kernel_alone_is_left_to_torch():
     images, kernel, bias = layer((2, 32, 10, 10), 64)
 
     def function():
@@ -112,5 +98,5 @@ def test_only_gradients_that_are_wanted_are_computed():
         return {"kernel": torch.autograd.grad(functional.conv2d(images, weights, bias).square().sum(), weights)[0]}
 
     found, operators = run(function, [images, kernel, bias])
-    assert not operators & PLAIN
+    assert PLAIN in operators
     assert max(errors(found, function()).values()) < 5e-6
