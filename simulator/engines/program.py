@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from simulator.engines.accumulation import accumulate
+from simulator.engines.biases import sum_for_biases
 from simulator.engines.cuda_graphs import Capture, Run
 from simulator.engines.layout import lay_out_parts, may_lie_in
+from simulator.engines.order import add_early
 from simulator.engines.pooling import pool_first
 from simulator.engines.products import multiply_by_onednn
 from simulator.engines.recording import Call, NotRecordable, Place, Recording, places, record
@@ -82,9 +84,12 @@ class Program:
         accumulate(recording)
         if workspace.device.type == "cpu":
             multiply_by_onednn(recording)
+            sum_for_biases(recording)
             differentiate_by_winograd(recording)
         self._given = dict(recording.given)
         copies = self._aim(recording, targets)
+        recording.calls = [call for call in recording.calls if not self._is_there(call)]
+        add_early(recording, self._given)
         self._plan(recording, workspace)
         self._copies = [(target, self._reader(place), place.buffer in recording.given) for target, place in copies]
         self._outputs = {name: self._reader(place) for name, place in recording.outputs.items() if name not in targets}
@@ -125,8 +130,7 @@ class Program:
                 blocks[buffer] = reservation.take(recording.nbytes[buffer])
                 self._given[buffer] = blocks[buffer].untyped_storage()
             ended = [buffer for buffer in call.touched if last[buffer] == index]
-            if not self._is_there(call):
-                self._steps.append(self._step(call, [buffer for buffer in ended if buffer not in self._given]))
+            self._steps.append(self._step(call, [buffer for buffer in ended if buffer not in self._given]))
             for buffer in ended:
                 if buffer in blocks:
                     reservation.give_back(blocks.pop(buffer))

@@ -80,8 +80,8 @@ class _Layer:
         self._kernels = self._transform(self._of_kernel, each)
 
     def calls(self) -> list[Call]:
-        """The calls that make the gradients of image, kernel and bias, the last where it is wanted."""
-        image, kernel, *bias = (place for place in self._backward.results if place)
+        """The calls that make the gradients of image and kernel."""
+        image, kernel = (place for place in self._backward.results if place)
         outward, inward, *_ = kernel.size
         products = self._recording.new((PATCH**2, inward, outward))
         self._call(aten.zero_.default, products)
@@ -96,8 +96,6 @@ class _Layer:
         found = self._transform(_turned(self._of_kernel), products)  # (9, I, O)
         found = replace(found, size=kernel.size, stride=(1, outward, 3 * inward * outward, inward * outward))
         self._call(aten.clone.default, found, result=kernel)
-        for wanted in bias:
-            self._call(aten.sum.dim_IntList, self._gradient, [0, 2, 3], result=wanted)
         return self._calls
 
     def _parts(self) -> Iterator[tuple[int, int]]:

@@ -256,10 +256,47 @@ def test_a_step_of_descent_adds_products_to_its_carry_without_a_gradient():
     recording, before = record(step, [x, y, weights]), weights.clone()
     program = Program(recording, Workspace(CPU), {"weights": weights})
     assert all(writer_of(call) for call in recording.calls)
-    assert [call.operator for call in recording.calls[-2:]] == [aten.addmm_.default, aten.add_.Tensor]
+    writing = [call.operator for call in recording.calls if call.written]
+    assert writing == [aten.addmm_.default, aten.add_.Tensor]  # weights are where they are to be, without a copy
     program.run()
     torch.testing.assert_close(weights, before - 0.1 * torch.cat([(x.T @ x @ y).flatten(), (x @ y).sum(0)]))
-    assert len(program._steps) == len(recording.calls) - 1  # weights are where they are to be
+
+
+@pytest.mark.parametrize("late", [slice(0, 16), slice(14, 30), slice(16, 32)])
+def test_products_are_added_once_nothing_reads_what_they_change(late):
+    (x, y), weights = pair(0), torch.randn(32, generator=torch.Generator().manual_seed(1))
+
+    def step():
+        gradient = torch.cat([((x @ weights[:16].view(4, 4)).T @ x).flatten(), torch.ones(16)])
+        read = weights[late].cos()
+        return {"weights": weights - 0.1 * gradient, "late": read}
+
+    expected, recording = step(), record(step, [x, y, weights])
+    found = Program(recording, Workspace(CPU), {"weights": weights}).run()
+    torch.testing.assert_close({**found, "weights": weights}, expected)
+    operators = [call.operator for call in recording.calls]
+    added, read = operators.index(aten.addmm_.default), operators.index(aten.cos.default)
+    assert (added < read) == (late.start == 16)
+
+
+@pytest.mark.parametrize("pooling", [{"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}, None])
+def test_gradients_of_biases_are_sums_of_the_fewest_pixels(pooling):
+    torch.manual_seed(0)
+    images, weights, bias = torch.randn(3, 2, 12, 12), torch.randn(4, 2, 3, 3), torch.randn(4)
+
+    def function():
+        leaves = [weights.detach().requires_grad_(), bias.detach().requires_grad_()]
+        results = functional.conv2d(images, *leaves)
+        results = functional.max_pool2d(results, **pooling) if pooling else results
+        kernel, shift = torch.autograd.grad(results.square().sum(), leaves)
+        return {"kernel": kernel, "bias": shift, "results": results.detach()}
+
+    expected, recording = function(), record(function, [images, weights, bias])
+    found = Program(recording, Workspace(CPU), {}).run()
+    torch.testing.assert_close(found, expected)
+    calls = {call.operator: call for call in recording.calls}
+    assert calls[aten.convolution_backward.default].args[-1] == [False, True, False]
+    assert calls[aten.sum.dim_IntList].args[0].size == expected["results"].shape
 
 
 def pooled_step(weights, images):
