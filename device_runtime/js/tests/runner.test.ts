@@ -1,6 +1,6 @@
 /** The runner gives Python's report, bit for bit, and refuses what it must before anything runs. */
 
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 import { fromHex, hex, utf8 } from "../src/core/bytes.ts";
 import { Graph } from "../src/core/engine.ts";
 import { DeadlinePassed, NonFiniteReport, PlanRefused } from "../src/core/errors.ts";
@@ -37,6 +37,21 @@ test("two passes give Python's values, weight and steps", async () => {
   const found = await execute(await work());
   expect(hex(bytesOf(found.values))).toBe(runner.values);
   expect([found.weight, found.steps, found.examples]).toEqual([runner.weight, runner.steps, runner.examples]);
+});
+
+test("what graphs made for a report is given back when it is made", async () => {
+  const given = await work();
+  const made: number[] = [];
+  const runs = [...given.graphs.values()].map((graph) => vi.spyOn(graph, "run"));
+  await execute(given);
+  for (const run of runs) {
+    for (const { value } of run.mock.settledResults) {
+      const { metrics: _, ...vectors } = value as Record<string, { readonly data: Float32Array }>;
+      made.push(...Object.values(vectors).map(({ data }) => data.length));
+    }
+  }
+  expect(made.length).toBeGreaterThan(runner.steps);
+  expect(Math.max(...made)).toBe(0);
 });
 
 test("work that may not go on stops between two steps, and says where", async () => {

@@ -58,16 +58,19 @@ export async function execute(work: Work): Promise<TrainingResult> {
     }
   }
   const parts = new Map<string, Float32>();
+  const carries: Tensor[] = [];
   let [steps, finite] = [0, 0];
   for (const [index, pass] of plan.passes.entries()) {
     const swept = await sweep(work, known, pass, index);
     Object.assign(known, prefixed(`${pass.name}.carry`, swept.carry));
+    carries.push(...Object.values(swept.carry));
     parts.set(metricsSegment(pass.name), swept.metrics);
     finite += finite === steps ? swept.finite : 0;
     steps += swept.steps;
   }
   const means = plan.report.segments.filter((segment) => segment.reduction === "mean");
   const made = await graphOf(work, REPORT).run(known, new Map(means.map(({ name, size }) => [name, size])));
+  letGoOf(carries);
   const outputs = new Map(Object.entries(made).map(([name, tensor]) => [name, floats(tensor)]));
   for (const [name, values] of await encodeMeans(plan.report, outputs, work.key)) {
     parts.set(name, values);
@@ -75,7 +78,9 @@ export async function execute(work: Work): Promise<TrainingResult> {
   const weight = weightOf(plan.report, examples.count);
   try {
     const clip = plan.report.bounded ? work.broadcast.get(CLIP)?.[0] : undefined;
-    return { values: concatenate(plan.report, parts, weight, clip), weight, examples: examples.count, steps };
+    const values = concatenate(plan.report, parts, weight, clip);
+    letGoOf(Object.values(made));
+    return { values, weight, examples: examples.count, steps };
   } catch (error) {
     throw error instanceof NonFiniteReport ? new NonFiniteReport(`${error.message}: ${cause(steps, finite)}`) : error;
   }
@@ -99,7 +104,7 @@ async function sweep(work: Work, known: Tensors, pass: PassPlan, index: number):
     const drawn = pass.noise ? await noise(key, index, steps, size) : null;
     const inputs = batch.fill(indices, mask, drawn);
     const { metrics, ...next } = await step.run({ ...known, ...inputs, ...prefixed("carry", carry) }, wanted);
-    for (const tensor of Object.values(carry)) letGo(floats(tensor));
+    letGoOf(Object.values(carry));
     carry = unprefixed(next);
     const sums = floats(metrics!);
     sums.forEach((value, place) => {
@@ -163,6 +168,11 @@ function graphOf(work: Work, name: string): Graph {
 
 function floats(tensor: Tensor): Float32 {
   return tensor.data as Float32;
+}
+
+/** Give the memory of tensors back that the engine made, and that nothing reads any more. */
+function letGoOf(tensors: readonly Tensor[]): void {
+  for (const tensor of tensors) letGo(floats(tensor));
 }
 
 function prefixed(prefix: string, tensors: Tensors): Record<string, Tensor> {
