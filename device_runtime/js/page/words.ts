@@ -22,7 +22,7 @@ const REASONS: Record<string, string> = {
   "secagg-refused": "The secure sum was not safe, so nothing readable was sent",
   "stale-signature": "This device's clock is far from the coordinator's",
   "state-in-use": "Another page of this site takes part already",
-  "state-unusable": "This browser keeps nothing for this page",
+  "state-unusable": "This browser cannot keep what this page needs",
   "too-early": "This device is back before its time",
   "too-few-examples": "There are too few examples on this device",
   "unsupported-format": "There is training, but not in a format that browsers run",

@@ -50,13 +50,15 @@ export class CachedBlobs implements BlobCache {
     return data;
   }
 
-  /** A blob that the browser has no room for is not kept. */
+  /** A blob is not kept where the browser has no room for it, or for its use: `trim` would never find it. */
   async put(sha256: string, data: Bytes): Promise<void> {
     const cache = await caches.open(CACHE);
-    await cache.put(address(sha256), new Response(data)).then(
-      () => this.#used(sha256, data.length),
-      () => undefined,
-    );
+    try {
+      await cache.put(address(sha256), new Response(data));
+      await this.#used(sha256, data.length);
+    } catch {
+      await cache.delete(address(sha256));
+    }
   }
 
   async trim(most: number): Promise<void> {
