@@ -3,6 +3,14 @@ import sys
 import pytest
 
 from muster.cli import main
+from tests.muster.warm_commands import warm_commands
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory):
+    """A folder for the PATH of a shell: `muster` and `python` that start at once."""
+    with warm_commands(tmp_path_factory.mktemp("commands")) as folder:
+        yield folder
 
 
 @pytest.fixture

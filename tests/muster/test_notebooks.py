@@ -1,7 +1,6 @@
 """The notebooks in examples/ run from top to bottom, as Jupyter runs them, and are kept without their outputs."""
 
 import os
-import sys
 
 import pytest
 
@@ -13,14 +12,10 @@ NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
 @pytest.fixture
-def away(tmp_path, monkeypatch):
+def away(tmp_path, commands, monkeypatch):
     """A folder to run in, where commands and modules are those of this tree."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    commands = tmp_path / "commands"
-    commands.mkdir()
-    (commands / "muster").write_text(f'#!/bin/sh\nexec {sys.executable} -m muster "$@"\n')
-    (commands / "muster").chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     (tmp_path / "work").mkdir()
     return tmp_path / "work"

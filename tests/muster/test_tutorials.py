@@ -10,7 +10,6 @@ import pytest
 
 from simulator.fleet.arm.wheel import build_wheel
 from tests.muster.reader import BLOCK, Reader
-from tests.muster.warm_commands import warm_commands
 from tests.tree import ROOT
 
 TUTORIALS = ROOT / "docs" / "tutorials"
@@ -23,13 +22,11 @@ MADE = {
 }
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory):
+@pytest.fixture
+def environment(commands):
     """That of a shell whose commands start at once."""
-    with warm_commands(tmp_path_factory.mktemp("commands")) as folder:
-        path = f"{folder}:{os.environ['PATH']}"
-        others = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
-        yield others | {"PATH": path, "OMP_NUM_THREADS": "1"}
+    others = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
+    return others | {"PATH": f"{commands}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
 def test_every_tutorial_is_followed():

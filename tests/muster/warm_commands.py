@@ -113,6 +113,10 @@ def _run(name, arguments):
             sys.argv = ["-c", *arguments[2:]]
             sys.path.insert(0, "")
             exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+        elif arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = arguments
             sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
