@@ -15,8 +15,8 @@ aten = torch.ops.aten
 def sum_for_biases(recording: Recording) -> None:
     """Compute the gradients of biases of convolutions apart from the others."""
     written = recording.written
-    makers = {place.buffer: call for call in recording.calls for place in call.results if place}
-    makers = {buffer: maker for buffer, maker in makers.items() if not maker.touched & written}
+    lasting = [call for call in recording.calls if not call.touched & written]
+    makers = {place.buffer: call for call in lasting for place in call.results if place}
     calls = []
     for call in recording.calls:
         bias = call.results[2] if call.operator is aten.convolution_backward.default else None

@@ -11,7 +11,7 @@ import torch
 
 # mallopt(3): the parameters, and a size above that of all that a step allocates.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, BYTES = -1, -3, 2**30
-# madvise(2): the advice, the size of a huge page, and so many bytes as steps of usual models allocate.
+# madvise(2): the advice, the size of a huge page, and more bytes than a step of usual models allocates.
 MADV_HUGEPAGE, HUGE_PAGE, AHEAD = 14, 2**21, 2**28
 # Of the free memory of a GPU, what is to stay there takes this share at most: the rest is for training.
 SHARE = 0.5
@@ -21,8 +21,8 @@ SHARE = 0.5
 def keep_freed_memory() -> None:
     """Make the C library keep freed memory, where it is glibc, and have it in huge pages, where Linux grants them.
 
-    It would give back what a step frees, and the system would clear every page again for the next step. Small pages
-    are so many that the processor looks for them at every step.
+    It would give back what a step frees, and the system would clear every page again for the next step. A step
+    also uses more small pages than the processor's table of addresses, the TLB, holds.
     """
     library = ctypes.CDLL(None)
     if sys.platform != "linux" or not hasattr(library, "mallopt"):

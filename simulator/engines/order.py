@@ -21,15 +21,19 @@ def add_early(recording: Recording, given: Mapping[int, torch.UntypedStorage]) -
 
     given: the memory of buffers that is there; results that are made where arguments lie have theirs.
     """
-    uses = [_Use.of(call, given) for call in recording.calls]
+    uses: dict[int, _Use] = {}
+
+    def use(call: Call) -> _Use:
+        if id(call) not in uses:
+            uses[id(call)] = _Use.of(call, given)
+        return uses[id(call)]
+
     for index, call in enumerate(recording.calls):
-        if call.operator not in ADDING or call.args[0].buffer not in given:
-            continue
-        use, to = uses[index], index
-        while to and not use.depends_on(uses[to - 1]):
-            to -= 1
-        recording.calls.insert(to, recording.calls.pop(index))
-        uses.insert(to, uses.pop(index))
+        if call.operator in ADDING and call.args[0].buffer in given:
+            to = index
+            while to and not use(call).depends_on(use(recording.calls[to - 1])):
+                to -= 1
+            recording.calls.insert(to, recording.calls.pop(index))
 
 
 _Span = tuple[int, int, int]

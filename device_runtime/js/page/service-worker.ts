@@ -39,7 +39,7 @@ async function kept(url: URL, request: Request): Promise<Response> {
   const found = await cache.match(name);
   if (found !== undefined) return found;
   const answer = await fetch(request);
-  if (answer.ok) await cache.put(name, answer.clone()).catch(() => undefined); // a full storage does without it
+  if (answer.ok) await cache.put(name, answer.clone()).catch(() => undefined); // full storage: it is fetched each time
   return answer;
 }
 

@@ -50,7 +50,7 @@ export class CachedBlobs implements BlobCache {
     return data;
   }
 
-  /** A blob is not kept where the browser has no room for it, or for its use: `trim` would never find it. */
+  /** Keep a blob, unless there is no room for it or for the record of its use, by which `trim` finds it. */
   async put(sha256: string, data: Bytes): Promise<void> {
     const cache = await caches.open(CACHE);
     try {
