@@ -123,8 +123,9 @@ def _weight_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: Windo
         return taps.reshape(weight.shape)
     if set(window.stride) == {1}:
         return _flat_weight_gradient(grad, inputs, weight, window)
-    products = [(tap * grad).sum([0, *range(2, grad.dim())]) for tap in _taps(inputs, grad.shape[2:], window)]
-    return torch.stack(products, 1).reshape(weight.shape)
+    each = [0, *range(2, grad.dim())]
+    products = [(tap * grad).sum(each, keepdim=True) for tap in _taps(inputs, grad.shape[2:], window)]
+    return torch.cat(products, 2).reshape(weight.shape)
 
 
 def _flat_weight_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: Window) -> Tensor:
@@ -137,8 +138,9 @@ def _flat_weight_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: 
     steps = [math.prod(space[axis + 1 :]) * spread for axis, spread in enumerate(window.dilation)]
     shifts = [sum(offset * step for offset, step in zip(tap, steps, strict=True)) for tap in window.offsets]
     flat = torch.nn.functional.pad(padded.flatten(2), (0, shifts[-1]))
-    products = [(flat[..., shift : shift + spread.shape[2]] * spread).sum([0, 2]) for shift in shifts]
-    return torch.stack(products, 1).reshape(weight.shape)
+    length = spread.shape[2]
+    products = [(flat[..., shift : shift + length] * spread).sum([0, 2], keepdim=True) for shift in shifts]
+    return torch.cat(products, 2).reshape(weight.shape)
 
 
 def _grouped_weight_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: Window, groups: int) -> Tensor:

@@ -50,12 +50,10 @@ def group_norm_backward(  # noqa: PLR0913, PLR0917, the operator's own signature
     sums, along = grad.sum(3, keepdim=True), (grad * centred).sum(3, keepdim=True) * rstd
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
-        gain, level, slope = rstd, sums, along
-        if weight is not None:
-            gain, level, slope = (part * _each_channel(weight, groups) for part in (rstd, sums, along))
-        scale = rstd * (groups / (positions * channels))
-        tilt = centred * (slope.sum(2, keepdim=True) * (rstd * scale))
-        grad_input = (grad * gain - tilt - level.sum(2, keepdim=True) * scale).reshape(inputs.shape)
+        gain = rstd if weight is None else rstd * _each_channel(weight, groups)
+        share = gain * (groups / (positions * channels))
+        level, slope = ((share * part).sum(2, keepdim=True) for part in (sums, along))
+        grad_input = (grad * gain - centred * (slope * rstd) - level).reshape(inputs.shape)
     if output_mask[1]:
         grad_weight = along.sum(0).reshape(channels)
     if output_mask[2]:

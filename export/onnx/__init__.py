@@ -43,7 +43,9 @@ def to_onnx(captured: Captured) -> bytes:
         outputs.append(helper.make_tensor_value_info(name, ONNX_TYPES[result.meta["val"].dtype], shape))
     inputs = [_input(port) for port in captured.inputs]
     nodes, constants = _reachable(builder, set(captured.outputs))
-    graph = helper.make_graph(nodes, "graph", inputs, outputs, constants)
+    written = {name for node in nodes for name in node.output}
+    shapes = [info for name, info in builder.shapes.items() if name in written]
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, constants, value_info=shapes)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
     try:
         onnx.checker.check_model(model, full_check=True)

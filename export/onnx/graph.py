@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ class GraphBuilder:
     def __init__(self) -> None:
         self.nodes = self._outermost = list[onnx.NodeProto]()
         self.initializers: list[onnx.TensorProto] = []
+        self.shapes: dict[str, onnx.ValueInfoProto] = {}
         self.names: dict[fx.Node, Any] = {}
         self._known: ChainMap[tuple[bytes, int], tuple[str, ...]] = ChainMap()
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -57,6 +59,16 @@ class GraphBuilder:
         names = tuple(f"v{self._count + index}" for index in range(count))
         self._count += count
         return names
+
+    def shaped(self, name: str, node: fx.Node) -> str:
+        """The same name, of a value whose shape cannot be read off the graph, with its shape said.
+
+        ONNX Runtime gives a value the memory of one before only where it knows that both are of one shape. What cannot
+        be used again lengthens the search for every later value: planning takes time quadratic in their number.
+        """
+        if self.nodes is self._outermost:
+            self.shapes[name] = value_info(name, node.meta["val"])
+        return name
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[list[onnx.NodeProto]]:
@@ -99,6 +111,12 @@ class GraphBuilder:
             return self.constant(sizes, np.int64)
         parts = [self.names[size] if isinstance(size, fx.Node) else self.constant([size], np.int64) for size in sizes]
         return parts[0] if len(parts) == 1 else self.emit("Concat", parts, axis=0)
+
+
+def value_info(name: str, value: torch.Tensor) -> onnx.ValueInfoProto:
+    """A value's type and shape; its only symbol is the batch, B."""
+    shape = [size if isinstance(size, int) else re.sub(r"s\d+", "B", str(size)) for size in value.shape]
+    return helper.make_tensor_value_info(name, ONNX_TYPES[value.dtype], shape)
 
 
 def _as_bytes(array: NDArray[np.generic]) -> NDArray[np.uint8] | None:

@@ -1,5 +1,7 @@
 """Rules that are easy to write wrong, each against torch, at batch sizes that the trace did not see."""
 
+import collections
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -161,6 +163,23 @@ def test_equal_operators_are_written_once_and_shapes_are_changed_once():
     written = onnx.load_model_from_string(to_onnx(capture(function, [X])))
     kinds = [node.op_type for node in written.graph.node]
     assert kinds == ["Reshape", "Sin", "Mul", "Reshape", "Identity"]
+
+
+def test_values_move_once_at_most_and_all_shapes_are_known():
+    def function(values):
+        x = values["x"]
+        back = x.transpose(0, 1).transpose(0, 1)
+        view = x.unsqueeze(1).transpose(1, 2).reshape(-1, 24)
+        flat = x.transpose(0, 1).transpose(1, 2).reshape(24, -1).sin()
+        moved = flat.reshape(4, 6, -1).permute(2, 0, 1).expand(x.shape)
+        return {"out": back * moved + x[:, :1].expand(x.shape).cos() + view.exp().reshape(x.shape)}
+
+    written = onnx.load_model_from_string(to_onnx(capture(function, [X])))
+    kinds = collections.Counter(node.op_type for node in written.graph.node)
+    assert (kinds["Transpose"], kinds["Reshape"], kinds["Expand"]) == (2, 4, 1)
+    inferred = onnx.shape_inference.infer_shapes(written).graph.value_info
+    sizes = {size.dim_param or size.dim_value for info in inferred for size in info.type.tensor_type.shape.dim}
+    assert sizes - {1, 3, 4, 6, 24} == {"B"}, sizes
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ def power(graph: GraphBuilder, node: fx.Node) -> str:
 
 
 def rsqrt(graph: GraphBuilder, node: fx.Node) -> str:
-    """1 / √x: ONNX has no operator for it."""
-    return graph.emit("Reciprocal", [graph.emit("Sqrt", [graph.value(node.args[0])])])
+    """1 / √x as a power: ONNX has no operator for it."""
+    return graph.emit("Pow", [graph.value(node.args[0]), graph.value(-0.5, dtype_of(node))])
 
 
 def expm1(graph: GraphBuilder, node: fx.Node) -> str:

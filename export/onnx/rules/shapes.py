@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,18 +28,45 @@ def reshaped(otherwise: Rule) -> Rule:
 
     def rule(graph: GraphBuilder, node: fx.Node) -> str:
         source: fx.Node = arguments(node)[0]
-        while source.target in SHAPING or source.target in SAME:
+        while _keeps_order(source):
             source = arguments(source)[0]
-        shape, known = node.meta["val"].shape, source.meta["val"].shape
-        if list(map(str, shape)) == list(map(str, known)):
+        if _alike(node, source):
             return graph.value(source)
-        sizes = [size if isinstance(size, int) else -1 for size in shape]
-        if 0 in sizes or sizes.count(-1) > 1:
-            written: str = otherwise(graph, node)
-            return written
-        return graph.emit("Reshape", [graph.value(source), graph.constant(sizes, np.int64)], allowzero=0)
+        shape, known = node.meta["val"].shape, source.meta["val"].shape
+        sizes = _sizes(shape, known)
+        if 0 in shape or sizes.count(-1) > 1:
+            return graph.shaped(otherwise(graph, node), node)
+        name = graph.emit("Reshape", [graph.value(source), graph.constant(sizes, np.int64)], allowzero=0)
+        return graph.shaped(name, node) if -1 in sizes else name
 
     return rule
+
+
+def _alike(node: fx.Node, other: fx.Node) -> bool:
+    """Whether two values have one shape."""
+    return list(map(str, node.meta["val"].shape)) == list(map(str, other.meta["val"].shape))
+
+
+def _keeps_order(node: fx.Node) -> bool:
+    """Whether the values are those of the first argument in the same order."""
+    if node.target is not aten.permute.default:
+        return node.target in SHAPING or node.target in SAME
+    moved = [axis for axis in _axes(node) if str(arguments(node)[0].meta["val"].shape[axis]) != "1"]
+    return moved == sorted(moved)
+
+
+def _axes(node: fx.Node) -> list[int]:
+    """The axes of a permutation, which may count from the end."""
+    return [axis % rank_of(node) for axis in arguments(node)[1]]
+
+
+def _sizes(shape: Sequence[Any], known: Sequence[Any]) -> list[int]:
+    """Sizes as Reshape reads them: 0 is what the axis had before, and so keeps its symbol, and -1 is what is left."""
+    before = [*map(str, known), *("" for _ in shape)]
+    return [
+        size if isinstance(size, int) else 0 if str(size) == had else -1
+        for size, had in zip(shape, before, strict=False)
+    ]
 
 
 def view(graph: GraphBuilder, node: fx.Node) -> str:
@@ -57,8 +85,11 @@ def as_strided(graph: GraphBuilder, node: fx.Node) -> str:
 
 def expand(graph: GraphBuilder, node: fx.Node) -> str:
     """Expand: axes of size 1, and new ones in front, are repeated; -1 keeps an axis as it is."""
-    sizes = [1 if size == -1 else size for size in arguments(node)[1]]
-    return graph.emit("Expand", [graph.value(node.args[0]), graph.integers(sizes)])
+    source, sizes = arguments(node)[:2]
+    if _alike(node, source):
+        return graph.value(source)
+    sizes = [1 if size == -1 else size for size in sizes]
+    return graph.shaped(graph.emit("Expand", [graph.value(node.args[0]), graph.integers(sizes)]), node)
 
 
 def repeat(graph: GraphBuilder, node: fx.Node) -> str:
@@ -71,10 +102,22 @@ def repeat(graph: GraphBuilder, node: fx.Node) -> str:
 
 
 def permute(graph: GraphBuilder, node: fx.Node) -> str:
-    """Transpose; axes may count from the end."""
-    rank = rank_of(node)
-    axes = [axis % rank for axis in arguments(node)[1]]
-    return graph.emit("Transpose", [graph.value(node.args[0])], perm=axes)
+    """Transpose, once for permutations of permutations; Reshape, where only axes of size 1 move."""
+    if _keeps_order(node):
+        name: str = unmoved(graph, node)
+        return name
+    source, order = arguments(node)[0], _axes(node)
+    while source.target is aten.permute.default:
+        order = [_axes(source)[axis] for axis in order]
+        source = arguments(source)[0]
+    if order == sorted(order):
+        return graph.value(source)
+    return graph.emit("Transpose", [graph.value(source)], perm=order)
+
+
+def transpose(graph: GraphBuilder, node: fx.Node) -> str:
+    """Transpose, as it is traced."""
+    return graph.emit("Transpose", [graph.value(node.args[0])], perm=_axes(node))
 
 
 def unsqueeze(graph: GraphBuilder, node: fx.Node) -> str:
@@ -108,7 +151,9 @@ def split(graph: GraphBuilder, node: fx.Node) -> tuple[str, ...]:
 
 
 def slice_axis(graph: GraphBuilder, node: fx.Node) -> str:
-    """Slice of one axis; bounds count from the end where negative, and may be symbolic."""
+    """Slice of one axis, unless it is whole; bounds count from the end where negative, and may be symbolic."""
+    if _alike(node, arguments(node)[0]):
+        return same(graph, node)
     bounds = (argument(node, 2) or 0, argument(node, 3), argument(node, 1, 0), argument(node, 4, 1))
     start, end, axis, step = (END if bound is None else bound for bound in bounds)
     inputs = [graph.integers([bound]) for bound in (start, end, axis, step)]
@@ -178,6 +223,7 @@ def numbers(graph: GraphBuilder, node: fx.Node) -> str:
     return graph.emit("Range", [graph.value(bound, dtype_of(node)) for bound in bounds])
 
 
+unmoved = reshaped(transpose)
 SAME = overloads(same, aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default)
 SHAPING: dict[Any, Rule] = {
     shaping: reshaped(rule)
