@@ -6,7 +6,7 @@ Spec: docs/spec/plan.md. The names of graphs, inputs and outputs: fedcore/plan.p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from device_runtime.backends.backend import Arrays, Executable, address
 from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused
-from fedcore.batching import StreamKey, batches, noise
+from fedcore.batching import StreamKey, noise, sweeps
 from fedcore.bound import CLIP
 from fedcore.codecs.codec import RoundKey
 from fedcore.errors import ReportError
@@ -34,12 +34,17 @@ from fedcore.plan import (
     Plan,
     begin_graph,
     final_carry,
+    loop_graph,
     prefixed,
-    step_graph,
+    steps_graph,
 )
 from fedcore.report import metrics_segment
 
 ALIGNMENT = 64
+# The steps of one call, where a graph takes many: enough that the call costs little beside them, and whether to keep
+# going is still asked often.
+MOST_STEPS = 64
+MOST_CALL_BYTES = 2**19
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ def execute(  # noqa: PLR0913  # one for each kind of input
     graphs: one executable for every graph name of the plan. Each is taken out when its work is done, so that its memory
     is free again before the next pass and the report ask for theirs.
     broadcast: the vectors of `plan.broadcast`; examples: `(n, *shape)` for every field of the plan, n at least 1.
-    frozen: the vectors of `plan.frozen`, if it has any. keep_going: asked before every step.
+    frozen: the vectors of `plan.frozen`, if it has any. keep_going: asked before every call of a graph of steps.
     Raises PlanRefused when the plan contradicts itself or its graphs, RuntimeFailed when a graph fails, DeadlinePassed
     when `keep_going` says no, NonFiniteReport, which says where it began, when the report is not finite.
     """
@@ -102,7 +107,7 @@ def execute(  # noqa: PLR0913  # one for each kind of input
 class Local:
     """What is one client's own: its examples (n, …) under their names at a graph's edge, and the key of its streams.
 
-    keep_going: asked before every step.
+    keep_going: asked before every call of a graph of steps.
     """
 
     examples: Arrays
@@ -128,61 +133,98 @@ class PassResult:
 class PassRunner:
     """Runs one pass over the examples of one client after the other, on buffers that it allocates once.
 
-    one, index: the pass, and its place in the plan. examples: those of any client, for dtypes and shapes. Raises
-    PlanRefused when there is no memory for the buffers.
+    one, index: the pass, and its place in the plan. examples: those of any client, for dtypes and shapes. many: whether
+    its graph takes many steps, and not one. Raises PlanRefused when there is no memory for the buffers.
     """
 
-    def __init__(self, one: PassPlan, index: int, examples: Arrays) -> None:
-        self._pass, self._index = one, index
+    def __init__(self, one: PassPlan, index: int, examples: Arrays, *, many: bool) -> None:
+        self._pass, self._index, self._many = one, index, many
         size = one.loop.batch_size
-        self._batch = {name: aligned((size, *array.shape[1:]), array.dtype) for name, array in examples.items()}
-        self._mask, self._noise = aligned((size,)), aligned((size,), np.int32)
-        self._metrics = aligned((len(one.metrics),))
+        self._most = _steps_of_a_call(size, examples) if many else 1
+        lead = (self._most, size)
+        self._batch = {name: aligned((*lead, *array.shape[1:]), array.dtype) for name, array in examples.items()}
+        self._mask, self._noise = aligned(lead), aligned(lead, np.int32)
+        self._metrics = aligned((self._most, len(one.metrics)))
         # The carry lives in two sets of buffers, read and written in turns: a graph must not write what it reads.
         self._carries = [{spec.name: aligned((spec.size,)) for spec in one.carry} for _ in range(2)]
+        self._views: dict[int, tuple[dict[str, NDArray[Any]], Arrays]] = {}
 
     def begin(self, graph: Executable, known: Arrays) -> None:
         """Run the begin graph. known: the broadcast and the last carries of earlier passes, by names at the edge."""
         graph.run(known, prefixed(NEXT, self._carries[0]))
 
     def sweep(self, step: Executable, known: Arrays, local: Local) -> PassResult:
-        """Run the step graph for every batch. The carry of the result lies in buffers that the next `begin` overwrites.
+        """Run the graph of steps for all batches. The carry of the result lies in buffers that `begin` overwrites.
 
         Raises DeadlinePassed when the client is not to keep going.
         """
-        one, size, steps, finite = self._pass, self._pass.loop.batch_size, 0, 0
-        totals, turns = np.zeros(len(one.metrics)), self._turns(known)
-        for indices, real in batches(one.loop, local.count, local.key, self._index):
+        one, steps, finite, now, after = self._pass, 0, 0, *self._carries
+        totals, calls = np.zeros(len(one.metrics)), dict[tuple[int, bool], tuple[Arrays, Arrays]]()
+        for indices, real in self._calls(local):
             if not local.keep_going():
                 raise DeadlinePassed(
                     f"stopped in pass {one.name!r} after {steps} steps: the report would come too late"
                 )
-            for name, array in local.examples.items():
-                array.take(indices, axis=0, out=self._batch[name], mode="clip")  # any other mode copies twice
-            np.copyto(self._mask, real)
-            if one.noise:
-                np.copyto(self._noise, noise(local.key, self._index, steps, size))
-            step.run(*turns[steps % 2])
-            totals += self._metrics
-            finite += finite == steps and bool(np.isfinite(self._metrics).all())
-            steps += 1
+            count = len(indices)
+            self._fill(indices, real, local, steps)
+            call = count, now is self._carries[0]
+            if call not in calls:
+                calls[call] = self._edge(known, now, after, count)
+            step.run(*calls[call])
+            sums = self._metrics[:count]
+            totals += sums.sum(axis=0, dtype=np.float64)
+            if finite == steps:
+                finite += int(np.isfinite(sums).all(axis=1).cumprod().sum())
+            steps += count
+            now, after = after, now
         with np.errstate(over="ignore"):
-            return PassResult(self._carries[steps % 2], totals.astype(np.float32), steps, finite)
+            return PassResult(now, totals.astype(np.float32), steps, finite)
 
-    def _turns(self, known: Arrays) -> list[tuple[Arrays, Arrays]]:
-        """The inputs and outputs of even steps and of odd ones."""
-        fixed = {**known, **self._batch, MASK: self._mask, NOISE: self._noise}
-        pairs = (self._carries, self._carries[::-1])
-        return [
-            (fixed | prefixed(CARRY, now), {**prefixed(NEXT, after), METRICS: self._metrics}) for now, after in pairs
-        ]
+    def _calls(self, local: Local) -> Iterator[tuple[NDArray[np.int64], Float32]]:
+        """The indices (S, B) and masks (S, B) of every call, of steps within one sweep."""
+        for indices, real in sweeps(self._pass.loop, local.count, local.key, self._index):
+            for start in range(0, len(indices), self._most):
+                steps = slice(start, start + self._most)
+                yield indices[steps], real[steps]
+
+    def _fill(self, indices: NDArray[np.int64], real: Float32, local: Local, first: int) -> None:
+        """Take over the examples, masks and noise of steps from `first` on."""
+        count, size = indices.shape
+        for name, array in local.examples.items():
+            array.take(indices, axis=0, out=self._batch[name][:count], mode="clip")  # any other mode copies twice
+        np.copyto(self._mask[:count], real)
+        if self._pass.noise:
+            for place in range(count):
+                np.copyto(self._noise[place], noise(local.key, self._index, first + place, size))
+
+    def _edge(self, known: Arrays, now: Arrays, after: Arrays, count: int) -> tuple[Arrays, Arrays]:
+        """The inputs and outputs of a call of so many steps. The views are the same each time: engines know them."""
+        if count not in self._views:
+            part: Any = slice(count) if self._many else 0
+            buffers = {**self._batch, MASK: self._mask, NOISE: self._noise}
+            fed = {name: array[part] for name, array in buffers.items()}
+            self._views[count] = fed, {METRICS: self._metrics[part]}
+        fed, sums = self._views[count]
+        return {**known, **fed, **prefixed(CARRY, now)}, {**prefixed(NEXT, after), **sums}
+
+
+def steps_of(inputs: Arrays) -> int:
+    """The steps that a graph takes in one call with these inputs; 1 for one that takes none."""
+    mask = inputs.get(MASK)
+    return len(mask) if mask is not None and mask.ndim == 2 else 1  # steps, and examples of each
+
+
+def _steps_of_a_call(size: int, examples: Arrays) -> int:
+    """The steps that one call takes at most, of batches of `size`."""
+    row_bytes = sum(math.prod(array.shape[1:]) * array.itemsize for array in examples.values())
+    return max(1, min(MOST_STEPS, MOST_CALL_BYTES // max(1, size * row_bytes)))
 
 
 def _run_pass(one: PassPlan, index: int, graphs: dict[str, Executable], known: Arrays, local: Local) -> PassResult:
     """Run a pass whose graphs and buffers, but for the last carry, are free again afterwards."""
-    runner = PassRunner(one, index, local.examples)
+    runner = PassRunner(one, index, local.examples, many=steps_graph(one.name) in graphs)
     runner.begin(graphs.pop(begin_graph(one.name)), known)
-    return runner.sweep(graphs.pop(step_graph(one.name)), known, local)
+    return runner.sweep(graphs.pop(loop_graph(graphs, one.name)), known, local)
 
 
 def _cause(steps: int, finite: int) -> str:

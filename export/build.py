@@ -33,11 +33,15 @@ from fedcore.plan import (
     TripPlan,
     begin_graph,
     step_graph,
+    steps_graph,
 )
 from fedcore.report import WEIGHT, ReportLayout, Segment, metrics_segment
 
 Graphs = dict[BlobRef, bytes]
 """The blobs that a plan names: serialised graphs, of all trips and formats, and the frozen vectors."""
+
+FEW_VALUES = 2**14
+"""Values that a step gives at most whose call costs a share of it that is worth a graph of many steps."""
 
 Progress = Callable[[str, str], None]
 """Told for which format (or none) what is being done now."""
@@ -113,7 +117,7 @@ def _build_trip(model: Model, algorithm: Algorithm, trip: Trip, state: State, wr
         received = Received(broadcast, dict(carries))
         begin = writer.write(begin_graph(item.name), functools.partial(capture_begin, item, received))
         step = functools.partial(capture_step, model, item, received, begin.specs)
-        ports = writer.write_step(step_graph(item.name), step, item.loop.batch_size).inputs
+        ports = writer.write_step(item.name, step, item.loop.batch_size).inputs
         noisy = any(port.name == NOISE for port in ports)
         passes.append(PassPlan(item.name, item.loop, begin.specs, model.metrics, noisy))
         if not bounded:  # beside a report that is clipped for privacy, sums of losses would give away what it hides
@@ -158,16 +162,25 @@ class _Writer:
         return captured
 
     def write_step(self, name: str, capture: Callable[[int | None, Table], Captured], batch: int) -> Captured:
-        """Write a graph of a batch, which some formats fix; each format has its own forms of operators."""
+        """Write the step of the pass `name`, or of many if it is small.
+
+        Some formats fix the batch, and each has its own forms of operators.
+        """
         captured = None
         for form in self._chosen:
-            self._progress(form.name, f"trace {name}")
+            self._progress(form.name, f"trace {step_graph(name)}")
             captured = capture(batch if form.fixed_batch else None, form.table)
-            self._write(form, name, captured)
+            many = form.write_steps(captured) if sum(spec.size for spec in captured.specs) <= FEW_VALUES else None
+            if many is None:
+                self._write(form, step_graph(name), captured)
+            else:
+                self._keep(form, steps_graph(name), many)
         return captured or capture(None, TABLE)
 
     def _write(self, form: Format, name: str, captured: Captured) -> None:
         self._progress(form.name, f"write {name}")
-        written = form.write(captured)
+        self._keep(form, name, form.write(captured))
+
+    def _keep(self, form: Format, name: str, written: bytes) -> None:
         ref = self.graphs[form.name][name] = BlobRef.of(written)
         self.blobs[ref] = written

@@ -75,6 +75,11 @@ class Captured:
     outputs: tuple[str, ...]
 
     @property
+    def placeholders(self) -> Sequence[fx.Node]:
+        """The nodes that stand for the inputs."""
+        return self.module.graph.find_nodes(op="placeholder")
+
+    @property
     def results(self) -> Sequence[fx.Node]:
         """The nodes that compute the outputs."""
         return self.module.graph.output_node().args[0]  # type: ignore[return-value]

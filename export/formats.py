@@ -16,6 +16,7 @@ class Format:
 
     version: of the form itself, such as an opset. fixed_batch: graphs hold the loop's batch size, and fewer examples
     come under the mask. table: the forms of operators when a step is captured. write: a captured graph as bytes.
+    write_steps: a captured step as a graph of many, or None where there is no such form of it.
     """
 
     name: str
@@ -23,13 +24,14 @@ class Format:
     fixed_batch: bool
     table: Table
     write: Callable[[Captured], bytes]
+    write_steps: Callable[[Captured], bytes | None] = lambda _: None
 
 
 def _onnx() -> Format:
     from export.decompositions import TABLE  # noqa: PLC0415
-    from export.onnx import OPSET, to_onnx  # noqa: PLC0415, loads onnx
+    from export.onnx import OPSET, steps_to_onnx, to_onnx  # noqa: PLC0415, loads onnx
 
-    return Format("onnx", f"opset {OPSET}", False, TABLE, to_onnx)
+    return Format("onnx", f"opset {OPSET}", False, TABLE, to_onnx, steps_to_onnx)
 
 
 def _executorch() -> Format:

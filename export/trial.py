@@ -36,8 +36,10 @@ from fedcore.plan import (
     Plan,
     begin_graph,
     final_carry,
+    loop_graph,
     prefixed,
     step_graph,
+    steps_graph,
 )
 
 STEPS = 3
@@ -180,18 +182,21 @@ class Trial:
     def _exported_pass(
         self, one: PassPlan, graphs: Mapping[str, Executable], received: Arrays, guide: TrialOutcome | None
     ) -> list[Arrays]:
-        sizes = {spec.name: spec.size for spec in one.carry}
+        sizes, batches = {spec.name: spec.size for spec in one.carry}, self.batches[one.name]
         carry, trail = _empty(sizes), []
         graphs[begin_graph(one.name)].run(received, prefixed(NEXT, carry))
-        for number, batch in enumerate(self.batches[one.name]):
+        many = steps_graph(one.name) in graphs
+        for number, taken in enumerate([batches] if many and guide is None else [[batch] for batch in batches]):
             if guide and number:
                 carry = guide.start_of(one.name, number)
-            after, metrics = _empty(sizes), np.empty(len(one.metrics), np.float32)
-            feed = received | prefixed(CARRY, carry) | prefixed(EXAMPLE, batch.fields)
-            feed |= {MASK: batch.mask, NOISE: batch.noise}
-            graphs[step_graph(one.name)].run(feed, prefixed(NEXT, after) | {METRICS: metrics})
+            after, metrics = _empty(sizes), np.empty((len(taken), len(one.metrics)), np.float32)
+            stacked = [_edge(batch) for batch in taken]
+            fed = {name: np.stack([batch[name] for batch in stacked]) for name in stacked[0]} if many else stacked[0]
+            given = received | prefixed(CARRY, carry) | fed
+            made = prefixed(NEXT, after) | {METRICS: metrics if many else metrics[0]}
+            graphs[loop_graph(graphs, one.name)].run(given, made)
             carry = after
-            trail.append(after | {METRICS: metrics})
+            trail.append(after | {METRICS: metrics.sum(axis=0)})
         return trail
 
     def distances(
@@ -274,6 +279,11 @@ def _norm(vector: np.ndarray) -> float:
 def _batch(model: Model, size: int, real: int, random: np.random.Generator) -> Batch:
     mask = (np.arange(size) < real).astype(np.float32)
     return Batch(draw_examples(model.spec, size, random), mask, random.integers(-(2**31), 2**31, size).astype(np.int32))
+
+
+def _edge(batch: Batch) -> Arrays:
+    """A batch under the names at the edge of a graph."""
+    return prefixed(EXAMPLE, batch.fields) | {MASK: batch.mask, NOISE: batch.noise}
 
 
 def _empty(sizes: Mapping[str, int]) -> Arrays:

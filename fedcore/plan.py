@@ -8,16 +8,17 @@ The names of graphs, and of their inputs and outputs, are defined here (§2). Al
     <pass>.step    carry.<name>, broadcast.<name>, <earlier pass>.carry.<name>,
                    frozen.<name>, example.<field> (B, …), mask float32 (B,)[, noise int32 (B,)]
                                                                              → next.<name>, metrics float32 (M,)
+    <pass>.steps   the same, with an axis of S steps first in examples, mask, noise and metrics
     report         broadcast.<name>, <pass>.carry.<name>                       → one output per mean segment, its name
 
 `metrics` are sums over the batch under its mask, in the order of the pass's `metrics`. `<pass>.carry` is the last carry
-of a pass.
+of a pass. A pass has either `step` or `steps`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -48,6 +49,17 @@ def begin_graph(pass_name: str) -> str:
 def step_graph(pass_name: str) -> str:
     """The name of the graph that runs one batch of a pass."""
     return f"{pass_name}.step"
+
+
+def steps_graph(pass_name: str) -> str:
+    """The name of the graph that runs batches of a pass one after the other, as many as it is given."""
+    return f"{pass_name}.steps"
+
+
+def loop_graph(graphs: Container[str], pass_name: str) -> str:
+    """The name of that of the two graphs, of one batch or of many, which is among `graphs`."""
+    many = steps_graph(pass_name)
+    return many if many in graphs else step_graph(pass_name)
 
 
 def final_carry(pass_name: str) -> str:
@@ -135,7 +147,7 @@ class FrozenVectors(msgspec.Struct, frozen=True):
 
 
 class PassPlan(msgspec.Struct, frozen=True):
-    """One pass: its begin graph, then its step graph for every batch of `loop`.
+    """One pass: its begin graph, then its step for every batch of `loop`.
 
     `metrics` names the sums that each step emits; the device adds them up over the pass. `noise` says that the step
     reads random integers.
@@ -160,8 +172,9 @@ class TripPlan(msgspec.Struct, frozen=True, kw_only=True):
     graphs: dict[str, dict[str, BlobRef]]
 
     def __post_init__(self) -> None:
-        wanted = {graph(one.name) for one in self.passes for graph in (begin_graph, step_graph)} | {REPORT}
         for fmt, graphs in self.graphs.items():
+            loops = {loop_graph(graphs, one.name) for one in self.passes}
+            wanted = {begin_graph(one.name) for one in self.passes} | loops | {REPORT}
             if set(graphs) != wanted:
                 raise PlanError(f"format {fmt!r} has graphs {sorted(graphs)}, the passes need {sorted(wanted)}")
 

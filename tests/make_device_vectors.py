@@ -364,13 +364,16 @@ def successions():
 
 
 def trained():
-    """The unweighted report of the linear plan: its graphs, inputs and values."""
+    """The unweighted report of the linear plan, once with graphs of many steps: its graphs, inputs and values."""
     graphs, data, plan = linear.graphs(), linear.examples(13), linear.plan(codecs=(Rotation(2),))
+    many = linear.many_steps()
     executables = {name: OnnxRuntime().load(graph, name) for name, graph in graphs.items()}
     result = execute(plan, executables, {"params": linear.PARAMS}, data, linear.KEY)
     return {
         "plan": plan.encode().decode(),
         "graphs": {name: graph.hex() for name, graph in graphs.items()},
+        "many_plan": linear.plan(many, codecs=(Rotation(2),)).encode().decode(),
+        "many_graphs": {name: graph.hex() for name, graph in many.items()},
         "params": linear.PARAMS.tobytes().hex(),
         **{name: column.tobytes().hex() for name, column in data.items()},
         "seed": str(linear.KEY.seed), "round": linear.KEY.round, "slot": str(linear.KEY.slot),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from device_runtime.errors import PlanRefused
+from fedcore.plan import MASK
 
 OPSET = 18
 _LIST = """
@@ -20,8 +21,9 @@ _LIST = """
 """
 OPERATORS = frozenset(_LIST.split())
 """The operators that a plan may use, all of ONNX's own domain: those that the exporter writes, but for the loop."""
-# It ends: the last value that it goes over is a vector whose bytes lie in the graph. Its body is a graph of nodes.
-LOOP = "Scan"
+# It ends: the last value that it goes over is a vector whose bytes lie in the graph, or the mask, which the device
+# makes. Its body is a graph of nodes.
+LOOP, BOUND = "Scan", MASK.encode()
 
 # Element types by ONNX's numbers: float32, uint8, int32, int64, bool, float64.
 ELEMENTS = frozenset({1, 2, 6, 7, 9, 11})
@@ -37,7 +39,7 @@ _GRAPH = {
     1: ("node", "node"),
     2: ("name", _TEXT),
     5: ("initializer", "tensor"),
-    11: ("input", "value"),
+    11: ("input", "graph's input"),
     12: ("output", "value"),
     13: ("value_info", "value"),
 }
@@ -58,6 +60,7 @@ _ATTRIBUTE = {
     8: ("ints", _BYTES),
     20: ("type", _NUMBER),
 }
+_VALUE = {1: ("name", _TEXT), 2: ("type", "type")}
 _FIELDS: Mapping[str, Mapping[int, tuple[str, str]]] = {
     "model": {
         1: ("ir_version", _NUMBER),
@@ -83,14 +86,15 @@ _FIELDS: Mapping[str, Mapping[int, tuple[str, str]]] = {
         9: ("raw_data", _BYTES),
         10: ("double_data", _BYTES),
     },
-    "value": {1: ("name", _TEXT), 2: ("type", "type")},
+    "graph's input": _VALUE,
+    "value": _VALUE,
     "type": {1: ("tensor_type", "tensor type")},
     "tensor type": {1: ("elem_type", _ELEMENT), 2: ("shape", "shape")},
     "shape": {1: ("dim", "dimension")},
     "dimension": {1: ("dim_value", _NUMBER), 2: ("dim_param", _TEXT)},
 }
 # The fields of messages that give names to values.
-_NAMES = {"node": "output", "tensor": "name", "value": "name"}
+_NAMES = {"node": "output", "tensor": "name", "graph's input": "name", "value": "name"}
 _OPERATORS_IN = {"node.op_type": OPERATORS | {LOOP}, "body's node.op_type": OPERATORS}
 
 
@@ -119,8 +123,8 @@ class _Walk:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._nodes = self._fields = self._opsets = self._versions = 0
-        # Names of values: the last that each loop goes over, vectors whose bytes lie in the graph, and any others.
-        self._looped, self._vectors, self._others = set[bytes](), set[bytes](), set[bytes]()
+        # Names of values: the last that each loop goes over, those that bound it, and any others.
+        self._looped, self._bounds, self._others = set[bytes](), set[bytes](), set[bytes]()
 
     def check_opsets(self) -> None:
         """Raise _Unfit unless the model that was walked over names one set of operators, with its version."""
@@ -129,10 +133,10 @@ class _Walk:
 
     def check_loops(self) -> None:
         """Raise _Unfit unless each loop of the model ends: all that it goes over has equally many rows."""
-        if not self._looped <= self._vectors - self._others:
+        if not self._looped <= self._bounds - self._others:
             raise _Unfit(
-                f"the turns of a {LOOP} have no bound: its last input must be an initializer of one dimension, with "
-                "its values in raw_data and a name of its own"
+                f"the turns of a {LOOP} have no bound: its last input must be the graph's input {MASK!r}, or an "
+                "initializer of one dimension with its values in raw_data, and have a name of its own"
             )
 
     def message(self, kind: str, at: int, end: int) -> None:
@@ -163,9 +167,10 @@ class _Walk:
 
         if kind == "node" and texts("op_type")[-1:] == [LOOP.encode()]:
             self._looped.add([b"", *texts("input")][-1])
-        known = self._vectors if kind == "tensor" and self._is_vector(places) else self._others
-        if kind in _NAMES:
-            known.update(texts(_NAMES[kind]))
+        vector = kind == "tensor" and self._is_vector(places)
+        for name in texts(_NAMES[kind]) if kind in _NAMES else ():
+            bounds = vector or (kind == "graph's input" and name == BOUND)
+            (self._bounds if bounds else self._others).add(name)
 
     def _is_vector(self, places: _Places) -> bool:
         """Whether a tensor has one dimension, with no more elements than it has bytes in the graph."""

@@ -5,7 +5,7 @@ Why not `torch.onnx.export`: docs/decisions/0006-direct-onnx-writer.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import onnx
@@ -14,12 +14,13 @@ from onnx import helper
 from torch import fx
 from torch._higher_order_ops.scan import scan_op
 
-from export.capture import Captured, Port
+from export.capture import Captured, Port, vector_ports
 from export.errors import UnsupportedOperator
 from export.layers import layer_of
 from export.onnx.graph import ONNX_TYPES, GraphBuilder
-from export.onnx.loops import body_of, scan
+from export.onnx.loops import bodies_of, scan, scan_steps
 from export.onnx.rules import TABLE
+from fedcore.plan import CARRY, METRICS
 
 OPSET = 18
 IR_VERSION = 10
@@ -35,14 +36,33 @@ def to_onnx(captured: Captured) -> bytes:
     """
     builder = GraphBuilder()
     _write_all(builder, captured.module, [port.name for port in captured.inputs])
-    outputs = []
     for name, result in zip(captured.outputs, captured.results, strict=True):
         # An output needs a name of its own, also where it is an input or leaves twice.
         builder.nodes.append(helper.make_node("Identity", [builder.value(result)], [name]))
-        shape = tuple(int(size) for size in result.meta["val"].shape)
-        outputs.append(helper.make_tensor_value_info(name, ONNX_TYPES[result.meta["val"].dtype], shape))
-    inputs = [_input(port) for port in captured.inputs]
-    nodes, constants = _reachable(builder, set(captured.outputs))
+    return _serialised(builder, [_input(port) for port in captured.inputs], _outputs(captured))
+
+
+def steps_to_onnx(captured: Captured) -> bytes | None:
+    """A captured step as a graph of many steps, one after the other; else as `to_onnx`.
+
+    None for a step that has a loop inside: loops do not nest on devices.
+    """
+    if captured.module.graph.find_nodes(op="call_function", target=scan_op):
+        return None
+    builder = GraphBuilder()
+    scan_steps(builder, captured, _write_all)
+    edge = zip(captured.outputs, captured.specs, strict=True)
+    carries = vector_ports(CARRY, [spec for name, spec in edge if name != METRICS])
+    others = [port for port in captured.inputs if not port.name.startswith(f"{CARRY}.")]
+    inputs = [_input(port, "S") for port in (*carries, *others)]
+    return _serialised(builder, inputs, _outputs(captured, "S"))
+
+
+def _serialised(
+    builder: GraphBuilder, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
+) -> bytes:
+    nodes, needed = _reachable(builder.nodes, {output.name for output in outputs})
+    constants = [constant for constant in builder.initializers if constant.name in needed]
     written = {name for node in nodes for name in node.output}
     shapes = [info for name, info in builder.shapes.items() if name in written]
     graph = helper.make_graph(nodes, "graph", inputs, outputs, constants, value_info=shapes)
@@ -57,14 +77,21 @@ def to_onnx(captured: Captured) -> bytes:
     return data
 
 
-def _reachable(builder: GraphBuilder, needed: set[str]) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
-    """The nodes and constants that the outputs need: a symbolic size that became -1 leaves its arithmetic unused."""
-    nodes: list[onnx.NodeProto] = []
-    for node in reversed(builder.nodes):
+def _reachable(nodes: Iterable[onnx.NodeProto], needed: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
+    """The nodes that the needed values need, and what these read: a symbolic size that became -1 leaves its arithmetic
+    unused.
+    """
+    found: list[onnx.NodeProto] = []
+    for node in reversed(list(nodes)):
         if needed.intersection(node.output):
-            needed.update(node.input, *(inner.input for inner in body_of(node)))
-            nodes.append(node)
-    return nodes[::-1], [constant for constant in builder.initializers if constant.name in needed]
+            for body in bodies_of(node):
+                inner, read = _reachable(body.node, {output.name for output in body.output})
+                del body.node[:]
+                body.node.extend(inner)
+                needed |= read
+            needed.update(node.input)
+            found.append(node)
+    return found[::-1], needed
 
 
 def _write_all(builder: GraphBuilder, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
@@ -96,6 +123,17 @@ def _write(builder: GraphBuilder, node: fx.Node) -> object:
         raise UnsupportedOperator(f"{error}{layer_of(node)}") from error
 
 
-def _input(port: Port) -> onnx.ValueInfoProto:
-    shape: tuple[int | str, ...] = ("B", *port.shape) if port.batched else port.shape
+def _input(port: Port, *steps: str) -> onnx.ValueInfoProto:
+    """An input with its shape. steps: the name of an axis of steps, if there is one."""
+    shape: tuple[int | str, ...] = (*steps, "B", *port.shape) if port.batched else port.shape
     return helper.make_tensor_value_info(port.name, ONNX_TYPES[port.dtype], shape)
+
+
+def _outputs(captured: Captured, *steps: str) -> list[onnx.ValueInfoProto]:
+    """The outputs with their shapes; the metric sums of each of the steps, if there are any."""
+    infos = []
+    for name, result in zip(captured.outputs, captured.results, strict=True):
+        shape: list[int | str] = [int(size) for size in result.meta["val"].shape]
+        whole = [*steps, *shape] if name == METRICS else shape
+        infos.append(helper.make_tensor_value_info(name, ONNX_TYPES[result.meta["val"].dtype], whole))
+    return infos

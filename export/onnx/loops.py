@@ -1,4 +1,4 @@
-"""Loops over time as ONNX's `Scan`, whose number of steps a device can read in the graph."""
+"""Loops as ONNX's `Scan`: over time, whose number of steps a device can read in the graph, and over local steps."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import onnx
 from onnx import helper
 from torch import fx
 
+from export.capture import Captured
 from export.errors import UnsupportedOperator
 from export.layers import layer_of
 from export.onnx.graph import ONNX_TYPES, GraphBuilder, arguments
+from fedcore.plan import CARRY, MASK, NEXT, unprefixed
 
 WriteAll = Callable[[GraphBuilder, fx.GraphModule, Sequence[Any]], None]
 """Writes a traced graph whose inputs are the given ONNX values."""
@@ -31,17 +33,51 @@ def scan(graph: GraphBuilder, node: fx.Node, write_all: WriteAll) -> tuple[str, 
     if not isinstance(steps, int):
         raise UnsupportedOperator(f"a loop goes over the examples of a batch, not over time{layer_of(node)}")
     inputs, (step,) = graph.fresh(len(inner)), graph.fresh(1)
+    (results,) = arguments(module.graph.output_node())
+    taken = [*_infos(inputs, inner), helper.make_tensor_value_info(step, onnx.TensorProto.UINT8, [])]
+    written = _body(graph, module, [*inputs, *map(graph.value, shared)], taken, results, write_all)
+    given = [*map(graph.value, (*state, *parts)), graph.constant(np.zeros(steps, np.uint8))]
+    return graph.emit_many("Scan", given, len(results), body=written, num_scan_inputs=len(parts) + 1)
+
+
+def scan_steps(graph: GraphBuilder, captured: Captured, write_all: WriteAll) -> None:
+    """A captured step as a loop over many, under the names at the edge of a graph of steps.
+
+    The last value that it goes over is the mask, which the device makes: it knows how often the loop turns.
+    """
+    ports = {port.name: (port, node) for port, node in zip(captured.inputs, captured.placeholders, strict=True)}
+    results = dict(zip(captured.outputs, captured.results, strict=True))
+    state = {f"{CARRY}.{name}": result for name, result in unprefixed(NEXT, results).items()}
+    scanned = {name: node for name, (port, node) in ports.items() if port.batched}
+    scanned[MASK] = scanned.pop(MASK)
+    taken = dict(zip((state | scanned), graph.fresh(len(state | scanned)), strict=True))
+    body = _body(
+        graph,
+        captured.module,
+        [taken.get(name, name) for name in ports],
+        _infos([*taken.values()], [*state.values(), *scanned.values()]),
+        [*results.values()],
+        write_all,
+    )
+    graph.nodes.append(helper.make_node("Scan", [*taken], [*results], body=body, num_scan_inputs=len(scanned)))
+
+
+def _body(  # a graph with its inputs and outputs
+    graph: GraphBuilder,
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    taken: Sequence[onnx.ValueInfoProto],
+    results: Sequence[fx.Node],
+    write_all: WriteAll,
+) -> onnx.GraphProto:
+    """A traced graph as one inside the graph."""
     with graph.inside() as nodes:
-        write_all(graph, module, [*inputs, *map(graph.value, shared)])
-        (results,) = arguments(module.graph.output_node())
+        write_all(graph, module, inputs)
         # A result needs a name of its own, also where it is another one too.
         outputs = graph.fresh(len(results))
         for name, result in zip(outputs, results, strict=True):
             nodes.append(helper.make_node("Identity", [graph.value(result)], [name]))
-    taken = [*_infos(inputs, inner), helper.make_tensor_value_info(step, onnx.TensorProto.UINT8, [])]
-    written = helper.make_graph(nodes, "body", taken, _infos(outputs, results))
-    given = [*map(graph.value, (*state, *parts)), graph.constant(np.zeros(steps, np.uint8))]
-    return graph.emit_many("Scan", given, len(outputs), body=written, num_scan_inputs=len(parts) + 1)
+    return helper.make_graph(nodes, "body", taken, _infos(outputs, results))
 
 
 def _infos(names: Sequence[str], values: Sequence[fx.Node]) -> list[onnx.ValueInfoProto]:
@@ -51,6 +87,6 @@ def _infos(names: Sequence[str], values: Sequence[fx.Node]) -> list[onnx.ValueIn
     ]
 
 
-def body_of(node: onnx.NodeProto) -> Sequence[onnx.NodeProto]:
-    """The nodes of the graph inside a node, if there is one."""
-    return [inner for attribute in node.attribute for inner in attribute.g.node]
+def bodies_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graph inside a node, if there is one."""
+    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]

@@ -34,8 +34,9 @@ from fedcore.plan import (
     begin_graph,
     final_carry,
     in_turn,
+    loop_graph,
     prefixed,
-    step_graph,
+    steps_graph,
 )
 from fedcore.report import all_finite, held
 from simulator.engines.clients import Client
@@ -125,7 +126,10 @@ class _TripRunner:
         self._examples = prefixed(EXAMPLE, {item.name: population.fields[item.name] for item in plan.examples.fields})
         self._received = {spec.name: aligned((spec.size,)) for spec in plan.broadcast}
         self._known = prefixed(BROADCAST, self._received) | prefixed(FROZEN, _frozen(trip))
-        self._runners = [PassRunner(one, index, self._examples) for index, one in enumerate(plan.passes)]
+        self._runners = [
+            PassRunner(one, index, self._examples, many=steps_graph(one.name) in graphs)
+            for index, one in enumerate(plan.passes)
+        ]
         self._values_V = aligned((sum(spec.size for spec in plan.report.means),))
         ends = np.cumsum([spec.size for spec in plan.report.means]).tolist()
         self._means = {
@@ -145,7 +149,7 @@ class _TripRunner:
         metrics = []
         for one, runner in zip(self._plan.passes, self._runners, strict=True):
             runner.begin(self._graphs[begin_graph(one.name)], known)
-            swept = runner.sweep(self._graphs[step_graph(one.name)], known, local)
+            swept = runner.sweep(self._graphs[loop_graph(self._graphs, one.name)], known, local)
             known.update(prefixed(final_carry(one.name), swept.carry))
             metrics.append(swept.metrics)
         self._graphs[REPORT].run(known, self._means)

@@ -23,7 +23,8 @@ from device_runtime.clock import Clock
 from device_runtime.conditions import Conditions, ConditionSource, Requirements, constant, flapping, trace
 from device_runtime.protocol.connection import Carrier, ConnectionFailed, HttpRequest, HttpResponse
 from device_runtime.protocol.transport import Transport
-from fedcore.plan import REPORT, step_graph
+from device_runtime.runner import steps_of
+from fedcore.plan import REPORT, step_graph, steps_graph
 from secagg.message_type import MessageType
 from simulator.fleet.recorder import Recorder
 
@@ -264,16 +265,16 @@ class SlowBackend:
     def load(self, graph: bytes, name: str = "graph") -> Executable:
         """Prepare a graph. Raises PlanRefused when the backend cannot read it."""
         executable = self._backend.load(graph, name)
-        if name.endswith(step_graph("")):
-            return _HookedGraph(executable, after=self._after_step)
+        if name.endswith((step_graph(""), steps_graph(""))):
+            return _HookedGraph(executable, after=self._after_steps)
         return _HookedGraph(executable, before=self._die) if name == REPORT else executable
 
-    def _after_step(self, step_s: float) -> None:
+    def _after_steps(self, count: int, call_s: float) -> None:
         if self._steps_left is not None:
-            self._steps_left -= 1
-            if self._steps_left == 0:
+            self._steps_left -= count
+            if self._steps_left <= 0:
                 self._die()
-        time.sleep(self._extra * step_s)
+        time.sleep(self._extra * call_s)
 
     def _die(self) -> None:
         if self._steps_left is not None:
@@ -281,14 +282,14 @@ class SlowBackend:
 
 
 class _HookedGraph:
-    """A graph with a function to call before each run, and one to call after it with the seconds that the run took."""
+    """A graph with functions to call before each run, and after it with its steps and the seconds that it took."""
 
     def __init__(
         self,
         executable: Executable,
         *,
         before: Callable[[], None] = lambda: None,
-        after: Callable[[float], None] = lambda _: None,
+        after: Callable[[int, float], None] | None = None,
     ) -> None:
         self._executable = executable
         self._before = before
@@ -298,4 +299,5 @@ class _HookedGraph:
         self._before()
         started = time.perf_counter()
         self._executable.run(inputs, outputs)
-        self._after(time.perf_counter() - started)
+        if self._after is not None:
+            self._after(steps_of(inputs), time.perf_counter() - started)

@@ -1,6 +1,7 @@
 """Linear regression by hand: a two-pass plan in ONNX, and the same arithmetic in NumPy."""
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper
 
 from fedcore.batching import StreamKey, batches
@@ -83,6 +84,61 @@ def graphs():
         ),
         "report": graph([difference, last], [VECTOR, *carries], [("delta", FLOAT, [D]), ("gradient", FLOAT, [D])]),
     }
+
+
+def many_steps():
+    """The graphs of the plan, with those of many steps in the place of those of one."""
+    return {
+        f"{name}s" if name.endswith(".step") else name: _looped(blob) if name.endswith(".step") else blob
+        for name, blob in graphs().items()
+    }
+
+
+def _looped(step):
+    """A graph of one step as a graph of many: a loop over the examples, and last the mask."""
+    inner = onnx.load_model_from_string(step)
+    body = inner.graph
+    state = [one for one in body.input if one.name.startswith("carry.")]
+    rows = [one for name in ("example.x", "example.y", "mask") for one in body.input if one.name == name]
+    outer = [one for one in body.input if one.name.startswith("broadcast.")]
+    ends = [next(one for one in body.output if one.name == f"next.{item.name[6:]}") for item in state]
+    ends += [one for one in body.output if one.name == "metrics"]
+    inside = {one.name: f"inner.{one.name}" for one in (*state, *rows, *ends)}
+    nodes = [
+        helper.make_node(
+            node.op_type,
+            [inside.get(name, name) for name in node.input],
+            [inside.get(name, name) for name in node.output],
+            **{one.name: helper.get_attribute_value(one) for one in node.attribute},
+        )
+        for node in body.node
+    ]
+
+    def info(one, name, *lead):
+        sizes = [size.dim_param or size.dim_value for size in one.type.tensor_type.shape.dim]
+        return helper.make_tensor_value_info(name, FLOAT, [*lead, *sizes])
+
+    loop = helper.make_node(
+        "Scan",
+        [one.name for one in (*state, *rows)],
+        [one.name for one in ends],
+        num_scan_inputs=len(rows),
+        body=helper.make_graph(
+            nodes,
+            "body",
+            [info(one, inside[one.name]) for one in (*state, *rows)],
+            [info(one, inside[one.name]) for one in ends],
+        ),
+    )
+    whole = helper.make_graph(
+        [loop],
+        "graph",
+        [*state, *outer, *(info(one, one.name, "S") for one in rows)],
+        [*ends[:-1], info(ends[-1], "metrics", "S")],
+        body.initializer,
+    )
+    made = helper.make_model(whole, opset_imports=inner.opset_import, ir_version=10)
+    return made.SerializeToString()
 
 
 def plan(blobs=None, *, fmt="onnx", train=TRAIN, sweep=SWEEP, fields=None, codecs=(), bits=0):

@@ -23,7 +23,7 @@ VALUES = [helper.make_tensor_value_info(name, FLOAT, [2]) for name in ("c", "d")
 
 TWO_STEPS = numpy_helper.from_array(np.zeros(2, np.uint8), "steps")
 STEP = helper.make_tensor_value_info("step", TensorProto.UINT8, [])
-UNBOUNDED = "the turns of a Scan have no bound: its last input must be an initializer of one dimension"
+UNBOUNDED = "the turns of a Scan have no bound: its last input must be the graph's input 'mask', or an initializer"
 
 
 def model(nodes, constants=(), domains=("",), **more):
@@ -105,6 +105,20 @@ def running_sum(*inner, steps=TWO_STEPS, more=(), held=()):
     return model([*more, loop], [zero, steps])
 
 
+def over_rows_of(name, given=(), made=()):
+    """A loop whose last value is called so: an input of the graph, unless it is given or made otherwise."""
+    body = helper.make_graph(
+        [helper.make_node("Add", ["s", "x"], ["t"])],
+        "b",
+        [helper.make_tensor_value_info(one, FLOAT, [2]) for one in ("s", "x")],
+        [helper.make_tensor_value_info("t", FLOAT, [2])],
+    )
+    loop = helper.make_node("Scan", ["c", name], ["d"], body=body, num_scan_inputs=1)
+    rows = [] if given or made else [helper.make_tensor_value_info(name, FLOAT, ["S", 2])]
+    graph = helper.make_graph([*made, loop], "g", [VALUES[0], *rows], VALUES[1:], given)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
 def bytes_of_steps(*shape, given=0):
     """The initializer of a loop's steps, of any shape, with so many bytes."""
     return TensorProto(name="steps", data_type=TensorProto.UINT8, dims=shape, raw_data=bytes(given))
@@ -156,6 +170,15 @@ REFUSED = {
         running_sum(more=[helper.make_node("Identity", ["c"], ["steps"])]),
         UNBOUNDED,
     ),
+    "Scan over another input than the mask": (over_rows_of("rows"), UNBOUNDED),
+    "Scan over a mask that the graph makes": (
+        over_rows_of("mask", made=[helper.make_node("Expand", ["c", "many"], ["mask"])]),
+        UNBOUNDED,
+    ),
+    "Scan over a mask of rows without bytes": (
+        over_rows_of("mask", given=[TensorProto(name="mask", data_type=FLOAT, dims=[2**40, 0])]),
+        UNBOUNDED,
+    ),
     "a constant inside Scan": (running_sum(held=[TWO_STEPS]), "its body has a field 5"),
     "texts as values": (texts(), "its tensor has a field 6|data_type is 8"),
     "metadata": (model([], producer_name="p", doc_string="x"), "its model has a field 6"),
@@ -186,6 +209,12 @@ def test_a_scan_over_rows_runs_and_nodes_of_its_body_count(monkeypatch):
     monkeypatch.setattr(onnx_check, "MOST_NODES", 2)
     with pytest.raises(PlanRefused, match="more than 2 nodes"):
         check_graph(graph, "g")
+
+
+def test_a_scan_over_the_mask_turns_as_often_as_the_device_says():
+    graph, sums = over_rows_of("mask").SerializeToString(), np.empty(2, np.float32)
+    OnnxRuntime().load(graph).run({"c": np.zeros(2, np.float32), "mask": np.ones((5, 2), np.float32)}, {"d": sums})
+    assert sums.tolist() == [5, 5]
 
 
 def test_a_device_refuses_a_loop_and_says_so(coordinator, config):
@@ -227,7 +256,11 @@ def test_damaged_bytes_are_refused_or_are_a_graph_of_known_operators():
     """ONNX's own parser must find nothing in what the walk lets pass that the walk would not have."""
     draw, passed = random.Random(0), 0
     models = [running_sum(), *(graph for graph, _ in REFUSED.values())]
-    sources = [*linear.graphs().values(), *(graph.SerializeToString() for graph in models)]
+    sources = [
+        *linear.graphs().values(),
+        *linear.many_steps().values(),
+        *(graph.SerializeToString() for graph in models),
+    ]
     for _ in range(7_000):
         data = bytearray(draw.choice(sources))
         for _ in range(draw.randint(1, 4)):
@@ -259,8 +292,10 @@ def test_damaged_bytes_are_refused_or_are_a_graph_of_known_operators():
         assert not any(one.HasField("g") for node in inner for one in node.attribute)
         assert not any(one.graphs for node in (*found.graph.node, *inner) for one in node.attribute)
         vectors = {tensor.name: list(tensor.dims) for tensor in found.graph.initializer}
-        loops = [node for node in found.graph.node if node.op_type == LOOP]
-        assert all(0 <= size <= len(data) for node in loops for (size,) in [vectors[node.input[-1]]])
+        bounds = {node.input[-1] for node in found.graph.node if node.op_type == LOOP}
+        if "mask" in {one.name for one in found.graph.input}:
+            bounds -= {"mask"} - vectors.keys()
+        assert all(0 <= size <= len(data) for bound in bounds for (size,) in [vectors[bound]])
         assert not found.functions
         assert not any(tensor.external_data for tensor in found.graph.initializer)
     assert passed > 100

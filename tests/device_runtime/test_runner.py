@@ -40,6 +40,46 @@ def test_report_equals_plain_numpy_also_with_a_padded_last_batch(n):
     assert (result.examples, result.steps) == (n, 3 * -(-n // 4))
 
 
+def run_many(plan, data, **more):
+    graphs = {name: Eavesdropper(graph) for name, graph in load(linear.many_steps()).items()}
+    return execute(plan, dict(graphs), {"params": linear.PARAMS}, data, linear.KEY, **more), graphs
+
+
+@pytest.mark.parametrize("n", [1, 7, 64, 601])
+def test_many_steps_in_a_call_give_the_report_of_one_step_after_the_other(n):
+    data, train = linear.examples(n), Loop(batch_size=4, epochs=3, steps=400)
+    found, graphs = run_many(linear.plan(linear.many_steps(), train=train), data)
+    expected = run(linear.plan(train=train), data)
+    assert found.values.tobytes() == expected.values.tobytes()
+    assert (found.weight, found.steps) == (expected.weight, expected.steps)
+    calls = [len(noise) for noise in graphs["train.steps"].heard]
+    assert sum(calls) == train.step_count(n)
+    assert max(calls) == min(64, -(-n // 4))
+
+
+def test_noise_of_many_steps_is_that_of_each():
+    plan = linear.plan(linear.many_steps(), sweep=Loop(batch_size=3, epochs=2))
+    train, sweep = plan.passes
+    _, graphs = run_many(replace(plan, passes=(train, replace(sweep, noise=True))), linear.examples(5))
+    expected = [[noise(linear.KEY, 1, 2 * call + step, 3) for step in range(2)] for call in range(2)]
+    np.testing.assert_array_equal(graphs["sweep.steps"].heard, expected)
+
+
+def test_work_that_may_not_go_on_stops_between_two_calls():
+    going = iter([True, False])
+    with pytest.raises(DeadlinePassed, match="in pass 'train' after 64 steps"):
+        run_many(linear.plan(linear.many_steps()), linear.examples(601), keep_going=lambda: next(going))
+
+
+def test_divergence_within_a_call_is_told_from_that_of_the_first_step():
+    data, plan = linear.examples(100), linear.plan(linear.many_steps())
+    far = {"x": data["x"] * 20, "y": data["y"]}  # every step overshoots by more
+    with pytest.raises(NonFiniteReport, match="left the finite numbers in later steps"):
+        run_many(plan, far)
+    with pytest.raises(NonFiniteReport, match="not finite in the first step"):
+        run_many(plan, {"x": data["x"] * 1e20, "y": data["y"]})
+
+
 def test_a_step_limit_ends_a_pass_and_leaves_the_weight():
     train = Loop(batch_size=4, epochs=3, steps=2)
     data = linear.examples(10)
@@ -76,7 +116,8 @@ class Eavesdropper:
         self.graph, self.heard = graph, []
 
     def run(self, inputs, outputs):
-        self.heard.append(inputs["noise"].copy())
+        if "noise" in inputs:
+            self.heard.append(inputs["noise"].copy())
         self.graph.run(inputs, outputs)
 
 

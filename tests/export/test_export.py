@@ -73,6 +73,14 @@ def test_every_model_and_algorithm_agree_with_torch_on_onnx_runtime(name, algori
     assert 0 < evidence.footprint.step_cpu_ms < 100
 
 
+def test_a_small_model_without_a_loop_has_a_graph_of_many_steps():
+    graphs = {}
+    for name, model in (("small", load("digits_cnn")), ("loop", models.recurrent()), ("large", load("emnist_cnn"))):
+        plan, _ = build_plan(Model(model), create("fedavg"), ("onnx",))
+        graphs[name] = set(plan.graphs["onnx"]) - {"train.begin", "report"}
+    assert graphs == {"small": {"train.steps"}, "loop": {"train.step"}, "large": {"train.step"}}
+
+
 @pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if keeps_client_state(algorithm())])
 def test_an_algorithm_with_client_state_is_refused_with_its_reason(name, tmp_path):
     with pytest.raises(NotCrossDevice, match=f"{name} keeps .*; only `muster simulate` runs it"):
@@ -191,20 +199,25 @@ def test_the_same_export_gives_the_same_bytes(tmp_path):
 
 @pytest.fixture(scope="module")
 def digits():
-    """The built-in CNN, and a session of FedAvg's step on it."""
+    """The built-in CNN, and what runs one of FedAvg's steps on it."""
     model = Model(load("digits_cnn"))
     plan, graphs = build_plan(model, create("fedavg"))
-    return model, onnxruntime.InferenceSession(graphs[plan.graphs["onnx"]["train.step"]])
+    session = onnxruntime.InferenceSession(graphs[plan.graphs["onnx"]["train.steps"]])
+
+    def step(params, **batch):
+        after, sums = session.run(None, {"carry.params": params} | {name: fed[None] for name, fed in batch.items()})
+        return after, sums[0]
+
+    return model, step
 
 
 @pytest.mark.parametrize("size", [1, 2, 33])
 def test_one_graph_takes_any_batch_size(size, digits):
-    model, session = digits
+    model, step = digits
     random = np.random.default_rng(size)
     x = random.normal(size=(size, 1, 8, 8)).astype(np.float32)
     y = random.integers(0, 10, size)
-    feed = {"carry.params": model.initial, "example.x": x, "example.y": y}
-    found, sums = session.run(None, feed | {"mask": np.ones(size, np.float32)})
+    found, sums = step(model.initial, **{"example.x": x, "example.y": y, "mask": np.ones(size, np.float32)})
     leaves = {name: part.requires_grad_() for name, part in model.tensors(torch.from_numpy(model.initial)).items()}
     loss = torch.nn.functional.cross_entropy(
         torch.func.functional_call(model.module, leaves, torch.from_numpy(x)), torch.from_numpy(y)
@@ -215,13 +228,12 @@ def test_one_graph_takes_any_batch_size(size, digits):
 
 
 def test_a_masked_batch_equals_a_short_one(digits):
-    model, session = digits
+    model, step = digits
     random = np.random.default_rng(0)
     x, y = random.normal(size=(6, 1, 8, 8)).astype(np.float32), random.integers(0, 10, 6)
 
     def run(rows, mask):
-        feed = {"carry.params": model.initial, "example.x": x[rows], "example.y": y[rows]}
-        return session.run(None, feed | {"mask": np.array(mask, np.float32)})
+        return step(model.initial, **{"example.x": x[rows], "example.y": y[rows], "mask": np.array(mask, np.float32)})
 
     short, padded = run([0, 1, 2], [1, 1, 1]), run([0, 1, 2, 5, 4, 3], [1, 1, 1, 0, 0, 0])
     np.testing.assert_allclose(padded[0], short[0], rtol=0, atol=1e-6)
@@ -461,7 +473,7 @@ def test_verifying_a_bundle_imports_nothing_that_the_bundle_names(tmp_path):
 def test_verify_recomputes_the_certificate_and_names_an_altered_blob(tmp_path):
     bundle = export_bundle(Model(load("mlp")), create("mimelite"), tmp_path, "mlp")
     assert parities(verify_bundle(bundle)) == parities(bundle.certificate)
-    graph = tmp_path / "blobs" / bundle.plan.graphs["onnx"]["train.step"].sha256
+    graph = tmp_path / "blobs" / bundle.plan.graphs["onnx"]["train.steps"].sha256
     graph.write_bytes(graph.read_bytes()[:-1] + b"\0")
     with pytest.raises(DigestMismatch):
         verify_bundle(bundle)

@@ -38,6 +38,14 @@ def test_a_plan_comes_back_as_it_was():
     assert Plan.decode(plan.encode()) == plan
 
 
+def test_a_pass_has_a_graph_of_one_step_or_one_of_many_in_every_format():
+    one, many = dict(GRAPHS), {"train.steps" if name == "train.step" else name: ref for name, ref in GRAPHS.items()}
+    plan = msgspec.structs.replace(make_plan(), graphs={"onnx": many, "executorch": one})
+    assert Plan.decode(plan.encode()) == plan
+    with pytest.raises(PlanError, match=r"the passes need \['report', 'train.begin', 'train.steps'\]"):
+        msgspec.structs.replace(plan, graphs={"onnx": one | many})
+
+
 def of_two_trips(graphs=GRAPHS):
     one = make_plan()
     second = TripPlan(

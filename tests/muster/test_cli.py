@@ -120,6 +120,7 @@ def test_bench_devices_js_compares_node_with_python():
     (step,) = found["steps"]
     assert step["step_ratio"] == pytest.approx(step["js_ms"] / step["python_ms"])
     assert 0 < step["outside_ms"] < step["js_ms"]
+    assert 0 < step["run_ratio"] < 20
     assert [part["part"] for part in found["secure"]] == ["pack", "pack with noise", "mask"]
     assert found["mask_ratio"] == found["secure"][-1]["ratio"] > 0
     assert "page" not in found
@@ -137,6 +138,7 @@ def test_bench_devices_js_measures_a_page_in_a_browser():
     (step,), page = found["steps"], found["page"]
     assert found["engine"].startswith("onnxruntime-web ")
     assert step["outside_ms"] > 0
+    assert step["run_ratio"] is None
     assert step["step_ratio"] == pytest.approx(step["js_ms"] / step["python_ms"])
     assert [part["part"] for part in found["secure"]] == ["pack", "pack with noise", "mask"]
     # Compressed, the engine alone is above three megabytes.

@@ -117,7 +117,7 @@ class Slow:
         self.now += 0.02
 
 
-@pytest.mark.parametrize(("name", "factor"), [("train.step", 5), ("train.begin", 1), ("report", 1)])
+@pytest.mark.parametrize(("name", "factor"), [("train.step", 5), ("train.steps", 5), ("train.begin", 1), ("report", 1)])
 def test_training_steps_take_their_factor_longer_and_nothing_else_does(name, factor, sleeps, monkeypatch):
     slow = Slow()
     monkeypatch.setattr("simulator.fleet.faults.time.perf_counter", lambda: slow.now)
@@ -126,6 +126,15 @@ def test_training_steps_take_their_factor_longer_and_nothing_else_does(name, fac
         graph.run({}, {})
     assert slow.now == pytest.approx(5 * 0.02)
     assert sum(sleeps) == pytest.approx(5 * 0.02 * (factor - 1))
+
+
+def test_a_device_dies_after_so_many_steps_also_where_a_call_takes_many(monkeypatch):
+    killed = []
+    monkeypatch.setattr("simulator.fleet.faults.os.kill", lambda *_: killed.append(True))
+    graph = SlowBackend(Slow(), 1.0, 5).load(b"", "train.steps")
+    for steps, deaths in ((3, 0), (3, 1)):
+        graph.run({"mask": np.ones((steps, 2), np.float32)}, {})
+        assert len(killed) == deaths
 
 
 def test_a_slow_backend_is_the_same_backend_to_the_coordinator():

@@ -1,8 +1,9 @@
 /** The runner gives Python's report, bit for bit, and refuses what it must before anything runs. */
 
 import { expect, test, vi } from "vitest";
+import { noise } from "../src/core/batching.ts";
 import { fromHex, hex, utf8 } from "../src/core/bytes.ts";
-import { Graph } from "../src/core/engine.ts";
+import { Graph, type Tensors } from "../src/core/engine.ts";
 import { DeadlinePassed, NonFiniteReport, PlanRefused } from "../src/core/errors.ts";
 import { checkExamples, type Examples, ExamplesError } from "../src/core/examples.ts";
 import { checkGraph } from "../src/core/onnx-check.ts";
@@ -14,9 +15,9 @@ import { bytesOf, floats, type Vector, vectors } from "./vectors.ts";
 const { runner, refused_graphs: refused, loop } = vectors("device.json");
 const plan = decodePlan(utf8(runner.plan), 1);
 
-async function work(changes: Partial<Work> = {}): Promise<Work> {
+async function work(changes: Partial<Work> = {}, written: Record<string, string> = runner.graphs): Promise<Work> {
   const graphs = new Map<string, Graph>();
-  for (const [name, bytes] of Object.entries<string>(runner.graphs)) {
+  for (const [name, bytes] of Object.entries(written)) {
     graphs.set(name, await Graph.load(nodeEngine, fromHex(bytes), name));
   }
   const key = { seed: BigInt(runner.seed), round: runner.round, slot: BigInt(runner.slot), secret: new Uint8Array() };
@@ -37,6 +38,28 @@ test("two passes give Python's values, weight and steps", async () => {
   const found = await execute(await work());
   expect(hex(bytesOf(found.values))).toBe(runner.values);
   expect([found.weight, found.steps, found.examples]).toEqual([runner.weight, runner.steps, runner.examples]);
+});
+
+test("many steps in a call give the same values, and noise and masks of each", async () => {
+  const many = decodePlan(utf8(runner.many_plan), 1);
+  const noisy = many.passes.map((pass) => ({ ...pass, noise: pass.name === "sweep" }));
+  const given = await work({ plan: { ...many, passes: noisy } }, runner.many_graphs);
+  const runs = vi.spyOn(given.graphs.get("sweep.steps")!, "run");
+  const found = await execute(given);
+  expect(hex(bytesOf(found.values))).toBe(runner.values);
+  expect([found.weight, found.steps, found.examples]).toEqual([runner.weight, runner.steps, runner.examples]);
+  expect(runs).toHaveBeenCalledTimes(1);
+  const [{ noise: fed }] = runs.mock.calls[0]! as unknown as [Tensors];
+  expect(fed!.dims).toEqual([4, 4]);
+  const drawn = await Promise.all([0, 1, 2, 3].map((step) => noise(given.key, 1, step, 4)));
+  expect(Array.from(fed!.data as Int32Array)).toEqual(drawn.flatMap((values) => [...values]));
+});
+
+test("work of many steps in a call stops between two calls", async () => {
+  let left = 1;
+  const many = decodePlan(utf8(runner.many_plan), 1);
+  const stopped = execute(await work({ plan: many, keepGoing: () => left-- > 0 }, runner.many_graphs));
+  await expect(stopped).rejects.toThrow("in pass train after 4 steps");
 });
 
 test("what graphs made for a report is given back when it is made", async () => {

@@ -1,7 +1,7 @@
 /** Orders and noise are Python's, and batches visit what the specification says. */
 
 import { expect, test } from "vitest";
-import { argsort, type Batch, batches, noise, permutation, type StreamKey, stepCount } from "../src/core/batching.ts";
+import { argsort, type Batches, batches, noise, permutation, type StreamKey, stepCount } from "../src/core/batching.ts";
 import { fromHex, hex } from "../src/core/bytes.ts";
 import { sha256 } from "../src/core/primitives.ts";
 import { bytesOf, type Vector, vectors } from "./vectors.ts";
@@ -11,7 +11,7 @@ function keyOf(one: Vector): StreamKey {
 }
 
 test.for<Vector>(vectors("order.json"))("order of $examples examples is Python's", async (one) => {
-  expect(await permutation(keyOf(one), one.pass, one.epoch, one.examples)).toEqual(one.order);
+  expect(Array.from(await permutation(keyOf(one), one.pass, one.epoch, one.examples))).toEqual(one.order);
 });
 
 test.for<Vector>(vectors("noise.json"))("noise of $size places is Python's", async (one) => {
@@ -19,25 +19,25 @@ test.for<Vector>(vectors("noise.json"))("noise of $size places is Python's", asy
 });
 
 test.for<Vector>(vectors("device.json").orders)("a seed beyond 2^53 and secret noise are Python's", async (one) => {
-  const order = Uint32Array.from(await permutation(keyOf(one), 1, 2, one.size));
+  const order = await permutation(keyOf(one), 1, 2, one.size);
   expect(hex(await sha256(bytesOf(order)))).toBe(one.order_sha256);
   expect(hex(await sha256(bytesOf(await noise(keyOf(one), 1, 2, one.size))))).toBe(one.noise_sha256);
 });
 
 test("places are sorted by all bits of their words, and places of equal words stay in order", () => {
   const words = BigUint64Array.of(2n ** 63n, 7n, 5n, 6n, 5n, 2n ** 63n + 1n, 0n, 5n);
-  expect(argsort(words)).toEqual([6, 2, 4, 7, 3, 1, 0, 5]);
+  expect(Array.from(argsort(words))).toEqual([6, 2, 4, 7, 3, 1, 0, 5]);
   expect(words[0]).toBe(2n ** 63n);
-  expect(argsort(words.subarray(0, 1))).toEqual([0]);
-  expect(argsort(words.subarray(0, 0))).toEqual([]);
+  expect(argsort(words.subarray(0, 1))).toEqual(Uint32Array.of(0));
+  expect(argsort(words.subarray(0, 0))).toHaveLength(0);
 });
 
 test.for<Vector>(vectors("device.json").plan.steps)(
   "a loop %o over %i examples has %i steps",
   async ([given, examples, steps]) => {
     const loop = { epochs: 1, steps: null, shuffle: true, ...given };
-    const made: Batch[] = [];
-    for await (const batch of batches(loop, examples, keyOf({ seed: 1, round: 1, slot: 1 }), 0)) made.push(batch);
+    const made: Batches[] = [];
+    for await (const batch of batches(loop, examples, keyOf({ seed: 1, round: 1, slot: 1 }), 0, 1)) made.push(batch);
     expect(stepCount(loop, examples)).toBe(steps);
     expect(made).toHaveLength(steps);
     for (const { indices, mask } of made) {

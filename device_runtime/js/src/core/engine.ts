@@ -65,11 +65,11 @@ export class Graph {
     }
   }
 
-  /** The outputs `wanted` (name → size of a float32 vector), from those inputs that the graph declares.
+  /** The outputs `wanted` (name → shape, of float32), from those inputs that the graph declares.
    *
    * Throws PlanRefused when inputs or outputs are not those of the plan, RuntimeFailed when the graph fails.
    */
-  async run(inputs: Tensors, wanted: ReadonlyMap<string, number>): Promise<Record<string, Tensor>> {
+  async run(inputs: Tensors, wanted: ReadonlyMap<string, readonly number[]>): Promise<Record<string, Tensor>> {
     const { inputNames, outputNames } = this.#session;
     const missing = [
       ...inputNames.filter((name) => !Object.hasOwn(inputs, name)),
@@ -85,10 +85,10 @@ export class Graph {
     } catch (error) {
       throw new RuntimeFailed(`graph ${this.name} failed: ${String(error)}`);
     }
-    for (const [name, size] of wanted) {
+    for (const [name, shape] of wanted) {
       const { type, dims } = found[name]!;
-      if (type !== "float32" || dims.length !== 1 || dims[0] !== size) {
-        throw new PlanRefused(`graph ${this.name} gives ${name} as ${type}[${dims}], the plan says float32[${size}]`);
+      if (type !== "float32" || dims.length !== shape.length || dims.some((size, axis) => size !== shape[axis])) {
+        throw new PlanRefused(`graph ${this.name} gives ${name} as ${type}[${dims}], the plan says float32[${shape}]`);
       }
     }
     return found;

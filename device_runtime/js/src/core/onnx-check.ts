@@ -17,8 +17,10 @@ const OPERATORS = new Set(
   ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK
   Transpose Unsqueeze Where`.split(/\s+/),
 );
-/** It ends: the last value that it goes over is a vector whose bytes lie in the graph. Its body is a graph of nodes. */
-const LOOP = "Scan";
+/** It ends: the last value that it goes over is a vector whose bytes lie in the graph, or the mask, which the device makes.
+ * Its body is a graph of nodes.
+ */
+const [LOOP, BOUND] = ["Scan", "mask"];
 const OPERATORS_IN: Readonly<Record<string, ReadonlySet<string>>> = {
   "node.op_type": new Set([...OPERATORS, LOOP]),
   "body's node.op_type": OPERATORS,
@@ -36,7 +38,7 @@ const GRAPH: Fields = {
   1: ["node", "node"],
   2: ["name", "text"],
   5: ["initializer", "tensor"],
-  11: ["input", "value"],
+  11: ["input", "graph's input"],
   12: ["output", "value"],
   13: ["value_info", "value"],
 };
@@ -57,6 +59,7 @@ const ATTRIBUTE: Fields = {
   8: ["ints", "bytes"],
   20: ["type", "number"],
 };
+const VALUE: Fields = { 1: ["name", "text"], 2: ["type", "type"] };
 const FIELDS: Readonly<Record<string, Fields>> = {
   model: {
     1: ["ir_version", "number"],
@@ -82,7 +85,8 @@ const FIELDS: Readonly<Record<string, Fields>> = {
     9: ["raw_data", "bytes"],
     10: ["double_data", "bytes"],
   },
-  value: { 1: ["name", "text"], 2: ["type", "type"] },
+  "graph's input": VALUE,
+  value: VALUE,
   type: { 1: ["tensor_type", "tensor type"] },
   "tensor type": { 1: ["elem_type", "element"], 2: ["shape", "shape"] },
   shape: { 1: ["dim", "dimension"] },
@@ -90,7 +94,12 @@ const FIELDS: Readonly<Record<string, Fields>> = {
 };
 
 /** The fields of messages that give names to values. */
-const NAMES: Readonly<Record<string, string>> = { node: "output", tensor: "name", value: "name" };
+const NAMES: Readonly<Record<string, string>> = {
+  node: "output",
+  tensor: "name",
+  "graph's input": "name",
+  value: "name",
+};
 
 /** Throws PlanRefused, calling the graph `name`, unless its bytes are an ONNX model that a plan may hold. */
 export function checkGraph(graph: Bytes, name: string): void {
@@ -117,9 +126,9 @@ class Walk {
   #fields = 0;
   #opsets = 0;
   #versions = 0;
-  /** Names of values: the last that each loop goes over, vectors whose bytes lie in the graph, and any others. */
+  /** Names of values: the last that each loop goes over, those that bound it, and any others. */
   readonly #looped = new Set<string>();
-  readonly #vectors = new Set<string>();
+  readonly #bounds = new Set<string>();
   readonly #others = new Set<string>();
 
   constructor(data: Bytes) {
@@ -136,10 +145,10 @@ class Walk {
   /** Throws Unfit unless each loop of the model ends: all that it goes over has equally many rows. */
   checkLoops(): void {
     for (const name of this.#looped) {
-      if (!this.#vectors.has(name) || this.#others.has(name)) {
+      if (!this.#bounds.has(name) || this.#others.has(name)) {
         throw new Unfit(
-          `the turns of a ${LOOP} have no bound: its last input must be an initializer of one dimension, with its ` +
-            "values in raw_data and a name of its own",
+          `the turns of a ${LOOP} have no bound: its last input must be the graph's input ${BOUND}, or an initializer ` +
+            "of one dimension with its values in raw_data, and have a name of its own",
         );
       }
     }
@@ -180,9 +189,10 @@ class Walk {
     if (kind === "node" && texts("op_type").at(-1) === LOOP) {
       this.#looped.add(texts("input").at(-1) ?? "");
     }
-    const known = kind === "tensor" && this.#isVector(places) ? this.#vectors : this.#others;
+    const vector = kind === "tensor" && this.#isVector(places);
     for (const name of kind in NAMES ? texts(NAMES[kind]!) : []) {
-      known.add(name);
+      const bounds = vector || (kind === "graph's input" && name === BOUND);
+      (bounds ? this.#bounds : this.#others).add(name);
     }
   }
 

@@ -88,12 +88,26 @@ export function decodePlan(data: Bytes, round: number): Plan {
 
 function checkTrip(trip: TripPlan): void {
   checkLayout(trip.report);
-  const wanted = [...trip.passes.flatMap(({ name }) => [`${name}.begin`, `${name}.step`]), REPORT];
   for (const [format, graphs] of Object.entries(trip.graphs)) {
+    const wanted = [
+      ...trip.passes.flatMap(({ name }) => [`${name}.begin`, loopGraph(Object.keys(graphs), name)]),
+      REPORT,
+    ];
     if (Object.keys(graphs).sort().join() !== [...new Set(wanted)].sort().join()) {
       throw new FormatError(`format ${format} has graphs ${Object.keys(graphs).sort()}, the passes need ${wanted}`);
     }
   }
+}
+
+/** The name of a pass's graph of many steps, which runs as many as it is given. */
+export function stepsGraph(pass: string): string {
+  return `${pass}.steps`;
+}
+
+/** The name of that of the two graphs, of one step or of many, which is among `graphs`. */
+export function loopGraph(graphs: readonly string[], pass: string): string {
+  const many = stepsGraph(pass);
+  return graphs.includes(many) ? many : `${pass}.step`;
 }
 
 /** The blobs that a device of the format `form` keeps between rounds: its graphs, and the frozen vectors. */
@@ -107,12 +121,16 @@ export function parameterCount(plan: Plan): number {
 }
 
 /** The bytes of a plan's largest batch: its fields, their mask and noise. */
-export function batchBytes({ examples, passes }: Plan): number {
+export function batchBytes(plan: Plan): number {
+  return exampleBytes(plan) * Math.max(0, ...plan.passes.map(({ loop }) => loop.batch_size));
+}
+
+/** The bytes of one example in a batch: its fields, its place in the mask and in the noise. */
+export function exampleBytes({ examples }: Plan): number {
   const fields = examples.fields.map(({ dtype, shape }) =>
     shape.reduce((size, axis) => size * axis, ELEMENT_BYTES[dtype]),
   );
-  const example = fields.reduce((sum, size) => sum + size, 2 * ELEMENT_BYTES.float32);
-  return example * Math.max(0, ...passes.map(({ loop }) => loop.batch_size));
+  return fields.reduce((sum, size) => sum + size, 2 * ELEMENT_BYTES.float32);
 }
 
 /** Whether bytes are those that a reference names, by length and digest. */

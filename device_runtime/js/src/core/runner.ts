@@ -9,8 +9,16 @@ import { letGo } from "./bytes.ts";
 import type { Engine, Graph, Tensors } from "./engine.ts";
 import { DeadlinePassed, NonFiniteReport, PlanRefused } from "./errors.ts";
 import type { Examples, Values } from "./examples.ts";
-import { type PassPlan, type Plan, REPORT } from "./plan.ts";
+import { exampleBytes, loopGraph, type PassPlan, type Plan, REPORT, stepsGraph } from "./plan.ts";
 import { CLIP, concatenate, encodeMeans, type Float32, metricsSegment, unweighted, weightOf } from "./report.ts";
+
+/** The steps of one call, where a graph takes many: enough that the call costs little beside them, and `keepGoing` is
+ * still asked often.
+ */
+const [MOST_STEPS, MOST_CALL_BYTES] = [64, 2 ** 19];
+
+/** Words of a row at most that are copied one by one, as that takes less time than to make a view of them. */
+const NARROW = 128;
 
 /** The unweighted `values` (V,) of a report and its `weight`, from so many local `examples`; steps of all passes. */
 export interface TrainingResult {
@@ -22,7 +30,7 @@ export interface TrainingResult {
 
 /** The work of one assignment: a plan, its loaded graphs by name, and their inputs; at least one example.
  *
- * keepGoing: asked before every step; what it throws ends the work, and so does false, with DeadlinePassed.
+ * keepGoing: asked before every call of a graph of steps; what it throws ends the work, and so does false, with DeadlinePassed.
  */
 export interface Work {
   readonly engine: Engine;
@@ -69,7 +77,7 @@ export async function execute(work: Work): Promise<TrainingResult> {
     steps += swept.steps;
   }
   const means = plan.report.segments.filter((segment) => segment.reduction === "mean");
-  const made = await graphOf(work, REPORT).run(known, new Map(means.map(({ name, size }) => [name, size])));
+  const made = await graphOf(work, REPORT).run(known, new Map(means.map(({ name, size }) => [name, [size]])));
   letGoOf(carries);
   const outputs = new Map(Object.entries(made).map(([name, tensor]) => [name, floats(tensor)]));
   for (const [name, values] of await encodeMeans(plan.report, outputs, work.key)) {
@@ -88,74 +96,123 @@ export async function execute(work: Work): Promise<TrainingResult> {
 
 /** Run all steps of a pass. */
 async function sweep(work: Work, known: Tensors, pass: PassPlan, index: number): Promise<Swept> {
-  const { examples, key } = work;
-  const size = pass.loop.batch_size;
-  const sizes = new Map(pass.carry.map((vector) => [`next.${vector.name}`, vector.size]));
-  const batch = new BatchBuffers(work, size);
+  const [{ examples, key }, size] = [work, pass.loop.batch_size];
+  const sizes = new Map(pass.carry.map((vector) => [`next.${vector.name}`, [vector.size]]));
   const totals = new Float64Array(pass.metrics.length);
   let carry = unprefixed(await graphOf(work, `${pass.name}.begin`).run(known, sizes));
-  const step = graphOf(work, `${pass.name}.step`);
-  const wanted = new Map([...sizes, ["metrics", totals.length]]);
+  const graph = graphOf(work, loopGraph([...work.graphs.keys()], pass.name));
+  const buffers = new Buffers(work, pass);
   let [steps, finite] = [0, 0];
-  for await (const { indices, mask } of batches(pass.loop, examples.count, key, index)) {
+  for await (const { indices, mask } of batches(pass.loop, examples.count, key, index, buffers.most)) {
     if (!work.keepGoing()) {
       throw new DeadlinePassed(`stopped in pass ${pass.name} after ${steps} steps: the report would come too late`);
     }
-    const drawn = pass.noise ? await noise(key, index, steps, size) : null;
-    const inputs = batch.fill(indices, mask, drawn);
-    const { metrics, ...next } = await step.run({ ...known, ...inputs, ...prefixed("carry", carry) }, wanted);
+    const count = mask.length / size;
+    const inputs = buffers.fill(indices, mask, pass.noise ? await drawn(key, index, steps, count, size) : null);
+    const wanted = new Map([...sizes, ["metrics", buffers.shape(count, totals.length)]]);
+    const { metrics, ...next } = await graph.run({ ...known, ...inputs, ...prefixed("carry", carry) }, wanted);
     letGoOf(Object.values(carry));
     carry = unprefixed(next);
     const sums = floats(metrics!);
     sums.forEach((value, place) => {
-      totals[place]! += value;
+      totals[place % totals.length]! += value;
     });
-    finite += Number(finite === steps && sums.every(Number.isFinite));
-    steps += 1;
+    finite += finite === steps ? finiteSteps(sums, count) : 0;
+    steps += count;
   }
   return { carry, metrics: Float32Array.from(totals), steps, finite };
 }
 
-/** The inputs of a step that change from batch to batch: tensors whose buffers are filled again and again. */
-class BatchBuffers {
-  readonly #examples: Examples;
-  readonly #mask: Float32;
-  readonly #noise: Int32Array<ArrayBuffer>;
-  readonly #columns: ReadonlyMap<string, Values>;
-  readonly #tensors: Tensors;
+/** The noise of so many steps from `first` on. */
+async function drawn(key: StreamKey, pass: number, first: number, steps: number, size: number) {
+  const values = new Int32Array(steps * size);
+  for (let step = 0; step < steps; step++) {
+    values.set(await noise(key, pass, first + step, size), step * size);
+  }
+  return values;
+}
 
-  constructor({ engine, plan, examples }: Work, size: number) {
+/** How many of the first steps have finite sums alone, of the sums of so many. */
+function finiteSteps(sums: Float32, steps: number): number {
+  const at = sums.findIndex((value) => !Number.isFinite(value));
+  return at < 0 ? steps : Math.floor((at * steps) / sums.length);
+}
+
+/** The inputs of a pass's steps that change from call to call: tensors whose buffers are filled again and again.
+ *
+ * most: the steps of a call. A graph of many steps has an axis for them, a graph of one has not.
+ */
+class Buffers {
+  readonly most: number;
+  readonly #work: Work;
+  readonly #size: number;
+  readonly #many: boolean;
+  readonly #tensors = new Map<number, Record<string, Tensor>>();
+  readonly #rows: ReadonlyMap<string, Words>;
+
+  constructor(work: Work, pass: PassPlan) {
+    [this.#work, this.#size, this.#many] = [work, pass.loop.batch_size, work.graphs.has(stepsGraph(pass.name))];
+    const fitting = Math.floor(MOST_CALL_BYTES / (this.#size * exampleBytes(work.plan)));
+    this.most = this.#many ? Math.max(1, Math.min(MOST_STEPS, fitting)) : 1;
+    const { columns } = work.examples;
+    this.#rows = new Map(work.plan.examples.fields.map(({ name }) => [name, words(columns.get(name)!.values)]));
+  }
+
+  /** The shape of what a call of so many steps takes or gives, by the shape of one step's. */
+  shape(steps: number, ...shape: readonly number[]): number[] {
+    return this.#many ? [steps, ...shape] : [...shape];
+  }
+
+  /** The tensors of a call, with those examples; mask and noise of all its steps. */
+  fill(indices: Uint32Array, mask: Float32, noise: Int32Array | null): Tensors {
+    const { count } = this.#work.examples;
+    const steps = mask.length / this.#size;
+    const tensors = this.#tensors.get(steps) ?? this.#made(steps);
+    floats(tensors["mask"]!).set(mask);
+    (tensors["noise"]!.data as Int32Array).set(noise ?? []);
+    for (const [name, from] of this.#rows) {
+      take(from, indices, from.length / count, words(tensors[`example.${name}`]!.data as Values));
+    }
+    return tensors;
+  }
+
+  #made(steps: number): Record<string, Tensor> {
+    const { engine, plan, examples } = this.#work;
     const { Tensor } = engine.ort;
-    this.#examples = examples;
-    [this.#mask, this.#noise] = [new Float32Array(size), new Int32Array(size)];
+    const [values, shape] = [steps * this.#size, this.shape(steps, this.#size)];
     const tensors: Record<string, Tensor> = {
-      mask: new Tensor("float32", this.#mask, [size]),
-      noise: new Tensor("int32", this.#noise, [size]),
+      mask: new Tensor("float32", new Float32Array(values), shape),
+      noise: new Tensor("int32", new Int32Array(values), shape),
     };
-    const columns = new Map<string, Values>();
-    for (const { name, dtype, shape } of plan.examples.fields) {
-      const { values } = examples.columns.get(name)!;
-      const width = values.length / examples.count;
-      const buffer = new (values.constructor as new (size: number) => Values)(size * width);
-      columns.set(name, buffer);
-      tensors[`example.${name}`] = new Tensor(dtype, buffer, [size, ...shape]);
+    for (const { name, dtype, shape: ofOne } of plan.examples.fields) {
+      const column = examples.columns.get(name)!.values;
+      const width = column.length / examples.count;
+      const buffer = new (column.constructor as new (size: number) => Values)(values * width);
+      tensors[`example.${name}`] = new Tensor(dtype, buffer, [...shape, ...ofOne]);
     }
-    this.#columns = columns;
-    this.#tensors = tensors;
+    this.#tensors.set(steps, tensors);
+    return tensors;
   }
+}
 
-  fill(indices: readonly number[], mask: Float32, noise: Int32Array | null): Tensors {
-    this.#mask.set(mask);
-    this.#noise.set(noise ?? []);
-    for (const [name, buffer] of this.#columns) {
-      const { values } = this.#examples.columns.get(name)!;
-      const width = values.length / this.#examples.count;
-      indices.forEach((index, place) => {
-        buffer.set(values.subarray(index * width, (index + 1) * width) as never, place * width);
-      });
-    }
-    return this.#tensors;
+type Words = Uint8Array | Uint32Array;
+
+/** Copy the rows of those indices, of so many words. */
+function take(from: Words, indices: Uint32Array, width: number, into: Words): void {
+  let at = 0;
+  for (let place = 0; place < indices.length; place++) {
+    const start = indices[place]! * width;
+    if (width > NARROW) into.set(from.subarray(start, start + width), at);
+    else for (let word = 0; word < width; word++) into[at + word] = from[start + word]!;
+    at += width;
   }
+}
+
+/** Values as words to copy: of 32 bits, or bytes where a value is one. */
+function words({ buffer, byteOffset, byteLength, BYTES_PER_ELEMENT }: Values): Words {
+  return BYTES_PER_ELEMENT === 1
+    ? new Uint8Array(buffer, byteOffset, byteLength)
+    : new Uint32Array(buffer, byteOffset, byteLength / Uint32Array.BYTES_PER_ELEMENT);
 }
 
 function graphOf(work: Work, name: string): Graph {
