@@ -172,7 +172,9 @@ class PassRunner:
                 calls[call] = self._edge(known, now, after, count)
             step.run(*calls[call])
             sums = self._metrics[:count]
-            totals += sums.sum(axis=0, dtype=np.float64)
+            totals = np.vstack((totals, sums)).cumsum(axis=0)[
+                -1
+            ]  # one after the other, however many steps a call takes
             if finite == steps:
                 finite += int(np.isfinite(sums).all(axis=1).cumprod().sum())
             steps += count
@@ -216,8 +218,9 @@ def steps_of(inputs: Arrays) -> int:
 
 def _steps_of_a_call(size: int, examples: Arrays) -> int:
     """The steps that one call takes at most, of batches of `size`."""
-    row_bytes = sum(math.prod(array.shape[1:]) * array.itemsize for array in examples.values())
-    return max(1, min(MOST_STEPS, MOST_CALL_BYTES // max(1, size * row_bytes)))
+    fields_bytes = sum(math.prod(array.shape[1:]) * array.itemsize for array in examples.values())
+    mask_bytes = noise_bytes = np.dtype(np.float32).itemsize
+    return max(1, min(MOST_STEPS, MOST_CALL_BYTES // (size * (fields_bytes + mask_bytes + noise_bytes))))
 
 
 def _run_pass(one: PassPlan, index: int, graphs: dict[str, Executable], known: Arrays, local: Local) -> PassResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -40,8 +41,8 @@ from fedcore.report import WEIGHT, ReportLayout, Segment, metrics_segment
 Graphs = dict[BlobRef, bytes]
 """The blobs that a plan names: serialised graphs, of all trips and formats, and the frozen vectors."""
 
-FEW_VALUES = 2**14
-"""Values that a step gives at most whose call costs a share of it that is worth a graph of many steps."""
+FEW_VALUES = 2**15
+"""Values of all vectors that a step reads, at most, for its call to be a share of it that is worth a graph of many."""
 
 Progress = Callable[[str, str], None]
 """Told for which format (or none) what is being done now."""
@@ -170,7 +171,8 @@ class _Writer:
         for form in self._chosen:
             self._progress(form.name, f"trace {step_graph(name)}")
             captured = capture(batch if form.fixed_batch else None, form.table)
-            many = form.write_steps(captured) if sum(spec.size for spec in captured.specs) <= FEW_VALUES else None
+            read = sum(math.prod(port.shape) for port in captured.inputs if not port.batched)
+            many = form.write_steps(captured) if read <= FEW_VALUES else None
             if many is None:
                 self._write(form, step_graph(name), captured)
             else:

@@ -43,6 +43,8 @@ from fedcore.plan import (
 )
 
 STEPS = 3
+FEW_STEPS = 2
+"""The steps of one call of a graph that takes many: a trial has more than one call, and more than one step in it."""
 ROOM = 2**26
 """Bytes of models after the steps of a pass that fixes how many it takes; a larger model is tried with fewer."""
 TOLERANCE = 1e-5
@@ -186,7 +188,8 @@ class Trial:
         carry, trail = _empty(sizes), []
         graphs[begin_graph(one.name)].run(received, prefixed(NEXT, carry))
         many = steps_graph(one.name) in graphs
-        for number, taken in enumerate([batches] if many and guide is None else [[batch] for batch in batches]):
+        count = FEW_STEPS if many and guide is None else 1
+        for number, taken in enumerate(batches[at : at + count] for at in range(0, len(batches), count)):
             if guide and number:
                 carry = guide.start_of(one.name, number)
             after, metrics = _empty(sizes), np.empty((len(taken), len(one.metrics)), np.float32)

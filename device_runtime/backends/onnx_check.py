@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from device_runtime.errors import PlanRefused
-from fedcore.plan import MASK
+from fedcore.plan import MASK, steps_graph
 
 OPSET = 18
 _LIST = """
@@ -24,6 +24,8 @@ OPERATORS = frozenset(_LIST.split())
 # It ends: the last value that it goes over is a vector whose bytes lie in the graph, or the mask, which the device
 # makes. Its body is a graph of nodes.
 LOOP, BOUND = "Scan", MASK.encode()
+# A loop goes over the first axis alone: in a batch, others are of the plan's own choice.
+AXES = "scan_input_axes"
 
 # Element types by ONNX's numbers: float32, uint8, int32, int64, bool, float64.
 ELEMENTS = frozenset({1, 2, 6, 7, 9, 11})
@@ -101,7 +103,7 @@ _OPERATORS_IN = {"node.op_type": OPERATORS | {LOOP}, "body's node.op_type": OPER
 def check_graph(graph: bytes, name: str) -> None:
     """Raise PlanRefused, calling the graph `name`, unless its bytes are an ONNX model that a plan may hold."""
     try:
-        walk = _Walk(graph)
+        walk = _Walk(graph, many=name.endswith(steps_graph("")))
         walk.message("model", 0, len(graph))
         walk.check_opsets()
         walk.check_loops()
@@ -118,10 +120,10 @@ class _Unfit(Exception):
 
 
 class _Walk:
-    """One walk over the bytes of a model."""
+    """One walk over the bytes of a model. many: whether it is of many steps, which a loop over the mask may take."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
+    def __init__(self, data: bytes, *, many: bool) -> None:
+        self._data, self._many = data, many
         self._nodes = self._fields = self._opsets = self._versions = 0
         # Names of values: the last that each loop goes over, those that bound it, and any others.
         self._looped, self._bounds, self._others = set[bytes](), set[bytes](), set[bytes]()
@@ -135,7 +137,7 @@ class _Walk:
         """Raise _Unfit unless each loop of the model ends: all that it goes over has equally many rows."""
         if not self._looped <= self._bounds - self._others:
             raise _Unfit(
-                f"the turns of a {LOOP} have no bound: its last input must be the graph's input {MASK!r}, or an "
+                f"the turns of a {LOOP} have no bound: its last input must be the mask of a graph of many steps, or an "
                 "initializer of one dimension with its values in raw_data, and have a name of its own"
             )
 
@@ -169,7 +171,7 @@ class _Walk:
             self._looped.add([b"", *texts("input")][-1])
         vector = kind == "tensor" and self._is_vector(places)
         for name in texts(_NAMES[kind]) if kind in _NAMES else ():
-            bounds = vector or (kind == "graph's input" and name == BOUND)
+            bounds = vector or (self._many and kind == "graph's input" and name == BOUND)
             (self._bounds if bounds else self._others).add(name)
 
     def _is_vector(self, places: _Places) -> bool:
@@ -199,6 +201,8 @@ class _Walk:
             raise _Unfit(f"{field} is not text in UTF-8")
         if text not in _OPERATORS_IN.get(field, {text}):
             raise _Unfit(f"operator {text!r} is none that a plan may use")
+        if field == "attribute.name" and text == AXES:
+            raise _Unfit(f"a {LOOP} goes over another axis than the first")
         if field.endswith(".domain") and text:
             raise _Unfit(f"{field} is {text!r}, a plan's operators are ONNX's own")
 

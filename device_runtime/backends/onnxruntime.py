@@ -15,7 +15,7 @@ from device_runtime.backends.backend import Arrays, Edge, Executable, address
 from device_runtime.backends.onnx_check import check_graph
 from device_runtime.errors import PlanRefused, RuntimeFailed
 
-KEPT = 2
+KEPT = 4
 # Larger graphs are loaded without a plan for their buffers.
 PLANNED_BYTES = 128 * 1024
 
@@ -38,7 +38,10 @@ class OnnxRuntime:
 
 
 class _Graph:
-    """A session with the bindings of the last few sets of arrays: a device loop alternates between two."""
+    """A session with the bindings of the last few sets of arrays.
+
+    A device loop alternates between two, and as many again where the last call of an epoch takes fewer steps.
+    """
 
     def __init__(self, session: onnxruntime.InferenceSession, name: str) -> None:
         self._session = session

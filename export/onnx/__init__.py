@@ -53,7 +53,7 @@ def steps_to_onnx(captured: Captured) -> bytes | None:
     scan_steps(builder, captured, _write_all)
     edge = zip(captured.outputs, captured.specs, strict=True)
     carries = vector_ports(CARRY, [spec for name, spec in edge if name != METRICS])
-    others = [port for port in captured.inputs if not port.name.startswith(f"{CARRY}.")]
+    others = [port for port in captured.inputs if port not in carries]
     inputs = [_input(port, "S") for port in (*carries, *others)]
     return _serialised(builder, inputs, _outputs(captured, "S"))
 

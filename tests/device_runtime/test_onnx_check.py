@@ -23,7 +23,7 @@ VALUES = [helper.make_tensor_value_info(name, FLOAT, [2]) for name in ("c", "d")
 
 TWO_STEPS = numpy_helper.from_array(np.zeros(2, np.uint8), "steps")
 STEP = helper.make_tensor_value_info("step", TensorProto.UINT8, [])
-UNBOUNDED = "the turns of a Scan have no bound: its last input must be the graph's input 'mask', or an initializer"
+UNBOUNDED = "the turns of a Scan have no bound: its last input must be the mask of a graph of many steps, or an"
 
 
 def model(nodes, constants=(), domains=("",), **more):
@@ -105,7 +105,7 @@ def running_sum(*inner, steps=TWO_STEPS, more=(), held=()):
     return model([*more, loop], [zero, steps])
 
 
-def over_rows_of(name, given=(), made=()):
+def over_rows_of(name, given=(), made=(), **more):
     """A loop whose last value is called so: an input of the graph, unless it is given or made otherwise."""
     body = helper.make_graph(
         [helper.make_node("Add", ["s", "x"], ["t"])],
@@ -113,7 +113,7 @@ def over_rows_of(name, given=(), made=()):
         [helper.make_tensor_value_info(one, FLOAT, [2]) for one in ("s", "x")],
         [helper.make_tensor_value_info("t", FLOAT, [2])],
     )
-    loop = helper.make_node("Scan", ["c", name], ["d"], body=body, num_scan_inputs=1)
+    loop = helper.make_node("Scan", ["c", name], ["d"], body=body, num_scan_inputs=1, **more)
     rows = [] if given or made else [helper.make_tensor_value_info(name, FLOAT, ["S", 2])]
     graph = helper.make_graph([*made, loop], "g", [VALUES[0], *rows], VALUES[1:], given)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
@@ -179,6 +179,7 @@ REFUSED = {
         over_rows_of("mask", given=[TensorProto(name="mask", data_type=FLOAT, dims=[2**40, 0])]),
         UNBOUNDED,
     ),
+    "Scan over the batches of the mask": (over_rows_of("mask", scan_input_axes=[1]), "another axis than the first"),
     "a constant inside Scan": (running_sum(held=[TWO_STEPS]), "its body has a field 5"),
     "texts as values": (texts(), "its tensor has a field 6|data_type is 8"),
     "metadata": (model([], producer_name="p", doc_string="x"), "its model has a field 6"),
@@ -188,8 +189,8 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_graph_with_more_than_plans_use_is_refused_before_it_is_loaded(what):
     graph, words = REFUSED[what]
-    with pytest.raises(PlanRefused, match=f"cannot load graph 'train.step': .*({words})"):
-        OnnxRuntime().load(graph.SerializeToString(), "train.step")
+    with pytest.raises(PlanRefused, match=f"cannot load graph 'train.steps': .*({words})"):
+        OnnxRuntime().load(graph.SerializeToString(), "train.steps")
 
 
 @pytest.mark.parametrize("scanned", [0, -1, 3, 4])
@@ -213,7 +214,11 @@ def test_a_scan_over_rows_runs_and_nodes_of_its_body_count(monkeypatch):
 
 def test_a_scan_over_the_mask_turns_as_often_as_the_device_says():
     graph, sums = over_rows_of("mask").SerializeToString(), np.empty(2, np.float32)
-    OnnxRuntime().load(graph).run({"c": np.zeros(2, np.float32), "mask": np.ones((5, 2), np.float32)}, {"d": sums})
+    with pytest.raises(PlanRefused, match=UNBOUNDED):
+        OnnxRuntime().load(graph, "train.step")
+    OnnxRuntime().load(graph, "train.steps").run(
+        {"c": np.zeros(2, np.float32), "mask": np.ones((5, 2), np.float32)}, {"d": sums}
+    )
     assert sums.tolist() == [5, 5]
 
 
@@ -276,7 +281,7 @@ def test_damaged_bytes_are_refused_or_are_a_graph_of_known_operators():
                     data[at:at] = data[draw.randrange(len(data)) :][: draw.randint(1, 30)]
             data = data or bytearray(1)
         try:
-            check_graph(bytes(data), "g")
+            check_graph(bytes(data), "g.steps")
         except PlanRefused:
             continue
         try:

@@ -118,8 +118,14 @@ test("an input with the name of what every object has is none of the plan's", as
 });
 
 test.for<Vector>(Object.entries(refused))("a graph with more than plans use is refused: %s", ([, bytes]) => {
-  expect(() => checkGraph(fromHex(bytes), "train.step")).toThrow(PlanRefused);
-  expect(() => checkGraph(fromHex(bytes), "train.step")).toThrow("cannot load graph train.step");
+  expect(() => checkGraph(fromHex(bytes), "train.steps")).toThrow(PlanRefused);
+  expect(() => checkGraph(fromHex(bytes), "train.steps")).toThrow("cannot load graph train.steps");
+});
+
+test("a loop over the mask is one of many steps alone", () => {
+  const graph = fromHex(runner.many_graphs["train.steps"]);
+  expect(() => checkGraph(graph, "train.steps")).not.toThrow();
+  expect(() => checkGraph(graph, "train.step")).toThrow("have no bound");
 });
 
 test("a loop over steps that the graph holds is no reason to refuse it", () => {

@@ -7,6 +7,7 @@
 
 import { type Bytes, text } from "./bytes.ts";
 import { PlanRefused } from "./errors.ts";
+import { stepsGraph } from "./plan.ts";
 
 const OPSET = 18;
 /** The operators that a plan may use, all of ONNX's own domain, but for the loop. */
@@ -17,10 +18,12 @@ const OPERATORS = new Set(
   ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK
   Transpose Unsqueeze Where`.split(/\s+/),
 );
-/** It ends: the last value that it goes over is a vector whose bytes lie in the graph, or the mask, which the device makes.
- * Its body is a graph of nodes.
+/** It ends: the last value that it goes over is a vector whose bytes lie in the graph, or the mask, which the device
+ * makes. Its body is a graph of nodes.
  */
 const [LOOP, BOUND] = ["Scan", "mask"];
+/** A loop goes over the first axis alone: in a batch, others are of the plan's own choice. */
+const AXES = "scan_input_axes";
 const OPERATORS_IN: Readonly<Record<string, ReadonlySet<string>>> = {
   "node.op_type": new Set([...OPERATORS, LOOP]),
   "body's node.op_type": OPERATORS,
@@ -104,7 +107,7 @@ const NAMES: Readonly<Record<string, string>> = {
 /** Throws PlanRefused, calling the graph `name`, unless its bytes are an ONNX model that a plan may hold. */
 export function checkGraph(graph: Bytes, name: string): void {
   try {
-    const walk = new Walk(graph);
+    const walk = new Walk(graph, name.endsWith(stepsGraph("")));
     walk.message("model", 0, graph.length);
     walk.checkOpsets();
     walk.checkLoops();
@@ -122,6 +125,7 @@ class Unfit extends Error {}
 /** One walk over the bytes of a model. */
 class Walk {
   readonly #data: Bytes;
+  readonly #many: boolean;
   #nodes = 0;
   #fields = 0;
   #opsets = 0;
@@ -131,8 +135,9 @@ class Walk {
   readonly #bounds = new Set<string>();
   readonly #others = new Set<string>();
 
-  constructor(data: Bytes) {
-    this.#data = data;
+  /** many: whether the model is of many steps, which a loop over the mask may take. */
+  constructor(data: Bytes, many: boolean) {
+    [this.#data, this.#many] = [data, many];
   }
 
   /** Throws Unfit unless the model that was walked over names one set of operators, with its version. */
@@ -147,8 +152,8 @@ class Walk {
     for (const name of this.#looped) {
       if (!this.#bounds.has(name) || this.#others.has(name)) {
         throw new Unfit(
-          `the turns of a ${LOOP} have no bound: its last input must be the graph's input ${BOUND}, or an initializer ` +
-            "of one dimension with its values in raw_data, and have a name of its own",
+          `the turns of a ${LOOP} have no bound: its last input must be the mask of a graph of many steps, or an ` +
+            "initializer of one dimension with its values in raw_data, and have a name of its own",
         );
       }
     }
@@ -191,7 +196,7 @@ class Walk {
     }
     const vector = kind === "tensor" && this.#isVector(places);
     for (const name of kind in NAMES ? texts(NAMES[kind]!) : []) {
-      const bounds = vector || (kind === "graph's input" && name === BOUND);
+      const bounds = vector || (this.#many && kind === "graph's input" && name === BOUND);
       (bounds ? this.#bounds : this.#others).add(name);
     }
   }
@@ -232,6 +237,9 @@ class Walk {
     }
     if (OPERATORS_IN[field]?.has(found) === false) {
       throw new Unfit(`operator ${found.slice(0, 100)} is none that a plan may use`);
+    }
+    if (field === "attribute.name" && found === AXES) {
+      throw new Unfit(`a ${LOOP} goes over another axis than the first`);
     }
     if (field.endsWith(".domain") && found !== "") {
       throw new Unfit(`${field} is ${found.slice(0, 100)}, a plan's operators are ONNX's own`);

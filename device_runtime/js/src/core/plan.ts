@@ -18,6 +18,14 @@ export const MOST_PLAN_BYTES = 4 * 2 ** 20;
 /** The name of the graph that makes the mean segments of the report. */
 export const REPORT = "report";
 
+/** The steps of one call, where a graph takes many: enough that the call costs little beside them, and `keepGoing` is
+ * still asked often.
+ */
+export const MOST_STEPS = 64;
+export const MOST_CALL_BYTES = 2 ** 19;
+/** Calls of so many kinds keep their buffers: a full one, and the last of an epoch. */
+export const CALLS_HELD = 2;
+
 const ELEMENT_BYTES = { float32: 4, int64: 8, int32: 4, uint8: 1 } as const;
 const positive = v.pipe(count, v.minValue(1));
 export const vectorSchema = v.object({ name: v.string(), size: count });
@@ -120,9 +128,12 @@ export function parameterCount(plan: Plan): number {
   return plan.schema.tensors.reduce((sum, tensor) => sum + tensor.shape.reduce((size, axis) => size * axis, 1), 0);
 }
 
-/** The bytes of a plan's largest batch: its fields, their mask and noise. */
+/** The bytes of a plan's largest batch, with its mask and noise, or of the calls of many steps that are held. */
 export function batchBytes(plan: Plan): number {
-  return exampleBytes(plan) * Math.max(0, ...plan.passes.map(({ loop }) => loop.batch_size));
+  const batch = exampleBytes(plan) * Math.max(0, ...plan.passes.map(({ loop }) => loop.batch_size));
+  const graphs = Object.keys(plan.graphs["onnx"] ?? {});
+  const many = plan.passes.some(({ name }) => graphs.includes(stepsGraph(name)));
+  return many ? CALLS_HELD * Math.max(batch, MOST_CALL_BYTES) : batch;
 }
 
 /** The bytes of one example in a batch: its fields, its place in the mask and in the noise. */

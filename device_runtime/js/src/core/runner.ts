@@ -9,13 +9,18 @@ import { letGo } from "./bytes.ts";
 import type { Engine, Graph, Tensors } from "./engine.ts";
 import { DeadlinePassed, NonFiniteReport, PlanRefused } from "./errors.ts";
 import type { Examples, Values } from "./examples.ts";
-import { exampleBytes, loopGraph, type PassPlan, type Plan, REPORT, stepsGraph } from "./plan.ts";
+import {
+  CALLS_HELD,
+  exampleBytes,
+  loopGraph,
+  MOST_CALL_BYTES,
+  MOST_STEPS,
+  type PassPlan,
+  type Plan,
+  REPORT,
+  stepsGraph,
+} from "./plan.ts";
 import { CLIP, concatenate, encodeMeans, type Float32, metricsSegment, unweighted, weightOf } from "./report.ts";
-
-/** The steps of one call, where a graph takes many: enough that the call costs little beside them, and `keepGoing` is
- * still asked often.
- */
-const [MOST_STEPS, MOST_CALL_BYTES] = [64, 2 ** 19];
 
 /** Words of a row at most that are copied one by one, as that takes less time than to make a view of them. */
 const NARROW = 128;
@@ -190,6 +195,7 @@ class Buffers {
       const buffer = new (column.constructor as new (size: number) => Values)(values * width);
       tensors[`example.${name}`] = new Tensor(dtype, buffer, [...shape, ...ofOne]);
     }
+    if (this.#tensors.size === CALLS_HELD) this.#tensors.clear();
     this.#tensors.set(steps, tensors);
     return tensors;
   }
