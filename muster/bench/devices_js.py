@@ -44,8 +44,8 @@ from secagg.packing import PackedSegment
 BATCH, LEAST_STEPS, MOST_STEPS = 20, 5, 1000
 QUICK_S = 0.05
 """A training of the fewest steps that takes less is made as long as the most, so that its start does not count."""
-QUICK_BLOCKS = 4
-"""Times as many blocks of these: a browser compiles what runs often once more, for thousands of their steps."""
+WARM_S = 6.0
+"""CPU seconds of the blocks of these, at least: V8 compiles what runs often twice, within 100,000 small steps."""
 FIELD_BITS, IN_BITS, VARIANCE = 26, 16, 100
 TRAINED = "emnist_cnn"
 """The model that the page's own cost is measured with, where it is among those asked for."""
@@ -191,12 +191,14 @@ def _step(work: _Work, runtime: JsRuntime, blocks: int, say: Say) -> StepCost:
     js_load_s = runtime.load(work.folder).cpu_s
     say(f"{work.folder.name}: measure")
     python_s = python_run_s = js_s = js_run_s = outside_s = math.inf
-    for _ in range(1 + blocks * (QUICK_BLOCKS if work.steps == MOST_STEPS else 1)):
+    measured, spent_s = 0, 0.0 if work.steps == MOST_STEPS else WARM_S
+    while measured < 1 + blocks or spent_s < WARM_S:
         work.runs.clear()
         python_s, python_run_s = min(python_s, _cpu_s(work.train)), min(python_run_s, sum(work.runs))
         done = runtime.ask(train=None)
         js_s, js_run_s = min(js_s, done.cpu_s), min(js_run_s, done.answer["inside_cpu_s"])
         outside_s = min(outside_s, done.answer["outside_s"])
+        measured, spent_s = measured + 1, spent_s + done.cpu_s
     return StepCost(
         model=work.folder.name,
         python_ms=1e3 * python_s / work.steps,

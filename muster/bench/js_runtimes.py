@@ -62,12 +62,10 @@ class JsRuntime(Protocol):
 
 
 class Node:
-    """A process of Node. Raises FleetError where Node is missing."""
+    """A process of Node, a new one for each work: a device has one model. Raises FleetError where Node is missing."""
 
     def __init__(self) -> None:
-        words = [node.program(), "--no-warnings", str(node.FOLDER / "bench" / "node.ts")]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._asked, self._answers = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
+        self._start()
 
     def __enter__(self) -> Self:
         return self
@@ -77,9 +75,16 @@ class Node:
 
     def load(self, folder: Path) -> Done:
         """Load the work in a folder."""
-        done = self.ask(load=str(folder))
-        self.engine: str = done.answer["engine"]
-        return done
+        self._process.communicate()
+        self._start()
+        return self.ask(load=str(folder))
+
+    def _start(self) -> None:
+        """Start a process, and wait until its engine is there."""
+        words = [node.program(), "--no-warnings", str(node.FOLDER / "bench" / "node.ts")]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._asked, self._answers = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
+        self.engine: str = self.ask().answer["engine"]
 
     def ask(self, **what: object) -> Done:
         """Do another block."""
