@@ -154,7 +154,7 @@ class PassRunner:
         graph.run(known, prefixed(NEXT, self._carries[0]))
 
     def sweep(self, step: Executable, known: Arrays, local: Local) -> PassResult:
-        """Run the graph of steps for all batches. The carry of the result lies in buffers that `begin` overwrites.
+        """Run the graph of steps for all batches. The next `begin` overwrites the carry of the result.
 
         Raises DeadlinePassed when the client is not to keep going.
         """

@@ -43,9 +43,9 @@ def to_onnx(captured: Captured) -> bytes:
 
 
 def steps_to_onnx(captured: Captured) -> bytes | None:
-    """A captured step as a graph of many steps, one after the other; else as `to_onnx`.
+    """A captured step as a graph of many steps, one after the other; None for one that has a loop inside.
 
-    None for a step that has a loop inside: loops do not nest on devices.
+    Loops do not nest on devices. Raises as `to_onnx`.
     """
     if captured.module.graph.find_nodes(op="call_function", target=scan_op):
         return None

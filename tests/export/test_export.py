@@ -81,6 +81,14 @@ def test_a_small_model_without_a_loop_has_a_graph_of_many_steps():
     assert graphs == {"small": {"train.steps"}, "loop": {"train.step"}, "large": {"train.step"}}
 
 
+def test_frozen_vectors_count_towards_the_size_of_a_small_model(monkeypatch):
+    plan, _ = build_plan(model := Model(models.transfer()), create("fedavg"), ("onnx",))
+    assert "train.steps" in plan.graphs["onnx"]
+    monkeypatch.setattr("export.build.FEW_VALUES", 2 * model.initial.size)
+    plan, _ = build_plan(model, create("fedavg"), ("onnx",))
+    assert "train.step" in plan.graphs["onnx"]
+
+
 @pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if keeps_client_state(algorithm())])
 def test_an_algorithm_with_client_state_is_refused_with_its_reason(name, tmp_path):
     with pytest.raises(NotCrossDevice, match=f"{name} keeps .*; only `muster simulate` runs it"):

@@ -7,7 +7,7 @@ import { Graph, type Tensors } from "../src/core/engine.ts";
 import { DeadlinePassed, NonFiniteReport, PlanRefused } from "../src/core/errors.ts";
 import { checkExamples, type Examples, ExamplesError } from "../src/core/examples.ts";
 import { checkGraph } from "../src/core/onnx-check.ts";
-import { decodePlan } from "../src/core/plan.ts";
+import { batchBytes, decodePlan } from "../src/core/plan.ts";
 import { execute, type Work } from "../src/core/runner.ts";
 import { nodeEngine } from "../src/node/engine.ts";
 import { bytesOf, floats, type Vector, vectors } from "./vectors.ts";
@@ -53,6 +53,11 @@ test("many steps in a call give the same values, and noise and masks of each", a
   expect(fed!.dims).toEqual([4, 4]);
   const drawn = await Promise.all([0, 1, 2, 3].map((step) => noise(given.key, 1, step, 4)));
   expect(Array.from(fed!.data as Int32Array)).toEqual(drawn.flatMap((values) => [...values]));
+});
+
+test("what calls of many steps hold counts in the estimate of a plan's memory", () => {
+  expect(batchBytes(plan)).toBe(4 * (12 + 4 + 8));
+  expect(batchBytes(decodePlan(utf8(runner.many_plan), 1))).toBe(2 * 2 ** 19);
 });
 
 test("work of many steps in a call stops between two calls", async () => {
