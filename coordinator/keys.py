@@ -16,7 +16,6 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from sqlalchemy.exc import IntegrityError
 
 from coordinator.errors import KeysDamaged, KeysDiffer, KeysMissing
 from coordinator.rules.audit import Action
@@ -54,10 +53,7 @@ class Keys:
             with contextlib.suppress(FileExistsError):
                 SucceedingKey.new("server").save(path)
         keys = cls.load(path)
-        try:
-            _record(keys.server, path, database)
-        except IntegrityError:  # another process was the first; its key must be this one
-            _record(keys.server, path, database)
+        _record(keys.server, path, database)
         return keys
 
     def hold(self, known: str | None) -> bool:

@@ -106,10 +106,7 @@ class Membership:
         if not self._config.drives:
             return
         with self._database.writing() as records:
-            for earlier in records.leases.replicas():
-                if earlier.url == self._me.url:
-                    records.leases.forget(earlier.id)
-            records.leases.announce(self._me)
+            records.leases.succeed(self._me)
         self._next_beat = now + self._config.lease_s / _BEATS
 
     def refresh(self, now: float, idle: AbstractSet[str]) -> frozenset[str]:

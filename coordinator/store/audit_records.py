@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from sqlalchemy import Row, func, insert, select, text
+from sqlalchemy import Row, func, insert, select
 from sqlalchemy.engine import Connection
 
 from coordinator.rules.audit import Action, AuditEntry
+from coordinator.store.table_lock import lock_writers
 from coordinator.store.tables import AUDIT
 
 _MOST = 1000
@@ -24,9 +25,7 @@ class AuditRecords:
 
     def append(self, actor: str, action: Action, subject: str, detail: str = "") -> None:
         """Add an entry. The last thing in a transaction: other writers of the log wait for its end."""
-        if self._connection.dialect.name == "postgresql":
-            # SQLite has one writer anyway.
-            self._connection.execute(text("LOCK TABLE audit IN SHARE ROW EXCLUSIVE MODE"))
+        lock_writers(self._connection, AUDIT)
         query = select(AUDIT.c.number, AUDIT.c.sha256).order_by(AUDIT.c.number.desc()).limit(1)
         number, previous = self._connection.execute(query).one_or_none() or (0, "")
         entry = AuditEntry(

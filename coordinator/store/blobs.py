@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from coordinator.errors import MissingStore, Unavailable, UnknownBlob, UnsupportedBlobs
@@ -57,11 +57,13 @@ class Blobs:
     def __init__(self, address: str | Path, *, create: bool = True) -> None:
         self.address = str(address)
         self._write: Callable[[str, Data], object]
+        self._write_first: Callable[[str, Data], object]
         self._delete: Callable[[Sequence[str]], int]
         self._store: ObjectStore
         if "://" in str(address):
             self._store = _object_store(str(address))
             self._write = self._upload
+            self._write_first = lambda name, data: self._upload(name, data, mode="create")
             self._delete = lambda names: asyncio.run(self._delete_at_once(names))
             return
         folder = Path(address).absolute()
@@ -71,6 +73,7 @@ class Blobs:
             raise MissingStore(f"there is no blob folder {folder}; start the coordinator first, or name its folder")
         self._store = LocalStore(folder)
         self._write = lambda name, data: _write_durably(folder, name, data)
+        self._write_first = lambda name, data: _write_durably(folder, name, data, os.link)
         self._delete = lambda names: _delete_files(folder, names)
 
     @property
@@ -82,9 +85,10 @@ class Blobs:
         except FileNotFoundError:
             return None
 
-    def belong_to(self, owner: str) -> None:
-        """Tie these blobs to a database."""
-        self._write(_OWNER, f"{owner}\n".encode())
+    def claim(self, owner: str) -> str | None:
+        """Tie these blobs to a database unless they are tied already; answers the id of the one that has them."""
+        self._write_first(_OWNER, f"{owner}\n".encode())
+        return self.owner
 
     def put(self, data: Data) -> BlobRef:
         """Store `data`. The name appears only when the bytes are durable: a blob is whole or absent.
@@ -140,9 +144,10 @@ class Blobs:
             raise Unavailable(_AWAY) from error
         return len(names)
 
-    def _upload(self, name: str, data: Data) -> None:
-        with _reaching((BaseError, FileNotFoundError)):  # the bucket is missing
-            obstore.put(self._store, name, data)
+    def _upload(self, name: str, data: Data, mode: Literal["create", "overwrite"] = "overwrite") -> None:
+        missing_bucket = FileNotFoundError
+        with _reaching((BaseError, missing_bucket)), suppress(AlreadyExistsError):
+            obstore.put(self._store, name, data, mode=mode)
 
 
 def _object_store(url: str) -> ObjectStore:
@@ -196,7 +201,7 @@ def _reaching(failures: tuple[type[Exception], ...] = (BaseError,)) -> Iterator[
         raise Unavailable(_AWAY) from error
 
 
-def _write_durably(folder: Path, name: str, data: Data) -> None:
+def _write_durably(folder: Path, name: str, data: Data, put: Callable[[Path, Path], None] = os.replace) -> None:
     # By hand: an object store's put to a local folder does not wait for the disk.
     temporary = folder / f".{secrets.token_hex(8)}.tmp"
     try:
@@ -205,7 +210,8 @@ def _write_durably(folder: Path, name: str, data: Data) -> None:
             file.flush()
             os.fsync(file.fileno())
         reach("blob.before-name")
-        temporary.replace(folder / name)
+        with suppress(FileExistsError):  # only os.link raises it: somebody was first
+            put(temporary, folder / name)
     finally:
         temporary.unlink(missing_ok=True)
     # The name itself is only durable once the folder is; a database row may point at the blob from here on.

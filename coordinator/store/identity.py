@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import secrets
 
-from sqlalchemy.exc import IntegrityError
-
 from coordinator.errors import WrongBlobs
 from coordinator.store.blobs import Blobs
 from coordinator.store.database import Database
@@ -21,28 +19,26 @@ def tie(database: Database, blobs: Blobs) -> None:
         known = _begin(database, blobs)
     owner = blobs.owner
     if owner is None and not names_blobs:
-        blobs.belong_to(known)
-    elif owner is None:
+        owner = blobs.claim(known)
+    if owner is None:
         raise WrongBlobs(
             f"the blobs of this database are not at {blobs.address}: mount their folder, or name their place (--blobs, "
             "MUSTER_BLOBS). A copy of them needs the file muster-store too"
         )
-    elif owner != known:
+    if owner != known:
         raise _foreign(blobs)
 
 
 def _begin(database: Database, blobs: Blobs) -> str:
     """The id of a database that had none. It is committed before the blobs have it: they are never tied to nothing."""
-    try:
-        with database.writing() as records:
-            if (known := records.identity.get("blobs")) is None:
-                if blobs.owner is not None:
-                    raise _foreign(blobs)
-                known = secrets.token_hex(_ID_BYTES)
-                records.identity.put("blobs", known)
-            return known
-    except IntegrityError:  # another process was the first
-        return _begin(database, blobs)
+    with database.writing() as records:
+        known = records.identity.get("blobs")
+        if known is None:
+            if blobs.owner is not None:
+                raise _foreign(blobs)
+            known = secrets.token_hex(_ID_BYTES)
+            records.identity.put("blobs", known)
+        return known
 
 
 def _foreign(blobs: Blobs) -> WrongBlobs:

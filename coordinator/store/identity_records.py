@@ -5,17 +5,25 @@ from __future__ import annotations
 from sqlalchemy import insert, select, update
 from sqlalchemy.engine import Connection
 
+from coordinator.store.table_lock import lock_writers
 from coordinator.store.tables import BLOBS, IDENTITY
 
 
 class IdentityRecords:
-    """The values by their names."""
+    """The values by their names.
 
-    def __init__(self, connection: Connection) -> None:
+    What is read in a `writing` transaction does not change until its end. Processes that start together on a new
+    database decide one after the other: the first one writes, and the others find its value.
+    """
+
+    def __init__(self, connection: Connection, *, writing: bool) -> None:
         self._connection = connection
+        self._writing = writing
 
     def get(self, name: str) -> str | None:
         """A value; None before there is one."""
+        if self._writing:
+            lock_writers(self._connection, IDENTITY)
         found: str | None = self._connection.scalar(select(IDENTITY.c.value).where(IDENTITY.c.name == name))
         return found
 
@@ -24,6 +32,7 @@ class IdentityRecords:
         return self._connection.scalar(select(BLOBS.c.sha256).limit(1)) is not None
 
     def put(self, name: str, value: str) -> None:
-        """Write a value in the place of the one before. Raises IntegrityError when another process was the first."""
+        """Write a value in the place of the one before."""
+        lock_writers(self._connection, IDENTITY)
         if self._connection.execute(update(IDENTITY).where(IDENTITY.c.name == name).values(value=value)).rowcount == 0:
             self._connection.execute(insert(IDENTITY).values(name=name, value=value))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from sqlalchemy import ColumnElement, bindparam, delete, insert, select, true, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import LeaseLost
@@ -35,8 +36,15 @@ class LeaseRecords:
         return [Lease(row.name, row.holder, row.term) for row in rows]
 
     def announce(self, me: Replica) -> None:
-        """Write a replica's row. A row with its URL must not be there: see `forget`."""
+        """Write a replica's row. Raises IntegrityError when there is one with its URL: see `succeed`."""
         self._connection.execute(insert(REPLICAS).values(**asdict(me), seen_at=self._at))
+
+    def succeed(self, me: Replica) -> None:
+        """Write a replica's row in the place of the row with its URL, which sets that replica's populations free."""
+        on_postgresql = self._connection.dialect.name == "postgresql"
+        new = postgresql.insert(REPLICAS) if on_postgresql else sqlite.insert(REPLICAS)
+        values = {**asdict(me), "seen_at": self._at}
+        self._connection.execute(new.on_conflict_do_update(index_elements=["url"], set_=values), values)
 
     def beat(self, me: Replica) -> bool:
         """Write that `me` lives; false when its row is gone: another replica declared it gone."""

@@ -69,7 +69,7 @@ class Records:
         self._connection = connection
         self._writing = writing
         self.at = at
-        self.identity = IdentityRecords(connection)
+        self.identity = IdentityRecords(connection, writing=writing)
         self.leases = LeaseRecords(connection, at)
         self.tokens = TokenRecords(connection, at)
         self.devices = DeviceRecords(connection, at)

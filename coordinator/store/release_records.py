@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import func, insert, select, text
+from sqlalchemy import func, insert, select
 from sqlalchemy.engine import Connection
 
+from coordinator.store.table_lock import lock_writers
 from coordinator.store.tables import RELEASES
 from fedcore.decoding import converter
 from fedcore.release import Signed
@@ -22,9 +23,7 @@ class ReleaseRecords:
 
     def append(self, release: Signed) -> None:
         """Add a release at the end, unless the log has it. Other writers of the log wait for the transaction's end."""
-        if self._connection.dialect.name == "postgresql":
-            # SQLite has one writer anyway.
-            self._connection.execute(text("LOCK TABLE releases IN SHARE ROW EXCLUSIVE MODE"))
+        lock_writers(self._connection, RELEASES)
         if release not in self.log():
             position = self._connection.scalar(select(func.count()).select_from(RELEASES))
             values = {"release": msgspec.to_builtins(release), "logged_at": self._at}

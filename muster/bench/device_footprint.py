@@ -114,7 +114,7 @@ def size_mb(folder: Path, pattern: str) -> float:
 
 def import_cpu_s(path: str, code: str = LOADS) -> float:
     """CPU seconds of a start, with only the packages on `path`: the least of several."""
-    return min(float(_python(path, ["-c", code])) for _ in range(STARTS))
+    return min(float(run_python(path, ["-c", code])) for _ in range(STARTS))
 
 
 def train_rss_mb(path: str, form: str) -> float:
@@ -125,10 +125,10 @@ def train_rss_mb(path: str, form: str) -> float:
         (folder / "plan.json").write_bytes(plan.encode())
         for ref, graph in graphs.items():
             (folder / ref.sha256).write_bytes(graph)
-        return float(_python(path, ["-c", TRAINS, str(folder), form]))
+        return float(run_python(path, ["-c", TRAINS, str(folder), form]))
 
 
-def _python(path: str, arguments: Sequence[str]) -> str:
+def run_python(path: str, arguments: Sequence[str]) -> str:
     """The standard output of a fresh interpreter with only the standard library and the packages on `path`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment = {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}

@@ -32,6 +32,18 @@ def test_keys_are_made_at_the_first_start_and_known_to_the_store(store, tmp_path
     assert known(store) == made.server.public.hex()
 
 
+@pytest.mark.every_engine
+def test_of_processes_that_start_together_with_keys_of_their_own_one_is_right(store, tmp_path):
+    def start(number):
+        with suppress(KeysDiffer, KeysMissing):
+            return raw(Keys.open(tmp_path / f"keys{number}", store.database))
+
+    with ThreadPoolExecutor(8) as pool:
+        (right,) = filter(None, pool.map(start, range(8)))
+    public = {raw(Keys.load(file)): Keys.load(file).server.public.hex() for file in tmp_path.glob("keys?")}
+    assert known(store) == public[right]
+
+
 def test_a_coordinator_does_not_start_without_the_file_of_a_key(database, tmp_path):
     settings = Settings(database=database, blobs=tmp_path / "blobs", keys=tmp_path / "keys")
     Service.open(settings).store.close()

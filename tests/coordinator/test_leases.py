@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from coordinator.commands import AwaitAssignment
@@ -267,6 +269,23 @@ def test_holder_writes_nothing_while_and_after_its_population_is_taken(store, re
             pass
     with pytest.raises(LeaseLost), first.membership.writing():
         pass
+
+
+@every_engine
+def test_of_replicas_that_start_together_at_one_url_the_last_succeeds_the_others(store, tmp_path):
+    keys = Keys.open(tmp_path / "keys", store.database)
+
+    def announce(_):
+        membership = Membership(store, ReplicaConfig(lease_s=LEASE_S), keys)
+        membership.listen_at("http://one")
+        membership.announce(0.0)
+        return membership.id
+
+    with ThreadPoolExecutor(8) as pool:
+        ids = list(pool.map(announce, range(8)))
+    with store.database.reading() as records:
+        (left,) = records.leases.replicas()
+    assert left.id in ids
 
 
 def test_a_replica_with_the_file_of_a_succeeded_key_drives_nothing(store, register, tmp_path):

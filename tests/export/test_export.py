@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import shutil
+import subprocess
+import sys
 
 import msgspec
 import numpy as np
@@ -57,20 +59,27 @@ OWN_GRAPHS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def engine_mb():
+    """The peak memory of a process that loads ONNX Runtime and does nothing, in 2^20 bytes."""
+    code = "import numpy, onnxruntime; from device_runtime.footprint import peak_rss_mb; print(peak_rss_mb())"
+    return float(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout)
+
+
 def parities(certificate):
     return {name: evidence.parity for name, evidence in certificate.formats.items()}
 
 
 @pytest.mark.parametrize(("algorithm", "settings"), SETTINGS)
 @pytest.mark.parametrize("name", QUICK)
-def test_every_model_and_algorithm_agree_with_torch_on_onnx_runtime(name, algorithm, settings, tmp_path):
+def test_every_model_and_algorithm_agree_with_torch_on_onnx_runtime(name, algorithm, settings, engine_mb, tmp_path):
     bundle = export_bundle(Model(load(name)), create(algorithm, settings), tmp_path)
     assert bundle.certificate.worst <= TOLERANCE
     evidence = bundle.certificate.formats["onnx"]
     assert {parity.graph for parity in evidence.parity} >= {"train.step", "report"}
     assert evidence.footprint.graph_bytes == sum(ref.size for ref in bundle.plan.graphs["onnx"].values())
-    assert 20 < evidence.footprint.peak_rss_mb < 200
-    assert 0 < evidence.footprint.step_cpu_ms < 100
+    assert evidence.footprint.step_cpu_ms > 0
+    assert engine_mb < evidence.footprint.peak_rss_mb < 2 * engine_mb
 
 
 def test_a_small_model_without_a_loop_has_a_graph_of_many_steps():
