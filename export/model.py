@@ -10,7 +10,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -237,15 +237,15 @@ def held(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     A parameter of several names is replaced under all of them. torch.func.functional_call would put back what it found
     name by name, and for a layer of two names that is what it had put there itself: the tie is lost from then on.
     """
-    names = {one: name for name, one in (*module.named_parameters(), *module.named_buffers())}
-    stores = [store for layer in module.modules() for store in (layer._parameters, layer._buffers)]
-    places = [(store, key, one) for store in stores for key, one in store.items() if names.get(one) in tensors]
+    names: dict[Any, str] = {one: name for name, one in (*module.named_parameters(), *module.named_buffers())}
+    stores: list[Any] = [store for layer in module.modules() for store in (layer._parameters, layer._buffers)]
+    own = [(store, key, one) for store in stores for key, one in store.items() if names.get(one, "") in tensors]
     try:
-        for store, key, one in places:
+        for store, key, one in own:
             store[key] = tensors[names[one]]
         yield
     finally:
-        for store, key, one in places:
+        for store, key, one in own:
             store[key] = one
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import mtrand
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,6 +31,7 @@ PLAIN = (bool, int, float, complex, str, bytes, types.NoneType)
 NUMPY = "numpy.random"
 """The name of NumPy's own generator among what is kept: its calls cannot be seen, its state can."""
 LIBRARIES = ("torch", "numpy", "logging")
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 SKIPPED = (type, types.ModuleType, types.FunctionType, nn.Module, torch.Tensor)
 LONGEST = 10_000
 """A container of more values is data, and not looked at."""
@@ -37,7 +39,7 @@ LONGEST = 10_000
 
 @contextlib.contextmanager
 def watched(module: nn.Module) -> Iterator[list[str]]:
-    """A block that runs the module; gives what it called in there to draw numbers or to read a clock, and in which layer.
+    """A block that runs the module; gives what it called there to draw numbers or read a clock, and in which layer.
 
     Where a profiler is at work already, only torch's own draws are noticed.
     """
@@ -90,7 +92,7 @@ def _profile(note: Note) -> Callable[[types.FrameType, str, Any], None]:
 
 def _outside(function: Any) -> str:
     """A function's name if it draws a number or reads a clock, else nothing."""
-    owner, name, module = getattr(function, "__self__", None), function.__name__, getattr(function, "__module__", None)
+    owner, name, module = (getattr(function, key, None) for key in ("__self__", "__name__", "__module__"))
     if isinstance(owner, random.Random) and name in {"random", "getrandbits"}:
         return f"random.{name}"
     if isinstance(owner, type) and issubclass(owner, datetime.date) and name in {"now", "utcnow", "today"}:
@@ -108,7 +110,7 @@ def kept(model: Model) -> dict[str, list[str]]:
     forward has just computed.
     """
     spec = model.spec
-    found = {NUMPY: list(_leaves(np.random.get_state(legacy=False), set()))}
+    found = {NUMPY: list(_leaves(mtrand.get_bit_generator().state, set()))}
     for name, buffer in model.module.named_buffers():
         found[f"the buffer {name!r}"] = [_digest(buffer.reshape(-1).view(torch.uint8).numpy())]
     layers = {f"layer {path!r}" if path else "the model": layer for path, layer in model.module.named_modules()}
@@ -144,12 +146,15 @@ def _outer_variables(function: Any) -> Mapping[str, Any]:
     """The variables outside of a user's function that it reads; of what is none, nothing."""
     if not (inspect.isfunction(function) or inspect.ismethod(function)) or _is_of(function, *LIBRARIES):
         return {}
-    found = inspect.getclosurevars(function)
+    try:
+        found = inspect.getclosurevars(function)
+    except ValueError:  # a function around it has not set all of them yet
+        return {}
     return {**found.globals, **found.nonlocals}
 
 
 def _is_of(thing: Any, *packages: str) -> bool:
-    return str(thing.__module__).partition(".")[0] in packages
+    return str(getattr(thing, "__module__", "")).partition(".")[0] in packages
 
 
 def _leaves(value: Any, seen: set[int]) -> Iterator[str]:
@@ -165,25 +170,29 @@ def _leaves(value: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """What is within a value: of generators their states, and of what is too long, or a library's own, nothing."""
-    match value:
-        case random.Random():
-            return value.getstate()
-        case np.random.Generator():
-            return [value.bit_generator.state]
-        case np.random.RandomState():
-            return [value.get_state(legacy=False)]
-        case torch.Generator():
-            return [value.get_state().numpy()]
-        case Mapping() | Sequence() | Set() if len(value) > LONGEST:
-            return ()
-        case Mapping():
-            return itertools.chain.from_iterable(value.items())
-        case Sequence() | Set():
-            return value
-        case _:
-            return vars(value).values() if hasattr(value, "__dict__") and not _is_of(value, *LIBRARIES) else ()
+    """What is within a value; of what is too long, or a library's own, nothing."""
+    if isinstance(value, GENERATORS):
+        return [_state(value)]
+    if isinstance(value, Mapping | Sequence | Set):
+        whole = itertools.chain.from_iterable(value.items()) if isinstance(value, Mapping) else value
+        return whole if len(value) <= LONGEST else ()
+    return vars(value).values() if hasattr(value, "__dict__") and not _is_of(value, *LIBRARIES) else ()
+
+
+def _state(generator: Any) -> Any:
+    """The state of a generator of random numbers."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy()
+    legacy = isinstance(generator, np.random.RandomState)
+    return generator.get_state(legacy=False) if legacy else generator.bit_generator.state
 
 
 def _digest(values: Any) -> str:
     return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
+
+
+def drawn() -> str:
+    """The states of Python's own generator and of NumPy's, as text."""
+    return "".join(_leaves([random.getstate(), mtrand.get_bit_generator().state], set()))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +21,7 @@ from simulator.engines.oracle import CohortOracle
 from simulator.errors import EngineError
 from simulator.population import Population
 
-_NOTHING = decoder(None)
+_NOTHING = decoder(types.NoneType)
 
 
 def check_model(model: Model, users: Population, computing: Computing) -> None:
@@ -32,6 +34,7 @@ def check_model(model: Model, users: Population, computing: Computing) -> None:
     together = min(2, replace(computing, device="cpu").together(model))
     check = functools.partial(_check, model, examples, together)
     if computing.forks:
+        importlib.import_module("torch._dynamo")  # which takes a second, and every process needs it for its gradients
         compute_apart(check, _NOTHING)
     else:
         check()

@@ -386,7 +386,7 @@ class Branching(nn.Module):
 
     def forward(self, x):
         hidden = self.dense(x.flatten(1))
-        return hidden * 2 if hidden.sum() > 0 else hidden
+        return hidden * 2 if hidden.sum() > 1e9 else hidden
 
 
 def branching():
@@ -559,7 +559,7 @@ def conditional():
 
 
 def selecting():
-    return _dense(lambda self, x: x * x[x > 0].sum())
+    return _dense(lambda self, x: x + 0 * x[x > 0].sum())
 
 
 def no_loss():

@@ -54,7 +54,8 @@ def test_an_impure_model_is_not_simulated_and_the_cause_is_named(name):
 
 
 WAYS = {
-    "graphs": {"engine": "graphs"},
+    "graphs": {"engine": "graphs", "processes": 1},
+    "graphs in several processes": {"engine": "graphs", "processes": 2},
     "a calibration": {"processes": 1},
     "several processes": {"engine": "torch", "processes": 2},
     "a client at a time": {"engine": "torch", "at_once": 1},
@@ -79,7 +80,7 @@ def test_a_pure_model_is_simulated_whatever_it_keeps(name, way):
 
 def test_a_model_that_does_not_run_is_refused_in_words_before_round_1():
     spec = impure.spec(lambda net, hidden: net.nope(hidden))
-    with pytest.raises((EngineError, ExportError), match="own does not run.*nope"):
+    with pytest.raises((EngineError, ExportError), match=r"own does not run.*nope"):
         simulated(spec, engine="torch", processes=1)
 
 
@@ -124,8 +125,10 @@ def test_rounds_of_a_tied_or_scalar_parameter_are_those_of_torch(make, computing
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_trains_a_scalar_parameter_with_every_engine(name):
     algorithm, population, found = create(name, {"batch_size": 4}), users(impure.tempered()), []
-    graphs = [] if keeps_client_state(algorithm) else [Computing(graphs=export_graphs(Model(impure.tempered()), algorithm))]
-    for computing in (Computing(at_once=1), Computing(at_once=3), *graphs):
+    computings = [Computing(at_once=1), Computing(at_once=3)]
+    if not keeps_client_state(algorithm):
+        computings.append(Computing(graphs=export_graphs(Model(impure.tempered()), algorithm)))
+    for computing in computings:
         model = Model(impure.tempered())
         engine = Engine(model, algorithm, population, computing=computing)
         for number in (1, 2, 3):
@@ -138,3 +141,11 @@ def test_every_algorithm_trains_a_scalar_parameter_with_every_engine(name):
 @pytest.mark.parametrize("compress", ["rotation", "low_rank=1", "subsample=0.5", "count_sketch=0.5", "rotation,bits=4"])
 def test_every_compression_takes_a_scalar_parameter(compress):
     assert np.isfinite(simulated(impure.tempered(), compress=compress, engine="torch", processes=1).test_loss)
+
+
+@pytest.mark.parametrize("name", ["random", "NumPy's random numbers"])
+def test_the_engine_records_no_step_in_which_python_or_numpy_draws(name):
+    spec, _ = impure.REFUSED[name]
+    engine = Engine(Model(spec), create("fedavg", {"batch_size": 4}), users(spec))
+    with pytest.raises(EngineError, match=r"numpy\.random.*a recorded step would do once"):
+        engine.run_round(1, [0, 1])
