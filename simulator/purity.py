@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from export.errors import ExportError, reason
+from export.errors import ExportError, InvalidModel, reason
 from export.model import Model
 from export.purity import EXAMPLES, Found, Sample, check_pure
 from fedcore.decoding import decoder
@@ -27,7 +27,7 @@ _NOTHING = decoder(types.NoneType)
 def check_model(model: Model, users: Population, computing: Computing) -> None:
     """Try a model on a few examples of the users, on the CPU; not in this process where it is to fork others.
 
-    Raises ExportError, naming what makes the engine train something else, and EngineError when the model does not run.
+    Raises ExportError, naming what makes the engine train something else, or when the model does not run.
     """
     rows = np.linspace(0, users.starts[-1] - 1, EXAMPLES).astype(np.int64)
     examples = {field.name: users.fields[field.name][rows] for field in model.spec.fields}
@@ -41,17 +41,19 @@ def check_model(model: Model, users: Population, computing: Computing) -> None:
 
 
 def _check(model: Model, examples: dict[str, np.ndarray], together: int) -> None:
+    gradient = functools.partial(_of_cohort, together, model.noisy)
     try:
-        check_pure(model, examples, functools.partial(_of_cohort, together))
+        check_pure(model, examples, gradient)
     except (ExportError, EngineError):
         raise
     except Exception as error:  # whatever the user's own code raises
-        raise EngineError(f"the model {model.spec.name} does not run: {reason(error)}") from error
+        raise InvalidModel(f"{model.spec.name} does not run on {EXAMPLES} examples: {reason(error)}") from error
 
 
-def _of_cohort(clients: int, model: Model, params_D: Tensor, sample: Sample) -> Found:
+def _of_cohort(clients: int, noisy: bool, model: Model, params_D: Tensor, sample: Sample) -> Found:
     """What the first of some clients with one batch gets from the oracle of a cohort."""
     fields = {name: torch.stack([values] * clients) for name, values in sample.fields.items()}
-    oracle = CohortOracle(model, fields, torch.stack([sample.mask] * clients), torch.stack([sample.noise] * clients))
+    noise_KB = torch.stack([sample.noise] * clients) if noisy else None
+    oracle = CohortOracle(model, fields, torch.stack([sample.mask] * clients), noise_KB)
     gradient_KD = oracle(params_D)[1]
     return Found(oracle.sums_KM[0], gradient_KD[0])

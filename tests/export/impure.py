@@ -3,6 +3,7 @@
 import datetime
 import functools
 import itertools
+import logging
 import random
 import time
 from random import random as drawn
@@ -253,6 +254,16 @@ def keeping(net, hidden):
     return hidden
 
 
+IMPORTED = compile("import time; BEGUN = time.time()", "imported.py", "exec")
+
+
+def telling(net, hidden):
+    """Lines of a log have the time, as a module may have it that is imported late."""
+    exec(IMPORTED, {})
+    logging.getLogger("own").warning("hidden values %s", tuple(hidden.shape))
+    return hidden
+
+
 def noisy(net, hidden):
     return nn.functional.dropout(hidden, 0.3) + 0.1 * torch.randn_like(hidden)
 
@@ -275,6 +286,7 @@ def deep():
 
 TAKEN = {
     "ties": tied, "a scalar parameter": tempered, "what the first call makes": functools.partial(spec, remembering),
-    "values kept in attributes": functools.partial(spec, keeping), "noise": functools.partial(spec, noisy),
+    "values kept in attributes": functools.partial(spec, keeping), "lines of a log": functools.partial(spec, telling),
+    "noise": functools.partial(spec, noisy),
     "a gradient of round-off": confident, "kinks": deep,
 }  # fmt: skip
