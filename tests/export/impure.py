@@ -278,6 +278,13 @@ def confident():
     return spec(make=Sure, loss=lambda outputs, label: cross_entropy(outputs, outputs.argmax(1) + 0 * label))
 
 
+class Halving(Net):
+    """A model that changes its input in place."""
+
+    def forward(self, x):
+        return super().forward(x.mul_(0.5))
+
+
 def deep():
     """Thirty layers with kinks, whose gradients part by round-off."""
     layers = itertools.chain.from_iterable((nn.Linear(8, 8), nn.GroupNorm(2, 8), nn.ReLU()) for _ in range(30))
@@ -290,3 +297,5 @@ TAKEN = {
     "noise": functools.partial(spec, noisy),
     "a gradient of round-off": confident, "kinks": deep,
 }  # fmt: skip
+# Export has no form for a change of an input.
+SIMULATED = TAKEN | {"an input in place": functools.partial(spec, make=Halving)}

@@ -72,10 +72,10 @@ def test_no_way_to_simulate_takes_an_impure_model(name, way):
         simulated(spec, **WAYS[way])
 
 
-@pytest.mark.parametrize("name", impure.TAKEN)
+@pytest.mark.parametrize("name", impure.SIMULATED)
 @pytest.mark.parametrize("way", [{"processes": 1}, {"processes": 1, "at_once": 1}])
 def test_a_pure_model_is_simulated_whatever_it_keeps(name, way):
-    assert np.isfinite(simulated(impure.TAKEN[name](), engine="torch", **way).test_loss)
+    assert np.isfinite(simulated(impure.SIMULATED[name](), engine="torch", **way).test_loss)
 
 
 def test_a_model_that_does_not_run_is_refused_in_words_before_round_1():
