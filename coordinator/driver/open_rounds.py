@@ -12,6 +12,7 @@ from coordinator.rules.entities import Snapshot
 from coordinator.rules.rounds import Abandon, Event, Revealed, Round, Stepped, Tick, Waiting
 from coordinator.rules.states import RoundState
 from coordinator.secure.round import SecureRound
+from fedcore.codecs.codec import RoundKey
 from fedcore.plan import Plan
 
 
@@ -74,6 +75,11 @@ class OpenRound:
     def plan(self) -> Plan:
         """The plan of the trip that the round runs, once it is not held any more."""
         return self.task.plan.of_round(self.number)
+
+    @property
+    def codec_key(self) -> RoundKey:
+        """The key of the codecs of its reports, once it is not held any more."""
+        return RoundKey(self.task.settings.seed, self.number)
 
     def draws_more(self, now: float) -> bool:
         """Whether a reporting round may draw devices: in the place of lost ones, or whoever comes to a buffered one."""
