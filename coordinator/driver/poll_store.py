@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from coordinator.commands import CheckInDevice, QueuedCommand
 from coordinator.driver.in_memory_state import Memory
-from coordinator.driver.loading import LoadedTask, load_task, with_good_release
+from coordinator.driver.loading import LoadedTask, load_task, with_good_release, with_lineage_back
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.revocations import Revocations
 from coordinator.metrics import Metrics
@@ -92,6 +92,8 @@ class Poller:
         if record.state is TaskState.PAUSED and record.id in self._unreadable:
             return before
         self._unreadable.discard(record.id)
+        if before is None:  # a key does not change while its process runs
+            record = with_lineage_back(self._membership, record, self._lineage, at)
         record = with_good_release(self._membership, record, self._lineage, at)
         task = load_task(self._membership, record, self._lineage, before)
         if task is not None:
