@@ -59,15 +59,15 @@ def lineage_of(store: CoordinatorStore | RemoteStore, settings: Callable[[], Set
 def roll_back(store: CoordinatorStore | RemoteStore, task: str, number: int, settings: Callable[[], Settings]) -> None:
     """Roll a task back, under the lineage key where the store is on this machine. As the stores' methods.
 
-    Raises also KeysMissing, KeysDamaged.
+    Raises also KeysMissing, KeysDamaged, KeysDiffer.
     """
-    from coordinator.lineage import lineage_key  # noqa: PLC0415
+    from coordinator.keys import open_lineage  # noqa: PLC0415
     from muster.remote import RemoteStore  # noqa: PLC0415
 
     if isinstance(store, RemoteStore):
         store.roll_back(task, number)
     else:
-        store.roll_back(task, number, lineage_key(settings().keys_file))
+        store.roll_back(task, number, open_lineage(settings().keys_file, store.database))
 
 
 def certificate(
@@ -75,15 +75,15 @@ def certificate(
 ) -> CertifiedLedger:
     """The privacy certificate of a model, signed with the lineage key as a rollback is. As `coordinator.certificates`.
 
-    Raises also KeysMissing, KeysDamaged.
+    Raises also KeysMissing, KeysDamaged, KeysDiffer.
     """
     from coordinator.certificates import certify  # noqa: PLC0415
-    from coordinator.lineage import lineage_key  # noqa: PLC0415
+    from coordinator.keys import open_lineage  # noqa: PLC0415
     from muster.remote import RemoteStore  # noqa: PLC0415
 
     if isinstance(store, RemoteStore):
         return store.certificate(task, number)
-    return certify(store, lineage_key(settings().keys_file), task, number)
+    return certify(store, open_lineage(settings().keys_file, store.database), task, number)
 
 
 def release_facts(release: Signed) -> dict[str, object]:
