@@ -11,7 +11,7 @@ from coordinator.driver.replica_membership import Membership
 from coordinator.errors import KeysDiffer, Unavailable, UnknownBlob
 from coordinator.rules.entities import Task
 from coordinator.rules.release import OTHER_LINEAGE, obstacle
-from coordinator.rules.selection import Needs
+from coordinator.rules.selection import LATE_ROUNDS, Needs
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.records import Records
@@ -127,6 +127,15 @@ def load_task(membership: Membership, record: Task, lineage: str, before: Loaded
             with membership.writing() as records:
                 pause_unreadable(records, record, str(error))
         return None
+
+
+def late_devices(records: Records, task: Task) -> dict[str, int]:
+    """The late devices of a task, as the rows have them: `OpenRounds.late`. Secure rounds make none."""
+    if task.settings.secagg is not None:
+        return {}
+    committed = records.snapshot(task).number
+    late = records.cohorts.late_devices(task.id, since=committed - LATE_ROUNDS + 1)
+    return {device: LATE_ROUNDS + number - committed for device, number in late.items()}
 
 
 def pause_unreadable(records: Records, task: Task, words: str) -> None:
