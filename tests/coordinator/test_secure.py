@@ -53,7 +53,7 @@ class Device:
         self.vector = report_values(delta, weight, loss, plan)
         identity = Ed25519PrivateKey.generate()
         policy = AggregationPolicy(KEYS.server.public, public(AUTHORITY), 8)
-        held = model_hash(given.plan, given.checkpoint), layout_hash(plan.report)
+        held = model_hash(given.plan, given.checkpoint), layout_hash(plan.report, given.seed)
         brought = SessionInput(self.vector, weight, *held, issue(AUTHORITY, public(identity), device_of(given), NEVER))
         self.client = Client(identity, policy, brought)
         self.said = {}
