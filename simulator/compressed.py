@@ -116,7 +116,7 @@ class CompressedReports:
             return Collected({}, 0.0, {}, 0)
         decoded_L = layout.decode(summed.total(), key)
         if self.masked is not None:
-            decoded_L = self.masked.held(layout, decoded_L)
+            decoded_L = self.masked.held(layout, decoded_L, contributors)
         parts = layout.decoded.split(decoded_L)
         means = {name: torch.from_numpy(parts[name]).to(value.device) for name, value in alone.report.items()}
         return Collected(means, float(parts[WEIGHT][0]), metrics, contributors)

@@ -79,9 +79,9 @@ class MaskedSums:
         """The sum of round `number`, of reports of this layout."""
         return MaskedSum(layout, self._settings, number)
 
-    def held(self, layout: ReportLayout, decoded_L: NDArray[np.float64]) -> NDArray[np.float64]:
-        """A decoded sum of reports of this layout, within its bounds as at the coordinator."""
-        return held_sum(self._settings, layout, decoded_L)
+    def held(self, layout: ReportLayout, decoded_L: NDArray[np.float64], devices: int) -> NDArray[np.float64]:
+        """A decoded sum of so many reports of this layout, within its bounds as at the coordinator."""
+        return held_sum(self._settings, layout, decoded_L, devices)
 
 
 def square_of(secagg: Secagg, layout: ReportLayout) -> int:

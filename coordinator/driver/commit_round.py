@@ -140,8 +140,8 @@ def _state_before(store: CoordinatorStore, running: OpenRound, algorithm: Algori
 
 def _decoded(running: OpenRound, reports: ReportSum | KeptReports) -> NDArray[np.float64]:
     """The sum of a round's reports, with the codecs of its plan undone, and within its bounds."""
-    layout = running.plan.report
-    return held_sum(running.task.settings, layout, layout.decode(reports.total(), running.codec_key))
+    layout, devices = running.plan.report, running.value.reported
+    return held_sum(running.task.settings, layout, layout.decode(reports.total(), running.codec_key), devices)
 
 
 def _next_model(

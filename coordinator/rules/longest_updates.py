@@ -5,12 +5,15 @@ Spec: docs/spec/rounds.md §8. Legend: L values of a decoded report.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.rules.clear_reports import longest
 from coordinator.rules.task_settings import TaskSettings
 from fedcore import codecs
+from fedcore.masking import fixed_points, greatest_weight
 from fedcore.plan import Plan
 from fedcore.report import WEIGHT, ReportLayout
 
@@ -25,22 +28,31 @@ def in_words(plan: Plan, settings: TaskSettings) -> str:
     norm = settings.clear.max_norm if settings.secagg is None else settings.secagg.clip_norm
     segments = [one for trip in plan.trips for one in trip.report.segments if one.reduction == "mean"]
     most = f"{max(longest(one, norm) for one in segments):,.4g}"
-    counted = "its update" if settings.secagg is None else "the mean of a round"
-    return f" Decoded, {counted} counts with a length of {most} at most."
+    if settings.secagg is None:
+        return f" Decoded, its update counts with a length of {most} at most."
+    return f" Decoded, the mean of a round counts with a length of {most} at most, and what rounding adds."
 
 
-def held_sum(settings: TaskSettings, layout: ReportLayout, decoded_L: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A decoded sum with its mean segments no longer than one report's may be; of reports in clear each was bounded.
+def held_sum(
+    settings: TaskSettings, layout: ReportLayout, decoded_L: NDArray[np.float64], devices: int
+) -> NDArray[np.float64]:
+    """A decoded sum of masked reports with its mean segments scaled down to what honest devices may come to.
 
-    layout: of the reports as they travel. Secure aggregation holds sums whose norms codecs keep.
+    layout: of the reports as they travel. devices: whose reports they are. Reports in clear were bounded one by one,
+    and secure aggregation has bounded segments whose norms codecs keep.
     """
     if settings.secagg is None or settings.privacy is not None:
         return decoded_L
-    slices = layout.decoded.slices()
-    weight = next(float(decoded_L[where][0]) for segment, where in slices if segment.name == WEIGHT)
+    ranges = dict(zip((one.name for one in layout.segments), layout.decoded.slices(), strict=True))
+    weight, w_max = float(decoded_L[ranges[WEIGHT][1]][0]), greatest_weight(layout, settings.sum_bounds)
     held_L = decoded_L.copy()
-    for segment, (_, where) in zip(layout.segments, slices, strict=True):
+    for segment, point in zip(layout.unweighted, fixed_points(layout, settings.sum_bounds), strict=True):
         if segment.reduction == "mean" and not codecs.keep_norms(segment.codecs):
-            norm, most = float(np.linalg.norm(held_L[where])), weight * longest(segment, settings.secagg.clip_norm)
+            # The deviation of a value that is rounded at random is half a step at most. Twice that is slack.
+            rounding = w_max * point.step * math.sqrt(devices * segment.coded_size)
+            most = weight * longest(segment, settings.secagg.clip_norm)
+            most += codecs.growth(segment.codecs, segment.size) * rounding
+            where = ranges[segment.name][1]
+            norm = float(np.linalg.norm(held_L[where]))
             held_L[where] *= min(1.0, most / norm) if norm else 1.0
     return held_L
