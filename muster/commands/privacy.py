@@ -27,6 +27,8 @@ privacy_app = typer.Typer(
 
 
 _noise = converter(Noise)
+_NOBODYS = 3
+"""The exit code for a certificate that holds if its signer does, whom nobody named."""
 
 
 @privacy_app.command()
@@ -43,8 +45,8 @@ def verify(
     All that it says is computed again from FILE and FILE.privacy.json.
 
     The signature is checked, both digests, every row of the ledger against what the certificate promises, and ε. What
-    does not hold is named, and the exit code is then 1. Without --signer the key is shown: compare it with the one that
-    the coordinator's operator published.
+    does not hold is named, and the exit code is then 1. Anybody can sign a certificate: without --signer, the key that
+    the coordinator's operator published, the exit code is 3 where all else holds.
     """
     from fedcore.privacy.certificate import CertifiedLedger, certificate_file
     from fedcore.privacy.verification import verify as check
@@ -64,13 +66,20 @@ def verify(
             "noisy sums": certificate.rounds,
             "rounds between participations": f"{privacy.min_separation_rounds} at least",
             "signer": verdict.signer,
-            "holds": not verdict.wrong,
+            "holds": "no" if verdict.wrong else "yes" if verdict.demanded else "if the signer is the coordinator",
         }
         show_fields(facts)
     for one in verdict.wrong:
         typer.echo(f"error: {one}", err=True)
     if verdict.wrong:
         raise typer.Exit(1)
+    if not verdict.demanded:
+        typer.echo(
+            f"error: anybody can sign a certificate, and {verdict.signer} signed this one: name the key that the "
+            "coordinator's operator published (--signer)",
+            err=True,
+        )
+        raise typer.Exit(_NOBODYS)
 
 
 @privacy_app.command()
