@@ -17,6 +17,11 @@ SAME_EPSILON = 1e-6
 """By what share two computations of ε may differ: other versions of the accountant round otherwise."""
 
 
+def same_epsilon(one: float, other: float) -> bool:
+    """Whether two computations may be of the same ε."""
+    return math.isclose(one, other, rel_tol=SAME_EPSILON)
+
+
 class Verdict(msgspec.Struct, frozen=True):
     """What a certificate says, its signer, ε computed again, and what does not hold, in sentences: none if all does.
 
@@ -52,7 +57,7 @@ def verify(model: bytes, certified: CertifiedLedger, signer: str | None = None) 
         wrong.append(f"ledger: its digest is {digest}, the certificate names {one.ledger}")
     wrong += _rows(one, rows)
     epsilon = spent(rows, one.privacy.delta)
-    if not math.isclose(epsilon, one.epsilon, rel_tol=SAME_EPSILON):
+    if not same_epsilon(epsilon, one.epsilon):
         wrong.append(f"epsilon: the ledger spends {epsilon:.6g}, the certificate says {one.epsilon:.6g}")
     if epsilon > one.privacy.epsilon * (1 + SAME_EPSILON):
         wrong.append(f"budget: the ledger spends {epsilon:.6g}, and the task may spend {one.privacy.epsilon:g}")

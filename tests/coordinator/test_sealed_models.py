@@ -87,7 +87,7 @@ def committed_alone(store, task, monkeypatch):
     return sha256
 
 
-def test_a_noisy_model_whose_row_was_never_committed_is_unreadable(store, task, replicas, tmp_path):
+def test_a_noisy_model_without_a_row_is_unreadable_after_kills(store, task, replicas, tmp_path):
     first = replicas.start(environment={VARIABLE: "round.before-commit"})
     with PrivateLearners(GOAL, lambda: [first.url]):
         for _ in range(KILLS - 1):
@@ -99,7 +99,7 @@ def test_a_noisy_model_whose_row_was_never_committed_is_unreadable(store, task, 
     assert models(tmp_path / "blobs") == counted(store, task)
 
 
-def test_a_commit_that_waits_for_a_lock_until_it_dies_leaves_no_readable_model(store, task, tmp_path, monkeypatch):
+def test_a_commit_that_waits_for_a_lock_leaves_no_readable_model(store, task, tmp_path, monkeypatch):
     with ExitStack() as held:
 
         def locked(*arguments):
@@ -145,7 +145,7 @@ def restored(database, tmp_path, request):
         yield restore
 
 
-def test_a_backup_of_commits_that_never_came_about_holds_no_model_of_them(store, database, task, tmp_path, monkeypatch):
+def test_a_backup_has_no_model_of_a_commit_that_never_came_about(store, database, task, tmp_path, monkeypatch):
     monkeypatch.setattr(commit_round, "reach", fail)
     one_round(Desk(store))
     stored = {one.name for one in store.blobs.stored()}
@@ -154,7 +154,7 @@ def test_a_backup_of_commits_that_never_came_about_holds_no_model_of_them(store,
     assert models(copy / "muster-blobs") == counted(store, task)
 
 
-def test_a_backup_has_models_up_to_its_rows_and_none_of_a_later_round(store, database, task, tmp_path, restored):
+def test_a_backup_has_no_model_of_a_later_round_than_its_rows(store, database, task, tmp_path, restored):
     desk = Desk(store)
     one_round(desk)
     before = counted(store, task)
@@ -165,9 +165,7 @@ def test_a_backup_has_models_up_to_its_rows_and_none_of_a_later_round(store, dat
     np.testing.assert_array_equal(again.checkpoint(task)["params"], store.checkpoint(task, 1)["params"])
 
 
-def test_a_backup_of_a_model_that_is_stored_only_sealed_opens_it(
-    store, database, task, tmp_path, committed_alone, restored
-):
+def test_a_backup_of_a_model_that_is_only_sealed_opens_it(store, database, task, tmp_path, committed_alone, restored):
     again = restored(backed_up(database, tmp_path))
     assert committed_alone not in {one.name for one in again.blobs.stored()}
     assert again.checkpoint(task)["params"].tobytes() == store.checkpoint(task)["params"].tobytes()
@@ -185,13 +183,13 @@ def test_a_device_fetches_the_model_before_it_is_stored_in_plain(store, database
     assert whole.content[8:16] == part.content
 
 
-def test_another_driver_goes_on_from_a_model_that_is_stored_only_sealed(store, task, tmp_path, committed_alone):
+def test_another_driver_goes_on_from_a_model_that_is_only_sealed(store, task, tmp_path, committed_alone):
     one_round(Desk(store))
     assert [row.round for row in ledger(store, task)[0]] == [1, 2]
     assert models(tmp_path / "blobs") == counted(store, task)
 
 
-def test_a_rollback_goes_back_to_a_model_that_is_stored_only_sealed(store, task, committed_alone):
+def test_a_rollback_goes_back_to_a_model_that_is_only_sealed(store, task, committed_alone):
     store.pause(task)
     store.roll_back(task, 1, LINEAGE)
     with store.database.reading() as records:
@@ -199,9 +197,7 @@ def test_a_rollback_goes_back_to_a_model_that_is_stored_only_sealed(store, task,
     assert store.blobs.has(committed_alone)
 
 
-def test_a_collection_opens_what_is_sealed_and_removes_the_rest_after_the_grace(
-    store, task, tmp_path, committed_alone, monkeypatch
-):
+def test_a_collection_opens_what_is_sealed_and_removes_the_seals(store, task, tmp_path, committed_alone, monkeypatch):
     collect(store, Retention())
     assert models(tmp_path / "blobs") == counted(store, task)
     with store.database.engine.connect() as connection:

@@ -23,8 +23,8 @@ def wrong(tmp_path):
         facts = {name: getattr(privacy, name) for name in Noise.__struct_fields__}
         ledger = tuple(LedgerEntry(**facts, round=number, clip=clip, devices=10) for number, clip in rows)
         certificate = PrivacyCertificate(
-            task="t", round=after or rows[-1][0], model=hashlib.sha256(MODEL).hexdigest(), privacy=privacy, rounds=len(ledger),
-            epsilon=spent(ledger, privacy.delta), ledger=ledger_digest(ledger),
+            task="t", round=after or rows[-1][0], model=hashlib.sha256(MODEL).hexdigest(), privacy=privacy,
+            rounds=len(ledger), epsilon=spent(ledger, privacy.delta), ledger=ledger_digest(ledger),
         )  # fmt: skip
         signed = key.sign_certificate(certificate)
         return [one.partition(":")[0] for one in verify(MODEL, CertifiedLedger(signed, ledger)).wrong]

@@ -114,7 +114,7 @@ def test_every_damage_is_named_and_ends_with_exit_code_1(certified):
     assert wrong() == ["model"]
 
 
-def test_a_certificate_that_anybody_signed_does_not_hold_and_is_told_apart(certified, tmp_path):
+def test_a_certificate_that_anybody_signed_does_not_hold(certified, tmp_path):
     model, beside, good = certified
     stranger = SigningKey.new(tmp_path / "stranger.pem")
     (row, _), statement = good.ledger, decode_certificate(good.certificate.text)
