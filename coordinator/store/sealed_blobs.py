@@ -8,6 +8,8 @@ Spec: docs/spec/privacy.md §3.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextlib import suppress
 
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
@@ -19,12 +21,15 @@ from coordinator.errors import Unavailable, UnknownBlob
 from coordinator.rules.entities import SealedBlob
 from coordinator.store.blobs import Blobs
 from coordinator.store.database import Database
+from fedcore.errors import FedcoreError
 from fedcore.plan import BlobRef
 
 _LOG = logging.getLogger(__name__)
 _PURPOSE = b"muster: models of private rounds"
 _KEY_BYTES, _TAG_BYTES = 32, 16
 _NONCE = bytes(12)  # every key seals one blob
+_BATCH = 100
+"""Sealed blobs that are let go of in one transaction: other writers wait for its end."""
 
 
 class SealedBlobs:
@@ -54,18 +59,28 @@ class SealedBlobs:
             data = self._blobs.get(found.sealed.sha256)
             cipher = Cipher(AES256(found.key), GCM(_NONCE, data[-_TAG_BYTES:])).decryptor()
             self._blobs.put(found.ref.check(cipher.update(data[:-_TAG_BYTES]) + cipher.finalize()))
-        except UnknownBlob:
+        except (UnknownBlob, FedcoreError) as error:
+            _LOG.error("blob %s… cannot be opened: %s", sha256[:12], error)
             return False
         except OSError as error:
             _LOG.error("blob %s… cannot be stored in plain: %s", sha256[:12], error)
             raise Unavailable("a model cannot be stored now; come back later") from error
         return True
 
-    def settle(self) -> None:
-        """Store all in plain that is not yet, and let go of what was sealed."""
+    def settle(self, stopped: Callable[[], bool]) -> None:
+        """Store in plain what is not yet, and let go of its sealed form; what cannot be stored now stays.
+
+        When `stopped` answers true it ends soon.
+        """
         with self._database.reading() as records:
             pending = records.sealed.names()
-        opened = [name for name in pending if self._blobs.has(name)]
-        if opened:
+        while pending and not stopped():
+            batch, pending = pending[:_BATCH], pending[_BATCH:]
+            opened = [name for name in batch if self._in_plain(name)]
             with self._database.writing() as records:
                 records.sealed.forget(opened)
+
+    def _in_plain(self, name: str) -> bool:
+        with suppress(Unavailable):
+            return self._blobs.has(name)
+        return False

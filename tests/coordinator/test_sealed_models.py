@@ -14,7 +14,7 @@ import sqlalchemy
 
 from coordinator.commands import CountReport
 from coordinator.driver import commit_round
-from coordinator.errors import Unavailable
+from coordinator.errors import Unavailable, UnknownBlob
 from coordinator.failpoints import VARIABLE
 from coordinator.rules.aggregation import aggregate
 from coordinator.server import serving
@@ -234,6 +234,25 @@ def test_a_disk_that_is_full_after_the_commit_costs_no_round(store, task, full):
     full.undo()
     desk.pass_time(2)
     assert [row.round for row in ledger(store, task)[0]] == [1, 2]
+
+
+def test_a_collection_on_a_full_disk_removes_what_it_can(store, task, tmp_path, committed_alone, full):
+    left = tmp_path / "blobs" / ".0123456789abcdef.tmp"
+    left.touch()
+    assert collect(store, Retention(grace_s=-10)).objects == 1
+    assert not left.exists()
+    full.undo()
+    collect(store, Retention())
+    assert models(tmp_path / "blobs") == counted(store, task)
+
+
+def test_sealed_bytes_that_were_altered_are_no_blob(store, task, tmp_path, committed_alone):
+    with store.database.reading() as records:
+        sealed = records.sealed.find(committed_alone).sealed.sha256
+    (tmp_path / "blobs" / sealed).write_bytes(b"altered")
+    assert not store.blobs.has(committed_alone)
+    with pytest.raises(UnknownBlob):
+        store.checkpoint(task)
 
 
 def test_a_device_comes_again_while_its_model_cannot_be_stored(store, database, tmp_path, committed_alone, full):
