@@ -146,14 +146,14 @@ def capture(
             f"the model branches on the values of a tensor; use torch.where instead{layers.here}"
         ) from error
     except DynamicOutputShapeException as error:
-        what = NO_CTC if "ctc_loss" in str(error) else f"{error.func}, which gives as many values as the data decide"
-        raise UnsupportedOperator(f"the model takes{layers.here} {what}") from error
+        words = NO_CTC if "ctc_loss" in str(error) else f"{error.func}, which gives as many values as the data decide"
+        raise UnsupportedOperator(f"the model takes{layers.here} {words}") from error
     except Exception as error:  # whatever the user's own code raises
         raise InvalidModel(f"the model does not run{layers.here}: {reason(error)}") from error
     if environment.replacements:
         raise DynamicControlFlow(
-            "the model's Python takes the batch size as a number, as a loop over its examples does; work on all of them "
-            "at once, and write x.shape[0], or -1 in reshape, in the place of a number"
+            "the model's Python takes the batch size as a number, as a loop over its examples does; work on all of "
+            "them at once, and write x.shape[0], or -1 in reshape, in the place of a number"
         )
     _refuse(module)
     fold_constants(module)
@@ -198,7 +198,9 @@ def _refuse_state(node: fx.Node, changed: Any, given: Mapping[fx.Node, str]) -> 
         return
     kind = FROZEN if changed.op == "get_attr" else given.get(changed)
     if kind is not None:
-        raise InvalidModel(f"the model changes {IN_PLACE.get(kind, IN_PLACE[CARRY])}".format(node.target, layer_of(node)))
+        raise InvalidModel(
+            f"the model changes {IN_PLACE.get(kind, IN_PLACE[CARRY])}".format(node.target, layer_of(node))
+        )
 
 
 def _shows(node: fx.Node) -> bool:

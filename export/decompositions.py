@@ -214,6 +214,19 @@ def sort(
     return inputs.topk(size, axis, descending)
 
 
+def cosh(inputs: Tensor) -> Tensor:
+    """By exponentials."""
+    power = inputs.exp()
+    return (power + power.reciprocal()) / 2
+
+
+def sinh(inputs: Tensor) -> Tensor:
+    """By exponentials; near 0, where those cancel, by its series."""
+    power, square = inputs.exp(), inputs * inputs
+    series = inputs * (1 + square / 6 * (1 + square / 20 * (1 + square / 42)))
+    return torch.where(inputs.abs() < 0.5, series, (power - power.reciprocal()) / 2)
+
+
 def cdist(left: Tensor, right: Tensor, p: float, mode: int | None) -> Tensor:
     """Distances between rows (…, P, M) and rows (…, R, M), by the differences: (…, P, R)."""
     if p not in {1, 2}:
@@ -257,6 +270,11 @@ def min_dim(inputs: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Te
     return inputs.amin(dim, keepdim), inputs.argmin(dim, keepdim)
 
 
+def argmax(inputs: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Of truth, as numbers; of anything else as it is (NotImplemented)."""
+    return inputs.to(torch.int32).argmax(dim, keepdim) if inputs.dtype == torch.bool else NotImplemented
+
+
 def any_dim(inputs: Tensor, dim: int, keepdim: bool = False) -> Tensor:
     """The largest of zeros and ones."""
     return inputs.to(torch.bool).to(torch.int32).amax(dim, keepdim).to(torch.bool)
@@ -296,6 +314,8 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten._cdist_backward.default: cdist_backward,
     aten._cdist_forward.default: cdist,
     aten.any.dim: any_dim,
+    aten.argmax.default: argmax,
+    aten.cosh.default: cosh,
     aten.cumprod.default: cumprod,
     **dict.fromkeys([aten.div.Scalar_mode, aten.div.Tensor_mode], divide),
     aten.exp2.default: lambda inputs: 2**inputs,
@@ -315,6 +335,7 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.prod.dim_int: prod,
     **{getattr(aten, f"replication_pad{axes}d_backward").default: replication_pad_backward for axes in (1, 2, 3)},
     aten.select_scatter.default: select_scatter,
+    aten.sinh.default: sinh,
     **dict.fromkeys([aten.sort.default, aten.sort.stable], sort),
     aten.slice_scatter.default: slice_scatter,
     aten.var.correction: lambda inputs, *dim, **kwargs: var_mean(inputs, *dim, **kwargs)[0],

@@ -283,8 +283,8 @@ def _refuse_unsupported(module: nn.Module) -> None:
             )
         if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout):
             raise UnsupportedModule(
-                f"{path or 'the model'} is {type(layer).__name__}: of the random layers only nn.Dropout and Dropout1d to "
-                "Dropout3d draw the same numbers everywhere; use those"
+                f"{path or 'the model'} is {type(layer).__name__}: of the random layers only nn.Dropout and Dropout1d "
+                "to Dropout3d draw the same numbers everywhere; use those"
             )
         _refuse_unsaid(path, layer)
     for path, parameter in module.named_parameters():

@@ -296,7 +296,7 @@ def _one_hot(label: Tensor, num_classes: int = -1) -> Tensor:
     return (label.unsqueeze(-1) == torch.arange(num_classes, device=label.device)).to(torch.int64)
 
 
-def _gaussian_nll(  # noqa: PLR0913, PLR0917, torch's own signature
+def _gaussian_nll(
     inputs: Tensor,
     target: Tensor,
     var: Tensor | float,
@@ -304,11 +304,13 @@ def _gaussian_nll(  # noqa: PLR0913, PLR0917, torch's own signature
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """By its definition. torch also looks whether a variance is negative, which is a branch on values."""
-    var = var if isinstance(var, Tensor) else torch.full_like(inputs, var)
-    bounded = var + (var.clamp(min=eps) - var).detach()
-    loss = 0.5 * (bounded.log() + (inputs - target) ** 2 / bounded) + full * 0.5 * math.log(2 * math.pi)
-    return {"none": lambda: loss, "mean": loss.mean, "sum": loss.sum}[reduction]()
+    """By its definition. torch also looks whether a variance is negative, which would branch on values."""
+    spread = var if isinstance(var, Tensor) else torch.full_like(inputs, var)
+    if inputs.dim() > spread.dim() == inputs[..., 0].dim():  # one for all of the last axis
+        spread = spread.unsqueeze(-1)
+    bounded = spread + (spread.clamp(min=eps) - spread).detach()
+    loss = (bounded.log() + (inputs - target) ** 2 / bounded + full * math.log(2 * math.pi)) / 2
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
 
 
 class _CrossEntropy(torch.autograd.Function):

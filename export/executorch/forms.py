@@ -156,7 +156,7 @@ def sort(
 
 
 def remainder(inputs: Tensor, other: Any) -> Any:
-    """Of integers what `//` leaves; ExecuTorch's own has the sign of the dividend. Otherwise as it is (NotImplemented)."""
+    """Of integers what `//` leaves: ExecuTorch's own has another sign. Otherwise as it is (NotImplemented)."""
     if torch.result_type(inputs, other).is_floating_point:
         return NotImplemented
     return inputs - inputs // other * other
