@@ -88,8 +88,8 @@ class KeyedNoise(TorchFunctionMode):
         def dropout(inputs: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
             if inputs.dim() not in ranks:
                 raise InvalidModel(
-                    f"dropout of channels on values of {inputs.dim()} axes, of which torch takes the first for channels; "
-                    "put an axis of channels after the batch"
+                    f"dropout of channels on values of {inputs.dim()} axes, of which torch takes the first for "
+                    "channels; put an axis of channels after the batch"
                 )
             kept = self._dropout(inputs.new_ones(inputs.shape[:2]), p, training)
             return inputs * kept.reshape(*kept.shape, *(1 for _ in inputs.shape[2:]))

@@ -132,7 +132,7 @@ def test_an_operator_computes_what_torch_computes_every_time(name):
 
 
 @pytest.mark.parametrize("name", ALSO)
-def test_a_function_of_the_rules_for_onnx_computes_what_torch_computes_here_too(name):
+def test_functions_that_are_tried_for_onnx_compute_the_same_here(name):
     written_too = written(lambda x, i, n: test_rules.FUNCTIONS[name](x, i))
     random = np.random.default_rng(0)
     feed = {"x": random.normal(size=(BATCH, 4, 6)).astype(np.float32), "i": random.integers(0, 4, (BATCH, 4))}

@@ -429,12 +429,12 @@ def test_a_kinked_network_is_held_to_its_right_gradients(monkeypatch):
         certify(model, algorithm, *build_plan(model, algorithm))
 
 
-def test_a_batch_size_that_suits_the_traced_one_is_named_when_the_last_batch_is_short(executorch, tmp_path):
+def test_a_batch_size_that_only_a_short_batch_does_not_fit_is_named(executorch, tmp_path):
     with pytest.raises(DynamicControlFlow, match="runs for 20 examples and not for 2"):
         export_bundle(Model(models.fixed_state()), create("fedavg"), tmp_path, targets=("executorch",))
 
 
-def test_a_kink_that_the_first_examples_meet_alone_is_no_fault_of_the_graph(monkeypatch):
+def test_a_kink_that_the_first_examples_alone_meet_refuses_no_graph(monkeypatch):
     """Of sums that torch and ONNX Runtime round to different numbers one is a threshold."""
     algorithm = create("fedavg")
     plain = Trial.draw(Model(models.positions()), algorithm).batches["train"][0].fields["x"]

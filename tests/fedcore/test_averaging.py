@@ -213,7 +213,7 @@ def test_fednova_with_equal_steps_is_fedavg(changes):
 
 
 @pytest.mark.parametrize(("mu", "alike"), [(0.5, True), (9.0, True), (15.0, False), (20.0, False)])
-def test_fednovas_a_is_the_papers_as_long_as_the_proximal_steps_do_not_overshoot(mu, alike):
+def test_fednovas_a_is_the_papers_while_proximal_steps_do_not_overshoot(mu, alike):
     """‖a_i‖₁ of its section 4.1, a_i = (1, 1 − ημ, …); the code of the paper multiplies by the steps instead."""
     algorithm = FedNova(client_lr=0.1, mu=mu, epochs=4, batch_size=64)
     examples, (stage,) = QUADRATICS.clients[0], algorithm.passes

@@ -223,7 +223,7 @@ def test_k_of_scaffold_is_the_steps_that_the_client_took(x0, clients):
         np.testing.assert_allclose(kept[k]["c_i"], (x0 - y) / (steps * 0.05), rtol=1e-12)
 
 
-def test_feddyn_and_fedpd_are_one_when_all_clients_take_part_and_solve_their_problems(x0, clients):
+def test_feddyn_and_fedpd_are_one_where_all_clients_solve_their_problems(x0, clients):
     def ends(cohorts, **local):
         dyn, dyn_kept = run(FedDyn(client_lr=0.05, alpha=0.4, **local), x0, clients, cohorts)
         pd, pd_kept = run(FedPD(client_lr=0.05, eta=1 / 0.4, **local), x0, clients, cohorts)

@@ -268,7 +268,7 @@ class Masking(nn.Linear):
 
 
 @pytest.mark.parametrize("name", ["logreg", "digits_cnn"])
-def test_another_number_of_clients_at_once_changes_round_off_alone_and_the_same_number_no_bit(name):
+def test_another_number_of_clients_at_once_changes_round_off_alone(name):
     population, model = uneven((3, 17, 5, 12, 9, 40, 22)), Model(load(name))
 
     def trained(at_once):
