@@ -17,7 +17,7 @@ from torch import nn
 
 from device_runtime.backends import BACKENDS, FORMATS
 from export.build import build_plan, export_bundle
-from export.capture import Port, capture
+from export.capture import Port, Received, capture, capture_step
 from export.convolution import convolution, convolution_backward
 from export.decompositions import TABLE, max_pool2d_backward
 from export.errors import (
@@ -38,6 +38,7 @@ from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
 from fedcore.bundle import Bundle
 from fedcore.errors import DigestMismatch, NotCrossDevice, PlanError
+from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef, Field
 from tests.export import models
 
@@ -335,9 +336,6 @@ def test_an_output_may_be_an_input_and_leave_twice():
         (models.centred, ParityFailed, "influence each other within a batch"),
         (models.noisy, UnsupportedOperator, r"aten.randint_like.*own forward.*only nn.Dropout, Dropout1d"),
         (models.counting, InvalidModel, r"changes a buffer in place by aten.add_.*own forward"),
-        (models.changing_weights, InvalidModel, r"changes its weights in forward by aten.mul_.*own forward"),
-        (models.changing_weights_behind, InvalidModel, r"changes its weights in forward by aten.clamp_"),
-        (models.changing_inputs, InvalidModel, r"changes its inputs in place by aten.mul_.*work on a copy"),
         (models.aligned, UnsupportedOperator, "takes ctc_loss, whose tables .* take cross-entropy"),
         (models.misspelt, InvalidModel, "own forward.: AttributeError: .*nope"),
         (models.tuple_output, InvalidModel, "does not run: AttributeError: 'tuple'"),
@@ -427,6 +425,22 @@ def test_a_kinked_network_is_held_to_its_right_gradients(monkeypatch):
     monkeypatch.setitem(TABLE, backward, wrong)
     with pytest.raises(ParityFailed):
         certify(model, algorithm, *build_plan(model, algorithm))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (models.changing_weights, r"changes its weights in forward by aten.mul_.*own forward"),
+        (models.changing_weights_behind, "changes its weights in forward by aten.clamp_"),
+        (models.changing_inputs, "changes its inputs in place by aten.mul_.*work on a copy"),
+        (models.counting, "changes a buffer in place by aten.add_"),
+    ],
+)
+def test_what_a_trace_may_not_change_in_place_is_said(make, words):
+    model, item = Model(make()), create("fedavg").passes[0]
+    params = [VectorSpec("params", model.initial.size)]
+    with pytest.raises(InvalidModel, match=words):
+        capture_step(model, item, Received(params, {}), params)
 
 
 def test_a_batch_size_that_only_a_short_batch_does_not_fit_is_named(executorch, tmp_path):
