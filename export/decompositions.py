@@ -318,7 +318,7 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.cosh.default: cosh,
     aten.cumprod.default: cumprod,
     **dict.fromkeys([aten.div.Scalar_mode, aten.div.Tensor_mode], divide),
-    aten.exp2.default: lambda inputs: 2**inputs,
+    aten.exp2.default: lambda inputs: 2.0**inputs,
     aten.floor_divide.default: lambda inputs, other: NotImplemented,  # as it is, which torch would write otherwise
     aten.log2.default: lambda inputs: inputs.log() / math.log(2),
     aten.log10.default: lambda inputs: inputs.log() / math.log(10),
