@@ -1,4 +1,4 @@
-"""What the Python of a model draws from generators, reads from clocks, and keeps between two calls.
+"""The Python of a model: what it draws from generators, reads from clocks, and keeps between two calls.
 
 None of it is in a graph or in a recorded step: there it would stay for good as it was when they were made.
 """
