@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from muster.commands.serving import ReadyFile, serve_until_terminated
-from muster.output import Json, emit, say_next
+from muster.output import Json, emit, say, say_next
 
 if TYPE_CHECKING:
     from authority.server import AuthorityConfig
@@ -73,7 +73,7 @@ def new_key(
     if json:
         emit({"file": str(out), "authority": text})
     else:
-        typer.echo(text)
+        say(text)
 
 
 @authority_app.command()
@@ -96,7 +96,7 @@ def rotate(
     if json:
         emit({"file": str(key), "authority": text})
     else:
-        typer.echo(text)
+        say(text)
 
 
 @authority_app.command()
@@ -158,14 +158,14 @@ def _run(config: AuthorityConfig, ready_file: Path | None) -> None:
 
     for_people = configure_logs("info", "auto")
 
-    def say(urls: tuple[str]) -> None:
+    def tell(urls: tuple[str]) -> None:
         """Say to a person what comes next."""
         if for_people:
             public = key_text(SucceedingKey.load("authority", config.key).public)
             command = ["muster", "coordinator", "serve", "--authority", public, "--authority-url", urls[0]]
             say_next("start a coordinator that goes by it", command)
 
-    serve_until_terminated("authority", lambda on_ready: run(config, lambda url: on_ready((url,))), say, ready_file)
+    serve_until_terminated("authority", lambda on_ready: run(config, lambda url: on_ready((url,))), tell, ready_file)
 
 
 def _parsed(parse: Callable[[str], T], text: str, option: str) -> T:
