@@ -47,6 +47,7 @@ class AuthorityConfig:
     accept_unattested: bool = False
     enrolment_secret_file: Path | None = None
     android_file: Path | None = None
+    apple_file: Path | None = None
     credential_days: float = 30.0
     server_keys: tuple[str, ...] = ()
     tls_cert: Path | None = None
@@ -57,13 +58,14 @@ class AuthorityConfig:
     origins: tuple[str, ...] = ()
 
     def issuer(self) -> Issuer:
-        """What issues credentials. Raises KeyMissing, InvalidKey, BadSecret or BadAndroidFile."""
+        """What issues credentials. Raises KeyMissing, InvalidKey, BadSecret, BadAndroidFile or BadAppleFile."""
         if not self.key.exists():
             raise KeyMissing(
                 f"there is no key at {self.key}: `muster authority new-key {self.key}` makes one, and if there was "
                 "one, put it back, since devices trust no other"
             )
-        attestation = Attestation.of(self.accept_unattested, self.enrolment_secret_file, self.android_file)
+        files = self.enrolment_secret_file, self.android_file, self.apple_file
+        attestation = Attestation.of(self.accept_unattested, *files)
         return Issuer(SucceedingKey.load("authority", self.key), attestation, int(self.credential_days * DAY_S))
 
 

@@ -39,6 +39,7 @@ EXTRAS = {
     "onnxruntime": "device",
     "httpx2": "coordinator",
     "alembic": "coordinator",
+    "cbor2": "coordinator",
     "fastapi": "coordinator",
     "obstore": "coordinator",
     "psycopg": "coordinator",

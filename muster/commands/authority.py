@@ -30,6 +30,9 @@ SecretFile = Annotated[
 AndroidFile = Annotated[
     Path | None, typer.Option(help="File that says which Android phones are taken, and for which app.")
 ]
+AppleFile = Annotated[
+    Path | None, typer.Option(help="File that says for which app iOS devices are taken, by App Attest.")
+]
 CredentialDays = Annotated[
     float, typer.Option(min=0.01, max=366.0, help="Days for which a credential is good; devices renew in time.")
 ]
@@ -107,6 +110,7 @@ def serve(
     accept_unattested: AcceptUnattested = False,
     enrolment_secret_file: SecretFile = None,
     android_file: AndroidFile = None,
+    apple_file: AppleFile = None,
     credential_days: CredentialDays = 30.0,
     server_key: ServerKeys = None,
     tls_cert: TlsCert = None,
@@ -138,6 +142,7 @@ def serve(
         accept_unattested=accept_unattested,
         enrolment_secret_file=enrolment_secret_file,
         android_file=android_file,
+        apple_file=apple_file,
         credential_days=credential_days,
         server_keys=tuple(server_key or ()),
         tls_cert=tls_cert,
