@@ -48,6 +48,9 @@ ConnectionLimit = Annotated[
 AddressConnectionLimit = Annotated[
     int, typer.Option(min=0, help="Those of one address that may wait for a request; 0 is no limit.")
 ]
+AddressLimit = Annotated[
+    int, typer.Option(min=0, help="Credentials for which one address may ask in a minute; 0 is no limit.")
+]
 Proxies = Annotated[
     str, typer.Option(help="Addresses or networks of proxies, by commas: their connections are not limited.")
 ]
@@ -117,6 +120,7 @@ def serve(
     tls_key: TlsKey = None,
     connection_limit: ConnectionLimit = 400,
     address_connection_limit: AddressConnectionLimit = 100,
+    address_limit_per_minute: AddressLimit = 600,
     trusted_proxies: Proxies = "",
     allowed_origins: Origins = "",
     ready_file: ReadyFile = None,
@@ -149,6 +153,7 @@ def serve(
         tls_key=tls_key,
         connection_limit=connection_limit,
         address_connection_limit=address_connection_limit,
+        address_limit_per_minute=address_limit_per_minute,
         proxies=_parsed(networks, trusted_proxies, "--trusted-proxies"),
         origins=_parsed(origins, allowed_origins, "--allowed-origins"),
     )
