@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
+from msgspec import UNSET, UnsetType
+
 from coordinator.errors import InvalidTask
+from coordinator.rules.entities import Task
 from coordinator.rules.task_settings import FootprintBudget, TaskSettings
 from fedcore.bundle import Certificate, Evidence, Footprint
 from fedcore.plan import Plan
@@ -41,12 +44,18 @@ def check_release(plan: Plan, certificate: Certificate, settings: TaskSettings) 
         _check_footprint(fmt, evidence.footprint, settings.budget)
 
 
-def check_signed(signed: Signed | None, plan: str, first: str, settings: TaskSettings, at: float) -> None:
+def released_seed(plan: Plan, settings: TaskSettings) -> int | UnsetType:
+    """The seed in the release of a plan: the task's if the plan has codecs, else none."""
+    return settings.seed if any(trip.report.has_codecs for trip in plan.trips) else UNSET
+
+
+def check_signed(task: Task, plan: Plan, at: float) -> None:
     """Hold the signed release of a task with secure aggregation against what the task would do. Others need none.
 
-    plan, first: digests of the plan and of the first checkpoint. at: now, in seconds since 1970. Raises InvalidTask
-    naming what differs, or fedcore's errors when the release is not its signer's.
+    at: now, in seconds since 1970. Raises InvalidTask naming what differs, or fedcore's errors when the release is not
+    its signer's.
     """
+    settings, signed = task.settings, task.release
     if settings.secagg is None:
         if signed is not None:
             raise InvalidTask("a release is for tasks with secagg: create this one without it")
@@ -59,15 +68,15 @@ def check_signed(signed: Signed | None, plan: str, first: str, settings: TaskSet
     release = verified_release(signed)
     wanted = {
         "population": settings.population,
-        "plan": plan,
-        "checkpoint": first,
+        "plan": task.plan_sha256,
+        "checkpoint": task.initial.checkpoint_sha256,
         "bounds": settings.sum_bounds,
+        "seed": released_seed(plan, settings),
     }
     for name, value in wanted.items():
-        if getattr(release, name) != value:
-            raise InvalidTask(
-                f"{name} of the release is {getattr(release, name)}, the task's is {value}: sign it again"
-            )
+        found = getattr(release, name)
+        if found != value:
+            raise InvalidTask(f"{name} of the release is {_told(found)}, the task's is {_told(value)}: sign it again")
     if release.expires_at <= at:
         raise InvalidTask(_EXPIRED)
 
@@ -84,6 +93,10 @@ def obstacle(signed: Signed, lineage: str, at: float) -> str:
             "restore its lineage file, or create the task anew"
         )
     return _EXPIRED if release.expires_at <= at else ""
+
+
+def _told(value: object) -> object:
+    return "not there" if value is UNSET else value
 
 
 def _check_parity(fmt: str, evidence: Evidence) -> None:

@@ -28,7 +28,7 @@ from coordinator.rules.entities import (
     Transition,
 )
 from coordinator.rules.progress import Progress
-from coordinator.rules.release import check_release, check_signed
+from coordinator.rules.release import check_release, check_signed, released_seed
 from coordinator.rules.rollback import check_participations, check_rollback
 from coordinator.rules.settings_fit import check_settings
 from coordinator.rules.states import RoundState, TaskState
@@ -115,8 +115,6 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         check_release(plan, bundle.certificate, settings)
         with self.database.reading() as records:
             at = records.at
-        checkpoint_sha256 = BlobRef.of(first).sha256
-        check_signed(release, manifest.plan.sha256, checkpoint_sha256, settings, at)
         task = Task(
             id=secrets.token_hex(8),
             name=name,
@@ -129,9 +127,10 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             plan_signature=manifest.signature,
             certificate_sha256=manifest.certificate.sha256,
             release=release,
-            initial=Snapshot(0, manifest.state.sha256, checkpoint_sha256),
+            initial=Snapshot(0, manifest.state.sha256, BlobRef.of(first).sha256),
             created_at=at,
         )
+        check_signed(task, plan, at)
         try:
             self._start(task, bundle, first, by)
         except StoreConflict:  # a collection took older blobs; those written now are new
@@ -372,6 +371,7 @@ def release_of(
         plan=bundle.manifest.plan.sha256,
         checkpoint=BlobRef.of(first_checkpoint(bundle, algorithm_modules)).sha256,
         bounds=settings.sum_bounds,
+        seed=released_seed(bundle.plan, settings),
         lineage=lineage,
         counter=counter,
         expires_at=expires_at,

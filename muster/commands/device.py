@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from device_runtime.sandbox.kernel import hide_memory
 from muster.commands.arguments import Group, at_least_one
 from muster.commands.examples import add_examples
 from muster.plain import Lines, emit, say, show_fields, show_table
@@ -23,6 +24,7 @@ CODES = {"reported": 0, "rejected": 75, "not-needed": 75, "not-now": 75}
 
 def main(arguments: Sequence[str]) -> int:
     """Run one of the commands; its exit code. Raises SystemExit for help and for arguments that are none."""
+    hide_memory()
     given = parser().parse_args(arguments)
     code: int | None = given.act(given)
     return code or 0
