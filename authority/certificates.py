@@ -11,12 +11,20 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.verification import Criticality, ExtensionPolicy, PolicyBuilder, Store, VerificationError
 
 from authority.errors import NotAttested
 
-UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.InvalidVersion)
-"""What reading certificates of strangers raises."""
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    CryptographyDeprecationWarning,
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+)
+"""What reading certificates of strangers raises; warnings where they are errors."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from simulator.errors import EngineError
 from simulator.partitions import read_partition
 from simulator.planned import SimulatedPlan
 from simulator.population import Population
-from simulator.private_training import PrivateTraining
+from simulator.private_training import PrivateTraining, SimulatedPrivacy
 from simulator.suited import suited
 from simulator.sums_of_rounds import sums_of
 from simulator.training import EngineTraining, Facts, Training
@@ -186,7 +186,8 @@ class SimulationResult:
 
     Without a metric both are of the loss. Users measure on examples that nobody trained on: held-out users, or with
     the baseline `local` every user on some of their own. rounds: how many ran; `ended_by` says why no more. excluded:
-    reports of clients that rounds left out because they were not finite. epsilon: what private rounds spent at their δ.
+    reports of clients that rounds left out because they were not finite. epsilon: what private rounds spent at their δ,
+    which `privacy.spent(rounds)` computes again.
     """
 
     model: str
@@ -198,6 +199,7 @@ class SimulationResult:
     ended_by: Ending
     excluded: int
     epsilon: float | None
+    privacy: SimulatedPrivacy | None
     cohort: int
     seed: int
     parameters: int

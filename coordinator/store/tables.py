@@ -112,6 +112,15 @@ BLOBS = Table(
     comment="Immutable files; a row is written after its file is durable",
 )
 
+SEALED_BLOBS = Table(
+    "sealed_blobs",
+    METADATA,
+    _column("sha256", String(64), ForeignKey("blobs.sha256"), comment="the blob", key=True),
+    _blob("sealed_sha256", "the blob with its bytes, sealed"),
+    _column("key", String(64), comment="key that opens them, hex; nowhere else, and in no earlier transaction"),
+    comment="Models of private rounds that were stored sealed before their row was committed",
+)
+
 TASKS = Table(
     "tasks",
     METADATA,

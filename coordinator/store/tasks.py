@@ -38,6 +38,7 @@ from coordinator.store.blobs import Blobs
 from coordinator.store.database import Database
 from coordinator.store.identity import tie
 from coordinator.store.records import Records
+from coordinator.store.sealed_blobs import SealedBlobs
 from fedcore import algorithms, checkpoint
 from fedcore.algorithms.algorithm import Algorithm, check_cross_device, trips_of
 from fedcore.bundle import AlgorithmRef, Bundle
@@ -77,6 +78,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
     def __init__(self, database: Database, blobs: Blobs, algorithm_modules: Sequence[str] = ()) -> None:
         self.database = database
         self.blobs = blobs
+        self.sealed = SealedBlobs(database, blobs)
         self.algorithm_modules = algorithm_modules
         self._plans: dict[str, Plan] = {}
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from muster.commands.simulate_options import SimulateOptions
@@ -69,7 +70,8 @@ def simulate(
 def _show(result: SimulationResult, folder: Path | None) -> None:
     facts = dataclasses.asdict(result)
     del facts["curve"]
-    for absent in [name for name in ("excluded", "epsilon") if not facts[name]]:
+    facts["privacy"] = result.privacy and msgspec.structs.asdict(result.privacy)
+    for absent in [name for name in ("excluded", "epsilon", "privacy") if not facts[name]]:
         del facts[absent]
     show_fields(facts)
     if folder is not None:
