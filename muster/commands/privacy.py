@@ -86,10 +86,9 @@ def verify(
     if verdict.wrong:
         raise typer.Exit(1)
     if not verdict.demanded:
-        typer.echo(
+        remark(
             f"error: anybody can sign a certificate, and {verdict.signer} signed this one: name the key that the "
-            "coordinator's operator published (--signer)",
-            err=True,
+            "coordinator's operator published (--signer)"
         )
         raise typer.Exit(_NOBODYS)
     return None
@@ -118,7 +117,7 @@ def _verify_run(folder: Path, json: bool) -> None:
         facts = msgspec.structs.asdict(privacy) | {"budget": privacy.epsilon, "rounds": rounds, "epsilon": epsilon}
         show_fields(facts | {"holds": not wrong})
     for one in wrong:
-        typer.echo(f"error: {one}", err=True)
+        remark(f"error: {one}")
     if wrong:
         raise typer.Exit(1)
 
