@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 
 from export.checkpoint import Checkpoint
@@ -282,10 +281,10 @@ def _refuse_unsupported(module: nn.Module) -> None:
                 f"{path or 'the model'} is {type(layer).__name__}: batch statistics would mix padding and leak between "
                 "users; use nn.GroupNorm instead, or keep the statistics of a trained model by eval() on this layer"
             )
-        if isinstance(layer, _DropoutNd) and not isinstance(layer, nn.Dropout):
+        if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout):
             raise UnsupportedModule(
-                f"{path or 'the model'} is {type(layer).__name__}: of the random layers only nn.Dropout draws the same "
-                "numbers everywhere; use that"
+                f"{path or 'the model'} is {type(layer).__name__}: of the random layers only nn.Dropout and Dropout1d "
+                "to Dropout3d draw the same numbers everywhere; use those"
             )
         _refuse_unsaid(path, layer)
     for path, parameter in module.named_parameters():

@@ -12,8 +12,7 @@ from coordinator.api.enrolment import Registry
 from coordinator.api.limits import Limits
 from coordinator.driver.driver import Driver
 from coordinator.driver.replica_membership import Membership, ReplicaConfig
-from coordinator.keys import Keys
-from coordinator.lineage import make_lineage_key
+from coordinator.keys import Keys, open_both
 from coordinator.metrics import Metrics
 from coordinator.recent_lines import RecentLines
 from coordinator.secure.beacon_client import BeaconClient
@@ -52,10 +51,9 @@ class Service:
         Raises UnsupportedDatabase, WrongRevision, MissingStore, BadSecret, BadAndroidFile, BadAppleFile or InvalidKey;
         KeysMissing, KeysDamaged or KeysDiffer.
         """
-        keys_file = settings.keys_file
         store = open_coordinator_store(settings.database, settings.blobs, algorithm_modules=settings.algorithm_modules)
         try:
-            keys, lineage = Keys.open(keys_file, store.database), make_lineage_key(keys_file)
+            keys, lineage = open_both(settings.keys_file, store.database)
         except BaseException:
             store.close()
             raise

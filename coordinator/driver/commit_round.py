@@ -24,6 +24,7 @@ from coordinator.lineage import entry
 from coordinator.rules.aggregation import ReportSum, Vectors, aggregate, state_specs
 from coordinator.rules.buffers import discount
 from coordinator.rules.entities import AssignedDevice, SealedBlob, Snapshot, Task
+from coordinator.rules.longest_updates import held_sum
 from coordinator.rules.private_sums import clip_of
 from coordinator.rules.robust_aggregation import KeptReports
 from coordinator.rules.rounds import Abandon, Aggregated, EndAssignments, Round
@@ -32,7 +33,6 @@ from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import checkpoint
 from fedcore.algorithms.algorithm import Algorithm, ServerStep, trips_of
-from fedcore.codecs.codec import RoundKey
 from fedcore.errors import FedcoreError, ReportError
 from fedcore.plan import BlobRef, in_turn
 from fedcore.signing import SigningKey
@@ -155,8 +155,9 @@ def _state_before(store: CoordinatorStore, running: OpenRound, algorithm: Algori
 
 
 def _decoded(running: OpenRound, reports: ReportSum | KeptReports) -> NDArray[np.float64]:
-    """The sum of a round's reports, with the codecs of its plan undone."""
-    return running.plan.report.decode(reports.total(), RoundKey(running.task.settings.seed, running.number))
+    """The sum of a round's reports, with the codecs of its plan undone, and within its bounds."""
+    layout, devices = running.plan.report, running.value.reported
+    return held_sum(running.task.settings, layout, layout.decode(reports.total(), running.codec_key), devices)
 
 
 def _next_model(

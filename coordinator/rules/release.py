@@ -21,6 +21,8 @@ _FIGURES = {
     "graph_bytes": ("size of all graphs", "bytes", "export a smaller model"),
 }
 
+OTHER_LINEAGE = "another lineage key"
+"""What the reason of a task begins with that is paused until the key is back which its release or its noise names."""
 _EXPIRED = "the release has expired: create the task anew with a new one"
 
 
@@ -89,8 +91,8 @@ def obstacle(signed: Signed, lineage: str, at: float) -> str:
     release = decode_release(signed.text)
     if release.lineage != lineage:
         return (
-            f"the release names the lineage key {release.lineage}, this coordinator has {lineage}: "
-            "restore its lineage file, or create the task anew"
+            f"{OTHER_LINEAGE}: the release names {release.lineage}, this coordinator has {lineage}: put the file with "
+            "the right key back, and the task goes on, or create it anew"
         )
     return _EXPIRED if release.expires_at <= at else ""
 

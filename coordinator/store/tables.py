@@ -54,9 +54,9 @@ IDENTITY = Table(
     "identity",
     METADATA,
     _column(
-        "name", String(16), comment="server or authority: a public key; blobs: the id of the place of blobs", key=True
+        "name", String(16), comment="server or lineage: a public key; blobs: the id of the place of blobs", key=True
     ),
-    _column("value", String(64), comment="the value, hex"),
+    _column("value", String(64), comment="the value: hex, or a lineage key as text"),
     comment="What must match the files that belong to this database; a coordinator starts with no others",
 )
 

@@ -65,6 +65,7 @@ def create(
     A population in which too few devices meet --require, or too many rest after taking part (--min-separation-…), fills
     no round: `muster task metrics` shows what becomes of them.
     """
+    from coordinator.rules.longest_updates import in_words
     from coordinator.rules.packed_segments import device_noise, report_bytes
     from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
@@ -78,7 +79,8 @@ def create(
         _describe(store, task.id, json, device_noise(bundle.plan.report, settings))
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
     if not json:
-        remark(f"A report has {report_bytes(bundle.plan.report, settings).words}.")
+        size = report_bytes(bundle.plan.report, settings).words
+        remark(f"A report has {size}.{in_words(bundle.plan, settings)}")
         _say_next(task, url, given_again(db=db, blobs=blobs, coordinator=coordinator))
 
 

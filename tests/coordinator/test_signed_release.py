@@ -2,15 +2,13 @@
 
 import dataclasses
 import itertools
-import os
 import time
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import UNSET, structs
 
-from coordinator.errors import InvalidTask, KeysDiffer, KeysMissing
-from coordinator.lineage import lineage_key, make_lineage_key
+from coordinator.errors import InvalidTask, KeysDiffer
 from coordinator.rules.states import TaskState
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.codecs.rotation import Rotation
@@ -143,14 +141,3 @@ def test_a_task_whose_release_devices_would_refuse_is_paused(database, store, bu
     found = store.task(task)
     assert found.state is TaskState.PAUSED
     assert ("lineage key" if late == 0 else "has expired") in found.reason
-
-
-def test_the_lineage_key_is_made_once_for_its_owner_alone(tmp_path):
-    keys = tmp_path / "m.db.keys"
-    with pytest.raises(KeysMissing, match=r"m\.db\.keys\.lineage.* is not there.*MUSTER_KEYS"):
-        lineage_key(keys)
-    (tmp_path / f"m.db.keys.lineage.{os.getpid()}").write_text("left by a process that was killed")
-    assert make_lineage_key(keys).signer == make_lineage_key(keys).signer == lineage_key(keys).signer
-    (tmp_path / f"m.db.keys.lineage.{os.getpid()}").unlink()
-    assert [path.name for path in tmp_path.iterdir()] == ["m.db.keys.lineage"]
-    assert (tmp_path / "m.db.keys.lineage").stat().st_mode & 0o077 == 0

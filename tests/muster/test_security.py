@@ -6,8 +6,7 @@ import pytest
 from sqlalchemy import update
 from typer.testing import CliRunner
 
-from coordinator.keys import Keys
-from coordinator.lineage import make_lineage_key
+from coordinator.keys import Keys, open_lineage
 from coordinator.store.tables import AUDIT
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.signing import SigningKey
@@ -32,7 +31,7 @@ def database(tmp_path, monkeypatch):
     with open_coordinator_store("sqlite:///muster.db", "muster-blobs") as store:
         keys = tmp_path / "muster.db.keys"
         Keys.open(keys, store.database)
-        make_lineage_key(keys)
+        open_lineage(keys, store.database)
         yield store
 
 

@@ -267,6 +267,24 @@ class Masking(nn.Linear):
         return super().forward(x) * (x.mean() <= 0.5)
 
 
+@pytest.mark.parametrize("name", ["logreg", "digits_cnn"])
+def test_another_number_of_clients_at_once_changes_round_off_alone(name):
+    population, model = uneven((3, 17, 5, 12, 9, 40, 22)), Model(load(name))
+
+    def trained(at_once):
+        algorithm, computing = create("fedavg", {"batch_size": 5}), Computing(at_once=at_once)
+        engine = Engine(model, algorithm, population, seed=7, computing=computing)
+        for number in range(1, 6):
+            engine.run_round(number, range(7))
+        return engine.state["params"]
+
+    reached = trained(7)
+    np.testing.assert_array_equal(trained(7), reached)
+    for at_once in (1, 3):
+        distance = np.linalg.norm(trained(at_once) - reached)
+        assert distance < 1e-5 * np.linalg.norm(reached - model.initial)
+
+
 def test_a_model_that_branches_on_values_follows_those_of_every_step():
     random, inputs, label = np.random.default_rng(0), Field("x", "float32", (3,)), Field("y", "int64", high=2)
     shards = [

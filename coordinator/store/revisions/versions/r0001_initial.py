@@ -98,9 +98,9 @@ def upgrade() -> None:
             "name",
             sa.String(length=16),
             nullable=False,
-            comment="server or authority: a public key; blobs: the id of the place of blobs",
+            comment="server or lineage: a public key; blobs: the id of the place of blobs",
         ),
-        sa.Column("value", sa.String(length=64), nullable=False, comment="the value, hex"),
+        sa.Column("value", sa.String(length=64), nullable=False, comment="the value: hex, or a lineage key as text"),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_identity")),
         comment="What must match the files that belong to this database; a coordinator starts with no others",
     )
