@@ -45,7 +45,7 @@ def verify(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Check a privacy certificate, or the ε of a simulation, from files alone.
+    """Check a privacy certificate, or the ε of a simulation, from files.
 
     All that it says is computed again from FILE and FILE.privacy.json.
 
