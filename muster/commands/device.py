@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from device_runtime.sandbox.kernel import hide_memory
 from muster.commands.arguments import Group, at_least_one
 from muster.commands.examples import add_examples
-from muster.plain import emit, say, show_fields, show_table
+from muster.plain import Lines, emit, say, show_fields, show_table
 
 if TYPE_CHECKING:
     from device_runtime.conditions import Requirements
@@ -195,7 +195,7 @@ def _together(settings: Sequence[Mapping[str, object]]) -> Requirements:
     return to_requirements(all_of_them)
 
 
-def _cells(entry: Entry) -> list[str]:
+def _cells(entry: Entry) -> list[object]:
     """An entry for people: the table's columns, of several lines each."""
     ended = [entry.outcome, f"×{entry.times}" if entry.times > 1 else "", entry.reason and f"({entry.reason})"]
     trained = f"{entry.examples:,} examples, {entry.steps:,} steps, {entry.compute_s:.2f} s"
@@ -208,5 +208,5 @@ def _cells(entry: Entry) -> list[str]:
     ]
 
 
-def _lines(*parts: str) -> str:
-    return "\n".join(filter(None, parts)) or "–"
+def _lines(*parts: str) -> Lines:
+    return Lines(filter(None, parts))

@@ -11,7 +11,7 @@ import typer
 
 from fedcore.decoding import converter
 from fedcore.privacy.settings import Noise
-from muster.output import Json, Settings, emit, loading, progress, show_fields, show_table
+from muster.output import Json, Settings, emit, loading, progress, remark, say, show_fields, show_table
 from muster.parts import parse_settings
 from muster.private_training_option import PrivateParts, parse_private_training
 
@@ -45,7 +45,7 @@ def verify(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Check a model's privacy certificate, or the ε of a simulation, from files alone.
+    """Check a privacy certificate, or the ε of a simulation, from files.
 
     All that it says is computed again from FILE and FILE.privacy.json.
 
@@ -82,14 +82,13 @@ def verify(
         }
         show_fields(facts)
     for one in verdict.wrong:
-        typer.echo(f"error: {one}", err=True)
+        remark(f"error: {one}")
     if verdict.wrong:
         raise typer.Exit(1)
     if not verdict.demanded:
-        typer.echo(
+        remark(
             f"error: anybody can sign a certificate, and {verdict.signer} signed this one: name the key that the "
-            "coordinator's operator published (--signer)",
-            err=True,
+            "coordinator's operator published (--signer)"
         )
         raise typer.Exit(_NOBODYS)
     return None
@@ -118,7 +117,7 @@ def _verify_run(folder: Path, json: bool) -> None:
         facts = msgspec.structs.asdict(privacy) | {"budget": privacy.epsilon, "rounds": rounds, "epsilon": epsilon}
         show_fields(facts | {"holds": not wrong})
     for one in wrong:
-        typer.echo(f"error: {one}", err=True)
+        remark(f"error: {one}")
     if wrong:
         raise typer.Exit(1)
 
@@ -234,15 +233,16 @@ def _show_ways(planned: Deployment, found: list[Way], costs: dict[str, float]) -
     )
     best = found[0]
     bands = f" --privacy bands={best.bands}" if best.bands > 1 else ""
-    typer.echo(f"\nδ is {planned.delta:g}. The least noise in the model has {best.mechanism}:")
-    typer.echo(
+    say()
+    say(f"δ is {planned.delta:g}. The least noise in the model has {best.mechanism}:")
+    say(
         f"  muster task create … --goal {planned.cohort} --rounds {planned.rounds} "
         f"--min-separation-rounds {planned.min_separation_rounds} "
         f"--privacy epsilon={planned.epsilon:g} --privacy delta={planned.delta:g} --privacy users={planned.population} "
         f"--privacy mechanism={best.mechanism}{bands}"
     )
     if costs:
-        typer.echo()
+        say()
         show_fields({name: f"accuracy {value:.3f}" for name, value in costs.items()})
 
 
@@ -318,5 +318,5 @@ def _tell(found: AuditResult, json: bool) -> None:
         show_fields(dataclasses.asdict(found))
     if not found.holds:
         shown = max(found.lower_bound, found.estimate_at_least)
-        typer.echo(f"error: ε is {shown:.3g} or more, and {found.claimed:.3g} is claimed", err=True)
+        remark(f"error: ε is {shown:.3g} or more, and {found.claimed:.3g} is claimed")
         raise typer.Exit(1)

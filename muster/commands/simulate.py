@@ -13,7 +13,7 @@ import typer
 
 from muster.commands.simulate_options import SimulateOptions
 from muster.option_fields import taking
-from muster.output import Json, emit, progress, show_fields, stderr
+from muster.output import Json, emit, progress, remark, show_fields
 
 OUT = "A new folder that keeps the run: configuration, a line of metrics for each round, checkpoints, model, curve."
 RESUME = (
@@ -62,7 +62,7 @@ def simulate(
         result = _simulated(chosen, where)
     except KeyboardInterrupt:
         if where.folder is not None and (where.folder / "config.toml").is_file():
-            stderr.print(f"go on with --resume {where.folder}", markup=False, soft_wrap=True, highlight=False)
+            remark(f"go on with --resume {where.folder}")
         raise
     return emit(result) if json else _show(result, where.folder)
 
@@ -75,7 +75,7 @@ def _show(result: SimulationResult, folder: Path | None) -> None:
         del facts[absent]
     show_fields(facts)
     if folder is not None:
-        stderr.print(f"run: {folder}", soft_wrap=True, highlight=False)
+        remark(f"run: {folder}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import typer
 from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store
 from muster.commands.task_options import ReleaseCounter, ReleaseDays, ReleaseKey, TaskOptions
 from muster.option_fields import taking
-from muster.output import Json, at_utc, emit, say_next, show_fields, show_table
+from muster.output import Json, at_utc, emit, remark, say, say_next, show_fields, show_table
 from muster.releasing import FIRST_COUNTER, VALID_DAYS, certificate, lineage_of, release_facts, released, roll_back
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def create(
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
     if not json:
         size = report_bytes(bundle.plan.report, settings).words
-        typer.echo(f"A report has {size}.{in_words(bundle.plan, settings)}", err=True)
+        remark(f"A report has {size}.{in_words(bundle.plan, settings)}")
         _say_next(task, url, given_again(db=db, blobs=blobs, coordinator=coordinator))
 
 
@@ -156,9 +156,9 @@ def metrics(
     if rounds:
         _show_rounds(rounds)
     else:
-        typer.echo(f"no round has begun: {progress.sentence}")
+        say(f"no round has begun: {progress.sentence}")
     if sessions:
-        typer.echo()
+        say()
         show_table(("sessions", "what became of them"), [(shape.count, shape.shape) for shape in sessions])
 
 
@@ -324,7 +324,7 @@ def _show_rounds(rounds: list[RoundRecord]) -> None:
         if r.taken_over + r.assigned > r.reported + r.handed_on or r.reason or r.abort_reasons
     ]
     if missing:
-        typer.echo()
+        say()
         show_table(tuple(ends), missing)
 
 
