@@ -40,6 +40,7 @@ from simulator.partitions import read_partition
 from simulator.planned import SimulatedPlan
 from simulator.population import Population
 from simulator.private_training import PrivateTraining, SimulatedPrivacy
+from simulator.purity import check_model
 from simulator.suited import suited
 from simulator.sums_of_rounds import sums_of
 from simulator.training import EngineTraining, Facts, Training
@@ -312,13 +313,16 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: G
         model = plan.model(given.model or config.model, config.seed)
     if config.target_accuracy is not None and "accuracy" not in model.metrics:
         raise EngineError(f"the model {config.model} has no metric accuracy, so target_accuracy cannot be reached")
-    if config.baseline == "local":
+    users.check(model.spec.fields)
+    local = config.baseline == "local"
+    computing = Computing(config.device) if local else _computing(config)
+    check_model(model, users, computing)
+    if local:
         return LocalOnly(model, algorithm, users, held_out=config.held_out, seed=config.seed, device=config.device)
     train, test = users.split(config.held_out, config.seed)
     clients, cohorts = _cohorts(config, train, held_out=len(test))
-    clients.check(model.spec.fields)
     private, masked = sums_of(config, model, algorithm, cohorts, len(clients))
-    task, computing = Task(model, algorithm, clients, cohorts.first, cohorts.total(config.rounds)), _computing(config)
+    task = Task(model, algorithm, clients, cohorts.first, cohorts.total(config.rounds))
     choice = choose(engine or config.engine, task, computing) if plan is None else plan.choice(computing)
     training = EngineTraining(
         model,

@@ -378,7 +378,7 @@ class Branching(nn.Module):
 
     def forward(self, x):
         hidden = self.dense(x.flatten(1))
-        return hidden * 2 if hidden.sum() > 0 else hidden
+        return hidden * 2 if hidden.sum() > 1e9 else hidden
 
 
 def branching():
@@ -509,7 +509,7 @@ def changing_inputs():
 
 
 def product_of_examples():
-    return _dense(lambda self, x: x * x.prod(0))
+    return _dense(lambda self, x: x + 0 * x.prod(0))
 
 
 def lower_bits():
@@ -631,7 +631,7 @@ def conditional():
 
 
 def selecting():
-    return _dense(lambda self, x: x * x[x > 0].sum())
+    return _dense(lambda self, x: x + 0 * x[x > 0].sum())
 
 
 def no_loss():
