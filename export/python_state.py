@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import hashlib
 import inspect
 import itertools
@@ -41,19 +42,23 @@ LONGEST = 10_000
 def watched(module: nn.Module) -> Iterator[list[str]]:
     """A block that runs the module; gives what it called there to draw numbers or read a clock, and in which layer.
 
-    Where a profiler is at work already, only torch's own draws are noticed.
+    Where a profiler is at work already, only torch's own draws are noticed. No garbage is collected in the block:
+    what others hang on the collector may read a clock, and is not the module's doing.
     """
-    layers, found, profiler = Layers(module), list[str](), sys.getprofile()
+    layers, found, profiler, collecting = Layers(module), list[str](), sys.getprofile(), gc.isenabled()
 
     def note(what: str) -> None:
         found.append(what + layers.here)
 
     try:
         with layers.watch(), _Draws(note):
+            gc.disable()
             sys.setprofile(profiler or _profile(note))
             yield found
     finally:
         sys.setprofile(profiler)
+        if collecting:
+            gc.enable()
 
 
 class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,11 +1,15 @@
 """A model whose loss hangs on more than parameters and example is refused, and the cause is named."""
 
+import gc
+import time
+
 import pytest
 import torch
 
 from export.build import export_bundle
 from export.errors import InvalidModel
 from export.model import GradientOracle, Model
+from export.models import load
 from fedcore.algorithms import create
 from tests.export import impure
 
@@ -36,3 +40,20 @@ def test_a_tied_parameter_stays_tied_however_often_it_is_held():
         expected = torch.cat([one.flatten() for one in torch.autograd.grad(loss, own)])
         torch.testing.assert_close(GradientOracle(model, batch, torch.ones(5))(params)[1], expected)
     assert model.module.head.weight is model.module.shared.weight is model.module.encoder.table.weight
+
+
+def test_what_the_garbage_collector_calls_is_not_the_models_doing(tmp_path):
+    """Others hang functions on it, such as Hypothesis, which reads a clock in each."""
+
+    def read_a_clock(phase, info):
+        time.perf_counter()
+
+    before = gc.get_threshold()
+    gc.callbacks.append(read_a_clock)
+    try:
+        gc.set_threshold(1)
+        assert export_bundle(Model(load("logreg")), create("fedavg"), tmp_path / "plan").plan
+        assert gc.isenabled()
+    finally:
+        gc.callbacks.remove(read_a_clock)
+        gc.set_threshold(*before)
