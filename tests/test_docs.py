@@ -317,3 +317,54 @@ def test_every_promise_names_tests_that_exist():
     for named in ", ".join(held).split(", "):
         path, _, function = named.partition("::")
         assert f"def {function}(" in read(path) if function else "def test_" in read(path), named
+
+
+@functools.cache
+def known_tests():
+    sources = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    return sources.keys() | set(re.findall(r"^def (test_\w+)", "".join(sources.values()), re.MULTILINE))
+
+
+def bare(text):
+    """The words of a text, without what makes it bold, code or a link."""
+    return " ".join(re.sub(r"\[([^\]]+)\]\([^)]+\)|[*`]", r"\1", text).split())
+
+
+def passages(text):
+    """Every paragraph, item and row of a table, but for the tables' heads, on a line; cells with a colon between."""
+    text = re.sub(r"^\|.*\|\n\|[-|]+\|\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^\| (.*) \|$", lambda row: "\n" + row[1].replace(" | ", ": ") + "\n", text, flags=re.MULTILINE)
+    blocks = re.split(r"\n\s*\n|^\* ", re.sub(r"^#.*$", "\n", text, flags=re.MULTILINE), flags=re.MULTILINE)
+    return [bare(block) for block in blocks if block.strip()]
+
+
+SECURITY_DOCUMENTS = {
+    "SECURITY.md": ("SECURITY.md", "Reporting"),
+    "The threat model": ("docs/threat-model.md", "Tabletop"),
+}
+"""By the sections of the table: the document, and its section that the table is not about."""
+
+
+@pytest.mark.parametrize("start", SECURITY_DOCUMENTS)
+def test_every_passage_on_security_is_held_by_tests_or_promises_nothing(start):
+    name, beside = SECURITY_DOCUMENTS[start]
+    left = passages(read(name).replace(section(read(name), beside), ""))
+    said = rows(section(read("docs/security-promises.md"), start))[2:]
+    assert len(said) > 30
+    found = set()
+    for words, held in said:
+        pattern = ".*".join(re.escape(part) for part in bare(words).split(" … "))
+        places = {place for place, passage in enumerate(left) if re.search(pattern, passage)}
+        assert places, f"{name} does not say any more: {words}"
+        found |= places
+        assert held == "–" or set(held.split(", ")) <= known_tests(), held
+    assert [passage for place, passage in enumerate(left) if place not in found] == []
+
+
+def test_every_attack_of_the_tabletop_names_tests_that_exist():
+    table = re.findall(r"^\|.*\| ([^|]+) \|$", section(read("docs/threat-model.md"), "Tabletop"), re.MULTILINE)[2:]
+    assert len(table) > 80
+    for held in table:
+        named = set(re.findall(r"`([^`]+)`", held))
+        assert named, held
+        assert named <= known_tests(), named - known_tests()

@@ -1,7 +1,11 @@
 """The lock files hold what pyproject.toml asks for, each file by its digest."""
 
+import json
 import re
+import subprocess
+import sys
 import tomllib
+from importlib.metadata import distributions
 
 import pytest
 from packaging.requirements import Requirement
@@ -50,3 +54,24 @@ def test_lock_file_has_every_package_that_is_asked_for(extra):
 def test_every_file_of_a_lock_file_has_a_digest(extra):
     assert all(digests for versions in locked(extra).values() for digests in versions.values())
     assert not BY_VERSION & set(locked(extra))
+
+
+@pytest.mark.parametrize(("target", "extra"), [("demo", "sim"), ("test", "dev")])
+def test_make_installs_the_versions_of_a_lock_file_by_their_digests_first(target, extra):
+    shown = subprocess.run(["make", "-n", "-B", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    first, rest = [line for line in shown.splitlines() if "pip install" in line and "-m venv" not in line]
+    assert first.endswith(f" --no-deps --require-hashes --requirement requirements/{extra}.lock")
+    assert rest.endswith(f" -e '.[{extra}]'")
+
+
+@pytest.mark.long
+def test_the_bill_of_materials_lists_what_is_installed(tmp_path):
+    shown = subprocess.run(["make", "-n", "sbom"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    *command, _ = shown.splitlines()[-1].split()
+    command[0] = f"{sys.prefix}/bin/cyclonedx-py"
+    subprocess.run([*command, tmp_path / "sbom.json"], cwd=ROOT, check=True)
+    bill = json.loads((tmp_path / "sbom.json").read_text())
+    assert bill["bomFormat"] == "CycloneDX"
+    listed = {(canonicalize_name(one["name"]), one["version"]) for one in bill["components"]}
+    own = {(canonicalize_name(one.name), one.version) for one in distributions() if canonicalize_name(one.name) != OWN}
+    assert own <= listed

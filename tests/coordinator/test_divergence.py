@@ -41,6 +41,15 @@ def test_two_false_rounds_pause_no_task(lies):
             assert divergence(done[:-1][:FIRST_ROUNDS], done[-MOST_ROUNDS:], 10) == ""
 
 
+@pytest.mark.parametrize(("places", "lie"), [((5, 6, 7), 1e30), ((0, 1, 2), 1e-9)])
+def test_three_false_rounds_pause_a_task(places, lie):
+    told = [2.0, 1.8, 1.5, 1.2, 1.1, 1.0, 1.4, 1.0]
+    assert divergence(losses(*told)[:FIRST_ROUNDS], losses(*told)[-MOST_ROUNDS:], 10) == ""
+    for place in places:
+        told[place] = lie
+    assert divergence(losses(*told)[:FIRST_ROUNDS], losses(*told)[-MOST_ROUNDS:], 10)
+
+
 def test_loss_that_explodes_is_named_with_its_bound():
     first = losses(9.0, 2.0, 1e-9, 3.0, 1.0, 99.0)
     words = divergence(first, losses(1.0, 20.5, 30.0, 1e9), 10)

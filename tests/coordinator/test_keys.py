@@ -1,15 +1,22 @@
+import base64
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
+import sqlalchemy
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from coordinator.api.service import Service
 from coordinator.errors import KeysDamaged, KeysDiffer, KeysMissing
 from coordinator.keys import Keys, rotate, start_anew
 from coordinator.settings import Settings
+from coordinator.store.tables import METADATA
 from fedcore.succession import SucceedingKey
+from tests.coordinator.conftest import PEM
+from tests.coordinator.test_api import assign
+from tests.coordinator.test_secure import NAMES, SECURE
 
 
 def raw(keys):
@@ -30,6 +37,34 @@ def test_keys_are_made_at_the_first_start_and_known_to_the_store(store, tmp_path
     assert {path.name for path in folder.iterdir()} == {"keys"}
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
     assert known(store) == made.server.public.hex()
+
+
+@pytest.mark.every_engine
+def test_no_private_key_is_in_the_database_or_in_another_file(store, register, client, tmp_path):
+    register(**SECURE)
+    assert all(one.secagg and one.server for one in assign(client, *NAMES))
+    before, after = Keys.load(tmp_path / "keys"), rotate(tmp_path / "keys", store.database)
+    secrets = [load_pem_private_key(PEM, None).private_bytes_raw()]
+    for keys in (before, after):
+        secrets += [raw(keys), keys.between_replicas, keys.of_web_sessions]
+    with store.database.engine.connect() as connection:
+        values = [
+            value
+            for name in METADATA.tables.values()
+            for row in connection.execute(sqlalchemy.select(name))
+            for value in row
+        ]
+    texts = [value if isinstance(value, bytes) else str(value).encode() for value in values]
+    texts += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and "keys" not in path.name]
+    assert any(after.server.public.hex().encode() in text for text in texts)
+    for secret in secrets:
+        for form in (
+            secret,
+            secret.hex().encode(),
+            base64.b64encode(secret)[:-2],
+            base64.urlsafe_b64encode(secret)[:-2],
+        ):
+            assert not any(form in text for text in texts)
 
 
 @pytest.mark.every_engine

@@ -16,6 +16,8 @@ from coordinator.rules.task_settings import Secagg, TaskSettings
 from fedcore.privacy.accounting import calibrated, spent
 from fedcore.privacy.settings import Noise, Privacy
 from tests.coordinator.bundles import START, make_plan, make_private_bundle
+from tests.coordinator.conftest import Desk, unmask_at_once
+from tests.coordinator.test_left_out import OTHERS, fails
 from tests.coordinator.test_secure import NAMES, Device, run
 
 SIZE, CLIP, BITS = 400, 2.0, 12
@@ -39,8 +41,8 @@ def private(tmp_path):
     return make_private_bundle(tmp_path / "private", SIZE, clip_norm=CLIP)
 
 
-def train(desk, plan, delta_D):
-    devices = [Device(desk, given, delta_D, plan=plan) for given in desk.assign(*NAMES)]
+def train(desk, plan, delta_D, names=NAMES):
+    devices = [Device(desk, given, delta_D, plan=plan) for given in desk.assign(*names)]
     run(devices)
     return devices
 
@@ -59,6 +61,28 @@ def test_a_model_moves_by_the_mean_and_the_noise_of_devices(store, register, des
     promised = settings.privacy.noise_multiplier * math.sqrt(segment.most_square) * segment.step
     assert deviation * 8 * math.sqrt(6 / 8) >= promised > settings.privacy.noise_multiplier * CLIP
     assert device.result().summed
+
+
+def test_a_sum_that_came_to_nothing_is_in_no_model_and_in_no_row(store, register, private):
+    outcomes = iter((fails, unmask_at_once))
+
+    def unmask(work):
+        return next(outcomes)(work)
+
+    desk = Desk(store, unmask=unmask)
+    task = register(private, **noisy(), selection_timeout_s=30.0)
+    before, along_D = np.resize(START, SIZE), np.full(SIZE, 1 / math.sqrt(SIZE), np.float32)
+    train(desk, private.plan, CLIP * along_D)
+    train(desk, private.plan, -CLIP * along_D, OTHERS)
+    assert [(one.number, one.attempt, one.state.value) for one in store.rounds(task)] == [
+        (1, 1, "abandoned"), (1, 2, "committed")
+    ]  # fmt: skip
+    with store.database.reading() as records:
+        assert [(one.round, one.devices) for one in records.ledger.entries(task)] == [(1, 8)]
+    [segment] = packed_segments(private.plan.report, store.task(task).settings.sum_bounds, 8)
+    deviation = math.sqrt(8 * segment.noise) * segment.step / 8
+    assert 5 * deviation < CLIP
+    assert abs((store.checkpoint(task, 1)["params"] - before) @ along_D + CLIP) < 5 * deviation
 
 
 def test_noise_of_devices_spends_the_budget_and_ends_the_task(store, register, desk, private):

@@ -324,6 +324,16 @@ def test_both_ports_speak_tls_with_a_certificate_of_ones_own(tmp_path):
                 httpx2.get(f"{url}/healthz")
 
 
+def test_by_default_the_service_is_there_for_this_machine_alone(tmp_path):
+    place = {"database": f"sqlite:///{tmp_path}/s.db", "blobs": tmp_path / "b", "port": 0, "admin_port": 0}
+    with serving_both(Settings(**place)) as urls:
+        for url in urls:
+            assert httpx2.get(f"{url}/healthz").status_code == 200
+            assert url.startswith("http://127.0.0.1:")
+            with pytest.raises(httpx2.ConnectError):
+                httpx2.get(f"{url.replace('127.0.0.1', '127.0.0.2')}/healthz")
+
+
 @pytest.mark.parametrize(
     ("address", "caller"),
     [

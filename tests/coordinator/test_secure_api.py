@@ -6,17 +6,20 @@ from time import monotonic
 
 import msgspec
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from coordinator.keys import Keys
 from fedcore.masking import layout_hash, model_hash
 from fedcore.wire import messages
 from fedcore.wire.messages import Enrolled, SecaggParties
 from secagg.client import Client, SessionInput
-from secagg.credentials import issue
+from secagg.credentials import check_credential, issue
+from secagg.errors import BadSignature
 from secagg.policy import AggregationPolicy
 from tests.coordinator.bundles import make_plan
-from tests.coordinator.conftest import AUTHORITY
+from tests.coordinator.conftest import AUTHORITY, PEM
 from tests.coordinator.devices import enrol
 from tests.coordinator.test_api import assign, check_in, put, refused, report_body
 from tests.coordinator.test_secure import NEVER, SECURE, public
@@ -71,7 +74,10 @@ def test_the_coordinator_has_no_key_that_could_enrol_a_device(client, tmp_path):
     kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert len(kept) > 1
     assert not any(AUTHORITY.private_bytes_raw() in data for data in kept)
-    assert not hasattr(Keys.load(tmp_path / "keys"), "authority")
+    identity = public(Ed25519PrivateKey.generate())
+    for own in (Keys.load(tmp_path / "keys").server.private, load_pem_private_key(PEM, None)):
+        with pytest.raises(BadSignature):
+            check_credential(public(AUTHORITY), identity, issue(own, identity, bytes(16), NEVER), 0)
 
 
 def test_a_message_is_answered_with_the_next_when_all_have_spoken(register, client):

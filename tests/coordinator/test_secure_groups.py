@@ -54,6 +54,17 @@ def test_a_large_cohort_is_divided_into_even_groups_whose_sums_add_up(store, reg
     assert sorted(sums.values()) == [12, 12]
 
 
+def test_devices_are_dealt_into_groups_by_lot(register, desk):
+    register(**DIVIDED | {"rounds": 2})
+    dealt = []
+    for _ in range(2):
+        devices, groups = seat_all(desk)
+        dealt.append({frozenset(one.given.slot for one in group) for group in groups})
+        run(devices, PHASES[1:])
+    assert len(dealt[0]) == 2
+    assert dealt[0] != dealt[1], "which happens once in a million times"
+
+
 def test_an_invitation_tells_what_a_groups_sum_may_be(register, desk):
     register(**DIVIDED | {"minimum": COHORT})
     invite, _ = Invite.decode(seat(desk, NAMES)[0].given.secagg)

@@ -216,6 +216,21 @@ BESIDE_LANDLOCK = {
     "works_by_a_ring",
 }
 
+# What takes a descriptor.
+BY_A_DESCRIPTOR = [
+    "reads_an_example",
+    "lists_the_folder",
+    "writes_the_policy",
+    "leaves_an_example_in_the_name_of_a_file",
+    "opens_the_memory_of_the_device",
+    "reads_the_environment_of_the_device",
+    "takes_a_descriptor_of_the_device",
+    "speaks_to_an_abstract_socket",
+    "opens_a_connection",
+    "listens",
+    "works_by_a_ring",
+]
+
 
 def outcome(attack, folder, victim):
     """`done`, or the name of the error with which the system refuses an attack."""

@@ -1,5 +1,6 @@
 """Code that took over a sandbox's process reaches no file and no process of its user's."""
 
+import ast
 import errno
 import platform
 import re
@@ -108,6 +109,49 @@ def test_hostile_code_in_a_sandbox_reaches_no_file_and_no_process(attack, folder
     with pytest.raises(RuntimeFailed) as said:
         sandbox.train(job(), WIDE, lambda: True)
     assert str(said.value).rpartition(": ")[2] in REFUSED
+    assert files(folder) == before
+
+
+FEW_DEFENCES = """
+from device_runtime.backends import BACKENDS
+from device_runtime.errors import RuntimeFailed
+from device_runtime.sandbox import child, landlock, seccomp
+from tests.device_runtime.hostile import Victim, outcome
+
+class Attacks:
+    format, runtime = "onnx", "hostile"
+
+    def load(self, graph, name):
+        said = ((attack, outcome(attack, {folder!r}, {victim!r})) for attack in {attacks!r})
+        raise RuntimeFailed("attacked", repr([one for one in said if one[1] not in {refused!r}]))
+
+landlock.version = lambda: 0
+seccomp.offered = lambda filtered=seccomp.offered(): filtered and {filtered!r}
+BACKENDS["onnxruntime"] = Attacks
+child.main()
+"""
+
+
+def carried_out(sandbox_of, folder, victim, **how):
+    """The attacks that a sandbox without Landlock does not refuse."""
+    code = FEW_DEFENCES.format(folder=str(folder), victim=victim, **how)
+    with pytest.raises(RuntimeFailed) as said:
+        sandbox_of(code).train(job(), WIDE, lambda: True)
+    return ast.literal_eval(str(said.value).rpartition("attacked: ")[2])
+
+
+@SECCOMP
+def test_the_filter_alone_refuses_every_attack(folder, victim, sandbox_of):
+    before = files(folder)
+    how = {"attacks": hostile.NAMES, "refused": REFUSED, "filtered": True}
+    assert carried_out(sandbox_of, folder, victim, **how) == []
+    assert files(folder) == before
+
+
+def test_a_sandbox_of_limits_alone_opens_no_file_and_no_connection(folder, victim, sandbox_of):
+    before, refused = files(folder), {*REFUSED, "EMFILE"}
+    how = {"attacks": hostile.BY_A_DESCRIPTOR, "refused": refused, "filtered": False}
+    assert carried_out(sandbox_of, folder, victim, **how) == []
     assert files(folder) == before
 
 

@@ -122,7 +122,7 @@ def test_the_unsigned_plan_of_the_attack_is_refused_before_it_is_fetched(coordin
     graphs = stealing_graphs()
     coordinator.offer(stealing_plan(graphs), graphs, ZEROS)
     coordinator.invite = lambda plan, checkpoint: b"invitation"
-    for policy in (Policy(require_secure_aggregation=True), Policy(signers=(RELEASE.signer,))):
+    for policy in (None, Policy(require_secure_aggregation=True), Policy(signers=(RELEASE.signer,))):
         outcome = run_session(replace(config, policy=policy))
         assert (outcome.outcome, outcome.reason, outcome.steps) == ("aborted", "plan-refused", 0)
         assert outcome.detail.startswith("against signers of this device's policy: ")

@@ -1,5 +1,6 @@
 """Graphs run in a process of their own: whatever they do to it is an outcome, and the device goes on."""
 
+import base64
 import os
 import re
 import signal
@@ -25,6 +26,7 @@ from device_runtime.sandbox.channel import Channel, Done, Failed, Working
 from device_runtime.sandbox.process import Sandbox
 from device_runtime.session import run_session
 from device_runtime.state.journal import read_journal
+from device_runtime.state.sealing import KeyFile, Sealer
 from device_runtime.trainer import Job, Limits
 from fedcore.loop import Loop
 from fedcore.wire.messages import Abort
@@ -188,6 +190,25 @@ def test_a_taken_over_process_has_nothing_of_the_devices(monkeypatch):
     assert set(found["descriptors"]) == {"/dev/null"}
     assert found["session"], "a session of its own"
     assert not found["started"], "no process, where it does not run as root"
+
+
+def test_a_sandbox_is_given_no_key_of_the_device(coordinator, sandboxed, examples, monkeypatch):
+    given, send_bytes = [], Channel.send_bytes
+
+    def noted(channel, data):
+        given.append(bytes(data))
+        send_bytes(channel, data)
+
+    monkeypatch.setattr(Channel, "send_bytes", noted)
+    assert run_session(sandboxed).outcome == "reported"
+    whole, sealing = b"".join(given), (sandboxed.state / "sealing-key").read_bytes()
+    opened = [
+        Sealer(KeyFile(sandboxed.state / "sealing-key")).open(name, (sandboxed.state / name).read_bytes())
+        for name in ("device-key", "secagg-key")
+    ]
+    assert examples["x"].tobytes() in whole
+    for key in (sealing, *opened):
+        assert not any(form in whole for form in (key, key.hex().encode(), base64.b64encode(key)[:-2]))
 
 
 UNPRIVILEGED = """

@@ -8,10 +8,12 @@ import pytest
 from device_runtime.errors import ExamplesError, KeyUnavailable, SealBroken
 from device_runtime.examples import Collection, ExampleStore
 from device_runtime.permission.policy import Policy
+from device_runtime.protocol.transport import Transport
 from device_runtime.session import run_session
 from device_runtime.state.sealing import OVERHEAD_BYTES, KeyFile, Sealer
 from fedcore.plan import ExampleSpec, Field
 from tests.device_runtime.coordinator import refusal
+from tests.device_runtime.test_secure import TRUSTING, secure  # noqa: F401 - a fixture
 
 SECRET = b"what nobody else may read"
 FIELDS = (Field("x", "float32", (64,)),)
@@ -110,3 +112,18 @@ def test_a_device_that_insists_on_https_sends_no_byte_over_http(coordinator, con
     assert (outcome.outcome, outcome.reason) == ("not-now", "policy")
     assert "require_https" in outcome.detail
     assert coordinator.calls == []
+
+
+def test_a_device_that_insists_on_https_asks_no_authority_over_http(secure, config):  # noqa: F811
+    """Its coordinator is at https, and names an authority that is not."""
+    policy = Policy(signers=TRUSTING.signers, require_https=True)
+    reached = []
+
+    def connect(url):
+        reached.append(url)
+        return Transport.to(secure.url)
+
+    outcome = run_session(replace(config, coordinator="https://a.example", policy=policy, connect=connect))
+    assert (outcome.reason, outcome.steps, secure.issued, secure.said) == ("policy", 0, [], [])
+    assert f"against require_https of this device's policy: the authority is at {secure.url}" in outcome.detail
+    assert reached == ["https://a.example"]

@@ -370,6 +370,23 @@ def test_a_state_that_does_not_open_costs_its_assignment_alone(secure, config):
         assert database.execute("SELECT * FROM assignment").fetchall() == []
 
 
+@pytest.mark.parametrize("number", [1, 7, 9, 11])
+def test_a_device_that_was_lied_to_keeps_nothing_of_the_session(secure, config, number):
+    others = Aggregator(terms(secure.plan, secure.checkpoint))
+
+    def lie(said, message):
+        answer = others.answer(said, message)
+        return answer[:34] + bytes(len(answer) - 34) if said == number else answer
+
+    secure.aggregate = lie
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason) == ("aborted", "secagg-refused")
+    with closing(sqlite3.connect(config.state / "state.db")) as database:
+        assert database.execute("SELECT * FROM assignment").fetchall() == []
+    assert list(config.state.glob("*.report")) == []
+    assert [said for said, _ in secure.said] == list(range(1, number + 1, 2))
+
+
 # --- the enrolment authority
 
 

@@ -6,11 +6,13 @@ import time
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from device_runtime import Device
 from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
 from device_runtime.protocol import transport as module
-from device_runtime.protocol.connection import Connections, address_of
+from device_runtime.protocol.connection import PIECE, Connections, address_of
 from device_runtime.protocol.transport import Transport
 from device_runtime.state.cache import PartialDownload
 from fedcore import checkpoint
@@ -201,6 +203,30 @@ def test_bytes_of_another_digest_are_refused(coordinator, transport, partial):
     coordinator.faults["blob"] = [answer(b"evil", "application/octet-stream")]
     with pytest.raises(BadAnswer, match="arrived as"):
         transport.blob(BlobRef.of(b"good"), partial)
+
+
+def test_other_bytes_than_a_blobs_are_refused_and_cost_little_more(coordinator, transport, tmp_path):
+    """Shorter, longer or changed: no more is taken than the blob has, and a piece."""
+    good = bytes(range(256)) * 64
+    ref = BlobRef.of(good)
+
+    @settings(max_examples=40, deadline=None)
+    @given(start=st.integers(0, len(good)), other=st.one_of(st.just(bytes(40 * PIECE)), st.binary(max_size=9)))
+    def answered(start, other):
+        false = good[:start] + other
+        coordinator.faults["blob"] = [answer(false, "application/octet-stream")] * 9
+        before = transport.bytes_moved
+        if false == good:
+            return
+        with pytest.raises((BadAnswer, Unreachable)):
+            transport.blob(ref, PartialDownload(tmp_path / "partial"))
+        assert transport.bytes_moved - before < 4 * (ref.size + 2 * PIECE)
+
+    answered()
+    coordinator.blobs[ref.sha256] = good
+    coordinator.faults.clear()
+    (tmp_path / "partial").unlink(missing_ok=True)
+    assert transport.blob(ref, PartialDownload(tmp_path / "partial")) == good
 
 
 def test_body_bytes_are_counted_both_ways_with_failed_attempts(coordinator, transport, partial):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -11,6 +12,7 @@ import httpx2
 import msgspec
 import pytest
 import sqlalchemy
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from coordinator.errors import KeysDiffer, KeysMissing, UnknownRound
 from coordinator.server import serving_both
@@ -18,6 +20,7 @@ from coordinator.settings import Settings
 from coordinator.store.tables import RELEASES
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.errors import BadRelease, BadSignature
+from fedcore.release import decode_release
 from fedcore.signing import SigningKey, key_text
 from muster.remote import RemoteError
 from tests.coordinator.bundles import make_bundle, report_body
@@ -138,6 +141,23 @@ def test_a_release_is_signed_on_the_operators_machine(served, tmp_path):
     logs = [json.loads(in_process("plan", "log", *where, "--json").stdout) for where in (there, here)]
     assert logs[0] == logs[1]
     assert [one["digest"] for one in logs[0]["releases"]] == [one.digest for one in store.releases()]
+
+
+def test_a_release_holds_for_ninety_days_and_its_key_stays_away(served, tmp_path):
+    _, there, store, _ = served
+    key, before = tmp_path / "release.pem", int(time.time())
+    in_process("key", "new", "--out", key)
+    assert (
+        create(make_bundle(tmp_path / "plan").folder, there, "--goal", 9, "--secagg", "--release-key", key).exit_code
+        == 0
+    )
+    (signed,) = store.releases()
+    assert before <= decode_release(signed.text).expires_at - 90 * 86_400 <= time.time() + 1
+    private = load_pem_private_key(key.read_bytes(), None).private_bytes_raw()
+    kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path != key]
+    assert any(signed.signer.encode() in data for data in kept)
+    for form in (private, private.hex().encode(), *key.read_bytes().splitlines()[1:-1]):
+        assert not any(form in data for data in kept)
 
 
 def test_a_release_in_a_file_is_for_the_form_of_a_new_task(served, tmp_path, monkeypatch):

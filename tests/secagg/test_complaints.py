@@ -196,15 +196,20 @@ def test_two_sets_of_included_devices_do_not_open_both_secrets(opened, victim):
     everyone, sid = frozenset(range(9)), opened.sid
     halves, alive = (range(1, 5), range(5, 9)), everyone - {0}
     victim.receive(opened.deliveries[VICTIM])
+    signed = {}
     for half, shared in zip(halves, (alive, everyone), strict=True):
         digest = survivors_digest(shared, alive, 9)
-        signed = {p: (digest, keys.sign(opened.identities[10 + p], "survivors", sid, digest)) for p in half}
+        signed |= {p: (digest, keys.sign(opened.identities[10 + p], "survivors", sid, digest)) for p in half}
+    for half, shared in zip(halves, (alive, everyone), strict=True):
         for position in half:
             client = opened.clients[10 + position]
             client.receive(Included(shared).encode(sid, 9))
             client.receive(Survivors(alive).encode(sid, 9))
             others = {peer: entry for peer, entry in signed.items() if peer != position}
-            dies(client, BelowThreshold, Confirmations(others).encode(sid))
+            error = dies(copy(client), InconsistentSurvivors, Confirmations(others).encode(sid))
+            assert {shown for shown, _ in error.evidence} == {shown for shown, _ in signed.values()}
+            agreeing = {peer: entry for peer, entry in others.items() if peer in half}
+            dies(client, BelowThreshold, Confirmations(agreeing).encode(sid))
 
 
 def test_a_device_that_was_left_out_is_in_nobodys_shares(opened, victim):

@@ -4,7 +4,7 @@ import pytest
 
 from secagg.graph import NeighbourGraph
 from secagg.merkle import Tree, climb, depth, sha256
-from secagg.parameters import GraphParameters
+from secagg.parameters import GraphParameters, find
 from tests.secagg import reference
 
 ROOT, BEACON = bytes(32), b"\1" * 64
@@ -43,6 +43,19 @@ def test_everyone_is_equally_likely_to_be_near():
         counts.update(NeighbourGraph(GraphParameters(20, 4, 3), ROOT, beacon.to_bytes(32, "big")).neighbours(0))
     expected = 400 * 4 / 19
     assert sum((counts[p] - expected) ** 2 / expected for p in range(1, 20)) < 60  # 18 degrees of freedom
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05])
+def test_a_roster_with_made_up_devices_is_let_by_as_seldom_as_said(share):
+    """A device checks its neighbours alone, which are drawn after the roster is fixed."""
+    n, draws = 200, 400
+    chosen = find(n)
+    made_up = set(range(1, 1 + round(share * n)))
+    graphs = (NeighbourGraph(chosen, ROOT, beacon.to_bytes(32, "big")) for beacon in range(draws))
+    let_by = sum(not made_up & set(graph.neighbours(0)) for graph in graphs)
+    most = (1 - share) ** chosen.k * draws
+    assert 0 <= let_by < most + 4 * most**0.5
+    assert share > 0.02 or let_by > most / 3
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 13])

@@ -69,3 +69,11 @@ def test_parameters_that_are_too_weak_or_make_no_graph_are_refused(weak):
 def test_more_shares_or_neighbours_than_needed_are_accepted():
     for strong in ((100, 32, 30), (100, 99, 60), (100, 60, 40), (20, 19, 15)):
         parameters.check(GraphParameters(*strong))
+
+
+def test_the_fewest_honest_devices_of_a_sum_are_those_left_by_any_roster():
+    """A fifth of up to 64 devices may be corrupt, and a tenth of more, where that is not fewer than of 64."""
+    for n_max in range(8, 300):
+        corrupt = max(max(2, -(-n // 5)) if n <= 64 else n // 10 for n in range(8, n_max + 1))
+        for min_sum in (8, 50, n_max):
+            assert parameters.least_honest(min_sum, n_max) == max(0, min_sum - corrupt)
