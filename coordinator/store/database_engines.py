@@ -12,7 +12,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import sqlalchemy
 from sqlalchemy.engine import URL, Connection, Engine
 
 from coordinator.errors import MissingStore, UnsupportedDatabase
+from fedcore.private_files import new_private
 
 _FORMS = "sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE"
 _WAIT_S = 10
@@ -81,8 +82,13 @@ def open_engines(url: str, *, create: bool) -> Engines:
     parsed = _parsed(url)
     if parsed.drivername == "postgresql":
         return _postgresql(parsed)
-    if not create and not Path(parsed.database or "").is_file():
+    path = Path(parsed.database or "")
+    if not create and not path.is_file():
         raise MissingStore(f"there is no database {_shown(parsed)}; start the coordinator first, or name its database")
+    if create:
+        # SQLite gives its other files the mode of this one. Where it cannot be made, SQLite says so.
+        with suppress(OSError), new_private(path):
+            pass
     return _sqlite(parsed)
 
 
