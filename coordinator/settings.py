@@ -131,6 +131,11 @@ class Settings(BaseSettings):
     reports_bytes: int = Field(
         default=1 << 30, ge=1024, description="memory for reports on their way in, in all; more are answered 503"
     )
+    answers_bytes: int = Field(
+        default=1 << 30,
+        ge=1 << 20,
+        description="memory for answers that wait to be read, in all; more cut off the slowest readers",
+    )
     upload_limit_bytes: int = Field(default=1 << 28, ge=1024, description="largest blob that an operator may upload")
     collect_every_h: float = Field(
         default=24.0, ge=0, allow_inf_nan=False, description="hours from one garbage collection to the next; 0 is never"
@@ -224,6 +229,11 @@ class Settings(BaseSettings):
     def retry(self) -> RetryWindow:
         """The bounds of when a device comes back; within them pace steering says when."""
         return RetryWindow(self.retry_min_s, max(self.retry_min_s, self.retry_max_s))
+
+    @property
+    def deltas_bytes(self) -> int:
+        """The part of `answers_bytes` that is for deltas between checkpoints."""
+        return self.answers_bytes // 4
 
     @property
     def soon(self) -> RetryWindow:

@@ -152,7 +152,13 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     @property
     def moved(self) -> int:
         """The bytes that have come, less those that wait to be sent."""
-        return self._received - self.transport.get_write_buffer_size()
+        return self._received - self.unread
+
+    @property
+    def unread(self) -> int:
+        """The bytes that wait to be sent."""
+        size: int = self.transport.get_write_buffer_size()
+        return size
 
     def hang_up(self) -> None:
         """Close the connection now; a request in progress ends as when its sender hangs up."""
@@ -161,6 +167,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, within the limits."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(1)  # what is not taken at once is counted; with 0, TLS would wait for nothing
         self._limits.opened(self, transport.get_extra_info("socket").fileno())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -171,12 +178,13 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """The other end takes an answer more slowly than it comes."""
         super().pause_writing()
-        self._limits.moves(self)
+        self._limits.stalls(self)
 
     def resume_writing(self) -> None:
         """The other end has taken what was sent."""
         super().resume_writing()
-        self._limits.rests(self)
+        self._limits.flows(self)
+        self._wait()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The memory that the transport reads into."""
@@ -245,7 +253,13 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def on_response_complete(self) -> None:
         """Wait for the next request, unless it has come already."""
         super().on_response_complete()
-        if not self.transport.is_closing() and self.cycle.response_complete:
+        self._wait()
+
+    def _wait(self) -> None:
+        """Let the time of the next request's head begin, if no answer is due, and the last one was taken."""
+        if self.transport.is_closing() or self.flow.write_paused or self.cycle is None:
+            return
+        if self.cycle.response_complete:
             self._limits.waits(self)
 
     def _refuse(self, answer: bytes) -> None:

@@ -118,7 +118,7 @@ class Uploads:
 
 
 class Senders:
-    """Requests that bring a report or a part of one, one of each device: a newer one cuts off the one before."""
+    """Requests that bring a report or a part of one, say, one of each device: a newer one cuts off the one before."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[asyncio.Event, Request]] = {}

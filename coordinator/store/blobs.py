@@ -120,7 +120,7 @@ class Blobs:
             return iter(())
         with _finding(sha256):
             found = obstore.get(self._store, _checked(sha256), options={"range": (part.start, part.stop)})
-        return (bytes(piece) for piece in found.stream(_CHUNK))
+        return map(bytes, found.stream(_CHUNK))  # which keeps no piece itself
 
     def stored(self) -> Iterator[StoredName]:
         """Every stored blob, and the remains of killed writes; not the other files at the address."""

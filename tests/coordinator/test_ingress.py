@@ -138,6 +138,21 @@ def test_an_answer_that_is_not_taken_is_cut_off(coordinator, register, tmp_path,
             assert len(rest_of(attacker)) < 4 * size
 
 
+def test_an_answer_that_is_taken_slowly_is_sent_to_its_end(coordinator, register, tmp_path, impatient, monkeypatch):
+    monkeypatch.setattr(connection_limits, "WINDOW_S", 60.0)
+    size = 60_000
+    register(null_bundle(tmp_path / "large", size), goal=1, rounds=1)
+    with coordinator() as client:
+        (given,) = assign(client, "a")
+        path = f"/v1/blobs/{given.checkpoint.sha256}"
+        with begun(client, client.devices["a"], "GET", path, receive_bytes=4096) as slow:
+            got = 0
+            while got < 4 * size:
+                time.sleep(connection_limits.HEAD_S / 20)
+                got += len(piece := slow.recv(4000))
+                assert piece
+
+
 # --- connections
 
 
