@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, cast
 
 import httptools
 import numpy as np
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ingress.connection_limits import ConnectionLimits
@@ -143,6 +144,8 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._unparsed = 0
         """Bytes since the last head or piece of a body: of the next head, or around the pieces of chunked coding."""
         self._in_body = False
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered."""
 
     @property
     def address(self) -> str | None:
@@ -173,6 +176,10 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self._limits.closed(self)
+        if (running := self._running) is not None and not running.response_complete:
+            # uvicorn tells only the latest request of a connection, behind which others may be.
+            running.disconnected = True
+            running.message_event.set()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -237,6 +244,10 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             scope[RECEIVE_INTO], scope[_HANG_UP] = partial(self._receive_into, self.cycle), self.hang_up
             if self.scope["method"] != "HEAD":
                 self.cycle.transport = cast("asyncio.Transport", HeadBufferingTransport(self.transport))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body."""

@@ -163,7 +163,7 @@ class DeviceApi:
 
     async def _put(self, command: PutMessage, request: Request, limit: int) -> None:
         """Read the message of a command, and have it taken. Nothing holds its bytes while the next one is awaited."""
-        async with self._senders.alone(signed(request).keyid, request):
+        async with self._senders.alone(command.device, request, command.assignment):
             with self._limits.reports.reserve(limit):
                 message, digest = await read_hashed(request, limit)
                 demand_body(request, digest)

@@ -240,3 +240,14 @@ def test_report_that_was_counted_needs_no_room_to_be_sent_again(coordinator, reg
         with begun(client, client.devices.owner(theirs), "PUT", url, BODY[:40], BODY):
             assert put(client, mine, BODY).content == receipt.content
             refused(put(client, mine, report_body([2, 0, 0, 0], 1)), "conflicting-report")
+
+
+@pytest.mark.parametrize("path", ["report", MASKED])
+def test_a_report_that_comes_too_slowly_for_its_round_is_cut_off(coordinator, register, path):
+    register(goal=1, rounds=1, over_selection=2)
+    with coordinator() as client:
+        mine, theirs = (one.assignment for one in assign(client, "a", "b"))
+        url = f"/v1/assignments/{mine}/{path}"
+        with begun(client, client.devices.owner(mine), "PUT", url, BODY[:40], BODY) as attacker:
+            assert put(client, theirs, BODY).status_code == 200
+            assert hung_up(attacker)
