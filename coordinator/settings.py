@@ -31,6 +31,9 @@ from ingress.origins import origins
 
 PREFIX = "MUSTER_"
 CONFIG = f"{PREFIX}CONFIG"
+_OWN_BYTES, _CONNECTION_BYTES = 1 << 29, 50_000
+"""The memory of a process without requests, with signatures that it remembers and a delta in the making, and of one
+connection."""
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -234,6 +237,17 @@ class Settings(BaseSettings):
     def deltas_bytes(self) -> int:
         """The part of `answers_bytes` that is for deltas between checkpoints."""
         return self.answers_bytes // 4
+
+    @property
+    def most_bytes(self) -> int:
+        """The memory of a process whose limits are all used up, as docs/operations.md counts it."""
+        answers = 2 * (self.answers_bytes - self.deltas_bytes) + self.deltas_bytes  # on two ports
+        return (
+            _OWN_BYTES
+            + self.reports_bytes
+            + answers
+            + self.connection_limit * (self.message_limit_bytes + _CONNECTION_BYTES)
+        )
 
     @property
     def soon(self) -> RetryWindow:

@@ -42,7 +42,7 @@ from coordinator.commands import (
     Command,
     PutMessage,
 )
-from coordinator.errors import MalformedMessage
+from coordinator.errors import MalformedMessage, UnknownBlob
 from coordinator.rules.selection import Eligibility
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import Abort, Assignment, AssignmentAnswer, CheckIn, CheckInAnswer, Enrol, Willing
@@ -198,7 +198,10 @@ class DeviceApi:
 
     def _find_versions(self, base: str, target: str) -> tuple[BlobRef, BlobRef]:
         with self._store.database.reading() as records:
-            return records.versions(base, target)
+            refs = records.blob(base, public=True), records.blob(target, public=True)
+            if not records.attempts.of_one_task({base, target}):
+                raise UnknownBlob(f"no task has a checkpoint {base[:12]}… and one {target[:12]}…")
+        return refs
 
 
 def _number(text: str) -> int:

@@ -34,6 +34,8 @@ _TCP = {
     "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 1000 * _WAIT_S,
 }  # fmt: skip
 """The limits of a connection in the kernel, as libpq knows them: a peer that is gone is found within some 11 s."""
+TIMES = ("connect_timeout", "keepalives", "tcp_user_timeout")
+"""The parameters of an address that switch such limits off, with the value 0."""
 AT_ONCE_S = 0.05
 """How long a transaction waits for a lock that is to be written at once or not at all."""
 _LOCK_NOT_AVAILABLE = "55P03"

@@ -107,18 +107,6 @@ class Records:
             raise UnknownBlob(f"there is no blob {sha256[:12]}… for devices")
         return BlobRef(row.sha256, row.size)
 
-    def versions(self, base: str, target: str) -> tuple[BlobRef, BlobRef]:
-        """Two checkpoints of one task, of those that are kept. Raises UnknownBlob."""
-        refs = self.blob(base, public=True), self.blob(target, public=True)
-        these = {base, target}
-        first = select(TASKS.c.id.label("task"), TASKS.c.checkpoint_sha256).where(TASKS.c.checkpoint_sha256.in_(these))
-        later = select(ROUNDS.c.task, ROUNDS.c.checkpoint_sha256).where(ROUNDS.c.checkpoint_sha256.in_(these))
-        kept = first.union(later).subquery()
-        found = select(kept.c.task).group_by(kept.c.task).having(func.count() == len(these)).limit(1)
-        if self._connection.scalar(found) is None:
-            raise UnknownBlob(f"no task has a checkpoint {base[:12]}… and one {target[:12]}…")
-        return refs
-
     def add_task(self, task: Task, cause: str) -> None:
         """Write a new task, and its population when it is the first there."""
         self._insert_if_absent(POPULATIONS, name=task.settings.population, created_at=self.at, holder=None, term=0)

@@ -150,7 +150,7 @@ def limit_memory(pid, client, sha256):
     resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
 
 
-def test_a_hostile_crowd_neither_fills_the_memory_nor_stops_honest_devices(coordinators, tmp_path):
+def test_a_hostile_crowd_neither_fills_memory_nor_stops_honest_devices(coordinators, tmp_path):
     with coordinators.local(tmp_path / "coordinator", **LIMITS) as local, ExitStack() as stack:
         open_files(2 * CONNECTIONS + 400, 0, local.pid)
         task = start_tasks(local.store, tmp_path / "bundle")
