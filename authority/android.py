@@ -5,22 +5,19 @@ Spec: docs/spec/wire.md §9. Layout of the extension: https://source.android.com
 
 from __future__ import annotations
 
-import datetime as dt
 import hmac
 import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat import asn1
-from cryptography.x509.verification import Criticality, ExtensionPolicy, PolicyBuilder, Store, VerificationError
 
+from authority.certificates import UNREADABLE, Roots, extension_of
 from authority.errors import BadAndroidFile, NotAttested
 from fedcore.decoding import converter
 from fedcore.wire.messages import MOST_CERTIFICATES
@@ -32,7 +29,12 @@ ENOUGH = {"tee": {TEE, STRONGBOX}, "strongbox": {STRONGBOX}}
 ROOT_OF_TRUST, APPLICATION_ID = b"\xbf\x85\x40", b"\xbf\x85\x45"
 """Tags of an authorization list: [704] and [709], explicit."""
 VERIFIED = b"\x00"
-_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.InvalidVersion)
+
+_NO_PLAY_INTEGRITY = (
+    "is not taken: Google encrypts each verdict to the keys of one app, so there is no verdict with which a check "
+    "could be tested, and an untested one may let in whom it should keep out. Leave it out: Android Key Attestation, "
+    "which this file is about, tells of system and app without it"
+)
 
 
 class AndroidSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,17 +61,20 @@ class AndroidPhones:
     """The check of what phones show. revoked: serial numbers of certificates that are no longer good."""
 
     settings: AndroidSettings
-    roots: tuple[x509.Certificate, ...]
+    roots: Roots
     revoked: frozenset[int] = frozenset()
 
     @classmethod
     def load(cls, path: Path) -> AndroidPhones:
         """The phones that a TOML file describes. Raises BadAndroidFile, also for a file that it names."""
         try:
-            settings = _SETTINGS(tomllib.loads(path.read_text("utf-8")))
-            roots = x509.load_pem_x509_certificates((path.parent / settings.roots).read_bytes())
+            said = tomllib.loads(path.read_text("utf-8"))
+            if "play_integrity" in said:
+                raise BadAndroidFile(f"{path}: play_integrity {_NO_PLAY_INTEGRITY}")
+            settings = _SETTINGS(said)
+            roots = Roots.load(path.parent / settings.roots, MOST_CERTIFICATES)
             listed = path.parent / settings.revoked if settings.revoked is not None else None
-            return cls(settings, tuple(roots), frozenset() if listed is None else _serials(listed))
+            return cls(settings, roots, frozenset() if listed is None else _serials(listed))
         except OSError as error:
             raise BadAndroidFile(f"{path}, or a file that it names, cannot be read: {error}") from error
         except (msgspec.ValidationError, ValueError) as error:
@@ -80,29 +85,18 @@ class AndroidPhones:
 
         challenge: the 32 bytes that the leaf must name. now: seconds since 1970.
         """
-        try:
-            leaf, *others = (x509.load_der_x509_certificate(one) for one in chain)
-            self._check_chain(leaf, others, now)
-            found = leaf.extensions.get_extension_for_oid(KEY_DESCRIPTION).value.public_bytes()
-            described = asn1.decode_der(_KeyDescription, found)
-            self._check_description(described, challenge)
-        except VerificationError as error:
-            raise NotAttested(f"the chain of certificates leads to no root that is known here: {error}") from error
-        except x509.ExtensionNotFound as error:
-            raise NotAttested("the first certificate has no description of a key") from error
-        except _UNREADABLE as error:
-            raise NotAttested(f"the chain of certificates cannot be read: {error}") from error
-
-    def _check_chain(self, leaf: x509.Certificate, others: list[x509.Certificate], now: int) -> None:
-        """Signatures, dates and the right to sign, up to a root; then revocations, and who describes a key."""
-        at = dt.datetime.fromtimestamp(now, dt.UTC)
-        verified = self._rules.time(at).build_client_verifier().verify(leaf, others).chain
+        verified = self.roots.verify(chain, now)
         for one in verified:
             if one.serial_number in self.revoked:
                 raise NotAttested(f"the certificate with the serial number {one.serial_number:x} is revoked")
-        # Else a key that was attested for any app could vouch for a phone that there is not.
-        if any(extension.oid == KEY_DESCRIPTION for one in verified[1:] for extension in one.extensions):
-            raise NotAttested("a certificate that signs another is itself that of an attested key")
+        try:
+            # Else a key that was attested for any app could vouch for a phone that there is not.
+            if any(extension.oid == KEY_DESCRIPTION for one in verified[1:] for extension in one.extensions):
+                raise NotAttested("a certificate that signs another is itself that of an attested key")
+            found = extension_of(verified[0], KEY_DESCRIPTION, "description of a key")
+            self._check_description(asn1.decode_der(_KeyDescription, found), challenge)
+        except UNREADABLE as error:
+            raise NotAttested(f"the chain of certificates cannot be read: {error}") from error
 
     def _check_description(self, described: _KeyDescription, challenge: bytes) -> None:
         least = self.settings.security_level
@@ -121,20 +115,6 @@ class AndroidPhones:
             or bytes.fromhex(self.settings.signer) not in app.signers.as_list()
         ):
             raise NotAttested("the app that asked is not the one that is taken here")
-
-    @cached_property
-    def _rules(self) -> PolicyBuilder:
-        may_sign = (
-            ExtensionPolicy.permit_all()
-            .require_present(x509.BasicConstraints, Criticality.AGNOSTIC, None)
-            .require_present(x509.KeyUsage, Criticality.AGNOSTIC, _signs_certificates)
-        )
-        return (
-            PolicyBuilder()
-            .store(Store(list(self.roots)))
-            .max_chain_depth(MOST_CERTIFICATES - 2)
-            .extension_policies(ca_policy=may_sign, ee_policy=ExtensionPolicy.permit_all())
-        )
 
 
 @asn1.sequence
@@ -187,11 +167,6 @@ def _enumerated(tlv: asn1.TLV) -> bytes:
 def _check_boot(boot: _RootOfTrust) -> None:
     if not boot.locked or _enumerated(boot.state) != VERIFIED:
         raise NotAttested("the boot loader of the phone is not locked, or its system is not the maker's")
-
-
-def _signs_certificates(_: Any, __: x509.Certificate, usage: x509.KeyUsage) -> None:
-    if not usage.key_cert_sign:
-        raise ValueError("a certificate of the chain may not sign others")
 
 
 def _serials(path: Path) -> frozenset[int]:

@@ -11,29 +11,41 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from authority.android import AndroidPhones
+from authority.apple import ApplePhones
 from authority.errors import BadSecret, NotAttested
 from fedcore.wire import messages
 from fedcore.wire.attestation import attestation_challenge, shared_secret_proof
-from fedcore.wire.messages import AndroidKey, SharedSecret, Unattested
+from fedcore.wire.messages import AndroidKey, AppAttest, SharedSecret, Unattested
 
 LEAST_SECRET_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """The evidence that is accepted: none, a shared secret, an Android phone, or any of several."""
+    """The evidence that is accepted: none, a shared secret, an Android phone, an iOS device, or any of several."""
 
     accept_unattested: bool
     secret: bytes | None = field(default=None, repr=False)
     phones: AndroidPhones | None = None
+    apples: ApplePhones | None = None
 
     @classmethod
-    def of(cls, accept_unattested: bool, secret_file: Path | None, android_file: Path | None = None) -> Attestation:
-        """The same from files: the secret without the white space around it. Raises BadSecret or BadAndroidFile."""
+    def of(
+        cls,
+        accept_unattested: bool,
+        secret_file: Path | None,
+        android_file: Path | None = None,
+        apple_file: Path | None = None,
+    ) -> Attestation:
+        """The same from files: the secret without the white space around it.
+
+        Raises BadSecret, BadAndroidFile or BadAppleFile.
+        """
         return cls(
             accept_unattested,
             None if secret_file is None else _secret(secret_file),
             None if android_file is None else AndroidPhones.load(android_file),
+            None if apple_file is None else ApplePhones.load(apple_file),
         )
 
     def check(self, evidence: messages.Attestation, key: str, created: int) -> str:
@@ -50,6 +62,11 @@ class Attestation:
                     raise NotAttested("no Android phone is taken here")
                 self.phones.check(chain, attestation_challenge(key, created), created)
                 return "android-key"
+            case AppAttest(statement):
+                if self.apples is None:
+                    raise NotAttested("no iOS device is taken here")
+                self.apples.check(statement, attestation_challenge(key, created), created)
+                return "app-attest"
             case Unattested():
                 if not self.accept_unattested:
                     raise NotAttested("no device is taken here without an attestation")

@@ -5,6 +5,7 @@ AuthorityError
 ├── BeaconRefused   a beacon is not drawn: for this coordinator, or a second time for a device
 ├── BadSecret       the enrolment secret cannot be read, or is too short to be one
 ├── BadAndroidFile  the file that says which Android phones are taken, or one that it names, cannot be used
+├── BadAppleFile    the file that says which iOS devices are taken, or one that it names, cannot be used
 └── KeyMissing      there is no file of the authority's key
 """
 
@@ -27,6 +28,10 @@ class BadSecret(AuthorityError):
 
 class BadAndroidFile(AuthorityError):
     """The file that says which Android phones are taken, or one that it names, cannot be used."""
+
+
+class BadAppleFile(AuthorityError):
+    """The file that says which iOS devices are taken, or one that it names, cannot be used."""
 
 
 class KeyMissing(AuthorityError):

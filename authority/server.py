@@ -24,6 +24,7 @@ from ingress.connection_limits import ConnectionLimits
 from ingress.listener import listening
 from ingress.newcomers import Newcomers
 from ingress.origins import open_to
+from ingress.rate_limit import RateLimit
 from ingress.server import HttpConfig, running
 
 DAY_S = 86_400
@@ -37,8 +38,9 @@ class AuthorityConfig:
 
     server_keys: the public keys, as text, of the coordinators for which it draws beacons. connection_limit: how many
     connections may wait for a request, and how many bodies may be on their way; address_connection_limit: how many of
-    one address may wait, 0 is no limit. Those of `proxies` are not limited by address. The defaults are within the
-    1024 open files that a process may usually have. origins: of the web pages that may be devices.
+    one address may wait; address_limit_per_minute: how many credentials one address may ask for; 0 is no limit. Those
+    of `proxies` are not limited by address. The defaults are within the 1024 open files that a process may usually
+    have. origins: of the web pages that may be devices.
     """
 
     key: Path
@@ -47,23 +49,26 @@ class AuthorityConfig:
     accept_unattested: bool = False
     enrolment_secret_file: Path | None = None
     android_file: Path | None = None
+    apple_file: Path | None = None
     credential_days: float = 30.0
     server_keys: tuple[str, ...] = ()
     tls_cert: Path | None = None
     tls_key: Path | None = None
     connection_limit: int = 400
     address_connection_limit: int = 100
+    address_limit_per_minute: int = 600
     proxies: tuple[Network, ...] = ()
     origins: tuple[str, ...] = ()
 
     def issuer(self) -> Issuer:
-        """What issues credentials. Raises KeyMissing, InvalidKey, BadSecret or BadAndroidFile."""
+        """What issues credentials. Raises KeyMissing, InvalidKey, BadSecret, BadAndroidFile or BadAppleFile."""
         if not self.key.exists():
             raise KeyMissing(
                 f"there is no key at {self.key}: `muster authority new-key {self.key}` makes one, and if there was "
                 "one, put it back, since devices trust no other"
             )
-        attestation = Attestation.of(self.accept_unattested, self.enrolment_secret_file, self.android_file)
+        files = self.enrolment_secret_file, self.android_file, self.apple_file
+        attestation = Attestation.of(self.accept_unattested, *files)
         return Issuer(SucceedingKey.load("authority", self.key), attestation, int(self.credential_days * DAY_S))
 
 
@@ -85,7 +90,8 @@ def serving(config: AuthorityConfig) -> Iterator[str]:
 def _app(config: AuthorityConfig) -> Starlette:
     issuer = config.issuer()
     servers = {key_text(public_key(text).public_bytes_raw()) for text in config.server_keys}
-    return authority_app(issuer, Beacons(issuer.key.private, servers), Newcomers(config.connection_limit))
+    newcomers, limit = Newcomers(config.connection_limit), RateLimit(config.address_limit_per_minute)
+    return authority_app(issuer, Beacons(issuer.key.private, servers), newcomers, limit)
 
 
 class _Server(uvicorn.Server):

@@ -6,6 +6,7 @@ Spec: docs/spec/wire.md §9.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -29,8 +30,10 @@ from fedcore.errors import (
 from fedcore.wire import messages
 from fedcore.wire.messages import DrawnBeacon, IssuedCredential, RequestBeacon, RequestCredential
 from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, problem
+from ingress.addresses import caller_of
 from ingress.connection import hang_up
 from ingress.newcomers import Newcomers
+from ingress.rate_limit import RateLimit
 from ingress.signed_requests import Signed, named_key, read, signer_of
 
 MOST_BYTES = 1 << 16
@@ -39,6 +42,14 @@ MOST_BYTES = 1 << 16
 
 class _TooLarge(Exception):
     """A body is longer than any message."""
+
+
+class _TooOften(Exception):
+    """An address has asked too often; it is admitted again after `wait_s` seconds."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__("more requests than one address may make in a minute; come back later")
+        self.wait_s = wait_s
 
 
 _SLUGS: Mapping[type[Exception], str] = {
@@ -50,22 +61,24 @@ _SLUGS: Mapping[type[Exception], str] = {
     BeaconRefused: "beacon-refused",
     WireError: "malformed-message",
     _TooLarge: "too-large",
+    _TooOften: "too-many-requests",
 }
 
 
-def authority_app(issuer: Issuer, beacons: Beacons, newcomers: Newcomers) -> Starlette:
-    """The service. newcomers: the requests whose bodies are on their way."""
+def authority_app(issuer: Issuer, beacons: Beacons, newcomers: Newcomers, limit: RateLimit) -> Starlette:
+    """The service. newcomers: the requests whose bodies are on their way. limit: of an address that asks."""
 
     async def credentials(request: Request) -> IssuedCredential:
         """A credential for the device that signed."""
+        _admit(request, limit)
         signed = _signer(request, time.time())
         asked = messages.decode(await _body(request, signed, newcomers), RequestCredential)
         return issuer.issue(asked, signed.keyid, signed.created, time.time())
 
     async def draws(request: Request) -> DrawnBeacon:
         """A beacon for the coordinator that signed."""
+        beacons.admit(read(request)[0].keyid)  # a stranger's signature costs nothing
         signed = _signer(request, time.time())
-        beacons.admit(signed.keyid)
         asked = messages.decode(await _body(request, signed, newcomers), RequestBeacon)
         return DrawnBeacon(beacons.draw(asked, time.time()))
 
@@ -98,6 +111,14 @@ def _endpoint(answer: Callable[[Request], Awaitable[Struct]]) -> Callable[[Reque
     return endpoint
 
 
+def _admit(request: Request, limit: RateLimit) -> None:
+    """Count a request of an address, before anything is done for it. Raises _TooOften."""
+    caller = caller_of(request.client.host) if request.client else None
+    wait_s = 0.0 if caller is None else limit.wait_s(caller)
+    if wait_s:
+        raise _TooOften(wait_s)
+
+
 def _signer(request: Request, now: float) -> Signed:
     """The signer of a request, a key that names itself. Raises WireError."""
     signature, about = read(request)
@@ -119,5 +140,7 @@ async def _body(request: Request, signed: Signed, newcomers: Newcomers) -> bytes
 
 def _problem(error: Exception) -> Response:
     slug = next(slug for kind, slug in _SLUGS.items() if isinstance(error, kind))
-    document = problem(slug, str(error))
-    return Response(messages.encode(document), document.status, {PROBLEM_FIELD: slug}, media_type=PROBLEM_TYPE)
+    document, fields = problem(slug, str(error)), {PROBLEM_FIELD: slug}
+    if isinstance(error, _TooOften):
+        fields["Retry-After"] = str(math.ceil(error.wait_s))
+    return Response(messages.encode(document), document.status, fields, media_type=PROBLEM_TYPE)

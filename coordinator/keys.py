@@ -1,8 +1,8 @@
-"""The coordinator's own key, which signs invitations to secure rounds.
+"""The coordinator's own keys: the server's, which signs invitations to secure rounds, and the lineage key.
 
-It is in a file, the same at all replicas, and never in the database, so that its copies do not hold it. The store has
-the public key: a process with another does not start. Who pinned an earlier key, the store or a device, follows the
-succession to the one that holds now.
+Each is in a file, the same at all replicas, and never in the database, so that its copies do not hold it. The store has
+the public keys: a process with another does not start. Who pinned an earlier key of the server, the store or a device,
+follows the succession to the one that holds now. The lineage key has no successor: releases name it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from coordinator.errors import KeysDamaged, KeysDiffer, KeysMissing
+from coordinator.lineage import lineage_file, lineage_key
 from coordinator.rules.audit import Action
 from coordinator.store.database import Database
+from coordinator.store.records import Records
 from coordinator.store.tasks import STORE
 from fedcore.errors import BrokenSuccession, InvalidKey
+from fedcore.signing import SigningKey
 from fedcore.succession import SucceedingKey, short
 
 _LOG = logging.getLogger(__name__)
@@ -94,19 +97,69 @@ def rotate(path: Path, database: Database, out: Path | None = None) -> Keys:
         return Keys.open(path, database)
 
 
-def start_anew(path: Path, database: Database) -> Keys:
-    """Make a key that succeeds none in the place of a lost file. Devices that pinned the lost key refuse the new one.
+def open_lineage(path: Path, database: Database) -> SigningKey:
+    """The lineage key beside the server's file, made at the first start on a store, and its public key in the store.
 
-    Raises KeysDiffer when the file is not lost, OSError when it cannot be written.
+    Raises KeysMissing, KeysDamaged, or KeysDiffer when the file holds another key than the store knows: releases name
+    that.
     """
-    if path.exists():
-        raise KeysDiffer(f"{path} is there, so no key is lost; to give up the key in it, move the file away first")
-    key = SucceedingKey.new("server")
+    with database.reading() as records:
+        known = records.identity.get("lineage")
+    if known is None:
+        _make_lineage(path)
+    key = lineage_key(path)
     with database.writing() as records:
-        key.save(path)
-        records.identity.put("server", key.public.hex())
-        records.audit.append(STORE, Action.KEYS_CHANGED, key.public.hex(), "server")
+        known = records.identity.get("lineage")
+        if known is None:
+            _put(records, "lineage", key.signer)
+        elif known != key.signer:
+            raise KeysDiffer(
+                f"{lineage_file(path)} has the lineage key {key.signer}, and this database knows {known}: put the file "
+                "with that key there, or name its place (MUSTER_KEYS); all replicas need the same. `muster coordinator "
+                "keys rotate --lost` gives it up, and takes the key that is there"
+            )
+    return key
+
+
+def open_both(path: Path, database: Database) -> tuple[Keys, SigningKey]:
+    """`Keys.open` and `open_lineage`: that one first which the store knows, so that a wrong place gets no new key."""
+    with database.reading() as records:
+        lineage_first = records.identity.get("lineage") is not None
+    if lineage_first:
+        lineage = open_lineage(path, database)
+        return Keys.open(path, database), lineage
+    return Keys.open(path, database), open_lineage(path, database)
+
+
+def start_anew(path: Path, database: Database) -> Keys:
+    """Make keys that succeed none in the place of lost files. Another lineage key that is there is taken as it is.
+
+    Devices that pinned a lost key of the server refuse the new one, and tasks whose releases name a lost lineage key
+    are paused. Raises KeysDiffer when no key is lost, OSError when a file cannot be written.
+    """
+    with database.writing() as records:
+        known = records.identity.get("lineage")
+        there = lineage_key(path).signer if lineage_file(path).exists() else None
+        if path.exists() and known in (None, there):
+            raise KeysDiffer(f"{path} is there, so no key is lost; to give up the key in it, move the file away first")
+        if not path.exists():
+            key = SucceedingKey.new("server")
+            key.save(path)
+            _put(records, "server", key.public.hex())
+        if known not in (None, there):
+            _make_lineage(path)
+            _put(records, "lineage", lineage_key(path).signer)
     return Keys.open(path, database)
+
+
+def _make_lineage(path: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        SigningKey.new(lineage_file(path))
+
+
+def _put(records: Records, role: str, public: str) -> None:
+    records.identity.put(role, public)
+    records.audit.append(STORE, Action.KEYS_CHANGED, public, role)
 
 
 @contextlib.contextmanager
@@ -142,5 +195,4 @@ def _record(key: SucceedingKey, path: Path, database: Database) -> None:
                     "or name its place (MUSTER_KEYS); all replicas need the same"
                 ) from error
         if known != key.public.hex():
-            records.identity.put(key.role, key.public.hex())
-            records.audit.append(STORE, Action.KEYS_CHANGED, key.public.hex(), key.role)
+            _put(records, key.role, key.public.hex())

@@ -1,16 +1,16 @@
 """The lineage key, with which a coordinator signs the checkpoints of released tasks, and heads of the log of releases.
 
-It is in a file of its own beside the coordinator's other keys, the same at all replicas.
+It is in a file of its own beside the coordinator's other keys, the same at all replicas. The store has the public key.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from coordinator.errors import KeysDiffer, KeysMissing
+from coordinator.errors import KeysDamaged, KeysDiffer, KeysMissing
 from coordinator.rules.entities import Snapshot, Task
+from fedcore.errors import InvalidKey
 from fedcore.release import LineageEntry, LogProof, Signed, TreeHead, decode_release
 from fedcore.signing import SigningKey
 from secagg.merkle import Tree
@@ -22,27 +22,18 @@ def lineage_file(keys_file: Path) -> Path:
 
 
 def lineage_key(keys_file: Path) -> SigningKey:
-    """The lineage key that belongs to a file of keys. Raises KeysMissing, InvalidKey or OSError."""
+    """The lineage key that belongs to a file of keys. Raises KeysMissing or KeysDamaged."""
     path = lineage_file(keys_file)
     if not path.exists():
         raise KeysMissing(
-            f"{path}, the file of the lineage key, is not there: run this where the coordinator's keys are, name their "
-            "place (MUSTER_KEYS), or let the coordinator do it (--coordinator)"
+            f"{path}, the file of the lineage key, is not there, and releases name that key: put it back from a "
+            "backup, or name its place (MUSTER_KEYS); a command on tasks can be given --coordinator instead, and "
+            "`muster coordinator keys rotate --lost` gives the key up"
         )
-    return SigningKey.load(path)
-
-
-def make_lineage_key(keys_file: Path) -> SigningKey:
-    """The lineage key that belongs to a file of keys, made when missing; only its owner may read it.
-
-    When it is lost, tasks with a release are paused: each names the public key, and must be created anew. Raises
-    InvalidKey or OSError.
-    """
-    path = lineage_file(keys_file)
-    if not path.exists():
-        with contextlib.suppress(FileExistsError):  # another process was first
-            SigningKey.new(path)
-    return lineage_key(keys_file)
+    try:
+        return SigningKey.load(path)
+    except (InvalidKey, OSError) as error:
+        raise KeysDamaged(f"{path}, the file of the lineage key, cannot be read: put it back from a backup") from error
 
 
 def entry(key: SigningKey, task: Task, before: Snapshot, checkpoint_sha256: str) -> Signed | None:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from textwrap import indent
 from typing import TextIO
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from fedcore.visible import visible, visible_lines
 
 _HEARD = ("authority", "coordinator", "fedcore", "muster", "secagg", "uvicorn")
 """Who is heard from the level asked for. Others only warn: an HTTP client, say, tells every URL, and ids are in it."""
@@ -33,8 +36,10 @@ def configure_logs(level: str, form: str, stream: TextIO | None = None) -> bool:
     # Tracebacks stay plain: renderers that show local variables would show assignment ids.
     ending: list[Processor] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     if text:
-        plain = structlog.dev.plain_traceback
-        ending = [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
+        console = structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+        ending = [structlog.processors.format_exc_info, _made_visible, console]
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -46,3 +51,11 @@ def configure_logs(level: str, form: str, stream: TextIO | None = None) -> bool:
     for name in _HEARD:
         logging.getLogger(name).setLevel(level.upper())
     return text
+
+
+def _made_visible(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Make text of strangers visible: a record is one line, and a traceback indented lines below it."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = indent(visible_lines(value), "  ") if name == "exception" else visible(value)
+    return event

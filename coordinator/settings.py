@@ -75,6 +75,9 @@ class Settings(BaseSettings):
     android_file: Path | None = Field(
         default=None, description="file that says which Android phones are enrolled, and for which app"
     )
+    apple_file: Path | None = Field(
+        default=None, description="file that says for which app iOS devices are enrolled, by App Attest"
+    )
     authority: str | None = Field(
         default=None, description="public key of the enrolment authority, which secure rounds need, as ed25519:…"
     )
@@ -189,7 +192,7 @@ class Settings(BaseSettings):
             raise ValueError("tls_cert and tls_key go together; give both or none")
         if (self.authority is None) is not (self.authority_url is None):
             raise ValueError("authority and authority_url go together; give both or none")
-        for name in ("tls_cert", "tls_key", "enrolment_secret_file", "android_file"):
+        for name in ("tls_cert", "tls_key", "enrolment_secret_file", "android_file", "apple_file"):
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise ValueError(f"{name} names {str(path)!r}, which is not a file")
@@ -225,7 +228,7 @@ class Settings(BaseSettings):
     @property
     def enrols(self) -> bool:
         """Whether anything is accepted of a new device, so that one can enrol."""
-        named = self.enrolment_secret_file, self.android_file, self.authority
+        named = self.enrolment_secret_file, self.android_file, self.apple_file, self.authority
         return self.accept_unattested or any(one is not None for one in named)
 
     @property

@@ -17,6 +17,7 @@ from device_runtime.errors import ConfigError
 from device_runtime.outcome import Outcome
 from device_runtime.permission.policy import Policy, policy_in
 from device_runtime.protocol.connection import address_of
+from device_runtime.sandbox.confinement import lacking
 from device_runtime.scheduler import run_forever
 from device_runtime.session import run_session
 from device_runtime.state.sealing import KeyStore
@@ -100,10 +101,14 @@ class Device:
             run_forever(config, heard, sleep=nap)
 
     def _say_what_is_open(self) -> None:
-        policy = self._config.policy
-        if not self._said and policy is not None and not policy.signers:
-            _LOG.warning("this device runs plans of any signer, and unsigned ones: its policy names no signers")
+        if self._said:
+            return
         self._said = True
+        policy = self._config.policy
+        if policy is not None and not policy.signers:
+            _LOG.warning("this device runs plans of any signer, and unsigned ones: its policy names no signers")
+        if lacks := ", ".join(lacking()):
+            _LOG.warning("the sandbox lacks %s: docs/threat-model.md says what code that breaks out can do", lacks)
 
 
 class _Stopped(Exception):

@@ -33,6 +33,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedcore.visible import visible
 from fedcore.wire.messages import AbortReason, RetryWindow
 
 # These name what a coordinator keeps for a while only: it may have restarted, or the round may be over.
@@ -47,9 +48,9 @@ MOST_SHOWN = 500
 
 
 def plain(text: str) -> str:
-    """A text of others as it may be kept and printed: without control characters, and not longer than MOST_SHOWN."""
-    shown = "".join(letter if letter.isprintable() else " " for letter in text[:MOST_SHOWN])
-    return shown if len(text) <= MOST_SHOWN else f"{shown}…"
+    """A text of others as it may be kept and printed: made visible, and not longer than MOST_SHOWN."""
+    shown = visible(text[:MOST_SHOWN])
+    return shown if len(text) <= MOST_SHOWN >= len(shown) else f"{shown[:MOST_SHOWN]}…"
 
 
 class DeviceError(Exception):

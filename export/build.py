@@ -8,13 +8,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 
 from export.capture import Captured, Received, Table, capture_begin, capture_report, capture_step
 from export.decompositions import TABLE
+from export.errors import ExportError
 from export.formats import Format, formats
 from export.model import Model
 from export.parity import certify
+from export.purity import EXAMPLES, check_pure
+from export.trial_examples import draw_examples
 from fedcore.algorithms import name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, State, Trip, check_cross_device, trips_of
 from fedcore.algorithms.check import check
@@ -95,6 +99,7 @@ def build_plan(
     run the algorithm.
     """
     check_cross_device(algorithm)
+    _try_out(model)
     state = algorithm.init(torch.from_numpy(model.initial))
     writer = _Writer(formats(targets), progress)
     first, *others = (_build_trip(model, algorithm, trip, state, writer) for trip in trips_of(algorithm))
@@ -107,6 +112,16 @@ def build_plan(
         **msgspec.structs.asdict(first),
     )
     return plan, writer.blobs
+
+
+def _try_out(model: Model) -> None:
+    """Raise ImpureModel where the model is none to trace, before a trace leaves its values in layers."""
+    try:
+        check_pure(model, draw_examples(model.spec, EXAMPLES, np.random.default_rng(0)))
+    except ExportError:
+        raise
+    except Exception:  # whatever the user's own code raises: the trace says in which layer
+        return
 
 
 def _build_trip(model: Model, algorithm: Algorithm, trip: Trip, state: State, writer: _Writer) -> TripPlan:

@@ -5,7 +5,8 @@ A captured graph is functional: all state in, all state out, weights never insid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._higher_order_ops.scan import scan_op
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.func import functionalize
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -27,6 +28,7 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from export.decompositions import TABLE
 from export.errors import DynamicControlFlow, ExportError, InvalidModel, UnsupportedOperator, reason
+from export.fixed_batch import fixed_batch
 from export.folding import fold_constants
 from export.layers import Layers, layer_of
 from export.model import GradientOracle, Model
@@ -54,6 +56,16 @@ from fedcore.plan import (
 TRACE_BATCH = 7
 Table = Mapping[Any, Callable[..., Any]]
 """What to trace instead of an operator, by operator."""
+# What a model may not change in place, by the kind of input that holds it; the operator and its layer are named.
+IN_PLACE = {
+    CARRY: "its weights in forward by {}{}; only their gradient may: compute with a changed copy of them instead",
+    EXAMPLE: "its inputs in place by {}{}; work on a copy",
+    FROZEN: "a buffer in place by {}{}; only parameters are kept from one step to the next",
+}
+NO_CTC = (
+    "ctc_loss, whose tables are as long as the targets in the data; take cross-entropy at every step, or write the sum "
+    "over alignments in operators of fixed sizes"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +145,15 @@ def capture(
         raise DynamicControlFlow(
             f"the model branches on the values of a tensor; use torch.where instead{layers.here}"
         ) from error
+    except DynamicOutputShapeException as error:
+        words = NO_CTC if "ctc_loss" in str(error) else f"{error.func}, which gives as many values as the data decide"
+        raise UnsupportedOperator(f"the model takes{layers.here} {words}") from error
     except Exception as error:  # whatever the user's own code raises
         raise InvalidModel(f"the model does not run{layers.here}: {reason(error)}") from error
     if environment.replacements:
         raise DynamicControlFlow(
-            f"the model works only for a batch of {TRACE_BATCH}: it must not fix the first axis of its inputs"
+            "the model's Python takes the batch size as a number, as a loop over its examples does; work on all of "
+            "them at once, and write x.shape[0], or -1 in reshape, in the place of a number"
         )
     _refuse(module)
     fold_constants(module)
@@ -153,13 +169,13 @@ def _functional(
     ]
     if not mutable:
         return module
-    placeholders = zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True)
-    frozen = {node for node, port in placeholders if port.name.startswith(f"{FROZEN}.")}
+    kinds = [port.name.partition(".")[0] for port in inputs]
+    given = dict(zip(module.graph.find_nodes(op="placeholder"), kinds, strict=True))
     for node in mutable:
         for index, argument in enumerate(node.target._schema.arguments):
             if argument.alias_info and argument.alias_info.is_write:
                 changed = node.kwargs[argument.name] if index >= len(node.args) else node.args[index]
-                _refuse_state(node, changed, frozen)
+                _refuse_state(node, changed, given)
     run = functionalize(_Interpreter(module).run, remove="mutations")
     with traceback.preserve_node_meta():
         return make_fx(run, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
@@ -174,15 +190,22 @@ class _Interpreter(fx.Interpreter):
         return torch.ops.aten.lift_fresh(value) if isinstance(value, Tensor) else value
 
 
-def _refuse_state(node: fx.Node, changed: Any, frozen: Collection[fx.Node]) -> None:
-    """What an operator changes in place must have been made by this run."""
-    while isinstance(changed, fx.Node) and isinstance(changed.target, OpOverload) and changed.target.is_view:
+def _refuse_state(node: fx.Node, changed: Any, given: Mapping[fx.Node, str]) -> None:
+    """What an operator changes in place must have been made by this run. given: inputs, and what kind they are."""
+    while isinstance(changed, fx.Node) and _shows(changed):
         changed = changed.args[0]
-    if isinstance(changed, fx.Node) and (changed.op == "get_attr" or changed in frozen):
+    if not isinstance(changed, fx.Node):
+        return
+    kind = FROZEN if changed.op == "get_attr" else given.get(changed)
+    if kind is not None:
         raise InvalidModel(
-            f"the model changes a buffer in place by {node.target}{layer_of(node)}; only parameters are kept from one "
-            "step to the next"
+            f"the model changes {IN_PLACE.get(kind, IN_PLACE[CARRY])}".format(node.target, layer_of(node))
         )
+
+
+def _shows(node: fx.Node) -> bool:
+    """Whether a value is another one, or a part of it, in the same memory."""
+    return node.target is operator.getitem or (isinstance(node.target, OpOverload) and node.target.is_view)
 
 
 def _refuse(module: fx.GraphModule) -> None:
@@ -203,7 +226,7 @@ def _refuse(module: fx.GraphModule) -> None:
         if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
             raise UnsupportedOperator(
                 f"{node.target}{layer_of(node)} draws random numbers, which every runtime would draw otherwise; only "
-                "nn.Dropout, randn_like and rand_like draw the same everywhere"
+                "nn.Dropout, Dropout1d to Dropout3d, randn_like and rand_like draw the same everywhere"
             )
 
 
@@ -290,7 +313,12 @@ def capture_step(
     ports = vector_ports(CARRY, carry) + known.ports + vector_ports(FROZEN, specs_of(model.frozen_vectors))
     ports += [_example_port(field) for field in model.spec.fields]
     ports += [Port(MASK, (), batched=True), Port(NOISE, (), torch.int32, batched=True)]
-    return capture(step, ports, batch, Layers(model.module), table)
+    layers = Layers(model.module)
+    try:
+        return capture(step, ports, batch, layers, table)
+    except (InvalidModel, DynamicControlFlow) as error:
+        fixed = "" if isinstance(error.__cause__, ExportError) else fixed_batch(model)
+        raise (DynamicControlFlow(f"{fixed}{layers.here}") if fixed else error) from error.__cause__
 
 
 def capture_report(trip: Trip, known: Received) -> Captured:

@@ -133,8 +133,25 @@ def select_scatter(inputs: Tensor, source: Tensor, dim: int, index: int) -> Tens
     return slice_scatter(inputs, source.unsqueeze(dim), dim, index, None if index == -1 else index + 1)
 
 
-def _pad_axis(values: Tensor, axis: int, before: int, after: int) -> Tensor:
-    return torch.nn.functional.pad(values, [0, 0] * (values.dim() - axis - 1) + [before, after])
+def _pad_axis(values: Tensor, axis: int, before: int, after: int, value: float = 0.0) -> Tensor:
+    return torch.nn.functional.pad(values, [0, 0] * (values.dim() - axis - 1) + [before, after], value=value)
+
+
+def replication_pad_backward(grad_output: Tensor, inputs: Tensor, sides: Sequence[int]) -> Tensor:
+    """Every gradient outside goes to the border that was repeated there. What negative padding cut off gets none."""
+    for pair in range(len(sides) // 2):
+        axis = grad_output.dim() - 1 - pair
+        before, after = sides[2 * pair : 2 * pair + 2]
+        grad_output = _fold(_fold(grad_output, axis, before).flip(axis), axis, after).flip(axis)
+    return grad_output
+
+
+def _fold(values: Tensor, axis: int, count: int) -> Tensor:
+    """Values whose first `count` along an axis are added to the one after them; of a negative count, zeros in front."""
+    if count <= 0:
+        return _pad_axis(values, axis, -count, 0) if count else values
+    border = values.narrow(axis, 0, count + 1).sum(axis, keepdim=True)
+    return torch.cat([border, values.narrow(axis, count + 1, values.shape[axis] - count - 1)], axis)
 
 
 def embedding_backward(
@@ -147,6 +164,89 @@ def embedding_backward(
     if padding_idx >= 0:
         flat = torch.where((rows == padding_idx).unsqueeze(1), 0.0, flat)
     return flat.new_zeros(num_weights, flat.shape[1]).index_put((rows,), flat, accumulate=True)
+
+
+def _within(inputs: Tensor, dim: int, what: str) -> tuple[int, int]:
+    """An axis and its size. Raises UnsupportedOperator when it is the batch, whose size is not known."""
+    axis = dim % max(inputs.dim(), 1)
+    size = inputs.shape[axis] if inputs.dim() else 1
+    if not isinstance(size, int):
+        raise UnsupportedOperator(f"{what} over the examples of a batch; name another axis")
+    return axis, size
+
+
+def cumprod(inputs: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Products with what is one place before, then two, then four: a few steps instead of one for every value."""
+    products, (axis, size) = _multiplied(inputs, dtype), _within(inputs, dim, "a cumulative product")
+    for step in (2**power for power in range((size - 1).bit_length())):
+        products = products * _pad_axis(products.narrow(axis, 0, size - step), axis, step, 0, 1)
+    return products
+
+
+def prod(inputs: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """The first half times the second, until one is left."""
+    products, (axis, size) = _multiplied(inputs, dtype), _within(inputs, dim, "a product")
+    while size > 1:
+        products = _pad_axis(products, axis, 0, size % 2, 1) if size % 2 else products
+        size = (size + 1) // 2
+        products = products.narrow(axis, 0, size) * products.narrow(axis, size, size)
+    return products if keepdim else products.squeeze(axis)
+
+
+def _multiplied(inputs: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Values in the type of their product."""
+    return inputs.to(dtype or (inputs.dtype if inputs.is_floating_point() else torch.int64))
+
+
+def median(inputs: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The lower one of the two in the middle, and where it is."""
+    axis, size = _within(inputs, dim, "a median")
+    middle = [part.narrow(axis, (size - 1) // 2, 1) for part in inputs.sort(dim=axis, stable=True)]
+    values, places = middle if keepdim else (part.squeeze(axis) for part in middle)
+    return values, places
+
+
+def sort(
+    inputs: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> tuple[Tensor, Tensor]:
+    """All of the largest or smallest: ONNX leaves equal values in their order, as a stable sort does."""
+    axis, size = _within(inputs, dim, "a sort")
+    return inputs.topk(size, axis, descending)
+
+
+def cosh(inputs: Tensor) -> Tensor:
+    """By exponentials."""
+    power = inputs.exp()
+    return (power + power.reciprocal()) / 2
+
+
+def sinh(inputs: Tensor) -> Tensor:
+    """By exponentials; near 0, where those cancel, by its series."""
+    power, square = inputs.exp(), inputs * inputs
+    series = inputs * (1 + square / 6 * (1 + square / 20 * (1 + square / 42)))
+    return torch.where(inputs.abs() < 0.5, series, (power - power.reciprocal()) / 2)
+
+
+def cdist(left: Tensor, right: Tensor, p: float, mode: int | None) -> Tensor:
+    """Distances between rows (…, P, M) and rows (…, R, M), by the differences: (…, P, R)."""
+    if p not in {1, 2}:
+        raise UnsupportedOperator(f"cdist with p={p}; take 1 or 2")
+    apart = left.unsqueeze(-2) - right.unsqueeze(-3)
+    return apart.abs().sum(-1) if p == 1 else apart.square().sum(-1).sqrt()
+
+
+def cdist_backward(grad_output: Tensor, left: Tensor, right: Tensor, p: float, distances: Tensor) -> Tensor:
+    """The gradient of the left rows; equal rows have none."""
+    apart = left.unsqueeze(-2) - right.unsqueeze(-3)
+    if p == 1:
+        return (grad_output.unsqueeze(-1) * apart.sign()).sum(-2)
+    length = torch.where(distances == 0, 1.0, distances)
+    return ((grad_output / length).unsqueeze(-1) * apart).sum(-2)
+
+
+def divide(inputs: Tensor, other: Any, *, rounding_mode: str | None) -> Any:
+    """Rounded down, by the operator of `//`; otherwise as it is (NotImplemented)."""
+    return aten.floor_divide(inputs, other) if rounding_mode == "floor" else NotImplemented
 
 
 def var_mean(
@@ -168,6 +268,11 @@ def max_dim(inputs: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Te
 def min_dim(inputs: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """The smallest along an axis, and where it is."""
     return inputs.amin(dim, keepdim), inputs.argmin(dim, keepdim)
+
+
+def argmax(inputs: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Of truth, as numbers; of anything else as it is (NotImplemented)."""
+    return inputs.to(torch.int32).argmax(dim, keepdim) if inputs.dtype == torch.bool else NotImplemented
 
 
 def any_dim(inputs: Tensor, dim: int, keepdim: bool = False) -> Tensor:
@@ -206,7 +311,19 @@ TABLE: dict[Any, Callable[..., Any]] = {
         ]
     ),
     unrolled: scanned,
+    aten._cdist_backward.default: cdist_backward,
+    aten._cdist_forward.default: cdist,
     aten.any.dim: any_dim,
+    aten.argmax.default: argmax,
+    aten.cosh.default: cosh,
+    aten.cumprod.default: cumprod,
+    **dict.fromkeys([aten.div.Scalar_mode, aten.div.Tensor_mode], divide),
+    aten.exp2.default: lambda inputs: 2.0**inputs,
+    aten.floor_divide.default: lambda inputs, other: NotImplemented,  # as it is, which torch would write otherwise
+    aten.log2.default: lambda inputs: inputs.log() / math.log(2),
+    aten.log10.default: lambda inputs: inputs.log() / math.log(10),
+    aten.median.default: lambda inputs: median(inputs.reshape(-1), 0)[0],
+    aten.median.dim: median,
     aten.isnan.default: lambda inputs: inputs != inputs,  # noqa: PLR0124, what it is by definition
     aten.empty.memory_format: empty,
     aten.empty_permuted.default: empty,
@@ -214,7 +331,12 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.max.dim: max_dim,
     aten.min.default: lambda inputs: inputs.amin(list(range(inputs.dim()))),
     aten.min.dim: min_dim,
+    aten.prod.default: lambda inputs, **kwargs: prod(inputs.reshape(-1), 0, **kwargs),
+    aten.prod.dim_int: prod,
+    **{getattr(aten, f"replication_pad{axes}d_backward").default: replication_pad_backward for axes in (1, 2, 3)},
     aten.select_scatter.default: select_scatter,
+    aten.sinh.default: sinh,
+    **dict.fromkeys([aten.sort.default, aten.sort.stable], sort),
     aten.slice_scatter.default: slice_scatter,
     aten.var.correction: lambda inputs, *dim, **kwargs: var_mean(inputs, *dim, **kwargs)[0],
     aten.var_mean.correction: var_mean,

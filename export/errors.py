@@ -4,7 +4,8 @@ ExportError
 ├── UnknownModel            no built-in model or importable function has that name
 ├── UnknownFormat           graphs cannot be written in that form, or not by this installation
 ├── InvalidModel            a ModelSpec that cannot be trained as it stands (integer parameters, …)
-│   └── UnsupportedModule   a layer that federated training cannot use, with what to use instead
+│   ├── UnsupportedModule   a layer that federated training cannot use, with what to use instead
+│   └── ImpureModel         a model whose loss hangs on more than parameters and example
 ├── UnsupportedOperator     an operator for which there is no on-device form
 ├── DynamicControlFlow      the model's Python branches on data or fixes the batch size
 └── ParityFailed            the exported graphs do not compute what torch computes
@@ -32,6 +33,10 @@ class InvalidModel(ExportError):
 
 class UnsupportedModule(InvalidModel):
     """A layer that federated training cannot use, with what to use instead."""
+
+
+class ImpureModel(InvalidModel):
+    """A model whose loss of an example hangs on more than parameters, that example and its noise."""
 
 
 class UnsupportedOperator(ExportError):

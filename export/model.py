@@ -5,17 +5,17 @@ Shapes: D parameters, B batch, M metric sums; a leading K, where present, counts
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 
 from export.checkpoint import Checkpoint
@@ -191,14 +191,15 @@ class Model:
         """The loss and every metric, per example (B,).
 
         batch: fields (B, …). noise: int32 (B,), from which dropout and random numbers draw; without it nothing is
-        drawn. Raises InvalidModel when the loss or a metric is not one number per example.
+        drawn. Parameters that are not given are the module's own. Raises InvalidModel when the loss or a metric is not
+        one number per example.
         """
         inputs = tuple(batch[item.name] for item in self.spec.inputs)
         label = batch[self.spec.label.name]
         # A small type saves room on the device; torch's losses want int64, and uint8 would wrap.
         label = label if label.is_floating_point() else label.long()
-        with KeyedNoise(noise):
-            outputs = torch.func.functional_call(self.module, {**self._given, **tensors}, inputs)
+        with KeyedNoise(noise), held(self.module, {**self._given, **tensors}):
+            outputs = self.module(*inputs)
         values = {"loss": self.spec.loss(outputs, label)}
         values |= {name: metric(outputs, label) for name, metric in self.spec.metrics.items()}
         for name, value in values.items():
@@ -226,6 +227,25 @@ class Model:
         values = self.measure(tensors, batch, noise)
         sums = torch.stack([mask.sum(), *((value.detach() * mask).sum() for value in values.values())])
         return (values["loss"] * mask).sum() / mask.sum(), sums
+
+
+@contextlib.contextmanager
+def held(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """The module with other parameters and buffers meanwhile, each by the first of its names.
+
+    A parameter of several names is replaced under all of them. torch.func.functional_call would put back what it found
+    name by name, and for a layer of two names that is what it had put there itself: the tie is lost from then on.
+    """
+    names: dict[Any, str] = {one: name for name, one in (*module.named_parameters(), *module.named_buffers())}
+    stores: list[Any] = [store for layer in module.modules() for store in (layer._parameters, layer._buffers)]
+    own = [(store, key, one) for store in stores for key, one in store.items() if names.get(one, "") in tensors]
+    try:
+        for store, key, one in own:
+            store[key] = tensors[names[one]]
+        yield
+    finally:
+        for store, key, one in own:
+            store[key] = one
 
 
 def copied(module: nn.Module) -> nn.Module:
@@ -282,10 +302,10 @@ def _refuse_unsupported(module: nn.Module) -> None:
                 f"{path or 'the model'} is {type(layer).__name__}: batch statistics would mix padding and leak between "
                 "users; use nn.GroupNorm instead, or keep the statistics of a trained model by eval() on this layer"
             )
-        if isinstance(layer, _DropoutNd) and not isinstance(layer, nn.Dropout):
+        if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout):
             raise UnsupportedModule(
-                f"{path or 'the model'} is {type(layer).__name__}: of the random layers only nn.Dropout draws the same "
-                "numbers everywhere; use that"
+                f"{path or 'the model'} is {type(layer).__name__}: of the random layers only nn.Dropout and Dropout1d "
+                "to Dropout3d draw the same numbers everywhere; use those"
             )
         _refuse_unsaid(path, layer)
     for path, parameter in module.named_parameters():

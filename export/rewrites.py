@@ -41,6 +41,9 @@ class KeyedNoise(TorchFunctionMode):
         self._draws: dict[Any, Callable[..., Tensor]] = {
             functional.dropout: self._dropout,
             torch.dropout: self._dropout,
+            functional.dropout1d: self._channels(3),
+            functional.dropout2d: self._channels(2, 3, 4),
+            functional.dropout3d: self._channels(5),
             torch.rand_like: self._uniform,
             torch.randn_like: self._normal,
         }
@@ -78,6 +81,20 @@ class KeyedNoise(TorchFunctionMode):
             return inputs * 0.0
         kept = keep(self._noise, self.turns, tuple(inputs.shape[1:]), p, inputs.device)
         return inputs * (kept.to(inputs.dtype) * (1 / (1 - p)))
+
+    def _channels(self, *ranks: int) -> Callable[..., Tensor]:
+        """Dropout of whole channels, axis 1, of values of these ranks: others torch takes for those of one example."""
+
+        def dropout(inputs: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+            if inputs.dim() not in ranks:
+                raise InvalidModel(
+                    f"dropout of channels on values of {inputs.dim()} axes, of which torch takes the first for "
+                    "channels; put an axis of channels after the batch"
+                )
+            kept = self._dropout(inputs.new_ones(inputs.shape[:2]), p, training)
+            return inputs * kept.reshape(*kept.shape, *(1 for _ in inputs.shape[2:]))
+
+        return dropout
 
     def _take_turn(self, noise: Tensor, what: str, inputs: Tensor) -> None:
         if inputs.shape[0] != noise.shape[0]:
@@ -279,6 +296,23 @@ def _one_hot(label: Tensor, num_classes: int = -1) -> Tensor:
     return (label.unsqueeze(-1) == torch.arange(num_classes, device=label.device)).to(torch.int64)
 
 
+def _gaussian_nll(
+    inputs: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """By its definition. torch also looks whether a variance is negative, which would branch on values."""
+    spread = var if isinstance(var, Tensor) else torch.full_like(inputs, var)
+    if inputs.dim() > spread.dim() == inputs[..., 0].dim():  # one for all of the last axis
+        spread = spread.unsqueeze(-1)
+    bounded = spread + (spread.clamp(min=eps) - spread).detach()
+    loss = (bounded.log() + (inputs - target) ** 2 / bounded + full * math.log(2 * math.pi)) / 2
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+
+
 class _CrossEntropy(torch.autograd.Function):
     """The gradient is the softmax, less 1 at the label; logits (N, C), label (N,)."""
 
@@ -323,6 +357,7 @@ FORMS: dict[Any, Callable[..., Any]] = {
     **{getattr(functional, f"adaptive_max_pool{axes}d"): adaptive_max_pool(axes) for axes in (1, 2, 3)},
     functional.interpolate: interpolate,
     functional.embedding_bag: _embedding_bag,
+    functional.gaussian_nll_loss: _gaussian_nll,
     torch._weight_norm: _weight_norm,
     functional.batch_norm: _batch_norm,
     functional.instance_norm: _instance_norm,

@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from device_runtime.backends.backend import Executable
-from export.errors import ExportError, InvalidModel, reason
+from export.errors import DynamicControlFlow, ExportError, InvalidModel, reason
+from export.fixed_batch import fixed_batch
 from export.model import GradientOracle, Model, copied
 from export.trial_examples import draw_examples
 from fedcore.algorithms.algorithm import Algorithm, Trip, trips_of, with_carries
@@ -103,15 +104,22 @@ class Trial:
 
     @classmethod
     def draw(
-        cls, model: Model, algorithm: Algorithm, steps: int = STEPS, real: int | None = None, *, trip_index: int = 0
+        cls,
+        model: Model,
+        algorithm: Algorithm,
+        steps: int = STEPS,
+        real: int | None = None,
+        *,
+        trip_index: int = 0,
+        seed: int = 0,
     ) -> Trial:
         """Random batches, and the initial model with every other vector moved off zero, which could hide a term.
 
         A pass takes `steps`. One whose loop fixes more takes those: what it does may depend on how many came before.
         real: how many examples of every batch the mask keeps; when None all, and half of the last batch. trip_index:
-        which of the algorithm's trips, from 0.
+        which of the algorithm's trips, from 0. seed: of the examples.
         """
-        random = np.random.default_rng(0)
+        random = np.random.default_rng(seed)
         state, trip = algorithm.init(torch.from_numpy(model.initial)), trips_of(algorithm)[trip_index]
         broadcast = {name: vector.numpy().copy() for name, vector in trip.broadcast(state).items()}
         for name, vector in broadcast.items():
@@ -148,6 +156,8 @@ class Trial:
         except ExportError:
             raise
         except Exception as error:  # whatever the user's own code raises
+            if fixed := fixed_batch(self.model):
+                raise DynamicControlFlow(fixed) from error
             raise InvalidModel(
                 f"the model does not run on random examples in {dtype}: {reason(error)}; does the `high` of every "
                 "integer field fit the model? Inputs with a domain of their own come from the ModelSpec's `examples`"

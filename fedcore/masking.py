@@ -124,9 +124,13 @@ def model_hash(plan: BlobRef, checkpoint: BlobRef) -> bytes:
     return hashlib.sha256(bytes.fromhex(plan.sha256) + bytes.fromhex(checkpoint.sha256)).digest()
 
 
-def layout_hash(layout: ReportLayout) -> bytes:
-    """The digest of a report layout, 32 bytes."""
-    return hashlib.sha256(msgspec.json.encode(layout)).digest()
+def layout_hash(layout: ReportLayout, seed: int) -> bytes:
+    """The digest of a report layout, 32 bytes; where it has codecs, with the task's seed, which keys them.
+
+    A coordinator that gave every device another key could have the others' values fall where they are all 0.
+    """
+    key = seed.to_bytes(8, "little") if layout.has_codecs else b""
+    return hashlib.sha256(msgspec.json.encode(layout) + key).digest()
 
 
 def reunite(layout: ReportLayout, weight: int, sums: NDArray[np.float64]) -> NDArray[np.float64]:

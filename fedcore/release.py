@@ -9,6 +9,7 @@ import hashlib
 from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import BadRelease
@@ -61,9 +62,9 @@ class SumBounds(msgspec.Struct, frozen=True, kw_only=True):
 class Release(msgspec.Struct, frozen=True, kw_only=True):
     """What the devices of a population may run in secure rounds.
 
-    plan, checkpoint: digests of the plan and of the first checkpoint. lineage: the public key that signs every later
-    checkpoint. counter: once a device has seen a release of this signer for the population, it refuses those with a
-    lower one. expires_at: seconds since 1970.
+    plan, checkpoint: digests of the plan and of the first checkpoint. seed: the task's, if the plan has codecs, whose
+    keys are made of it. lineage: the public key that signs every later checkpoint. counter: once a device has seen a
+    release of this signer for the population, it refuses those with a lower one. expires_at: seconds since 1970.
     """
 
     version: int = RELEASE_VERSION
@@ -71,6 +72,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     plan: Digest
     checkpoint: Digest
     bounds: SumBounds
+    seed: Count | UnsetType = UNSET
     lineage: str
     counter: Count
     expires_at: Count

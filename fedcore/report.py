@@ -121,6 +121,11 @@ class ReportLayout(msgspec.Struct, frozen=True):
         return sum(segment.coded_size for segment in self.segments)
 
     @property
+    def has_codecs(self) -> bool:
+        """Whether segments have codecs: only devices with one key make reports of it that add up."""
+        return any(segment.codecs for segment in self.segments)
+
+    @property
     def decoded(self) -> ReportLayout:
         """The layout of what `decode` gives: the same segments without codecs, in float32."""
         return replace(self, segments=tuple(replace(segment, codecs=()) for segment in self.segments), bits=0)
@@ -154,7 +159,7 @@ class ReportLayout(msgspec.Struct, frozen=True):
         Trap: all reports in the sum must be of the round that `key` names.
         """
         self._check_size(summed_L)
-        if self.segments == self.decoded.segments:
+        if not self.has_codecs:
             return summed_L
         return np.concatenate(
             [

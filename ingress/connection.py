@@ -26,7 +26,9 @@ HEAD_FIELDS = 100
 _PIPELINED = 16
 """The most requests of one connection that wait for the answer to an earlier one."""
 _CHUNK = 1 << 19
-"""Bytes read at a time of a body: they are hashed next, out of the cache."""
+"""Bytes read at a time of a body that arrives where it stays: they are hashed next, out of the cache."""
+_PIECE = 1 << 16
+"""Bytes read at a time of any other body. All connections may hold so much more than they may, before they are seen."""
 
 
 def _last_words(status: str, detail: str) -> bytes:
@@ -199,7 +201,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._piece = self._body.free_space
         else:
             within = self.cycle is not None and self.cycle.more_body
-            self._piece = memory_of(_CHUNK if within else HEAD_BYTES - self._unparsed)
+            self._piece = memory_of(_PIECE if within else HEAD_BYTES - self._unparsed)
         return self._piece
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -12,6 +12,9 @@ from ingress.connection_limits import ConnectionLimits
 from ingress.errors import CannotListen
 
 BACKLOG = 2048
+"""Connections that the system keeps for a listening socket until they are accepted."""
+AT_ONCE = 16
+"""Connections that are accepted before those beyond the limits are closed: so many may be open beyond them."""
 _UNSENT_BYTES = 1 << 17
 """What the kernel takes of an answer beyond what the other end has room for: it would take megabytes."""
 
@@ -22,6 +25,10 @@ class Listener(socket.socket):
     def __init__(self, limits: ConnectionLimits, listening: socket.socket) -> None:
         super().__init__(listening.family, listening.type, listening.proto, listening.detach())
         self._limits = limits
+
+    def listen(self, backlog: int = BACKLOG, /) -> None:
+        """Listen with the whole backlog: asyncio asks for as many as it would accept at once."""
+        super().listen(BACKLOG)
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection and its address, as of any socket."""

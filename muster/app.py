@@ -27,11 +27,12 @@ from muster.commands.simulate import simulate
 from muster.commands.study import study
 from muster.commands.sweep import sweep
 from muster.commands.task import task_app
+from muster.plain import say
 
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"muster {installed('muster-fl')}")
+        say(f"muster {installed('muster-fl')}")
         raise typer.Exit
 
 

@@ -58,7 +58,8 @@ class Person:
         until = time.monotonic() + _PATIENCE_S
         while words not in (text := self.text(name)):
             if time.monotonic() > until:
-                raise PageFailed(f"the page never says {words!r}; it says {text!r}")
+                state = self.text("state")
+                raise PageFailed(f"the page never says {words!r}; {name} says {text!r}, and its state {state!r}")
             time.sleep(0.05)
         return text
 
@@ -67,8 +68,17 @@ class Person:
         self._browser.execute_script("document.getElementById(arguments[0]).click()", name)
 
     def draw(self, inked: NDArray[np.bool_], digit: int) -> None:
-        """Draw a digit by pointer, cell by cell, say which it is, and keep it. inked: (8, 8)."""
-        before = int(self.text("count"))
+        """Draw a digit by pointer, cell by cell, say which it is, and keep it. inked: (8, 8). Raises PageFailed."""
+        before, until = int(self.text("count")), time.monotonic() + _PATIENCE_S
+        self._stroke(inked, digit)
+        while self._browser.execute_script("return document.getElementById('keep').disabled"):
+            if time.monotonic() > until:
+                raise PageFailed("the pad takes no ink")
+            self._stroke(inked, digit)  # the page had moved under the pointer
+        self.press("keep")
+        self.waits_for("count", str(before + 1))
+
+    def _stroke(self, inked: NDArray[np.bool_], digit: int) -> None:
         left, top, side = self._browser.execute_script(
             "const pad = document.getElementById('pad'); pad.scrollIntoView({block: 'center'});"
             "document.getElementById('digit').value = arguments[0];"
@@ -80,8 +90,6 @@ class Person:
             for x, y in places:
                 event = {"type": kind, "x": x, "y": y, "button": "left", "buttons": 1, "clickCount": 1}
                 self._browser.execute_cdp_cmd("Input.dispatchMouseEvent", event)
-        self.press("keep")
-        self.waits_for("count", str(before + 1))
 
     def counted(self) -> int:
         """The reports that the page sent and that were counted, by its journal."""

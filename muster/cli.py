@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import sys
+import traceback
 
 from fedcore.termination import exit_on_sigterm
+from muster.plain import remark
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
 OURS = {"authority", "coordinator", "device_runtime", "export", "fedcore", "ingress", "muster", "secagg", "simulator"}
@@ -37,6 +39,7 @@ EXTRAS = {
     "onnxruntime": "device",
     "httpx2": "coordinator",
     "alembic": "coordinator",
+    "cbor2": "coordinator",
     "fastapi": "coordinator",
     "obstore": "coordinator",
     "psycopg": "coordinator",
@@ -71,13 +74,12 @@ def main() -> None:
         extra = EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        sys.stderr.write(f"error: this command needs {error.name}: pip install 'muster-fl[{extra}]'\n")
+        remark(f"error: this command needs {error.name}: pip install 'muster-fl[{extra}]'")
         sys.exit(EXIT_FAILED)
     except Exception as error:
         words = _words(error)
-        if words is None:
-            raise
-        sys.stderr.write(f"error: {words}\n")
+        for line in traceback.format_exc().splitlines() if words is None else [f"error: {words}"]:
+            remark(line)
         sys.exit(EXIT_USAGE if type(error).__name__ in USAGE_ERRORS else EXIT_FAILED)
     finally:
         # The interpreter's last collection of garbage looks at every object: a second, where torch was loaded.

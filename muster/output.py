@@ -22,8 +22,10 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
-from muster.plain import emit, show_fields, show_table
+from fedcore.visible import visible
+from muster.plain import emit, remark, say, show_fields, show_table
 
 __all__ = [
     "Json",
@@ -31,10 +33,11 @@ __all__ = [
     "at_utc",
     "emit",
     "progress",
+    "remark",
+    "say",
     "say_next",
     "show_fields",
     "show_table",
-    "stderr",
 ]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one value, on standard output and nothing else there.")]
@@ -55,7 +58,15 @@ def at_utc(at: float) -> str:
 
 def say_next(what: str, command: Sequence[object]) -> None:
     """Print the next step and its command, ready to be typed, on standard error."""
-    typer.echo(f"next, {what}:\n  {shlex.join(map(str, command))}", err=True)
+    remark(f"next, {what}:")
+    remark(f"  {shlex.join(map(str, command))}")
+
+
+class _Words(TextColumn):
+    """Words of a bar as they are: no markup is in them."""
+
+    def render(self, task: Task) -> Text:
+        return Text(visible(self.text_format.format(task=task)))
 
 
 class _Lines(Progress):
@@ -88,7 +99,7 @@ class _Lines(Progress):
         line = f"{done}, {task.fields['note']}" if task.fields["note"] else done
         if line != before and monotonic() >= at + after_s:
             self._said[task_id] = line, monotonic()
-            stderr.print(line + _time_left(task), markup=False, highlight=False, soft_wrap=True)
+            remark(line + _time_left(task))
 
 
 def _time_left(task: Task) -> str:
@@ -102,12 +113,12 @@ def progress() -> Progress:
     if not stderr.is_terminal:
         return _Lines()
     columns = (
-        TextColumn("{task.description}"),
+        _Words("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        _Words("{task.fields[note]}"),
     )
     return Progress(*columns, console=stderr, speed_estimate_period=SPEED_OVER_S)
 

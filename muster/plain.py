@@ -1,4 +1,7 @@
-"""Output of commands that needs only the standard library and msgspec: JSON, and tables in columns of spaces."""
+"""Output of commands that needs only the standard library and msgspec: lines, JSON, and tables in columns of spaces.
+
+Every line of a command passes through here, so that text of strangers in it is made visible.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
+
+from fedcore.visible import visible
 
 _GAP = "  "
 # A longer word in a cell may be broken: it is a path as a rule.
@@ -22,15 +27,25 @@ def emit(value: Any) -> None:
     say(msgspec.json.encode(value).decode())
 
 
-def say(line: str) -> None:
+def say(line: str = "") -> None:
     """Print a line and flush it: the reader may be another program."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    _write(line, sys.stdout)
+
+
+def remark(line: str) -> None:
+    """Print a line on standard error: an error, or what is not the answer."""
+    _write(line, sys.stderr)
+
+
+class Lines(tuple[str, ...]):
+    """A cell of several lines."""
+
+    __slots__ = ()
 
 
 def show_fields(fields: Mapping[str, object]) -> None:
     """Print names and values, one pair a line; on a terminal long values go on in the next line, at spaces only."""
-    rows = [(name, words(value)) for name, value in fields.items()]
+    rows = [(words(name), words(value)) for name, value in fields.items()]
     _show(rows, _narrowed(rows, _WORD), whole_words=True)
 
 
@@ -40,6 +55,7 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     In a pipe columns are as wide as they need. On a terminal cells go on in the next line, at spaces or within a word
     of over 40 characters, and a table that does not fit even so is printed row by row, one field a line.
     """
+    columns = [words(name) for name in columns]
     cells = [[words(value) for value in row] for row in rows]
     widths = _narrowed([columns, *cells], _WORD)
     if _total(widths) <= _room():
@@ -48,11 +64,13 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
         return
     for row in cells:
         show_fields(dict(zip(columns, row, strict=True)))
-        say("")
+        say()
 
 
 def words(value: object) -> str:
     """A value for people: short floats, lists by commas, mappings as name=value without None, nothing as a dash."""
+    if isinstance(value, Lines):
+        return "\n".join(map(words, value)) or "–"
     if isinstance(value, Mapping):
         return ", ".join(f"{words(name)}={words(part)}" for name, part in value.items() if part is not None) or "–"
     if isinstance(value, list | tuple):
@@ -61,7 +79,7 @@ def words(value: object) -> str:
         return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "–" if value in (None, "") else str(value)
+    return "–" if value in (None, "") else visible(str(value))
 
 
 def _room() -> float:
@@ -104,3 +122,8 @@ def _show(rows: Sequence[Sequence[str]], widths: Sequence[int], *, whole_words: 
         cells = [_wrapped(cell, width, whole_words) for cell, width in zip(row, widths, strict=True)]
         for lines in itertools.zip_longest(*cells, fillvalue=""):
             say(_GAP.join(line.ljust(width) for line, width in zip(lines, widths, strict=True)).rstrip())
+
+
+def _write(line: str, stream: TextIO) -> None:
+    stream.write(f"{visible(line)}\n")
+    stream.flush()

@@ -46,31 +46,28 @@ def released(  # noqa: PLR0913  # a release says so much
 def lineage_of(store: CoordinatorStore | RemoteStore, settings: Callable[[], Settings]) -> str:
     """The public key with which the coordinator of a store signs checkpoints. `settings`: of one on this machine.
 
-    On a store that no coordinator has served yet, the key is made when missing. Raises KeysMissing, InvalidKey or
-    OSError.
+    On a store that knows none yet, the key is made. Raises KeysMissing, KeysDamaged or KeysDiffer.
     """
-    from coordinator.lineage import lineage_key, make_lineage_key  # noqa: PLC0415
+    from coordinator.keys import open_lineage  # noqa: PLC0415
     from muster.remote import RemoteStore  # noqa: PLC0415
 
     if isinstance(store, RemoteStore):
         return store.lineage
-    with store.database.reading() as records:
-        served = records.identity.get("server") is not None
-    return (lineage_key if served else make_lineage_key)(settings().keys_file).signer
+    return open_lineage(settings().keys_file, store.database).signer
 
 
 def roll_back(store: CoordinatorStore | RemoteStore, task: str, number: int, settings: Callable[[], Settings]) -> None:
     """Roll a task back, under the lineage key where the store is on this machine. As the stores' methods.
 
-    Raises also KeysMissing, InvalidKey, OSError.
+    Raises also KeysMissing, KeysDamaged, KeysDiffer.
     """
-    from coordinator.lineage import lineage_key  # noqa: PLC0415
+    from coordinator.keys import open_lineage  # noqa: PLC0415
     from muster.remote import RemoteStore  # noqa: PLC0415
 
     if isinstance(store, RemoteStore):
         store.roll_back(task, number)
     else:
-        store.roll_back(task, number, lineage_key(settings().keys_file))
+        store.roll_back(task, number, open_lineage(settings().keys_file, store.database))
 
 
 def certificate(
@@ -78,15 +75,15 @@ def certificate(
 ) -> CertifiedLedger:
     """The privacy certificate of a model, signed with the lineage key as a rollback is. As `coordinator.certificates`.
 
-    Raises also KeysMissing, InvalidKey, OSError.
+    Raises also KeysMissing, KeysDamaged, KeysDiffer.
     """
     from coordinator.certificates import certify  # noqa: PLC0415
-    from coordinator.lineage import lineage_key  # noqa: PLC0415
+    from coordinator.keys import open_lineage  # noqa: PLC0415
     from muster.remote import RemoteStore  # noqa: PLC0415
 
     if isinstance(store, RemoteStore):
         return store.certificate(task, number)
-    return certify(store, lineage_key(settings().keys_file), task, number)
+    return certify(store, open_lineage(settings().keys_file, store.database), task, number)
 
 
 def release_facts(release: Signed) -> dict[str, object]:

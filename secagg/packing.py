@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, sqrt
+from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -319,11 +319,9 @@ def _check_range(total: Total) -> None:
         if fields.max(initial=0) > total.devices * segment.most + beyond or fields.min(initial=0) < -beyond:
             raise SumOutOfRange(f"segment {place}: a sum is beyond {total.devices} times the range of a value")
         if segment.weighted and segment.norm:
-            # Every value is off by less than a step, at each device.
-            rounding = total.devices * segment.step * total.w_max * sqrt(segment.size)
-            noisy = noise.norm_bound(variance, segment.size) * segment.step * total.w_max
+            beside = noise.rounding_bound(total.devices, segment.size) + noise.norm_bound(variance, segment.size)
             norm, most = float(np.linalg.norm(sums_D[begin:end])), segment.norm * total.weight
-            if norm > most + rounding + noisy:
+            if norm > most + beside * segment.step * total.w_max:
                 raise SumOutOfRange(f"segment {place}: the norm is above that of {total.devices} devices that clip")
         begin = end
 

@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 
 from fedcore.privacy.accounting import spent
 from fedcore.privacy.matrices import matrix
-from fedcore.privacy.settings import Noise, Privacy
+from fedcore.privacy.settings import Noise
 from simulator import datasets
+from simulator.cohorts import Cohorts
 from simulator.engines.threads import one_thread
 from simulator.errors import EngineError
-from simulator.private_training import PrivateSums
+from simulator.private_training import PrivateSums, SimulatedPrivacy
 from simulator.simulation import SimulationConfig
 from simulator.studies.trainings import training_on
 
@@ -99,7 +100,7 @@ class AuditResult:
 class AuditedSums(PrivateSums):
     """The sums of rounds with canaries. noisy: whether the noise is added that is claimed."""
 
-    def __init__(self, privacy: Privacy, seed: int, make: Callable[[int], Canaries], *, noise: bool) -> None:
+    def __init__(self, privacy: SimulatedPrivacy, seed: int, make: Callable[[int], Canaries], *, noise: bool) -> None:
         super().__init__(privacy, seed)
         self._make, self._noisy = make, noise
         self.canaries: Canaries | None = None
@@ -123,7 +124,7 @@ def audit(config: SimulationConfig, canaries: int, *, noisy: bool = True) -> Aud
     if not config.privacy.asked or config.privacy.poisson or config.secagg is not None:
         raise EngineError("an audit needs a private simulation without Poisson sampling and masks")
     users = datasets.load(config.dataset, config.data).split(config.held_out, config.seed)
-    promise = config.privacy.promise(len(users[0]), config.cohort, config.rounds)
+    promise = config.privacy.promise(len(users[0]), Cohorts(config.cohort), config.rounds)
 
     def make(size: int) -> Canaries:
         return Canaries(canaries, size, config.rounds, promise.min_separation_rounds, config.seed)
@@ -138,7 +139,7 @@ def audit(config: SimulationConfig, canaries: int, *, noisy: bool = True) -> Aud
     middle, least = estimate(scores, included, promise.delta)
     bound, guesses, right = lower_bound(scores, included, promise.delta)
     return AuditResult(
-        claimed=private.spent(config.rounds),
+        claimed=promise.spent(config.rounds),
         delta=promise.delta,
         estimate=middle,
         estimate_at_least=least,

@@ -114,7 +114,10 @@ class CompressedReports:
             contributors += int(alone.contributors)
         if summed is None:
             return Collected({}, 0.0, {}, 0)
-        parts = layout.decoded.split(layout.decode(summed.total(), key))
+        decoded_L = layout.decode(summed.total(), key)
+        if self.masked is not None:
+            decoded_L = self.masked.held(layout, decoded_L, contributors)
+        parts = layout.decoded.split(decoded_L)
         means = {name: torch.from_numpy(parts[name]).to(value.device) for name, value in alone.report.items()}
         return Collected(means, float(parts[WEIGHT][0]), metrics, contributors)
 

@@ -6,21 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedcore.privacy.planning import Deployment, Way
-from fedcore.privacy.settings import Privacy
 from simulator import datasets
 from simulator.course import overall
 from simulator.engines.threads import one_thread
 from simulator.errors import EngineError
-from simulator.private_training import PrivateSums
+from simulator.private_training import PrivateSums, SimulatedPrivacy
 from simulator.simulation import SimulationConfig
 from simulator.studies.trainings import training_on
 
 CLIPPED = {"weighting": "uniform", "clip_norm": 0.5}
 
 
-def stand_in(planned: Deployment, way: Way, cohort: int) -> Privacy:
+def stand_in(planned: Deployment, way: Way, cohort: int) -> SimulatedPrivacy:
     """The noise by which the mean of so many users is as noisy as that of the planned cohort."""
-    return Privacy(
+    return SimulatedPrivacy(
         epsilon=planned.epsilon,
         delta=planned.delta,
         users=planned.population,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask
+from coordinator.rules.longest_updates import held_sum
 from coordinator.rules.packed_segments import check_device_noise, most_in_group, packed_segments
 from coordinator.rules.settings_fit import check_masked_rounding
 from coordinator.rules.task_settings import Secagg, TaskSettings
@@ -77,6 +78,10 @@ class MaskedSums:
     def begin(self, layout: ReportLayout, number: int) -> MaskedSum:
         """The sum of round `number`, of reports of this layout."""
         return MaskedSum(layout, self._settings, number)
+
+    def held(self, layout: ReportLayout, decoded_L: NDArray[np.float64], devices: int) -> NDArray[np.float64]:
+        """A decoded sum of so many reports of this layout, within its bounds as at the coordinator."""
+        return held_sum(self._settings, layout, decoded_L, devices)
 
 
 def square_of(secagg: Secagg, layout: ReportLayout) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -15,7 +16,7 @@ from fedcore.bound import CLIP
 from fedcore.decoding import converter
 from fedcore.privacy.accounting import calibrated, spent
 from fedcore.privacy.mechanisms import NoiseOfRounds
-from fedcore.privacy.settings import LedgerEntry, Mechanism, Noise, Privacy
+from fedcore.privacy.settings import LedgerEntry, Mechanism, Noise, Privacy, WholeFromOne
 from fedcore.validation import Count, NotNegative, checked, misfit
 from simulator.cohorts import Cohorts
 from simulator.errors import EngineError
@@ -61,24 +62,29 @@ class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         """Whether there is any."""
         return msgspec.structs.asdict(self) != _NOTHING
 
-    def promise(self, users: int, cohort: int, rounds: int, square: int = 0) -> Privacy:
+    def promise(self, users: int, cohorts: Cohorts, rounds: int, square: int = 0) -> SimulatedPrivacy:
         """The noise and budget of so many rounds over so many users. Raises PrivacyError naming what is wrong.
 
-        square: with noise of devices, the greatest squared l2 norm of a report in steps.
+        square: as in `SimulatedPrivacy`.
         """
-        noise = Noise(
+        together = 2 if self.poisson and cohorts.same else 1
+        promise = SimulatedPrivacy(
+            epsilon=self.epsilon or 1.0,
+            delta=self.delta,
+            users=users,
             noise_multiplier=self.noise_multiplier or 1.0,
             mechanism=self.mechanism,
             min_separation_rounds=self.min_separation_rounds,
             bands=self.bands,
-            sampling_probability=cohort / users if self.poisson else 1.0,
+            sampling_probability=cohorts.first / users if self.poisson else 1.0,
+            square=square if self.mechanism == "distributed" else 0,
+            rounds_of_a_draw=together,
         )
-        parts = msgspec.structs.asdict(noise) | {"delta": self.delta, "users": users}
-        promise = Privacy(**parts | {"epsilon": self.epsilon or 1.0})
         if self.epsilon:
-            multiplier = calibrated(row_of(noise, square), rounds, self.epsilon, self.delta)
+            draws = math.ceil(rounds / together)
+            multiplier = math.sqrt(together) * calibrated(row_of(promise, square), draws, self.epsilon, self.delta)
             return msgspec.structs.replace(promise, noise_multiplier=multiplier)
-        return msgspec.structs.replace(promise, epsilon=spent([row_of(noise, square)] * rounds, self.delta))
+        return msgspec.structs.replace(promise, epsilon=promise.spent(rounds))
 
 
 from_words = converter(PrivateTraining, strict=False)
@@ -94,15 +100,39 @@ def row_of(noise: Noise, square: int) -> Noise:
     return LedgerEntry(**parts, round=0, clip=1.0, devices=0, square=square)
 
 
+@checked
+class SimulatedPrivacy(Privacy, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The privacy of a simulation: all that ε of its rounds is computed from.
+
+    square: with noise of devices, the greatest squared l2 norm of a report in steps, else 0. rounds_of_a_draw: 2 where
+    those who were drawn by Poisson sampling are in both rounds of a pair.
+    """
+
+    square: Count = 0
+    rounds_of_a_draw: WholeFromOne = 1
+
+    def spent(self, rounds: int) -> float:
+        """ε at δ of so many rounds.
+
+        The sums of n rounds with one cohort are together one sum of a vector √n times as long, also where the later
+        ones depend on the first: they are one draw with noise that is smaller by √n.
+        """
+        draws, rest = divmod(rounds, self.rounds_of_a_draw)
+        one = row_of(self, self.square)
+        multiplier = self.noise_multiplier / math.sqrt(self.rounds_of_a_draw)
+        whole = msgspec.structs.replace(one, noise_multiplier=multiplier)
+        return spent([whole] * draws + [one] * rest, self.delta)
+
+
 class PrivateSums:
     """The noise on the sums of rounds.
 
     privacy: its size, and how it is correlated. seed: keys the noise, which a simulation draws from an ordinary
-    generator: nobody's data hides behind it. square: as in `PrivateTraining.promise`.
+    generator: nobody's data hides behind it.
     """
 
-    def __init__(self, privacy: Privacy, seed: int, square: int = 0) -> None:
-        self.privacy, self._seed, self._size, self._row = privacy, seed, 0, row_of(privacy, square)
+    def __init__(self, privacy: SimulatedPrivacy, seed: int) -> None:
+        self.privacy, self._seed, self._size = privacy, seed, 0
         self._noise = NoiseOfRounds(privacy, self._normal)
 
     def mean(self, sums: Mapping[str, Tensor], broadcast: Broadcast, number: int, cohort: int) -> dict[str, Tensor]:
@@ -121,10 +151,6 @@ class PrivateSums:
         if self.privacy.noise_of_devices:
             return total
         return total + self.privacy.noise_multiplier * self._noise.at(number)
-
-    def spent(self, number: int) -> float:
-        """ε at δ of the rounds up to this one."""
-        return spent([self._row] * number, self.privacy.delta)
 
     def _normal(self, step: int) -> NDArray[np.float64]:
         return np.random.Generator(np.random.Philox(key=[self._seed, _NOISE + step])).standard_normal(self._size)

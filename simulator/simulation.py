@@ -39,7 +39,8 @@ from simulator.errors import EngineError
 from simulator.partitions import read_partition
 from simulator.planned import SimulatedPlan
 from simulator.population import Population
-from simulator.private_training import PrivateTraining
+from simulator.private_training import PrivateTraining, SimulatedPrivacy
+from simulator.purity import check_model
 from simulator.suited import suited
 from simulator.sums_of_rounds import sums_of
 from simulator.training import EngineTraining, Facts, Training
@@ -63,9 +64,9 @@ class SimulationConfig:
     privacy: the noise on the sums of rounds, and what they may spend (simulator/private_training.py).
     engine: what trains the clients; "auto" leaves that to a calibration (simulator/engines/choice.py). processes: how
     many train; by default one for each core that may be used, and one on a GPU. device: "cpu", "cuda", "cuda:1" and the
-    like, or "cuda:all", a process for each GPU. at_once: how many clients torch trains together; by default what suits
-    model and device. ray: the Ray cluster whose workers train, "auto", "local" or HOST:PORT
-    (simulator/engines/ray_cluster.py); by default one for each of its CPUs, or GPUs.
+    like, or "cuda:all", a process for each GPU. at_once: how many clients torch trains together, by default what suits
+    model and device; another number rounds otherwise. ray: the Ray cluster whose workers train, "auto", "local" or
+    HOST:PORT (simulator/engines/ray_cluster.py); by default one for each of its CPUs, or GPUs.
     compress: the compression of reports, such as "rotation,subsample=0.25" (fedcore/codecs/compression.py).
     plan: the folder of a bundle whose graphs train, from its initial state; model, algorithm, settings and compression
     are then its own, as `completed_by_plan` gives them (simulator/planned.py).
@@ -186,7 +187,8 @@ class SimulationResult:
 
     Without a metric both are of the loss. Users measure on examples that nobody trained on: held-out users, or with
     the baseline `local` every user on some of their own. rounds: how many ran; `ended_by` says why no more. excluded:
-    reports of clients that rounds left out because they were not finite. epsilon: what private rounds spent at their δ.
+    reports of clients that rounds left out because they were not finite. epsilon: what private rounds spent at their δ,
+    which `privacy.spent(rounds)` computes again.
     """
 
     model: str
@@ -198,6 +200,7 @@ class SimulationResult:
     ended_by: Ending
     excluded: int
     epsilon: float | None
+    privacy: SimulatedPrivacy | None
     cohort: int
     seed: int
     parameters: int
@@ -310,13 +313,16 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: G
         model = plan.model(given.model or config.model, config.seed)
     if config.target_accuracy is not None and "accuracy" not in model.metrics:
         raise EngineError(f"the model {config.model} has no metric accuracy, so target_accuracy cannot be reached")
-    if config.baseline == "local":
+    users.check(model.spec.fields)
+    local = config.baseline == "local"
+    computing = Computing(config.device) if local else _computing(config)
+    check_model(model, users, computing)
+    if local:
         return LocalOnly(model, algorithm, users, held_out=config.held_out, seed=config.seed, device=config.device)
     train, test = users.split(config.held_out, config.seed)
     clients, cohorts = _cohorts(config, train, held_out=len(test))
-    clients.check(model.spec.fields)
     private, masked = sums_of(config, model, algorithm, cohorts, len(clients))
-    task, computing = Task(model, algorithm, clients, cohorts.first, cohorts.total(config.rounds)), _computing(config)
+    task = Task(model, algorithm, clients, cohorts.first, cohorts.total(config.rounds))
     choice = choose(engine or config.engine, task, computing) if plan is None else plan.choice(computing)
     training = EngineTraining(
         model,

@@ -44,6 +44,6 @@ def sums_of(
         raise EngineError("with the mechanism distributed devices add noise to masked reports: set secagg too")
     check_private_training(asked, cohorts)
     square = min(square_of(secagg, layout) for layout in layouts) if secagg else 0
-    promise = asked.promise(users, cohorts.first, rounds, square)
+    promise = asked.promise(users, cohorts, rounds, square)
     check_private(promise, algorithm)
-    return PrivateSums(promise, config.seed, square), masked(promise)
+    return PrivateSums(promise, config.seed), masked(promise)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -26,7 +26,7 @@ from simulator.engines.computing import EngineName
 from simulator.engines.forked import compute_apart
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population
-from simulator.private_training import PrivateSums
+from simulator.private_training import PrivateSums, SimulatedPrivacy
 
 if TYPE_CHECKING:  # as in simulator.compressed
     from simulator.masked_sums import MaskedSums
@@ -48,6 +48,7 @@ class Facts:
 
     cohort: clients that train in a round, in the first where it grows. train_users: clients that hold the training
     examples. parameters: numbers in a model. engine: "torch" or "graphs", and why that; None where no engine trains.
+    privacy: what ε of its rounds is computed from; None where they are not private.
     """
 
     algorithm: str
@@ -57,6 +58,7 @@ class Facts:
     parameters: int
     engine: EngineName | None = None
     engine_reason: str | None = None
+    privacy: SimulatedPrivacy | None = None
 
 
 SERVER, CLIENTS = "server", "clients"
@@ -131,7 +133,8 @@ class EngineTraining:
             private=private,
             masked=masked,
         )
-        self.facts = engine_facts(model, algorithm, cohorts.first, len(train), choice)
+        facts = engine_facts(model, algorithm, cohorts.first, len(train), choice)
+        self.facts = replace(facts, privacy=None if private is None else private.privacy)
 
     def run_round(self, number: int) -> dict[str, float]:
         """One round."""
@@ -139,7 +142,7 @@ class EngineTraining:
         schedule, size = self._cohorts.schedule, self._cohorts.size(number)
         result = self._engine.run_round(number, members, schedule=schedule, expected=size)
         examples = int(self._train.sizes[members].sum())
-        epsilon = {} if self._private is None else {"epsilon": self._private.spent(number)}
+        epsilon = {} if self._private is None else {"epsilon": self._private.privacy.spent(number)}
         return result.metrics | {"excluded": result.excluded, "examples": examples} | epsilon
 
     def measure(self, number: int) -> PerUser:

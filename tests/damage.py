@@ -1,6 +1,8 @@
 """Damage to bytes, for tests of what reads them. MUSTER_FUZZ=1000000 asks for that many inputs."""
 
 import os
+import random
+from collections import Counter
 
 INPUTS = int(os.environ.get("MUSTER_FUZZ", "100000"))
 
@@ -22,3 +24,16 @@ def mutated(data, made):
         else:
             data += made.randbytes(made.randrange(1, 9))
     return bytes(data) if made.random() < 0.95 else bytes(data[:2]) + made.randbytes(made.randrange(200))
+
+
+def outcomes(data, read, refusal, count):
+    """What became of so many damaged inputs: how many were read, or refused by which error. Another error is raised."""
+    made, seen = random.Random(len(data)), Counter()
+    for _ in range(count):
+        try:
+            read(mutated(data, made))
+        except refusal as error:
+            seen[type(error).__name__] += 1
+        else:
+            seen["read"] += 1
+    return seen

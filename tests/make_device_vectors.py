@@ -91,6 +91,10 @@ def device_vectors():
         "masking": derivations(),
         "packings": packings(),
         "parameters": cohorts(),
+        "least_honest": [
+            [least, most, parameters.least_honest(least, most)]
+            for least, most in ((8, 8), (8, 64), (20, 64), (20, 65), (20, 100), (20, 200), (300, 500))
+        ],
         "statements": statements(),
         "successions": successions(),
         "runner": trained(),
@@ -163,7 +167,7 @@ def plans():
         "text": whole.encode().decode(),
         "parameters": first.schema.size,
         "layout_hash": {
-            str(number): masking.layout_hash(whole.of_round(number).report).hex() for number in range(1, 5)
+            str(number): masking.layout_hash(whole.of_round(number).report, SEED).hex() for number in range(1, 5)
         },
         "steps": [
             [loop, examples, Loop(**loop).step_count(examples)]
@@ -269,7 +273,7 @@ def derivations():
         "rotated_noisy_fixed_points": fixed_points(rotated, noisy),
         "noise_shares": noise_shares(),
         "greatest_weight": masking.greatest_weight(LAYOUT, BOUNDS),
-        "layout_hash": masking.layout_hash(LAYOUT).hex(),
+        "layout_hash": masking.layout_hash(LAYOUT, SEED).hex(),
         "task_hash": masking.task_hash("tâche-1").hex(),
         "plan": plan.sha256, "checkpoint": other.sha256, "model_hash": masking.model_hash(plan, other).hex(),
         "session_number": str(masking.session_number(2**31 - 1, 5)),
@@ -331,6 +335,7 @@ def statements():
     entry = LineageEntry(release="ab" * 32, round=1, parent="cd" * 32, checkpoint="ef" * 32)
     signed = {
         "release": key.sign_release(release),
+        "keyed_release": key.sign_release(replace(release, seed=SEED)),
         "entry": key.sign_entry(entry),
         "head": key.sign_head(TreeHead(size=3, root="ab" * 32)),
     }

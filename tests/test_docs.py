@@ -24,10 +24,11 @@ from export.model import Model
 from fedcore.algorithms import ALGORITHMS
 from fedcore.algorithms.algorithm import keeps_client_state
 from fedcore.plan import PLAN_VERSION
-from fedcore.wire.messages import WIRE_VERSION, AbortReason, RejectionReason
+from fedcore.wire.messages import WIRE_VERSION, AbortReason, Assignment, RejectionReason
 from fedcore.wire.problems import PROBLEMS
 from muster.app import app
 from muster.commands.device import parser as device_parser
+from secagg.invite import Invite
 from simulator.fleet.profile import Kind
 from tests.make_algorithm_pages import PICTURES, documents, pictures
 from tests.tree import ROOT, files
@@ -96,6 +97,22 @@ def test_every_test_that_the_algorithms_page_names_is_there():
     sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     assert named
     assert not named - set(re.findall(r"^def (test_\w+)", sources, re.MULTILINE))
+
+
+def test_every_field_that_a_coordinator_sends_is_bound_or_said_free():
+    table = rows(section(read("docs/spec/wire.md"), "§8"))
+    names = [row[0] for row in table]
+    sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    tests = set(re.findall(r"^def (\w+)", sources, re.MULTILINE))
+    for header, fields in (
+        ("field of the assignment", Assignment.__struct_fields__),
+        ("M0 says", [one.name for one in dataclasses.fields(Invite)]),
+    ):
+        first = names.index(header) + 2
+        assert names[first : first + len(fields)] == list(fields)
+        for _, said, *held_to, named in table[first : first + len(fields)]:
+            assert set(named.replace(",", "").split()) <= tests
+            assert named or (said.startswith("no") and held_to == ["–"])
 
 
 def test_every_algorithm_that_devices_cannot_run_is_documented_with_why():

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from coordinator.api.limits import RateLimit
+from coordinator.api.limits import admit
 from coordinator.api.lru_cache import LruCache
 from coordinator.api.replays import Replays
 from coordinator.errors import (
@@ -29,6 +29,7 @@ from coordinator.rules.entities import Device
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import errors
 from fedcore.wire.signatures import PublicKey, SignableRequest, Signature
+from ingress.rate_limit import RateLimit
 from ingress.signed_requests import Signed, named_key, read, signer_of
 
 KEYS = 1 << 16
@@ -98,7 +99,7 @@ class Authenticator:
     def _admit(self, signature: Signature) -> None:
         """Count a device's own request: replays by others are not counted against it."""
         try:
-            self._limit.admit(signature.keyid)
+            admit(self._limit, signature.keyid)
             self._replays.remember(signature)
         except (TooManyRequests, Unavailable) as refusal:
             self._metrics.shed.labels("device" if isinstance(refusal, TooManyRequests) else "signatures").inc()

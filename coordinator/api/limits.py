@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,45 +12,21 @@ from coordinator.errors import TooLarge, TooManyRequests, Unavailable
 from coordinator.settings import Settings
 from ingress.connection import memory_of
 from ingress.newcomers import Newcomers
+from ingress.rate_limit import RateLimit
 
-_WINDOW_S = 60.0
 _TURN_S = 0.25
 """How long a turn of the event loop answers check-ins: a burst is served, a lasting overload is shed."""
-_MOST_CALLERS = 500_000
-"""Callers that are remembered, about 100 MB; beyond it the one that asked longest ago is forgotten."""
 _NEWCOMERS = 8
 """The requests in progress that may be enrolments on their way: one of so many."""
 _SPARE = 8
 """The memory kept for the next reports is at most this part (1/8) of the whole budget."""
 
 
-class RateLimit:
-    """At most `per_minute` requests of each caller in any minute, by the generic cell rate algorithm (ITU-T I.371).
-
-    A caller is one number, the time at which all its requests of a minute are free again: constant time and memory per
-    request, also for a million callers (docs/decisions/0016-rate-limits.md). 0 per minute is no limit.
-    """
-
-    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._interval_s = _WINDOW_S / per_minute if per_minute else 0.0
-        self._clock = clock
-        self._free_at: OrderedDict[str, float] = OrderedDict()
-
-    def admit(self, caller: str) -> None:
-        """Count a request. Raises TooManyRequests, which counts nothing, saying when the next one is admitted."""
-        if not self._interval_s:
-            return
-        now = self._clock()
-        free_at = max(now, self._free_at.get(caller, now)) + self._interval_s
-        # The margin is for rounding: the last request of a full minute is allowed.
-        if free_at - now > _WINDOW_S + 1e-6:
-            raise TooManyRequests(
-                "more requests than are allowed in a minute; come back later", free_at - now - _WINDOW_S
-            )
-        self._free_at[caller] = free_at
-        self._free_at.move_to_end(caller)
-        if len(self._free_at) > _MOST_CALLERS:
-            self._free_at.popitem(last=False)
+def admit(limit: RateLimit, caller: str) -> None:
+    """Count a caller's request. Raises TooManyRequests, which counts nothing, saying when the next one is admitted."""
+    wait_s = limit.wait_s(caller)
+    if wait_s:
+        raise TooManyRequests("more requests than are allowed in a minute; come back later", wait_s)
 
 
 class ConnectionLimit:

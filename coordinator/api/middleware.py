@@ -13,7 +13,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.http import PROBLEM_OF, answer_refusal
-from coordinator.api.limits import Limits
+from coordinator.api.limits import Limits, admit
 from coordinator.errors import MalformedMessage, TooManyRequests, Unavailable
 from coordinator.metrics import Metrics
 from fedcore.wire.messages import RetryWindow
@@ -86,7 +86,7 @@ class RequestMiddleware:
         if caller is not None and self._of_replica(scope):
             caller = None
         if caller is not None:
-            self._limits.address.admit(caller)
+            admit(self._limits.address, caller)
         return self._limits.connections.hold(caller)
 
 

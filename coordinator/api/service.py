@@ -12,8 +12,7 @@ from coordinator.api.enrolment import Registry
 from coordinator.api.limits import Limits
 from coordinator.driver.driver import Driver
 from coordinator.driver.replica_membership import Membership, ReplicaConfig
-from coordinator.keys import Keys
-from coordinator.lineage import make_lineage_key
+from coordinator.keys import Keys, open_both
 from coordinator.metrics import Metrics
 from coordinator.recent_lines import RecentLines
 from coordinator.secure.beacon_client import BeaconClient
@@ -49,13 +48,12 @@ class Service:
     def open(cls, settings: Settings, source: random.Random | None = None) -> Service:
         """The parts that `settings` ask for. `source` draws cohorts; it is the system's own if not given.
 
-        Raises UnsupportedDatabase, WrongRevision, MissingStore, BadSecret, BadAndroidFile or InvalidKey; KeysMissing,
-        KeysDamaged or KeysDiffer.
+        Raises UnsupportedDatabase, WrongRevision, MissingStore, BadSecret, BadAndroidFile, BadAppleFile or InvalidKey;
+        KeysMissing, KeysDamaged or KeysDiffer.
         """
-        keys_file = settings.keys_file
         store = open_coordinator_store(settings.database, settings.blobs, algorithm_modules=settings.algorithm_modules)
         try:
-            keys, lineage = Keys.open(keys_file, store.database), make_lineage_key(keys_file)
+            keys, lineage = open_both(settings.keys_file, store.database)
         except BaseException:
             store.close()
             raise
@@ -65,7 +63,8 @@ class Service:
         secure = SecureRoundFactory(keys, authority, Elsewhere(unmasker, beacons), lineage)
         driver = Driver(membership, secure, settings.retry, settings.queue_limit, source=source)
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
-        attestation = Attestation.of(settings.accept_unattested, settings.enrolment_secret_file, settings.android_file)
+        files = settings.enrolment_secret_file, settings.android_file, settings.apple_file
+        attestation = Attestation.of(settings.accept_unattested, *files)
         registry = Registry(store, attestation, lambda: _parties(settings, keys))
         authenticator = Authenticator(store, limits.device, driver.metrics)
         membership.took_over, limits.sent_away = authenticator.begin, driver.presence.heard

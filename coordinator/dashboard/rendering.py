@@ -12,6 +12,7 @@ from coordinator.dashboard.curves import HEIGHT, WIDTH
 from coordinator.dashboard.settings_table import text_of
 from coordinator.dashboard.times import age, clock, date
 from coordinator.dashboard.web_sessions import CSRF_FIELD, Visitor
+from fedcore.visible import visible_lines
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -30,6 +31,7 @@ class Renderer:
             loader=jinja2.PackageLoader("coordinator.dashboard"),
             autoescape=True,
             undefined=jinja2.StrictUndefined,
+            finalize=_finished,
             trim_blocks=True,
             lstrip_blocks=True,
         )
@@ -59,6 +61,11 @@ class Renderer:
 def redirect(to: str) -> Response:
     """The answer to a form that did what it was for: the browser loads a page, and loading it again repeats nothing."""
     return RedirectResponse(to, 303, headers=HEADERS)
+
+
+def _finished(value: object) -> object:
+    """What an expression of a template gives, with text of strangers made visible."""
+    return visible_lines(value) if type(value) is str else value
 
 
 def _bytes(count: int) -> str:

@@ -51,7 +51,7 @@ class RoundCloser:
                 after.running[task_id] = outcome.successor
             after.not_before[task_id] = now + outcome.pause_s
             if value.state is RoundState.COMMITTED:
-                after.left_out.pop(task_id, None)
+                after.commit(task_id)
             else:
                 after.leave_out(task_id, outcome.left_out)
             self._end_stale(running, outcome.too_stale)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,12 +18,13 @@ from coordinator.driver.loading import pause_unreadable
 from coordinator.driver.open_rounds import OpenRound
 from coordinator.driver.private_rounds import BUDGET_SPENT, PrivateSum, RoundSum, make_private, write_row
 from coordinator.driver.replica_membership import Membership
-from coordinator.errors import NonFiniteState, UnknownBlob, UnreadableBlob
+from coordinator.errors import NonFiniteState, Unavailable, UnknownBlob, UnreadableBlob
 from coordinator.failpoints import reach
 from coordinator.lineage import entry
 from coordinator.rules.aggregation import ReportSum, Vectors, aggregate, state_specs
 from coordinator.rules.buffers import discount
-from coordinator.rules.entities import AssignedDevice, Snapshot, Task
+from coordinator.rules.entities import AssignedDevice, SealedBlob, Snapshot, Task
+from coordinator.rules.longest_updates import held_sum
 from coordinator.rules.private_sums import clip_of
 from coordinator.rules.robust_aggregation import KeptReports
 from coordinator.rules.rounds import Abandon, Aggregated, EndAssignments, Round
@@ -31,7 +33,6 @@ from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import checkpoint
 from fedcore.algorithms.algorithm import Algorithm, ServerStep, trips_of
-from fedcore.codecs.codec import RoundKey
 from fedcore.errors import FedcoreError, ReportError
 from fedcore.plan import BlobRef, in_turn
 from fedcore.signing import SigningKey
@@ -52,6 +53,15 @@ class Outcome(NamedTuple):
     left_out: frozenset[str] = frozenset()
     too_stale: Sequence[AssignedDevice] = ()
     successor: OpenRound | None = None
+
+
+class _Model(NamedTuple):
+    """The blobs of a round's next model, its metrics, and the sealed form of the blobs of a private round."""
+
+    state: BlobRef
+    broadcast: BlobRef
+    metrics: dict[str, float]
+    sealed: Sequence[SealedBlob]
 
 
 def commit_round(
@@ -75,30 +85,36 @@ def commit_round(
             if running.task.settings.privacy is not None:
                 clip = clip_of(in_turn(trips_of(algorithm), running.number), before)
                 total_L = _noisy(store, lineage, running, collected, clip, total_L)
-            state, broadcast, metrics = _next_model(store, running, algorithm, before, total_L)
+            model = _next_model(store, running, algorithm, before, collected.noisy, total_L)
     except (ReportError, NonFiniteState, UnreadableBlob) as error:
-        return _abandon(membership, running, error, now, collected.noisy)
+        abandoned = _abandon(membership, running, error, now, collected.noisy)
+        reason, named = abandoned.value.reason, running.task.record.named
+        # Not before: what is said of a noisy sum has its row.
+        _LOG.warning("round %d of task %s has no next model, %s: %s", running.number, named, reason, error)
+        return abandoned
     with steps.labels("commit").time(), membership.writing() as records:
         task = records.task(running.task.id)
         if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
             return _end(records, running, Abandon("cancelled"), now)
-        store.add_blobs(records, {state: False})
-        store.add_blobs(records, {broadcast: True})
+        _add_blobs(store, records, model)
         last = running.number == task.settings.rounds
-        diverged = "" if last else why_diverged(records, task, metrics)
+        diverged = "" if last else why_diverged(records, task, model.metrics)
         active = running.task.active and task.state is TaskState.ACTIVE
         goes_on = running.buffered and active and not (last or diverged)
         kept = end_or_keep(records, running, goes_on=goes_on) if running.buffered else HandOver()
         outcome = _end(records, running, kept.event, now)._replace(too_stale=kept.too_stale)
-        signed = entry(lineage, task, running.base, broadcast.sha256)
-        made = Snapshot(running.number, state.sha256, broadcast.sha256, signed)
-        records.finish_round(running.id, made, metrics)
+        signed = entry(lineage, task, running.base, model.broadcast.sha256)
+        made = Snapshot(running.number, model.state.sha256, model.broadcast.sha256, signed)
+        records.finish_round(running.id, made, model.metrics)
         if goes_on:
             following = open_next(records, replace(running, value=outcome.value), made, now)
             outcome = outcome._replace(successor=following)
         _conclude(records, task, running, collected.noisy, diverged)
         reach("round.before-commit")
     reach("round.after-commit")
+    with suppress(Unavailable):  # the log says why; whoever asks for the model tries again
+        for one in model.sealed:
+            store.sealed.open(one.ref.sha256)
     _LOG.info("round %d of task %s committed %d reports", running.number, task.named, running.value.reported)
     return outcome
 
@@ -139,13 +155,19 @@ def _state_before(store: CoordinatorStore, running: OpenRound, algorithm: Algori
 
 
 def _decoded(running: OpenRound, reports: ReportSum | KeptReports) -> NDArray[np.float64]:
-    """The sum of a round's reports, with the codecs of its plan undone."""
-    return running.plan.report.decode(reports.total(), RoundKey(running.task.settings.seed, running.number))
+    """The sum of a round's reports, with the codecs of its plan undone, and within its bounds."""
+    layout, devices = running.plan.report, running.value.reported
+    return held_sum(running.task.settings, layout, layout.decode(reports.total(), running.codec_key), devices)
 
 
 def _next_model(
-    store: CoordinatorStore, running: OpenRound, algorithm: Algorithm, state: Vectors, total_L: NDArray[np.float64]
-) -> tuple[BlobRef, BlobRef, dict[str, float]]:
+    store: CoordinatorStore,
+    running: OpenRound,
+    algorithm: Algorithm,
+    state: Vectors,
+    private: PrivateSum | None,
+    total_L: NDArray[np.float64],
+) -> _Model:
     plan, devices = running.plan, running.value.reported
     lr_scale = running.task.settings.schedule.lr_scale(running.number, devices)
     discounted = discount(running.value.staleness)
@@ -153,8 +175,23 @@ def _next_model(
     trip, following = (in_turn(trips_of(algorithm), number) for number in (running.number, running.number + 1))
     made = aggregate(plan.report.decoded, trip, state, total_L, server_step, following)
     # Files first: a row must never point at a blob that is not there.
-    refs = [store.blobs.put(checkpoint.encode(vectors)) for vectors in (made.state, made.broadcast)]
-    return refs[0], refs[1], made.metrics
+    files = [checkpoint.encode(vectors) for vectors in (made.state, made.broadcast)]
+    sealed = [] if private is None else [store.sealed.put(private.secret, data) for data in files]
+    refs = [one.ref for one in sealed] or [store.blobs.put(data) for data in files]
+    return _Model(refs[0], refs[1], made.metrics, sealed)
+
+
+def _add_blobs(store: CoordinatorStore, records: Records, model: _Model) -> None:
+    """Make the blobs of a model known: of a private one the sealed forms, which are there, with their keys."""
+    if not model.sealed:
+        store.add_blobs(records, {model.state: False})
+        store.add_blobs(records, {model.broadcast: True})
+        return
+    store.add_blobs(records, {one.sealed: False for one in model.sealed})
+    records.add_blob(model.state, public=False)
+    records.add_blob(model.broadcast, public=True)
+    for one in model.sealed:
+        records.sealed.add(one)
 
 
 def _abandon(
@@ -169,9 +206,6 @@ def _abandon(
     That a noisy sum led to a state that is not finite says something of it, so it is spent, and a private task ends.
     """
     number, event = running.number, _cause(error)
-    _LOG.warning(
-        "round %d of task %s has no next model, %s: %s", number, running.task.record.named, event.reason, error
-    )
     with membership.writing() as records:
         outcome, task = _end(records, running, event, now), records.task(running.task.id)
         if private is not None and isinstance(error, NonFiniteState):

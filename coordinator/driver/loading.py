@@ -10,8 +10,8 @@ from msgspec import structs
 from coordinator.driver.replica_membership import Membership
 from coordinator.errors import KeysDiffer, Unavailable, UnknownBlob
 from coordinator.rules.entities import Task
-from coordinator.rules.release import obstacle
-from coordinator.rules.selection import Needs
+from coordinator.rules.release import OTHER_LINEAGE, obstacle
+from coordinator.rules.selection import LATE_ROUNDS, Needs
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.records import Records
@@ -85,6 +85,18 @@ def with_good_release(membership: Membership, record: Task, lineage: str, at: fl
     return record
 
 
+def with_lineage_back(membership: Membership, record: Task, lineage: str, at: float) -> Task:
+    """The task, made active if it was paused for another lineage key than this coordinator has now. As above."""
+    if record.state is not TaskState.PAUSED or not record.reason.startswith(OTHER_LINEAGE):
+        return record
+    if (record.release and obstacle(record.release, lineage, at)) or _other_noise(membership.store, record, lineage):
+        return record
+    _LOG.warning("task %s goes on: its lineage key is back", record.named)
+    with membership.writing() as records:
+        records.move_task(record, TaskState.ACTIVE, "lineage-key-back")
+    return replace(record, state=TaskState.ACTIVE, reason="")
+
+
 def load_task(membership: Membership, record: Task, lineage: str, before: LoadedTask | None) -> LoadedTask | None:
     """The task with its plan; None when its algorithm cannot be made, or a blob that it needs cannot be read.
 
@@ -117,6 +129,15 @@ def load_task(membership: Membership, record: Task, lineage: str, before: Loaded
         return None
 
 
+def late_devices(records: Records, task: Task) -> dict[str, int]:
+    """The late devices of a task, as the rows have them: `OpenRounds.late`. Secure rounds make none."""
+    if task.settings.secagg is not None:
+        return {}
+    committed = records.snapshot(task).number
+    late = records.cohorts.late_devices(task.id, since=committed - LATE_ROUNDS + 1)
+    return {device: LATE_ROUNDS + number - committed for device, number in late.items()}
+
+
 def pause_unreadable(records: Records, task: Task, words: str) -> None:
     """Pause an active task that needs a blob which cannot be read; an operator resumes it once the blob is back."""
     _LOG.error("task %s is paused: a blob that it needs cannot be read: %s", task.named, words)
@@ -133,18 +154,23 @@ def _look_for(store: CoordinatorStore, record: Task, lineage: str, plan: Plan) -
     store.algorithm(record.algorithm)
     if record.settings.privacy is not None:
         spent([record.settings.privacy], record.settings.privacy.delta)
+    if other := _other_noise(store, record, lineage):
+        raise KeysDiffer(
+            f"{OTHER_LINEAGE}: noise of earlier rounds was made with {other}, and the key here is {lineage}: put the "
+            "file with the right key back, and the task goes on"
+        )
     with store.database.reading() as records:
         base = records.snapshot(record)
-        others = {source.signer for source in records.ledger.sources(record.id)} - {lineage}
-    if others:
-        raise KeysDiffer(
-            f"noise of earlier rounds was made with the lineage key {min(others)}, and the key here is {lineage}: put "
-            "the right file in its place, or name its place (MUSTER_KEYS), then resume the task"
-        )
     named = {ref.sha256 for ref in plan.blob_refs}
     for sha256 in sorted(named | {record.plan_sha256, base.state_sha256, base.checkpoint_sha256}):
         if not store.blobs.has(sha256):
             raise UnknownBlob(f"there is no blob {sha256[:12]}…")
+
+
+def _other_noise(store: CoordinatorStore, record: Task, lineage: str) -> str:
+    """A key other than this one that made noise of earlier rounds of a task; empty where there is none."""
+    with store.database.reading() as records:
+        return min({source.signer for source in records.ledger.sources(record.id)} - {lineage}, default="")
 
 
 def _pause(membership: Membership, record: Task, cause: str, words: str) -> Task:

@@ -103,17 +103,21 @@ class Observer:
         drawn = running.devices if running is not None and replacing else frozenset()
         left_out = self.selector.left_out(task, rounds, 0 if replacing else rounds.rounds_before_draw(task.id)) - drawn
         members = rounds.members(task.id)
-        if not (replacing or left_out or members is not None or task.settings.separation is not None):
+        late, separated = rounds.late.get(task.id), task.settings.separation is not None
+        if not (replacing or left_out or late or members is not None or separated):
             return dict(found)
-        if running is not None and replacing:
-            eligible = len(self.selector.candidates(running, rounds, now))
+        round_ = running or rounds.held.get(task.id)
+        if round_ is None:
+            in_time = eligible = len(self.selector.eligible(task, rounds, now))
         else:
-            eligible = len(self.selector.eligible(task, rounds, now))
+            in_time = len(self.selector.in_time(round_, rounds, now))
+            eligible = len(self.selector.candidates(round_, rounds, now))
         fitting = [session.device for session in sessions.eligible(task.population, task.id, task.needs)]
         again, left = sum(one in drawn for one in fitting), sum(one in left_out for one in fitting)
         others = 0 if members is None else sum(one not in members | left_out for one in fitting)
-        resting = found[""] - again - left - others - eligible
+        resting = found[""] - again - left - others - in_time
         why = {"again": again, "left-out": left, "other-cohort": others, "resting": resting}
+        why |= {"late": in_time - eligible}
         return dict(found + Counter({"": eligible - found[""]} | why))
 
     def _look_at_round(self, seen: Observation, running: OpenRound) -> Observation:

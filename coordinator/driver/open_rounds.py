@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sized
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 
 from coordinator.driver.loading import LoadedTask
@@ -10,8 +10,10 @@ from coordinator.rules import buffers
 from coordinator.rules import rounds as cohorts
 from coordinator.rules.entities import Snapshot
 from coordinator.rules.rounds import Abandon, Event, Revealed, Round, Stepped, Tick, Waiting
+from coordinator.rules.selection import LATE_ROUNDS
 from coordinator.rules.states import RoundState
 from coordinator.secure.round import SecureRound
+from fedcore.codecs.codec import RoundKey
 from fedcore.plan import Plan
 
 
@@ -75,6 +77,11 @@ class OpenRound:
         """The plan of the trip that the round runs, once it is not held any more."""
         return self.task.plan.of_round(self.number)
 
+    @property
+    def codec_key(self) -> RoundKey:
+        """The key of the codecs of its reports, once it is not held any more."""
+        return RoundKey(self.task.settings.seed, self.number)
+
     def draws_more(self, now: float) -> bool:
         """Whether a reporting round may draw devices: in the place of lost ones, or whoever comes to a buffered one."""
         if self.buffered:
@@ -87,17 +94,20 @@ class OpenRounds:
     """The open rounds of every task, by its id: the one that runs, and the one that is held behind it.
 
     not_before: when the next round of a task may begin, on the driver's clock, after attempts that failed.
-    left_out: devices that further attempts at a task's next round must not draw.
+    left_out: devices that further attempts at a task's next round must not draw. late: devices that let a deadline
+    pass, and for how many committed rounds they are late from now on. It is more than LATE_ROUNDS for those who did in
+    an earlier attempt at the next round.
     """
 
     running: dict[str, OpenRound] = field(default_factory=dict)
     held: dict[str, OpenRound] = field(default_factory=dict)
     not_before: dict[str, float] = field(default_factory=dict)
     left_out: dict[str, frozenset[str]] = field(default_factory=dict)
+    late: dict[str, Mapping[str, int]] = field(default_factory=dict)
 
     def copy(self) -> OpenRounds:
         """A copy, to be changed while this one stays."""
-        return OpenRounds(dict(self.running), dict(self.held), dict(self.not_before), dict(self.left_out))
+        return self.only({round_.id for round_ in self})
 
     def only(self, row_ids: Container[int]) -> OpenRounds:
         """A copy with only these rounds."""
@@ -105,7 +115,7 @@ class OpenRounds:
             {task: round_ for task, round_ in rounds.items() if round_.id in row_ids}
             for rounds in (self.running, self.held)
         )
-        return OpenRounds(running, held, dict(self.not_before), dict(self.left_out))
+        return OpenRounds(running, held, dict(self.not_before), dict(self.left_out), dict(self.late))
 
     def __iter__(self) -> Iterator[OpenRound]:
         yield from self.running.values()
@@ -146,6 +156,15 @@ class OpenRounds:
     def leave_out(self, task: str, devices: Iterable[str]) -> None:
         """Draw devices no more until the task's next round is committed."""
         self.left_out[task] = self.left_out.get(task, frozenset()).union(devices)
+
+    def note_late(self, task: str, devices: Iterable[str]) -> None:
+        """Devices let the deadline of an attempt at the task's next round pass."""
+        self.late[task] = {**self.late.get(task, {}), **dict.fromkeys(devices, LATE_ROUNDS + 1)}
+
+    def commit(self, task: str) -> None:
+        """The task's next round was committed."""
+        self.left_out.pop(task, None)
+        self.late[task] = {device: left - 1 for device, left in self.late.get(task, {}).items() if left > 1}
 
     def selects(self, task: LoadedTask) -> bool:
         """Whether a task's round draws devices now, also if the task was paused since."""

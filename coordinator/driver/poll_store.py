@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from coordinator.commands import CheckInDevice, QueuedCommand
 from coordinator.driver.in_memory_state import Memory
-from coordinator.driver.loading import LoadedTask, load_task, with_good_release
+from coordinator.driver.loading import LoadedTask, late_devices, load_task, with_good_release, with_lineage_back
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.revocations import Revocations
 from coordinator.errors import Unavailable
@@ -77,6 +77,8 @@ class Poller:
             at = records.at
             for record in driven:
                 known = memory.tasks.get(record.id)
+                if known is None:
+                    memory.rounds.late[record.id] = late_devices(records, record)
                 if record.settings.secagg is not None and (known is None or not known.active):
                     # Of a task that is paused an operator may end the round.
                     next_round = records.snapshot(record).number + 1
@@ -95,6 +97,8 @@ class Poller:
         if record.state is TaskState.PAUSED and record.id in self._unreadable:
             return before
         self._unreadable.discard(record.id)
+        if before is None:  # a key does not change while its process runs
+            record = with_lineage_back(self._membership, record, self._lineage, at)
         record = with_good_release(self._membership, record, self._lineage, at)
         task = load_task(self._membership, record, self._lineage, before)
         if task is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -38,11 +38,15 @@ BUDGET_SPENT = "privacy-budget-spent"
 
 @dataclass(frozen=True, slots=True)
 class PrivateSum:
-    """The noisy sum of a round, float64 (L,), its row, and the source of its noise, where later rounds need it."""
+    """The noisy sum of a round, float64 (L,), its row, and the source of its noise, where later rounds need it.
+
+    secret: of the keys under which what is made of it is stored until the row is committed.
+    """
 
     total: NDArray[np.float64]
     entry: LedgerEntry
     source: NoiseSource | None = None
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES))
 
 
 @dataclass(slots=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from coordinator.driver.loading import LoadedTask
 from coordinator.driver.open_rounds import OpenRound, OpenRounds
 from coordinator.driver.recent_participation import ParticipationLimit
 from coordinator.driver.sessions import Session, Sessions
-from coordinator.rules.selection import draw
+from coordinator.rules.selection import LATE_ROUNDS, draw
 from coordinator.rules.states import RoundState
 from coordinator.secure.round import SecureRoundFactory
 
@@ -28,14 +29,27 @@ class Selector:
         return self._free(task, rounds, rounds.rounds_before_draw(task.id), now)
 
     def candidates(self, round_: OpenRound, rounds: OpenRounds, now: float) -> list[Session]:
-        """The waiting devices that a round could draw. A device that was in the round before is none of them."""
+        """The waiting devices that a round could draw now: as `in_time`, but for late ones that must wait."""
+        found, late = self.in_time(round_, rounds, now), _late(round_, rounds)
+        if not late or round_.buffered:
+            return found
+        punctual = [one for one in found if one.device not in late]
+        if round_.reporting or round_.value.held or now < round_.value.deadline:
+            return punctual
+        patient = [one for one in found if late.get(one.device, 0) <= LATE_ROUNDS]
+        return patient if len(patient) >= round_.value.policy.minimum else found
+
+    def in_time(self, round_: OpenRound, rounds: OpenRounds, now: float) -> list[Session]:
+        """The waiting devices that a round could draw before it ends. Whoever was in the round before is none."""
         if not round_.reporting:
             return self.eligible(round_.task, rounds, now)
         return [one for one in self._free(round_.task, rounds, 0, now) if one.device not in round_.devices]
 
-    def draw(self, candidates: list[Session], count: int) -> list[Session]:
-        """`count` of the candidates, drawn uniformly."""
-        return draw(candidates, count, self.source)
+    def draw(self, candidates: list[Session], count: int, late: Container[str]) -> list[Session]:
+        """`count` of the candidates, drawn uniformly; late devices only where there are too few others."""
+        punctual, others = ([one for one in candidates if (one.device in late) is is_late] for is_late in (False, True))
+        first = draw(punctual, min(count, len(punctual)), self.source)
+        return first + draw(others, count - len(first), self.source)
 
     def due(self, task_id: str, task: LoadedTask | None, rounds: OpenRounds, now: float) -> bool:
         """Whether `Transaction.advance` would do anything, as far as memory knows."""
@@ -77,3 +91,11 @@ class Selector:
         value = round_.value
         selecting = value.state is RoundState.SELECTING and not value.held and now < value.deadline
         return selecting and self.sessions.count(round_.task.population) < value.policy.cohort
+
+
+def _late(round_: OpenRound, rounds: OpenRounds) -> Mapping[str, int]:
+    """The late devices of a round's task; of a cohort that is drawn again those of an earlier attempt at the round."""
+    late = rounds.late.get(round_.task.id, {})
+    if round_.members is None:
+        return late
+    return {device: left for device, left in late.items() if left > LATE_ROUNDS}

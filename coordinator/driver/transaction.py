@@ -159,7 +159,7 @@ class Transaction:
         self._digests[found.id] = round_.id, command.sha256
         self._assignments[found.id] = replace(found, state=AssignmentState.REPORTED, report_sha256=command.sha256)
         counted = self._counted.setdefault(round_.id, ReportsCounted(round_, []))
-        bounded = round_.task.settings.clear.bound(command.vector, round_.plan.report)
+        bounded = round_.task.settings.clear.bound(command.vector, round_.plan.report, round_.codec_key)
         staleness = round_.number - found.number
         counted.vectors.append(staleness_weight(staleness) * bounded.astype(np.float64) if staleness else bounded)
         self._end(round_, found, AssignmentState.REPORTED)
@@ -242,6 +242,7 @@ class Transaction:
         late = self._selector.late(round_, self._now)
         if late and (ended := self._end_some(round_, late, AssignmentState.EXPIRED, "deadline passed")):
             noted, again = _note_failures(round_, ended)
+            self.rounds.note_late(round_.task.id, ended)
             self._step(noted, Expired(len(ended), again))
             if round_.task.id not in self.rounds.running:
                 return
@@ -334,7 +335,9 @@ class Transaction:
                 case BeginPairAgain():
                     begin_pair_again(self._records, after.task.record, self._selector.secure.lineage)
                 case EndAssignments(state):
-                    self._records.end_assignments(after.task.id, after.numbers, state, cause)
+                    ended = self._records.end_assignments(after.task.id, after.numbers, state, cause)
+                    if state is AssignmentState.EXPIRED and after.secure is None:
+                        self.rounds.note_late(after.task.id, [one.device for one in ended])
 
     def _release(self, round_: OpenRound) -> OpenRound:
         base = self._records.snapshot(round_.task.record)
@@ -345,7 +348,8 @@ class Transaction:
 
     def _draw(self, round_: OpenRound, count: int) -> None:
         """Draw devices, a cohort or some that are missing of it, and give them their assignments."""
-        chosen, first = self._selector.draw(self._candidates(round_), count), round_.value.assigned
+        late = self.rounds.late.get(round_.task.id, {})
+        chosen, first = self._selector.draw(self._candidates(round_), count, late), round_.value.assigned
         replica = self._selector.sessions.replica
         new = [AssignedDevice(new_id(replica), slot, session.device) for slot, session in enumerate(chosen, first)]
         self._records.add_assignments(round_.id, new)

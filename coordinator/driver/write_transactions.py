@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from coordinator.commands import AbortAssignment, CountReport, settle
 from coordinator.driver.apply_effects import Adopter
 from coordinator.driver.in_memory_state import Memory
+from coordinator.driver.loading import late_devices
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.selector import Selector
 from coordinator.driver.transaction import LATER, Transaction
@@ -160,6 +161,8 @@ class Writer:
                 memory.participation.forget()
                 memory.participation.learn(records, [task.record for task in memory.tasks.values()], now)
                 memory.participation.leave_out(memory.rounds.left_out)
+                for task in memory.tasks.values():
+                    memory.rounds.late[task.id] = late_devices(records, task.record)
         except Exception as error:
             self.fail(error, now)
             return

@@ -14,10 +14,14 @@ from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.eligibility import demand
+from fedcore import codecs
+from fedcore.codecs.codec import RoundKey
 from fedcore.params import FLOAT_BYTES
-from fedcore.report import WEIGHT, ReportLayout
+from fedcore.report import WEIGHT, ReportLayout, Segment
 
 ESTIMATORS = ("mean", "trimmed-mean", "median", "krum")
+SLACK = 2.0
+"""How many times as long as it is on average an honest update may be decoded: what travels of it is drawn by lot."""
 MOST_KEPT, MOST_KEPT_BYTES = 500, 1 << 28
 """Reports of a round that are kept one by one, and their memory: the driver looks at all of them when it ends."""
 
@@ -26,8 +30,9 @@ MOST_KEPT, MOST_KEPT_BYTES = 500, 1 << 28
 class ClearReports:
     """The bounds on a report of a task without secure aggregation, and the estimate that is made of all of them.
 
-    max_norm: the L2 norm to which a longer mean segment is scaled down. max_weight: the weight that a report with a
-    greater one counts with. No honest device is expected to meet the defaults.
+    max_norm: the L2 norm to which a longer mean segment is scaled down; of one with codecs, what it is decoded to is
+    held to `longest`. max_weight: the weight that a report with a greater one counts with. No honest device is expected
+    to meet the defaults.
 
     estimator: one of ESTIMATORS; all but the mean keep every report in memory until the round ends. tolerate: how many
     false reports a trimmed mean or Krum expects.
@@ -62,25 +67,55 @@ class ClearReports:
                 f"{most}: lower the goal from {goal} to that, take a smaller model, or the mean"
             )
 
-    def bound(self, report_L: NDArray[np.floating[Any]], layout: ReportLayout) -> NDArray[np.floating[Any]]:
+    def bound(
+        self, report_L: NDArray[np.floating[Any]], layout: ReportLayout, key: RoundKey
+    ) -> NDArray[np.floating[Any]]:
         """A report (L,) within the bounds: the same array when it is, else a copy that is scaled down.
 
         A weight that is too great scales the whole report, so that means and metrics count as those of the lower one.
+        key: of the codecs of the report's round.
         """
         slices = layout.slices()
         weight = next(float(report_L[where][0]) for segment, where in slices if segment.name == WEIGHT)
         heavy = weight > self.max_weight
-        longest = self.max_norm * weight
-        norms = [(where, _norm(report_L[where])) for segment, where in slices if segment.reduction == "mean"]
-        long = [(where, norm) for where, norm in norms if norm > longest]
+        factors = [
+            (where, self._factor(segment, report_L[where], weight, key, index))
+            for index, (segment, where) in enumerate(slices)
+            if segment.reduction == "mean"
+        ]
+        long = [(where, factor) for where, factor in factors if factor < 1]
         if not heavy and not long:
             return report_L
         bounded_L = report_L.astype(np.float64)
-        for where, norm in long:
-            bounded_L[where] *= longest / norm
+        for where, factor in long:
+            bounded_L[where] *= factor
         if heavy:
             bounded_L *= self.max_weight / weight
         return bounded_L
+
+    def _factor(
+        self, segment: Segment, values_C: NDArray[np.floating[Any]], weight: float, key: RoundKey, index: int
+    ) -> float:
+        """What brings a mean segment within the bounds; 1 when it is. index: its place in the layout."""
+        most, stretch = self.max_norm * weight, codecs.stretch(segment.codecs)
+        norms = [(_norm(values_C), most if stretch == 1 else SLACK * stretch * most)]
+        if not codecs.keep_norms(segment.codecs):
+            # In float64, in which what is made of finite float32 overflows nowhere.
+            decoded = codecs.decoded_norm(segment.codecs, values_C.astype(np.float64), segment.size, key, index)
+            norms.append((decoded, longest(segment, most)))
+        return min([1.0, *(most / norm for norm, most in norms if norm > most)])
+
+
+def longest(segment: Segment, norm: float) -> float:
+    """The L2 norm to which a decoded mean segment is held where an update that is `norm` long must pass.
+
+    Codecs send a part of an update and make the rest up: decoded it is √growth times as long on average. What is made
+    for that, as a false report may be, is growth times as long.
+    """
+    if codecs.keep_norms(segment.codecs):
+        return norm
+    growth = codecs.growth(segment.codecs, segment.size)
+    return norm * min(growth, SLACK * math.sqrt(growth))
 
 
 def _norm(values: NDArray[np.floating[Any]]) -> float:

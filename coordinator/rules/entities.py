@@ -9,7 +9,7 @@ from coordinator.errors import RoleLacking
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
-from fedcore.plan import PlanSignature
+from fedcore.plan import BlobRef, PlanSignature
 from fedcore.release import Signed
 
 
@@ -183,6 +183,15 @@ class NoiseSource:
 
     nonce: bytes
     signer: str
+
+
+@dataclass(frozen=True, slots=True)
+class SealedBlob:
+    """A blob whose bytes are stored sealed: its reference, that of the sealed bytes, and the key that opens them."""
+
+    ref: BlobRef
+    sealed: BlobRef
+    key: bytes
 
 
 class Role(StrEnum):

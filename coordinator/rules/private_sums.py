@@ -18,7 +18,7 @@ from coordinator.rules.packed_segments import counted_on
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm, Trip
 from fedcore.bound import CLIP
-from fedcore.codecs.rotation import Rotation
+from fedcore.codecs import keep_norms
 from fedcore.errors import PrivacyError
 from fedcore.plan import Plan
 from fedcore.privacy.accounting import spent
@@ -57,12 +57,8 @@ def check_private(settings: TaskSettings, algorithm: Algorithm, plan: Plan) -> N
         raise InvalidTask(
             "privacy needs reports that devices hold to a bound, and those of the plan are not: export it anew"
         )
-    codecs = (
-        set()
-        if privacy.noise_of_devices
-        else {codec for trip in plan.trips for segment in trip.report.segments for codec in segment.codecs}
-    )
-    if not all(isinstance(codec, Rotation) for codec in codecs):
+    segments = [segment for trip in plan.trips for segment in trip.report.segments]
+    if not privacy.noise_of_devices and not all(keep_norms(segment.codecs) for segment in segments):
         raise InvalidTask("privacy needs codecs that keep the length of a report: export the plan with rotation alone")
     first = spent([_expected(settings, trip.report) for trip in plan.trips], privacy.delta)
     if first > privacy.epsilon:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
+from msgspec import UNSET, UnsetType
+
 from coordinator.errors import InvalidTask
+from coordinator.rules.entities import Task
 from coordinator.rules.task_settings import FootprintBudget, TaskSettings
 from fedcore.bundle import Certificate, Evidence, Footprint
 from fedcore.plan import Plan
@@ -18,6 +21,8 @@ _FIGURES = {
     "graph_bytes": ("size of all graphs", "bytes", "export a smaller model"),
 }
 
+OTHER_LINEAGE = "another lineage key"
+"""What the reason of a task begins with that is paused until the key is back which its release or its noise names."""
 _EXPIRED = "the release has expired: create the task anew with a new one"
 
 
@@ -41,12 +46,18 @@ def check_release(plan: Plan, certificate: Certificate, settings: TaskSettings) 
         _check_footprint(fmt, evidence.footprint, settings.budget)
 
 
-def check_signed(signed: Signed | None, plan: str, first: str, settings: TaskSettings, at: float) -> None:
+def released_seed(plan: Plan, settings: TaskSettings) -> int | UnsetType:
+    """The seed in the release of a plan: the task's if the plan has codecs, else none."""
+    return settings.seed if any(trip.report.has_codecs for trip in plan.trips) else UNSET
+
+
+def check_signed(task: Task, plan: Plan, at: float) -> None:
     """Hold the signed release of a task with secure aggregation against what the task would do. Others need none.
 
-    plan, first: digests of the plan and of the first checkpoint. at: now, in seconds since 1970. Raises InvalidTask
-    naming what differs, or fedcore's errors when the release is not its signer's.
+    at: now, in seconds since 1970. Raises InvalidTask naming what differs, or fedcore's errors when the release is not
+    its signer's.
     """
+    settings, signed = task.settings, task.release
     if settings.secagg is None:
         if signed is not None:
             raise InvalidTask("a release is for tasks with secagg: create this one without it")
@@ -59,15 +70,15 @@ def check_signed(signed: Signed | None, plan: str, first: str, settings: TaskSet
     release = verified_release(signed)
     wanted = {
         "population": settings.population,
-        "plan": plan,
-        "checkpoint": first,
+        "plan": task.plan_sha256,
+        "checkpoint": task.initial.checkpoint_sha256,
         "bounds": settings.sum_bounds,
+        "seed": released_seed(plan, settings),
     }
     for name, value in wanted.items():
-        if getattr(release, name) != value:
-            raise InvalidTask(
-                f"{name} of the release is {getattr(release, name)}, the task's is {value}: sign it again"
-            )
+        found = getattr(release, name)
+        if found != value:
+            raise InvalidTask(f"{name} of the release is {_told(found)}, the task's is {_told(value)}: sign it again")
     if release.expires_at <= at:
         raise InvalidTask(_EXPIRED)
 
@@ -80,10 +91,14 @@ def obstacle(signed: Signed, lineage: str, at: float) -> str:
     release = decode_release(signed.text)
     if release.lineage != lineage:
         return (
-            f"the release names the lineage key {release.lineage}, this coordinator has {lineage}: "
-            "restore its lineage file, or create the task anew"
+            f"{OTHER_LINEAGE}: the release names {release.lineage}, this coordinator has {lineage}: put the file with "
+            "the right key back, and the task goes on, or create it anew"
         )
     return _EXPIRED if release.expires_at <= at else ""
+
+
+def _told(value: object) -> object:
+    return "not there" if value is UNSET else value
 
 
 def _check_parity(fmt: str, evidence: Evidence) -> None:

@@ -12,6 +12,8 @@ from fedcore.conditions import StatedConditions, rounded_down
 from fedcore.wire.messages import CheckIn
 
 T = TypeVar("T")
+LATE_ROUNDS = 20
+"""For so many committed rounds after that in which a device let the deadline pass it is late, and drawn last."""
 
 
 @dataclass(frozen=True, slots=True)

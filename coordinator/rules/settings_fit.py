@@ -59,7 +59,7 @@ def _check_buffered(algorithm: Algorithm, plan: Plan) -> None:
             f"algorithm {algorithm.name} has {len(plan.trips)} trips, which rounds take in turn; in mode buffered "
             "devices of several rounds work at once: take an algorithm of one trip"
         )
-    if any(trip.report.segments != trip.report.decoded.segments for trip in plan.trips):
+    if any(trip.report.has_codecs for trip in plan.trips):
         raise InvalidTask(
             "the plan has codecs, with a key for each round, and a sum in mode buffered is of several rounds: export "
             "it without them"

@@ -168,8 +168,14 @@ class Group:
         if not self.unmasking or self._unmasking is None or not self._unmasking.done():
             return False
         with self._failing():
-            self.sum = self._unmasking.result()
-            self._server.settle(self.sum)
+            found = self._unmasking.result()
+            if found.total.weight < found.total.devices:
+                raise SumOutOfRange(
+                    f"the weights of {found.total.devices} devices add up to {found.total.weight}: one of them took "
+                    "from the rest, as none weighs less than 1"
+                )
+            self._server.settle(found)
+            self.sum = found
         return True
 
     def stop(self, reason: str) -> Mapping[int, bytes]:

@@ -63,7 +63,7 @@ def invitation(settings: TaskSettings, policy: RoundPolicy, plan: Plan, given: A
         n_max=largest,
         min_sum=bounds.min_sum,
         w_max=greatest_weight(plan.report, bounds),
-        layout_hash=layout_hash(plan.report),
+        layout_hash=layout_hash(plan.report, given.seed),
         model_hash=model_hash(given.plan, given.checkpoint),
         segments=packed_segments(plan.report, bounds, largest),
     )

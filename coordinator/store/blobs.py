@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
@@ -27,6 +27,7 @@ from fedcore.plan import BlobRef
 from fedcore.private_files import make_private_folder, new_private, sync_folder
 
 Data: TypeAlias = bytes | memoryview
+T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _OURS = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{16}\.tmp")
@@ -56,6 +57,8 @@ class Blobs:
 
     def __init__(self, address: str | Path, *, create: bool = True) -> None:
         self.address = str(address)
+        self.opens: Callable[[str], bool] = lambda _: False
+        """Asked for a blob that is not there: whether it is now, because it was stored sealed (sealed_blobs.py)."""
         self._write: Callable[[str, Data], object]
         self._write_first: Callable[[str, Data], object]
         self._delete: Callable[[Sequence[str]], int]
@@ -104,23 +107,33 @@ class Blobs:
     def has(self, sha256: str) -> bool:
         """Whether a blob exists. Raises UnknownBlob for a name that is no digest."""
         name = _checked(sha256)
-        with suppress(UnknownBlob), _finding(sha256):
-            return bool(obstore.head(self._store, name))
+        with suppress(UnknownBlob):
+            return bool(self._find(name, lambda: obstore.head(self._store, name)))
         return False
 
     def get(self, sha256: str) -> bytes:
         """A blob's bytes. Raises UnknownBlob; fedcore.errors.DigestMismatch when they were altered."""
-        with _finding(sha256):
-            data = bytes(obstore.get(self._store, _checked(sha256)).bytes())
+        name = _checked(sha256)
+        data = self._find(name, lambda: bytes(obstore.get(self._store, name).bytes()))
         return BlobRef(sha256, len(data)).check(data)
 
     def read(self, sha256: str, part: range) -> Iterator[bytes]:
         """A part of a blob's bytes, in pieces and unchecked: the receiver checks the whole. Raises UnknownBlob."""
         if not part:
             return iter(())
-        with _finding(sha256):
-            found = obstore.get(self._store, _checked(sha256), options={"range": (part.start, part.stop)})
+        name, within = _checked(sha256), (part.start, part.stop)
+        found = self._find(name, lambda: obstore.get(self._store, name, options={"range": within}))
         return map(bytes, found.stream(_CHUNK))  # which keeps no piece itself
+
+    def _find(self, name: str, read: Callable[[], T]) -> T:
+        """What `read` gives of a blob. Raises UnknownBlob when there is none, Unavailable as all methods do."""
+        with _reaching():
+            try:
+                return read()
+            except FileNotFoundError:
+                if not self.opens(name):
+                    raise UnknownBlob(f"there is no blob {name[:12]}…") from None
+            return read()
 
     def stored(self) -> Iterator[StoredName]:
         """Every stored blob, and the remains of killed writes; not the other files at the address."""
@@ -179,16 +192,6 @@ def _checked(sha256: str) -> str:
     if not _DIGEST.fullmatch(sha256):
         raise UnknownBlob("a blob is named by the 64 lower-case hex digits of its SHA-256")
     return sha256
-
-
-@contextmanager
-def _finding(sha256: str) -> Iterator[None]:
-    """Raises UnknownBlob when there is none, Unavailable when an object store does not answer."""
-    try:
-        with _reaching():
-            yield
-    except FileNotFoundError:
-        raise UnknownBlob(f"there is no blob {sha256[:12]}…") from None
 
 
 @contextmanager

@@ -50,6 +50,13 @@ class CohortRecords:
         query = select(ASSIGNMENTS.c.device).join(ROUNDS).where(counted & (ROUNDS.c.state == RoundState.COMMITTED))
         return frozenset(self._connection.scalars(query))
 
+    def late_devices(self, task_id: str, since: int) -> dict[str, int]:
+        """Devices that let a deadline pass in round `since` or later, and the number of the last such round."""
+        expired = (ROUNDS.c.task == task_id) & (ROUNDS.c.number >= since)
+        expired &= ASSIGNMENTS.c.state == AssignmentState.EXPIRED
+        query = select(ASSIGNMENTS.c.device, func.max(ROUNDS.c.number)).join(ROUNDS).where(expired)
+        return {row[0]: row[1] for row in self._connection.execute(query.group_by(ASSIGNMENTS.c.device))}
+
     def participations(self, task_id: str, numbers: range, since: float) -> list[tuple[str, float, int]]:
         """Devices that took part, and stayed, in these rounds or later ones, or in some that ended after `since`.
 

@@ -72,6 +72,7 @@ def collect(store: CoordinatorStore, retention: Retention, stopped: Stopped = la
     When `stopped` answers true it ends soon, and the next collection continues.
     """
     models = assignments = 0
+    store.sealed.settle(stopped)
     for task in store.tasks():
         if stopped():
             break

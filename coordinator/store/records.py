@@ -31,6 +31,7 @@ from coordinator.store.observation_records import ObservationRecords
 from coordinator.store.overview_records import OverviewRecords
 from coordinator.store.release_records import ReleaseRecords
 from coordinator.store.rows import COUNTS, assignment_of, round_of, signed_of, task_of
+from coordinator.store.sealed_records import SealedRecords
 from coordinator.store.session_count_records import SessionCountRecords
 from coordinator.store.tables import (
     ASSIGNMENTS,
@@ -82,6 +83,7 @@ class Records:
         self.cohorts = CohortRecords(connection)
         self.attempts = AttemptRecords(connection)
         self.ledger = LedgerRecords(connection)
+        self.sealed = SealedRecords(connection, at)
 
     # --- tasks and blobs
 

@@ -54,9 +54,9 @@ IDENTITY = Table(
     "identity",
     METADATA,
     _column(
-        "name", String(16), comment="server or authority: a public key; blobs: the id of the place of blobs", key=True
+        "name", String(16), comment="server or lineage: a public key; blobs: the id of the place of blobs", key=True
     ),
-    _column("value", String(64), comment="the value, hex"),
+    _column("value", String(64), comment="the value: hex, or a lineage key as text"),
     comment="What must match the files that belong to this database; a coordinator starts with no others",
 )
 
@@ -110,6 +110,15 @@ BLOBS = Table(
         "unneeded_at", Float, comment="since when no row points at it, in seconds since 1970; null before", null=True
     ),
     comment="Immutable files; a row is written after its file is durable",
+)
+
+SEALED_BLOBS = Table(
+    "sealed_blobs",
+    METADATA,
+    _column("sha256", String(64), ForeignKey("blobs.sha256"), comment="the blob", key=True),
+    _blob("sealed_sha256", "the blob with its bytes, sealed"),
+    _column("key", String(64), comment="key that opens them, hex; nowhere else, and in no earlier transaction"),
+    comment="Models of private rounds that were stored sealed before their row was committed",
 )
 
 TASKS = Table(

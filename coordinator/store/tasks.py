@@ -28,7 +28,7 @@ from coordinator.rules.entities import (
     Transition,
 )
 from coordinator.rules.progress import Progress
-from coordinator.rules.release import check_release, check_signed
+from coordinator.rules.release import check_release, check_signed, released_seed
 from coordinator.rules.rollback import check_participations, check_rollback
 from coordinator.rules.settings_fit import check_settings
 from coordinator.rules.states import RoundState, TaskState
@@ -38,6 +38,7 @@ from coordinator.store.blobs import Blobs
 from coordinator.store.database import Database
 from coordinator.store.identity import tie
 from coordinator.store.records import Records
+from coordinator.store.sealed_blobs import SealedBlobs
 from fedcore import algorithms, checkpoint
 from fedcore.algorithms.algorithm import Algorithm, check_cross_device, trips_of
 from fedcore.bundle import AlgorithmRef, Bundle
@@ -77,6 +78,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
     def __init__(self, database: Database, blobs: Blobs, algorithm_modules: Sequence[str] = ()) -> None:
         self.database = database
         self.blobs = blobs
+        self.sealed = SealedBlobs(database, blobs)
         self.algorithm_modules = algorithm_modules
         self._plans: dict[str, Plan] = {}
 
@@ -115,8 +117,6 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         check_release(plan, bundle.certificate, settings)
         with self.database.reading() as records:
             at = records.at
-        checkpoint_sha256 = BlobRef.of(first).sha256
-        check_signed(release, manifest.plan.sha256, checkpoint_sha256, settings, at)
         task = Task(
             id=secrets.token_hex(8),
             name=name,
@@ -129,9 +129,10 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             plan_signature=manifest.signature,
             certificate_sha256=manifest.certificate.sha256,
             release=release,
-            initial=Snapshot(0, manifest.state.sha256, checkpoint_sha256),
+            initial=Snapshot(0, manifest.state.sha256, BlobRef.of(first).sha256),
             created_at=at,
         )
+        check_signed(task, plan, at)
         try:
             self._start(task, bundle, first, by)
         except StoreConflict:  # a collection took older blobs; those written now are new
@@ -372,6 +373,7 @@ def release_of(
         plan=bundle.manifest.plan.sha256,
         checkpoint=BlobRef.of(first_checkpoint(bundle, algorithm_modules)).sha256,
         bounds=settings.sum_bounds,
+        seed=released_seed(bundle.plan, settings),
         lineage=lineage,
         counter=counter,
         expires_at=expires_at,

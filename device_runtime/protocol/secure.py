@@ -32,7 +32,7 @@ from fedcore.masking import (
 )
 from fedcore.params import Float32
 from fedcore.plan import Plan
-from fedcore.release import Signed, SumBounds, decode_release
+from fedcore.release import Release, Signed, SumBounds, decode_release
 from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment
 from secagg.client import Client, SessionInput
@@ -41,7 +41,7 @@ from secagg.invite import Invite
 from secagg.message_type import MessageType
 from secagg.messages import SessionResult
 from secagg.packing import PackedSegment, with_noise
-from secagg.parameters import LEAST_COHORT
+from secagg.parameters import LEAST_COHORT, least_honest
 from secagg.policy import AggregationPolicy
 
 WAIT_S, PAUSE_S = 20.0, 0.2
@@ -105,7 +105,8 @@ class SecureDelivery:
         Raises SecaggRefused, ReportLost, DeadlinePassed, StateError or TransportError.
         """
         with _explained():
-            last = MessageType.MASKED if _bounds(stored.given).noise_multiplier else MessageType.UNMASK
+            noisy = _released(stored.given).bounds.noise_multiplier
+            last = MessageType.MASKED if noisy else MessageType.UNMASK
             client, message = self._resume(stored) if stored.phase == "masked" else self._begin(stored)
             while (reply := client.receive(message)).message is not None:
                 if MessageType.of(reply.message) is last:
@@ -151,7 +152,7 @@ class SecureDelivery:
     def _values(self, stored: StoredAssignment, layout: ReportLayout) -> Float32:
         try:
             values_V = decode_unweighted(self.assignments.report(stored), layout)
-            return summed_values(layout, _bounds(stored.given), values_V)
+            return summed_values(layout, _released(stored.given).bounds, values_V)
         except FedcoreError as error:
             raise ReportLost("the kept report does not fit its plan", str(error)) from error
 
@@ -189,13 +190,13 @@ def _release_of(given: Assignment) -> Signed:
     return given.release
 
 
-def _bounds(given: Assignment) -> SumBounds:
-    return decode_release(_release_of(given).text).bounds
+def _released(given: Assignment) -> Release:
+    return decode_release(_release_of(given).text)
 
 
 def _held(given: Assignment, layout: ReportLayout) -> tuple[bytes, bytes]:
     """The hashes of the model and the layout that this device holds."""
-    return model_hash(given.plan, given.checkpoint), layout_hash(layout)
+    return model_hash(given.plan, given.checkpoint), layout_hash(layout, given.seed)
 
 
 def _only(number: int, message: bytes) -> bytes:
@@ -209,13 +210,20 @@ def _check(invite: Invite, given: Assignment, layout: ReportLayout) -> None:
     """Raise SecaggRefused for an invitation that is not for its assignment, or makes sums otherwise than released."""
     if invite.task != task_hash(given.task) or invite.round != session_number(given.round, given.attempt):
         raise SecaggRefused("the invitation is for another task or round than the assignment")
-    bounds = _bounds(given)
+    release = _released(given)
+    if layout.has_codecs and release.seed != given.seed:
+        raise SecaggRefused("the report's codecs have another seed than the released one")
+    bounds = release.bounds
     if invite.min_sum < bounds.min_sum:
         raise SecaggRefused(f"the sum may be over {invite.min_sum} devices, the release demands {bounds.min_sum}")
     if invite.w_max != greatest_weight(layout, bounds):
         raise SecaggRefused(f"the greatest weight is {invite.w_max}, not the one that is released")
-    if bounds.noise_multiplier and not 1 <= bounds.honest <= bounds.min_sum:
-        raise SecaggRefused(f"noise is to come from {bounds.honest} devices of a sum over {bounds.min_sum}")
+    honest = least_honest(invite.min_sum, invite.n_max)
+    if bounds.noise_multiplier and not 1 <= bounds.honest <= honest:
+        raise SecaggRefused(
+            f"noise is to come from {bounds.honest} devices, and a sum over {invite.min_sum} of a roster of up to "
+            f"{invite.n_max} may have {honest} honest ones"
+        )
     if bounds.noise_multiplier and layout.weighting != "uniform":
         raise SecaggRefused(
             "noise would hide the values of the report, and not the number of examples that weighs them"

@@ -3,15 +3,12 @@
     python -m device_runtime.sandbox.child DESCRIPTOR DEVICE
 
 DEVICE is the id of the device's process, with which this one ends. Before it looks at a graph it gives up, for good,
-what training does not need: it opens no file and no connection any more, writes no file, starts no process, leaves no
-core dump, and uses no more memory and time than its limits say.
+what training does not need (confinement.py), and uses no more memory and time than its limits say.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import resource
 import signal
 import socket
 import sys
@@ -22,33 +19,22 @@ import numpy.random  # noqa: F401  # NumPy would load it with the first batch, w
 from device_runtime.backends import open_backend
 from device_runtime.errors import DeviceError
 from device_runtime.runner import TrainingResult
+from device_runtime.sandbox import kernel
 from device_runtime.sandbox.channel import ORDER, Broken, Channel, Done, Failed, Order, Working
-from device_runtime.trainer import InProcess, Job, Limits
+from device_runtime.sandbox.confinement import confine
+from device_runtime.trainer import InProcess, Job
 from fedcore.plan import Plan
 
 # Seconds between two messages that the training goes on.
 TELL_EVERY_S = 0.05
-# <linux/prctl.h>: the signal that a process gets when the thread that started it ends.
-PR_SET_PDEATHSIG = 1
 
 
 def end_with(device: int) -> None:
     """Have the kernel kill this process when that of the device ends, where the system can: on Linux."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != device:  # it ended before that
         sys.exit(1)
-
-
-def confine(limits: Limits) -> None:
-    """Give up for good what training does not need. Root may start processes all the same."""
-    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
-        resource.setrlimit(kind, (0, 0))
-    limits.bound()
-    for kind, later in ((resource.RLIMIT_DATA, 0), (resource.RLIMIT_CPU, 1)):  # SIGXCPU, and a second later SIGKILL
-        soft, hard = resource.getrlimit(kind)
-        if soft != hard:
-            resource.setrlimit(kind, (soft, soft + later))
 
 
 def train(channel: Channel) -> TrainingResult:
@@ -84,6 +70,7 @@ def main() -> None:
     """Serve the socket that the command line names. A device that is gone is told nothing."""
     descriptor, device = map(int, sys.argv[1:])
     end_with(device)
+    kernel.hide_memory()
     channel = Channel(socket.socket(fileno=descriptor))
     try:
         result = train(channel)

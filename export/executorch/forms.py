@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from export.decompositions import TABLE
+from export.errors import UnsupportedOperator
 from export.executorch.convolution import (
     aten,
     channels_first,
@@ -24,6 +26,9 @@ from export.executorch.convolution import (
     positive,
 )
 from export.lstm import unrolled
+
+# A sort compares each value with each.
+MOST_SORTED = 1024
 
 
 def _over_groups(x_NC: Tensor, groups: int) -> Tensor:
@@ -134,6 +139,29 @@ def topk(inputs: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bo
     return inputs.gather(dim, found), found
 
 
+def sort(
+    inputs: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> tuple[Tensor, Tensor]:
+    """Every value's rank, by comparison with all others: how many come before it; of equal ones those further left."""
+    axis, count = dim % inputs.dim(), inputs.shape[dim]
+    if count > MOST_SORTED:
+        raise UnsupportedOperator(f"a sort of {count} values in ExecuTorch, which has none: take {MOST_SORTED} at most")
+    x = inputs.movedim(axis, -1)
+    one, other = x.unsqueeze(-1), x.unsqueeze(-2)
+    left = torch.from_numpy(np.tri(count, k=-1, dtype=np.bool_))
+    ranks = ((other > one if descending else other < one) | ((other == one) & left)).sum(-1)
+    order = torch.arange(count).expand(x.shape)
+    places = torch.zeros_like(ranks).scatter(-1, ranks, order).movedim(-1, axis)
+    return inputs.gather(axis, places), places
+
+
+def remainder(inputs: Tensor, other: Any) -> Any:
+    """Of integers what `//` leaves: ExecuTorch's own has another sign. Otherwise as it is (NotImplemented)."""
+    if torch.result_type(inputs, other).is_floating_point:
+        return NotImplemented
+    return inputs - inputs // other * other
+
+
 def constant_pad(inputs: Tensor, sides: Sequence[int], value: float = 0.0) -> Any:
     """Negative padding cuts off, which ExecuTorch's kernel refuses: a slice. Otherwise as it is (NotImplemented)."""
     if min(sides) >= 0:
@@ -158,6 +186,8 @@ FORMS: dict[Any, Callable[..., Any]] = {
     aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,
     aten.native_group_norm.default: group_norm,
     aten.native_group_norm_backward.default: group_norm_backward,
+    **dict.fromkeys([aten.remainder.Scalar, aten.remainder.Tensor], remainder),
+    **dict.fromkeys([aten.sort.default, aten.sort.stable], sort),
     aten.threshold_backward.default: threshold_backward,
     aten.topk.default: topk,
     aten.hardtanh_backward.default: hardtanh_backward,

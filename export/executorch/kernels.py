@@ -8,7 +8,7 @@ from export.executorch.simplify import aten
 
 # Which of ExecuTorch's kernels may run, by what was traced. Each was compared with torch over several steps
 # (tests/export/test_executorch.py). Not here, because wrong or absent: max_pool2d_with_indices_backward, the gradient
-# of average pooling, convolution_backward; and what is only slow: convolution, addmm.
+# of average pooling, convolution_backward, remainder of negative integers; and what is only slow: convolution, addmm.
 KERNELS: dict[Any, str] = {
     aten._to_copy.default: "aten._to_copy.default",
     aten.abs.default: "aten.abs.default",
@@ -37,6 +37,7 @@ KERNELS: dict[Any, str] = {
     aten.expand.default: "aten.expand_copy.default",
     aten.expm1.default: "aten.expm1.default",
     aten.flip.default: "aten.flip.default",
+    aten.floor_divide.default: "aten.floor_divide.default",
     aten.full.default: "aten.full.default",
     aten.gather.default: "aten.gather.default",
     aten.ge.Scalar: "aten.ge.Scalar",
@@ -56,7 +57,9 @@ KERNELS: dict[Any, str] = {
     aten.ne.Scalar: "aten.ne.Scalar",
     aten.ne.Tensor: "aten.ne.Tensor",
     aten.permute.default: "aten.permute_copy.default",
+    aten.pow.Scalar: "aten.pow.Scalar",
     aten.pow.Tensor_Scalar: "aten.pow.Tensor_Scalar",
+    aten.pow.Tensor_Tensor: "aten.pow.Tensor_Tensor",
     aten.repeat.default: "aten.repeat.default",
     aten.round.default: "aten.round.default",
     aten.scatter.src: "aten.scatter.src",

@@ -262,7 +262,7 @@ def _sum(node: fx.Node) -> Any:
 
 
 def _clamped(node: fx.Node) -> Any:
-    bounds = (0.0, None) if node.target is aten.relu.default else (*arguments(node)[1:], None, None)[:2]
+    bounds = (0, None) if node.target is aten.relu.default else (*arguments(node)[1:], None, None)[:2]
     return _sink(like(node, aten.clamp.default, (node.args[0], *bounds)))
 
 

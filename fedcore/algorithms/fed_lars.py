@@ -1,13 +1,16 @@
 """FedLARS: server momentum whose step in every layer is scaled to the size of the layer's weights.
 
 Charles, Garrett, Huo, Shmulyian, Smith, "On large-cohort training for federated learning", NeurIPS 2021. The server
-optimizer is LARS of You, Gitman, Ginsburg, "Large batch training of convolutional networks", 2017.
+optimizer is LARS as You et al. write it, "Large batch optimization for deep learning: training BERT in 76 minutes",
+ICLR 2020, Algorithm 1, and as the code of Charles et al. has it, with its ε.
 
     on the phone    local training from the received x
     on the server   m ← β m + (1 − β) (g + λ x)      g = −mean(y_i − x)
                     x −= server_lr · r · m           in every layer, r = ‖x‖ / (‖m‖ + ε), or 1 if either norm is 0
 
-A layer is a tensor of the model. Trap: the norms are those of single layers, never of the whole vector.
+A layer is a tensor of the model. Traps: the norms are those of single layers, never of the whole vector. This scales
+the momentum. The first LARS (You, Gitman, Ginsburg, "Large batch training of convolutional networks", 2017) scales the
+gradient, by η ‖x‖ / (‖g‖ + λ ‖x‖), before it enters an undamped momentum: another algorithm.
 """
 
 from __future__ import annotations

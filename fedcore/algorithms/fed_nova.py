@@ -11,10 +11,12 @@ NeurIPS 2020, section 4.
 
 a is how far y would go if every gradient were 1, in units of client_lr: K with plain SGD,
 (K − ρ (1 − ρᴷ) / (1 − ρ)) / (1 − ρ) with momentum ρ, (1 − (1 − ημ)ᴷ) / (ημ) with the proximal term. Both together are
-not in the paper; the recursion holds for them too. mean(a_i) is the paper's τ_eff.
+not in the paper; the recursion holds for them too. mean(a_i) is the paper's default for τ_eff. With μ > 0 the paper
+also names mean(K_i), and its code takes that: longer steps than here, since a_i < K_i then.
 
 Traps: K is the steps that a device takes, which depends on how many examples it has. The server multiplies two means.
-A secure round clips a_i to clip_norm like any mean: clip_norm must be above the number of steps.
+A secure round clips a_i to clip_norm like any mean: clip_norm must be above the number of steps. client_lr · μ must be
+below 1: above it a_i is no longer the paper's ‖a_i‖₁, and at 2 an even number of steps makes it 0, and d_i infinite.
 """
 
 from __future__ import annotations

@@ -4,17 +4,19 @@ Zhang, Hong, Dhople, Yin, Liu, "FedPD: a federated learning framework with adapt
 Transactions on Signal Processing 69, 2021, Algorithm 1. The local problem is solved by SGD (the paper's Oracle I), and
 no round goes without communication (its p = 0).
 
-With λ_i the client's dual vector, 0 at first:
+With y_i the client's own model, at first that of round 0, and λ_i its dual vector, 0 at first:
 
-    on client i     y ≈ argmin F_i(y) + ⟨λ_i, y − x⟩ + ‖y − x‖² / (2 · eta)
-                    here by local SGD from x: for every batch    y −= client_lr · (g(y) + λ_i + (y − x) / eta)
-                    λ_i += (y − x) / eta
-                    sends y + eta · λ_i                          with the new λ_i
-    on the server   x = mean(y + eta · λ_i)
+    on client i     y_i ≈ argmin F_i(y) + ⟨λ_i, y − x⟩ + ‖y − x‖² / (2 · eta)
+                    by SGD from the y_i of the client's last round; for every batch
+                        y_i −= client_lr · (g(y_i) + λ_i + (y_i − x) / eta)
+                    λ_i += (y_i − x) / eta
+                    sends y_i + eta · λ_i                        with the new λ_i
+    on the server   x = mean(y_i + eta · λ_i)
 
-Traps: the paper has all clients in every round; with a smaller cohort the mean is that of the cohort, and the paper
-proves nothing. The mean is uniform. With all clients it is FedDyn with alpha = 1 / eta and l_i = −λ_i. A client_lr
-above 2 · eta diverges on the quadratic term alone.
+Traps: local steps begin at y_i, not at the received x. The paper has all clients in every round; with a smaller cohort
+the mean is that of the cohort, y_i is as old as the client's last round, and the paper proves nothing. The mean is
+uniform. With all clients and exact solutions it is FedDyn with alpha = 1 / eta and l_i = −λ_i; a few local steps begin
+elsewhere there. A client_lr above 2 · eta diverges on the quadratic term alone.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FedPD:
-    """Down: d. Up: d. Server state: only the model. Client state: λ_i, d.
+    """Down: d. Up: d. Server state: only the model. Client state: y_i and λ_i, 2d.
 
     eta: the inverse weight of the quadratic term.
     client_lr: step size of local SGD.
@@ -52,7 +54,7 @@ class FedPD:
 
     name: ClassVar[str] = "fedpd"
     family: ClassVar[str] = "primal-dual"
-    cross_device: ClassVar[str] = "keeps a dual vector on every client and wants all clients in every round"
+    cross_device: ClassVar[str] = "keeps two vectors on every client and wants all clients in every round"
     weighting: ClassVar[Weighting] = "uniform"
 
     eta: float = positive(10.0)
@@ -68,22 +70,24 @@ class FedPD:
         return {"params": params_D}
 
     def init_client(self, params_D: Vector) -> ClientState:
-        return {"dual": 0.0 * params_D}
+        return {"dual": 0.0 * params_D, "own": 1.0 * params_D}
 
     def broadcast(self, state: State) -> Broadcast:
         return {"params": state["params"]}
 
     def report(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
-        return {"proposal": carries["train"]["params"] + self.eta * self.keep(broadcast, carries)["dual"]}
+        kept = self.keep(broadcast, carries)
+        return {"proposal": kept["own"] + self.eta * kept["dual"]}
 
     def keep(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> ClientState:
-        return {"dual": broadcast["dual"] + (carries["train"]["params"] - broadcast["params"]) / self.eta}
+        own_D = carries["train"]["params"]
+        return {"dual": broadcast["dual"] + (own_D - broadcast["params"]) / self.eta, "own": own_D}
 
     def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
         return {"params": mean["proposal"]}
 
     def _begin(self, broadcast: Broadcast) -> Carry:
-        return {"params": broadcast["params"]}
+        return {"params": broadcast["own"]}
 
     def _train(self, carry: Carry, broadcast: Broadcast, grad: Gradient) -> Carry:
         _, gradient_D, _ = grad(carry["params"])

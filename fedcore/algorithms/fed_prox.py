@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class FedProx(LocalTraining):
     """Down: d. Up: d. Server state: the model; with momentum also v.
 
-    mu: μ above; 0 is FedAvg.
+    mu: μ above; 0 is FedAvg of the same weighting, which by default is "examples" there and "uniform" here.
     server_lr: step size on the mean delta; 1 in the paper.
     server_momentum: β above; 0 in the paper.
     weighting: the paper draws devices with probability n_k / n and averages them alike, "uniform". Where devices are

@@ -8,7 +8,8 @@ With g the gradient on a batch at y, and y starting at the received x:
     adam       m ← β₁ m + (1 − β₁) g,  v ← β₂ v + (1 − β₂) g²    y −= client_lr · m̂ / (√v̂ + ε)
 
 with m̂ = m / (1 − β₁ᵗ), v̂ = v / (1 − β₂ᵗ) at the step t = 1, 2, … This Adam is that of Kingma and Ba, ICLR 2015.
-Trap: m and v start at 0 in every round. A device keeps nothing from one round to the next.
+Traps: m and v start at 0 in every round. A device keeps nothing from one round to the next. In float32, 1 − β₂ᵗ would
+lose half of its digits; it is the sum of the weights in v, and is summed with v: s₂ ← β₂ s₂ + (1 − β₂).
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class LocalTraining:
         if self.client_optimizer != "sgd":
             carry["m"] = 0.0 * x_D
         if self.client_optimizer == "adam":
-            one = 0.0 * x_D[..., :1] + 1.0
-            carry |= {"v": 0.0 * x_D, "beta1_power": one, "beta2_power": one}
+            none = 0.0 * x_D[..., :1]
+            carry |= {"v": 0.0 * x_D, "m_weight": none, "v_weight": none}
         return carry
 
     def _step(self, carry: Carry, broadcast: Broadcast, grad: Gradient) -> Carry:
@@ -86,7 +87,8 @@ class LocalTraining:
     def _adam(self, carry: Carry, g_D: Vector) -> Carry:
         m_D = self.client_beta1 * carry["m"] + (1 - self.client_beta1) * g_D
         v_D = self.client_beta2 * carry["v"] + (1 - self.client_beta2) * g_D**2
-        power1, power2 = self.client_beta1 * carry["beta1_power"], self.client_beta2 * carry["beta2_power"]
-        u_D = (m_D / (1 - power1)) / ((v_D / (1 - power2)) ** 0.5 + self.client_epsilon)
+        m_weight = self.client_beta1 * carry["m_weight"] + (1 - self.client_beta1)
+        v_weight = self.client_beta2 * carry["v_weight"] + (1 - self.client_beta2)
+        u_D = (m_D / m_weight) / ((v_D / v_weight) ** 0.5 + self.client_epsilon)
         y_D = carry["params"] - self.client_lr * u_D
-        return {"params": y_D, "m": m_D, "v": v_D, "beta1_power": power1, "beta2_power": power2}
+        return {"params": y_D, "m": m_D, "v": v_D, "m_weight": m_weight, "v_weight": v_weight}

@@ -6,7 +6,11 @@ Spec: docs/spec/plan.md §5.1. A segment names its codecs in the order in which 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod, sqrt
 from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedcore.codecs.codec import CodecKey, Floating, RoundKey, Values
 from fedcore.codecs.count_sketch import CountSketch
@@ -37,7 +41,38 @@ def decode(
     codecs: Sequence[AnyCodec], coded_C: Values[Floating], size: int, key: RoundKey, segment: int
 ) -> Values[Floating]:
     """The values (V,) with V = `size`, of a sum of what travelled: the codecs undone, the last one first."""
+    return _undone(codecs, 0, coded_C, size, key, segment)
+
+
+def keep_norms(codecs: Sequence[AnyCodec]) -> bool:
+    """Whether what travels has the L2 norm of what it is decoded to."""
+    return all(isinstance(codec, Rotation) for codec in codecs)
+
+
+def stretch(codecs: Sequence[AnyCodec]) -> float:
+    """How many times as long values are once they are encoded, on average; 1 where they are never longer."""
+    return prod(sqrt(codec.rows) for codec in codecs if isinstance(codec, CountSketch))
+
+
+def growth(codecs: Sequence[AnyCodec], size: int) -> float:
+    """How many times as great the squared L2 norm of values is once they are decoded: `Codec.growth` of all codecs."""
+    return prod(codec.growth(before) for codec, before in zip(codecs, coded_sizes(codecs, size), strict=False))
+
+
+def decoded_norm(
+    codecs: Sequence[AnyCodec], coded_C: NDArray[np.float64], size: int, key: RoundKey, segment: int
+) -> float:
+    """The L2 norm of what `decode` gives."""
+    # Rotations before all other codecs change none.
+    first = next((place for place, codec in enumerate(codecs) if not keep_norms([codec])), len(codecs))
+    return float(np.linalg.norm(_undone(codecs, first, coded_C, size, key, segment)))
+
+
+def _undone(
+    codecs: Sequence[AnyCodec], first: int, coded_C: Values[Floating], size: int, key: RoundKey, segment: int
+) -> Values[Floating]:
+    """The codecs from `first` on undone, the last one first."""
     sizes = coded_sizes(codecs, size)
-    for place in reversed(range(len(codecs))):
+    for place in reversed(range(first, len(codecs))):
         coded_C = codecs[place].decode(coded_C, sizes[place], CodecKey(key, segment, place))
     return coded_C

@@ -56,6 +56,13 @@ class Codec(msgspec.Struct, frozen=True, tag_field="codec"):
         """C of a segment with V = `size`. Raises PlanError when such a segment cannot be encoded."""
         raise NotImplementedError
 
+    def growth(self, size: int) -> float:
+        """How many times as great the squared L2 norm of V = `size` values is once they are decoded, on average.
+
+        Of values of which some grow more than others, of those.
+        """
+        return size / max(1, self.coded_size(size))
+
     def encode(self, values_V: Values[Floating], key: CodecKey) -> Values[Floating]:
         """What a device sends in the place of its values: float (C,)."""
         raise NotImplementedError

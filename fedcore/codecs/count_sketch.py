@@ -35,6 +35,10 @@ class CountSketch(Codec, frozen=True, tag="count_sketch"):
             )
         return counters
 
+    def growth(self, size: int) -> float:
+        """Those of a mean over rows, and of a median, whose variance is up to π/2 times as great."""
+        return np.pi / 2 * super().growth(size)
+
     def encode(self, values_V: Values[Floating], key: CodecKey) -> Values[Floating]:
         """The counters, row by row."""
         counters = [

@@ -38,6 +38,10 @@ class LowRank(Codec, frozen=True, tag="low_rank"):
             )
         return sum(self._sent(shape) for shape in self.matrices)
 
+    def growth(self, size: int) -> float:
+        """That of the matrix of which the smallest part travels."""
+        return max((max(shape) / self.rank for shape in self.matrices if min(shape) > self.rank), default=1.0)
+
     def encode(self, values_V: Values[Floating], key: CodecKey) -> Values[Floating]:
         """The products, matrix by matrix."""
         parts, begin = [values_V[:0]], 0

@@ -17,11 +17,21 @@ SAME_EPSILON = 1e-6
 """By what share two computations of ε may differ: other versions of the accountant round otherwise."""
 
 
+def same_epsilon(one: float, other: float) -> bool:
+    """Whether two computations may be of the same ε."""
+    return math.isclose(one, other, rel_tol=SAME_EPSILON)
+
+
 class Verdict(msgspec.Struct, frozen=True):
-    """What a certificate says, its signer, ε computed again, and what does not hold, in sentences: none if all does."""
+    """What a certificate says, its signer, ε computed again, and what does not hold, in sentences: none if all does.
+
+    demanded: whether the signer had to be one that is known. Else nothing holds but for who trusts that signer: anybody
+    can sign what they like.
+    """
 
     certificate: PrivacyCertificate
     signer: str
+    demanded: bool
     epsilon: float
     wrong: tuple[str, ...]
 
@@ -47,11 +57,11 @@ def verify(model: bytes, certified: CertifiedLedger, signer: str | None = None) 
         wrong.append(f"ledger: its digest is {digest}, the certificate names {one.ledger}")
     wrong += _rows(one, rows)
     epsilon = spent(rows, one.privacy.delta)
-    if not math.isclose(epsilon, one.epsilon, rel_tol=SAME_EPSILON):
+    if not same_epsilon(epsilon, one.epsilon):
         wrong.append(f"epsilon: the ledger spends {epsilon:.6g}, the certificate says {one.epsilon:.6g}")
     if epsilon > one.privacy.epsilon * (1 + SAME_EPSILON):
         wrong.append(f"budget: the ledger spends {epsilon:.6g}, and the task may spend {one.privacy.epsilon:g}")
-    return Verdict(one, signed.signer, epsilon, tuple(wrong))
+    return Verdict(one, signed.signer, signer is not None, epsilon, tuple(wrong))
 
 
 def _rows(one: PrivacyCertificate, rows: tuple[LedgerEntry, ...]) -> list[str]:
@@ -59,6 +69,8 @@ def _rows(one: PrivacyCertificate, rows: tuple[LedgerEntry, ...]) -> list[str]:
     wrong = []
     if len(rows) != one.rounds:
         wrong.append(f"rounds: the ledger has {len(rows)}, the certificate says {one.rounds}")
+    if one.round and not rows:
+        wrong.append(f"rounds: the ledger has none, and the model is that after round {one.round}")
     numbers = [row.round for row in rows]
     if numbers != sorted(set(numbers)) or (numbers and numbers[-1] > one.round):
         wrong.append(f"rounds: they must ascend, each once, up to round {one.round}")

@@ -80,6 +80,12 @@ class AndroidKey(msgspec.Struct, frozen=True, tag="android-key", tag_field="kind
     chain: Annotated[tuple[Certificate, ...], msgspec.Meta(min_length=2, max_length=MOST_CERTIFICATES)]
 
 
+class AppAttest(msgspec.Struct, frozen=True, tag="app-attest", tag_field="kind"):
+    """A statement of Apple's App Attest: an attestation object in CBOR. Its clientDataHash names the request."""
+
+    statement: Annotated[bytes, msgspec.Meta(min_length=1, max_length=16384)]
+
+
 class HeldCredential(msgspec.Struct, frozen=True, tag="credential", tag_field="kind"):
     """A credential of the coordinator's enrolment authority, and the key for secure aggregation that it is for."""
 
@@ -87,7 +93,7 @@ class HeldCredential(msgspec.Struct, frozen=True, tag="credential", tag_field="k
     credential: CredentialBytes
 
 
-Attestation = Unattested | SharedSecret | AndroidKey
+Attestation = Unattested | SharedSecret | AndroidKey | AppAttest
 """The evidence that an enrolment authority looks at. The meaning of each: docs/spec/wire.md §9."""
 
 AttestationEvidence = Attestation | HeldCredential

@@ -24,7 +24,7 @@ _LOOKS_EVERY_S = 0.01
 _SETTLES_S = 5.0
 _BYTES_OF_A_MB = 1e6
 _KEEP = """
-const [fields, count, done] = arguments;
+const [name, fields, count, done] = arguments;
 const random = ({ dtype, shape, high }) => {
   const size = shape.reduce((product, axis) => product * axis, 1);
   const whole = () => Math.floor(Math.random() * (high ?? 256));
@@ -36,7 +36,7 @@ const random = ({ dtype, shape, high }) => {
   };
   return { shape, values: values[dtype]() };
 };
-const opening = indexedDB.open("muster");
+const opening = indexedDB.open(name);
 opening.onsuccess = () => {
   const transaction = opening.result.transaction("examples", "readwrite");
   transaction.oncomplete = () => {
@@ -107,7 +107,8 @@ def _memory(local: LocalCoordinator, population: str, fields: tuple[Field, ...])
         empty_mb = chromium.memory_mb()
         person = Person(browser, local.url, population)
         page_mb = chromium.memory_mb()
-        browser.execute_async_script(_KEEP, msgspec.to_builtins(fields), EXAMPLES)
+        kept_in = f'muster ["{local.url}/","{population}"]'
+        browser.execute_async_script(_KEEP, kept_in, msgspec.to_builtins(fields), EXAMPLES)
         with _Peak(chromium) as peak:
             person.press("take-part")
             person.waits_for("state", f"Done: round {ROUNDS},")

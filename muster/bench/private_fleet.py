@@ -93,9 +93,10 @@ def run(options: PrivateFleetOptions, say: Say) -> PrivateFleetOutcome:
             kept = folder / "published" / "model.safetensors"
             kept.parent.mkdir()
             certified = _publish(local, task, kept)
-            verified, epsilon = _verify(kept)
+            signer = certified.certificate.signer
+            verified, epsilon = _verify(kept, signer)
             certificate_file(kept).write_bytes(CertifiedLedger(certified.certificate, certified.ledger[:-1]).encode())
-            damage_found = not _verify(kept)[0]
+            damage_found = not _verify(kept, signer)[0]
             store, rounds = local.store, [one for one in local.store.rounds(task) if one.state is RoundState.COMMITTED]
             last, privacy = rounds[-1].number, _privacy(options)
             accuracies = [
@@ -173,8 +174,8 @@ def _publish(local: LocalCoordinator, task: str, model: Path) -> CertifiedLedger
     return certified
 
 
-def _verify(model: Path) -> tuple[bool, float]:
-    """Whether `muster privacy verify` accepts the files, and the ε that it computed."""
-    command = [sys.executable, "-m", "muster", "privacy", "verify", model.name, "--json"]
+def _verify(model: Path, signer: str) -> tuple[bool, float]:
+    """Whether `muster privacy verify` accepts the files of that signer, and the ε that it computed."""
+    command = [sys.executable, "-m", "muster", "privacy", "verify", model.name, "--signer", signer, "--json"]
     done = subprocess.run(command, cwd=model.parent, capture_output=True, check=False)
     return done.returncode == 0, float(msgspec.json.decode(done.stdout)["epsilon"])

@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from starlette.requests import Request as HttpRequest
 
 from coordinator.api.authentication import Authenticator
-from coordinator.api.limits import RateLimit
 from coordinator.metrics import Metrics
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.wire.signatures import PrivateKey, PublicKey, SignableRequest, Signer, content_digest, device_id, sign
+from ingress.rate_limit import RateLimit
 from muster.bench.options import SignaturesOptions
 from muster.output import Say
 

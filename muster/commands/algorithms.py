@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.output import Json, Settings, emit, show_fields, show_table
+from muster.output import Json, Settings, emit, say, show_fields, show_table
 from muster.parts import parse_settings
 
 if TYPE_CHECKING:
@@ -52,9 +52,10 @@ def show(
     facts = facts_of(algorithm)
     if json:
         return emit(facts)
-    typer.echo(f"{facts.summary}\n\n{facts.equations}\n")
+    for line in (facts.summary, "", *facts.equations.splitlines(), ""):
+        say(line)
     show_fields(_outline(facts))
-    typer.echo()
+    say()
     columns = ("setting", "value", "what it may be", "meaning")
     return show_table(columns, [(one.name, one.value, one.values, one.meaning) for one in facts.settings])
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from muster.commands.serving import ReadyFile, serve_until_terminated
-from muster.output import Json, emit, say_next
+from muster.output import Json, emit, say, say_next
 
 if TYPE_CHECKING:
     from authority.server import AuthorityConfig
@@ -30,6 +30,9 @@ SecretFile = Annotated[
 AndroidFile = Annotated[
     Path | None, typer.Option(help="File that says which Android phones are taken, and for which app.")
 ]
+AppleFile = Annotated[
+    Path | None, typer.Option(help="File that says for which app iOS devices are taken, by App Attest.")
+]
 CredentialDays = Annotated[
     float, typer.Option(min=0.01, max=366.0, help="Days for which a credential is good; devices renew in time.")
 ]
@@ -44,6 +47,9 @@ ConnectionLimit = Annotated[
 ]
 AddressConnectionLimit = Annotated[
     int, typer.Option(min=0, help="Those of one address that may wait for a request; 0 is no limit.")
+]
+AddressLimit = Annotated[
+    int, typer.Option(min=0, help="Credentials for which one address may ask in a minute; 0 is no limit.")
 ]
 Proxies = Annotated[
     str, typer.Option(help="Addresses or networks of proxies, by commas: their connections are not limited.")
@@ -73,7 +79,7 @@ def new_key(
     if json:
         emit({"file": str(out), "authority": text})
     else:
-        typer.echo(text)
+        say(text)
 
 
 @authority_app.command()
@@ -96,7 +102,7 @@ def rotate(
     if json:
         emit({"file": str(key), "authority": text})
     else:
-        typer.echo(text)
+        say(text)
 
 
 @authority_app.command()
@@ -107,12 +113,14 @@ def serve(
     accept_unattested: AcceptUnattested = False,
     enrolment_secret_file: SecretFile = None,
     android_file: AndroidFile = None,
+    apple_file: AppleFile = None,
     credential_days: CredentialDays = 30.0,
     server_key: ServerKeys = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     connection_limit: ConnectionLimit = 400,
     address_connection_limit: AddressConnectionLimit = 100,
+    address_limit_per_minute: AddressLimit = 600,
     trusted_proxies: Proxies = "",
     allowed_origins: Origins = "",
     ready_file: ReadyFile = None,
@@ -138,12 +146,14 @@ def serve(
         accept_unattested=accept_unattested,
         enrolment_secret_file=enrolment_secret_file,
         android_file=android_file,
+        apple_file=apple_file,
         credential_days=credential_days,
         server_keys=tuple(server_key or ()),
         tls_cert=tls_cert,
         tls_key=tls_key,
         connection_limit=connection_limit,
         address_connection_limit=address_connection_limit,
+        address_limit_per_minute=address_limit_per_minute,
         proxies=_parsed(networks, trusted_proxies, "--trusted-proxies"),
         origins=_parsed(origins, allowed_origins, "--allowed-origins"),
     )
@@ -158,14 +168,14 @@ def _run(config: AuthorityConfig, ready_file: Path | None) -> None:
 
     for_people = configure_logs("info", "auto")
 
-    def say(urls: tuple[str]) -> None:
+    def tell(urls: tuple[str]) -> None:
         """Say to a person what comes next."""
         if for_people:
             public = key_text(SucceedingKey.load("authority", config.key).public)
             command = ["muster", "coordinator", "serve", "--authority", public, "--authority-url", urls[0]]
             say_next("start a coordinator that goes by it", command)
 
-    serve_until_terminated("authority", lambda on_ready: run(config, lambda url: on_ready((url,))), say, ready_file)
+    serve_until_terminated("authority", lambda on_ready: run(config, lambda url: on_ready((url,))), tell, ready_file)
 
 
 def _parsed(parse: Callable[[str], T], text: str, option: str) -> T:

@@ -16,7 +16,7 @@ from muster.commands.devices import devices_app
 from muster.commands.serving import ReadyFile, serve_until_terminated
 from muster.commands.stores import Blobs, Database, given_again, located
 from muster.commands.task import FIRST_TASK
-from muster.output import Json, at_utc, emit, say_next, show_fields, show_table
+from muster.output import Json, at_utc, emit, say, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
     from coordinator.server import Addresses
@@ -190,7 +190,7 @@ def token(
     if json:
         emit({"id": made.id, "name": made.name, "role": made.role, "expires_at": made.expires_at, "token": text})
     else:
-        typer.echo(text)
+        say(text)
 
 
 @coordinator_app.command("tokens")

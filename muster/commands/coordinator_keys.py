@@ -38,7 +38,7 @@ def rotate(
         Path | None, typer.Option(help="Write the successor to this file, to be put in the place of the old one later.")
     ] = None,
     lost: Annotated[
-        bool, typer.Option("--lost", help="The file is lost: make a key that no device trusts which knew the lost one.")
+        bool, typer.Option("--lost", help="A file is lost: make a key that nobody trusts who knew the lost one.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -48,6 +48,9 @@ def rotate(
 
     Coordinators that run go on with it within a second, and devices follow by themselves. Make a new backup afterwards.
     With --out nothing changes yet: keep that file offline, for the day on which the key leaks or is lost.
+
+    The lineage key has no successor. With --lost a new one, or the one that is there, takes the place of one that is
+    lost; tasks whose releases name that are paused until it is back.
     """
     from coordinator.keys import rotate as put_successor
     from coordinator.keys import start_anew

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.output import Json, emit, show_fields, show_table
+from muster.output import Json, emit, say, show_fields, show_table
 
 if TYPE_CHECKING:
     from simulator.datasets import Dataset
@@ -66,7 +66,7 @@ def show(
     del shown["labels"]
     show_fields(shown)
     for line in _histogram(facts):
-        typer.echo(line)
+        say(line)
     return None
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.output import Json, emit, loading, progress, show_table, stderr
+from muster.output import Json, emit, loading, progress, remark, show_table
 
 if TYPE_CHECKING:
     from coordinator.rules.packed_segments import ReportBytes
@@ -80,7 +80,7 @@ def demo(
         emit(_summary(result, picture) | {"secure_aggregation": secure})
     else:
         _show(result.algorithms, picture)
-        stderr.print(MASKED if secure else IN_CLEAR, soft_wrap=True)
+        remark(MASKED if secure else IN_CLEAR)
 
 
 def _in_a_browser(
@@ -104,8 +104,8 @@ def _in_a_browser(
         return
     columns = ("rounds", "devices on Node", "rounds with the page's report", "accuracy, unseen users")
     show_table(columns, [(result.rounds, result.devices, result.counted, f"{result.test_accuracy:.3f}")])
-    stderr.print(f"the page said: {result.page}")
-    stderr.print(f"a picture of the page: {result.picture}")
+    remark(f"the page said: {result.page}")
+    remark(f"a picture of the page: {result.picture}")
 
 
 def _trained(
@@ -156,4 +156,4 @@ def _show(results: list[AlgorithmResult], picture: Path) -> None:
         for result in results
     ]
     show_table(columns, rows)
-    stderr.print(f"learning curves: {picture}")
+    remark(f"learning curves: {picture}")

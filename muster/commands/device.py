@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from device_runtime.sandbox.kernel import hide_memory
 from muster.commands.arguments import Group, at_least_one
 from muster.commands.examples import add_examples
-from muster.plain import emit, say, show_fields, show_table
+from muster.plain import Lines, emit, say, show_fields, show_table
 
 if TYPE_CHECKING:
     from device_runtime.conditions import Requirements
@@ -23,6 +24,7 @@ CODES = {"reported": 0, "rejected": 75, "not-needed": 75, "not-now": 75}
 
 def main(arguments: Sequence[str]) -> int:
     """Run one of the commands; its exit code. Raises SystemExit for help and for arguments that are none."""
+    hide_memory()
     given = parser().parse_args(arguments)
     code: int | None = given.act(given)
     return code or 0
@@ -193,7 +195,7 @@ def _together(settings: Sequence[Mapping[str, object]]) -> Requirements:
     return to_requirements(all_of_them)
 
 
-def _cells(entry: Entry) -> list[str]:
+def _cells(entry: Entry) -> list[object]:
     """An entry for people: the table's columns, of several lines each."""
     ended = [entry.outcome, f"×{entry.times}" if entry.times > 1 else "", entry.reason and f"({entry.reason})"]
     trained = f"{entry.examples:,} examples, {entry.steps:,} steps, {entry.compute_s:.2f} s"
@@ -206,5 +208,5 @@ def _cells(entry: Entry) -> list[str]:
     ]
 
 
-def _lines(*parts: str) -> str:
-    return "\n".join(filter(None, parts)) or "–"
+def _lines(*parts: str) -> Lines:
+    return Lines(filter(None, parts))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from muster.commands.stores import Blobs, Database, Remote, located
-from muster.output import Json, emit, show_fields, show_table
+from muster.output import Json, emit, say, show_fields, show_table
 
 _WORDS = {True: "yes", False: "no", None: "not seen from here"}
 
@@ -60,10 +60,12 @@ def _secure(policy: Path | None, db: str | None, blobs: str | None, coordinator:
         show_table(("assumption", "holds", "found"), [(one.name, _WORDS[one.holds], one.found) for one in found])
         lacking = {one.name: one.remedy for one in found if one.holds is False}
         if lacking:
-            typer.echo("\nHow to make the others hold:")
+            say()
+            say("How to make the others hold:")
             show_fields(lacking)
         if policy is None:
-            typer.echo("\nWhat devices insist on is in their policy: name it with --policy")
+            say()
+            say("What devices insist on is in their policy: name it with --policy")
     return all(one.holds is not False for one in found)
 
 
@@ -77,9 +79,10 @@ def _able(*, json: bool) -> bool:
         show_table(("what", "found", "for"), [(one.name, one.found, one.purpose) for one in report.findings])
         lacking = {one.name: one.get for one in report.findings if not one.found}
         if lacking:
-            typer.echo("\nHow to get what was not found:")
+            say()
+            say("How to get what was not found:")
             show_fields(lacking)
-        typer.echo()
+        say()
         missing = [one.name for one in report.findings if one.needed and not one.found]
-        typer.echo(f"muster demo lacks {', '.join(missing)}" if missing else "muster demo has what it needs")
+        say(f"muster demo lacks {', '.join(missing)}" if missing else "muster demo has what it needs")
     return report.core_works

@@ -12,7 +12,7 @@ import typer
 
 from muster.commands.task import FIRST_TASK
 from muster.compress_option import COMPRESS
-from muster.output import Json, Settings, emit, progress, say_next, show_fields, show_table, stderr
+from muster.output import Json, Settings, emit, progress, remark, say, say_next, show_fields, show_table
 from muster.parts import parse_settings
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _export_all(order: _Order, out: Path, json: bool) -> None:
         columns = ("model", "format", "from torch", "allowed", "CPU s", "kB", "step CPU ms", "peak RSS MB")
         show_table(columns, map(_cells, done))
     for model, reason in failed.items():
-        stderr.print(f"error: {reason}" if model in reason else f"error: {model}: {reason}", markup=False)
+        remark(f"error: {reason}" if model in reason else f"error: {model}: {reason}")
     if failed:
         raise typer.Exit(1)
 
@@ -246,8 +246,8 @@ def verify(
         ]
         show_table(("format", "graph", "steps", "from torch", "allowed", "torch from float64", "one example"), rows)
         runtimes = ", ".join(evidence.runtime for evidence in certificate.formats.values())
-        typer.echo(f"ok: {runtimes} agrees with {certificate.reference} to {certificate.worst:.1e} (relative l2)")
-        typer.echo(f"signed by {signer}" if signer else "not signed")
+        say(f"ok: {runtimes} agrees with {certificate.reference} to {certificate.worst:.1e} (relative l2)")
+        say(f"signed by {signer}" if signer else "not signed")
 
 
 @plan_app.command()
@@ -296,7 +296,7 @@ def _describe(bundle: Bundle, json: bool) -> None:
         return
     names = ("passes", "second_passes")
     show_fields(facts | {n: [_sweeps(item) for item in one.passes] for n, one in zip(names, plan.trips, strict=False)})
-    typer.echo()
+    say()
     columns = ("format", "from torch", "allowed", "step CPU ms", "peak RSS MB", "graphs kB")
     show_table(
         columns,

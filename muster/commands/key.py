@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from muster.output import Json, emit, say_next
+from muster.output import Json, emit, remark, say, say_next
 
 key_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make keys that sign plans and releases.")
 
@@ -28,7 +28,8 @@ def new(
     if json:
         emit({"file": str(out), "signer": signer})
     else:
-        typer.echo(signer)
+        say(signer)
         say_next("sign a plan with it", ["muster", "plan", "sign", "plan", "--key", out])
         say_next("release a plan for secure rounds", ["muster", "task", "create", "--secagg", "--release-key", out])
-        typer.echo(f'on devices, in policy.toml:\n  signers = ["{signer}"]', err=True)
+        remark("on devices, in policy.toml:")
+        remark(f'  signers = ["{signer}"]')

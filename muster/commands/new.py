@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from muster.output import Json, emit, say_next
+from muster.output import Json, emit, remark, say, say_next
 from muster.project import make_project
 
 
@@ -30,6 +30,6 @@ def new(
     if json:
         return emit({"folder": str(folder), "files": [str(path) for path in made]})
     for path in made:
-        typer.echo(path)
+        say(str(path))
     say_next("train it", ["cd", folder])
-    return typer.echo("  muster simulate simulation.toml", err=True)
+    return remark("  muster simulate simulation.toml")

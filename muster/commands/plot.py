@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from muster.output import stderr
+from muster.output import remark
 
 FORMATS = (".svg", ".png", ".pdf")
 X = "What goes along the bottom: rounds, examples (held by the clients that trained, added up), or seconds."
@@ -51,4 +51,4 @@ def plot(
         raise without[0]
     draw_runs(curves, (x, y), out)
     for line in [*(f"left out: {error}" for error in without), f"curves: {out}"]:
-        stderr.print(line, markup=False, soft_wrap=True, highlight=False)
+        remark(line)

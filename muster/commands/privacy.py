@@ -11,7 +11,7 @@ import typer
 
 from fedcore.decoding import converter
 from fedcore.privacy.settings import Noise
-from muster.output import Json, Settings, emit, loading, progress, show_fields, show_table
+from muster.output import Json, Settings, emit, loading, progress, remark, say, show_fields, show_table
 from muster.parts import parse_settings
 from muster.private_training_option import PrivateParts, parse_private_training
 
@@ -27,25 +27,39 @@ privacy_app = typer.Typer(
 
 
 _noise = converter(Noise)
+_NOBODYS = 3
+"""The exit code for a certificate that holds if its signer does, whom nobody named."""
 
 
 @privacy_app.command()
 def verify(
-    checkpoint: Annotated[Path, typer.Argument(metavar="FILE", help="The model, from `muster task checkpoint`.")],
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="The model, from `muster task checkpoint`; or the folder of a private simulation."
+        ),
+    ],
     signer: Annotated[
         str | None,
         typer.Option(metavar="KEY", help="The coordinator's public lineage key, ed25519:…, which must have signed."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Check a model's privacy certificate, from its files alone.
+    """Check a privacy certificate, or the ε of a simulation, from files.
 
     All that it says is computed again from FILE and FILE.privacy.json.
 
     The signature is checked, both digests, every row of the ledger against what the certificate promises, and ε. What
-    does not hold is named, and the exit code is then 1. Without --signer the key is shown: compare it with the one that
-    the coordinator's operator published.
+    does not hold is named, and the exit code is then 1. Anybody can sign a certificate: without --signer, the key that
+    the coordinator's operator published, the exit code is 3 where all else holds.
+
+    Of a simulation, the ε that its result says is computed again from the noise, the sampling and δ that it says too.
+    Nobody signs that.
     """
+    if checkpoint.is_dir():
+        if signer is not None:
+            raise typer.BadParameter("nobody signs a simulation: leave it out", param_hint="--signer")
+        return _verify_run(checkpoint, json)
     from fedcore.privacy.certificate import CertifiedLedger, certificate_file
     from fedcore.privacy.verification import verify as check
 
@@ -64,12 +78,47 @@ def verify(
             "noisy sums": certificate.rounds,
             "rounds between participations": f"{privacy.min_separation_rounds} at least",
             "signer": verdict.signer,
-            "holds": not verdict.wrong,
+            "holds": "no" if verdict.wrong else "yes" if verdict.demanded else "if the signer is the coordinator",
         }
         show_fields(facts)
     for one in verdict.wrong:
-        typer.echo(f"error: {one}", err=True)
+        remark(f"error: {one}")
     if verdict.wrong:
+        raise typer.Exit(1)
+    if not verdict.demanded:
+        remark(
+            f"error: anybody can sign a certificate, and {verdict.signer} signed this one: name the key that the "
+            "coordinator's operator published (--signer)"
+        )
+        raise typer.Exit(_NOBODYS)
+    return None
+
+
+def _verify_run(folder: Path, json: bool) -> None:
+    """Compute the ε of a simulation again, from its folder; exit code 1 where that is another one."""
+    with loading():
+        from fedcore.privacy.verification import same_epsilon
+        from simulator.runs.reading import read_run
+
+    run = read_run(folder)
+    if run.result is None:
+        raise typer.BadParameter(f"the run in {folder} has not ended; go on with muster simulate --resume {folder}")
+    told, privacy, rounds = run.result.epsilon, run.result.privacy, len(run.points)
+    if told is None or privacy is None:
+        raise typer.BadParameter(f"the run in {folder} is not private: it was made without --privacy")
+    epsilon, wrong = privacy.spent(rounds), []
+    if rounds != run.result.rounds:
+        wrong.append(f"rounds: {rounds} were run, the result says {run.result.rounds}")
+    if not same_epsilon(epsilon, told):
+        wrong.append(f"epsilon: the rounds spend {epsilon:.6g}, the result says {told:.6g}")
+    if json:
+        emit({"privacy": privacy, "rounds": rounds, "epsilon": epsilon, "wrong": wrong})
+    else:
+        facts = msgspec.structs.asdict(privacy) | {"budget": privacy.epsilon, "rounds": rounds, "epsilon": epsilon}
+        show_fields(facts | {"holds": not wrong})
+    for one in wrong:
+        remark(f"error: {one}")
+    if wrong:
         raise typer.Exit(1)
 
 
@@ -184,15 +233,16 @@ def _show_ways(planned: Deployment, found: list[Way], costs: dict[str, float]) -
     )
     best = found[0]
     bands = f" --privacy bands={best.bands}" if best.bands > 1 else ""
-    typer.echo(f"\nδ is {planned.delta:g}. The least noise in the model has {best.mechanism}:")
-    typer.echo(
+    say()
+    say(f"δ is {planned.delta:g}. The least noise in the model has {best.mechanism}:")
+    say(
         f"  muster task create … --goal {planned.cohort} --rounds {planned.rounds} "
         f"--min-separation-rounds {planned.min_separation_rounds} "
         f"--privacy epsilon={planned.epsilon:g} --privacy delta={planned.delta:g} --privacy users={planned.population} "
         f"--privacy mechanism={best.mechanism}{bands}"
     )
     if costs:
-        typer.echo()
+        say()
         show_fields({name: f"accuracy {value:.3f}" for name, value in costs.items()})
 
 
@@ -268,5 +318,5 @@ def _tell(found: AuditResult, json: bool) -> None:
         show_fields(dataclasses.asdict(found))
     if not found.holds:
         shown = max(found.lower_bound, found.estimate_at_least)
-        typer.echo(f"error: ε is {shown:.3g} or more, and {found.claimed:.3g} is claimed", err=True)
+        remark(f"error: ε is {shown:.3g} or more, and {found.claimed:.3g} is claimed")
         raise typer.Exit(1)

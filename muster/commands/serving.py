@@ -11,6 +11,7 @@ import typer
 
 from fedcore.termination import exit_on_sigterm
 from muster.cli import EXIT_TERMINATED
+from muster.plain import remark
 
 ReadyFile = Annotated[Path | None, typer.Option(help="Write the URLs here, a line each, when ready.")]
 Urls = TypeVar("Urls", bound=tuple[str, ...])
@@ -33,7 +34,7 @@ def serve_until_terminated(
         """Say that requests are answered at these URLs from now on."""
         nonlocal ready
         ready = True
-        typer.echo(f"{name} ready at {urls[0]}", err=True)
+        remark(f"{name} ready at {urls[0]}")
         say_next(urls)
         if ready_file is not None:
             partial = ready_file.with_suffix(".partial")

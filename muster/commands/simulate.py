@@ -8,11 +8,12 @@ from contextlib import ExitStack, closing, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from muster.commands.simulate_options import SimulateOptions
 from muster.option_fields import taking
-from muster.output import Json, emit, progress, show_fields, stderr
+from muster.output import Json, emit, progress, remark, show_fields
 
 OUT = "A new folder that keeps the run: configuration, a line of metrics for each round, checkpoints, model, curve."
 RESUME = (
@@ -61,7 +62,7 @@ def simulate(
         result = _simulated(chosen, where)
     except KeyboardInterrupt:
         if where.folder is not None and (where.folder / "config.toml").is_file():
-            stderr.print(f"go on with --resume {where.folder}", markup=False, soft_wrap=True, highlight=False)
+            remark(f"go on with --resume {where.folder}")
         raise
     return emit(result) if json else _show(result, where.folder)
 
@@ -69,11 +70,12 @@ def simulate(
 def _show(result: SimulationResult, folder: Path | None) -> None:
     facts = dataclasses.asdict(result)
     del facts["curve"]
-    for absent in [name for name in ("excluded", "epsilon") if not facts[name]]:
+    facts["privacy"] = result.privacy and msgspec.structs.asdict(result.privacy)
+    for absent in [name for name in ("excluded", "epsilon", "privacy") if not facts[name]]:
         del facts[absent]
     show_fields(facts)
     if folder is not None:
-        stderr.print(f"run: {folder}", soft_wrap=True, highlight=False)
+        remark(f"run: {folder}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -47,7 +47,10 @@ DEVICE = (
     "[default: cpu]"
 )
 PROCESSES = "Processes that train; on the CPU their number changes no result.  [default: one for each core]"
-AT_ONCE = "Clients that torch trains together; fewer need less memory.  [default: what suits model and device]"
+AT_ONCE = (
+    "Clients that torch trains together; fewer need less memory. Another number rounds otherwise: results differ by "
+    "round-off, not bit for bit the same.  [default: what suits model and device]"
+)
 PLAN = (
     "A plan bundle to train as it is: on its graphs, from its weights, with its algorithm and settings. --model and "
     "--algorithm then say where your own are imported from."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from muster.output import Json, emit, loading, progress, show_table, stderr
+from muster.output import Json, emit, loading, progress, remark, say, show_table
 
 if TYPE_CHECKING:
     from muster.study_report import Report
@@ -49,16 +49,18 @@ def study(
     if json:
         return emit(report)
     for title, columns, rows in summary(report):
-        typer.echo(f"\n{title}\n")
+        say()
+        say(title)
+        say()
         show_table(columns, rows)
-    typer.echo(f"\nThe page is {page}.", err=True)
+    remark(f"The page is {page}.")
     return None
 
 
 def _draw(report: Report, out: Path) -> None:
     """Write the pictures as PNG files too, where matplotlib is there."""
     if find_spec("matplotlib") is None:
-        return stderr.print("PNG files need matplotlib: pip install 'muster-fl[plot]'", markup=False, soft_wrap=True)
+        return remark("PNG files need matplotlib: pip install 'muster-fl[plot]'")
     from muster.run_curves import write_figure
     from muster.study_figures import figures
 

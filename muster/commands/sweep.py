@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from muster.output import Json, emit, loading, progress, show_table, stderr
+from muster.output import Json, emit, loading, progress, remark, show_table
 
 if TYPE_CHECKING:
     from simulator.runs.sweep_file import SweepRun
@@ -63,14 +63,14 @@ def sweep(
         outcomes = run_sweep(runs, out, processes or usable_cores(), on_end)
     lost = [outcome for outcome in outcomes if outcome.status != "done"]
     for outcome in lost:
-        stderr.print(f"{outcome.run.name} {outcome.status}: {outcome.why}", markup=False, soft_wrap=True)
+        remark(f"{outcome.run.name} {outcome.status}: {outcome.why}")
     means = means_over_seeds(outcomes)
     _write(out, [outcome.row for outcome in outcomes], means, edges)
     if json:
         emit({"runs": [outcome.row for outcome in outcomes], "means": means})
     else:
         show_table(list(means[0]), [list(row.values()) for row in means])
-        stderr.print(f"tables and runs: {out}", soft_wrap=True, highlight=False)
+        remark(f"tables and runs: {out}")
     if any(outcome.status == "failed" for outcome in lost):
         raise typer.Exit(1)
 
@@ -115,7 +115,7 @@ def _write(out: Path, rows: Sequence[dict[str, Any]], means: Sequence[dict[str, 
         map_ = title, (edges[0], words[0]), (edges[1], words[1]), values
         write_whole(out / "heat-map.svg", draw_heat_map(*map_).encode())
         if find_spec("matplotlib") is None:
-            stderr.print("heat-map.png needs matplotlib: pip install 'muster-fl[plot]'", markup=False, soft_wrap=True)
+            remark("heat-map.png needs matplotlib: pip install 'muster-fl[plot]'")
         else:
             from muster.heat_map_figure import heat_map_figure
             from muster.run_curves import write_figure

@@ -13,7 +13,7 @@ import typer
 from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store
 from muster.commands.task_options import ReleaseCounter, ReleaseDays, ReleaseKey, TaskOptions
 from muster.option_fields import taking
-from muster.output import Json, at_utc, emit, say_next, show_fields, show_table
+from muster.output import Json, at_utc, emit, remark, say, say_next, show_fields, show_table
 from muster.releasing import FIRST_COUNTER, VALID_DAYS, certificate, lineage_of, release_facts, released, roll_back
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def create(
     A population in which too few devices meet --require, or too many rest after taking part (--min-separation-…), fills
     no round: `muster task metrics` shows what becomes of them.
     """
+    from coordinator.rules.longest_updates import in_words
     from coordinator.rules.packed_segments import device_noise, report_bytes
     from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
@@ -78,7 +79,8 @@ def create(
         _describe(store, task.id, json, device_noise(bundle.plan.report, settings))
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
     if not json:
-        typer.echo(f"A report has {report_bytes(bundle.plan.report, settings).words}.", err=True)
+        size = report_bytes(bundle.plan.report, settings).words
+        remark(f"A report has {size}.{in_words(bundle.plan, settings)}")
         _say_next(task, url, given_again(db=db, blobs=blobs, coordinator=coordinator))
 
 
@@ -154,9 +156,9 @@ def metrics(
     if rounds:
         _show_rounds(rounds)
     else:
-        typer.echo(f"no round has begun: {progress.sentence}")
+        say(f"no round has begun: {progress.sentence}")
     if sessions:
-        typer.echo()
+        say()
         show_table(("sessions", "what became of them"), [(shape.count, shape.shape) for shape in sessions])
 
 
@@ -322,7 +324,7 @@ def _show_rounds(rounds: list[RoundRecord]) -> None:
         if r.taken_over + r.assigned > r.reported + r.handed_on or r.reason or r.abort_reasons
     ]
     if missing:
-        typer.echo()
+        say()
         show_table(tuple(ends), missing)
 
 

@@ -72,7 +72,7 @@ class CohortOracle:
         )
         tensors = self._model.tensors(params)
         gradients, (loss_K, self.sums_KM) = gradient(tensors, self._batch, self._mask_KB, self._noise_KB)
-        flat_KD = torch.cat([gradient.flatten(1) for gradient in gradients.values()], 1)
+        flat_KD = torch.cat([gradient.reshape(len(loss_K), -1) for gradient in gradients.values()], 1)
         return loss_K[:, None], flat_KD, self.sums_KM[:, :1]
 
     def _alone(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:

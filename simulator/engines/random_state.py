@@ -1,15 +1,17 @@
-"""The state of torch's random numbers, on the CPU and on GPUs, to be put back."""
+"""The state of random numbers: torch's, on the CPU and on GPUs, to be put back; Python's and NumPy's, to compare."""
 
 from __future__ import annotations
 
 import torch
+
+from export.python_state import drawn
 
 
 class RandomState:
     """The state when this was made."""
 
     def __init__(self) -> None:
-        self._cpu = torch.get_rng_state()
+        self._cpu, self._drawn = torch.get_rng_state(), drawn()
         initialised = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self._gpus = torch.cuda.get_rng_state_all() if initialised else []
 
@@ -18,3 +20,8 @@ class RandomState:
         torch.set_rng_state(self._cpu)
         if self._gpus:
             torch.cuda.set_rng_state_all(self._gpus)
+
+    @property
+    def drawn_elsewhere(self) -> bool:
+        """Whether Python or NumPy has drawn numbers since."""
+        return drawn() != self._drawn

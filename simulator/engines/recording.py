@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from simulator.engines.random_state import RandomState
+from simulator.errors import EngineError
 
 aten = torch.ops.aten
 # Operators with others that do the same, and can write into memory that is there.
@@ -206,7 +207,7 @@ def record(function: Callable[[], Mapping[str, Tensor]], arguments: Iterable[Ten
     """Run a function, and note what it does. Its arguments and torch's random numbers are as before afterwards.
 
     arguments: the tensors whose values may be others in the next run; everything else that it reads is a constant.
-    Raises NotRecordable.
+    Raises NotRecordable, and EngineError where Python or NumPy draw.
     """
     notes, random = _Notes(arguments), RandomState()
     try:
@@ -216,6 +217,11 @@ def record(function: Callable[[], Mapping[str, Tensor]], arguments: Iterable[Ten
     finally:
         notes.put_back()
         random.put_back()
+    if random.drawn_elsewhere:
+        raise EngineError(
+            "the model or the algorithm draws by Python's random or by numpy.random, which a recorded step would do "
+            "once and never again; draw by nn.Dropout, randn_like or rand_like"
+        )
     if recorder.refused:
         raise NotRecordable
     results = {name: notes.place(one) for name, one in outputs.items()}

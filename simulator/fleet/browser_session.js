@@ -3,6 +3,7 @@ async ({ coordinator, population, policy, examples }) => {
   const conditions = { charging: null, idle: null, unmetered: null, battery: null, freeStorageBytes: null };
   const owner = { policy, rules: { onBattery: true, onMetered: true }, retention: { maxAgeS: 1e9, most: 1e6 } };
   const { href } = new URL(coordinator);
+  const name = `muster ${JSON.stringify([href, population])}`;
   // A page's worker lives as long as the page: the runtime is compiled once.
   globalThis.worker ??= new Worker("worker.js", { type: "module" });
   const ran = () => new Promise((resolve) => {
@@ -15,7 +16,7 @@ async ({ coordinator, population, policy, examples }) => {
     worker.postMessage({ coordinator: href, population, conditions, once: true });
   });
   const stored = (work) => new Promise((resolve, reject) => {
-    const opening = indexedDB.open("muster");
+    const opening = indexedDB.open(name);
     opening.onerror = () => reject(opening.error);
     opening.onsuccess = () => {
       const transaction = opening.result.transaction(["texts", "examples"], "readwrite");
@@ -34,7 +35,7 @@ async ({ coordinator, population, policy, examples }) => {
     name, { shape, values: values.slice(row * width, (row + 1) * width) },
   ]);
   const outcome = (async () => {
-    const made = (await indexedDB.databases()).length > 0;
+    const made = (await indexedDB.databases()).some((one) => one.name === name);
     if (!made) await ran(); // it makes the database, finds no settings and calls nobody
     await stored((texts, kept) => {
       texts.delete(`due:${href}:${population}`);

@@ -80,9 +80,9 @@ class Certified:
         return self.certificate.public_bytes(Encoding.DER)
 
 
-def certify(name, by=None, *, at, ends=None, ca=True, may_sign=True, extension=None):
+def certify(name, by=None, *, at, ends=None, ca=True, may_sign=True, extension=None, oid=KEY_DESCRIPTION, key=None):
     """A certificate that `by` signs, or the key itself; good from a day before `at`, for 30 days."""
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = key or ec.generate_private_key(ec.SECP256R1())
     issuer = name if by is None else by.name
     builder = (
         x509.CertificateBuilder()
@@ -99,7 +99,7 @@ def certify(name, by=None, *, at, ends=None, ca=True, may_sign=True, extension=N
     if ca:
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
     if extension is not None:
-        builder = builder.add_extension(x509.UnrecognizedExtension(KEY_DESCRIPTION, extension), critical=False)
+        builder = builder.add_extension(x509.UnrecognizedExtension(oid, extension), critical=False)
     return Certified(name, key, builder.sign((by.key if by else key), SHA256()))
 
 

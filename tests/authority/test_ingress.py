@@ -14,7 +14,7 @@ from fedcore.wire.messages import Unattested
 from fedcore.wire.signatures import Signer
 from ingress import connection, connection_limits
 from ingress.addresses import networks
-from tests.authority.test_service import Newcomer
+from tests.authority.test_service import Newcomer, refused
 from tests.coordinator.connections import (
     be_impatient,
     begun,
@@ -113,6 +113,22 @@ def test_connections_of_one_address_are_limited_and_a_proxys_are_not(authority, 
     with authority(address_connection_limit=3, proxies=networks("127.0.0.0/8")) as client, ExitStack() as open_:
         for _ in range(4):
             open_.enter_context(connect(client))
+        assert is_served(client)
+
+
+def test_an_address_that_asks_too_often_is_told_when_to_come_back(authority):
+    here, elsewhere = ({"X-Forwarded-For": f"203.0.113.{number}"} for number in (1, 2))
+    with authority(address_limit_per_minute=3, proxies=networks("127.0.0.0/8")) as client:
+        for _ in range(3):
+            client.headers |= here
+            assert is_served(client)
+        answer = Newcomer().ask(client, attestation=Unattested())
+        refused(answer, "too-many-requests")
+        assert 0 < int(answer.headers["retry-after"]) <= 20
+        unsigned = client.post("/v1/credentials", content=b"{}")
+        refused(unsigned, "too-many-requests")
+        assert client.get("/healthz").status_code == 200
+        client.headers |= elsewhere
         assert is_served(client)
 
 

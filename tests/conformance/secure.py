@@ -3,11 +3,16 @@
 import threading
 from dataclasses import replace
 
+from msgspec.structs import replace as replace_struct
+
 from fedcore.masking import session_number
 from fedcore.succession import Succession
 from tests.conformance.promises import ended, promise
 from tests.device_runtime.coordinator import refusal
+from tests.device_runtime.test_bound_fields import SEED, offer_coded
+from tests.device_runtime.test_noisy_rounds import offer_noisy
 from tests.device_runtime.test_secure import (
+    BOUNDS,
     LINEAGE,
     RELEASE,
     ROUND,
@@ -131,6 +136,61 @@ _lies(
     "refuses_other_segments", "an invitation without clipping", segments=(replace(SEGMENTS[0], norm=0.0), *SEGMENTS[1:])
 )
 _lies("refuses_another_weight", "an invitation with another greatest weight", w_max=1000)
+_lies("refuses_another_round", "an invitation to another round", round=session_number(ROUND + 1, 1))
+_lies("refuses_another_attempt", "an invitation to another attempt", round=session_number(ROUND, 2))
+_lies("refuses_a_small_roster", "a roster too small to hide in", n_max=7)
+_lies("refuses_fields_without_room", "a sum that does not fit its fields", n_max=1 << 20)
+
+
+@promise("8", "a device whose codecs have the seed of release and invitation takes part in a secure sum", brief=True)
+def sums_coded_reports(coordinator, device):
+    invite(coordinator)
+    offer_coded(coordinator)
+    ended(device.session(**TRUST), "reported")
+    assert (said(coordinator), coordinator.reports) == (SAYS, [])
+
+
+@promise("8", "a seed of codecs that is not the invitation's is refused before it trains: secagg-refused", brief=True)
+def refuses_another_seed(coordinator, device):
+    invite(coordinator)
+    offer_coded(coordinator)
+    release = releasing(seed=SEED + 1)(coordinator.plan, coordinator.checkpoint)
+    coordinator.lies = {"seed": SEED + 1, "release": release}
+    ended(device.session(**TRUST), "aborted", "secagg-refused")
+    assert said(coordinator) == []
+
+
+@promise("8", "a seed of codecs that is not the release's is refused before it trains: secagg-refused")
+def refuses_an_unreleased_seed(coordinator, device):
+    invite(coordinator)
+    offer_coded(coordinator)
+    for released in ({}, {"seed": SEED + 1}):
+        coordinator.release = releasing(**released)
+        ended(device.session(**TRUST), "aborted", "secagg-refused")
+    assert said(coordinator) == []
+
+
+@promise(
+    "8", "noise is counted on from no more devices than are honest in a roster as large as invited: secagg-refused"
+)
+def refuses_a_roster_too_large_for_its_noise(coordinator, device):
+    invite(coordinator)
+    changes = offer_noisy(coordinator)
+    coordinator.invite = invitation(**changes, n_max=25)
+    ended(device.session(**TRUST), "aborted", "secagg-refused")
+    assert said(coordinator) == []
+    coordinator.attempt, again = 2, changes | {"round": session_number(ROUND, 2)}
+    coordinator.invite = invitation(**again)
+    coordinator.aggregate = Aggregator(terms(coordinator.plan, coordinator.checkpoint, **again)).answer
+    ended(device.session(**TRUST), "reported")
+
+
+@promise("8", "a release that demands a larger sum than the invitation is held to: secagg-refused")
+def refuses_a_smaller_sum_than_released(coordinator, device):
+    invite(coordinator)
+    coordinator.release = releasing(bounds=replace_struct(BOUNDS, min_sum=9))
+    ended(device.session(**TRUST), "aborted", "secagg-refused")
+    assert said(coordinator) == []
 
 
 @promise("8", "a coordinator that says a message again, in the place of the next one, gets no answer")

@@ -215,12 +215,13 @@ class Desk:
         draw=draw_at_once,
         retry=RETRY,
         authority=AUTHORITY_KEY,
+        lineage=LINEAGE,
     ):
         self.now = now
         self.store = store
         self.membership = Membership(store, ReplicaConfig(lease_s=lease_s), KEYS)
         self.membership.listen_at(url)
-        secure = SecureRoundFactory(KEYS, authority, Elsewhere(unmask, draw), LINEAGE)
+        secure = SecureRoundFactory(KEYS, authority, Elsewhere(unmask, draw), lineage)
         self.driver = Driver(self.membership, secure, retry, 16, clock=lambda: self.now, source=source)
         self.driver.recover()
 

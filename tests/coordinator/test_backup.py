@@ -69,11 +69,11 @@ def test_dump_of_postgresql_is_restored_with_every_row(postgresql, tmp_path):
     *_, back_up, restore = commands()
     before, after = postgresql.without_tables(), postgresql.without_tables()
     path = f"{binaries()}{os.pathsep}{os.environ['PATH']}"
-    with open_coordinator_store(before, tmp_path / "blobs") as store:
+    with open_coordinator_store(before, tmp_path / "muster-blobs") as store:
         made = TaskSettings(population="phones", goal=1, rounds=1)
         task = store.task(store.register_task(make_bundle(tmp_path / "plan"), made).id)
     run(back_up, tmp_path, MUSTER_DATABASE=before, PATH=path)
     run(restore, tmp_path, RESTORED=after, PATH=path)
-    with open_coordinator_store(after, tmp_path / "blobs", create=False) as store:
+    with open_coordinator_store(after, tmp_path / "backup" / "muster-blobs", create=False) as store:
         assert store.tasks() == [task]
         np.testing.assert_array_equal(store.checkpoint(task.id)["params"], START)

@@ -12,16 +12,17 @@ from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import MOST_COUNT
 from coordinator.store.garbage_collection import Retention, collect
 from fedcore import algorithms
+from fedcore.codecs.codec import RoundKey
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
 from tests.coordinator.conftest import LINEAGE, states
 
-LAYOUT = make_plan().report
+LAYOUT, KEY = make_plan().report, RoundKey(0, 1)
 
 
 def mean_of(clear, *reports):
     """The mean delta, and the metrics, of reports within the bounds."""
     total = ReportSum(LAYOUT.size)
-    total.add(*(clear.bound(report, LAYOUT) for report in reports))
+    total.add(*(clear.bound(report, LAYOUT, KEY) for report in reports))
     made = aggregate(LAYOUT, algorithms.create("fedavg"), {"params": np.zeros(4, np.float32)}, total.total_L)
     return made.state["params"], made.metrics
 
@@ -50,7 +51,7 @@ def test_one_finite_report_of_1e30_does_not_end_a_fedadam_task(store, register, 
 
 def test_report_within_bounds_is_added_as_it_came():
     honest = report_vector([600, 0, -800, 0], 3.0, loss=2.0)
-    assert ClearReports().bound(honest, LAYOUT) is honest
+    assert ClearReports().bound(honest, LAYOUT, KEY) is honest
 
 
 @pytest.mark.parametrize("size", [11.0, 1e18, 1e30, 3e37])

@@ -125,7 +125,7 @@ def test_too_few_reports_abandon_the_round_and_leave_the_model(store, register, 
     desk.pass_time(600)
     with pytest.raises(NoLongerNeeded):
         desk.report(late)
-    for assignment in desk.assign("a", "b"):
+    for assignment in desk.assign("c", "d"):
         assert assignment.attempt == 2
         desk.report(assignment, [0, 0, 0, 4])
     np.testing.assert_array_equal(store.checkpoint(task)["params"], START + np.array([0, 0, 0, 4]))

@@ -33,7 +33,7 @@ def test_keys_are_made_at_the_first_start_and_known_to_the_store(store, tmp_path
 
 
 @pytest.mark.every_engine
-def test_of_processes_that_start_together_with_keys_of_their_own_one_is_right(store, tmp_path):
+def test_of_keys_of_processes_that_start_together_one_is_right(store, tmp_path):
     def start(number):
         with suppress(KeysDiffer, KeysMissing):
             return raw(Keys.open(tmp_path / f"keys{number}", store.database))

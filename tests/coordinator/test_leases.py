@@ -272,7 +272,7 @@ def test_holder_writes_nothing_while_and_after_its_population_is_taken(store, re
 
 
 @every_engine
-def test_of_replicas_that_start_together_at_one_url_the_last_succeeds_the_others(store, tmp_path):
+def test_of_replicas_that_start_together_at_one_url_one_is_left(store, tmp_path):
     keys = Keys.open(tmp_path / "keys", store.database)
 
     def announce(_):

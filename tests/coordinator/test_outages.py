@@ -64,6 +64,8 @@ def test_full_disk_stops_rounds_and_loses_nothing(coordinators, small_disk, tmp_
                 until(lambda: "cannot be written" in readiness(replicas))
                 before = committed(store, task)
                 assert before < ROUNDS
+                time.sleep(OUTAGE_S)
+                assert committed(store, task) == before
                 (small_disk / "filler").unlink()
                 until(lambda: completed(store, task), 60)
             until(lambda: "ready" in readiness(replicas))
@@ -124,6 +126,7 @@ def test_three_replicas_go_on_while_one_stands_still(store, register, replicas):
         paused.signal(signal.SIGSTOP)
         until(lambda: replicas.holder() not in (None, paused), 10 * LEASE_S)
         until(lambda: committed(store, task) >= 4, 60)
+        time.sleep(OUTAGE_S)
         paused.signal(signal.SIGCONT)
         until(lambda: completed(store, task), 60)
     assert phones.problems == []

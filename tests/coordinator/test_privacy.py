@@ -9,8 +9,7 @@ from coordinator.commands import CountReport
 from coordinator.driver import commit_round
 from coordinator.errors import InvalidTask, TaskEnded, UnknownRound
 from coordinator.rules.clear_reports import ClearReports
-from coordinator.rules.entities import NoiseSource, Spent
-from coordinator.rules.private_sums import entry_of
+from coordinator.rules.entities import Spent
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Buffered
 from coordinator.store.tasks import Secagg
@@ -22,7 +21,7 @@ from fedcore.privacy.settings import Noise, Privacy
 from muster.privacy_option import parse_privacy
 from secagg.parameters import least_honest
 from tests.coordinator.bundles import START, make_private_bundle
-from tests.coordinator.conftest import LINEAGE, states
+from tests.coordinator.conftest import LINEAGE, RELEASE, Desk, states
 from tests.coordinator.test_secure import NAMES, SECURE, Device, run
 
 BUDGET = {"epsilon": 4.0, "delta": 1e-6, "users": 1000}
@@ -85,7 +84,9 @@ def test_commit_that_failed_is_tried_again_with_the_same_noise(
     desk.pass_time(2)
     assert [one.round for one in ledger(store, task)[0]] == [1]
     assert states(store, task) == [(1, 1, "committed", "")]
-    assert {one.name for one in store.blobs.stored()} == left
+    with store.database.reading() as records:
+        made = records.snapshot(store.task(task))
+    assert {one.name for one in store.blobs.stored()} - left == {made.state_sha256, made.checkpoint_sha256}
 
 
 def fail(_):
@@ -191,19 +192,19 @@ def test_later_rounds_take_noise_back_even_after_a_restart(store, register, new_
     np.testing.assert_allclose(np.cov(new_TM), np.eye(rounds), atol=6 * (2 / size) ** 0.5)
 
 
-def test_task_whose_noise_needs_another_key_is_paused(store, register, desk, private_bundle, tmp_path):
+@pytest.mark.every_engine
+def test_task_whose_noise_needs_another_key_waits_until_it_is_back(store, register, new_desk, private_bundle):
     task = register(private_bundle, rounds=9, privacy=promise(mechanism="tree"))
-    train(desk)
-    store.pause(task)
-    desk.pass_time(1)
-    with store.database.writing() as records:
-        records.ledger.append(
-            task, entry_of(store.task(task).settings.privacy, 2, 2.0, 2), 1.0, NoiseSource(b"1", "ed25519:other")
-        )
-    store.resume(task)
-    desk.pass_time(1)
+    train(new_desk())
+    Desk(store, lineage=RELEASE)
     assert store.task(task).state is TaskState.PAUSED
-    assert "noise of earlier rounds was made with the lineage key ed25519:other" in store.task(task).reason
+    assert f"noise of earlier rounds was made with {LINEAGE.signer}" in store.task(task).reason
+    train(new_desk())
+    assert [(one.after, one.cause) for one in store.history(task)[1:]] == [
+        ("paused", "privacy-unusable"),
+        ("active", "lineage-key-back"),
+    ]
+    assert len(ledger(store, task)[0]) == 2
 
 
 @pytest.mark.every_engine

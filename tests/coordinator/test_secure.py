@@ -22,6 +22,7 @@ from coordinator.rules.states import AssignmentState, TaskState
 from coordinator.secure.round import invitation
 from coordinator.store.tasks import Secagg, TaskSettings
 from fedcore.masking import layout_hash, model_hash
+from secagg import packing
 from secagg.client import Client, SessionInput
 from secagg.credentials import issue
 from secagg.invite import Invite
@@ -53,7 +54,7 @@ class Device:
         self.vector = report_values(delta, weight, loss, plan)
         identity = Ed25519PrivateKey.generate()
         policy = AggregationPolicy(KEYS.server.public, public(AUTHORITY), 8)
-        held = model_hash(given.plan, given.checkpoint), layout_hash(plan.report)
+        held = model_hash(given.plan, given.checkpoint), layout_hash(plan.report, given.seed)
         brought = SessionInput(self.vector, weight, *held, issue(AUTHORITY, public(identity), device_of(given), NEVER))
         self.client = Client(identity, policy, brought)
         self.said = {}
@@ -132,6 +133,28 @@ def test_a_secure_round_commits_the_mean_of_what_devices_masked(store, register,
     uploads = {device.given.assignment: hashlib.sha256(device.said[7]).hexdigest() for device in devices}
     assert {one.id: one.report_sha256 for one in cohort} == uploads
     assert all(device.result().summed for device in devices)
+
+
+def test_a_device_that_takes_weight_from_the_rest_makes_no_sum(store, register, desk, monkeypatch):
+    """Divided by the weight that one device leaves of all, the mean would be as long as that device likes."""
+    task = register(**SECURE)
+    liar, *honest = seat(desk)
+    run([liar, *honest], PHASES[:3])
+    run(honest, ("upload",))
+    encode = packing.encode
+
+    def light(*given):
+        words = encode(*given)
+        words[:1] -= np.uint64(2 * len(NAMES) - len(NAMES) + 1)
+        words[-1] = packing._check_word(words[:-1])
+        return words
+
+    with monkeypatch.context() as patched:
+        patched.setattr(packing, "encode", light)
+        liar.upload()
+    run([liar, *honest], PHASES[4:])
+    [attempt, *_] = store.rounds(task)
+    assert (attempt.state.value, attempt.reason) == ("abandoned", "sum-out-of-range")
 
 
 def test_metrics_of_a_secure_round_are_means_of_sums_in_eighths(store, register, desk):

@@ -2,17 +2,16 @@
 
 import dataclasses
 import itertools
-import os
 import time
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from msgspec import structs
+from msgspec import UNSET, structs
 
-from coordinator.errors import InvalidTask, KeysDiffer, KeysMissing
-from coordinator.lineage import lineage_key, make_lineage_key
+from coordinator.errors import InvalidTask, KeysDiffer
 from coordinator.rules.states import TaskState
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
+from fedcore.codecs.rotation import Rotation
 from fedcore.errors import BadSignature
 from fedcore.release import decode_release
 from fedcore.signing import SigningKey, verified_entry, verified_head
@@ -57,6 +56,22 @@ def test_a_release_of_something_else_makes_no_task(store, bundle, tmp_path):
     with pytest.raises(BadSignature):
         store.register_task(bundle, SETTINGS, structs.replace(sign(bundle), signer=OTHER.signer))
     assert store.tasks() == []
+
+
+def test_a_release_names_the_seed_where_the_plan_has_codecs_alone(store, bundle, tmp_path):
+    segments = make_plan().report.segments
+    plan = make_plan(segments=(structs.replace(segments[0], codecs=(Rotation(4),)), *segments[1:]))
+    coded, seeded = make_bundle(tmp_path / "coded", plan=plan), dataclasses.replace(SETTINGS, seed=2**63 - 1)
+    assert decode_release(sign(coded, seeded).text).seed == 2**63 - 1
+    assert "seed" not in sign(bundle, seeded).text
+    without = structs.replace(decode_release(sign(coded, seeded).text), seed=UNSET)
+    for release, words in (
+        (sign(coded), f"seed of the release is 0, the task's is {2**63 - 1}"),
+        (RELEASE.sign_release(without), "seed of the release is not there"),
+    ):
+        with pytest.raises(InvalidTask, match=words):
+            store.register_task(coded, seeded, release)
+    store.register_task(coded, seeded, sign(coded, seeded))
 
 
 def test_every_checkpoint_comes_with_its_signed_descent(store, register, desk):
@@ -126,14 +141,3 @@ def test_a_task_whose_release_devices_would_refuse_is_paused(database, store, bu
     found = store.task(task)
     assert found.state is TaskState.PAUSED
     assert ("lineage key" if late == 0 else "has expired") in found.reason
-
-
-def test_the_lineage_key_is_made_once_for_its_owner_alone(tmp_path):
-    keys = tmp_path / "m.db.keys"
-    with pytest.raises(KeysMissing, match=r"m\.db\.keys\.lineage.* is not there.*MUSTER_KEYS"):
-        lineage_key(keys)
-    (tmp_path / f"m.db.keys.lineage.{os.getpid()}").write_text("left by a process that was killed")
-    assert make_lineage_key(keys).signer == make_lineage_key(keys).signer == lineage_key(keys).signer
-    (tmp_path / f"m.db.keys.lineage.{os.getpid()}").unlink()
-    assert [path.name for path in tmp_path.iterdir()] == ["m.db.keys.lineage"]
-    assert (tmp_path / "m.db.keys.lineage").stat().st_mode & 0o077 == 0

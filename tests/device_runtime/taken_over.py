@@ -10,7 +10,7 @@ import sys
 import time
 
 from device_runtime.sandbox.channel import ORDER, Channel, Failed
-from device_runtime.sandbox.child import confine
+from device_runtime.sandbox.confinement import confine
 
 NOBODY = 65534
 
@@ -31,7 +31,7 @@ def started():
     try:
         if not os.fork():
             time.sleep(600)
-    except BlockingIOError:
+    except OSError:
         return False
     return True
 

@@ -18,7 +18,7 @@ from muster.browser import SCREEN, Person, phone
 from simulator.errors import BrowserMissing
 from tests.coordinator.browser import assert_sound, look_as, violations
 from tests.coordinator.fork_server import wait_until
-from tests.device_runtime.pages import DIGITS, build, kept_examples
+from tests.device_runtime.pages import DIGITS, build, database, kept_examples
 from tests.device_runtime.proxy import Hold, road_to
 from tests.device_runtime.test_typescript_rounds import ALGORITHM, values_in
 
@@ -32,8 +32,8 @@ form.elements.namedItem("days").value = "60";
 form.dispatchEvent(new Event("change"));"""
 # Chromium allots space for half a minute. What is larger than that has it ask again: for the quota of now.
 KEEP_BYTES = """
-const [size, done] = arguments;
-const opening = indexedDB.open("muster");
+const [name, size, done] = arguments;
+const opening = indexedDB.open(name);
 opening.onsuccess = () => {
   const transaction = opening.result.transaction("texts", "readwrite");
   transaction.onabort = () => { opening.result.close(); done(transaction.error.name); };
@@ -41,13 +41,13 @@ opening.onsuccess = () => {
   transaction.objectStore("texts").put(new Blob([new Uint8Array(size)]), "much");
 };"""
 KEPT_BLOBS = """
-const done = arguments[0];
-caches.open("muster-blobs").then((cache) => cache.keys()).then(({ length }) => done(length));"""
+const [name, done] = arguments;
+caches.open(name).then((cache) => cache.keys()).then(({ length }) => done(length));"""
 CRASH_WHEN_TOLD = """
 new BroadcastChannel("crash").onmessage = () => { Promise.reject(new Error("no memory")); };"""
 AGE_BY_40_DAYS = """
-const done = arguments[0];
-const opening = indexedDB.open("muster");
+const [name, done] = arguments;
+const opening = indexedDB.open(name);
 opening.onsuccess = () => {
   const transaction = opening.result.transaction("examples", "readwrite");
   transaction.oncomplete = () => { opening.result.close(); done(); };
@@ -192,13 +192,13 @@ def test_storage_that_fills_up_in_mid_round_is_said_and_leaves_nothing(tmp_path,
         person.press("take-part")
         assert hold.reached.wait(60)
         allot(browser, road.url, 1)
-        assert browser.execute_async_script(KEEP_BYTES, some_bytes) == "QuotaExceededError"
+        assert browser.execute_async_script(KEEP_BYTES, database(browser), some_bytes) == "QuotaExceededError"
         hold.end()
         person.waits_for("state", "cannot keep what this page needs: this browser's storage is full: delete examples")
         # It had trained, without a copy of the engine or of any blob.
         assert (road.calls[-1], [one.reason for one in local.store.cohort(made, 1)]) == ("abort", ["runtime-failed"])
         assert {name.partition(":")[0] for name in kept(browser, "texts")} == {"enrolment", "owner", "spent"}
-        assert (kept(browser, "blobs"), browser.execute_async_script(KEPT_BLOBS)) == ([], 0)
+        assert (kept(browser, "blobs"), browser.execute_async_script(KEPT_BLOBS, database(browser))) == ([], 0)
         allot(browser, road.url)
         person.press("take-part")
         person.waits_for("state", "Done: round 1, 1 example, in clear")
@@ -210,18 +210,16 @@ def test_a_page_that_is_opened_without_a_query_goes_by_its_last_link(tmp_path, c
     with coordinators.local(tmp_path, page=str(page)) as local:
         task(local)
         person = Person(browser, local.url, "p", one)
-        reopen(person, browser, f"{local.url}/page/")
         person.draw(DIGITS[1], 1)
         person.press("take-part")
         person.waits_for("state", "against require_secure_aggregation of this device's policy")
+        reopen(person, browser, f"{local.url}/page/")
+        assert (person.text("population"), person.text("signers")) == ("p", one)
         Person(browser, local.url, "p", other)
         assert not is_hidden(browser, "other-signers")
         person.press("take-signers")
         wait_until(lambda: is_hidden(browser, "other-signers"))
-        reopen(person, browser, f"{local.url}/page/?population=p&coordinator=http://127.0.0.1:1/")
-        reopen(person, browser, f"{local.url}/page/")
-        person.press("take-part")
-        person.waits_for("state", "The coordinator cannot be reached")
+        assert person.text("signers") == other
 
 
 def test_a_page_that_deletes_everything_stops_the_one_that_trains(tmp_path, coordinators, task, page, browser):
@@ -257,7 +255,7 @@ def test_a_page_that_trains_goes_by_rules_that_another_changed(tmp_path, coordin
             browser.execute_script(KEEP_FOR_60_DAYS)
             other.waits_for("rules-state", "Kept")
         person.waits_for("state", "The training stopped on this device: the device was stopped while it worked")
-        browser.execute_async_script(AGE_BY_40_DAYS)
+        browser.execute_async_script(AGE_BY_40_DAYS, database(browser))
         person.draw(DIGITS[1], 1)
         assert person.text("count") == "2"
 
@@ -388,13 +386,13 @@ def is_hidden(browser, name):
 def kept(browser, part):
     """The keys of a part of the page's database."""
     script = """
-    const done = arguments[1];
-    const opening = indexedDB.open("muster");
+    const [name, part, done] = arguments;
+    const opening = indexedDB.open(name);
     opening.onsuccess = () => {
-      const found = opening.result.transaction(arguments[0]).objectStore(arguments[0]).getAllKeys();
+      const found = opening.result.transaction(part).objectStore(part).getAllKeys();
       found.onsuccess = () => {
         opening.result.close();
         done(found.result);
       };
     };"""
-    return browser.execute_async_script(script, part)
+    return browser.execute_async_script(script, database(browser), part)

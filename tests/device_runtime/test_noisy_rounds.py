@@ -38,15 +38,21 @@ def noisy_segment(layout, multiplier=NOISY.noise_multiplier, honest=None):
     return with_noise(plain, multiplier, honest or NOISY.honest)
 
 
-@pytest.fixture
-def noisy(secure):  # noqa: F811
-    """A coordinator with a round of uniform weights, whose release asks for noise."""
+def offer_noisy(coordinator):
+    """Have a coordinator offer a round of uniform weights whose release asks for noise; the terms of its invitation."""
     plan = linear.plan()
     uniform: Plan = msgspec.structs.replace(plan, report=msgspec.structs.replace(plan.report, weighting="uniform"))
-    secure.offer(uniform, linear.graphs(), {"params": linear.PARAMS})
-    secure.release, secure.layout = releasing(bounds=NOISY), uniform.report
-    secure.changes = {"w_max": 1, "layout_hash": layout_hash(uniform.report)}
-    secure.invite = invitation(**secure.changes, segments=(noisy_segment(uniform.report),))
+    coordinator.offer(uniform, linear.graphs(), {"params": linear.PARAMS})
+    coordinator.release, coordinator.layout = releasing(bounds=NOISY), uniform.report
+    coordinator.changes = {"w_max": 1, "layout_hash": layout_hash(uniform.report, linear.KEY.seed)}
+    changes = {**coordinator.changes, "segments": (noisy_segment(uniform.report),)}
+    coordinator.invite = invitation(**changes)
+    return changes
+
+
+@pytest.fixture
+def noisy(secure):  # noqa: F811
+    offer_noisy(secure)
     return secure
 
 

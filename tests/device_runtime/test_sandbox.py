@@ -177,22 +177,6 @@ def test_a_process_that_crashes_is_an_outcome_with_its_signal():
     assert children() == []
 
 
-def test_the_training_can_open_no_file_and_no_connection():
-    code = """
-import socket
-from device_runtime.sandbox.child import confine
-from device_runtime.trainer import Limits
-confine(Limits(1_000_000_000, 60.0))
-for attempt in (lambda: open("/etc/hostname"), socket.socket):
-    try:
-        attempt()
-    except OSError as error:
-        print(error.errno)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["24", "24"]
-
-
 def test_a_taken_over_process_has_nothing_of_the_devices(monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "of the application")
     monkeypatch.setattr(process, "CHILD", "tests.device_runtime.taken_over")

@@ -51,10 +51,17 @@ RELEASE, LINEAGE = SigningKey(private(3)), SigningKey(private(4))
 BOUNDS = SumBounds(clip_norm=1.0, bits=20, max_examples=100, min_sum=8)
 NEVER = 1 << 40
 ROUND = 1
-SEGMENTS = tuple(
-    PackedSegment(one.size, 26, one.bits, one.low, one.high, one.norm, one.weighted)
-    for one in fixed_points(linear.plan().report, BOUNDS)
-)
+
+
+def segments_of(layout):
+    """The segments of a layout under BOUNDS, in fields of 26 bits."""
+    return tuple(
+        PackedSegment(one.size, 26, one.bits, one.low, one.high, one.norm, one.weighted)
+        for one in fixed_points(layout, BOUNDS)
+    )
+
+
+SEGMENTS = segments_of(linear.plan().report)
 TRUSTING = Policy(signers=(RELEASE.signer,))
 
 
@@ -62,7 +69,7 @@ def terms(plan, checkpoint, **changes):
     """The content of M0 for the linear plan, with some fields changed."""
     fields = {
         "mode": 1, "task": task_hash("t-1"), "round": session_number(ROUND, 1), "deadline": 0,
-        "n_max": 20, "min_sum": 8, "w_max": 100, "layout_hash": layout_hash(linear.plan().report),
+        "n_max": 20, "min_sum": 8, "w_max": 100, "layout_hash": layout_hash(linear.plan().report, linear.KEY.seed),
         "model_hash": model_hash(plan, checkpoint), "segments": SEGMENTS,
     }  # fmt: skip
     return Invite(**{**fields, **changes})

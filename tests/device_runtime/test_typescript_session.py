@@ -210,7 +210,7 @@ def test_a_device_follows_no_redirect(coordinator, session):
     ("change", "words"),
     [
         (lambda plan: plan["passes"][0]["loop"].update(batch_size=2**40), "plan.memory_bytes"),
-        (lambda plan: plan.update(name="\x1b[2J", examples={"fields": []}), "plan  [2J names no example field"),
+        (lambda plan: plan.update(name="\x1b[2J", examples={"fields": []}), r"plan \u001b[2J names no example field"),
         (lambda plan: plan.update(name=1000 * "a", examples={"fields": []}), "plan aaa"),
     ],
 )

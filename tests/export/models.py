@@ -205,8 +205,13 @@ def spectral():
     return spec(lambda: nn.Sequential(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(126, 5))))
 
 
-def channel_dropout():
-    return spec(lambda: nn.Sequential(nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(126, 5)))
+def alpha_dropout():
+    return spec(lambda: nn.Sequential(nn.AlphaDropout(0.5), nn.Flatten(), nn.Linear(126, 5)))
+
+
+def dropped_examples():
+    """What torch takes for the channels of one example are the examples of a batch."""
+    return spec(lambda: nn.Sequential(nn.Flatten(), nn.Dropout1d(0.5), nn.Linear(126, 5)))
 
 
 def dropout():
@@ -366,19 +371,6 @@ def diverging():
     )
 
 
-class Sorted(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.dense = nn.Linear(126, 5)
-
-    def forward(self, x):
-        return self.dense(x.flatten(1).sort(-1).values)
-
-
-def sorting():
-    return spec(Sorted)
-
-
 class Branching(nn.Module):
     def __init__(self):
         super().__init__()
@@ -386,7 +378,7 @@ class Branching(nn.Module):
 
     def forward(self, x):
         hidden = self.dense(x.flatten(1))
-        return hidden * 2 if hidden.sum() > 0 else hidden
+        return hidden * 2 if hidden.sum() > 1e9 else hidden
 
 
 def branching():
@@ -404,6 +396,24 @@ class FixedBatch(nn.Module):
 
 def fixed_batch():
     return spec(FixedBatch)
+
+
+def fixed_state():
+    """A recurrent layer whose first state is that of twenty examples."""
+
+    class FixedState(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells = nn.GRU(14, 5, batch_first=True)
+
+        def forward(self, x):
+            return self.cells(x.transpose(1, 2).flatten(2), torch.zeros(1, 20, 5))[0][:, -1]
+
+    return spec(FixedState)
+
+
+def looped_over_examples():
+    return _dense(lambda self, x: torch.stack([row * 2 for row in x]))
 
 
 class IntegerParameter(nn.Module):
@@ -478,6 +488,68 @@ def noisy():
 
 def counting():
     return _dense(lambda self, x: x + self.count.add_(1))
+
+
+def _shrunk(self, x):
+    with torch.no_grad():
+        self.dense.weight.mul_(0.9)
+    return x
+
+
+def changing_weights():
+    return _dense(_shrunk)
+
+
+def changing_weights_behind():
+    return _dense(lambda self, x: self.dense.weight.data.clamp_(-0.05, 0.05).sum() * 0 + x)
+
+
+def changing_inputs():
+    return _dense(lambda self, x: x.mul_(2))
+
+
+def product_of_examples():
+    return _dense(lambda self, x: x + 0 * x.prod(0))
+
+
+def lower_bits():
+    return _dense(lambda self, x: x * (x % 0.7))
+
+
+class Gated(nn.Module):
+    """Values at the largest of eight gates, which are all 0 at first."""
+
+    def __init__(self, places):
+        super().__init__()
+        self.gate, self.dense, self.places = nn.Parameter(torch.zeros(8)), nn.Linear(126, 5), places
+
+    def forward(self, x):
+        places, hidden = self.places(self.gate), x.flatten(1)
+        return self.dense(hidden * (1 + (self.gate[places] * hidden[:, places]).sum(1, keepdim=True)))
+
+
+def tied_gates():
+    return spec(lambda: Gated(lambda gate: gate.topk(2).indices))
+
+
+def ordered_gates():
+    return spec(lambda: Gated(lambda gate: gate.sort(descending=True, stable=True).indices[:2]))
+
+
+def steep_at(threshold):
+    """A network whose loss jumps where the sum of an example reaches a threshold."""
+    return _dense(lambda self, x: x * torch.where(x.sum(1, keepdim=True) >= threshold, 3.0, 1.0))
+
+
+def aligned():
+    """Connectionist temporal classification of nine rows."""
+
+    def loss(outputs, label):
+        scores = outputs.log_softmax(-1).transpose(0, 1)
+        return nn.functional.ctc_loss(scores, label, label[:, 0] * 0 + 9, (label > 0).sum(1), reduction="none")
+
+    rows = nn.Sequential(nn.Flatten(1, 2), nn.Unflatten(1, (9, 2)), nn.Flatten(2), nn.Linear(14, 6))
+    return spec(lambda: rows, loss, label=Field("y", "int64", (3,), high=6), metrics={})
 
 
 def misspelt():
@@ -559,7 +631,7 @@ def conditional():
 
 
 def selecting():
-    return _dense(lambda self, x: x * x[x > 0].sum())
+    return _dense(lambda self, x: x + 0 * x[x > 0].sum())
 
 
 def no_loss():

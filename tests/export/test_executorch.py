@@ -1,5 +1,6 @@
 """ExecuTorch programs against torch, on the libraries that devices run: three steps, the last on a masked batch."""
 
+import functools
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ from export.model import GradientOracle, Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.params import VectorSpec
+from tests.export import test_rules
 from tests.export.models import regression, spec
 
 pytestmark = pytest.mark.usefixtures("executorch")
@@ -101,6 +103,10 @@ FUNCTIONS = {
 }
 
 
+# Of the functions that are tried for ONNX, those that nothing above is like.
+ALSO = [name for name in test_rules.FUNCTIONS if "whole numbers" in name or "in the middle" in name]
+
+
 def written(function, inputs=(X, INDEX, NOISE)):
     names = [port.name for port in inputs]
     return to_executorch(
@@ -123,6 +129,27 @@ def test_an_operator_computes_what_torch_computes_every_time(name):
         found = np.full_like(expected, 7)
         program.run(feed, {"out": found})
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ALSO)
+def test_functions_that_are_tried_for_onnx_compute_the_same_here(name):
+    written_too = written(lambda x, i, n: test_rules.FUNCTIONS[name](x, i))
+    random = np.random.default_rng(0)
+    feed = {"x": random.normal(size=(BATCH, 4, 6)).astype(np.float32), "i": random.integers(0, 4, (BATCH, 4))}
+    expected = test_rules.FUNCTIONS[name](*map(torch.from_numpy, feed.values())).numpy()
+    found = np.full_like(expected, 7)
+    ExecuTorch().load(written_too).run(feed, {"out": found})
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", test_rules.GRADIENTS)
+def test_a_gradient_is_torchs(name):
+    of = functools.partial(test_rules.gradient, test_rules.GRADIENTS[name])
+    x = np.random.default_rng(0).normal(size=(BATCH, 4, 6)).astype(np.float32)
+    found = np.full_like(x, 7)
+    ExecuTorch().load(to_executorch(capture(of, [X], BATCH, table=TABLE))).run({"x": x}, {"out": found})
+    expected = of({"x": torch.from_numpy(x)})["out"].numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 class Attention(nn.Module):
@@ -250,8 +277,10 @@ def test_every_pass_of_an_algorithm_runs():
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda x, i, n: x.cumprod(1), "cumprod"),
-        (lambda x, i, n: x.sort(1).values, "sort"),
+        (lambda x, i, n: x.cummax(1).values, "cummax"),
+        (lambda x, i, n: x.repeat(1, 1, 200).sort(-1).values, "sort of 1200 values in ExecuTorch"),
+        (lambda x, i, n: x % 0.3, "remainder"),
+        (lambda x, i, n: torch.cdist(x, x, p=3), "cdist with p=3"),
         (lambda x, i, n: x.lgamma(), "lgamma"),
         (lambda x, i, n: functional.batch_norm(x, None, None, training=True), "batch normalisation"),
     ],

@@ -43,6 +43,23 @@ def test_values_are_dropped_and_drawn_as_the_specification_says():
             assert normal[row].flatten()[place] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("dropout", "shape"),
+    [(functional.dropout1d, (5,)), (functional.dropout2d, (5, 4)), (functional.dropout3d, (2, 5, 4))],
+)
+def test_whole_channels_are_dropped_as_the_specification_says(dropout, shape):
+    x = torch.rand(2, 6, *shape) + 1
+    with KeyedNoise(torch.from_numpy(NOISE[:2])) as drawn:
+        dropped = dropout(x, 0.4)
+    assert drawn.turns == 1
+    for row, noise in enumerate(NOISE[:2].tolist()):
+        for channel in range(6):
+            kept = mixed(noise, 1, channel, 2) >= round(0.4 * 2**32) - 2**31
+            torch.testing.assert_close(dropped[row, channel], x[row, channel] * kept / 0.6)
+    with KeyedNoise(None):
+        torch.testing.assert_close(dropout(x, 0.4), x)
+
+
 def test_random_numbers_are_uniform_normal_and_independent():
     x = torch.empty(ROWS, PLACES)
     with KeyedNoise(torch.from_numpy(NOISE)):

@@ -265,6 +265,11 @@ LOOKED_UP = sequence(
 )
 ATTENDED = sequence(lambda: nn.ModuleList([attention(), attention(), nn.Embedding(11, 3, padding_idx=2)]), attended)
 DROPPED = sequence(dropping, dropped)
+DROPPED_WHOLE = branches(
+    [lambda: nn.Conv2d(2, 6, 3), lambda: nn.Dropout2d(0.4), nn.Tanh],
+    [lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 6, 3), lambda: nn.Dropout1d(0.3)],
+    [lambda: nn.Unflatten(1, (1, 2)), lambda: nn.Conv3d(1, 6, 2), nn.Dropout3d],
+)
 LABELS = {kind: Field("y", kind, high=5) for kind in ("int64", "int32", "uint8")}
 LOST = loss(losses, LABELS["int64"])
 LOST_OF_A_BYTE = loss(lambda out, y: cross_entropy(out, y) + own_loss(out, y), LABELS["uint8"])
@@ -303,6 +308,15 @@ OPERATORS = {
     "operators that work in place": [in_place],
     "assignments to slices": [assigned],
     "Python loops of fixed length": [looped],
+    "products": [lambda x: x.unflatten(1, (3, 4)).prod(1) + x.cumprod(1)[:, :4]],
+    "sort and argsort": [lambda x: x.sort(1).values * torch.arange(12) + x * x.argsort(1, descending=True) / 12],
+    "medians": [lambda x: x * x.median(1, keepdim=True).values],
+    "powers of a number": [lambda x: 2**x],
+    "remainders and floor division of whole numbers": [lambda x: x * ((x * 8).long() % 3) + x * ((x * 8).long() // 3)],
+    "hyperbolic sines and cosines": [lambda x: x.cosh() + x.sinh()],
+    "logarithms to base 2 and 10": [lambda x: (x.abs() + 0.5).log2() + (x.abs() + 0.5).log10()],
+    "replication padding": [lambda x: functional.pad(x.unflatten(1, (3, 4)), (2, 1), mode="replicate").flatten(1) ** 2],
+    "distances": [lambda x: torch.cdist(x.unflatten(1, (3, 4)), x.unflatten(1, (3, 4)).flip(2)).flatten(1)],
 }
 OPERATED = function(lambda x: torch.cat([one(x) for some in OPERATORS.values() for one in some], 1))
 PROMISES = {
@@ -344,12 +358,27 @@ PROMISES = {
     "activations": dict.fromkeys(ACTIVATIONS, (ACTIVATED,)),
     "random": {
         "nn.Dropout": [DROPPED],
+        "dropout of channels": [DROPPED_WHOLE],
         "dropout between LSTM layers": [DROPPED],
         "randn_like and rand_like": [COMPUTED],
         "dropout on attention weights": [DROPPED],
     },
     "losses": {
         "cross-entropy": [LOST, LOST_OF_A_BYTE, loss(cross_entropy, LABELS["int32"])],
+        "cross-entropy over pixels": [
+            spec(
+                lambda: nn.Sequential(nn.Conv2d(2, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 4, 1)),
+                lambda out, y: functional.cross_entropy(out, y, ignore_index=4, reduction="none").mean((1, 2)),
+                label=Field("y", "uint8", (9, 7), high=5),
+                metrics={},
+            )
+        ],
+        "Gaussian likelihood": [
+            loss(
+                lambda out, y: functional.gaussian_nll_loss(out[:, 0], y, out[:, 1].cosh(), True, reduction="none"),
+                Field("y", "float32"),
+            )
+        ],
         "binary cross-entropy with logits": [
             loss(
                 lambda out, y: functional.binary_cross_entropy_with_logits(out[:, 0], y, reduction="none"),

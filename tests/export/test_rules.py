@@ -1,6 +1,7 @@
 """Rules that are easy to write wrong, each against torch, at batch sizes that the trace did not see."""
 
 import collections
+import functools
 
 import numpy as np
 import onnx
@@ -68,6 +69,18 @@ FUNCTIONS = {
     "everything is set": lambda x, i: assigned(x, (slice(None), slice(None)), x * 2),
     "one of every kind": lambda x, i: functional.one_hot(i, 5),
     "average with weights by batched product": lambda x, i: x.transpose(1, 2) @ x,
+    "what whole numbers leave, with the sign of the divisor": lambda x, i: (2 * i - 3) % 4 - (2 * i - 3) % -4,
+    "what whole numbers leave of each other": lambda x, i: ((i - 2) % (i + 1)).int() % (i.int() + 2),
+    "whole numbers rounded down": lambda x, i: (2 * i - 3) // 2 + (i - 3) // -2 + (i - 3) // (i + 1),
+    "small whole numbers rounded down": lambda x, i: ((i - 2).int() // 3) * (i.to(torch.uint8) // 2),
+    "powers of whole numbers": lambda x, i: 2**i + i**i,
+    "the order of whole numbers of which many are equal": lambda x, i: (
+        i.argsort(dim=-1, stable=True) + i.sort(-1).values
+    ),
+    "from the largest, the first of equal ones first": lambda x, i: i.argsort(dim=-1, descending=True, stable=True),
+    "the lower one in the middle": lambda x, i: x.median(1, keepdim=True).values + i.median(-1).values[:, None, None],
+    "products of whole numbers": lambda x, i: i.int().prod(-1) + (i + 1).cumprod(-1).sum(-1),
+    "logarithms of powers": lambda x, i: (2.0**i).log2() + (10.0**i).log10(),
 }
 
 GRADIENTS = {
@@ -101,20 +114,61 @@ GRADIENTS = {
     "values at places, with places apart": lambda x: x.unflatten(2, (3, 2))[:, [1, -1, 1], :, [0, 1, 0]],
     "values at places that are set": lambda x: assigned(x, (slice(None), [0, 2], [1, 1]), x[:, :1, 0] * 2),
     "a cumulative sum": lambda x: x.cumsum(1),
+    "a product": lambda x: x.prod(1) + x[:, :3].prod(1),
+    "a product of everything but the batch": lambda x: x.flatten(1).prod(1, keepdim=True),
+    "a product with a zero": lambda x: (x * (x > -0.5)).prod(1),
+    "a product of what no batch has": lambda x: x * x.mean(0)[:, 0].prod() * x.mean(0).median(),
+    "a cumulative product": lambda x: x.cumprod(2),
+    "a sort": lambda x: x.sort(1).values * torch.arange(6) + x.sort(descending=True).values * torch.arange(6) ** 2,
+    "an order": lambda x: x * x.argsort(1) + x.argsort(descending=True) * x**2,
+    "a sort of equal values": lambda x: (
+        x.round().detach().add(x - x.detach()).sort(dim=1, stable=True).values ** 3 * torch.arange(1, 5)[:, None]
+    ),
+    "a median": lambda x: x.median(1).values + x.median(1, keepdim=True).indices[:, 0] * x.median(-1).values[:, :1],
+    "a power of a number": lambda x: 2**x + 0.3**x + torch.exp2(x) + 0.0 ** (x.abs() + 1),
+    "a power of a value": lambda x: (x.abs() + 0.1) ** x,
+    "hyperbolic functions": lambda x: (x / 4).cosh() + (x / 4).sinh() / 2,
+    "logarithms": lambda x: (x.abs() + 0.1).log2() + (x.abs() + 0.1).log10(),
+    "a border repeated on one axis": lambda x: functional.pad(x, (2, 1), mode="replicate") ** 2,
+    "a border repeated on two axes": lambda x: functional.pad(x[:, None], (2, 0, 1, 3), mode="replicate") ** 2,
+    "a border repeated on three axes": lambda x: (
+        functional.pad(x.reshape(-1, 1, 2, 2, 6), (2, 1, 0, 3, 1, 1), mode="replicate") ** 2
+    ),
+    "a border cut off and another repeated": lambda x: functional.pad(x[:, None], (-1, 2, 1, -2), mode="replicate"),
+    "the border of a single value": lambda x: functional.pad(x[:, :, :1], (3, 2), mode="replicate") ** 2,
+    "distances": lambda x: torch.cdist(x, x.flip(1) * 2),
+    "distances of a set to itself": lambda x: torch.cdist(x, x) * x[:, :, :1],
+    "distances of examples to a table": lambda x: torch.cdist(x[:, 0], x[0].detach() * 2),
+    "distances of a table to sums of absolute values": lambda x: (
+        torch.cdist(x, x.mean(0, keepdim=True)[:, 1:], p=1) / 8
+    ),
+    "a Gaussian likelihood": lambda x: functional.gaussian_nll_loss(
+        x[:, 0], x[:, 1], x[:, 2].relu(), full=True, reduction="none"
+    ),
+    "a Gaussian likelihood of a variance for each row": lambda x: functional.gaussian_nll_loss(
+        x[:, 0], x[:, 1], x[:, 2, 0].abs() + 1, reduction="none"
+    ),
+    "a Gaussian likelihood of one variance": lambda x: functional.gaussian_nll_loss(x[:, 0], x[:, 1], 0.4, eps=1e-3),
+    "cross-entropy over pixels": lambda x: functional.cross_entropy(
+        x.reshape(-1, 4, 2, 3), x[:, :2, :3].abs().long().clamp(max=4), ignore_index=4, reduction="none"
+    ),
     "softplus of a reversed value": lambda x: functional.softplus(x.flip(1)),
 }
 
 
+def gradient(function, values):
+    """Of a function of `x`, weighted by something smooth."""
+    x = values["x"].detach().requires_grad_()
+    out = function(x)
+    return {"out": torch.autograd.grad((out * out.detach().cos()).sum(), x)[0]}
+
+
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_a_gradient_is_torchs(name):
-    def gradient(values):
-        x = values["x"].detach().requires_grad_()
-        out = GRADIENTS[name](x)
-        return {"out": torch.autograd.grad((out * out.detach().cos()).sum(), x)[0]}
-
-    session = onnxruntime.InferenceSession(to_onnx(capture(gradient, [X])))
+    of = functools.partial(gradient, GRADIENTS[name])
+    session = onnxruntime.InferenceSession(to_onnx(capture(of, [X])))
     x = np.random.default_rng(0).normal(size=(5, 4, 6)).astype(np.float32)
-    expected = gradient({"x": torch.from_numpy(x)})["out"].numpy()
+    expected = of({"x": torch.from_numpy(x)})["out"].numpy()
     np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5, atol=1e-6)
 
 
@@ -137,6 +191,13 @@ def test_log1p_keeps_the_digits_of_small_numbers_and_its_limits():
     session = onnxruntime.InferenceSession(to_onnx(capture(lambda v: {"out": v["x"].log1p()}, [Port("x", x.shape)])))
     expected = torch.from_numpy(x).double().log1p().numpy()
     np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("function", [torch.cosh, torch.sinh])
+def test_hyperbolic_functions_keep_the_digits_of_small_and_large_numbers(function):
+    x = np.concatenate([np.linspace(-80, 80, 400), np.linspace(-1, 1, 401), [1e-30, -1e-5, 3e-3]]).astype(np.float32)
+    session = onnxruntime.InferenceSession(to_onnx(capture(lambda v: {"out": function(v["x"])}, [Port("x", x.shape)])))
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], function(torch.from_numpy(x).double()), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

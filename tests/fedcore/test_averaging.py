@@ -14,7 +14,7 @@ from fedcore.algorithms.fed_prox import FedProx
 from fedcore.algorithms.fed_sgd import FedSGD
 from fedcore.algorithms.norm_fed_avg import NormFedAvg
 from fedcore.batching import StreamKey
-from tests.fedcore.quadratics import run_device, run_round
+from tests.fedcore.quadratics import run_device, run_passes, run_round
 from tests.fedcore.references import (
     COHORTS,
     SEED,
@@ -148,12 +148,32 @@ def test_adams_first_local_step_has_the_length_of_the_learning_rate():
     np.testing.assert_allclose(np.abs(report["delta"]), 0.2, rtol=1e-9)
 
 
-def test_fedprox_without_its_term_is_fedavg():
+def test_client_adam_in_float32_keeps_the_digits_of_its_corrections():
+    """Against torch's own in float64, whose every step starts at 0, with gradients that float32 holds exactly."""
+    torch = pytest.importorskip("torch")
+    algorithm = FedAvg(client_lr=0.01, client_optimizer="adam")
+    x, (stage,) = torch.zeros(D, dtype=torch.float64, requires_grad=True), algorithm.passes
+    adam = torch.optim.Adam([x], lr=0.01, eps=algorithm.client_epsilon)
+    received = {"params": np.zeros(D, np.float32)}
+    carry, distances = stage.begin(received), []
+    for size in [1, 2, 0.5, 4, -0.25, 1, 8, 1] * 40:
+        gradient = np.array([1.0, -0.5, 0.25, 3.0, -2.0]) * size
+        carry = stage.step(carry | received, received, lambda y, g=gradient: (0, np.float32(g), 1))
+        assert {value.dtype for value in carry.values()} == {np.dtype(np.float32)}
+        x.grad, x.data = torch.tensor(gradient), torch.zeros_like(x)
+        adam.step()
+        distances.append(np.abs(carry["params"] / x.detach().numpy() - 1).max())
+    assert max(distances) < 2e-6
+
+
+def test_fedprox_without_its_term_is_fedavg_of_the_same_weighting():
     for weighting in ("examples", "uniform"):
         ours = trained(FedProx(**LOCAL, mu=0.0, weighting=weighting), REGRESSION)
         np.testing.assert_array_equal(
             ours["params"], trained(FedAvg(**LOCAL, weighting=weighting), REGRESSION)["params"]
         )
+    ours, theirs = (trained(one, REGRESSION)["params"] for one in (FedProx(**LOCAL, mu=0.0), FedAvg(**LOCAL)))
+    assert np.abs(ours - theirs).max() > 1e-3  # their defaults differ
 
 
 def test_one_step_of_fedprox_is_one_of_fedavg_whatever_mu():
@@ -190,6 +210,18 @@ def test_fednova_with_equal_steps_is_fedavg(changes):
     ours = run_round(nova, nova.init(start()), clients, 3)
     theirs = run_round(dataclasses.replace(averaging, weighting="examples"), {"params": start()}, clients, 3)
     np.testing.assert_allclose(ours["params"], theirs["params"], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("mu", "alike"), [(0.5, True), (9.0, True), (15.0, False), (20.0, False)])
+def test_fednovas_a_is_the_papers_while_proximal_steps_do_not_overshoot(mu, alike):
+    """‖a_i‖₁ of its section 4.1, a_i = (1, 1 − ημ, …); the code of the paper multiplies by the steps instead."""
+    algorithm = FedNova(client_lr=0.1, mu=mu, epochs=4, batch_size=64)
+    examples, (stage,) = QUADRATICS.clients[0], algorithm.passes
+    last = run_passes(algorithm, {"params": start()}, examples, StreamKey(0, 0, 0))[stage.name]
+    a_i = (1 - 0.1 * mu) ** np.arange(4.0)
+    np.testing.assert_allclose(last["a"], a_i.sum(), rtol=1e-12, atol=1e-12)
+    assert (abs(last["a"][0] - np.abs(a_i).sum()) < 1e-9) == alike
+    assert last["a"] < 4
 
 
 def test_fednova_counts_the_steps_that_were_taken():

@@ -113,17 +113,18 @@ def reference_feddyn(algorithm, x, clients, cohorts):
 
 
 def reference_fedpd(algorithm, x, clients, cohorts):
-    duals = [np.zeros(D) for _ in clients]
+    """Algorithm 1 with Oracle I: the steps of round r begin at x_i^r, where the client's own last ones ended."""
+    duals, own = [np.zeros(D) for _ in clients], [x.copy() for _ in clients]
     for number, cohort in enumerate(cohorts):
         proposals = []
         for slot, i in enumerate(cohort):
-            y = x.copy()
             for batch in local_batches(clients[i], number, slot):
-                y -= algorithm.client_lr * (gradient(batch, y) + duals[i] + (y - x) / algorithm.eta)
-            duals[i] = duals[i] + (y - x) / algorithm.eta
-            proposals.append(y + algorithm.eta * duals[i])
+                pull = (own[i] - x) / algorithm.eta
+                own[i] = own[i] - algorithm.client_lr * (gradient(batch, own[i]) + duals[i] + pull)
+            duals[i] = duals[i] + (own[i] - x) / algorithm.eta
+            proposals.append(own[i] + algorithm.eta * duals[i])
         x = sum(proposals) / len(cohort)
-    return {"params": x}, {"dual": duals}
+    return {"params": x}, {"dual": duals, "own": own}
 
 
 REFERENCES = {"scaffold": reference_scaffold, "feddyn": reference_feddyn, "fedpd": reference_fedpd}
@@ -222,16 +223,17 @@ def test_k_of_scaffold_is_the_steps_that_the_client_took(x0, clients):
         np.testing.assert_allclose(kept[k]["c_i"], (x0 - y) / (steps * 0.05), rtol=1e-12)
 
 
-def test_feddyn_and_fedpd_are_one_when_all_clients_take_part(x0, clients):
-    everybody = [[0, 1, 2, 3, 4]] * 6
-    dyn, dyn_kept = run(FedDyn(client_lr=0.05, alpha=0.4, batch_size=BATCH), x0, clients, everybody)
-    pd, pd_kept = run(FedPD(client_lr=0.05, eta=1 / 0.4, batch_size=BATCH), x0, clients, everybody)
-    np.testing.assert_allclose(dyn["params"], pd["params"], rtol=1e-10)
-    for ours, theirs in zip(dyn_kept, pd_kept, strict=True):
-        np.testing.assert_allclose(ours["l_i"], -theirs["dual"], rtol=1e-9, atol=1e-12)
-    partial = run(FedDyn(client_lr=0.05, alpha=0.4, batch_size=BATCH), x0, clients, COHORTS)[0]["params"]
-    other = run(FedPD(client_lr=0.05, eta=1 / 0.4, batch_size=BATCH), x0, clients, COHORTS)[0]["params"]
-    assert np.abs(partial - other).max() > 1e-3
+def test_feddyn_and_fedpd_are_one_where_all_clients_solve_their_problems(x0, clients):
+    def ends(cohorts, **local):
+        dyn, dyn_kept = run(FedDyn(client_lr=0.05, alpha=0.4, **local), x0, clients, cohorts)
+        pd, pd_kept = run(FedPD(client_lr=0.05, eta=1 / 0.4, **local), x0, clients, cohorts)
+        duals = [ours["l_i"] + theirs["dual"] for ours, theirs in zip(dyn_kept, pd_kept, strict=True)]
+        return np.abs(dyn["params"] - pd["params"]).max(), np.abs(duals).max()
+
+    everybody = [[0, 1, 2, 3, 4]] * 4
+    assert max(ends(everybody, batch_size=64, epochs=1500)) < 1e-9
+    assert min(ends(everybody, batch_size=BATCH)) > 1e-3  # a few steps depend on where they begin
+    assert ends(COHORTS, batch_size=64, epochs=1500)[0] > 1e-3
 
 
 def test_h_of_feddyn_is_the_mean_of_what_all_clients_keep(x0, clients):

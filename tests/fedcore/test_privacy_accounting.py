@@ -119,6 +119,27 @@ def test_poisson_samples_spend_less_than_renyi_divergences_say():
 
 
 @pytest.mark.parametrize(
+    ("multiplier", "probability", "count", "delta"),
+    [(4.0, 0.001, 10_000, 1e-6), (2.0, 0.001, 20_000, 1e-6), (10.0, 0.01, 10_000, 1e-5), (20.0, 0.1, 1000, 1e-5)],
+)
+def test_poisson_samples_spend_what_a_grid_ten_times_finer_finds(multiplier, probability, count, delta):
+    # A grid may only round up, and its roundings add up over rounds.
+    finest = min(1e-4, 0.01 * probability * math.sqrt(math.expm1(multiplier**-2)))
+    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=finest)
+    sampled = dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(multiplier))
+    theirs = accountant.compose(sampled, count).get_epsilon(delta)
+    ours = spent(rows(count, multiplier, sampling_probability=probability), delta)
+    assert 0.999 * theirs <= ours <= 1.003 * theirs
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.1, 1.0])
+def test_small_budgets_have_little_more_noise_of_devices_than_gaussian(epsilon):
+    of_devices = calibrated(Noise(noise_multiplier=1.0, mechanism="distributed"), 10, epsilon, 1e-6)
+    gaussian = calibrated(Noise(noise_multiplier=1.0), 10, epsilon, 1e-6)
+    assert gaussian < of_devices < 1.25 * gaussian
+
+
+@pytest.mark.parametrize(
     "facts",
     [
         {},

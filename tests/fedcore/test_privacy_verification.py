@@ -18,13 +18,13 @@ def wrong(tmp_path):
     """What is wrong with a ledger, (round, clip) of each row, that its coordinator signed; first words only."""
     key = SigningKey.new(tmp_path / "key.pem")
 
-    def check(rows, **noise):
+    def check(rows, after=None, **noise):
         privacy = Privacy(noise_multiplier=5.0, epsilon=100.0, delta=1e-6, users=1000, **noise)
         facts = {name: getattr(privacy, name) for name in Noise.__struct_fields__}
         ledger = tuple(LedgerEntry(**facts, round=number, clip=clip, devices=10) for number, clip in rows)
         certificate = PrivacyCertificate(
-            task="t", round=rows[-1][0], model=hashlib.sha256(MODEL).hexdigest(), privacy=privacy, rounds=len(ledger),
-            epsilon=spent(ledger, privacy.delta), ledger=ledger_digest(ledger),
+            task="t", round=after or rows[-1][0], model=hashlib.sha256(MODEL).hexdigest(), privacy=privacy,
+            rounds=len(ledger), epsilon=spent(ledger, privacy.delta), ledger=ledger_digest(ledger),
         )  # fmt: skip
         signed = key.sign_certificate(certificate)
         return [one.partition(":")[0] for one in verify(MODEL, CertifiedLedger(signed, ledger)).wrong]
@@ -49,6 +49,10 @@ def test_bounds_that_differ_are_refused_where_noise_is_taken_back(wrong, noise):
 
 def test_bounds_may_differ_where_each_round_has_noise_of_its_own(wrong):
     assert wrong([(1, 1.0), (2, 2.0)]) == []
+
+
+def test_a_trained_model_without_noisy_sums_is_refused(wrong):
+    assert wrong([], after=7) == ["rounds"]
 
 
 def test_devices_drawn_by_chance_alone_are_not_believed(wrong):

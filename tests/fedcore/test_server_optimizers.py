@@ -170,6 +170,20 @@ def test_fedlamb_corrects_the_bias_of_its_moments():
         np.testing.assert_allclose(first["params"][layer] - start()[layer], 0.03 * ratio * sign[layer], rtol=1e-9)
 
 
+def test_fedlars_is_the_lars_of_2020_and_not_that_of_2017():
+    algorithm = FedLARS(server_lr=0.1, weight_decay=0.1, epsilon=1e-12)
+    newer, older, m, v = start(), start(), np.zeros(D), np.zeros(D)
+    for delta in DELTAS:
+        m = 0.9 * m + 0.1 * (0.1 * newer - delta)
+        newer = newer - 0.1 * np.linalg.norm(newer) / np.linalg.norm(m) * m
+        scale = np.linalg.norm(older) / (np.linalg.norm(delta) + 0.1 * np.linalg.norm(older))
+        v = 0.9 * v + 0.1 * scale * (0.1 * older - delta)
+        older = older - v
+    found = after(algorithm, layers=(slice(None),))[-1]["params"]
+    np.testing.assert_allclose(found, newer, rtol=1e-10)
+    assert np.abs(found - older).max() > 0.05
+
+
 @pytest.mark.parametrize("cls", [FedLARS, FedLamb])
 def test_layers_are_scaled_each_by_itself(cls):
     layered, whole = (after(cls(), layers=layers)[-1]["params"] for layers in (LAYERS, (slice(None),)))

@@ -125,7 +125,7 @@ for imports in sys.argv[1:]:
 """
 
 
-def test_a_device_starts_and_trains_for_little_more_than_its_libraries_cost():
+def test_a_device_costs_little_more_than_its_libraries():
     assert import_cpu_s(HERE, LOADS) < 4 * import_cpu_s(HERE, CPU_S.format(imports=LIBRARIES))
     assert import_cpu_s(HERE, LOADS_SANDBOX) < 4 * import_cpu_s(HERE, CPU_S.format(imports=ENGINE))
     empty_mb = sum(map(float, run_python(HERE, ["-c", PEAKS, LIBRARIES, ENGINE]).split()))

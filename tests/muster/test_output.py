@@ -1,19 +1,21 @@
 """Progress where there is no terminal: plain lines, at once and not too many."""
 
-import io
 import re
 
 import pytest
-from rich.console import Console
 
 from muster import output
 
 
 @pytest.fixture
-def lines(monkeypatch):
-    written = io.StringIO()
-    monkeypatch.setattr(output, "stderr", Console(file=written))
-    return lambda: written.getvalue().splitlines()
+def lines(capsys):
+    seen = []
+
+    def so_far():
+        seen.extend(capsys.readouterr().err.splitlines())
+        return seen
+
+    return so_far
 
 
 def test_progress_without_a_terminal_is_plain_lines(lines, monkeypatch):

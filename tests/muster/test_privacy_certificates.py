@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import msgspec
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 import safetensors.numpy
 
 from fedcore import checkpoint
-from fedcore.privacy.certificate import CertifiedLedger, ledger_digest
+from fedcore.privacy.accounting import spent
+from fedcore.privacy.certificate import CertifiedLedger, decode_certificate, ledger_digest
+from fedcore.signing import SigningKey
 from tests.coordinator.bundles import make_private_bundle
 from tests.coordinator.conftest import committed
 from tests.coordinator.replicas import until
@@ -44,7 +47,8 @@ def test_certificate_is_written_and_verified_here_and_over_http(served, tmp_path
         model = tmp_path / "model.safetensors"
         facts = json.loads(in_process("task", "checkpoint", task, "--out", model, "--force", "--json", *where).stdout)
         assert facts["certificate"] == f"{model}.privacy.json"
-        done = in_process("privacy", "verify", model, "--json")
+        signer = CertifiedLedger.decode((tmp_path / "model.safetensors.privacy.json").read_bytes()).certificate.signer
+        done = in_process("privacy", "verify", model, "--signer", signer, "--json")
         assert done.exit_code == 0, done.output
         verdict = json.loads(done.stdout)
         assert verdict["wrong"] == []
@@ -110,9 +114,28 @@ def test_every_damage_is_named_and_ends_with_exit_code_1(certified):
     assert wrong() == ["model"]
 
 
+def test_a_certificate_that_anybody_signed_does_not_hold(certified, tmp_path):
+    model, beside, good = certified
+    stranger = SigningKey.new(tmp_path / "stranger.pem")
+    (row, _), statement = good.ledger, decode_certificate(good.certificate.text)
+    modest = msgspec.structs.replace(statement, rounds=1, epsilon=spent([row], 1e-6), ledger=ledger_digest([row]))
+    beside.write_bytes(CertifiedLedger(stranger.sign_certificate(modest), (row,)).encode())
+    done = in_process("privacy", "verify", model)
+    assert done.exit_code == 3
+    assert "yes" not in done.stdout
+    assert f"anybody can sign a certificate, and {stranger.signer} signed this one" in done.stderr
+    in_words = json.loads(in_process("privacy", "verify", model, "--json").stdout)
+    assert (in_words["wrong"], in_words["signer"], in_words["demanded"]) == ([], stranger.signer, False)
+    assert in_process("privacy", "verify", model, "--signer", good.certificate.signer).exit_code == 1
+    wrong = in_process("privacy", "verify", tmp_path / "plan" / "manifest.json")
+    assert wrong.exit_code not in (0, 3)
+
+
 def test_certificate_of_another_signer_is_refused_where_one_is_demanded(certified):
     model, _, good = certified
-    assert in_process("privacy", "verify", model, "--signer", good.certificate.signer).exit_code == 0
+    done = in_process("privacy", "verify", model, "--signer", good.certificate.signer)
+    assert done.exit_code == 0
+    assert re.search(r"^holds +yes$", done.stdout, re.MULTILINE)
     done = in_process("privacy", "verify", model, "--signer", "ed25519:another")
     assert done.exit_code == 1
     assert "signed it, not ed25519:another" in done.output

@@ -9,14 +9,14 @@ from typer.testing import CliRunner
 
 from coordinator.api.tokens import issue
 from coordinator.errors import RoleLacking
-from coordinator.keys import Keys
-from coordinator.lineage import make_lineage_key
+from coordinator.keys import Keys, open_lineage
 from coordinator.rules.entities import Role
 from coordinator.server import serving_both
 from coordinator.settings import Settings
 from coordinator.store.tables import AUDIT
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.signing import SigningKey
+from muster import security
 from muster.app import app
 from tests.coordinator.bundles import make_bundle
 
@@ -37,7 +37,7 @@ def database(tmp_path, monkeypatch):
     with open_coordinator_store("sqlite:///muster.db", "muster-blobs") as store:
         keys = tmp_path / "muster.db.keys"
         Keys.open(keys, store.database)
-        make_lineage_key(keys)
+        open_lineage(keys, store.database)
         yield store
 
 
@@ -59,6 +59,7 @@ def test_a_deployment_that_meets_every_assumption_passes(database, tmp_path, mon
     (tmp_path / "policy.toml").write_text(POLICY.format(key=key))
     monkeypatch.setenv("MUSTER_AUTHORITY", key)
     monkeypatch.setenv("MUSTER_AUTHORITY_URL", "https://authority.example.org")
+    monkeypatch.setattr(security, "lacking", tuple)
     assert set(doctor("--policy", tmp_path / "policy.toml", code=0).values()) == {True}
 
 
@@ -70,6 +71,7 @@ def test_every_assumption_that_fails_is_named_with_its_remedy(database, tmp_path
     (tmp_path / "policy.toml").write_text("")
     monkeypatch.setenv("MUSTER_HOST", "0.0.0.0")
     monkeypatch.setenv("MUSTER_ACCEPT_UNATTESTED", "true")
+    monkeypatch.setattr(security, "lacking", lambda: ("seccomp",))
     verdicts = doctor("--policy", tmp_path / "policy.toml", code=1)
     assert [name for name, holds in verdicts.items() if holds] == [
         "tokens are encrypted",

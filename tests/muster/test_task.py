@@ -11,8 +11,14 @@ from coordinator.rules.entities import AssignedDevice
 from coordinator.rules.rounds import open_round
 from coordinator.rules.task_settings import ClearReports, Secagg, TaskSettings
 from coordinator.store.tasks import open_coordinator_store
+from fedcore.codecs.low_rank import LowRank
+from fedcore.codecs.rotation import Rotation
+from fedcore.codecs.subsample import Subsample
+from fedcore.report import Segment
 from tests.coordinator.bundles import make_bundle, make_plan
 from tests.muster.test_cli import in_process, muster
+
+SECURE = ("--goal", 9, "--secagg")
 
 
 @pytest.fixture
@@ -31,6 +37,12 @@ def bundle(tmp_path):
 
 def create(bundle, *more):
     return in_process("task", "create", "--plan", bundle, "--population", "p", "--goal", 3, "--rounds", 2, *more)
+
+
+def new_key(folder):
+    """The file of a new key that releases plans."""
+    in_process("key", "new", "--out", folder / "release.pem")
+    return folder / "release.pem"
 
 
 def shown(result):
@@ -74,6 +86,23 @@ def test_formats_and_budget_are_kept_and_shown_in_words(bundle, where):
     assert fields["formats"] == "executorch, onnx"
     assert fields["budget"] == "peak_rss_mb=64, step_cpu_ms=2.5, graph_bytes=1,500,000"
     assert (fields["algorithm"], fields["algorithm_settings"]) == ("fedavg", "–")
+
+
+@pytest.mark.parametrize(
+    ("codecs", "options", "longest"),
+    [
+        ((), (), "its update counts with a length of 1,000 at most."),
+        ((Rotation(256), Subsample(4)), ("--max-norm", 2), "its update counts with a length of 32 at most."),
+        ((LowRank(1, ((2, 128),)),), ("--max-norm", 2), "its update counts with a length of 45.25 at most."),
+        ((Subsample(128),), SECURE, "the mean of a round counts with a length of 20 at most, and what rounding adds."),
+    ],
+)
+def test_the_longest_update_that_counts_is_said(tmp_path, where, codecs, options, longest):
+    segments = Segment("delta", 256, "mean", codecs=codecs), Segment("weight", 1, "sum")
+    made = make_bundle(tmp_path / "coded", make_plan(256, segments=segments), start=np.zeros(256, np.float32))
+    options = [*options, "--release-key", new_key(tmp_path)] if options == SECURE else options
+    said = create(made.folder, *options, *where)
+    assert f" Decoded, {longest}" in said.stderr
 
 
 def test_rules_on_devices_are_kept_and_shown_in_words(bundle, where):

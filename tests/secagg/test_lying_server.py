@@ -1,7 +1,7 @@
 """Every lie of a server to a device, up to its upload, ends in the error of that name, and no share leaves."""
 
 from copy import copy
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -286,11 +286,23 @@ def test_an_input_that_cannot_be_summed_is_never_sent(cohort, vector, weight):
     dies(victim, BadInput, cohort.open(cohort.share(cohort.advertise()))[VICTIM])
 
 
-def test_a_device_with_another_model_is_left_out_by_its_neighbours():
-    """The server invites one device to the same round with another model, and passes its keys on as if of this one."""
-    cohort = Cohort(9, invitation(min_sum=3))
-    other = Server(replace(cohort.invite, model_hash=LAYOUT), SERVER, public(AUTHORITY))
-    victim = cohort.client(VICTIM, model_hash=LAYOUT)
+OTHER_TERMS = {
+    "task": bytes(32), "round": 8, "deadline": 1, "n_max": 100, "min_sum": 4, "w_max": 999, "layout_hash": MODEL,
+    "model_hash": LAYOUT, "segments": (PackedSegment(5, 17, 8, 0.0, 255.0),),
+}  # fmt: skip
+
+
+def test_every_field_of_an_invitation_is_among_the_terms_below():
+    """But for the mode, of which a device takes one."""
+    assert {"mode", *OTHER_TERMS} == {one.name for one in fields(Invite)}
+
+
+@pytest.mark.parametrize("field", OTHER_TERMS)
+def test_a_device_with_another_invitation_is_left_out_by_its_neighbours(field):
+    """The server invites one device to something else, and passes its keys on as if it were invited as the rest."""
+    cohort, changes = Cohort(9, invitation(min_sum=3)), {field: OTHER_TERMS[field]}
+    other = Server(replace(cohort.invite, **changes), SERVER, public(AUTHORITY))
+    victim = cohort.client(VICTIM, **{name: value for name, value in changes.items() if name.endswith("_hash")})
     advertised = victim.receive(other.invitation).message
     with pytest.raises(WrongSession):
         cohort.server.receive(VICTIM, advertised)

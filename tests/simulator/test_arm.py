@@ -1,5 +1,6 @@
 """Emulated 64-bit ARM devices, in what `muster fleet sysroot` makes. Skipped where this machine cannot make it."""
 
+import os
 import platform
 import resource
 import shutil
@@ -8,8 +9,11 @@ import sys
 import time
 
 import msgspec
+import numpy as np
 import pytest
 
+from device_runtime.sandbox import process
+from device_runtime.sandbox.process import Sandbox
 from export.build import build_plan
 from export.model import Model
 from export.models import load
@@ -24,6 +28,7 @@ from simulator.fleet.arm.wheel import build_wheel
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.fork_servers import HERE
 from simulator.fleet.profile import Kind, equal_kinds
+from tests.device_runtime.test_sandbox import WIDE, job
 from tests.simulator.federation import SEED
 from tests.simulator.test_fleet import fleet
 from tests.simulator.test_keystone import TOLERANCE
@@ -128,6 +133,22 @@ def test_the_wheel_installs_with_the_emulated_machines_own_pip_and_trains(machin
     )
     assert done.stderr.split() == ["aarch64", str(target / "device_runtime" / "session.py")]
     assert msgspec.json.decode(done.stdout, type=Footprint).step_cpu_ms > 0
+
+
+@pytest.mark.long
+@MADE_NOW
+def test_an_emulated_sandbox_trains_and_says_what_it_lacks(machine, monkeypatch):
+    said = machine.python("-c", "from device_runtime.sandbox.confinement import lacking; print(*lacking())")
+    assert call(said, machine.environment()).split()[-1] == "seccomp"
+
+    def start(end):
+        child = machine.python("-m", process.CHILD, str(end.fileno()), str(os.getpid()))
+        return subprocess.Popen(child, env=machine.environment(), pass_fds=[end.fileno()], start_new_session=True)
+
+    here = Sandbox("onnxruntime").train(job(), WIDE, lambda: True)
+    monkeypatch.setattr(process, "_start", start)
+    there = Sandbox("onnxruntime").train(job(), WIDE, lambda: True)
+    np.testing.assert_allclose(there.values, here.values, rtol=1e-5)
 
 
 def test_a_sysroot_that_is_not_there_is_asked_for_by_name(tmp_path, monkeypatch):

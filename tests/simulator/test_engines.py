@@ -25,6 +25,7 @@ from simulator.engines.graphs import export_graphs
 from simulator.engines.vectorised import VectorisedTrainer
 from simulator.errors import EngineError
 from simulator.population import Population
+from simulator.purity import check_model
 from simulator.simulation import SimulationConfig, simulate
 from tests.simulator.test_engine import uneven
 
@@ -140,22 +141,16 @@ def test_auto_calibrates_both_engines_for_much_work():
     assert choose("auto", much, Computing()).reason == choice.reason
 
 
-def watched(calls, **settings):
-    """Much work, with a loss that puts its calls in this process in a list."""
-    spec = load("logreg")
-
-    def loss(outputs, label):
-        calls.append(1)
-        return spec.loss(outputs, label)
-
-    return dataclasses.replace(task(10**7, **settings), model=Model(dataclasses.replace(spec, loss=loss)))
-
-
-def test_no_gradient_is_computed_here_where_processes_are_to_be_forked():
-    calls = []
-    choice = choose("auto", watched(calls), Computing(processes=2))
+def test_no_gradient_is_computed_here_where_processes_are_to_be_forked(monkeypatch):
+    calls, loss = [], Model.loss
+    monkeypatch.setattr(Model, "loss", lambda *given: calls.append(1) or loss(*given))
+    choice = choose("auto", task(10**7), Computing(processes=2))
     assert "CPU ms on graphs" in choice.reason
     assert not calls
+    check_model(task(1).model, uneven(), Computing(processes=2))
+    assert not calls
+    check_model(task(1).model, uneven(), Computing())
+    assert calls
 
 
 def test_calibration_takes_few_steps_however_many_epochs_a_client_has(monkeypatch):
@@ -265,6 +260,24 @@ class Masking(nn.Linear):
 
     def forward(self, x):
         return super().forward(x) * (x.mean() <= 0.5)
+
+
+@pytest.mark.parametrize("name", ["logreg", "digits_cnn"])
+def test_another_number_of_clients_at_once_changes_round_off_alone(name):
+    population, model = uneven((3, 17, 5, 12, 9, 40, 22)), Model(load(name))
+
+    def trained(at_once):
+        algorithm, computing = create("fedavg", {"batch_size": 5}), Computing(at_once=at_once)
+        engine = Engine(model, algorithm, population, seed=7, computing=computing)
+        for number in range(1, 6):
+            engine.run_round(number, range(7))
+        return engine.state["params"]
+
+    reached = trained(7)
+    np.testing.assert_array_equal(trained(7), reached)
+    for at_once in (1, 3):
+        distance = np.linalg.norm(trained(at_once) - reached)
+        assert distance < 1e-5 * np.linalg.norm(reached - model.initial)
 
 
 def test_a_model_that_branches_on_values_follows_those_of_every_step():

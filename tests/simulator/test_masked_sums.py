@@ -7,8 +7,11 @@ from scipy.stats import chi2
 from coordinator.rules.packed_segments import packed_segments
 from coordinator.rules.task_settings import Secagg
 from fedcore.batching import StreamKey
+from fedcore.codecs.codec import RoundKey
+from fedcore.codecs.compression import Compression
 from fedcore.errors import PrivacyError
 from fedcore.masking import least_square
+from fedcore.params import ParamSchema, TensorSpec
 from fedcore.privacy.accounting import spent
 from fedcore.privacy.settings import LedgerEntry, Noise, Privacy
 from fedcore.release import SumBounds
@@ -46,6 +49,24 @@ def test_a_masked_sum_is_the_sum_but_for_rounding():
     step = 4 / (2**12 - 1)
     assert np.abs(summed_L[:-1] - values_KV.sum(0)).max() < 40 * step
     assert np.abs(summed_L[:-1] - values_KV.sum(0)).mean() == pytest.approx(step * np.sqrt(40 / 6 * 2 / np.pi), rel=0.2)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 20])
+@pytest.mark.parametrize("steps", ["subsample=0.1", "rotation,subsample=0.1", "low_rank=2"])
+def test_honest_masked_reports_as_long_as_the_clip_norm_are_never_held(steps, bits):
+    """Before they are encoded; few bits make the sum longer, also of devices whose updates all point the same way."""
+    schema, source = ParamSchema((TensorSpec("w", (100, 5)),)), np.random.default_rng(bits)
+    layout = Compression.parse(steps).coded(LAYOUT, schema)
+    masked = MaskedSums(Secagg(clip_norm=2.0, bits=bits), Cohorts(16), 30, [layout])
+    update_V = source.normal(size=500)
+    update_V *= 2 / np.linalg.norm(update_V)
+    for number in range(1, 31):
+        key, summed = RoundKey(0, number), masked.begin(layout, number)
+        coded = layout.encode({"delta": update_V.astype(np.float32)}, key)
+        for slot in range(16):
+            summed.add(layout.concatenate(coded, 1.0), 1.0, StreamKey(0, number, slot))
+        decoded_L = layout.decode(summed.total(), key)
+        np.testing.assert_array_equal(masked.held(layout, decoded_L, 16), decoded_L)
 
 
 def test_rounding_depends_on_the_seed_alone():

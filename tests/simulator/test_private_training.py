@@ -1,5 +1,6 @@
 """Private simulations: the noise on their sums, their cohorts, and the ε that they say."""
 
+import dp_accounting
 import numpy as np
 import pytest
 import torch
@@ -10,12 +11,12 @@ from fedcore.errors import PrivacyError
 from fedcore.privacy.accounting import spent
 from fedcore.privacy.matrices import coefficients
 from fedcore.privacy.mechanisms import NoiseOfRounds
-from fedcore.privacy.settings import Noise, Privacy
+from fedcore.privacy.settings import Noise
 from simulator import SimulationConfig, simulate
 from simulator.cohorts import Cohorts
 from simulator.datasets import load
 from simulator.errors import EngineError
-from simulator.private_training import PrivateSums, PrivateTraining
+from simulator.private_training import PrivateSums, PrivateTraining, SimulatedPrivacy
 from simulator.runs.reading import read_run
 from simulator.runs.running import start_run
 
@@ -52,7 +53,7 @@ def test_noise_of_rounds_is_the_inverse_matrix_times_new_noise(facts):
 
 @pytest.mark.parametrize("facts", MECHANISMS)
 def test_the_noise_of_1000_rounds_has_the_deviation_that_is_said(facts):
-    privacy = Privacy(epsilon=1.0, delta=1e-6, users=100, noise_multiplier=2.5, **facts)
+    privacy = SimulatedPrivacy(epsilon=1.0, delta=1e-6, users=100, noise_multiplier=2.5, **facts)
     sums, broadcast = {"delta": torch.zeros(7, dtype=torch.float64)}, {"clip": torch.tensor([0.3])}
     private = PrivateSums(privacy, seed=3)
     noisy_TM = np.array([private.mean(sums, broadcast, step, cohort=10)["delta"].numpy() for step in range(1, 1001)])
@@ -62,7 +63,7 @@ def test_the_noise_of_1000_rounds_has_the_deviation_that_is_said(facts):
 
 
 def test_noise_is_that_of_the_seed_and_new_in_every_round():
-    privacy = Privacy(epsilon=1.0, delta=1e-6, users=100, noise_multiplier=1.0)
+    privacy = SimulatedPrivacy(epsilon=1.0, delta=1e-6, users=100, noise_multiplier=1.0)
     sums, broadcast = {"delta": torch.zeros(3, dtype=torch.float64)}, {"clip": torch.tensor([1.0])}
 
     def drawn(seed, step):
@@ -99,9 +100,35 @@ def test_poisson_cohorts_are_drawn_user_by_user_and_amplify():
     assert sizes.var() == pytest.approx(32, rel=0.35)
     assert chi2.ppf(1e-4, 200) < ((counts - 60) ** 2 / 48).sum() < chi2.ppf(1 - 1e-4, 200)
     asked = PrivateTraining(noise_multiplier=1.0, delta=1e-4, poisson=True)
-    amplified = asked.promise(users=200, cohort=40, rounds=20)
+    amplified = asked.promise(users=200, cohorts=Cohorts(40, poisson=True), rounds=20)
     assert amplified.sampling_probability == 0.2
     assert amplified.epsilon < 0.6 * spent([Noise(noise_multiplier=1.0)] * 20, 1e-4)
+
+
+@pytest.mark.parametrize("rounds", [4, 5])
+def test_both_trips_of_a_sampled_cohort_are_one_draw(rounds):
+    facts = {"algorithm": "mime", "settings": {"clip_norm": 1.0}, "clients": 100, "cohort": 20, "same_cohort": True}
+    private = PrivateTraining(noise_multiplier=2.0, delta=1e-4, poisson=True)
+    result = simulate(config(**facts, rounds=rounds, privacy=private))
+    probability = 20 / result.train_users
+    exact, bound = dp_accounting.pld.PLDAccountant(), dp_accounting.rdp.RdpAccountant(orders=range(2, 100))
+    gaussian = dp_accounting.GaussianDpEvent(2.0)
+    # Who was drawn for a pair adds √2 of the bound to both sums together.
+    exact.compose(dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(2.0 / 2**0.5)), 2)
+    bound.compose(dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.SelfComposedDpEvent(gaussian, 2)), 2)
+    for accountant in (exact, bound) if rounds % 2 else ():
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(probability, gaussian))
+    assert result.epsilon == pytest.approx(exact.get_epsilon(1e-4), rel=2e-3)
+    assert result.epsilon < bound.get_epsilon(1e-4)
+
+
+def test_noise_for_both_trips_of_a_sampled_cohort_spends_the_budget():
+    facts = {"algorithm": "mime", "settings": {"clip_norm": 1.0}, "clients": 100, "cohort": 20, "same_cohort": True}
+    private = PrivateTraining(epsilon=3.0, delta=1e-4, poisson=True)
+    epsilons = []
+    simulate(config(**facts, rounds=4, privacy=private), lambda _, point: epsilons.append(point["epsilon"]))
+    assert epsilons == sorted(epsilons)
+    assert 2.95 < epsilons[-1] <= 3.0
 
 
 def test_separated_users_take_turns():

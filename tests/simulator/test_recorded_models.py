@@ -1,13 +1,22 @@
 """Recorded gradients of models that torch is hard to record with."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from export.model import Model, ModelSpec, accuracy, cross_entropy
+from export.trial_examples import draw_examples
+from fedcore.algorithms import create
 from fedcore.plan import METRICS, Field
+from simulator.engine import Engine
+from simulator.engines.computing import Computing
+from simulator.engines.graphs import export_graphs
 from simulator.engines.oracle import CohortOracle
 from simulator.engines.program import Programs
+from simulator.population import Population
+from tests.export import test_promises
+from tests.simulator.reference import reference_round
 
 CPU = torch.device("cpu")
 
@@ -106,3 +115,42 @@ def test_the_gradient_of_a_recorded_model_is_that_of_the_model(forward, clients)
         found = programs.run("key", lambda: step(*held), held, {"params": held[2]}) | {"params": held[2]}
         torch.testing.assert_close(found, step(*drawn(seed)))
     assert len(calls) == 1 + 2  # the program passed its trial
+
+
+def trained(model, **computing):
+    """What two rounds of three clients, whose last batches are short, make of a model, and their shards."""
+    shards = [draw_examples(model.spec, count, np.random.default_rng(count)) for count in (3, 9, 6)]
+    population, algorithm = Population.of(["a", "b", "c"], shards, 5), create("fedavg", {"batch_size": 4})
+    engine = Engine(model, algorithm, population, seed=7, computing=Computing(**computing))
+    for number in (1, 2):
+        engine.run_round(number, range(3))
+    return engine.state["params"], shards
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        test_promises.OPERATED,
+        test_promises.PROMISES["losses"]["cross-entropy over pixels"][0],
+        test_promises.PROMISES["losses"]["Gaussian likelihood"][0],
+    ],
+    ids=["operators", "pixels", "Gaussian"],
+)
+def test_what_can_be_exported_trains_in_the_engine_as_in_torch(spec):
+    model, algorithm = Model(spec), create("fedavg", {"batch_size": 4})
+    for at_once in (1, 3):
+        found, shards = trained(model, at_once=at_once)
+        state = {"params": model.initial}
+        for number in (1, 2):
+            state = reference_round(model, algorithm, state, shards, number, 7)
+        moved = np.linalg.norm(state["params"] - model.initial)
+        assert np.linalg.norm(found - state["params"]) < 1e-5 * moved
+
+
+def test_the_engine_drops_the_channels_that_devices_drop():
+    model = Model(test_promises.DROPPED_WHOLE)
+    graphs = export_graphs(model, create("fedavg", {"batch_size": 4}))
+    expected, _ = trained(model, graphs=graphs)
+    for at_once in (1, 3):
+        found, _ = trained(model, at_once=at_once)
+        assert np.linalg.norm(found - expected) < 1e-5 * np.linalg.norm(expected - model.initial)

@@ -1,6 +1,7 @@
 /** The page by which a person takes part: what it shows, and what its buttons do. */
 
 import { policyOf } from "../src/core/permission/policy.ts";
+import { visible } from "../src/core/visible.ts";
 import { BrowserDevice, type Ending, type Owner, type Waking, waking } from "../src/web/device.ts";
 import { Pad } from "./drawing.ts";
 import { ending, entry, size } from "./words.ts";
@@ -14,7 +15,7 @@ const standard = (signers: readonly string[]): Owner => ({
   rules: { onBattery: true, onMetered: false, whileClosed: false },
   retention: { maxAgeS: 30 * DAY_S, most: 1000 },
 });
-/** The link by which the person came is remembered, whole: an installed page starts without a query. */
+/** The link by which the person took part last is remembered, whole: an installed page starts without a query. */
 const REMEMBERED = "muster-link";
 const SHOWN = 20;
 const TAKES_PART = "Taking part: it waits to be chosen for a round, and then trains.";
@@ -51,6 +52,7 @@ function doing(work: () => Promise<unknown>): () => void {
 }
 
 async function start(): Promise<void> {
+  if (window.top !== window.self) return say("Another site shows this page inside its own: open it by itself.", "bad");
   const link = givenLink();
   const population = link.get("population");
   if (population === null) {
@@ -59,9 +61,17 @@ async function start(): Promise<void> {
   if (!isSecureContext) {
     return say("A browser holds keys only for pages that come by https: ask for a link that begins with it.", "bad");
   }
-  localStorage.setItem(REMEMBERED, link.toString());
-  element("population").textContent = population;
-  const coordinator = new URL(link.get("coordinator") ?? "..", location.href);
+  const coordinator = coordinatorIn(link);
+  if (!known().includes(coordinator.href)) {
+    return say(`This link leads to ${coordinator.host}, and this page to ${known().join(" and ")} alone.`, "bad");
+  }
+  element("population").textContent = visible(population);
+  element("host").textContent = coordinator.host;
+  const before = remembered();
+  if (before !== null && targetOf(before) !== targetOf(link)) {
+    element("before").textContent = `“${visible(before.get("population")!)}” at ${coordinatorIn(before).host}`;
+    element("other-target").hidden = false;
+  }
   const owner = standard(link.getAll("signer"));
   const [worker, background] = ["worker.js", "background.js"].map((name) => new URL(name, location.href));
   const device = await BrowserDevice.open(coordinator, population, owner, { worker: worker!, background: background! });
@@ -70,10 +80,31 @@ async function start(): Promise<void> {
   await navigator.serviceWorker.register("service-worker.js");
 }
 
-/** The link of this address, or the last one where it has none. */
+/** The link of this address, or the remembered one where it has none. */
 function givenLink(): URLSearchParams {
   const given = new URLSearchParams(location.search);
-  return given.has("population") ? given : new URLSearchParams(localStorage.getItem(REMEMBERED) ?? "");
+  return given.has("population") ? given : (remembered() ?? given);
+}
+
+/** The link by which the person took part last; null when there was none, or this page does not go there any more. */
+function remembered(): URLSearchParams | null {
+  const link = new URLSearchParams(localStorage.getItem(REMEMBERED) ?? "");
+  return link.has("population") && known().includes(coordinatorIn(link).href) ? link : null;
+}
+
+/** The coordinators that this page names or, where it names none, the one that serves it. */
+function known(): readonly string[] {
+  const named = document.querySelector<HTMLMetaElement>("meta[name=coordinators]")!.content;
+  return named === "" ? [new URL("..", location.href).href] : named.split(" ");
+}
+
+function coordinatorIn(link: URLSearchParams): URL {
+  return new URL(link.get("coordinator") ?? known()[0]!, location.href);
+}
+
+/** Whose device a link makes of this page: links that differ in signers alone are for the same. */
+function targetOf(link: URLSearchParams): string {
+  return `${coordinatorIn(link)} ${link.get("population")}`;
 }
 
 /** The page with its device. */
@@ -107,6 +138,7 @@ class Page {
 
   async #takePart(): Promise<void> {
     localStorage.setItem(REMEMBERED, this.#link.toString());
+    element("other-target").hidden = true;
     await this.#device.takePart();
     this.#show(TAKES_PART);
   }
@@ -135,7 +167,7 @@ class Page {
   async #erase(): Promise<void> {
     if (!confirm("Delete your examples, the journal and this device's keys?")) return;
     await this.#device.erase();
-    localStorage.removeItem(REMEMBERED);
+    if (targetOf(remembered() ?? this.#link) === targetOf(this.#link)) localStorage.removeItem(REMEMBERED);
     this.#fillRules();
     this.#show("Everything is deleted.");
     await this.#showKept();
@@ -180,6 +212,7 @@ class Page {
     const { policy, rules, retention } = this.#device.owner;
     const { require_secure_aggregation, per_day, signers } = policyOf(policy);
     const said = this.#link.getAll("signer");
+    element("signers").textContent = signers.map(visible).join(" or ") || "anybody";
     element("other-signers").hidden = said.length === 0 || said.toSorted().join() === signers.toSorted().join();
     const { elements } = element<HTMLFormElement>("owner");
     const field = (name: string) => elements.namedItem(name) as HTMLInputElement;
@@ -225,7 +258,7 @@ class Page {
     if (plan !== null) {
       const { name, parameters, reportBytes } = plan;
       element("plan").textContent =
-        `“${name}”: a model of ${parameters.toLocaleString()} numbers, trained on your examples. ` +
+        `“${visible(name)}”: a model of ${parameters.toLocaleString()} numbers, trained on your examples. ` +
         `A report has ${size(reportBytes)}.`;
     }
     const sent = (await this.#device.journal()).filter(({ bytes_up }) => bytes_up > 0);

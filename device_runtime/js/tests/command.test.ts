@@ -5,6 +5,7 @@ import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
+import { visible } from "../src/core/visible.ts";
 import { main } from "../src/node/command.ts";
 
 const HERE = fileURLToPath(import.meta.url);
@@ -38,6 +39,18 @@ test.each<[string, string[], RegExp]>([
   const [code, text] = await said(...words.map((word) => (word.endsWith("not.json") ? join(folder, word) : word)));
   expect([code, text]).toEqual([2, expect.stringMatching(message)]);
   expect(text).not.toContain("\n");
+});
+
+test("text of strangers is shown without its controls, and the rest as it is", async () => {
+  const hostile = "ok\u001b[2K\u009b31m\u202eelif\u2066\u200b\u2028\ufeff\u3164\ufe0f\u{e0041}\n";
+  const shown = "ok\\u001b[2K\\u009b31m\\u202eelif\\u2066\\u200b\\u2028\\ufeff\\u3164\\ufe0f\\udb40\\udc41\\u000a";
+  expect(visible(hostile)).toBe(shown);
+  expect(JSON.parse(`"${shown}"`)).toBe(hostile);
+  const plain = "naïve Größe Ελληνικά עברית العربية 日本語 🙂 – × … C:\\x1b";
+  expect(visible(plain)).toBe(plain);
+  const policy = join(folder, "hostile.json");
+  writeFileSync(policy, JSON.stringify({ [hostile]: 1 }));
+  expect(await said(...given(), "--policy", policy)).toEqual([2, expect.stringContaining(shown)]);
 });
 
 test("a session that its owner's policy forbids is no work now", async () => {

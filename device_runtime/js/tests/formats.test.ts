@@ -71,7 +71,7 @@ test("an error names the member that is wrong", () => {
 test("a plan runs its trips in turn, and its layouts have Python's hashes", async () => {
   for (const [round, hash] of Object.entries(device.plan.layout_hash)) {
     const plan = decodePlan(utf8(device.plan.text), Number(round));
-    expect(hex(await masking.layoutHash(plan.report))).toBe(hash);
+    expect(hex(await masking.layoutHash(plan.report, 7n))).toBe(hash);
     expect(parameterCount(plan)).toBe(device.plan.parameters);
     expect(plan.passes).toHaveLength(Number(round) % 2 === 1 ? 2 : 1);
   }
@@ -187,7 +187,7 @@ test("the derivations of a secure round are Python's", async () => {
     expect(noiseOf(segment, multiplier, honest)).toBe(noise);
   }
   expect(masking.greatestWeight(layout, bounds)).toBe(expected.greatest_weight);
-  expect(hex(await masking.layoutHash(layout))).toBe(expected.layout_hash);
+  expect(hex(await masking.layoutHash(layout, BigInt(device.messages.seed)))).toBe(expected.layout_hash);
   expect(hex(await masking.taskHash("tâche-1"))).toBe(expected.task_hash);
   expect(hex(await masking.modelHash(plan!, checkpoint!))).toBe(expected.model_hash);
   expect(masking.sessionNumber(2 ** 31 - 1, 5)).toBe(BigInt(expected.session_number));
@@ -198,9 +198,11 @@ test("the derivations of a secure round are Python's", async () => {
 });
 
 test("signed statements are verified, and one changed character is seen", async () => {
-  const { plan, plan_signature, release, entry, head } = device.statements;
+  const { plan, plan_signature, release, keyed_release, entry, head } = device.statements;
   await verifyPlan(plan, plan_signature);
   expect((await verifiedRelease(release)).population).toBe("phones");
+  expect((await verifiedRelease(release)).seed).toBe(undefined);
+  expect((await verifiedRelease(keyed_release)).seed).toBe(BigInt(device.messages.seed));
   expect((await verifiedEntry(entry)).round).toBe(1);
   expect((await verifiedHead(head)).size).toBe(3);
   expect(await digestOf(release)).toBe(release.digest);

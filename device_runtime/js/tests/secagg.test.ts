@@ -19,7 +19,7 @@ import { agree } from "../src/core/secagg/keys.ts";
 import { addMasks } from "../src/core/secagg/masking.ts";
 import { Skellam } from "../src/core/secagg/noise.ts";
 import { pack } from "../src/core/secagg/packing.ts";
-import { checkParameters } from "../src/core/secagg/parameters.ts";
+import { checkParameters, leastHonest } from "../src/core/secagg/parameters.ts";
 import { checkRoster, decodeRoster, type RosterEntry } from "../src/core/secagg/roster.ts";
 import type { SessionInput } from "../src/core/secagg/session.ts";
 import { PRIME, split } from "../src/core/secagg/shamir.ts";
@@ -105,6 +105,10 @@ test("masks of both signs cancel out, over several chunks", async () => {
   expect(hex(await sha256(bytesOf(words)))).not.toBe(before);
   await addMasks(words, [{ key, sign: -1 }]);
   expect(hex(await sha256(bytesOf(words)))).toBe(before);
+});
+
+test.for<Vector>(device.least_honest)("a sum of %i from a roster of up to %i: %i are honest", ([sum, most, honest]) => {
+  expect(leastHonest(sum, most)).toBe(honest);
 });
 
 test.for<Vector>(device.parameters)("n = %i, k = %i, t = %i: accepted is %s", ([n, k, t, accepted]) => {

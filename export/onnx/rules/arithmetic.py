@@ -50,6 +50,20 @@ def logical(kind: str) -> Rule:
     return rule
 
 
+def modulo(graph: GraphBuilder, node: fx.Node) -> str:
+    """Mod, with the sign of the divisor. Raises UnsupportedOperator for numbers that are not whole."""
+    kind = dtype_of(node)
+    if kind.is_floating_point:
+        raise UnsupportedOperator(f"{node.target} of numbers that are not whole")
+    return graph.emit("Mod", [graph.value(item, kind) for item in node.args])
+
+
+def floor_divide(graph: GraphBuilder, node: fx.Node) -> str:
+    """What is left without the remainder, divided, as Div cuts off towards 0. Raises as `modulo`."""
+    divided, divisor = (graph.value(item, dtype_of(node)) for item in node.args)
+    return graph.emit("Div", [graph.emit("Sub", [divided, modulo(graph, node)]), divisor])
+
+
 def cast(graph: GraphBuilder, node: fx.Node) -> str:
     """Cast, where the type changes at all."""
     return graph.value(node.args[0], dtype_of(node))
@@ -120,6 +134,8 @@ TABLE: dict[Any, Rule] = {
     **overloads(elementwise("Greater"), aten.gt.Tensor, aten.gt.Scalar),
     **overloads(elementwise("GreaterOrEqual"), aten.ge.Tensor, aten.ge.Scalar),
     **overloads(elementwise("MatMul"), aten.mm.default, aten.bmm.default),
+    **overloads(elementwise("Pow"), aten.pow.Scalar, aten.pow.Tensor_Tensor),
+    **overloads(modulo, aten.remainder.Scalar, aten.remainder.Tensor),
     **overloads(logical("And"), aten.bitwise_and.Tensor, aten.logical_and.default),
     **overloads(logical("Or"), aten.bitwise_or.Tensor, aten.logical_or.default),
     aten.maximum.default: elementwise("Max"),
@@ -149,6 +165,7 @@ TABLE: dict[Any, Rule] = {
     aten.addmm.default: addmm,
     aten.clamp.default: clamp,
     aten.expm1.default: expm1,
+    aten.floor_divide.default: floor_divide,
     aten.log1p.default: log1p,
     aten.pow.Tensor_Scalar: power,
     aten.rsqrt.default: rsqrt,

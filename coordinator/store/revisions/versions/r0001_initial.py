@@ -98,9 +98,9 @@ def upgrade() -> None:
             "name",
             sa.String(length=16),
             nullable=False,
-            comment="server or authority: a public key; blobs: the id of the place of blobs",
+            comment="server or lineage: a public key; blobs: the id of the place of blobs",
         ),
-        sa.Column("value", sa.String(length=64), nullable=False, comment="the value, hex"),
+        sa.Column("value", sa.String(length=64), nullable=False, comment="the value: hex, or a lineage key as text"),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_identity")),
         comment="What must match the files that belong to this database; a coordinator starts with no others",
     )
@@ -195,6 +195,21 @@ def upgrade() -> None:
         comment="Every change of state, in order",
     )
     op.create_index("transitions_of", "transitions", ["entity", "entity_id"], unique=False)
+    op.create_table(
+        "sealed_blobs",
+        sa.Column("sha256", sa.String(length=64), nullable=False, comment="the blob"),
+        sa.Column("sealed_sha256", sa.String(length=64), nullable=False, comment="the blob with its bytes, sealed"),
+        sa.Column(
+            "key",
+            sa.String(length=64),
+            nullable=False,
+            comment="key that opens them, hex; nowhere else, and in no earlier transaction",
+        ),
+        sa.ForeignKeyConstraint(["sealed_sha256"], ["blobs.sha256"], name=op.f("fk_sealed_blobs_sealed_sha256")),
+        sa.ForeignKeyConstraint(["sha256"], ["blobs.sha256"], name=op.f("fk_sealed_blobs_sha256")),
+        sa.PrimaryKeyConstraint("sha256", name=op.f("pk_sealed_blobs")),
+        comment="Models of private rounds that were stored sealed before their row was committed",
+    )
     op.create_table(
         "session_shapes",
         sa.Column("population", sa.String(length=200), nullable=False, comment="whose sessions"),
@@ -536,6 +551,7 @@ def downgrade() -> None:
     op.drop_table("ledger")
     op.drop_table("tasks")
     op.drop_table("session_shapes")
+    op.drop_table("sealed_blobs")
     op.drop_index("transitions_of", table_name="transitions")
     op.drop_table("transitions")
     op.drop_table("tokens")

@@ -3,13 +3,13 @@
  * Spec: docs/spec/wire.md §8.
  */
 
-import { type Bytes, bitLength, concat, fromHex, utf8 } from "./bytes.ts";
+import { type Bytes, bitLength, concat, fromHex, u64, utf8 } from "./bytes.ts";
 import { codecSchema } from "./codecs.ts";
 import { checked } from "./json.ts";
 import type { BlobRef } from "./plan.ts";
 import { sha256 } from "./primitives.ts";
 import type { SumBounds } from "./release.ts";
-import { codedSizeOf, type Float32, type ReportLayout, type Segment, unweighted } from "./report.ts";
+import { codedSizeOf, type Float32, hasCodecs, type ReportLayout, type Segment, unweighted } from "./report.ts";
 
 // Metric sums are fixed-point numbers with three bits behind the point: counts are exact, and sums reach 65,535.
 const [METRIC_BITS, METRIC_STEP] = [20, 0.125];
@@ -103,10 +103,15 @@ export function modelHash(plan: BlobRef, checkpoint: BlobRef): Promise<Bytes> {
   return sha256(concat(fromHex(plan.sha256), fromHex(checkpoint.sha256)));
 }
 
-/** The digest of a report layout, 32 bytes: of compact JSON, with its members in the specification's order, as schemas list them. */
-export function layoutHash({ segments, weighting, bounded, bits }: ReportLayout): Promise<Bytes> {
+/** The digest of a report layout, 32 bytes; where it has codecs, with the task's seed, which keys them.
+ *
+ * The layout is compact JSON, with its members in the specification's order, as schemas list them.
+ */
+export function layoutHash(layout: ReportLayout, seed: bigint): Promise<Bytes> {
+  const { segments, weighting, bounded, bits } = layout;
+  const key = hasCodecs(layout) ? u64(seed) : new Uint8Array();
   const listed = segments.map(({ name, size, reduction, labels, codecs }) => {
     return { name, size, reduction, labels, codecs: codecs.map((codec) => checked(codecSchema, codec, "codec")) };
   });
-  return sha256(utf8(JSON.stringify({ segments: listed, weighting, bounded, bits })));
+  return sha256(concat(utf8(JSON.stringify({ segments: listed, weighting, bounded, bits })), key));
 }

@@ -6,7 +6,7 @@
 import * as v from "valibot";
 import { type Bytes, concat, fromBase64url, fromHex, hex, utf8 } from "./bytes.ts";
 import { FormatError } from "./errors.ts";
-import { bytes, checked, count, digest, parseJson } from "./json.ts";
+import { bytes, checked, count, digest, parseJson, wide } from "./json.ts";
 import type { BlobRef } from "./plan.ts";
 import { sha256, verifies } from "./primitives.ts";
 
@@ -31,6 +31,7 @@ const releaseSchema = v.object({
     noise_multiplier: noiseMultiplier,
     honest: count,
   }),
+  seed: v.optional(wide),
   lineage: v.string(),
   counter: count,
   expires_at: count,

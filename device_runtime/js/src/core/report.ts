@@ -58,6 +58,11 @@ export function reportSize(layout: ReportLayout): number {
   return layout.segments.reduce((sum, segment) => sum + codedSizeOf(segment), 0);
 }
 
+/** Whether segments have codecs: only devices with one key make reports of it that add up. */
+export function hasCodecs({ segments }: ReportLayout): boolean {
+  return segments.some(({ codecs }) => codecs.length > 0);
+}
+
 /** The number of values of a segment that travel. */
 export function codedSizeOf({ codecs, size }: Segment): number {
   return codedSize(codecs, size);

@@ -8,6 +8,7 @@ import type { Outcome } from "../core/outcome.ts";
 import { policyOf } from "../core/permission/policy.ts";
 import { runForever } from "../core/scheduler.ts";
 import { runSession, type SessionConfig } from "../core/session.ts";
+import { visible } from "../core/visible.ts";
 import type { NodePlatform } from "./device.ts";
 import { isExamples } from "./npz.ts";
 
@@ -52,14 +53,14 @@ export async function main(words: readonly string[]): Promise<number> {
     return await run(read(words));
   } catch (error) {
     if (!(error instanceof DeviceError)) throw error;
-    console.error(`error: ${error.message}`);
+    console.error(visible(`error: ${error.message}`));
     return error instanceof ConfigError ? 2 : 1;
   }
 }
 
 async function run(given: Given): Promise<number> {
   const platform = await open(given);
-  const tell = (outcome: Outcome) => console.log(given.json ? JSON.stringify(outcome) : inWords(outcome));
+  const tell = (outcome: Outcome) => console.log(visible(given.json ? JSON.stringify(outcome) : inWords(outcome)));
   try {
     if (!given.once) {
       await runForever(platform, given.config, tell, new AbortController().signal);

@@ -6,13 +6,14 @@
 import { StateInUse } from "../core/errors.ts";
 import { policyOf } from "../core/permission/policy.ts";
 import { runIfDue } from "../core/scheduler.ts";
-import { type Errand, untilPages } from "./background.ts";
+import { untilPages } from "./background.ts";
 import { readConditions } from "./conditions.ts";
 import { openDatabase } from "./database.ts";
 import { keptOwner } from "./owner.ts";
 import { alone } from "./pages.ts";
 import { webPlatform } from "./platform.ts";
 import { IndexedDbStore } from "./store.ts";
+import type { Target } from "./target.ts";
 
 const WAIT_S = 30;
 /** Chromium ends a woken service worker after three minutes. What is under way is given up in good time before that. */
@@ -25,20 +26,20 @@ interface Woken extends Event {
 
 self.addEventListener("periodicsync", (event) => {
   const { tag } = event as Woken;
-  (event as Woken).waitUntil(run(JSON.parse(tag) as Errand));
+  (event as Woken).waitUntil(run(JSON.parse(tag) as Target));
 });
 
-async function run(errand: Errand): Promise<void> {
-  const stopping = untilPages(LONGEST_MS);
+async function run(target: Target): Promise<void> {
+  const stopping = untilPages(target, LONGEST_MS);
   try {
-    await alone(() => session(errand, stopping));
+    await alone(target, () => session(target, stopping));
   } catch (error) {
     if (!(error instanceof StateInUse)) throw error; // a page works
   }
 }
 
-async function session({ coordinator, population }: Errand, stopping: AbortSignal): Promise<void> {
-  const database = await openDatabase();
+async function session(target: Target, stopping: AbortSignal): Promise<void> {
+  const database = await openDatabase(target);
   const owner = await keptOwner(new IndexedDbStore(database));
   if (owner === null || !owner.rules.whileClosed) return;
   const { retention, rules, policy } = owner;
@@ -46,6 +47,7 @@ async function session({ coordinator, population }: Errand, stopping: AbortSigna
   // Nobody tells a worker of the charger: to its owner it counts as absent, and coordinators hear that it is unknown.
   const platform = webPlatform(database, retention, rules, () => ({ ...now, charging: false }));
   const conditions = async () => ({ ...(await platform.conditions()), charging: null });
+  const { coordinator, population } = target;
   const config = { coordinator: new URL(coordinator), population, policy: policyOf(policy), waitS: WAIT_S, stopping };
   await runIfDue({ ...platform, conditions }, config);
 }

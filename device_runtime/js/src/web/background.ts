@@ -1,23 +1,17 @@
 /** Work while no page is open: a service worker of its own, which a browser with Periodic Background Sync wakes. */
 
+import { base64url, utf8 } from "../core/bytes.ts";
 import { Pages } from "./pages.ts";
+import { nameOf, type Target } from "./target.ts";
 
 /** The most that Chromium wakes a page: once in twelve hours. */
 const EVERY_MS = 12 * 3600 * 1000;
-
-/** What such a service worker is woken for; the tag of its registration is this in JSON. */
-export interface Errand {
-  readonly coordinator: string;
-  readonly population: string;
-}
 
 /** Whether the browser wakes this page: never, or once the person has installed it as an app. */
 export type Waking = "never" | "once-installed" | "now";
 
 interface PeriodicSync {
   register(tag: string, options: { readonly minInterval: number }): Promise<void>;
-  unregister(tag: string): Promise<void>;
-  getTags(): Promise<readonly string[]>;
 }
 type Wakeable = ServiceWorkerRegistration & { readonly periodicSync: PeriodicSync };
 
@@ -28,22 +22,25 @@ export async function waking(): Promise<Waking> {
   return state === "granted" ? "now" : "once-installed";
 }
 
-/** The service worker of a device, by the address of its script. Its scope is below: it controls no page. */
+/** The service worker of a device, by the address of its script. Its scope is below: it controls no page.
+ *
+ * Each target has a registration of its own, whose tag is the target in JSON.
+ */
 export class Background {
   readonly #script: URL;
+  readonly #target: Target;
 
-  constructor(script: URL) {
+  constructor(script: URL, target: Target) {
     this.#script = script;
+    this.#target = target;
   }
 
-  /** Let the browser wake the service worker for this errand and no other. */
-  async allow(errand: Errand): Promise<void> {
+  /** Let the browser wake the service worker for this target. */
+  async allow(): Promise<void> {
     const registration = await navigator.serviceWorker.register(this.#script, { type: "module", scope: this.#scope });
     await activated(registration);
     const { periodicSync } = registration as Wakeable;
-    const tag = JSON.stringify(errand);
-    for (const other of await periodicSync.getTags()) if (other !== tag) await periodicSync.unregister(other);
-    await periodicSync.register(tag, { minInterval: EVERY_MS });
+    await periodicSync.register(JSON.stringify(this.#target), { minInterval: EVERY_MS });
   }
 
   /** Let it sleep for good. */
@@ -57,7 +54,7 @@ export class Background {
   }
 
   get #scope(): string {
-    return `${this.#script.href}/`;
+    return `${this.#script.href}/${base64url(utf8(nameOf(this.#target)))}/`; // a scope may hold no escaped slash
   }
 
   /** That of the very scope: the browser answers with one of a wider scope, too. */
@@ -68,9 +65,9 @@ export class Background {
 }
 
 /** Aborted once a page does anything with the device, or the time is up. */
-export function untilPages(ms: number): AbortSignal {
+export function untilPages(target: Target, ms: number): AbortSignal {
   const stop = new AbortController();
-  new Pages(() => stop.abort());
+  new Pages(target, () => stop.abort());
   return AbortSignal.any([stop.signal, AbortSignal.timeout(ms)]);
 }
 

@@ -1,23 +1,23 @@
-/** The database of a device in a browser: one of IndexedDB's, for all pages of an origin. */
+/** The database of a device in a browser: one of IndexedDB's for each target, for all pages of an origin. */
 
 import { StateDamaged } from "../core/errors.ts";
+import { nameOf, type Target } from "./target.ts";
 
-const NAME = "muster";
 const VERSION = 1;
 
 /** What the database holds: texts of the store, key pairs, examples, and when blobs were used. */
 export type Part = "texts" | "keys" | "examples" | "blobs";
 
-/** Open the database, which is made at the first time. Throws StateDamaged. */
-export async function openDatabase(): Promise<IDBDatabase> {
-  const database = await stored(opened());
+/** Open the database of a target, which is made at the first time. Throws StateDamaged. */
+export async function openDatabase(target: Target): Promise<IDBDatabase> {
+  const database = await stored(opened(nameOf(target)));
   database.onversionchange = () => database.close(); // another page removes it, or has a newer version
   return database;
 }
 
 /** The database. A browser that allows no storage throws at once. */
-async function opened(): Promise<IDBDatabase> {
-  const opening = indexedDB.open(NAME, VERSION);
+async function opened(name: string): Promise<IDBDatabase> {
+  const opening = indexedDB.open(name, VERSION);
   opening.onupgradeneeded = () => {
     const made = opening.result;
     made.createObjectStore("texts");

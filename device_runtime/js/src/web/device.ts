@@ -14,6 +14,7 @@ import { LocalExamples } from "./examples.ts";
 import { keepOwner, keptOwner, type Owner } from "./owner.ts";
 import { alone, type Notice, Pages } from "./pages.ts";
 import { CachedBlobs, IndexedDbStore } from "./store.ts";
+import type { Target } from "./target.ts";
 
 export type { Column, Values } from "../core/examples.ts";
 export type { Outcome } from "../core/outcome.ts";
@@ -30,9 +31,7 @@ const ANEW_AFTER_MS = 60_000;
 const JOURNAL = "journal";
 
 /** What a page tells its worker: to begin with the kept settings, or the conditions of now. once: end after a session. */
-export interface Start {
-  readonly coordinator: string;
-  readonly population: string;
+export interface Start extends Target {
   readonly conditions: Conditions;
   readonly once?: boolean;
 }
@@ -54,7 +53,7 @@ export interface Scripts {
   readonly background: URL;
 }
 
-/** A device in one population of one coordinator. Its state belongs to the page's origin, and all its pages share it. */
+/** A device in one population of one coordinator. All pages of the origin for that share its state, and no others. */
 export class BrowserDevice {
   readonly examples: LocalExamples;
   /** Hears how sessions end. After a crash of its worker the device begins anew by itself. */
@@ -63,8 +62,7 @@ export class BrowserDevice {
   onnotice: (notice: Exclude<Notice, "begun">) => void = () => {};
   readonly #database: IDBDatabase;
   readonly #store: IndexedDbStore;
-  readonly #coordinator: URL;
-  readonly #population: string;
+  readonly #target: Target;
   readonly #script: URL;
   readonly #background: Background;
   readonly #standard: Owner;
@@ -76,17 +74,16 @@ export class BrowserDevice {
   #reading: ReturnType<typeof setInterval> | undefined;
   #anew: ReturnType<typeof setTimeout> | undefined;
 
-  private constructor(database: IDBDatabase, coordinator: URL, population: string, standard: Owner, scripts: Scripts) {
+  private constructor(database: IDBDatabase, target: Target, standard: Owner, scripts: Scripts) {
     this.#database = database;
     this.#store = new IndexedDbStore(database);
     this.examples = new LocalExamples(database, () => this.#owner.retention);
     this.#standard = standard;
     this.#owner = standard;
-    this.#pages = new Pages((notice) => void this.#hear(notice));
-    this.#coordinator = coordinator;
-    this.#population = population;
+    this.#pages = new Pages(target, (notice) => void this.#hear(notice));
+    this.#target = target;
     this.#script = scripts.worker;
-    this.#background = new Background(scripts.background);
+    this.#background = new Background(scripts.background, target);
   }
 
   /** The device with its kept state. standard: its owner's settings where none are kept.
@@ -94,7 +91,8 @@ export class BrowserDevice {
    * Throws StateDamaged where the browser keeps nothing for this page.
    */
   static async open(coordinator: URL, population: string, standard: Owner, scripts: Scripts): Promise<BrowserDevice> {
-    const device = new BrowserDevice(await openDatabase(), coordinator, population, standard, scripts);
+    const target = { coordinator: coordinator.href, population };
+    const device = new BrowserDevice(await openDatabase(target), target, standard, scripts);
     await device.#readOwner();
     return device;
   }
@@ -138,15 +136,13 @@ export class BrowserDevice {
         await keepOwner(this.#store, this.#owner);
         this.#pages.tell("settings");
       }
-      const errand = { coordinator: this.#coordinator.href, population: this.#population };
-      if (this.#owner.rules.whileClosed && (await waking()) === "now") await this.#background.allow(errand);
+      if (this.#owner.rules.whileClosed && (await waking()) === "now") await this.#background.allow();
     } catch (error) {
       this.#rest();
       throw error;
     }
     const conditions = await readConditions();
-    const [coordinator, population] = [this.#coordinator.href, this.#population];
-    worker.postMessage({ coordinator, population, conditions } satisfies ToWorker);
+    worker.postMessage({ ...this.#target, conditions } satisfies ToWorker);
   }
 
   #newWorker(): Worker {
@@ -192,7 +188,8 @@ export class BrowserDevice {
 
   /** The plan of the last assignment; null when there was none, or it is not kept any more. */
   async lastPlan(): Promise<TrainedPlan | null> {
-    const last = await new AssignmentKeeper(this.#store, this.#coordinator, this.#population).get();
+    const { coordinator, population } = this.#target;
+    const last = await new AssignmentKeeper(this.#store, new URL(coordinator), population).get();
     const kept = last === null ? null : await new CachedBlobs(this.#database).get(last.given.plan.sha256);
     if (last === null || kept === null) return null;
     const plan = decodePlan(kept, last.given.round);
@@ -232,7 +229,7 @@ export class BrowserDevice {
     this.#pages.tell("stop");
     try {
       await this.#follow("stop");
-      await alone(work);
+      await alone(this.#target, work);
       done = notice;
     } finally {
       this.#pages.tell(done);

@@ -1,9 +1,8 @@
-/** The pages of one origin, which share a device: one of them works at a time, and all hear of changes. */
+/** The pages of one origin with one target, which share a device: one works at a time, and all hear of changes. */
 
 import { StateInUse } from "../core/errors.ts";
+import { nameOf, type Target } from "./target.ts";
 
-const LOCK = "muster-session";
-const CHANNEL = "muster-pages";
 /** A worker that was just ended lets go of the lock a moment later. */
 const PATIENCE_MS = 5000;
 
@@ -13,11 +12,12 @@ const PATIENCE_MS = 5000;
  */
 export type Notice = "stop" | "settings" | "left" | "begun";
 
-/** The channel between the pages of this origin. hear: what to do with the notices of others. */
+/** The channel between the pages of a device. hear: what to do with the notices of others. */
 export class Pages {
-  readonly #channel = new BroadcastChannel(CHANNEL);
+  readonly #channel: BroadcastChannel;
 
-  constructor(hear: (notice: Notice) => void) {
+  constructor(target: Target, hear: (notice: Notice) => void) {
+    this.#channel = new BroadcastChannel(nameOf(target));
     this.#channel.onmessage = ({ data }: MessageEvent<Notice>) => hear(data);
   }
 
@@ -26,15 +26,15 @@ export class Pages {
   }
 }
 
-/** Do something that no other page or worker of this origin does at the same time.
+/** Do something that no other page or worker of this device does at the same time.
  *
  * Throws StateInUse if one still does after a few seconds.
  */
-export async function alone<T>(work: () => Promise<T>): Promise<T> {
+export async function alone<T>(target: Target, work: () => Promise<T>): Promise<T> {
   const signal = AbortSignal.timeout(PATIENCE_MS);
   let begun = false;
   try {
-    return await navigator.locks.request(LOCK, { signal }, () => {
+    return await navigator.locks.request(nameOf(target), { signal }, () => {
       begun = true;
       return work();
     });

@@ -1,10 +1,8 @@
-/** The store of a device in a browser: texts in IndexedDB, and blobs in the Cache API. */
+/** The store of a device in a browser: texts in IndexedDB, and blobs in the Cache API under the database's name. */
 
 import type { Bytes } from "../core/bytes.ts";
 import type { BlobCache, Store } from "../core/platform.ts";
 import { change, look } from "./database.ts";
-
-const CACHE = "muster-blobs";
 
 /** Texts by key in the part `texts` of the database. */
 export class IndexedDbStore implements Store {
@@ -43,7 +41,7 @@ export class CachedBlobs implements BlobCache {
   }
 
   async get(sha256: string): Promise<Bytes | null> {
-    const found = await (await caches.open(CACHE)).match(address(sha256));
+    const found = await (await caches.open(this.#database.name)).match(address(sha256));
     if (found === undefined) return null;
     const data = new Uint8Array(await found.arrayBuffer());
     await this.#used(sha256, data.length);
@@ -52,7 +50,7 @@ export class CachedBlobs implements BlobCache {
 
   /** Keep a blob, unless there is no room for it or for the record of its use, by which `trim` finds it. */
   async put(sha256: string, data: Bytes): Promise<void> {
-    const cache = await caches.open(CACHE);
+    const cache = await caches.open(this.#database.name);
     try {
       await cache.put(address(sha256), new Response(data));
       await this.#used(sha256, data.length);
@@ -67,7 +65,7 @@ export class CachedBlobs implements BlobCache {
       look(this.#database, "blobs", (blobs) => blobs.getAll() as IDBRequest<Use[]>),
     ]);
     const known = names.map((name, place) => ({ name: String(name), ...uses[place]! }));
-    const cache = await caches.open(CACHE);
+    const cache = await caches.open(this.#database.name);
     let total = 0;
     for (const { name, size } of known.sort((a, b) => b.at - a.at)) {
       total += size;
@@ -80,7 +78,7 @@ export class CachedBlobs implements BlobCache {
 
   /** Remove all blobs. */
   async clear(): Promise<void> {
-    await caches.delete(CACHE);
+    await caches.delete(this.#database.name);
     await change(this.#database, ["blobs"], (of) => of("blobs").clear());
   }
 

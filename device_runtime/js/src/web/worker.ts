@@ -29,14 +29,15 @@ self.onunhandledrejection = ({ reason }) => {
 
 async function run(start: Start): Promise<void> {
   try {
-    await alone(() => sessions(start));
+    await alone(start, () => sessions(start));
   } catch (error) {
     tell(stoppedBy(error));
   }
 }
 
-async function sessions({ coordinator, population, once }: Start): Promise<void> {
-  const database = await openDatabase();
+async function sessions(start: Start): Promise<void> {
+  const { coordinator, population, once } = start;
+  const database = await openDatabase(start);
   try {
     const owner = await keptOwner(new IndexedDbStore(database));
     if (owner === null) throw new StateDamaged("no settings are kept: another page deleted them");

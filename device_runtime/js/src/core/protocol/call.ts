@@ -7,6 +7,7 @@ import { type Bytes, concat } from "../bytes.ts";
 import { BadAnswer, FormatError, Refused, Unreachable } from "../errors.ts";
 import type { Platform } from "../platform.ts";
 import { sha256 } from "../primitives.ts";
+import { visible } from "../visible.ts";
 import { decodeAnswer } from "../wire/messages.ts";
 import { digestField, type Signer, signatureFields } from "../wire/signatures.ts";
 
@@ -166,9 +167,9 @@ class TimeLimit {
   }
 }
 
-/** A text of others as it may be kept and printed: without control characters, and not too long. */
+/** A text of others as it may be kept and printed: made visible, and not too long. */
 export function plain(text: string): string {
-  return text.slice(0, MOST_SHOWN).replace(/\p{C}/gu, " ");
+  return visible(text.slice(0, MOST_SHOWN)).slice(0, MOST_SHOWN);
 }
 
 /** The problem that an answer holds; one made up from its status when it holds none. */

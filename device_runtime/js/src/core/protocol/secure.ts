@@ -7,13 +7,13 @@ import type { AssignmentKeeper, KeptAssignment } from "../kept-assignment.ts";
 import * as masking from "../masking.ts";
 import type { Platform } from "../platform.ts";
 import { digestOf, type Release, type SumBounds, verifiedRelease } from "../release.ts";
-import { type ReportLayout, reportSize, weightOf } from "../report.ts";
+import { hasCodecs, type ReportLayout, reportSize, weightOf } from "../report.ts";
 import { Client, type SessionResult } from "../secagg/client.ts";
 import { M, numberOf } from "../secagg/encoding.ts";
 import { SecaggError } from "../secagg/errors.ts";
 import { type AggregationPolicy, acceptInvitation, type HeldModel, type Invite } from "../secagg/invite.ts";
 import { type DemandedSegment, noiseOf } from "../secagg/packing.ts";
-import { LEAST_COHORT } from "../secagg/parameters.ts";
+import { LEAST_COHORT, leastHonest } from "../secagg/parameters.ts";
 import type { Assignment } from "../wire/messages.ts";
 import type { Enrolments } from "./enrolment.ts";
 import type { Transport } from "./transport.ts";
@@ -170,8 +170,8 @@ export class SecureDelivery {
 }
 
 /** The hashes of the model and the layout that this device holds. */
-async function held({ plan, checkpoint }: Assignment, layout: ReportLayout): Promise<HeldModel> {
-  return { modelHash: await masking.modelHash(plan, checkpoint), layoutHash: await masking.layoutHash(layout) };
+async function held({ plan, checkpoint, seed }: Assignment, layout: ReportLayout): Promise<HeldModel> {
+  return { modelHash: await masking.modelHash(plan, checkpoint), layoutHash: await masking.layoutHash(layout, seed) };
 }
 
 /** The message, which must be of that number: else a coordinator could have the same step done without end. */
@@ -187,7 +187,7 @@ async function checkInvitation(
   invite: Invite,
   given: Assignment,
   layout: ReportLayout,
-  { bounds }: Release,
+  { bounds, seed }: Release,
 ): Promise<void> {
   const expected = demanded(layout, bounds);
   const found = invite.segments.map(({ fieldBits: _, ...segment }) => segment);
@@ -197,14 +197,21 @@ async function checkInvitation(
   if (!equal(invite.task, task) || invite.round !== round) {
     throw new SecaggRefused("the invitation is for another task or round than the assignment");
   }
+  if (hasCodecs(layout) && seed !== given.seed) {
+    throw new SecaggRefused("the report's codecs have another seed than the released one");
+  }
   if (invite.minSum < bounds.min_sum) {
     throw new SecaggRefused(`the sum may be over ${invite.minSum} devices, the release demands ${bounds.min_sum}`);
   }
   if (invite.wMax !== masking.greatestWeight(layout, bounds)) {
     throw new SecaggRefused(`the greatest weight is ${invite.wMax}, not the one that is released`);
   }
-  if (bounds.noise_multiplier > 0 && (bounds.honest < 1 || bounds.honest > bounds.min_sum)) {
-    throw new SecaggRefused(`noise is to come from ${bounds.honest} devices of a sum over ${bounds.min_sum}`);
+  const honest = leastHonest(invite.minSum, invite.nMax);
+  if (bounds.noise_multiplier > 0 && (bounds.honest < 1 || bounds.honest > honest)) {
+    throw new SecaggRefused(
+      `noise is to come from ${bounds.honest} devices, and a sum over ${invite.minSum} of a roster of up to ` +
+        `${invite.nMax} may have ${honest} honest ones`,
+    );
   }
   if (bounds.noise_multiplier > 0 && layout.weighting !== "uniform") {
     throw new SecaggRefused("noise would hide the values of the report, and not the number of examples");

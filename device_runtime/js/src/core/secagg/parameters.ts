@@ -30,6 +30,14 @@ export function checkParameters({ n, k, t }: GraphParameters): void {
   }
 }
 
+/** The fewest honest devices in a sum of minSum or more, when a roster has up to nMax devices; 0 when all may be corrupt.
+ *
+ * As many are corrupt, and survive, as a graph of some such size must bear.
+ */
+export function leastHonest(minSum: number, nMax: number): number {
+  return Math.max(0, minSum - Math.max(mostCorrupt(nMax), mostCorrupt(Math.min(nMax, COMPLETE_UP_TO))));
+}
+
 function mostCorrupt(n: number): number {
   return n <= COMPLETE_UP_TO ? Math.max(2, Math.ceil(n / 5)) : Math.floor(n / 10);
 }

@@ -1,0 +1,61 @@
+"""Confinement: what a process gives up for good before it looks at a graph, as far as the system lets it.
+
+docs/device.md, "Where graphs run"; why: docs/decisions/0066-what-a-sandbox-gives-up.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import sys
+
+from device_runtime.errors import RuntimeFailed
+from device_runtime.sandbox import kernel, landlock, seccomp
+from device_runtime.trainer import Limits
+
+
+def lacking() -> tuple[str, ...]:
+    """The defences that this system does not offer, or that are not used on it; none where a sandbox has them all."""
+    if sys.platform == "linux":
+        filtered, found = seccomp.offered(), landlock.version()
+        wanted = 1 if filtered else landlock.WHOLE  # what an older one leaves open, the filter refuses
+        lacks = () if found >= wanted else (f"Landlock {landlock.WHOLE} (there is {found or 'none'})",)
+        return lacks if filtered else (*lacks, "seccomp")
+    return ("a limit on memory",) if sys.platform == "darwin" else ("all but limits on descriptors, time and files",)
+
+
+def confine(limits: Limits) -> None:
+    """Give up for good what training does not need. Raises RuntimeFailed when the system does not do what it offers."""
+    try:
+        _give_up_paths()
+        _limit(limits)
+        if sys.platform == "linux" and seccomp.offered():
+            seccomp.restrict()
+    except OSError as error:
+        raise RuntimeFailed("the sandbox cannot be closed", str(error)) from error
+
+
+def _give_up_paths() -> None:
+    """All that a path names, and other processes. It takes descriptors, so it comes before the limit on these."""
+    if sys.platform == "linux":
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        if os.geteuid() == 0:  # others have none, and a filter around the device may refuse this call
+            kernel.drop_capabilities()
+        if landlock.version():
+            landlock.restrict()
+    elif sys.platform == "darwin":
+        message = ctypes.c_char_p()  # <sandbox.h>: kSBXProfilePureComputation, SANDBOX_NAMED
+        if ctypes.CDLL(None).sandbox_init(b"pure-computation", ctypes.c_uint64(1), ctypes.byref(message)):
+            raise OSError(errno.EPERM, (message.value or b"").decode(errors="replace"))
+
+
+def _limit(limits: Limits) -> None:
+    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
+        resource.setrlimit(kind, (0, 0))
+    limits.bound()
+    for kind, later in ((resource.RLIMIT_DATA, 0), (resource.RLIMIT_CPU, 1)):  # SIGXCPU, and a second later SIGKILL
+        soft, hard = resource.getrlimit(kind)
+        if soft != hard:
+            resource.setrlimit(kind, (soft, soft + later))

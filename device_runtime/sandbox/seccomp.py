@@ -1,0 +1,92 @@
+"""A filter of system calls (seccomp): a list of those that training needs. Any other is refused.
+
+The list is what ONNX Runtime and ExecuTorch ask for once their graphs are there, and what the C library may ask for in
+their place (docs/decisions/0066-what-a-sandbox-gives-up.md). None reaches a file, another process or an address.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import sys
+
+from device_runtime.sandbox.kernel import syscall
+
+ALLOWED: dict[str, tuple[int, int]] = {  # numbers on x86-64, and on 64-bit ARM
+    "brk": (12, 214),
+    "clock_gettime": (228, 113),
+    "close": (3, 57),
+    "exit": (60, 93),
+    "exit_group": (231, 94),
+    "futex": (202, 98),
+    "getcpu": (309, 168),
+    "getrandom": (318, 278),
+    "madvise": (28, 233),
+    "mmap": (9, 222),
+    "mprotect": (10, 226),
+    "mremap": (25, 216),
+    "munmap": (11, 215),
+    "restart_syscall": (219, 128),
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "sched_yield": (24, 124),
+    "sendto": (44, 206),
+}
+# The columns, the names of their processors in a filter (<linux/audit.h>), and their numbers of seccomp(2).
+COLUMNS = {"x86_64": 0, "aarch64": 1}
+PROCESSORS = (0xC000003E, 0xC00000B7)
+SECCOMP = (317, 277)
+# <linux/seccomp.h>
+_SET_FILTER, _ALL_THREADS = 1, 1
+_KILL, _REFUSE, _ALLOW = 0x80000000, 0x00050000 | errno.EPERM, 0x7FFF0000
+# What a filter is told of a call (struct seccomp_data), and its instructions (<linux/bpf_common.h>).
+_NUMBER, _PROCESSOR = 0, 4
+_LOAD, _COMPARE, _RETURN = 0x20, 0x15, 0x06
+_LINE = struct.Struct("HBBI")  # what to do, how many lines to skip when equal, and when not, and a value
+
+
+def offered() -> bool:
+    """Whether there is a filter for this processor, and the kernel takes one."""
+    column = _column()
+    try:
+        return column is not None and bool(_set(column, None))
+    except OSError as error:
+        return error.errno == errno.EFAULT  # it tried to read the filter
+
+
+def restrict() -> None:
+    """Refuse every call that is not on the list, for good and in all threads.
+
+    Only where it is offered, and after no_new_privs. Raises OSError.
+    """
+    column = COLUMNS[os.uname().machine]
+    code = program(column)
+    held = ctypes.create_string_buffer(code)
+    if _set(column, struct.pack("HP", len(code) // _LINE.size, ctypes.addressof(held))):
+        raise OSError(errno.EBUSY, "a thread keeps a filter of its own")
+
+
+def program(column: int) -> bytes:
+    """The filter, for the kernel. A call made as on another processor ends the process; those of x32 are not listed."""
+    numbers = [row[column] for row in ALLOWED.values()]
+    lines = [
+        (_LOAD, 0, 0, _PROCESSOR),
+        (_COMPARE, 1, 0, PROCESSORS[column]),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+        *(line for number in numbers for line in ((_COMPARE, 0, 1, number), (_RETURN, 0, 0, _ALLOW))),
+        (_RETURN, 0, 0, _REFUSE),
+    ]
+    return b"".join(_LINE.pack(*line) for line in lines)
+
+
+def _column() -> int | None:
+    """That of this process. One of 32 bits has other calls."""
+    return COLUMNS.get(os.uname().machine) if sys.maxsize > 2**32 else None
+
+
+def _set(column: int, code: bytes | None) -> int:
+    return syscall(SECCOMP[column], _SET_FILTER, _ALL_THREADS, code)

@@ -1,0 +1,38 @@
+"""A batch size that a model fixes, found by running it on others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from export.model import Model
+from export.trial_examples import draw_examples
+
+SIZES = (2, 3, 4, 5, 7, 8, 10, 16, 20, 32, 50, 64, 100, 128)
+
+
+def fixed_batch(model: Model) -> str:
+    """What to say of a model that runs for some sizes of its batch and not for others; else nothing."""
+    # One example again and again, so that no other reason to fail comes and goes.
+    examples = draw_examples(model.spec, 1, np.random.default_rng(0))
+    found: dict[bool, int] = {}
+    for size in SIZES:
+        found.setdefault(_runs(model, {name: np.repeat(one, size, 0) for name, one in examples.items()}), size)
+        if len(found) == 2:
+            return (
+                f"the model fixes its batch size: it runs for {found[True]} examples and not for {found[False]}; write "
+                "x.shape[0], or -1 in reshape, in the place of the number"
+            )
+    return ""
+
+
+def _runs(model: Model, examples: Mapping[str, np.ndarray]) -> bool:
+    batch = {name: torch.from_numpy(values) for name, values in examples.items()}
+    try:
+        with torch.no_grad():
+            model.measure(model.tensors(torch.from_numpy(model.initial)), batch)
+    except Exception:  # whatever the user's own code raises
+        return False
+    return True

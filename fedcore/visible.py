@@ -1,0 +1,30 @@
+"""Text of strangers made visible: nothing in it moves a cursor, hides, or turns the text around it."""
+
+from __future__ import annotations
+
+import re
+
+# Python calls these printable, and they have no width or no ink: Unicode's Default_Ignorable_Code_Point, and a blank.
+_INKLESS = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+
+
+def visible(text: str) -> str:
+    """A text as one line that can be shown: what is not a letter, mark, number, sign or plain space is escaped.
+
+    These are controls, line breaks among them, overrides of direction, and what has no width. They become `\\u001b` and
+    the like, as JSON escapes them: a JSON document stays the same document.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(one if one.isprintable() and not _INKLESS.match(one) else _escaped(one) for one in text)
+
+
+def visible_lines(text: str) -> str:
+    """As `visible`, of a text of several lines, such as a traceback."""
+    return "\n".join(map(visible, text.split("\n")))
+
+
+def _escaped(letter: str) -> str:
+    return re.sub("....", r"\\u\g<0>", letter.encode("utf-16-be", "surrogatepass").hex())
