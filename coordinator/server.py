@@ -139,4 +139,5 @@ def _limits(service: Service) -> ConnectionLimits:
         settings.address_connection_limit,
         settings.proxies,
         lambda limit: closed.labels(limit).inc(),
+        most_unread=settings.answers_bytes - settings.deltas_bytes,
     )

@@ -31,6 +31,9 @@ from ingress.origins import origins
 
 PREFIX = "MUSTER_"
 CONFIG = f"{PREFIX}CONFIG"
+_OWN_BYTES, _CONNECTION_BYTES = 1 << 29, 50_000
+"""The memory of a process without requests, with signatures that it remembers and a delta in the making, and of one
+connection."""
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -134,6 +137,11 @@ class Settings(BaseSettings):
     reports_bytes: int = Field(
         default=1 << 30, ge=1024, description="memory for reports on their way in, in all; more are answered 503"
     )
+    answers_bytes: int = Field(
+        default=1 << 30,
+        ge=1 << 20,
+        description="memory for answers that wait to be read, in all; more cut off the slowest readers",
+    )
     upload_limit_bytes: int = Field(default=1 << 28, ge=1024, description="largest blob that an operator may upload")
     collect_every_h: float = Field(
         default=24.0, ge=0, allow_inf_nan=False, description="hours from one garbage collection to the next; 0 is never"
@@ -227,6 +235,22 @@ class Settings(BaseSettings):
     def retry(self) -> RetryWindow:
         """The bounds of when a device comes back; within them pace steering says when."""
         return RetryWindow(self.retry_min_s, max(self.retry_min_s, self.retry_max_s))
+
+    @property
+    def deltas_bytes(self) -> int:
+        """The part of `answers_bytes` that is for deltas between checkpoints."""
+        return self.answers_bytes // 4
+
+    @property
+    def most_bytes(self) -> int:
+        """The memory of a process whose limits are all used up, as docs/operations.md counts it."""
+        answers = 2 * (self.answers_bytes - self.deltas_bytes) + self.deltas_bytes  # on two ports
+        return (
+            _OWN_BYTES
+            + self.reports_bytes
+            + answers
+            + self.connection_limit * (self.message_limit_bytes + _CONNECTION_BYTES)
+        )
 
     @property
     def soon(self) -> RetryWindow:

@@ -14,16 +14,23 @@ from fedcore.errors import DeltaError, DigestMismatch
 from fedcore.params import FLOAT_BYTES
 from fedcore.plan import BlobRef
 
+_BLOCK = 1 << 16
+"""Values of which differences are made at a time."""
+
 
 def delta_between(base: bytes, target: bytes) -> bytes:
     """The delta with which `applied` makes `target` of `base`. Raises DeltaError when they differ in length."""
     if len(base) != len(target):
         raise DeltaError(f"there is no delta between blobs of {len(base)} and {len(target)} bytes")
-    moved = (_words(target) - _words(base)).view("<i4")
-    # Small moves up and down alike become small numbers: 0, −1, 1, −2, 2, …
-    folded = moved << 1 ^ moved >> 31
-    planes = np.ascontiguousarray(folded.view(np.uint8).reshape(-1, FLOAT_BYTES).T)
-    return zstandard.ZstdCompressor().compress(planes.tobytes())
+    words, before = _words(target), _words(base)
+    planes = np.empty((FLOAT_BYTES, len(words)), np.uint8)
+    for start in range(0, len(words), _BLOCK):  # so that what is between takes no memory to speak of
+        part = slice(start, start + _BLOCK)
+        moved = (words[part] - before[part]).view("<i4")
+        # Small moves up and down alike become small numbers: 0, −1, 1, −2, 2, …
+        folded = moved << 1 ^ moved >> 31
+        planes[:, part] = folded.view(np.uint8).reshape(-1, FLOAT_BYTES).T
+    return zstandard.ZstdCompressor().compress(planes.reshape(-1).data)
 
 
 def applied(delta: bytes, base: bytes, ref: BlobRef) -> bytes:

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 from fedcore.errors import NotWritten
 
@@ -47,6 +48,25 @@ def _write(path: Path, data: bytes, put: Callable[[str, Path], None], mode: int)
         raise FileExistsError(error.errno, error.strerror, str(path)) from error
     except OSError as error:
         raise NotWritten(error.errno, error.strerror, str(path)) from error
+
+
+def new_private(path: Path) -> BinaryIO:
+    """A new, empty file, open for writing, that only its owner may read, whatever the umask. Raises OSError."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    os.fchmod(handle, 0o600)
+    return open(handle, "wb")
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder that only its owner may enter, whatever the umask, with those above it that are missing.
+
+    One that is there stays as it is. Raises OSError.
+    """
+    if not folder.is_dir():
+        make_private_folder(folder.parent)
+        with contextlib.suppress(FileExistsError):  # another process was first
+            folder.mkdir(0o700)
+            folder.chmod(0o700)
 
 
 def sync_folder(folder: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, cast
 
 import httptools
 import numpy as np
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ingress.connection_limits import ConnectionLimits
@@ -145,6 +146,8 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._unparsed = 0
         """Bytes since the last head or piece of a body: of the next head, or around the pieces of chunked coding."""
         self._in_body = False
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered."""
 
     @property
     def address(self) -> str | None:
@@ -154,7 +157,13 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     @property
     def moved(self) -> int:
         """The bytes that have come, less those that wait to be sent."""
-        return self._received - self.transport.get_write_buffer_size()
+        return self._received - self.unread
+
+    @property
+    def unread(self) -> int:
+        """The bytes that wait to be sent."""
+        size: int = self.transport.get_write_buffer_size()
+        return size
 
     def hang_up(self) -> None:
         """Close the connection now; a request in progress ends as when its sender hangs up."""
@@ -163,22 +172,28 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, within the limits."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(1)  # what is not taken at once is counted; with 0, TLS would wait for nothing
         self._limits.opened(self, transport.get_extra_info("socket").fileno())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self._limits.closed(self)
+        if (running := self._running) is not None and not running.response_complete:
+            # uvicorn tells only the latest request of a connection, behind which others may be.
+            running.disconnected = True
+            running.message_event.set()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         """The other end takes an answer more slowly than it comes."""
         super().pause_writing()
-        self._limits.moves(self)
+        self._limits.stalls(self)
 
     def resume_writing(self) -> None:
         """The other end has taken what was sent."""
         super().resume_writing()
-        self._limits.rests(self)
+        self._limits.flows(self)
+        self._wait()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The memory that the transport reads into."""
@@ -232,6 +247,10 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             if self.scope["method"] != "HEAD":
                 self.cycle.transport = cast("asyncio.Transport", HeadBufferingTransport(self.transport))
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body."""
         self._unparsed = 0
@@ -247,7 +266,13 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def on_response_complete(self) -> None:
         """Wait for the next request, unless it has come already."""
         super().on_response_complete()
-        if not self.transport.is_closing() and self.cycle.response_complete:
+        self._wait()
+
+    def _wait(self) -> None:
+        """Let the time of the next request's head begin, if no answer is due, and the last one was taken."""
+        if self.transport.is_closing() or self.flow.write_paused or self.cycle is None:
+            return
+        if self.cycle.response_complete:
             self._limits.waits(self)
 
     def _refuse(self, answer: bytes) -> None:

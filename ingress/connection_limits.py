@@ -32,6 +32,10 @@ class Limited(Protocol):
     def moved(self) -> int:
         """The bytes that came, less those that wait to be sent: it grows while anything moves."""
 
+    @property
+    def unread(self) -> int:
+        """The bytes that wait to be sent, as the other end has not read what came before."""
+
     def hang_up(self) -> None:
         """Close the connection now, whatever is still to be sent."""
 
@@ -42,10 +46,12 @@ class ConnectionLimits:
     A connection *waits* from its beginning, before a TLS handshake, until the head of a request has arrived, and again
     after each answer. Of those, `most` may be open, and `most_of_address` of one address (0 is no limit). For one more
     in all, the one that has waited longest is closed: so connections that ask for nothing keep nobody out. A connection
-    is *moving* while a body arrives, or while its other end does not take an answer as fast as it comes.
+    is *moving* while a body arrives, or while its other end does not take an answer as fast as it comes. What such
+    answers hold is `most_unread` bytes at most, in all: for more, the connection is closed that has taken nothing for
+    the longest time. An answer that is larger by itself is sent when it is the only one.
 
     proxies: the networks whose addresses stand for many callers, and are not limited. count_closed: called with the
-    limit that was reached, for each connection that is closed: `address`, `crowded`, `head` or `rate`.
+    limit that was reached, for each connection that is closed: `address`, `crowded`, `head`, `rate` or `unread`.
     """
 
     def __init__(
@@ -54,6 +60,8 @@ class ConnectionLimits:
         most_of_address: int,
         proxies: tuple[Network, ...] = (),
         count_closed: Callable[[str], None] = lambda limit: None,
+        *,
+        most_unread: int = 1 << 26,
     ) -> None:
         self.proxies = proxies
         self._most = most
@@ -63,6 +71,9 @@ class ConnectionLimits:
         self._waiting: dict[Limited, float] = {}  # the longest first
         self._waiting_of: Counter[str] = Counter()
         self._moving: dict[Limited, tuple[float, int]] = {}
+        self._most_unread = most_unread
+        self._unread: dict[Limited, int] = {}  # the longest first
+        self._unread_bytes = 0
         self._looking = False
         self._caller_of = lru_cache(1 << 14)(self._find_caller)
 
@@ -116,6 +127,19 @@ class ConnectionLimits:
             self._moving[connection] = (time.monotonic(), connection.moved)
             self._look_soon()
 
+    def stalls(self, connection: Limited) -> None:
+        """An answer waits for its reader."""
+        self.moves(connection)
+        self._unread[connection] = size = connection.unread
+        self._unread_bytes += size
+        while len(self._unread) > 1 and self._unread_bytes > self._most_unread:
+            self._close(next(iter(self._unread)), "unread")
+
+    def flows(self, connection: Limited) -> None:
+        """The reader of an answer has taken all that waited."""
+        self._unread_bytes -= self._unread.pop(connection, 0)
+        self.rests(connection)
+
     def rests(self, connection: Limited) -> None:
         """Nothing has to move any more."""
         self._moving.pop(connection, None)
@@ -123,7 +147,7 @@ class ConnectionLimits:
     def closed(self, connection: Limited) -> None:
         """Forget a connection."""
         self.works(connection)
-        self.rests(connection)
+        self.flows(connection)
 
     def _close(self, connection: Limited, reason: str) -> None:
         self._count_closed(reason)

@@ -15,6 +15,8 @@ BACKLOG = 2048
 """Connections that the system keeps for a listening socket until they are accepted."""
 AT_ONCE = 16
 """Connections that are accepted before those beyond the limits are closed: so many may be open beyond them."""
+_UNSENT_BYTES = 1 << 17
+"""What the kernel takes of an answer beyond what the other end has room for: it would take megabytes."""
 
 
 class Listener(socket.socket):
@@ -39,7 +41,7 @@ class Listener(socket.socket):
 class _Accepted(socket.socket):
     """A connection that was accepted; the limits know it until its handshake ends."""
 
-    moved = 0
+    moved = unread = 0
 
     def __init__(self, limits: ConnectionLimits, plain: socket.socket, address: str) -> None:
         super().__init__(plain.family, plain.type, plain.proto, plain.detach())
@@ -74,4 +76,5 @@ def listening(host: str, port: int, limits: ConnectionLimits, option: str = "--p
         # Connections inherit it. asyncio sets it only on sockets that it made itself; without it the second half of an
         # answer waits for the acknowledgement of the first, which many systems hold back for 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         yield listener

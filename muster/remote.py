@@ -19,6 +19,7 @@ from coordinator.rules.audit import AuditEntry
 from coordinator.rules.entities import Device, RoundRecord, SessionShape, Spent, Task, Transition
 from coordinator.rules.progress import Progress
 from coordinator.rules.task_settings import TaskSettings
+from coordinator.security import Assumption
 from fedcore.bundle import Bundle
 from fedcore.decoding import decoder
 from fedcore.errors import WireError
@@ -33,6 +34,7 @@ _LINEAGE, _RELEASES = decoder(LineageKey), decoder(list[Signed])
 _TASK, _TASKS = decoder(Task), decoder(list[Task])
 _PROGRESS, _PROGRESSES = decoder(Progress), decoder(list[Progress])
 _CERTIFIED, _SPENT = decoder(CertifiedLedger), decoder(list[Spent])
+_ASSUMPTIONS = decoder(list[Assumption])
 _DEVICE, _DEVICES, _ENTRIES = decoder(Device), decoder(list[Device]), decoder(list[AuditEntry])
 _ROUNDS, _SESSIONS, _HISTORY = decoder(list[RoundRecord]), decoder(list[SessionShape]), decoder(list[Transition])
 
@@ -61,6 +63,10 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     def lineage(self) -> str:
         """The public key with which the coordinator signs checkpoints."""
         return self._as(_LINEAGE, "GET", "/lineage").lineage
+
+    def security(self) -> list[Assumption]:
+        """Which assumptions on the coordinator hold, judged by itself."""
+        return self._as(_ASSUMPTIONS, "GET", "/security")
 
     def releases(self) -> list[Signed]:
         """The log of releases: every one that devices of secure rounds were ever shown, in order."""

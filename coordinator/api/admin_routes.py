@@ -23,6 +23,7 @@ from coordinator.errors import DigestMismatch, InvalidTask, MalformedMessage, Un
 from coordinator.rules.audit import AuditEntry
 from coordinator.rules.entities import Device, RoundRecord, SessionShape, Spent, Task, Token, Transition
 from coordinator.rules.progress import Progress
+from coordinator.security import Assumption, of_running
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.privacy.certificate import CertifiedLedger
 from fedcore.release import Signed
@@ -44,6 +45,7 @@ ADMIN = ApiDocument(
     problems=ADMIN_PROBLEMS,
     everywhere=("bad-token", "internal", "unavailable"),
     messages=(
+        Assumption,
         AuditEntry,
         CertifiedLedger,
         Device,
@@ -64,7 +66,7 @@ class AdminApi:
     """The endpoints of the admin API. Those that are not `async` run in threads."""
 
     def __init__(self, service: Service) -> None:
-        self._store = service.store
+        self._settings, self._store = service.settings, service.store
         self._key = service.lineage
         self._creation = TaskCreation(service)
         self._message_limit = service.settings.message_limit_bytes
@@ -73,6 +75,10 @@ class AdminApi:
     def lineage(self) -> Response:
         """The public key with which the coordinator signs checkpoints; a release names it."""
         return _json(LineageKey(self._key.signer))
+
+    def security(self) -> Response:
+        """Which assumptions on this coordinator hold, by its settings, its files and its store."""
+        return _json(of_running(self._settings, self._store))
 
     def releases(self) -> Response:
         """The log of releases: every one that devices of secure rounds were ever shown, in order."""
@@ -220,6 +226,7 @@ def _add_changing(router: APIRouter, api: AdminApi, access: Access) -> None:
     def route(answer: dict[int, Answer], *problems: str, takes: BodyType | None = None) -> dict[str, Any]:
         return ADMIN.route(answer, ("role-lacking", *problems), takes=takes)
 
+    add("GET", "/security", api.security, route({200: Answer("Judged", (list[Assumption],))}))
     stored, known = {204: Answer("Stored")}, {204: Answer("Stored already")}
     add("PUT", "/blobs/{sha256}", api.upload, route(stored, "digest-mismatch", "too-large", takes=BYTES))
     add("HEAD", "/blobs/{sha256}", api.present, route(known, "unknown-blob"))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import AsyncExitStack
 
+from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from coordinator.errors import RangeNotSatisfiable
 from coordinator.store.blobs import Blobs
@@ -14,7 +18,7 @@ from fedcore.plan import BlobRef
 BYTES = "application/octet-stream"
 FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 # So much is answered in one piece: every piece of a stream is fetched by a thread, which costs more than the bytes.
-WHOLE_BYTES = 1 << 18
+PIECE_BYTES = 1 << 18
 _RANGE = re.compile(r"bytes=(?:([0-9]+)-([0-9]+)?|-([0-9]+))", re.IGNORECASE)
 _DIGITS = 18
 _BEYOND = 10**_DIGITS
@@ -35,10 +39,37 @@ def serve_blob(request: Request, ref: BlobRef, blobs: Blobs) -> Response:
     else:
         status, headers["Content-Range"] = 206, f"bytes {part.start}-{part.stop - 1}/{ref.size}"
     pieces = blobs.read(ref.sha256, part)
-    if len(part) <= WHOLE_BYTES:
+    if len(part) <= PIECE_BYTES:
         return Response(b"".join(pieces), status, headers, media_type=BYTES)
     headers["Content-Length"] = str(len(part))
-    return StreamingResponse(pieces, status, headers, media_type=BYTES)
+    return StreamingResponse(_as_taken(iterate_in_threadpool(pieces)), status, headers, media_type=BYTES)
+
+
+class HeldAnswer(StreamingResponse):
+    """Bytes that are held in memory until they are sent, and what `held` closes then, or when their reader leaves."""
+
+    def __init__(self, data: bytes, held: AsyncExitStack) -> None:
+        headers = {"Content-Length": str(len(data)), **FOR_EVER}
+        super().__init__(_as_taken(_pieces(data)), headers=headers, media_type=BYTES)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them."""
+        async with self._held:
+            await super().__call__(scope, receive, send)
+
+
+async def _pieces(data: bytes) -> AsyncIterator[memoryview]:
+    for start in range(0, len(data), PIECE_BYTES):
+        yield memoryview(data)[start : start + PIECE_BYTES]
+
+
+async def _as_taken(pieces: AsyncIterable[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
+    """Pieces, none of which is read before the one before was taken by the other end."""
+    async for piece in pieces:
+        yield piece
+        del piece
+        yield b""  # the server waits before it sends anything more
 
 
 def requested_range(header: str | None, size: int) -> range | None:

@@ -1,43 +1,116 @@
-"""Deltas between blobs that devices may have, made when one is asked for. Spec: docs/spec/wire.md §5."""
+"""Deltas between checkpoints of a task, made when one is asked for. Spec: docs/spec/wire.md §5."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeAlias
 
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
 
-from coordinator.api.lru_cache import LruCache
-from coordinator.errors import UnknownBlob
+from coordinator.api.http import while_connected
+from coordinator.api.limits import MemoryBudget
+from coordinator.errors import TooLarge, Unavailable, UnknownBlob
 from coordinator.store.blobs import Blobs
 from fedcore.deltas import delta_between
 from fedcore.plan import BlobRef
 
-MOST_BYTES, REMEMBERED = 1 << 25, 4
-"""The longest blob that has deltas, and the deltas that are kept: devices of a round mostly ask for the same ones."""
+Pair: TypeAlias = tuple[BlobRef, BlobRef]
+MOST_BYTES = 1 << 25
+"""The longest blob that has deltas."""
+_OWN_BYTES = 1 << 10
+"""What a delta takes beside its bytes."""
 
 
 class Deltas:
-    """Deltas of the blobs in a store. They are made one at a time: many different ones must not take all threads."""
+    """Deltas of the blobs in a store, in memory of `room`. Where there is none left, the whole blob must do.
 
-    def __init__(self, blobs: Blobs) -> None:
+    They are made one at a time, so that many different ones take neither all threads nor much memory. All requests for
+    one share it: devices of a round mostly ask for the same ones. Those that were read last are kept for the next.
+    """
+
+    def __init__(self, blobs: Blobs, room: MemoryBudget) -> None:
         self._blobs = blobs
-        self._made: LruCache[tuple[BlobRef, BlobRef], bytes] = LruCache(REMEMBERED)
+        self._room = room
+        self._held: OrderedDict[Pair, _Delta] = OrderedDict()  # those read last are the last
         self._making = asyncio.Lock()
 
-    async def between(self, base: BlobRef, target: BlobRef) -> bytes:
-        """The delta from `base` to `target`. Raises UnknownBlob where the whole blob is the better answer."""
+    @asynccontextmanager
+    async def between(self, base: BlobRef, target: BlobRef, request: Request) -> AsyncIterator[bytes]:
+        """The delta from `base` to `target`, for as long as the block runs.
+
+        Raises UnknownBlob where the whole blob is the better answer; ClientDisconnect when nobody waits any more.
+        """
         if base.size != target.size or target.size > MOST_BYTES:
             raise UnknownBlob(
                 f"there is no delta from {base.sha256[:12]}… to {target.sha256[:12]}…: blobs with one are of the same "
                 f"size, up to {MOST_BYTES:,} bytes"
             )
-        async with self._making:
-            delta = self._made.get((base, target))
-            if delta is None:
-                delta = self._made.put((base, target), await run_in_threadpool(self._make, base, target))
-        if len(delta) >= target.size:
-            raise UnknownBlob(f"the delta to {target.sha256[:12]}… is no shorter than the blob")
+        pair = base, target
+        found = self._held.get(pair) or self._begin(pair)
+        self._held.move_to_end(pair)
+        found.readers += 1
+        try:
+            delta = await while_connected(request, asyncio.shield(found.made))
+            if not delta:
+                raise UnknownBlob(f"the delta to {target.sha256[:12]}… is no shorter than the blob")
+            yield delta
+        finally:
+            found.readers -= 1
+            if not found.readers and not found.made.done():
+                self._drop(pair, found)
+
+    def _begin(self, pair: Pair) -> _Delta:
+        size = pair[1].size + _OWN_BYTES
+        while True:
+            try:
+                self._room.take(size)
+                break
+            except (TooLarge, Unavailable) as error:
+                idle = next((one for one in self._held.items() if not one[1].readers), None)
+                if idle is None:
+                    raise UnknownBlob("there is no room for another delta now; fetch the whole blob") from error
+                self._drop(*idle)
+        found = self._held[pair] = _Delta(size)
+        found.made = asyncio.create_task(self._make(pair, found))
+        return found
+
+    async def _make(self, pair: Pair, found: _Delta) -> bytes:
+        """The delta; empty where it is no shorter than the blob."""
+        try:
+            async with self._making:
+                if not found.readers:
+                    return b""  # all who asked have left
+                delta = await run_in_threadpool(self._between, *pair)
+        except Exception:
+            self._drop(pair, found)
+            if found.readers:
+                raise
+            return b""
+        if len(delta) >= pair[1].size:
+            delta = b""
+        if self._held.get(pair) is found:
+            self._room.free(found.size - len(delta) - _OWN_BYTES)
+            found.size = len(delta) + _OWN_BYTES
         return delta
 
-    def _make(self, base: BlobRef, target: BlobRef) -> bytes:
+    def _drop(self, pair: Pair, found: _Delta) -> None:
+        if self._held.get(pair) is found:
+            del self._held[pair]
+            self._room.free(found.size)
+
+    def _between(self, base: BlobRef, target: BlobRef) -> bytes:
         return delta_between(*(self._blobs.get(one.sha256) for one in (base, target)))
+
+
+class _Delta:
+    """A delta that is there or to be made: the memory reserved for it, and the requests that wait for it or read it."""
+
+    made: asyncio.Task[bytes]
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.readers = 0

@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, TypeVar
@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from coordinator.api.assignment_access import REMEMBERED, AssignmentAccess
 from coordinator.api.authentication import demand_body, signed
-from coordinator.api.blobs import BYTES, FOR_EVER, serve_blob
+from coordinator.api.blobs import HeldAnswer, serve_blob
 from coordinator.api.deltas import Deltas
 from coordinator.api.http import (
     answer,
@@ -42,7 +42,7 @@ from coordinator.commands import (
     Command,
     PutMessage,
 )
-from coordinator.errors import MalformedMessage
+from coordinator.errors import MalformedMessage, UnknownBlob
 from coordinator.rules.selection import Eligibility
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import Abort, Assignment, AssignmentAnswer, CheckIn, CheckInAnswer, Enrol, Willing
@@ -70,7 +70,8 @@ class DeviceApi:
         self._limits = service.limits
         self._check_ins = service.check_ins
         self._public: LruCache[str, BlobRef] = LruCache(REMEMBERED)
-        self._deltas = Deltas(service.store.blobs)
+        self._versions: LruCache[tuple[str, str], tuple[BlobRef, BlobRef]] = LruCache(REMEMBERED)
+        self._deltas, self._readers = Deltas(service.store.blobs, service.limits.deltas), Senders()
 
     async def enrol(self, request: Request) -> Response:
         """Enrol the signer as a device, with an id and a credential for secure aggregation. May be repeated."""
@@ -113,10 +114,17 @@ class DeviceApi:
         return await run_in_threadpool(serve_blob, request, ref, self._store.blobs)
 
     async def delta(self, sha256: str, base: str, request: Request) -> Response:
-        """What leads from a blob that the device holds to another one."""
-        delta = await self._deltas.between(await self._public_blob(base), await self._public_blob(sha256))
-        self._driver.fetched(signed(request).keyid, sha256)
-        return Response(delta, headers=FOR_EVER, media_type=BYTES)
+        """What leads from a checkpoint that the device holds to another one of the same task."""
+        device, pair = signed(request).keyid, (base, sha256)
+        versions = self._versions.get(pair)
+        if versions is None:
+            versions = self._versions.put(pair, await run_in_threadpool(self._find_versions, *pair))
+        async with AsyncExitStack() as holding:
+            await holding.enter_async_context(self._readers.alone(device, request))
+            delta = await holding.enter_async_context(self._deltas.between(*versions, request))
+            self._driver.fetched(device, sha256)
+            held = holding.pop_all()
+        return HeldAnswer(delta, held)
 
     async def _public_blob(self, sha256: str) -> BlobRef:
         ref = self._public.get(sha256)
@@ -155,7 +163,7 @@ class DeviceApi:
 
     async def _put(self, command: PutMessage, request: Request, limit: int) -> None:
         """Read the message of a command, and have it taken. Nothing holds its bytes while the next one is awaited."""
-        async with self._senders.alone(signed(request).keyid, request):
+        async with self._senders.alone(command.device, request, command.assignment):
             with self._limits.reports.reserve(limit):
                 message, digest = await read_hashed(request, limit)
                 demand_body(request, digest)
@@ -187,6 +195,13 @@ class DeviceApi:
     def _find_public(self, sha256: str) -> BlobRef:
         with self._store.database.reading() as records:
             return records.blob(sha256, public=True)
+
+    def _find_versions(self, base: str, target: str) -> tuple[BlobRef, BlobRef]:
+        with self._store.database.reading() as records:
+            refs = records.blob(base, public=True), records.blob(target, public=True)
+            if not records.attempts.of_one_task({base, target}):
+                raise UnknownBlob(f"no task has a checkpoint {base[:12]}… and one {target[:12]}…")
+        return refs
 
 
 def _number(text: str) -> int:

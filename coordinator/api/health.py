@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
-from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import JSONResponse, Response
 
 from coordinator.api.admin_routes import ADMIN
@@ -23,8 +22,9 @@ def health_router(service: Service) -> APIRouter:
         return JSONResponse({"status": "ok"})
 
     @router.get("/readyz", **HEALTH.route({200: Answer("Devices may come")}))
-    def readyz() -> Response:
-        """The driver runs, the database can be read, others reach this replica, and no stop is under way."""
+    async def readyz() -> Response:
+        """The driver runs, reads and writes the database, others reach this replica, and no stop is under way."""
+        # Nothing here waits, for a database or for a thread.
         if not service.driver.alive:
             raise Unavailable("the driver is not running")
         if service.driver.draining:
@@ -33,11 +33,8 @@ def health_router(service: Service) -> APIRouter:
             raise Unavailable("another replica announces the same URL; give each its own as replica_url")
         if service.membership.superseded:
             raise Unavailable("the server's key was succeeded, and this replica has the file of the old one")
-        try:
-            with service.store.database.reading() as records:
-                records.populations()
-        except SQLAlchemyError as error:
-            raise Unavailable("the database cannot be read") from error
+        if obstacle := service.driver.obstacle:
+            raise Unavailable(obstacle)
         return JSONResponse({"status": "ready"})
 
     return router
@@ -52,7 +49,7 @@ def metrics_router(service: Service) -> APIRouter:
         """All metrics, in Prometheus' text format."""
         try:
             service.metrics.tasks_are(service.store.progress())
-        except SQLAlchemyError:
+        except Unavailable:
             # The other metrics do not need the database; without it the state of the tasks is unknown.
             service.metrics.stalled.clear()
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)

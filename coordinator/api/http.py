@@ -98,8 +98,11 @@ def read_as(data: memoryview, kind: type[T]) -> T:
         raise MalformedMessage(str(error)) from error
 
 
-async def while_connected(request: Request, promise: Future[T]) -> T:
-    """The result of a promise, for a request whose body was read. Raises ClientDisconnect when its sender hangs up."""
+async def while_connected(request: Request, promise: Future[T] | asyncio.Future[T]) -> T:
+    """The result of a promise, for a request whose body was read. Raises ClientDisconnect when its sender hangs up.
+
+    The promise is cancelled in the end, unless it was kept.
+    """
     kept, gone = asyncio.wrap_future(promise), asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait((kept, gone), return_when=asyncio.FIRST_COMPLETED)

@@ -86,7 +86,7 @@ class CheckInShedder:
 
 
 class MemoryBudget:
-    """Memory for reports that wait for their sum: `size` bytes in all."""
+    """Memory for reports that wait for their sum, or for deltas: `size` bytes in all."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -96,9 +96,9 @@ class MemoryBudget:
     def take(self, size: int) -> None:
         """Reserve bytes. Raises TooLarge beyond the whole budget, Unavailable beyond its rest."""
         if size > self._size:
-            raise TooLarge(f"reports take at most {self._size} bytes here")
+            raise TooLarge(f"what is held takes at most {self._size} bytes here")
         if self.taken + size > self._size:
-            raise Unavailable("as many reports as there is room for are on their way in; come back later")
+            raise Unavailable("as much as there is room for is on its way; come back later")
         self.taken += size
         if self.taken + sum(map(len, self._spare)) > self._size:
             self._spare.clear()
@@ -145,4 +145,5 @@ class Limits:
         self.connections = ConnectionLimit(settings.connection_limit, settings.address_connection_limit)
         self.newcomers = Newcomers(max(1, settings.connection_limit // _NEWCOMERS))
         self.reports = MemoryBudget(settings.reports_bytes)
+        self.deltas = MemoryBudget(settings.deltas_bytes)
         self.sent_away: Callable[[str], None] = lambda assignment: None

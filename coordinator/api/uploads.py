@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from starlette.requests import Request
 
@@ -117,23 +118,40 @@ class Uploads:
         return upload if upload is not None and upload.assignment == assignment else None
 
 
+class _Sending(NamedTuple):
+    """A request that brings something for an assignment, and the event of its end."""
+
+    assignment: str
+    request: Request
+    over: asyncio.Event
+
+
 class Senders:
-    """Requests that bring a report or a part of one, one of each device: a newer one cuts off the one before."""
+    """Requests that bring a report or a part of one, say, one of each device: a newer one cuts off the one before."""
 
     def __init__(self) -> None:
-        self._of: dict[str, tuple[asyncio.Event, Request]] = {}
+        self._of: dict[str, _Sending] = {}
+
+    @property
+    def assignments(self) -> list[str]:
+        """The assignments for which something is on its way."""
+        return [sending.assignment for sending in self._of.values()]
 
     @asynccontextmanager
-    async def alone(self, device: str, request: Request) -> AsyncIterator[None]:
+    async def alone(self, device: str, request: Request, assignment: str = "") -> AsyncIterator[None]:
         """Run the block once no older request of the device is in one."""
         while (older := self._of.get(device)) is not None:
-            over, sending = older
-            hang_up(sending.scope)
-            await over.wait()
-        over = asyncio.Event()
-        self._of[device] = (over, request)
+            hang_up(older.request.scope)
+            await older.over.wait()
+        self._of[device] = sending = _Sending(assignment, request, asyncio.Event())
         try:
             yield
         finally:
             del self._of[device]
-            over.set()
+            sending.over.set()
+
+    def cut_off(self, assignments: Collection[str]) -> None:
+        """Hang up on what is on its way for these."""
+        for sending in self._of.values():
+            if sending.assignment in assignments:
+                hang_up(sending.request.scope)

@@ -16,7 +16,7 @@ from coordinator.api.limits import ConnectionLimit
 from coordinator.api.service import Service
 from coordinator.dashboard.rendering import Renderer
 from coordinator.dashboard.web_sessions import Visitor, WebSessions
-from coordinator.errors import UnknownTask
+from coordinator.errors import Unavailable, UnknownTask
 from coordinator.store.records import Records
 
 Look: TypeAlias = Callable[[Records], dict[str, Any]]
@@ -47,16 +47,19 @@ class Streams:
         last: object = None
         drawn_at, ending = -_REDRAW_S, False
         with suppress(UnknownTask):
-            # Asked again every time: a session whose token was revoked sees nothing more.
-            while not ending and (visitor := await run_in_threadpool(self._sessions.visitor, request)).token:
+            while not ending:
                 ending = self._service.driver.draining  # the last drawing says so
                 if ending or time.monotonic() - drawn_at >= _REDRAW_S:
                     last = None
-                version, html = await run_in_threadpool(self._fragment, template, look, visitor, last)
-                if version != last:
-                    yield ServerSentEvent(raw_data=html)
-                    drawn_at = time.monotonic()
-                last = version
+                with suppress(Unavailable):  # the page stays as it is until the database is back
+                    # Asked again every time: a session whose token was revoked sees nothing more.
+                    if not (visitor := await run_in_threadpool(self._sessions.visitor, request)).token:
+                        return
+                    version, html = await run_in_threadpool(self._fragment, template, look, visitor, last)
+                    if version != last:
+                        yield ServerSentEvent(raw_data=html)
+                        drawn_at = time.monotonic()
+                    last = version
                 await asyncio.sleep(0 if ending else _TICK_S)
 
     def _fragment(self, template: str, look: Look, visitor: Visitor, last: object) -> tuple[object, str]:

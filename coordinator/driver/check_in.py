@@ -49,7 +49,8 @@ class CheckIns:
         self._known = _Snapshot()
         self._open: dict[str, LoadedTask] = {}
         """The tasks for which a device may wait."""
-        self.closed = False
+        self.closed = self.blind = False
+        """`closed`: the service is about to stop. `blind`: the database could not be read at the last look."""
 
     @property
     def populations(self) -> frozenset[str]:
@@ -99,6 +100,8 @@ class CheckIns:
         Raises UnknownPopulation, or Unavailable for a population that another process drives.
         """
         if command.population not in self._known.populations:
+            if self.blind:
+                raise Unavailable("the database cannot be read now, which may know this population; ask again")
             raise UnknownPopulation(f"no population is called {command.population!r}")
         if command.population not in self._known.driven:
             raise Unavailable("another replica is taking this population over; ask again")

@@ -45,6 +45,8 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.05
 _BATCH = 512
+_READ_S = 5.0
+"""How long the database may not have been read; it is several times a second."""
 
 
 class Driver:
@@ -87,6 +89,14 @@ class Driver:
     def alive(self) -> bool:
         """Whether commands are being answered."""
         return self._thread.is_alive()
+
+    @property
+    def obstacle(self) -> str:
+        """What is wrong with the database, as this thread found it lately; empty when nothing is. From any thread."""
+        now = self._clock()
+        if now > self._poller.read_at + _READ_S:
+            return "the database cannot be read"
+        return "the database cannot be written" if self._membership.missed_beats(now) else ""
 
     @property
     def draining(self) -> bool:

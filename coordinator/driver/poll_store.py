@@ -11,6 +11,7 @@ from coordinator.driver.in_memory_state import Memory
 from coordinator.driver.loading import LoadedTask, late_devices, load_task, with_good_release, with_lineage_back
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.revocations import Revocations
+from coordinator.errors import Unavailable
 from coordinator.metrics import Metrics
 from coordinator.rules.entities import Task
 from coordinator.rules.states import TaskState
@@ -22,8 +23,8 @@ _POLL_S = 0.25
 class Poller:
     """Keeps leases, populations and tasks in memory up to date. Only the driver's thread uses it.
 
-    next_poll: when it is time to look again. draining: set when the service is about to stop. lineage: the
-    public key with which this coordinator signs checkpoints.
+    next_poll: when it is time to look again. read_at: when it last could. draining: set when the service is about to
+    stop. lineage: the public key with which this coordinator signs checkpoints.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Poller:
         self._revocations = revocations
         self._draining = draining
         self._lineage = lineage
-        self.next_poll = -float("inf")
+        self.next_poll = self.read_at = -float("inf")
         self._unreadable: set[str] = set()
         """Paused tasks with blobs that could not be read: not tried again before they are resumed."""
 
@@ -51,9 +52,11 @@ class Poller:
         try:
             if now >= self.next_poll or self._asks_for_new(inbox):
                 self.poll(now)
-        except Exception:
+        except Exception as error:
             # Answers from memory go on, and nothing is written without the leases.
-            _LOG.exception("the database could not be looked at")
+            if not isinstance(error, Unavailable):  # the log says why already
+                _LOG.exception("the database could not be looked at")
+            self._memory.check_ins.blind = True
             self.next_poll = now + _POLL_S
 
     def poll(self, now: float) -> None:
@@ -83,7 +86,7 @@ class Poller:
         memory.participation.leave_out(memory.rounds.left_out)
         loaded = [one for record in driven if (one := self._load(record, at)) is not None]
         memory.tasks = {task.id: task.paused() if task.population in membership.leaving else task for task in loaded}
-        self.next_poll = now + _POLL_S
+        self.next_poll, self.read_at, memory.check_ins.blind = now + _POLL_S, now, False
         memory.secure.forget(now)
         memory.check_ins.learn(populations, membership.held, memory.tasks.values(), memory.rounds, now)
         self._metrics.populations.set(len(membership.held))

@@ -1,6 +1,7 @@
 """A replica's membership: its row, the populations it drives, and the addresses of the others.
 
-Only the driver's thread changes it; any thread may read `directory`. The decisions are in coordinator.rules.leases.
+Only the driver's thread changes it; any thread may read `directory` and `missed_beats`. The decisions are in
+coordinator.rules.leases.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Membership:
         self._held: dict[str, int] = {}
         self._beats: dict[str, ObservedBeat] = {}
         self._next_beat = -float("inf")
+        self._beat_at = -float("inf")
         self.ousted = self.superseded = False
         self.took_over: Callable[[], None] = lambda: None
         """Called when this process has taken populations that others may have driven."""
@@ -92,6 +94,10 @@ class Membership:
         """Where the other replicas reach this process; "" before it listens."""
         return self._me.url
 
+    def missed_beats(self, now: float) -> bool:
+        """Whether this process could write no beat for so long that the others take its populations."""
+        return self._config.drives and now > self._beat_at + self._config.lease_s
+
     def listen_at(self, url: str) -> None:
         """Set the URL of this process, before anything else; it succeeds the replica that had the URL before."""
         self._me = replace(self._me, url=url)
@@ -107,7 +113,7 @@ class Membership:
             return
         with self._database.writing() as records:
             records.leases.succeed(self._me)
-        self._next_beat = now + self._config.lease_s / _BEATS
+        self._beat_at, self._next_beat = now, now + self._config.lease_s / _BEATS
 
     def refresh(self, now: float, idle: AbstractSet[str]) -> frozenset[str]:
         """Beat when it is time, read the others' rows, take and give back leases; answers populations that are lost.
@@ -120,7 +126,7 @@ class Membership:
         if self._config.drives and now >= self._next_beat:
             with _tried_again_later():
                 self._beat()
-                self._next_beat = now + self._config.lease_s / _BEATS
+                self._beat_at, self._next_beat = now, now + self._config.lease_s / _BEATS
         with self._database.reading() as records:
             replicas, leases = records.leases.replicas(), records.leases.leases()
         self.directory = _directory(replicas, leases)

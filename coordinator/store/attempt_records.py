@@ -1,14 +1,16 @@
-"""Counts of a task's attempts that came to nothing, within one transaction."""
+"""Queries over attempts, within one transaction: those that came to nothing, and checkpoints of the others."""
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Select, func, select
+from collections.abc import Set as AbstractSet
+
+from sqlalchemy import ColumnElement, Select, func, select, union
 from sqlalchemy.engine import Connection
 
 from coordinator.rules.attempts import FAILURES
 from coordinator.rules.entities import Task
 from coordinator.rules.states import RoundState, TaskState
-from coordinator.store.tables import ROUNDS, TRANSITIONS
+from coordinator.store.tables import ROUNDS, TASKS, TRANSITIONS
 
 
 class AttemptRecords:
@@ -39,6 +41,15 @@ class AttemptRecords:
         """The metrics of the last rounds since a task was last made active, the newest last."""
         latest = self._metrics(task_id).order_by(ROUNDS.c.number.desc()).limit(most)
         return [*reversed(self._connection.scalars(latest).all())]
+
+    def of_one_task(self, checkpoints: AbstractSet[str]) -> bool:
+        """Whether one task has all of these checkpoints, among those that are kept."""
+        first = select(TASKS.c.id.label("task"), TASKS.c.checkpoint_sha256)
+        later = select(ROUNDS.c.task, ROUNDS.c.checkpoint_sha256)
+        these = [one.where(one.selected_columns[1].in_(checkpoints)) for one in (first, later)]
+        kept = union(*these).subquery()
+        owners = select(kept.c.task).group_by(kept.c.task).having(func.count() == len(checkpoints))
+        return self._connection.scalar(owners.limit(1)) is not None
 
     def _metrics(self, task_id: str) -> Select[dict[str, float]]:
         """Of the committed rounds since a task was last made active."""

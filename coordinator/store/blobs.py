@@ -24,7 +24,7 @@ from obstore.store import LocalStore, ObjectStore, from_url
 from coordinator.errors import MissingStore, Unavailable, UnknownBlob, UnsupportedBlobs
 from coordinator.failpoints import reach
 from fedcore.plan import BlobRef
-from fedcore.private_files import sync_folder
+from fedcore.private_files import make_private_folder, new_private, sync_folder
 
 Data: TypeAlias = bytes | memoryview
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Blobs:
             return
         folder = Path(address).absolute()
         if create:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(folder)
         if not folder.is_dir():
             raise MissingStore(f"there is no blob folder {folder}; start the coordinator first, or name its folder")
         self._store = LocalStore(folder)
@@ -123,7 +123,7 @@ class Blobs:
             return iter(())
         name, within = _checked(sha256), (part.start, part.stop)
         found = self._find(name, lambda: obstore.get(self._store, name, options={"range": within}))
-        return (bytes(piece) for piece in found.stream(_CHUNK))
+        return map(bytes, found.stream(_CHUNK))  # which keeps no piece itself
 
     def _find(self, name: str, read: Callable[[], T]) -> T:
         """What `read` gives of a blob. Raises UnknownBlob when there is none, Unavailable as all methods do."""
@@ -208,7 +208,7 @@ def _write_durably(folder: Path, name: str, data: Data, put: Callable[[Path, Pat
     # By hand: an object store's put to a local folder does not wait for the disk.
     temporary = folder / f".{secrets.token_hex(8)}.tmp"
     try:
-        with temporary.open("xb") as file:
+        with new_private(temporary) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

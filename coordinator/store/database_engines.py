@@ -5,6 +5,7 @@
 | read | one snapshot | REPEATABLE READ, READ ONLY: one snapshot |
 | write | BEGIN IMMEDIATE: one writer at a time | READ COMMITTED; rows that a decision rests on are locked |
 | commit | WAL, synchronous=FULL | as the server's synchronous_commit says |
+| a server that is silent | – | given up, by TCP's own limits and by REPLY_S |
 """
 
 from __future__ import annotations
@@ -12,18 +13,29 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy
 from sqlalchemy.engine import URL, Connection, Engine
 
 from coordinator.errors import MissingStore, UnsupportedDatabase
+from fedcore.private_files import new_private
 
 _FORMS = "sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE"
 _WAIT_S = 10
-"""How long a transaction waits for another one's lock, and a connection for its server."""
+"""How long a transaction waits for another one's lock."""
+CONNECT_S, POOL_S, REPLY_S = 5, 5.0, 15.0
+"""How long a server may take to be connected to, and to answer a statement, locks included, and how long a transaction
+waits for a connection that is free. All of it ends before a device gives up."""
+_TCP = {
+    "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 1000 * _WAIT_S,
+}  # fmt: skip
+"""The limits of a connection in the kernel, as libpq knows them: a peer that is gone is found within some 11 s."""
+TIMES = ("connect_timeout", "keepalives", "tcp_user_timeout")
+"""The parameters of an address that switch such limits off, with the value 0."""
 AT_ONCE_S = 0.05
 """How long a transaction waits for a lock that is to be written at once or not at all."""
 _LOCK_NOT_AVAILABLE = "55P03"
@@ -49,7 +61,7 @@ class Engines:
             yield
         except sqlalchemy.exc.DBAPIError as error:
             self.close()
-            raise UnsupportedDatabase(f"{self.name!r} cannot be opened: {_one_line(error.orig)}") from error
+            raise UnsupportedDatabase(f"{self.name!r} cannot be opened: {one_line(error.orig)}") from error
         except BaseException:
             self.close()
             raise
@@ -76,13 +88,21 @@ def printable(url: str) -> str:
         return "***"
 
 
-def open_engines(url: str, *, create: bool) -> Engines:
-    """Engines of the database at `url`; nothing is connected yet. Raises UnsupportedDatabase or MissingStore."""
+def open_engines(url: str, *, create: bool, bounded: bool = True) -> Engines:
+    """Engines of the database at `url`; nothing is connected yet. Raises UnsupportedDatabase or MissingStore.
+
+    bounded: whether a server that takes REPLY_S for an answer is given up.
+    """
     parsed = _parsed(url)
     if parsed.drivername == "postgresql":
-        return _postgresql(parsed)
-    if not create and not Path(parsed.database or "").is_file():
+        return _postgresql(parsed, REPLY_S if bounded else None)
+    path = Path(parsed.database or "")
+    if not create and not path.is_file():
         raise MissingStore(f"there is no database {_shown(parsed)}; start the coordinator first, or name its database")
+    if create:
+        # SQLite gives its other files the mode of this one. Where it cannot be made, SQLite says so.
+        with suppress(OSError), new_private(path):
+            pass
     return _sqlite(parsed)
 
 
@@ -127,7 +147,14 @@ def _begin_on_server(connection: Connection) -> None:
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {1000 * wait_s:.0f}")
 
 
-def _postgresql(url: URL) -> Engines:
+def _postgresql(url: URL, reply_s: float | None) -> Engines:
+    from coordinator.store.bounded_connection import BoundedConnection  # noqa: PLC0415 - it loads PostgreSQL's library
+
+    def connect(_dialect: object, _record: object, arguments: list[Any], named: dict[str, Any]) -> BoundedConnection:
+        connection = BoundedConnection.connect(*arguments, **named)
+        connection.reply_s = reply_s
+        return connection
+
     # The last one is for a process that is paused, or disappeared, inside a transaction: its locks must go, so
     # that another replica can take its populations.
     ours = {"lock_timeout": f"{_WAIT_S}s", "timezone": "UTC", "idle_in_transaction_session_timeout": f"{_WAIT_S}s"}
@@ -136,10 +163,12 @@ def _postgresql(url: URL) -> Engines:
     options += url.normalized_query.get("options", ())
     engine = sqlalchemy.create_engine(
         url.set(drivername="postgresql+psycopg"),
-        connect_args={"connect_timeout": _WAIT_S} | dict(url.query) | {"options": " ".join(options)},
+        connect_args={"connect_timeout": CONNECT_S} | _TCP | dict(url.query) | {"options": " ".join(options)},
         hide_parameters=True,
         pool_pre_ping=True,  # a server that was restarted costs no transaction
+        pool_timeout=POOL_S,
     )
+    sqlalchemy.event.listen(engine, "do_connect", connect)
     sqlalchemy.event.listen(engine, "begin", _begin_on_server)
     reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
     return Engines(_shown(url), reader, engine.execution_options(isolation_level="READ COMMITTED"))
@@ -162,5 +191,6 @@ def _shown(url: URL) -> str:
     return url.set(query={}).render_as_string(hide_password=True)
 
 
-def _one_line(error: BaseException | None) -> str:
+def one_line(error: BaseException | None) -> str:
+    """The words of a driver's error."""
     return " ".join(str(error).split())

@@ -30,6 +30,10 @@ class LeaseRecords:
         query = select(*(REPLICAS.c[name] for name in names))
         return [Replica(**row._mapping) for row in self._connection.execute(query)]
 
+    def seen_since(self, at: float) -> list[str]:
+        """The URLs of the replicas that have beaten since then, by their own clocks."""
+        return list(self._connection.scalars(select(REPLICAS.c.url).where(REPLICAS.c.seen_at > at)))
+
     def leases(self) -> list[Lease]:
         """The lease of every population, by name."""
         rows = self._connection.execute(select(POPULATIONS).order_by(POPULATIONS.c.name))

@@ -41,7 +41,7 @@ def migrate(url: str, to: str = HEAD) -> Migration:
     Going down loses the contents of the tables and columns that go; BASE has none. Raises MissingStore and
     UnsupportedDatabase; WrongRevision when there is no such revision, or the database is at an unknown one.
     """
-    engines = open_engines(url, create=False)
+    engines = open_engines(url, create=False, bounded=False)  # a change of a large table takes its time
     with engines.opening(), _changing(engines) as connection:
         before = revision_of(connection)
         _run(connection, before, to, engines.name)

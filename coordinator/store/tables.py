@@ -222,6 +222,7 @@ ROUNDS = Table(
     _column("lineage", JSON(none_as_null=True), comment="signed entry that says where it comes from", null=True),
     _column("metrics", JSON, comment="mean metrics by name"),
     UniqueConstraint("task", "number", "attempt"),
+    Index("rounds_with", "checkpoint_sha256"),
     comment="Attempts at a round",
 )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from muster.commands.stores import Blobs, Database, located
+from muster.commands.stores import Blobs, Database, Remote, located
 from muster.output import Json, emit, say, show_fields, show_table
 
 _WORDS = {True: "yes", False: "no", None: "not seen from here"}
@@ -22,6 +23,7 @@ def doctor(
     ] = None,
     db: Database = None,
     blobs: Blobs = None,
+    coordinator: Remote = None,
     json: Json = False,
 ) -> None:
     """Say what this installation can do and what it lacks.
@@ -29,22 +31,29 @@ def doctor(
     The exit code is 0 when everything that `muster demo` needs is there, 1 otherwise. The rest is for more than that:
     other runtimes, emulated ARM devices, a GPU.
 
-    With --security it looks at the deployment instead: the coordinator's settings as they are in force, its keys, its
-    store, and the policy of its devices if you name it. The exit code is 0 when no assumption fails.
+    With --security it looks at the deployment instead: the coordinator's settings, its keys, its store, and the policy
+    of its devices if you name it. A coordinator that runs is asked, with --coordinator and an operator's token; without
+    it, the settings are those that this shell would start one with. The exit code is 0 when no assumption fails.
     """
     if security:
-        raise typer.Exit(0 if _secure(policy, db, blobs, json=json) else 1)
+        raise typer.Exit(0 if _secure(policy, db, blobs, coordinator, json=json) else 1)
     if policy is not None:
         raise typer.BadParameter("it goes with --security", param_hint="--policy")
     raise typer.Exit(0 if _able(json=json) else 1)
 
 
-def _secure(policy: Path | None, db: str | None, blobs: str | None, *, json: bool) -> bool:
+def _secure(policy: Path | None, db: str | None, blobs: str | None, coordinator: str | None, *, json: bool) -> bool:
+    from coordinator.security import of_stopped
     from device_runtime.permission.policy import Policy
-    from muster.security import of_coordinator, of_device
+    from muster.remote import RemoteStore
+    from muster.security import of_device
 
     of_devices = () if policy is None else of_device(Policy.load(policy))
-    found = (*of_coordinator(located(db, blobs)), *of_devices)
+    if coordinator is None:
+        found = (*of_stopped(located(db, blobs)), *of_devices)
+    else:
+        with RemoteStore(coordinator, os.environ.get("MUSTER_TOKEN")) as service:
+            found = (*service.security(), *of_devices)
     if json:
         emit(found)
     else:

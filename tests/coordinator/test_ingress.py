@@ -138,6 +138,21 @@ def test_an_answer_that_is_not_taken_is_cut_off(coordinator, register, tmp_path,
             assert len(rest_of(attacker)) < 4 * size
 
 
+def test_an_answer_that_is_taken_slowly_is_sent_to_its_end(coordinator, register, tmp_path, impatient, monkeypatch):
+    monkeypatch.setattr(connection_limits, "WINDOW_S", 60.0)
+    size = 60_000
+    register(null_bundle(tmp_path / "large", size), goal=1, rounds=1)
+    with coordinator() as client:
+        (given,) = assign(client, "a")
+        path = f"/v1/blobs/{given.checkpoint.sha256}"
+        with begun(client, client.devices["a"], "GET", path, receive_bytes=4096) as slow:
+            got = 0
+            while got < 4 * size:
+                time.sleep(connection_limits.HEAD_S / 20)
+                got += len(piece := slow.recv(4000))
+                assert piece
+
+
 # --- connections
 
 
@@ -225,3 +240,14 @@ def test_report_that_was_counted_needs_no_room_to_be_sent_again(coordinator, reg
         with begun(client, client.devices.owner(theirs), "PUT", url, BODY[:40], BODY):
             assert put(client, mine, BODY).content == receipt.content
             refused(put(client, mine, report_body([2, 0, 0, 0], 1)), "conflicting-report")
+
+
+@pytest.mark.parametrize("path", ["report", MASKED])
+def test_a_report_that_comes_too_slowly_for_its_round_is_cut_off(coordinator, register, path):
+    register(goal=1, rounds=1, over_selection=2)
+    with coordinator() as client:
+        mine, theirs = (one.assignment for one in assign(client, "a", "b"))
+        url = f"/v1/assignments/{mine}/{path}"
+        with begun(client, client.devices.owner(mine), "PUT", url, BODY[:40], BODY) as attacker:
+            assert put(client, theirs, BODY).status_code == 200
+            assert hung_up(attacker)

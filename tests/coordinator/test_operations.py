@@ -30,7 +30,9 @@ from ingress.addresses import caller_of
 from ingress.rate_limit import RateLimit
 from tests.coordinator.bundles import report_body
 from tests.coordinator.conftest import committed
+from tests.coordinator.connections import begun
 from tests.coordinator.devices import speaking_to
+from tests.coordinator.replicas import until
 from tests.coordinator.test_api import abort, assign, blob, check_in, digest_of, put, refused, wait
 
 
@@ -119,6 +121,16 @@ def test_waiting_sessions_and_open_requests_are_seen_while_they_wait(register, s
         assert found["muster_requests_in_progress"] == 1
         assert wait(devices, "b").json()["outcome"] == waiting.result().json()["outcome"] == "assigned"
         assert samples(admin)["muster_requests_in_progress"] == 0
+
+
+def test_who_hangs_up_with_another_request_behind_waits_no_more(register, service):
+    register(goal=2, selection_timeout_s=60)
+    with service(max_wait_s=60) as (devices, admin):
+        path = f"/v1/sessions/{check_in(devices, 'a').json()['session']}/assignments"
+        behind = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        with begun(devices, devices.devices["a"], "POST", path, behind, Prefer="wait=60"):
+            until(lambda: samples(admin)["muster_sessions_waiting"] == 1)
+        until(lambda: samples(admin)["muster_sessions_waiting"] == 0)
 
 
 def test_logs_are_json_with_request_ids_and_no_secret(store, register, tmp_path):

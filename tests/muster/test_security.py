@@ -1,12 +1,18 @@
 """`muster doctor --security` names the assumptions of the threat model that a deployment does not meet."""
 
 import json
+import resource
 
 import pytest
 from sqlalchemy import update
 from typer.testing import CliRunner
 
+from coordinator.api.tokens import issue
+from coordinator.errors import RoleLacking
 from coordinator.keys import Keys, open_lineage
+from coordinator.rules.entities import Role
+from coordinator.server import serving_both
+from coordinator.settings import Settings
 from coordinator.store.tables import AUDIT
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.signing import SigningKey
@@ -45,7 +51,7 @@ def doctor(*options, code):
 def test_a_fresh_coordinator_lacks_an_authority_only(database):
     verdicts = doctor(code=1)
     assert [name for name, holds in verdicts.items() if not holds] == ["the authority is apart"]
-    assert len(verdicts) == 8
+    assert len(verdicts) == 13
 
 
 def test_a_deployment_that_meets_every_assumption_passes(database, tmp_path, monkeypatch):
@@ -70,6 +76,11 @@ def test_every_assumption_that_fails_is_named_with_its_remedy(database, tmp_path
     assert [name for name, holds in verdicts.items() if holds] == [
         "tokens are encrypted",
         "nobody else reads muster.db.keys.lineage",
+        "nobody else reads muster.db",
+        "nobody else reads muster.db-wal",
+        "nobody else reads muster.db-shm",
+        "nobody else reads muster-blobs",
+        "reports of all devices find room",
         "programs have a signer",
     ]
     said = CliRunner().invoke(app, ["doctor", "--security"]).stdout
@@ -90,3 +101,68 @@ def test_a_policy_without_the_security_it_is_for_is_refused():
     done = CliRunner().invoke(app, ["doctor", "--policy", "policy.toml"])
     assert done.exit_code == 2
     assert "goes with --security" in done.output
+
+
+@pytest.fixture
+def running(database, monkeypatch):
+    """A coordinator that runs with settings which the doctor's environment does not have, and its address."""
+
+    def run(**settings):
+        monkeypatch.setenv("MUSTER_TOKEN", issue(database.database, "doctor", Role.OPERATOR)[1])
+        return serving_both(Settings(port=0, admin_port=0, **settings))
+
+    return run
+
+
+def test_a_running_coordinator_is_judged_by_its_own_settings(running):
+    with running(accept_unattested=True) as urls:
+        assert doctor(code=1)["the running coordinator was asked"] is False
+        verdicts = doctor("--coordinator", urls.admin, code=1)
+        assert verdicts["strangers cannot enrol"] is False
+        assert verdicts["memory suffices for the limits"] is True
+        assert "the running coordinator was asked" not in verdicts
+
+
+def test_a_viewer_hears_nothing_of_weak_spots(running, database, monkeypatch):
+    with running() as urls:
+        monkeypatch.setenv("MUSTER_TOKEN", issue(database.database, "viewer", Role.VIEWER)[1])
+        done = CliRunner().invoke(app, ["doctor", "--security", "--coordinator", urls.admin])
+    assert isinstance(done.exception, RoleLacking)
+    assert done.output == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["muster.db", "muster.db-wal", "muster-blobs", "tls.key", "enrolment.secret", "muster.db.keys.lineage"]
+)
+def test_a_file_that_others_may_read_is_named(database, tmp_path, monkeypatch, name):
+    for setting in ("tls_cert", "tls_key", "enrolment_secret_file"):
+        file = tmp_path / setting.replace("enrolment_secret_file", "enrolment.secret").replace("_", ".")
+        file.touch(0o600)
+        monkeypatch.setenv(f"MUSTER_{setting.upper()}", str(file))
+    assert doctor(code=1)[f"nobody else reads {name}"] is True
+    (tmp_path / name).chmod(0o750)
+    assert doctor(code=1)[f"nobody else reads {name}"] is False
+
+
+@pytest.mark.parametrize("off", ["keepalives", "tcp_user_timeout", "connect_timeout"])
+def test_an_address_that_lets_a_silent_database_hang_fails(tmp_path, monkeypatch, off):
+    monkeypatch.setenv("MUSTER_KEYS", str(tmp_path / "keys"))
+    assert doctor("--db", "postgresql://muster@127.0.0.1:1/muster", code=1)["a silent database is given up"] is True
+    hanging = f"postgresql://muster@127.0.0.1:1/muster?{off}=0"
+    assert doctor("--db", hanging, code=1)["a silent database is given up"] is False
+
+
+def test_too_little_room_for_the_reports_of_all_devices_at_work_fails(database, tmp_path, monkeypatch):
+    task = TaskSettings(population="p", goal=1000, rounds=1)
+    database.register_task(make_bundle(tmp_path / "plan"), task)
+    assert doctor(code=1)["reports of all devices find room"] is True
+    monkeypatch.setenv("MUSTER_REPORTS_BYTES", "10000")
+    assert doctor(code=1)["reports of all devices find room"] is False
+
+
+def test_limits_beyond_the_machine_fail(running):
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with running(answers_bytes=1 << 50, connection_limit=most) as urls:
+        verdicts = doctor("--coordinator", urls.admin, code=1)
+    assert verdicts["memory suffices for the limits"] is False
+    assert verdicts["open files suffice for the limits"] is False

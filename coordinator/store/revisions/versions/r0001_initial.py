@@ -486,6 +486,7 @@ def upgrade() -> None:
         sa.UniqueConstraint("task", "number", "attempt", name=op.f("uq_rounds_task_number_attempt")),
         comment="Attempts at a round",
     )
+    op.create_index("rounds_with", "rounds", ["checkpoint_sha256"], unique=False)
     op.create_table(
         "assignments",
         sa.Column("id", sa.String(length=32), nullable=False, comment="unguessable id"),
@@ -544,6 +545,7 @@ def downgrade() -> None:
     op.drop_index("reports_of", table_name="reports")
     op.drop_table("reports")
     op.drop_table("assignments")
+    op.drop_index("rounds_with", table_name="rounds")
     op.drop_table("rounds")
     op.drop_table("observations")
     op.drop_table("ledger")
