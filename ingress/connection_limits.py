@@ -67,6 +67,7 @@ class ConnectionLimits:
         self._most = most
         self._most_of_address = most_of_address
         self._count_closed = count_closed
+        self._open = 0
         self._handshakes: dict[int, Limited] = {}  # by their descriptors
         self._waiting: dict[Limited, float] = {}  # the longest first
         self._waiting_of: Counter[str] = Counter()
@@ -77,8 +78,14 @@ class ConnectionLimits:
         self._looking = False
         self._caller_of = lru_cache(1 << 14)(self._find_caller)
 
+    @property
+    def full(self) -> bool:
+        """Whether as many are open as may be: `most` that wait, and as many whose requests are in progress."""
+        return self._open >= 2 * self._most
+
     def accepted(self, connection: Limited, descriptor: int) -> None:
         """Admit a new connection to its TLS handshake, where there is one, or close it or another one."""
+        self._open += 1
         caller = self._caller_of(connection.address)
         if caller is not None and 0 < self._most_of_address <= self._waiting_of[caller]:
             self._close(connection, "address")
@@ -98,7 +105,8 @@ class ConnectionLimits:
             connection.hang_up()
 
     def ended(self, descriptor: int) -> None:
-        """An accepted connection is closed; nothing is done when it has been opened before."""
+        """An accepted connection is closed. Its descriptor is negative when it was closed before."""
+        self._open -= descriptor >= 0
         accepted = self._handshakes.pop(descriptor, None)
         if accepted is not None:
             self.closed(accepted)

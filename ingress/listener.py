@@ -13,8 +13,8 @@ from ingress.errors import CannotListen
 
 BACKLOG = 2048
 """Connections that the system keeps for a listening socket until they are accepted."""
-AT_ONCE = 16
-"""Connections that are accepted before those beyond the limits are closed: so many may be open beyond them."""
+_AT_ONCE = 16
+"""Connections that a turn of the event loop accepts where no more are expected: until the next, they are open too."""
 _UNSENT_BYTES = 1 << 17
 """What the kernel takes of an answer beyond what the other end has room for: it would take megabytes."""
 
@@ -25,13 +25,15 @@ class Listener(socket.socket):
     def __init__(self, limits: ConnectionLimits, listening: socket.socket) -> None:
         super().__init__(listening.family, listening.type, listening.proto, listening.detach())
         self._limits = limits
-
-    def listen(self, backlog: int = BACKLOG, /) -> None:
-        """Listen with the whole backlog: asyncio asks for as many as it would accept at once."""
-        super().listen(BACKLOG)
+        self._beyond = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection and its address, as of any socket."""
+        """The next connection and its address, as of any socket. Raises BlockingIOError when the turn is to end."""
+        if self._limits.full:
+            self._beyond += 1
+            if self._beyond > _AT_ONCE:
+                self._beyond = 0
+                raise BlockingIOError
         plain, address = super().accept()
         accepted = _Accepted(self._limits, plain, address[0])
         self._limits.accepted(accepted, accepted.fileno())

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from ingress.connection import Connection
 from ingress.connection_limits import ConnectionLimits
-from ingress.listener import AT_ONCE
+from ingress.listener import BACKLOG
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class HttpConfig:
             loop="asyncio",  # also where uvloop is installed, whose turns are not what CheckInShedder takes them for
             access_log=False,  # a path holds an assignment's secret id
             log_config=None,
-            backlog=AT_ONCE,
+            backlog=BACKLOG,
             proxy_headers=bool(limits.proxies),
             forwarded_allow_ips=list(map(str, limits.proxies)),
             server_header=False,

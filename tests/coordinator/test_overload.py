@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
+import threading
+import time
+from collections import Counter
+
+import uvicorn
 
 from coordinator.api.limits import CheckInShedder, Limits
 from coordinator.api.middleware import RequestMiddleware
@@ -13,6 +19,8 @@ from coordinator.settings import Settings
 from fedcore.wire.messages import RetryWindow
 from ingress.connection_limits import ConnectionLimits
 from ingress.listener import listening
+from ingress.server import HttpConfig
+from tests.coordinator.connections import status_of
 
 CHECK_IN, REPORT = "/v1/populations/p/checkins", "/v1/assignments/a/report"
 
@@ -69,6 +77,32 @@ def test_only_check_ins_are_shed_by_503_with_a_time_to_return():
     assert (b"retry-after", b"3") in third[0]["headers"]
     assert json.loads(third[1]["body"])["type"].endswith("unavailable")
     assert 'muster_shed_requests_total{limit="check-ins"} 1.0' in metrics.text().decode()
+
+
+def test_check_ins_that_come_on_new_connections_are_shed():
+    async def answered(scope, receive, send):
+        time.sleep(0.005)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    limits = ConnectionLimits(800, 0)
+    app = RequestMiddleware(answered, Metrics(), RetryWindow(3.0, 9.0), Limits(Settings()))
+    server = uvicorn.Server(HttpConfig(tls_cert=None, tls_key=None, drain_s=1).uvicorn(app, limits))
+    with contextlib.ExitStack() as connections:
+        listener = connections.enter_context(listening("127.0.0.1", 0, limits))
+        waiting = [connections.enter_context(socket.create_connection(listener.getsockname())) for _ in range(100)]
+        for connection in waiting:
+            connection.sendall(f"POST {CHECK_IN} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            statuses = Counter(status_of(connection) for connection in waiting)
+        finally:
+            server.should_exit = True
+            thread.join()
+    assert statuses[204] + statuses[503] == 100
+    assert statuses[204] >= 10
+    assert statuses[503] >= 10
 
 
 def test_an_answer_does_not_wait_for_an_acknowledgement():
