@@ -112,12 +112,8 @@ def open_lineage(path: Path, database: Database) -> SigningKey:
         known = records.identity.get("lineage")
         if known is None:
             _put(records, "lineage", key.signer)
-        elif known != key.signer:
-            raise KeysDiffer(
-                f"{lineage_file(path)} has the lineage key {key.signer}, and this database knows {known}: put the file "
-                "with that key there, or name its place (MUSTER_KEYS); all replicas need the same. `muster coordinator "
-                "keys rotate --lost` gives it up, and takes the key that is there"
-            )
+        else:
+            _check_lineage(key, known, path)
     return key
 
 
@@ -129,6 +125,16 @@ def open_both(path: Path, database: Database) -> tuple[Keys, SigningKey]:
         lineage = open_lineage(path, database)
         return Keys.open(path, database), lineage
     return Keys.open(path, database), open_lineage(path, database)
+
+
+def check(path: Path, database: Database) -> None:
+    """Raise KeysMissing, KeysDamaged or KeysDiffer where a coordinator would not start with these files."""
+    with database.reading() as records:
+        server, lineage = (records.identity.get(role) for role in ("server", "lineage"))
+    if server is not None:
+        _check_server(_load(path), server, path)
+    if lineage is not None:
+        _check_lineage(lineage_key(path), lineage, path)
 
 
 def start_anew(path: Path, database: Database) -> Keys:
@@ -187,12 +193,25 @@ def _record(key: SucceedingKey, path: Path, database: Database) -> None:
     with database.writing() as records:
         known = records.identity.get(key.role)
         if known is not None:
-            try:
-                key.succession.follow(key.role, bytes.fromhex(known))
-            except BrokenSuccession as error:
-                raise KeysDiffer(
-                    f"{path} does not go with this database: {error}. Put the file with the key {known[:16]}… there, "
-                    "or name its place (MUSTER_KEYS); all replicas need the same"
-                ) from error
+            _check_server(key, known, path)
         if known != key.public.hex():
             _put(records, key.role, key.public.hex())
+
+
+def _check_server(key: SucceedingKey, known: str, path: Path) -> None:
+    try:
+        key.succession.follow(key.role, bytes.fromhex(known))
+    except BrokenSuccession as error:
+        raise KeysDiffer(
+            f"{path} does not go with this database: {error}. Put the file with the key {known[:16]}… there, "
+            "or name its place (MUSTER_KEYS); all replicas need the same"
+        ) from error
+
+
+def _check_lineage(key: SigningKey, known: str, path: Path) -> None:
+    if known != key.signer:
+        raise KeysDiffer(
+            f"{lineage_file(path)} has the lineage key {key.signer}, and this database knows {known}: put the file "
+            "with that key there, or name its place (MUSTER_KEYS); all replicas need the same. `muster coordinator "
+            "keys rotate --lost` gives it up, and takes the key that is there"
+        )

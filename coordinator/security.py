@@ -17,6 +17,7 @@ import msgspec
 from sqlalchemy.engine import make_url
 
 from coordinator.errors import BrokenAudit, CoordinatorError
+from coordinator.keys import check
 from coordinator.lineage import lineage_file
 from coordinator.rules.audit import verify, whole_log
 from coordinator.rules.progress import DRIVER_SILENT_S
@@ -185,6 +186,12 @@ def _store(settings: Settings, store: CoordinatorStore) -> Iterator[Assumption]:
         found=f"those of all at work are {wanted / 1e6:,.0f} MB, of {settings.reports_bytes / 1e6:,.0f} MB",
         remedy=f"reports_bytes: {wanted} or more; else devices that send nothing may keep others out",
     )
+    name = "the keys are those of the store"
+    try:
+        check(settings.keys_file, store.database)
+        yield Assumption(name=name, holds=True, found=f"{settings.keys_file}, and that of the lineage key beside it")
+    except CoordinatorError as error:
+        yield Assumption(name=name, holds=False, found=str(error), remedy="do that before the next start")
     try:
         head = verify(whole_log(store.audit))
         yield Assumption(name="the audit log is whole", holds=True, found=f"{head.number} entries")

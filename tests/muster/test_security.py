@@ -16,6 +16,7 @@ from coordinator.settings import Settings
 from coordinator.store.tables import AUDIT
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.signing import SigningKey
+from fedcore.succession import SucceedingKey
 from muster import security
 from muster.app import app
 from tests.coordinator.bundles import make_bundle
@@ -51,7 +52,7 @@ def doctor(*options, code):
 def test_a_fresh_coordinator_lacks_an_authority_only(database):
     verdicts = doctor(code=1)
     assert [name for name, holds in verdicts.items() if not holds] == ["the authority is apart"]
-    assert len(verdicts) == 13
+    assert len(verdicts) == 14
 
 
 def test_a_deployment_that_meets_every_assumption_passes(database, tmp_path, monkeypatch):
@@ -81,6 +82,7 @@ def test_every_assumption_that_fails_is_named_with_its_remedy(database, tmp_path
         "nobody else reads muster.db-shm",
         "nobody else reads muster-blobs",
         "reports of all devices find room",
+        "the keys are those of the store",
         "programs have a signer",
     ]
     said = CliRunner().invoke(app, ["doctor", "--security"]).stdout
@@ -101,6 +103,18 @@ def test_a_policy_without_the_security_it_is_for_is_refused():
     done = CliRunner().invoke(app, ["doctor", "--policy", "policy.toml"])
     assert done.exit_code == 2
     assert "goes with --security" in done.output
+
+
+@pytest.mark.parametrize("name", ["muster.db.keys", "muster.db.keys.lineage"])
+@pytest.mark.parametrize("damage", ["missing", "of another store", "damaged"])
+def test_keys_with_which_no_coordinator_would_start_are_named(database, tmp_path, name, damage):
+    path = tmp_path / name
+    path.unlink()
+    if damage == "damaged":
+        path.write_text("key")
+    elif damage == "of another store":
+        SigningKey.new(path) if name.endswith("lineage") else SucceedingKey.new("server").save(path)
+    assert doctor(code=1)["the keys are those of the store"] is False
 
 
 @pytest.fixture
