@@ -45,10 +45,6 @@ class Cohorts:
         """Clients that train in round `number`."""
         return self.schedule.cohort(self._drawn_in(number), self.first)
 
-    def total(self, rounds: int) -> int:
-        """Clients that train in all of so many rounds, each counted as often as it does."""
-        return sum(self.size(number) for number in range(1, rounds + 1))
-
     def check(self, rounds: int, clients: int, held_out: int) -> None:
         """Raise EngineError unless there are clients enough for so many rounds. held_out: those that never train."""
         largest = self.schedule.cohort(rounds, self.first)

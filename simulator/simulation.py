@@ -29,7 +29,6 @@ from simulator.baselines.method import LinearTraining
 from simulator.cohorts import Cohorts
 from simulator.course import ACCURACY, LOSS, PER_USER, PERCENTILES, USER_MEAN, Ending, Limits, Point, measured
 from simulator.datasets.verified import verified
-from simulator.engines.calibration import Task
 from simulator.engines.choice import Wanted, choose
 from simulator.engines.computing import EVERY_GPU, Computing, gpus
 from simulator.engines.processes import usable_cores
@@ -62,7 +61,7 @@ class SimulationConfig:
     cohort: users of round 1; `schedule` says how it grows, and how the server learning rate changes. same_cohort:
     whether the second of two trips has the users of the first.
     privacy: the noise on the sums of rounds, and what they may spend (simulator/private_training.py).
-    engine: what trains the clients; "auto" leaves that to a calibration (simulator/engines/choice.py). processes: how
+    engine: what trains the clients; "auto" takes torch, or graphs of a model that torch cannot run. processes: how
     many train; by default one for each core that may be used, and one on a GPU. device: "cpu", "cuda", "cuda:1" and the
     like, or "cuda:all", a process for each GPU. at_once: how many clients torch trains together, by default what suits
     model and device; another number rounds otherwise. ray: the Ray cluster whose workers train, "auto", "local" or
@@ -316,14 +315,17 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: G
     users.check(model.spec.fields)
     local = config.baseline == "local"
     computing = Computing(config.device) if local else _computing(config)
-    check_model(model, users, computing)
     if local:
+        check_model(model, users, computing)
         return LocalOnly(model, algorithm, users, held_out=config.held_out, seed=config.seed, device=config.device)
     train, test = users.split(config.held_out, config.seed)
     clients, cohorts = _cohorts(config, train, held_out=len(test))
     private, masked = sums_of(config, model, algorithm, cohorts, len(clients))
-    task = Task(model, algorithm, clients, cohorts.first, cohorts.total(config.rounds))
-    choice = choose(engine or config.engine, task, computing) if plan is None else plan.choice(computing)
+    if plan is None:
+        choice = choose(engine or config.engine, model, algorithm, users, computing)
+    else:
+        choice = plan.choice(computing)
+        check_model(model, users, choice.computing)
     training = EngineTraining(
         model,
         algorithm,

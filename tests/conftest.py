@@ -62,12 +62,6 @@ def data():
     return DATA
 
 
-@pytest.fixture
-def own_cache(tmp_path, monkeypatch):
-    """A cache folder for this test, in the place of the user's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-
 def built(arch, folder):
     """ExecuTorch's library for `arch`, built in `folder`; a skip where this machine cannot build it."""
     compiler = "g++" if arch == platform.machine() else f"{arch}-linux-gnu-g++"

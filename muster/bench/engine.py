@@ -17,7 +17,6 @@ from muster.bench.engine_workloads import WORKLOADS, Workload, bare_seconds, clo
 from muster.bench.options import EngineOptions
 from muster.output import Say
 from simulator.engine import Engine
-from simulator.engines.calibration import Task
 from simulator.engines.choice import Wanted, choose
 from simulator.engines.computing import Computing, compute_device
 from simulator.errors import EngineError
@@ -72,9 +71,7 @@ def _measure(workload: Workload, kind: Wanted, device: torch.device, rounds: int
     model, users, algorithm = workload.model(), workload.population(), fedavg()
     ours, reference = [], []
     with bare_seconds(model, users, device) as seconds_of_bare:
-        choice = choose(
-            kind, Task(model, algorithm, users, workload.cohort, rounds * workload.cohort), Computing(str(device))
-        )
+        choice = choose(kind, model, algorithm, users, Computing(str(device)))
         engine = Engine(model, algorithm, users, computing=choice.computing)
         for number in range(rounds + 1):
             cohort = users.sample(workload.cohort, 0, number)

@@ -25,7 +25,6 @@ from muster.bench.engine_workloads import BATCH, CLASSES, CLIENT_LR, WORKLOADS, 
 from muster.bench.peer import Peer, PeerError, python_with, started
 from muster.output import Say
 from simulator.engine import Engine, evaluate
-from simulator.engines.calibration import Task
 from simulator.engines.choice import Wanted, choose
 from simulator.engines.computing import Computing
 from simulator.population import Population
@@ -39,9 +38,9 @@ PEERS: Mapping[str, tuple[str, str | None]] = {
 }
 """Of every peer its runner, and the requirements of its environment; without those it runs on this Python."""
 BARE = "bare torch steps"
-ENGINES: Sequence[Wanted] = ("graphs", "torch")
-PLANNED_ROUNDS = 1000
-"""The training that an engine is chosen for, as `muster simulate` does: here fewer rounds of it are measured."""
+OURS: Wanted = "torch"
+"""The engine that `--engine auto` takes for the workloads: Muster's figures are its."""
+ENGINES: Sequence[Wanted] = ("graphs", OURS)
 PROBE = 1000
 """The loss is that of the first so many examples, as benchmarks/engine_peers/turns.py has it."""
 TOLERANCE = 0.1
@@ -50,8 +49,7 @@ TARGETS = {"to_bare": {"W1": 0.75, "W2": 0.6, "W3": 0.6}, "best_peer_to_muster":
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
-    """One who trained on a workload. muster_is_faster: CPU seconds to those of Muster's chosen
-    engine."""
+    """One who trained on a workload. muster_is_faster: CPU seconds to those of Muster's engine OURS."""
 
     workload: str
     by: str
@@ -63,13 +61,9 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds of a round of everyone, the median over the rounds, and Muster against the others.
-
-    chosen: of every workload, the engine that `--engine auto` takes, for PLANNED_ROUNDS. Muster's figures are its.
-    """
+    """CPU seconds of a round of everyone, the median over the rounds, and Muster against the others."""
 
     rounds: int
-    chosen: dict[str, str]
     to_bare: dict[str, float]
     best_peer_to_muster: dict[str, float]
     targets: dict[str, dict[str, float]]
@@ -96,7 +90,6 @@ def compare(
         for name, (_, requirements) in peers.items()
     }
     turns: list[Turns] = []
-    chosen: dict[str, str] = {}
     for name, workload in workloads.items():
         with (
             tempfile.TemporaryDirectory(prefix="muster-peers-", ignore_cleanup_errors=True) as place,
@@ -110,15 +103,12 @@ def compare(
                 say(f"{name}: round {number} of {rounds}")
                 race.round(number)
             turns += race.results(name)
-            chosen[name] = race.chosen
     to_bare, to_muster = {}, {}
     for name in workloads:
         times = {turn.by: turn for turn in turns if turn.workload == name}
         to_bare[name] = 1 / times[BARE].muster_is_faster
         to_muster[name] = min(times[peer].muster_is_faster for peer in peers)
-    return Comparison(
-        rounds=rounds, chosen=chosen, to_bare=to_bare, best_peer_to_muster=to_muster, targets=TARGETS, turns=turns
-    )
+    return Comparison(rounds=rounds, to_bare=to_bare, best_peer_to_muster=to_muster, targets=TARGETS, turns=turns)
 
 
 class _Race:
@@ -130,15 +120,15 @@ class _Race:
         self._bare_seconds = stack.enter_context(bare_seconds(self._model, self._users, torch.device("cpu")))
         self._cohorts = [self._users.sample(workload.cohort, 0, number) for number in range(rounds + 1)]
         _write(self._model, self._users, self._cohorts, folder)
-        task = Task(self._model, fedavg(), self._users, workload.cohort, PLANNED_ROUNDS * workload.cohort)
-        self.chosen = choose("auto", task, Computing()).computing.engine
-        self._engines = {_label(kind): self._engine(kind, task) for kind in ENGINES}
+        self._engines = {_label(kind): self._engine(kind) for kind in ENGINES}
         self._peers: dict[str, Peer] = {}
         self._spent: dict[str, list[float]] = {name: [] for name in (*self._engines, BARE)}
         self._losses: dict[str, float] = {}
 
-    def _engine(self, kind: Wanted, task: Task) -> Engine:
-        return Engine(self._model, task.algorithm, self._users, computing=choose(kind, task, Computing()).computing)
+    def _engine(self, kind: Wanted) -> Engine:
+        algorithm = fedavg()
+        choice = choose(kind, self._model, algorithm, self._users, Computing())
+        return Engine(self._model, algorithm, self._users, computing=choice.computing)
 
     def enter(self, peer: Peer) -> None:
         """Let a peer take part."""
@@ -183,7 +173,7 @@ class _Race:
     def results(self, workload: str) -> Iterator[Turns]:
         """Everyone's result. The first round does not count."""
         seconds = {name: statistics.median(spent[1:]) for name, spent in self._spent.items()}
-        ours = seconds[_label(self.chosen)]
+        ours = seconds[_label(OURS)]
         for name, mine in seconds.items():
             yield Turns(
                 workload=workload,

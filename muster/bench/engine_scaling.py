@@ -15,7 +15,6 @@ from fedcore.decoding import decoder
 from muster.bench.engine_workloads import WORKLOADS, Workload, fedavg
 from muster.bench.usage import Usage, family_of
 from simulator.engine import Engine
-from simulator.engines.calibration import Task
 from simulator.engines.choice import Wanted, choose
 from simulator.engines.computing import Computing
 
@@ -57,8 +56,7 @@ def scaling(kind: Wanted, rounds: int) -> Scaling:
 def measure(kind: Wanted, rounds: int, workload: Workload = FEW) -> Scaling:
     """Measure in this process."""
     model, users, algorithm = workload.model(), workload.population(), fedavg()
-    task = Task(model, algorithm, users, workload.cohort, rounds * workload.cohort)
-    two = choose(kind, task, Computing(processes=2)).computing
+    two = choose(kind, model, algorithm, users, Computing(processes=2)).computing
     # Two processes first: with one, this process trains, and grows.
     engines = {count: Engine(model, algorithm, users, computing=replace(two, processes=count)) for count in (2, 1)}
     spent: dict[int, list[float]] = {count: [] for count in engines}

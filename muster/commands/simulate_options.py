@@ -38,7 +38,7 @@ BASELINE = (
 )
 ENGINE = (
     "What trains users: torch, several at once; graphs, one by one on what devices run, after an export of seconds; or "
-    "auto, which measures a few steps of both where that pays and keeps the figures in your cache.  [default: auto]"
+    "auto, which is torch, and graphs for a model that torch cannot run.  [default: auto]"
 )
 TARGET = "End when held-out users reach this accuracy, from 0 to 1."
 PATIENCE = "End when their loss has not fallen for so many rounds."

@@ -5,7 +5,6 @@ Graphs are loaded once, and every buffer is allocated and bound once: a client c
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -55,6 +54,7 @@ class ExportedTrip(msgspec.Struct, frozen=True):
 
 Exported = list[ExportedTrip]
 """Every trip."""
+EXPORTED = decoder(Exported)
 
 
 def export_graphs(model: Model, algorithm: Algorithm) -> Exported:
@@ -73,22 +73,6 @@ def graphs_of(plan: Plan, read: Callable[[BlobRef], bytes]) -> Exported:
         ExportedTrip(trip, {name: read(ref) for name, ref in trip.graphs["onnx"].items()}, frozen)
         for trip in plan.trips
     ]
-
-
-class TimedExport(msgspec.Struct, frozen=True):
-    """Exported graphs, and the CPU seconds that they took."""
-
-    graphs: Exported
-    cpu_s: float
-
-
-TIMED_EXPORT = decoder(TimedExport)
-
-
-def timed_export(model: Model, algorithm: Algorithm) -> TimedExport:
-    """The graphs of every trip, timed. Raises as `export_graphs`."""
-    start = time.process_time()
-    return TimedExport(export_graphs(model, algorithm), time.process_time() - start)
 
 
 class GraphsTrainer:

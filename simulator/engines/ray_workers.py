@@ -30,7 +30,6 @@ from fedcore.algorithms.algorithm import Algorithm
 from fedcore.params import Float32
 from fedcore.plan import in_turn
 from simulator.client_states import ClientStates
-from simulator.engines.calibration import modules_of
 from simulator.engines.clients import Client
 from simulator.engines.computing import Computing
 from simulator.engines.failure import Failure
@@ -229,8 +228,15 @@ def _send_own_code(work: Work) -> None:
     What such code imports in its turn must be there already.
     """
     installed = {*metadata.packages_distributions(), *sys.stdlib_module_names, "__main__"}
-    for name in {module.partition(".")[0] for module in modules_of(work.model, work.algorithm)} - installed:
+    for name in {module.partition(".")[0] for module in _modules_of(work.model, work.algorithm)} - installed:
         ray.cloudpickle.register_pickle_by_value(sys.modules[name])  # type: ignore[no-untyped-call]
+
+
+def _modules_of(model: Model, algorithm: Algorithm) -> set[str]:
+    """The names of the modules that the code of a model and an algorithm is in."""
+    spec = model.spec
+    code = [spec.make, spec.loss, *spec.metrics.values(), *map(type, model.module.modules()), type(algorithm)]
+    return {one.__module__ for one in code if hasattr(one, "__module__")}
 
 
 def _loaded(work: ray.ObjectRef[Work]) -> Work:

@@ -106,7 +106,6 @@ def test_every_peer_has_a_runner_and_pinned_requirements():
 def torch_alone(monkeypatch):
     """Leaves graphs out, whose export takes its time."""
     monkeypatch.setattr(engine_peers, "ENGINES", ("torch",))
-    monkeypatch.setattr(engine_peers, "PLANNED_ROUNDS", 1)
 
 
 @pytest.mark.usefixtures("torch_alone")
@@ -117,7 +116,6 @@ def test_everyone_trains_the_same_clients_to_about_the_same_loss():
     ours, plain = by["muster, torch"], by["plain torch loop"]
     assert plain.loss == pytest.approx(ours.loss, abs=0.05)
     assert plain.loss < 4
-    assert found.chosen == {"small": "torch"}
     assert ours.muster_is_faster == 1
     assert found.best_peer_to_muster["small"] == plain.cpu_s_per_round / ours.cpu_s_per_round
     assert found.to_bare["small"] == pytest.approx(ours.to_bare)

@@ -58,7 +58,7 @@ def test_options_are_those_of_a_simulation():
     assert set(Options.__annotations__) | named == set(SimulationConfig.__dataclass_fields__)
 
 
-def test_the_simulations_of_the_document_run(tmp_path, monkeypatch, own_cache):
+def test_the_simulations_of_the_document_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = {}
     exec(programs()[0], found)

@@ -12,7 +12,6 @@ from simulator.runs.sweep_file import read_sweep
 from simulator.runs.sweeping import means_over_seeds, run_sweep
 from simulator.simulation import simulate
 
-pytestmark = pytest.mark.usefixtures("own_cache")
 OPTIONS = '[options]\nmodel = "logreg"\nrounds = 2\ncohort = 3\nengine = "torch"\n'
 GRID = "[grid]\nseed = [0, 1]\nsettings.client_lr = [0.1, 0.3]\n"
 

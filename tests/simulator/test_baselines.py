@@ -27,7 +27,6 @@ from simulator.training import EngineTraining
 
 D, SIZES = 3, (6, 11, 4, 8)
 
-pytestmark = pytest.mark.usefixtures("own_cache")
 TORCH = Choice(Computing(), "as asked")
 
 

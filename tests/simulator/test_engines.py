@@ -2,10 +2,7 @@
 
 import dataclasses
 import functools
-import math
-from importlib.metadata import Distribution, PackageNotFoundError
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -18,18 +15,14 @@ from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
 from fedcore.plan import Field
 from simulator.engine import Engine
-from simulator.engines.calibration import FEW, MANY, Figures, GraphFigures, Notes, Task, seconds_per_step
-from simulator.engines.choice import PATIENCE_S, choose
+from simulator.engines.choice import choose
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
-from simulator.engines.vectorised import VectorisedTrainer
 from simulator.errors import EngineError
 from simulator.population import Population
-from simulator.purity import check_model
-from simulator.simulation import SimulationConfig, simulate
+from simulator.simulation import Given, SimulationConfig, simulate
 from tests.simulator.test_engine import uneven
 
-pytestmark = pytest.mark.usefixtures("own_cache")
 SAMPLE = {"mimelite", "mime"}
 DEVICES_RUN = [name for name, one in ALGORITHMS.items() if not keeps_client_state(one())]
 
@@ -84,36 +77,88 @@ def test_graphs_leave_a_diverging_client_out_in_value_and_in_weight():
     np.testing.assert_array_equal(engines[0].state["params"], engines[1].state["params"])
 
 
-def task(clients, name="fedavg", **settings):
-    return Task(Model(load("logreg")), create(name, settings), uneven(), 4, clients)
+def chosen(wanted, name="fedavg", computing=Computing(), spec=None):
+    """The choice for a model, by default one that both engines run."""
+    return choose(wanted, Model(spec or load("logreg")), create(name, {"batch_size": 5}), uneven(), computing)
 
 
 def test_what_graphs_cannot_run_is_refused_by_name():
     with pytest.raises(EngineError, match=r"graphs cannot run this: scaffold keeps vectors on clients.*engine torch"):
-        choose("graphs", task(1, "scaffold"), Computing())
+        chosen("graphs", "scaffold")
     with pytest.raises(EngineError, match="graphs cannot run this: graphs run on the CPU, not on cuda"):
-        choose("graphs", task(1), Computing("cuda"))
+        chosen("graphs", computing=Computing("cuda"))
 
 
-@pytest.mark.parametrize(("name", "device", "says"), [("scaffold", "cpu", "keeps vectors"), ("fedavg", "cuda", "cuda")])
-def test_what_graphs_cannot_run_is_for_torch_by_itself(name, device, says):
-    choice = choose("auto", task(10**9, name), Computing(device))
-    assert choice.computing == Computing(device)
-    assert says in choice.reason
+@pytest.mark.parametrize(("name", "device"), [("fedavg", "cpu"), ("scaffold", "cpu"), ("fedavg", "cuda")])
+def test_auto_takes_torch_and_exports_nothing(monkeypatch, name, device):
+    monkeypatch.setattr("simulator.engines.graphs.build_plan", None)
+    choice = chosen("auto", name, Computing(device))
+    assert (choice.computing, choice.reason) == (Computing(device), "torch runs the model")
 
 
-def test_a_model_without_graphs_is_refused_or_left_to_torch():
+class Hinge(torch.autograd.Function):
+    """ReLU with a gradient of its own, of which torch knows no form for several clients at once."""
+
+    @staticmethod
+    def forward(x):
+        return x.clamp(min=0)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (ctx.saved_tensors[0] > 0)
+
+
+def with_loss_of(change):
+    """logreg, whose outputs are changed before the loss."""
     spec = load("logreg")
+    return dataclasses.replace(spec, loss=lambda outputs, label: spec.loss(change(outputs), label))
 
-    def odd(outputs, label):
-        return spec.loss(outputs, label) + torch.lgamma(outputs.detach().abs() + 1).sum(1)
 
-    unexportable = dataclasses.replace(task(10**9), model=Model(dataclasses.replace(spec, loss=odd)))
-    with pytest.raises(ExportError):
-        choose("graphs", unexportable, Computing())
-    choice = choose("auto", unexportable, Computing())
+@pytest.mark.parametrize("computing", [Computing(), Computing(processes=2)])
+def test_auto_takes_graphs_for_a_custom_gradient_and_says_so(computing, caplog):
+    spec = with_loss_of(Hinge.apply)
+    with pytest.raises(EngineError, match=r"does not run here.*vmap"):
+        chosen("torch", computing=computing, spec=spec)
+    assert not caplog.records
+    choice = chosen("auto", computing=computing, spec=spec)
+    assert choice.computing.engine == "graphs"
+    (record,) = caplog.records
+    assert record.getMessage() == f"the engine graphs trains, because {choice.reason}"
+    assert "torch cannot train several clients together: the model logreg does not run here" in choice.reason
+
+
+def test_a_custom_gradient_trains_alike_on_graphs_and_on_torch():
+    spec, config = with_loss_of(Hinge.apply), {"model": "own", "rounds": 3, "cohort": 3, "processes": 1}
+    given = Given(users=uneven(), model=spec)
+    by_itself = simulate(SimulationConfig(**config), given=given)
+    alone = simulate(SimulationConfig(engine="torch", at_once=1, **config), given=given)
+    assert (by_itself.engine, alone.engine) == ("graphs", "torch")
+    assert by_itself.test_loss == pytest.approx(alone.test_loss, rel=1e-5)
+
+
+@pytest.mark.parametrize(("name", "device"), [("scaffold", "cpu"), ("fedavg", "cuda")])
+def test_a_custom_gradient_without_graphs_is_refused_in_torchs_words(name, device):
+    with pytest.raises(EngineError, match=r"does not run here.*vmap"):
+        chosen("auto", name, Computing(device), with_loss_of(Hinge.apply))
+
+
+def test_what_neither_engine_runs_is_refused_with_both_reasons():
+    spec = with_loss_of(lambda outputs: outputs * float(outputs.sum() > -1e9))
+    with pytest.raises(EngineError, match=r"does not run here.*vmap.*no.* graphs of it.*branches.*--at-once 1"):
+        chosen("auto", spec=spec)
+    choice = chosen("auto", computing=Computing(at_once=1), spec=spec)
     assert choice.computing.engine == "torch"
-    assert choice.reason.startswith("there are no graphs of this model: operator")
+
+
+def test_a_model_without_graphs_is_refused_where_they_are_asked_for():
+    spec = with_loss_of(lambda outputs: outputs + torch.lgamma(outputs.detach().abs() + 1))
+    with pytest.raises(ExportError, match="operator"):
+        chosen("graphs", spec=spec)
+    assert chosen("auto", spec=spec).computing.engine == "torch"
 
 
 def test_clients_of_few_steps_train_in_larger_groups_unless_told():
@@ -122,106 +167,14 @@ def test_clients_of_few_steps_train_in_larger_groups_unless_told():
     assert Computing(at_once=4).together(model, 1) == 4
 
 
-def test_auto_exports_nothing_for_little_work_and_measures_once():
-    little = task(10)
-    choice = choose("auto", little, Computing())
-    assert choice.computing.engine == "torch"
-    assert "CPU s of steps are too few to export graphs for" in choice.reason
-    assert Notes(little).read().of_graphs is None
-    assert choose("auto", little, Computing()) == choice
-
-
-def test_auto_calibrates_both_engines_for_much_work():
-    much = task(10**7)
-    choice = choose("auto", much, Computing())
-    figures = Notes(much).read()
-    faster = figures.of_graphs.step_s < figures.torch_s
-    assert choice.computing.engine == ("graphs" if faster else "torch")
-    assert "CPU ms on graphs" in choice.reason
-    assert choose("auto", much, Computing()).reason == choice.reason
-
-
-def test_no_gradient_is_computed_here_where_processes_are_to_be_forked(monkeypatch):
+@pytest.mark.parametrize("wanted", ["auto", "graphs"])
+def test_no_gradient_is_computed_here_where_processes_are_to_be_forked(monkeypatch, wanted):
     calls, loss = [], Model.loss
     monkeypatch.setattr(Model, "loss", lambda *given: calls.append(1) or loss(*given))
-    choice = choose("auto", task(10**7), Computing(processes=2))
-    assert "CPU ms on graphs" in choice.reason
+    chosen(wanted, computing=Computing(processes=2))
     assert not calls
-    check_model(task(1).model, uneven(), Computing(processes=2))
-    assert not calls
-    check_model(task(1).model, uneven(), Computing())
+    chosen(wanted)
     assert calls
-
-
-def test_calibration_takes_few_steps_however_many_epochs_a_client_has(monkeypatch):
-    monkeypatch.setattr("simulator.engines.calibration.BUDGET_S", 0)
-    monkeypatch.setattr("simulator.engines.calibration.LONG_S", math.inf)
-    steps, batch = [], VectorisedTrainer._batch
-    monkeypatch.setattr(VectorisedTrainer, "_batch", lambda *given: steps.append(1) or batch(*given))
-    long = task(1, batch_size=20, epochs=500)
-    seconds_per_step(long, Computing())
-    assert len(steps) == 2 * FEW
-    seconds_per_step(long, Computing(), Computing())
-    assert len(steps) == 2 * FEW + 2 * (2 * FEW + 2 * MANY)
-
-
-@pytest.mark.parametrize(
-    ("clients", "torch_s", "graphs_s", "export_s", "engine"),
-    [
-        (10**6, 1e-3, 2e-3, 1.0, "torch"),
-        (10**6, 1e-3, 5e-4, 1.0, "graphs"),
-        (10**6, 1e-3, 5e-4, 1e5, "torch"),
-        (100, PATIENCE_S / 1000, 1e-9, 0.0, "torch"),
-    ],
-)
-def test_the_choice_counts_the_export_and_takes_the_lesser_time(clients, torch_s, graphs_s, export_s, engine):
-    asked = task(clients)
-    Notes(asked).write(Figures(torch_s, GraphFigures(graphs_s, export_s)))
-    assert choose("auto", asked, Computing()).computing.engine == engine
-
-
-def test_notes_are_of_one_model_algorithm_and_kind_of_cohort(tmp_path):
-    Notes(task(1)).write(Figures(1.0))
-    assert Notes(task(99)).read() == Figures(1.0)
-    of_other_fields = dataclasses.replace(task(1), model=Model(load("logreg", (64,), 10)))
-    of_longer_clients = dataclasses.replace(task(1), population=uneven((300, 170, 500, 120)))
-    of_larger_cohorts = dataclasses.replace(task(1), cohort=40)
-    others = (task(1, "fedadam"), task(1, batch_size=6), of_other_fields, of_longer_clients, of_larger_cohorts)
-    for other in others:
-        assert Notes(other).read() is None
-    (path,) = (tmp_path / "muster").iterdir()
-    path.write_bytes(msgspec.json.encode({"torch_s": "fast"}))
-    assert Notes(task(1)).read() is None
-
-
-OWN_MODEL = """
-import dataclasses
-from export.models import load
-
-def own():
-    spec = load("logreg")
-    return dataclasses.replace(spec, loss=lambda outputs, label: spec.loss(outputs, label))
-"""
-
-
-def test_notes_are_of_the_code_of_an_own_model(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    code = tmp_path / "own_model_of_notes.py"
-    code.write_text(OWN_MODEL)
-    own = dataclasses.replace(task(1), model=Model(load("own_model_of_notes:own")))
-    Notes(own).write(Figures(1.0))
-    assert Notes(own).read() == Figures(1.0)
-    code.write_text(OWN_MODEL.replace("spec.loss(", "2 * spec.loss("))
-    assert Notes(own).read() is None
-
-
-def test_notes_need_no_distribution_of_a_certain_name(monkeypatch):
-    def absent(name):
-        raise PackageNotFoundError(name)  # as where onnxruntime-gpu gives the module onnxruntime
-
-    monkeypatch.setattr(Distribution, "from_name", absent)
-    Notes(task(1)).write(Figures(1.0))
-    assert Notes(task(1)).read() == Figures(1.0)
 
 
 def test_a_simulation_says_which_engine_trained_and_why():

@@ -12,7 +12,7 @@ from tests.tree import ROOT
 PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def test_the_example_of_the_document_runs(tmp_path, monkeypatch, capsys, own_cache):
+def test_the_example_of_the_document_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (program,) = PROGRAM.findall((ROOT / "docs" / "simulation.md").read_text())
     found = {}

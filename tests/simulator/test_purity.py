@@ -16,7 +16,6 @@ from simulator.population import Population
 from simulator.simulation import Given, SimulationConfig, simulate
 from tests.export import impure
 
-pytestmark = pytest.mark.usefixtures("own_cache")
 SIZES = (9, 5, 7, 6, 8)
 
 
@@ -56,7 +55,7 @@ def test_an_impure_model_is_not_simulated_and_the_cause_is_named(name):
 WAYS = {
     "graphs": {"engine": "graphs", "processes": 1},
     "graphs in several processes": {"engine": "graphs", "processes": 2},
-    "a calibration": {"processes": 1},
+    "the engine that is chosen": {"processes": 1},
     "several processes": {"engine": "torch", "processes": 2},
     "a client at a time": {"engine": "torch", "at_once": 1},
     "the baseline local": {"baseline": "local"},

@@ -20,7 +20,6 @@ from simulator.runs.reading import read_metrics, read_result, read_run
 from simulator.runs.running import resume_run, start_run
 from simulator.simulation import SimulationConfig, completed, simulate
 
-pytestmark = pytest.mark.usefixtures("own_cache")
 # SCAFFOLD's clients keep vectors.
 CONFIG = SimulationConfig(
     model="logreg", algorithm="scaffold", rounds=5, cohort=4, evaluate_every=2, processes=1, engine="torch"

@@ -12,8 +12,6 @@ from simulator.engine import Engine
 from simulator.errors import EngineError
 from simulator.simulation import SimulationConfig, completed, simulate
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 
 def test_two_runs_with_one_seed_are_identical_and_another_seed_differs():
     config = {"model": "mlp", "algorithm": "mimelite", "rounds": 5, "cohort": 6}
