@@ -1,7 +1,7 @@
 """Rounds of the engine against bare torch steps, in one run.
 
 On a CPU times are CPU seconds of one thread, on a GPU wall seconds; the median over the rounds counts. The bare steps
-run in a process of their own, as the engine tells the allocator of this one to keep memory.
+run in a process of their own, as the allocator of this one is told to keep memory.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from muster.output import Say
 from simulator.engine import Engine
 from simulator.engines.choice import Wanted, choose
 from simulator.engines.computing import Computing, compute_device
+from simulator.engines.memory import keep_freed_memory
 from simulator.errors import EngineError
 
 
@@ -71,6 +72,7 @@ def _measure(workload: Workload, kind: Wanted, device: torch.device, rounds: int
     model, users, algorithm = workload.model(), workload.population(), fedavg()
     ours, reference = [], []
     with bare_seconds(model, users, device) as seconds_of_bare:
+        keep_freed_memory()
         choice = choose(kind, model, algorithm, users, Computing(str(device)))
         engine = Engine(model, algorithm, users, computing=choice.computing)
         for number in range(rounds + 1):

@@ -27,6 +27,7 @@ from muster.output import Say
 from simulator.engine import Engine, evaluate
 from simulator.engines.choice import Wanted, choose
 from simulator.engines.computing import Computing
+from simulator.engines.memory import keep_freed_memory
 from simulator.population import Population
 
 RUNNERS = Path(__file__).parents[2] / "benchmarks" / "engine_peers"
@@ -116,8 +117,9 @@ class _Race:
 
     def __init__(self, workload: Workload, rounds: int, folder: Path, stack: ExitStack) -> None:
         self._model, self._users = workload.model(), workload.population()
-        # Before there is an engine, which tells the allocator of its process to keep memory.
+        # Forked before the allocator is told to keep memory.
         self._bare_seconds = stack.enter_context(bare_seconds(self._model, self._users, torch.device("cpu")))
+        keep_freed_memory()
         self._cohorts = [self._users.sample(workload.cohort, 0, number) for number in range(rounds + 1)]
         _write(self._model, self._users, self._cohorts, folder)
         self._engines = {_label(kind): self._engine(kind) for kind in ENGINES}

@@ -17,6 +17,7 @@ from muster.bench.usage import Usage, family_of
 from simulator.engine import Engine
 from simulator.engines.choice import Wanted, choose
 from simulator.engines.computing import Computing
+from simulator.engines.memory import keep_freed_memory
 
 # W1 with fewer clients: examples are not weighed, since processes share them.
 FEW = msgspec.structs.replace(WORKLOADS["W1"], clients=200)
@@ -55,6 +56,7 @@ def scaling(kind: Wanted, rounds: int) -> Scaling:
 
 def measure(kind: Wanted, rounds: int, workload: Workload = FEW) -> Scaling:
     """Measure in this process."""
+    keep_freed_memory()
     model, users, algorithm = workload.model(), workload.population(), fedavg()
     two = choose(kind, model, algorithm, users, Computing(processes=2)).computing
     # Two processes first: with one, this process trains, and grows.

@@ -114,8 +114,10 @@ class _Where:
 def _simulated(chosen: SimulationConfig, where: _Where) -> SimulationResult:
     """The simulation, in a folder or without; shows how far it is."""
     from muster.run_folders import resume, start
+    from simulator.engines.memory import keep_freed_memory
     from simulator.simulation import simulate
 
+    keep_freed_memory()
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(sys.stderr))  # what a user's own code and Ray print is not the result
         trackers = [stack.enter_context(closing(tracker)) for tracker in _trackers(where, chosen)]

@@ -26,6 +26,7 @@ import torch
 from export.errors import ExportError
 from fedcore.decoding import decoder
 from simulator.engines.failure import Failure
+from simulator.engines.memory import keep_freed_memory
 from simulator.errors import EngineError, ProcessDied
 
 T = TypeVar("T")
@@ -135,6 +136,7 @@ def _end(process: Forked, read: msgspec.json.Decoder[T]) -> T | EngineError | Ex
 
 def _answer(compute: Callable[[], object], pipe: Connection) -> None:
     """Compute, and send the result."""
+    keep_freed_memory()
     try:
         result = _Result(msgspec.Raw(msgspec.json.encode(compute())))
     except Exception as error:  # whatever the user's own code raises

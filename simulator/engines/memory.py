@@ -1,4 +1,4 @@
-"""Memory: how much of it is free, and the allocator of this process, told to keep what a step frees for the next."""
+"""Memory: how much of it is free, and the allocator of a process that trains, told to keep what it frees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def keep_freed_memory() -> None:
     """Make the C library keep freed memory, where it is glibc, and have it in huge pages, where Linux grants them.
 
     It would give back what a step frees, and the system would clear every page again for the next step. A step
-    also uses more small pages than the processor's table of addresses, the TLB, holds.
+    also uses more small pages than the processor's table of addresses, the TLB, holds. For processes of our own: those
+    that the engine forks or Ray starts, and commands. A program that uses the engine keeps its allocator as it is.
     """
     library = ctypes.CDLL(None)
     if sys.platform != "linux" or not hasattr(library, "mallopt"):

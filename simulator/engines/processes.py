@@ -26,6 +26,7 @@ from fedcore.plan import in_turn
 from simulator.engines.clients import Client, ClientTrainer
 from simulator.engines.failure import Failure
 from simulator.engines.forked import Forked
+from simulator.engines.memory import keep_freed_memory
 from simulator.engines.sums import RoundSums, SumsLayout
 from simulator.shared_memory import shared_zeros
 
@@ -167,6 +168,7 @@ class _Worker(Forked):
 
 def _work(make: Callable[[], ClientTrainer], shared: _Shared, pipe: Connection) -> None:
     """Train what is ordered, until nobody holds the other end of the pipe any more."""
+    keep_freed_memory()
     trainer = None
     while True:
         try:

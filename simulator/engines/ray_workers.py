@@ -33,6 +33,7 @@ from simulator.client_states import ClientStates
 from simulator.engines.clients import Client
 from simulator.engines.computing import Computing
 from simulator.engines.failure import Failure
+from simulator.engines.memory import keep_freed_memory
 from simulator.engines.processes import Blocks
 from simulator.engines.sums import RoundSums, layouts_of
 from simulator.errors import EngineError, ProcessDied
@@ -79,6 +80,7 @@ class _Worker:
 
     def prepare(self, versions: Mapping[str, str], work: Sequence[ray.ObjectRef[Work]]) -> Failure | None:
         """Load the work, the one item, after a look at the versions here."""
+        keep_freed_memory()
         torch.set_num_threads(1)
         # Ray stores arrays for all processes of a machine to read, and nobody writes to examples.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")

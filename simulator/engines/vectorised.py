@@ -36,7 +36,6 @@ from simulator.client_states import ClientStates
 from simulator.engines.clients import Client
 from simulator.engines.cuda_graphs import padded
 from simulator.engines.examples import Examples
-from simulator.engines.memory import keep_freed_memory
 from simulator.engines.one_step import NotAffine, one_step
 from simulator.engines.oracle import CohortOracle
 from simulator.engines.program import Programs
@@ -75,7 +74,6 @@ class VectorisedTrainer:
     ) -> None:
         self._model, self._algorithm, self._kept = model, algorithm, kept
         self._device, self._at_once, self._programs = programs.device, at_once, programs
-        keep_freed_memory()
         self._examples, self._sizes = Examples(programs.device, population), population.sizes.tolist()
 
     def train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:

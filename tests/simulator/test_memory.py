@@ -1,4 +1,4 @@
-"""The allocator of a process that trains."""
+"""The allocator of our own processes that train is told to keep memory, in huge pages; a host's is left alone."""
 
 import subprocess
 import sys
@@ -6,27 +6,68 @@ from pathlib import Path
 
 import pytest
 
-# Says where the middle of a tensor of 32 MB is, which begins in the page before the first huge one.
-ALLOCATES = """
-import torch
-from simulator.engines.memory import keep_freed_memory
-keep_freed_memory()
-tensor = torch.empty(2**23)
-print(tensor.data_ptr() + 2**24)
-print(open("/proc/self/smaps").read())
+pytestmark = pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no transparent huge pages here"
+)
+# The flags of the memory that the middle of a tensor of 32 MB is in; it begins in the page before the first huge one.
+FLAGS = """
+import sys, torch
+from fedcore.decoding import decoder
+
+def flags():
+    tensor, within = torch.empty(2**23), False
+    place = tensor.data_ptr() + 2**24
+    for name, *rest in (line.split() for line in open("/proc/self/smaps") if line.strip()):
+        if not name.endswith(":"):
+            first, end = (int(one, 16) for one in name.split("-"))
+            within = first <= place < end
+        elif within and name == "VmFlags:":
+            return rest
+"""
+TRAIN = """
+from simulator.simulation import SimulationConfig, simulate
+simulate(SimulationConfig(model="logreg", rounds=1, cohort=3, processes={processes}))
+"""
+COMMAND = """
+from muster.cli import main
+sys.argv = "muster simulate --model logreg --rounds 1 --cohort 3 --processes 1".split()
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+"""
+FORK = """
+from simulator.engines.forked import compute_apart
+found = compute_apart(flags, decoder(list[str]))
+"""
+WORK = """
+from simulator.engines import processes
+from simulator.engines.sums import SumsLayout
+from simulator.errors import EngineError
+
+def trainer():
+    raise EngineError(" ".join(flags()))
+
+try:
+    makes = [trainer] * 2
+    processes.Processes(makes, [SumsLayout({}, {}, False)], [{}]).train(1, {}, [[]])
+except EngineError as error:
+    found = str(error).split()
 """
 
 
-@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no transparent huge pages here")
-def test_tensors_of_a_process_that_trains_lie_in_huge_pages():
-    ran = subprocess.run([sys.executable, "-c", ALLOCATES], check=True, capture_output=True, text=True)
-    place, *lines = ran.stdout.splitlines()
-    within = False
-    for name, *rest in (line.split() for line in lines if line):
-        if not name.endswith(":"):
-            first, end = (int(one, 16) for one in name.split("-"))
-            within = first <= int(place) < end
-        elif within and name == "VmFlags:":
-            assert "hg" in rest
-            return
-    pytest.fail("the tensor is nowhere")
+def flags_after(program):
+    """The flags that a process finds after a program, or that the program found as `found`."""
+    program = f"{FLAGS}{program}\nprint(*globals().get('found') or flags())"
+    ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    return ran.stdout.splitlines()[-1].split()
+
+
+@pytest.mark.parametrize("program", [COMMAND, FORK, WORK], ids=["the command", "a fork", "a worker"])
+def test_tensors_of_a_process_that_trains_lie_in_huge_pages(program):
+    assert "hg" in flags_after(program)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_host_that_simulates_has_its_allocator_as_it_was(processes):
+    assert "hg" not in flags_after(TRAIN.format(processes=processes))
