@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -25,7 +23,7 @@ from ingress.listener import listening
 from ingress.newcomers import Newcomers
 from ingress.origins import open_to
 from ingress.rate_limit import RateLimit
-from ingress.server import HttpConfig, running
+from ingress.server import HttpConfig
 
 DAY_S = 86_400
 DRAIN_S = 10.0
@@ -77,14 +75,7 @@ def serve(config: AuthorityConfig, on_ready: Callable[[str], None] = lambda url:
 
     Raises ingress.errors.CannotListen, and as `AuthorityConfig.issuer`.
     """
-    _Server(config, on_ready).run()
-
-
-@contextmanager
-def serving(config: AuthorityConfig) -> Iterator[str]:
-    """Serve from a thread of this process, for as long as the block runs; gives the URL."""
-    with running("authority", partial(_Server, config)) as url:
-        yield url
+    AuthorityServer(config, on_ready).run()
 
 
 def _app(config: AuthorityConfig) -> Starlette:
@@ -94,7 +85,9 @@ def _app(config: AuthorityConfig) -> Starlette:
     return authority_app(issuer, Beacons(issuer.key.private, servers), newcomers, limit)
 
 
-class _Server(uvicorn.Server):
+class AuthorityServer(uvicorn.Server):
+    """The HTTP server of an authority. on_ready: called with the URL once requests are answered."""
+
     def __init__(self, config: AuthorityConfig, on_ready: Callable[[str], None]) -> None:
         self._limits = ConnectionLimits(config.connection_limit, config.address_connection_limit, config.proxies)
         self._http = HttpConfig(tls_cert=config.tls_cert, tls_key=config.tls_key, drain_s=DRAIN_S)
@@ -103,10 +96,12 @@ class _Server(uvicorn.Server):
         self._on_ready = on_ready
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and serve until it is to stop. Raises ingress.errors.CannotListen."""
         with listening(self._wanted.host, self._wanted.port, self._limits) as listener:
             super().run([listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say the URL."""
         await super().startup(sockets)
         if sockets and self.started:
             self._on_ready(self._http.url(sockets[0]))

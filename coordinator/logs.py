@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import sys
 from textwrap import indent
-from typing import TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -19,13 +18,12 @@ _HEARD = ("authority", "coordinator", "fedcore", "muster", "secagg", "uvicorn")
 """Who is heard from the level asked for. Others only warn: an HTTP client, say, tells every URL, and ids are in it."""
 
 
-def configure_logs(level: str, form: str, stream: TextIO | None = None) -> bool:
-    """Send records of this process from `level` on to `stream`, by default standard error; of others from warnings on.
+def configure_logs(level: str, form: str) -> bool:
+    """Send records of this process from `level` on to standard error; of others from warnings on.
 
     form: "text", "json", or "auto", which is text on a terminal. Gives whether it is text.
     """
-    stream = stream or sys.stderr
-    text = form == "text" or (form == "auto" and stream.isatty())
+    text = form == "text" or (form == "auto" and sys.stderr.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -37,10 +35,10 @@ def configure_logs(level: str, form: str, stream: TextIO | None = None) -> bool:
     ending: list[Processor] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     if text:
         console = structlog.dev.ConsoleRenderer(
-            colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
         ending = [structlog.processors.format_exc_info, _made_visible, console]
-    handler = logging.StreamHandler(stream)
+    handler = logging.StreamHandler()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import NamedTuple
 
 import uvicorn
@@ -25,7 +24,7 @@ from coordinator.settings import Settings
 from ingress.connection_limits import ConnectionLimits
 from ingress.listener import listening
 from ingress.origins import open_to
-from ingress.server import HttpConfig, running
+from ingress.server import HttpConfig
 
 _LOG = logging.getLogger(__name__)
 _GC_YOUNG = 10_000
@@ -58,24 +57,10 @@ def serve(
         if on_ready is not None:
             on_ready(addresses)
 
-    _Devices(Service.open(settings, source), ready).run()
+    DeviceServer(Service.open(settings, source), ready).run()
 
 
-@contextmanager
-def serving(settings: Settings) -> Iterator[str]:
-    """Serve from a thread of this process, for as long as the block runs; gives the URL for devices."""
-    with serving_both(settings) as addresses:
-        yield addresses.devices
-
-
-@contextmanager
-def serving_both(settings: Settings) -> Iterator[Addresses]:
-    """As `serving`; gives both URLs."""
-    with running("coordinator", partial(_Devices, Service.open(settings))) as addresses:
-        yield addresses
-
-
-class _Devices(uvicorn.Server):
+class DeviceServer(uvicorn.Server):
     """The device API; it starts the admin API too, and stops it last, so that a stop can be watched."""
 
     def __init__(self, service: Service, on_ready: Callable[[Addresses], None]) -> None:
@@ -91,6 +76,7 @@ class _Devices(uvicorn.Server):
         self._on_ready = on_ready
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on both ports, and serve until it is to stop. Raises ingress.errors.CannotListen."""
         settings = self._settings
         with (
             listening(settings.host, settings.port, self._limits) as devices,
@@ -101,6 +87,7 @@ class _Devices(uvicorn.Server):
             super().run([devices])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start both ports, and say their URLs."""
         await super().startup(sockets)
         self._serving_admin = asyncio.create_task(self._admin.serve([self._admin_socket]))
         while not self._admin.started and not self._serving_admin.done():
@@ -116,6 +103,7 @@ class _Devices(uvicorn.Server):
             self._on_ready(addresses)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop in order: selection, devices, the admin port."""
         # Before connections are waited for: otherwise a device that waits to be selected holds them open.
         self._service.driver.drain()
         until = time.monotonic() + self._settings.drain_s

@@ -1,16 +1,13 @@
-"""HTTP servers on ports for strangers: their configuration, their URLs, and how they run in a thread."""
+"""HTTP servers on ports for strangers: their configuration and their URLs."""
 
 from __future__ import annotations
 
 import math
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -18,8 +15,6 @@ from starlette.types import ASGIApp
 from ingress.connection import Connection
 from ingress.connection_limits import ConnectionLimits
 from ingress.listener import BACKLOG
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,31 +48,3 @@ class HttpConfig:
             ssl_keyfile=self.tls_key,
             timeout_graceful_shutdown=math.ceil(self.drain_s),
         )
-
-
-@contextmanager
-def running(name: str, server_that_calls: Callable[[Callable[[T], None]], uvicorn.Server]) -> Iterator[T]:
-    """Run a server in a thread for as long as the block runs; gives what the server calls its argument with.
-
-    server_that_calls: makes the server; its argument is to be called once requests are answered. Raises RuntimeError
-    when the server ends before.
-    """
-    ready = threading.Event()
-    found: list[T] = []
-
-    def on_ready(value: T) -> None:
-        """Let the block begin with this value."""
-        found.append(value)
-        ready.set()
-
-    server = server_that_calls(on_ready)
-    thread = threading.Thread(target=server.run, name=name)
-    thread.start()
-    try:
-        while not ready.wait(0.01):
-            if not thread.is_alive():
-                raise RuntimeError(f"the {name} did not start; its log says why")
-        yield found[0]
-    finally:
-        server.should_exit = True
-        thread.join()

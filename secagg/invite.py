@@ -45,11 +45,6 @@ class Invite:
         """Whether devices add noise to their vectors."""
         return any(segment.noise for segment in self.segments)
 
-    @property
-    def dimension(self) -> int:
-        """D, the length of the vector."""
-        return sum(segment.size for segment in self.segments)
-
     def body(self) -> bytes:
         """The message without its signature."""
         terms = INVITE_TERMS.pack(

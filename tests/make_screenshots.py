@@ -15,12 +15,12 @@ from selenium.webdriver.common.keys import Keys
 
 from coordinator.api.tokens import issue
 from coordinator.rules.entities import Role
-from coordinator.server import serving_both
 from coordinator.settings import Settings
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from tests.coordinator.browser import chromium, look_as, shows
 from tests.coordinator.bundles import make_bundle
 from tests.coordinator.pages import play
+from tests.servers import serving_both
 
 SCREENS = Path(__file__).parents[1] / "docs" / "screens"
 MOST_BYTES = 150_000

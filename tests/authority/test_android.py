@@ -10,7 +10,7 @@ import pytest
 from authority.android import AndroidPhones
 from authority.attestation import Attestation
 from authority.errors import BadAndroidFile, NotAttested
-from authority.server import AuthorityConfig, serving
+from authority.server import AuthorityConfig
 from fedcore.errors import WireError
 from fedcore.succession import SucceedingKey
 from fedcore.wire import messages
@@ -29,6 +29,7 @@ from tests.authority.android import (
     certify,
 )
 from tests.authority.test_service import Newcomer, refused
+from tests.servers import authority_serving
 
 ROUNDS = 2000
 NOW = 1_800_000_000
@@ -216,7 +217,7 @@ def test_a_phone_gets_a_credential_over_http_and_no_other_device_does(tmp_path):
     config = AuthorityConfig(key=tmp_path / "key", port=0, android_file=maker.settings(tmp_path))
     newcomer, other = Newcomer(), Newcomer()
     evidence = AndroidKey(maker.chain(attestation_challenge(newcomer.key, newcomer.at)))
-    with serving(config) as url, httpx2.Client(base_url=url, trust_env=False) as client:
+    with authority_serving(config) as url, httpx2.Client(base_url=url, trust_env=False) as client:
         answer = newcomer.ask(client, attestation=evidence)
         assert messages.decode(answer.content, IssuedCredential).credential
         refused(other.ask(client, attestation=evidence), "not-attested")

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from authority.apple import DEVELOPMENT, PRODUCTION, ApplePhones
 from authority.attestation import Attestation
 from authority.errors import BadAndroidFile, BadAppleFile, NotAttested
-from authority.server import AuthorityConfig, serving
+from authority.server import AuthorityConfig
 from fedcore.succession import SucceedingKey
 from fedcore.wire import messages
 from fedcore.wire.attestation import attestation_challenge
@@ -24,6 +24,7 @@ from tests.authority.android import Maker, tlv
 from tests.authority.apple import APP, Apple, authenticator, encoded, key_id
 from tests.authority.test_android import AT, CHALLENGE, KEY, NOW, ROUNDS, damaged
 from tests.authority.test_service import Newcomer, refused
+from tests.servers import authority_serving
 from tests.tree import ROOT
 
 RECORDED = json.loads((ROOT / "tests" / "vectors" / "app_attest.json").read_text())
@@ -236,7 +237,7 @@ def test_an_ios_device_gets_a_credential_and_no_other_does(tmp_path):
     config = AuthorityConfig(key=tmp_path / "key", port=0, apple_file=apple.settings(tmp_path))
     newcomer, other = Newcomer(), Newcomer()
     evidence = AppAttest(apple.statement(attestation_challenge(newcomer.key, newcomer.at)))
-    with serving(config) as url, httpx2.Client(base_url=url, trust_env=False) as client:
+    with authority_serving(config) as url, httpx2.Client(base_url=url, trust_env=False) as client:
         answer = newcomer.ask(client, attestation=evidence)
         assert answer.status_code == 200, answer.text
         messages.decode(answer.content, IssuedCredential)

@@ -5,7 +5,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from authority.beacons import Beacons
 from authority.errors import BeaconRefused
-from authority.server import AuthorityConfig, serving
+from authority.server import AuthorityConfig
 from coordinator.errors import BeaconUnavailable
 from coordinator.keys import Keys
 from coordinator.secure.beacon_client import BeaconClient
@@ -18,6 +18,7 @@ from secagg.errors import BadSignature
 from secagg.merkle import hash_of, root_of
 from secagg.parameters import find
 from tests.secagg.cohort import AUTHORITY, DEADLINE, SERVER, invitation, public, signed
+from tests.servers import authority_serving
 
 N = 65
 CHOSEN = find(N)
@@ -106,7 +107,7 @@ def authority(tmp_path_factory):
     config = AuthorityConfig(
         key=folder / "key", port=0, accept_unattested=True, server_keys=(key_text(public(SERVER)),)
     )
-    with serving(config) as url:
+    with authority_serving(config) as url:
         yield url, key.public
 
 
@@ -147,6 +148,8 @@ def test_an_authority_does_not_start_with_a_servers_key_that_is_none(tmp_path):
     SucceedingKey.new("authority").save(tmp_path / "key")
     with (
         pytest.raises(InvalidKey),
-        serving(AuthorityConfig(key=tmp_path / "key", port=0, accept_unattested=True, server_keys=("ed25519:x",))),
+        authority_serving(
+            AuthorityConfig(key=tmp_path / "key", port=0, accept_unattested=True, server_keys=("ed25519:x",))
+        ),
     ):
         pass

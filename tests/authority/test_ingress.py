@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 import httpx2
 import pytest
 
-from authority.server import AuthorityConfig, serving
+from authority.server import AuthorityConfig
 from authority.service import MOST_BYTES
 from fedcore.succession import SucceedingKey
 from fedcore.wire.messages import Unattested
@@ -27,6 +27,7 @@ from tests.coordinator.connections import (
 )
 from tests.coordinator.devices import SignedBy
 from tests.coordinator.test_operations import self_made_certificate
+from tests.servers import authority_serving
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
 
@@ -39,7 +40,7 @@ def authority(tmp_path):
     @contextmanager
     def run(trust=True, **changes):
         config = AuthorityConfig(key=tmp_path / "key", port=0, accept_unattested=True, **changes)
-        with serving(config) as url, httpx2.Client(base_url=url, trust_env=False, verify=trust) as client:
+        with authority_serving(config) as url, httpx2.Client(base_url=url, trust_env=False, verify=trust) as client:
             yield client
 
     return run

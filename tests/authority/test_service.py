@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from authority.errors import KeyMissing
-from authority.server import AuthorityConfig, serving
+from authority.server import AuthorityConfig
 from fedcore.errors import InvalidKey
 from fedcore.signing import key_text
 from fedcore.succession import SucceedingKey
@@ -20,6 +20,7 @@ from fedcore.wire.signatures import PublicKey, Signer, device_id
 from secagg.credentials import check_credential, prove_possession
 from tests.coordinator.devices import SignedBy
 from tests.device_runtime.process import muster
+from tests.servers import authority_serving
 
 SECRET = b"a secret of the whole fleet"
 DAY_S = 86_400
@@ -33,7 +34,7 @@ def authority(tmp_path_factory):
     key.save(folder / "key")
     (folder / "secret").write_bytes(SECRET)
     config = AuthorityConfig(key=folder / "key", port=0, enrolment_secret_file=folder / "secret", credential_days=2)
-    with serving(config) as url, httpx2.Client(base_url=url, trust_env=False) as client:
+    with authority_serving(config) as url, httpx2.Client(base_url=url, trust_env=False) as client:
         yield client, key.public
 
 

@@ -22,7 +22,6 @@ from coordinator.keys import Keys
 from coordinator.rules.selection import Eligibility
 from coordinator.secure.group import Elsewhere
 from coordinator.secure.round import SecureRoundFactory
-from coordinator.server import serving, serving_both
 from coordinator.settings import Settings
 from coordinator.store.database import Database
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
@@ -35,6 +34,7 @@ from tests.coordinator.bundles import make_bundle, report_vector
 from tests.coordinator.devices import CAPABILITIES, speaking_to
 from tests.coordinator.postgres import binaries, cluster
 from tests.coordinator.ticks import shorten_ticks
+from tests.servers import serving, serving_both
 
 RETRY = RetryWindow(0.0, 0.0)
 SERVER, AUTHORITY = (Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2))

@@ -17,12 +17,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from authority.server import AuthorityConfig, serving
+from authority.server import AuthorityConfig
 from coordinator.store.database import Database
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.signing import key_text
 from fedcore.succession import SucceedingKey
 from muster.server import FOR_ONE_MACHINE, LocalCoordinator
+from tests.servers import authority_serving
 
 PROGRAM = "from tests.coordinator.fork_server import main; main()"
 ROOT = Path(__file__).parents[2]
@@ -116,7 +117,7 @@ def authority(folder: Path, **config: object) -> Iterator[dict[str, object]]:
     key = SucceedingKey.new("authority")
     key.save(folder / "authority.key", replace=True)
     given = {"accept_unattested": True} | config
-    with serving(AuthorityConfig(key=folder / "authority.key", port=0, **given)) as url:
+    with authority_serving(AuthorityConfig(key=folder / "authority.key", port=0, **given)) as url:
         yield {"authority": key_text(key.public), "authority_url": url}
 
 

@@ -15,12 +15,12 @@ from coordinator.api.tokens import authenticate, issue, revoke, tokens
 from coordinator.errors import BadToken, InvalidToken, StoreConflict, UnknownToken
 from coordinator.rules.entities import Role, Task
 from coordinator.rules.states import TaskState
-from coordinator.server import serving_both
 from coordinator.settings import Settings
 from coordinator.store.tables import TOKENS
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, Problem
 from tests.coordinator.bundles import START, make_bundle
+from tests.servers import serving_both
 
 SETTINGS = {"population": "phones", "goal": 2, "rounds": 1}
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from authority.attestation import Attestation
 from coordinator.api.service import Service
-from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.store.database import Database
 from fedcore.signing import key_text
@@ -30,6 +29,7 @@ from tests.coordinator.bundles import report_body
 from tests.coordinator.devices import CAPABILITIES, SignedBy, enrol
 from tests.coordinator.test_api import abort, ask, assign, check_in, put, refused
 from tests.coordinator.test_secure_api import hear, say
+from tests.servers import serving
 
 CHECKINS = "/v1/populations/phones/checkins"
 HELLO = messages.encode(CheckIn(capabilities=CAPABILITIES, examples={"default": 10}))

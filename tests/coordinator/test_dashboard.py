@@ -13,7 +13,6 @@ from selenium.webdriver.common.by import By
 
 from coordinator.api.tokens import issue, revoke
 from coordinator.rules.entities import Role
-from coordinator.server import serving_both
 from coordinator.settings import Settings
 from fedcore.privacy.settings import Privacy
 from tests.coordinator.browser import assert_sound, shows
@@ -21,6 +20,7 @@ from tests.coordinator.bundles import make_bundle, make_private_bundle, report_b
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.pages import change, csrf, log_in
 from tests.coordinator.test_api import assign, check_in, put, wait
+from tests.servers import serving_both
 
 HOSTILE = "<img src=x onerror=document.title='owned'><b>bold & " + "very-long-name-" * 8
 

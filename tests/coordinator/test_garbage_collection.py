@@ -16,7 +16,6 @@ import sqlalchemy
 from coordinator.errors import StoreConflict, UnknownRound
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import TaskSettings
-from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.store.blobs import StoredName
 from coordinator.store.garbage_collection import Collected, Retention, collect, collect_forever, superseded, unknown
@@ -26,6 +25,7 @@ from tests.coordinator.bundles import START, make_bundle, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import assign, put
+from tests.servers import serving
 
 pytestmark = pytest.mark.every_engine
 NOW = Retention(models=2, grace_s=-10)

@@ -11,7 +11,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.api.reports import HEADER_BYTES
-from coordinator.server import serving
 from coordinator.settings import Settings
 from fedcore.wire import messages
 from fedcore.wire.messages import Enrol, Unattested
@@ -31,6 +30,7 @@ from tests.coordinator.connections import (
 )
 from tests.coordinator.devices import enrol, newcomer, speaking_to
 from tests.coordinator.test_api import abort, ask, assign, check_in, put, refused
+from tests.servers import serving
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
 BODY = report_body([1, 0, 0, 0], 1)

@@ -11,13 +11,13 @@ from coordinator.errors import KeysDamaged, KeysDiffer, KeysMissing
 from coordinator.keys import open_lineage, start_anew
 from coordinator.lineage import lineage_file, lineage_key
 from coordinator.rules.states import TaskState
-from coordinator.server import serving
 from coordinator.settings import Settings
 from fedcore.release import decode_release
 from fedcore.signing import SigningKey, key_text
 from muster.releasing import lineage_of, released
 from tests.coordinator.conftest import AUTHORITY_KEY, RELEASE
 from tests.coordinator.test_signed_release import SETTINGS
+from tests.servers import serving
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ import stat
 
 import pytest
 
-from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from tests.coordinator.bundles import make_bundle, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import assign, put
+from tests.servers import serving
 
 STATE = ("state.db", "state.db-wal", "state.db-shm", "state.db.keys", "state.db.keys.lineage")
 

@@ -118,6 +118,7 @@ def test_form_explains_every_setting(operating):
         for one in group.settings:
             assert f'name="{one.name}"' in page
             assert one.meaning
+    assert "sampling_probability" not in page  # which a task refuses to change
     for explained in ("selected per report wanted. Default: 1.3.", "norm of a report. Required with privacy."):
         assert explained in page
 

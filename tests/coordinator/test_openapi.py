@@ -25,12 +25,12 @@ from schemathesis.specs.openapi.checks import (
 
 from coordinator.api.tokens import issue
 from coordinator.rules.entities import Role
-from coordinator.server import serving_both
 from coordinator.settings import Settings
 from fedcore.wire import messages
 from fedcore.wire.messages import CheckIn
 from fedcore.wire.signatures import PublicKey, SignableRequest, Signer, content_digest
 from tests.coordinator.devices import CAPABILITIES, Devices
+from tests.servers import serving_both
 
 EXAMPLES = int(os.environ.get("MUSTER_EXAMPLES", "5"))
 schemathesis.serializer.alias("application/partial-upload", "application/octet-stream")

@@ -24,7 +24,6 @@ from coordinator.api.limits import admit
 from coordinator.api.tokens import issue
 from coordinator.errors import TooManyRequests
 from coordinator.rules.entities import Role
-from coordinator.server import serving_both
 from coordinator.settings import Settings
 from ingress.addresses import caller_of
 from ingress.rate_limit import RateLimit
@@ -34,6 +33,7 @@ from tests.coordinator.connections import begun
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.replicas import until
 from tests.coordinator.test_api import abort, assign, blob, check_in, digest_of, put, refused, wait
+from tests.servers import serving_both
 
 
 @pytest.fixture

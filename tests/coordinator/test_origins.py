@@ -4,12 +4,11 @@ import httpx2
 import pytest
 
 from authority.server import AuthorityConfig
-from authority.server import serving as authority_serving
 from coordinator.errors import InvalidSettings
-from coordinator.server import serving
 from coordinator.settings import Settings, load_settings
 from fedcore.succession import SucceedingKey
 from tests.coordinator.devices import speaking_to
+from tests.servers import authority_serving, serving
 
 PAGE = "https://app.example"
 CHECK_IN = "/v1/populations/p/checkins"

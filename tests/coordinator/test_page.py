@@ -10,10 +10,10 @@ import pytest
 from coordinator.dashboard.join_links import join_link
 from coordinator.errors import InvalidSettings
 from coordinator.rules.task_settings import Secagg
-from coordinator.server import serving, serving_both
 from coordinator.settings import Settings, load_settings
 from tests.coordinator.conftest import RELEASE
 from tests.coordinator.devices import speaking_to
+from tests.servers import serving, serving_both
 
 SCRIPT = b"console.log('a page');" * 50
 AUTHORITY = {"authority": "ed25519:" + "A" * 43, "authority_url": "https://authority.example:8082/below"}

@@ -9,13 +9,13 @@ import sqlalchemy
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.errors import DeviceRevoked, NoLongerNeeded, UnknownDeviceId
-from coordinator.server import serving
 from coordinator.settings import Settings
 from fedcore.wire.messages import CheckIn, encode
 from fedcore.wire.problems import decode_problem
 from fedcore.wire.signatures import PublicKey, Signer, device_id
 from tests.coordinator.devices import CAPABILITIES, SignedBy, enrol, speaking_to
 from tests.coordinator.replicas import until
+from tests.servers import serving
 
 CHECK_IN = encode(CheckIn(capabilities=CAPABILITIES, examples={"default": 10}))
 

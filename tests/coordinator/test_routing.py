@@ -15,7 +15,6 @@ import uvicorn
 from coordinator.keys import Keys
 from coordinator.rules.leases import Replica
 from coordinator.rules.states import AssignmentState
-from coordinator.server import serving
 from coordinator.settings import Settings
 from fedcore import checkpoint
 from fedcore.wire import messages
@@ -24,6 +23,7 @@ from tests.coordinator.bundles import make_bundle, make_plan, report_vector
 from tests.coordinator.devices import CAPABILITIES, speaking_to
 from tests.coordinator.replicas import until
 from tests.coordinator.test_api import ask, assign, check_in, put, refused
+from tests.servers import serving
 
 HELLO = messages.encode(CheckIn(capabilities=CAPABILITIES, examples={"default": 10}))
 

@@ -17,7 +17,6 @@ from coordinator.driver import commit_round
 from coordinator.errors import Unavailable, UnknownBlob
 from coordinator.failpoints import VARIABLE
 from coordinator.rules.aggregation import aggregate
-from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.store.blobs import Blobs
 from coordinator.store.garbage_collection import Retention, collect
@@ -34,6 +33,7 @@ from tests.coordinator.test_backup import commands, run
 from tests.coordinator.test_failpoints import GOAL, PrivateLearners
 from tests.coordinator.test_failpoints import replicas as replicas  # noqa: PLC0414 - a fixture
 from tests.coordinator.test_privacy import fail, ledger
+from tests.servers import serving
 
 pytestmark = pytest.mark.every_engine
 PRIVACY = Privacy(epsilon=8, delta=1e-6, users=1000, noise_multiplier=2, mechanism="gaussian")

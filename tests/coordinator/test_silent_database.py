@@ -8,7 +8,6 @@ import httpx2
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.server import serving_both
 from coordinator.settings import Settings
 from coordinator.store import database_engines
 from coordinator.store.tasks import open_coordinator_store
@@ -18,6 +17,7 @@ from tests.coordinator.devices import SignedBy, enrol, speaking_to
 from tests.coordinator.link import link_to
 from tests.coordinator.replicas import until
 from tests.coordinator.test_api import assign, blob, check_in, put, refused
+from tests.servers import serving_both
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 MANY = 30

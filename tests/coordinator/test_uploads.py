@@ -16,7 +16,6 @@ from coordinator.api import reports
 from coordinator.api.limits import MemoryBudget
 from coordinator.api.uploads import Part, Uploads
 from coordinator.errors import ConflictingReport, NoLongerNeeded, TooLarge, Unavailable
-from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.store.tables import ASSIGNMENTS
 from device_runtime.protocol import transport
@@ -31,6 +30,7 @@ from tests.coordinator.conftest import committed
 from tests.coordinator.connections import begun, hung_up
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import abort, assign, put, refused
+from tests.servers import serving
 
 BODY = report_body([1, 0, 0, 0], 1)
 HALF = len(BODY) // 2

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from device_runtime.session import DeviceConfig, run_session
@@ -22,6 +21,7 @@ from tests.coordinator.conftest import committed
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import ask, check_in
 from tests.device_runtime.nginx import CONFIGURATION, nginx_before
+from tests.servers import serving
 
 DATE = "Date: Thu, 01 Jan 1970 00:00:00 GMT"
 

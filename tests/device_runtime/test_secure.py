@@ -35,7 +35,7 @@ from secagg.server import Server
 from secagg.session_phase import SessionPhase
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import answer, refusal, status
-from tests.secagg.cohort import session_of
+from tests.secagg.cohort import dimension, session_of
 
 
 def private(seed):
@@ -97,7 +97,7 @@ class Aggregator:
         self.peers = {}
         for slot in range(1, 9):
             credential = issue(AUTHORITY, public(private(10 + slot)), bytes([slot]) * 16, NEVER)
-            vector_D = np.zeros(invite.dimension, np.float32)
+            vector_D = np.zeros(dimension(invite), np.float32)
             brought = SessionInput(vector_D, 1, invite.model_hash, invite.layout_hash, credential)
             self.peers[slot] = Client(private(10 + slot), policy, brought)
         self.messages = dict.fromkeys(range(9), self.server.invitation)

@@ -15,7 +15,6 @@ import sqlalchemy
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from coordinator.errors import KeysDiffer, KeysMissing, UnknownRound
-from coordinator.server import serving_both
 from coordinator.settings import Settings
 from coordinator.store.tables import RELEASES
 from coordinator.store.tasks import open_coordinator_store
@@ -30,6 +29,7 @@ from tests.coordinator.pages import csrf, log_in
 from tests.coordinator.replicas import until
 from tests.coordinator.test_api import assign, check_in, put
 from tests.muster.test_cli import in_process
+from tests.servers import serving_both
 
 
 @pytest.fixture

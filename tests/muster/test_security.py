@@ -11,7 +11,6 @@ from coordinator.api.tokens import issue
 from coordinator.errors import RoleLacking
 from coordinator.keys import Keys, open_lineage
 from coordinator.rules.entities import Role
-from coordinator.server import serving_both
 from coordinator.settings import Settings
 from coordinator.store.tables import AUDIT
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
@@ -20,6 +19,7 @@ from fedcore.succession import SucceedingKey
 from muster import security
 from muster.app import app
 from tests.coordinator.bundles import make_bundle
+from tests.servers import serving_both
 
 POLICY = """
 signers = ["{key}"]

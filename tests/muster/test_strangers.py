@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import re
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -199,10 +200,11 @@ def test_progress_on_a_terminal_moves_nothing_but_its_bar(monkeypatch):
 def test_lines_of_a_services_log_are_of_its_making(colours, monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: colours)
+    monkeypatch.setattr(sys, "stderr", stream)
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     try:
-        assert configure_logs("info", "text", stream)
+        assert configure_logs("info", "text")
         for name in ("coordinator.driver", "authority.service"):
             try:
                 raise ValueError(HOSTILE)

@@ -55,6 +55,11 @@ class Lax(AggregationPolicy):
         pass
 
 
+def dimension(invite):
+    """D, the length of the vector."""
+    return sum(segment.size for segment in invite.segments)
+
+
 def invitation(segments=EXACT, **changes):
     fields = {
         "mode": ACTIVE, "task": TASK, "round": 7, "deadline": DEADLINE, "n_max": 200, "min_sum": 2,
@@ -89,7 +94,7 @@ class Cohort:
             self.server = Server(self.invite, SERVER, public(AUTHORITY))
         self.identities = {10 + i: private(100 + i) for i in range(self.n)}
         self.policy = policy(self.kind, allow_honest=self.invite.mode != ACTIVE)
-        self.vectors = self.vectors or integers(self.identities, self.invite.dimension)
+        self.vectors = self.vectors or integers(self.identities, dimension(self.invite))
         self.clients = {slot: self.client(slot) for slot in self.identities}
         self.replies = {}
 

@@ -11,7 +11,7 @@ from secagg.errors import BelowThreshold, OutOfOrder, TooFewNeighbours
 from secagg.invite import ACTIVE, HONEST, Invite
 from secagg.packing import PackedSegment
 from secagg.parameters import GraphParameters
-from tests.secagg.cohort import EXACT, Cohort, integers, invitation
+from tests.secagg.cohort import EXACT, Cohort, dimension, integers, invitation
 
 STAGES = ("M1", "M3", "M5", "M7", "M9", "M11")
 SMALL = invitation(mode=HONEST, segments=(PackedSegment(3, 16, 8, 0.0, 255.0),), min_sum=2)
@@ -35,7 +35,7 @@ def enough(sizes, n, t, min_sum):
 def check(n, t, invite, gone):
     """Run a session in which `gone` leave at each message, and compare with what must come out."""
     slots = range(10, 10 + n)
-    vectors = integers(slots, invite.dimension, n)
+    vectors = integers(slots, dimension(invite), n)
     cohort = Cohort(n, invite, complete(t), vectors=vectors, weights={slot: slot for slot in slots})
     gone = [[slots[place] for place in places] for places in gone]
     left, sizes = n, []

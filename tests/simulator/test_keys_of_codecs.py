@@ -9,7 +9,6 @@ import pytest
 from coordinator.driver import transaction
 from coordinator.driver.make_assignments import for_device
 from coordinator.secure.round import SecureRound
-from coordinator.server import serving_both
 from coordinator.settings import Settings
 from coordinator.store.tasks import open_coordinator_store
 from device_runtime.backends.onnxruntime import OnnxRuntime
@@ -23,6 +22,7 @@ from fedcore.codecs.codec import RoundKey
 from fedcore.codecs.compression import Compression
 from muster.server import FOR_ONE_MACHINE, LocalCoordinator
 from tests.coordinator.fork_server import authority
+from tests.servers import serving_both
 from tests.simulator.test_secure_rounds import DEVICES, World
 
 ALGORITHM = create("fedavg", {"batch_size": 8, "weighting": "uniform"})

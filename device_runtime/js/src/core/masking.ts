@@ -16,7 +16,7 @@ const [METRIC_BITS, METRIC_STEP] = [20, 0.125];
 const CLAMPED_BITS = 10;
 
 /** How the values of a segment become fixed-point numbers of `bits` in [low, high]; the rest as in a session's. */
-export interface FixedPoint {
+interface FixedPoint {
   readonly size: number;
   readonly inBits: number;
   readonly low: number;

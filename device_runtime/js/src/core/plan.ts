@@ -12,7 +12,7 @@ import { checked, count, digest, parseJson } from "./json.ts";
 import { sha256 } from "./primitives.ts";
 import { checkLayout, layoutSchema } from "./report.ts";
 
-export const PLAN_VERSION = 1;
+const PLAN_VERSION = 1;
 /** The longest plan, in bytes of JSON. */
 export const MOST_PLAN_BYTES = 4 * 2 ** 20;
 /** The name of the graph that makes the mean segments of the report. */
@@ -28,7 +28,7 @@ export const CALLS_HELD = 2;
 
 const ELEMENT_BYTES = { float32: 4, int64: 8, int32: 4, uint8: 1 } as const;
 const positive = v.pipe(count, v.minValue(1));
-export const vectorSchema = v.object({ name: v.string(), size: count });
+const vectorSchema = v.object({ name: v.string(), size: count });
 export const blobSchema = v.object({ sha256: digest, size: count });
 const loopSchema = v.object({
   batch_size: positive,
@@ -70,7 +70,7 @@ export type BlobRef = v.InferOutput<typeof blobSchema>;
 export type Loop = v.InferOutput<typeof loopSchema>;
 export type PassPlan = v.InferOutput<typeof passSchema>;
 export type Field = v.InferOutput<typeof fieldSchema>;
-export type TripPlan = v.InferOutput<typeof tripSchema>;
+type TripPlan = v.InferOutput<typeof tripSchema>;
 /** A plan as one round runs it: of a plan with two trips, the members are those of the round's. */
 export type Plan = Omit<v.InferOutput<typeof planSchema>, "second">;
 

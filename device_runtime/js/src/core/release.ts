@@ -40,14 +40,13 @@ const entrySchema = v.object({ release: digest, round: count, parent: digest, ch
 const headSchema = v.object({ size: count, root: digest });
 export const proofSchema = v.object({ head: signedSchema, position: count, path: bytes() });
 
-export type PlanSignature = v.InferOutput<typeof signatureSchema>;
+type PlanSignature = v.InferOutput<typeof signatureSchema>;
 export type Signed = v.InferOutput<typeof signedSchema>;
 export type Release = v.InferOutput<typeof releaseSchema>;
 /** How a secure round makes its sums: nobody but the release key may move it. */
 export type SumBounds = Release["bounds"];
 export type LineageEntry = v.InferOutput<typeof entrySchema>;
 export type TreeHead = v.InferOutput<typeof headSchema>;
-export type LogProof = v.InferOutput<typeof proofSchema>;
 
 /** A public key of Ed25519, 32 bytes, from its text. Throws FormatError. */
 export function publicKey(signer: string): Bytes {

@@ -6,7 +6,7 @@ import { nameOf, type Target } from "./target.ts";
 const VERSION = 1;
 
 /** What the database holds: texts of the store, key pairs, examples, and when blobs were used. */
-export type Part = "texts" | "keys" | "examples" | "blobs";
+type Part = "texts" | "keys" | "examples" | "blobs";
 
 /** Open the database of a target, which is made at the first time. Throws StateDamaged. */
 export async function openDatabase(target: Target): Promise<IDBDatabase> {

@@ -41,7 +41,7 @@ const PARTS: Readonly<Record<string, { readonly entries: object }>> = { per_day:
 export type Policy = v.InferOutput<typeof policySchema>;
 
 /** The enrolment authority that a policy names. url: empty where the coordinator says it. */
-export interface NamedAuthority {
+interface NamedAuthority {
   readonly key: Bytes;
   readonly url: string;
 }

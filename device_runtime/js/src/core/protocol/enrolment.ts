@@ -19,7 +19,7 @@ import { type Identity, Transport } from "./transport.ts";
 const SPENT = 2 / 3;
 
 /** The two private keys of a device: of its requests, and of secure aggregation. */
-export interface DeviceKeys {
+interface DeviceKeys {
   readonly device: SigningKey;
   readonly secagg: SigningKey;
 }

@@ -10,7 +10,7 @@ import { fromHex } from "../bytes.ts";
 export const CHUNK_BYTES = 1 << 19;
 
 /** A memory of two chunks, and functions that add to `size` bytes of words in the first as many of the second. */
-export interface Adder {
+interface Adder {
   readonly memory: { readonly buffer: ArrayBuffer };
   add(size: number): void;
   subtract(size: number): void;

@@ -14,7 +14,7 @@ const [SEED_SHARE, KEY_SHARE] = [0, 1];
 
 /** The last step that a device took after M6. It only ever grows. */
 export const STAGE = { MASKED: 0, CONFIRMED: 1, REVEALED: 2 } as const;
-export type Stage = (typeof STAGE)[keyof typeof STAGE];
+type Stage = (typeof STAGE)[keyof typeof STAGE];
 
 /** A neighbour that shared its secrets: its id, and its share of either secret; 0 once it must never leave. */
 export interface Peer {

@@ -48,7 +48,7 @@ import { included, openBoxes } from "./sharing.ts";
 import { checkConfirmations, checkSurvivors } from "./survivors.ts";
 
 /** The answer to a message: the bytes to send next, the state that must be durable before, and whether it was the last. */
-export interface Reply {
+interface Reply {
   readonly message?: Bytes;
   readonly keep?: Bytes;
   readonly done: boolean;

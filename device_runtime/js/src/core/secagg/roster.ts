@@ -13,7 +13,7 @@ import { climb, depth } from "./merkle.ts";
 import { checkParameters, type GraphParameters } from "./parameters.ts";
 
 const DEVICE_BYTES = 16;
-export const CREDENTIAL_BYTES = DEVICE_BYTES + 8 + SIGNATURE_BYTES;
+const CREDENTIAL_BYTES = DEVICE_BYTES + 8 + SIGNATURE_BYTES;
 const BEACON_BYTES = SIGNATURE_BYTES;
 
 /** M1. A device's id and its keys for this session, signed, and its credential. */

@@ -102,10 +102,8 @@ export const ANSWERS = {
 
 export type Offer = v.InferOutput<typeof offerSchema>;
 export type Rejected = v.InferOutput<typeof rejectedSchema>;
-export type Accepted = v.InferOutput<typeof acceptedSchema>;
 export type Assignment = v.InferOutput<typeof assignmentSchema>;
 export type RetryWindow = v.InferOutput<typeof retrySchema>;
-export type Enrolled = v.InferOutput<typeof ANSWERS.enrolled>;
 
 /** An answer from JSON. Throws FormatError, which says which member is wrong. */
 export function decodeAnswer<K extends keyof typeof ANSWERS>(kind: K, data: Bytes): v.InferOutput<(typeof ANSWERS)[K]> {

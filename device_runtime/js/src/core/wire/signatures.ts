@@ -10,7 +10,7 @@ const NONCE_BYTES = 16;
 const ID_HEX = 32;
 
 /** The parts of a request that a signature can cover. Names of header fields are in lower case. */
-export interface SignableRequest {
+interface SignableRequest {
   readonly method: string;
   readonly url: URL;
   readonly fields: Readonly<Record<string, string>>;
