@@ -329,7 +329,7 @@ class _Session:
         return stored
 
     def _secure(self, due: Moment) -> SecureDelivery:
-        from device_runtime.protocol.secure import AnsweredRounds, SecureDelivery  # noqa: PLC0415  # rarely needed
+        from device_runtime.protocol.secure import AnsweredRounds, SecureDelivery  # rarely needed
 
         return SecureDelivery(
             enrolments=self._enrolments,

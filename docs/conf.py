@@ -75,7 +75,7 @@ def _navigation(index: str) -> Iterator[str]:
 
 
 def _commands() -> Iterator[str]:
-    from muster.app import app  # noqa: PLC0415  # as the command line has it
+    from muster.app import app  # as the command line has it
 
     os.environ["COLUMNS"] = "100"
     whole = typer.main.get_command(app)
@@ -92,7 +92,7 @@ def _help(command: click.Command, context: click.Context) -> Iterator[str]:
 
 def _help_of_device() -> str:
     """Of the one command that is not made with the others' framework."""
-    from muster.commands import device  # noqa: PLC0415
+    from muster.commands import device
 
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):

@@ -46,7 +46,7 @@ class Checkpoint:
             wanted[name].copy_(value)
 
     def _read(self) -> Mapping[str, Tensor]:
-        import safetensors.torch  # noqa: PLC0415  # the engine loads without it
+        import safetensors.torch  # the engine loads without it
 
         try:
             data = Path(self.path).read_bytes()

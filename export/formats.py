@@ -28,14 +28,14 @@ class Format:
 
 
 def _onnx() -> Format:
-    from export.decompositions import TABLE  # noqa: PLC0415
-    from export.onnx import OPSET, steps_to_onnx, to_onnx  # noqa: PLC0415, loads onnx
+    from export.decompositions import TABLE
+    from export.onnx import OPSET, steps_to_onnx, to_onnx
 
     return Format("onnx", f"opset {OPSET}", False, TABLE, to_onnx, steps_to_onnx)
 
 
 def _executorch() -> Format:
-    from export.executorch import EXPORTER, TABLE, to_executorch  # noqa: PLC0415, loads executorch
+    from export.executorch import EXPORTER, TABLE, to_executorch
 
     return Format("executorch", EXPORTER, True, TABLE, to_executorch)
 

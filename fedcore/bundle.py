@@ -138,7 +138,7 @@ class Bundle:
         signature = self.manifest.signature
         if signature is None:
             return None
-        from fedcore.signing import verify  # noqa: PLC0415  # most bundles have no signature
+        from fedcore.signing import verify  # most bundles have no signature
 
         verify(self.manifest.plan, signature)
         return signature.signer

@@ -97,9 +97,9 @@ def _words(error: Exception) -> str | None:
 
 def _run() -> None:
     if sys.argv[1:2] == ["device"]:
-        from muster.commands import device  # noqa: PLC0415
+        from muster.commands import device
 
         sys.exit(device.main(sys.argv[2:]))
-    from muster.app import app  # noqa: PLC0415
+    from muster.app import app
 
     app()

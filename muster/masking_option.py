@@ -25,6 +25,6 @@ _PARTS = ("clip_norm", "bits", "max_examples", "group_size")
 
 def parse_masking(pairs: list[str]) -> Secagg:
     """How reports are masked by these parts. Raises typer.BadParameter, or InvalidTask, naming what is wrong."""
-    from simulator.masked_sums import from_words  # noqa: PLC0415  # it loads torch, which `--help` must not
+    from simulator.masked_sums import from_words  # it loads torch, which `--help` must not
 
     return parse_parts("--secagg", pairs, _PARTS, from_words)

@@ -35,8 +35,8 @@ def parse_privacy(pairs: list[str] | None, rounds: int, min_separation_rounds: i
     """
     if not pairs:
         return None
-    from fedcore.masking import least_square  # noqa: PLC0415  # as below
-    from fedcore.privacy.accounting import calibrated  # noqa: PLC0415  # to list the commands must load nothing heavy
+    from fedcore.masking import least_square
+    from fedcore.privacy.accounting import calibrated
 
     fields = [name for name in Privacy.__struct_fields__ if name not in _OWN]
     given = {"min_separation_rounds": min_separation_rounds}

@@ -25,6 +25,6 @@ PrivateParts = Annotated[
 
 def parse_private_training(pairs: list[str]) -> PrivateTraining:
     """The privacy of these parts. Raises typer.BadParameter, or EngineError, naming the part that is wrong."""
-    from simulator.private_training import PrivateTraining, from_words  # noqa: PLC0415  # it loads torch, which `--help` must not
+    from simulator.private_training import PrivateTraining, from_words  # it loads torch, which `--help` must not
 
     return parse_parts("--privacy", pairs, PrivateTraining.__struct_fields__, from_words)

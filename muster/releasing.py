@@ -34,7 +34,7 @@ def released(  # noqa: PLR0913  # a release says so much
     lineage: the public key with which the coordinator signs checkpoints. counter: devices that have seen a greater one
     of this key for the population refuse the release. algorithm_modules: as of `open_coordinator_store`.
     """
-    from coordinator.store.tasks import release_of  # noqa: PLC0415  # to list the commands must load nothing heavy
+    from coordinator.store.tasks import release_of
 
     expires_at = int(time.time()) + days * 24 * 3600
     release = release_of(
@@ -48,8 +48,8 @@ def lineage_of(store: CoordinatorStore | RemoteStore, settings: Callable[[], Set
 
     On a store that knows none yet, the key is made. Raises KeysMissing, KeysDamaged or KeysDiffer.
     """
-    from coordinator.keys import open_lineage  # noqa: PLC0415
-    from muster.remote import RemoteStore  # noqa: PLC0415
+    from coordinator.keys import open_lineage
+    from muster.remote import RemoteStore
 
     if isinstance(store, RemoteStore):
         return store.lineage
@@ -61,8 +61,8 @@ def roll_back(store: CoordinatorStore | RemoteStore, task: str, number: int, set
 
     Raises also KeysMissing, KeysDamaged, KeysDiffer.
     """
-    from coordinator.keys import open_lineage  # noqa: PLC0415
-    from muster.remote import RemoteStore  # noqa: PLC0415
+    from coordinator.keys import open_lineage
+    from muster.remote import RemoteStore
 
     if isinstance(store, RemoteStore):
         store.roll_back(task, number)
@@ -77,9 +77,9 @@ def certificate(
 
     Raises also KeysMissing, KeysDamaged, KeysDiffer.
     """
-    from coordinator.certificates import certify  # noqa: PLC0415
-    from coordinator.keys import open_lineage  # noqa: PLC0415
-    from muster.remote import RemoteStore  # noqa: PLC0415
+    from coordinator.certificates import certify
+    from coordinator.keys import open_lineage
+    from muster.remote import RemoteStore
 
     if isinstance(store, RemoteStore):
         return store.certificate(task, number)
@@ -88,7 +88,7 @@ def certificate(
 
 def release_facts(release: Signed) -> dict[str, object]:
     """What an operator wants to know of a release."""
-    from fedcore.release import decode_release  # noqa: PLC0415
+    from fedcore.release import decode_release
 
     found = decode_release(release.text)
     until = datetime.fromtimestamp(found.expires_at, UTC).isoformat(sep=" ", timespec="seconds")

@@ -192,7 +192,7 @@ def _least_epsilon(canaries: int, guesses: int, right: int, delta: float, doubt:
 
 def _chance(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
     """The probability that a mechanism of (ε, δ) allows so many right guesses, at most (Theorem 5.2)."""
-    from scipy.stats import binom  # noqa: PLC0415  # it comes with the extra `privacy`
+    from scipy.stats import binom  # it comes with the extra `privacy`
 
     each = 1 / (1 + math.exp(-epsilon))
     exactly = binom.pmf(np.arange(right - 1, -1, -1), guesses, each)

@@ -140,7 +140,7 @@ class Engine:
     def _cohort_trainer(self, computing: Computing) -> CohortTrainer:
         model, algorithm = self._model, self._algorithm
         if computing.on_ray:
-            from simulator.engines.ray_workers import RayWorkers, Work  # noqa: PLC0415  # Ray is an extra
+            from simulator.engines.ray_workers import RayWorkers, Work  # Ray is an extra
 
             return RayWorkers(Work(model, algorithm, self._population, computing), self._clients)
         layouts = layouts_of(model, algorithm)

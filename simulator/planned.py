@@ -88,7 +88,7 @@ class SimulatedPlan:
 
     def choice(self, computing: Computing) -> Choice:
         """The plan's own graphs. Raises EngineError where they cannot run."""
-        from simulator.engines.graphs import graphs_of  # noqa: PLC0415  # needs ONNX Runtime
+        from simulator.engines.graphs import graphs_of  # needs ONNX Runtime
 
         if computing.on_gpu:
             raise EngineError(f"the graphs of a plan run on the CPU, not on {computing.device}; leave --device out")

@@ -148,7 +148,7 @@ def _begin_on_server(connection: Connection) -> None:
 
 
 def _postgresql(url: URL, reply_s: float | None) -> Engines:
-    from coordinator.store.bounded_connection import BoundedConnection  # noqa: PLC0415 - it loads PostgreSQL's library
+    from coordinator.store.bounded_connection import BoundedConnection  # it loads PostgreSQL's library
 
     def connect(_dialect: object, _record: object, arguments: list[Any], named: dict[str, Any]) -> BoundedConnection:
         connection = BoundedConnection.connect(*arguments, **named)

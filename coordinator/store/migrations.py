@@ -92,9 +92,9 @@ def _changing(engines: Engines) -> Iterator[Connection]:
 
 def _run(connection: Connection, before: str, to: str, name: str) -> None:
     # Imported late: a database that needs no change should not pay for it.
-    from alembic import command  # noqa: PLC0415
-    from alembic.config import Config  # noqa: PLC0415
-    from alembic.script import ScriptDirectory  # noqa: PLC0415
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
 
     config = Config()
     config.set_main_option("script_location", "coordinator.store:revisions")

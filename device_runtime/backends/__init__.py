@@ -11,13 +11,13 @@ from device_runtime.errors import ConfigError
 
 
 def _onnxruntime() -> Backend:
-    from device_runtime.backends.onnxruntime import OnnxRuntime  # noqa: PLC0415
+    from device_runtime.backends.onnxruntime import OnnxRuntime
 
     return OnnxRuntime()
 
 
 def _executorch() -> Backend:
-    from device_runtime.backends.executorch import ExecuTorch  # noqa: PLC0415
+    from device_runtime.backends.executorch import ExecuTorch
 
     return ExecuTorch()
 
@@ -37,7 +37,7 @@ def unsupported(own: str, offered: Sequence[str]) -> str:
 def runtime_of(name: str) -> str:
     """Name and version of the engine of this name, without loading it. Raises ConfigError when it is not here."""
     if name == "executorch":
-        from device_runtime.native.library import VERSION, find  # noqa: PLC0415
+        from device_runtime.native.library import VERSION, find
 
         find()
         return f"executorch {VERSION}"

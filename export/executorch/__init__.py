@@ -56,7 +56,7 @@ def _program() -> ModuleType:
     """The rest of the exporter, which loads ExecuTorch: optional, slow and talkative."""
     with _quiet():
         try:
-            from export.executorch import program  # noqa: PLC0415
+            from export.executorch import program
         except ModuleNotFoundError as error:
             raise ExportError("the ExecuTorch exporter is not installed: pip install muster-fl[executorch]") from error
     return program

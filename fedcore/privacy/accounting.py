@@ -113,7 +113,7 @@ def _check_alike(rows: Sequence[Noise]) -> None:
 
 def _dp_accounting() -> Any:
     try:
-        import dp_accounting  # noqa: PLC0415 - takes a second, and only private training needs it
+        import dp_accounting  # takes a second, and only private training needs it
     except ModuleNotFoundError as error:
         raise PrivacyError("dp-accounting is not installed: pip install 'muster-fl[privacy]'") from error
     return dp_accounting

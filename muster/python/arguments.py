@@ -19,7 +19,7 @@ def of_kind(name: str, value: object, kinds: tuple[type, ...], expected: str) ->
 
 def check_trained(model: object, algorithm: object, settings: object) -> None:
     """Raise TypeError unless a model, an algorithm and its settings are what `simulate` and `export` take."""
-    from export.model import ModelSpec  # noqa: PLC0415  # needs torch, which a coordinator has not
+    from export.model import ModelSpec  # needs torch, which a coordinator has not
 
     of_kind("model", model, (str, ModelSpec), MODEL)
     made = dataclasses.is_dataclass(algorithm) and not isinstance(algorithm, type) and hasattr(algorithm, "weighting")

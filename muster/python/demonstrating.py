@@ -68,14 +68,14 @@ def trained(  # noqa: PLR0913  # a demo's settings, and who watches
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-demo-", dir=memory_folder())))
         with loading():
             # Coordinator and devices start meanwhile, on another core.
-            from muster.server import starting_coordinator  # noqa: PLC0415
-            from simulator.fleet.fork_servers import HERE, fork_servers  # noqa: PLC0415
+            from muster.server import starting_coordinator
+            from simulator.fleet.fork_servers import HERE, fork_servers
 
             modules = ",".join(filter(None, map(module_of, names)))
             started = stack.enter_context(starting_coordinator(folder, secure=secure, algorithms=modules))
             servers = stack.enter_context(fork_servers({HERE: ["onnxruntime"]}))
-            from muster.demo_tasks import DemoConfig, run_demo  # noqa: PLC0415
-            from simulator.engines.threads import one_thread  # noqa: PLC0415
+            from muster.demo_tasks import DemoConfig, run_demo
+            from simulator.engines.threads import one_thread
 
         stack.enter_context(one_thread())
         config = DemoConfig(names, rounds, devices, folder, seed, secure, out)
@@ -85,7 +85,7 @@ def trained(  # noqa: PLR0913  # a demo's settings, and who watches
 @contextmanager
 def _folder(out: Path) -> Iterator[None]:
     """The new folder of what is kept, made before anything is trained; it goes again where nothing was kept."""
-    from simulator.runs.folder import check_free, writing  # noqa: PLC0415  # others need not load it
+    from simulator.runs.folder import check_free, writing  # others need not load it
 
     check_free(out)
     with writing(out):

@@ -91,7 +91,7 @@ class Run:
         Raises ModuleNotFoundError without pandas.
         """
         try:
-            import pandas as pd  # noqa: PLC0415  # nothing else needs it
+            import pandas as pd  # nothing else needs it
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 "`run.curve` is a table of pandas: pip install pandas, or take `run.result.curve`, a list",
@@ -109,7 +109,7 @@ class Run:
 
         Raises ModuleNotFoundError without matplotlib, EngineError for a figure that no point has, and NotWritten.
         """
-        from muster.run_curves import figure_of, write_figure  # noqa: PLC0415  # needs matplotlib
+        from muster.run_curves import figure_of, write_figure  # needs matplotlib
 
         measured = [(point["round"], point[y]) for point in self.points if y in point]
         if not measured:
@@ -166,7 +166,7 @@ def simulate(
             "a run in a folder is loaded again when it is resumed, so it takes names alone: give model, users and "
             "algorithm as package.module:function (docs/simulation.md), or leave `out` out"
         )
-    from muster.run_folders import start  # noqa: PLC0415  # draws
+    from muster.run_folders import start  # draws
 
     result = start(Path(out), config, on_round)
     kept = read_run(out)

@@ -18,7 +18,7 @@ DTYPES = {"bytes_list": np.object_, "float_list": np.float32, "int64_list": np.i
 
 def fields_of(example: bytes) -> dict[str, Array]:
     """The fields of an example: bytes, float32 or int64, (values,). Raises ValueError when it is none."""
-    from google.protobuf.message import DecodeError  # noqa: PLC0415
+    from google.protobuf.message import DecodeError
 
     try:
         features = example_class().FromString(example).features.feature
@@ -34,7 +34,7 @@ def fields_of(example: bytes) -> dict[str, Array]:
 @functools.cache
 def example_class() -> Any:
     """The class of messages tf.train.Example."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="muster/example.proto", package="tensorflow", syntax="proto3")

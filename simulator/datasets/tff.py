@@ -98,7 +98,7 @@ def _splits(folder: Path, files: Files) -> Iterator[_Split]:
 
 def _in_hdf5(path: Path, look: Callable[[Any], Any]) -> Any:
     """What `look` finds in the group `examples`. Raises DatasetError."""
-    import h5py  # noqa: PLC0415
+    import h5py
 
     try:
         with h5py.File(path, "r") as file:

@@ -102,7 +102,7 @@ def _shown(facts: Mapping[str, object]) -> str:
 
 
 def _read_parquet(path: Path) -> dict[str, Array]:
-    import pyarrow.parquet  # noqa: PLC0415
+    import pyarrow.parquet
 
     try:
         table = pyarrow.parquet.read_table(path)
@@ -119,8 +119,8 @@ def _read_parquet(path: Path) -> dict[str, Array]:
 
 def _array(column: Any, where: str) -> Array:
     """A column of Arrow as an array; lists give it further axes."""
-    import pyarrow  # noqa: PLC0415
-    import pyarrow.compute  # noqa: PLC0415
+    import pyarrow
+    import pyarrow.compute
 
     if column.null_count:
         raise DatasetError(f"{where} has {column.null_count} missing values; fill them in, or leave the examples out")

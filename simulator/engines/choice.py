@@ -68,7 +68,7 @@ def _obstacle(algorithm: Algorithm, device: str) -> str:
 
 def _on_graphs(model: Model, algorithm: Algorithm, users: Population, torch_alone: Computing) -> Computing:
     """The same computing on graphs, after a trial of the model as they train: one client at a time."""
-    from simulator.engines.graphs import EXPORTED, export_graphs  # noqa: PLC0415  # needs ONNX Runtime
+    from simulator.engines.graphs import EXPORTED, export_graphs  # needs ONNX Runtime
 
     check_model(model, users, replace(torch_alone, at_once=1))
     export = functools.partial(export_graphs, model, algorithm)

@@ -93,7 +93,7 @@ class Computing:
             programs = Programs(device, CudaGraphs(device) if device.type == "cuda" else None)
             at_once = functools.partial(self.together, model)
             return VectorisedTrainer(model.on(device), algorithm, population, kept, programs=programs, at_once=at_once)
-        from simulator.engines.graphs import GraphsTrainer  # noqa: PLC0415  # needs ONNX Runtime, which torch does not
+        from simulator.engines.graphs import GraphsTrainer  # needs ONNX Runtime, which torch does not
 
         return GraphsTrainer(self.graphs, population)
 

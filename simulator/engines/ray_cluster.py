@@ -30,7 +30,7 @@ def connect(address: str, workers: int | None, *, on_gpus: bool = False) -> int:
     """
     _check_installed()
     _check_address(address)
-    import ray  # noqa: PLC0415  # an extra, and it takes a second
+    import ray  # an extra, and it takes a second
 
     if not ray.is_initialized():
         local = address == "local"

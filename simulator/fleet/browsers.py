@@ -117,7 +117,7 @@ class BrowserHost:
             threading.Thread(target=self._session, args=(_START.decode(line),), daemon=True).start()
 
     def _session(self, start: Start) -> None:
-        from selenium.common.exceptions import WebDriverException  # noqa: PLC0415
+        from selenium.common.exceptions import WebDriverException
 
         given = {
             "coordinator": start.coordinator,

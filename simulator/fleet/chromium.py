@@ -26,7 +26,7 @@ def program() -> str | None:
 
 def programs() -> tuple[str, str]:
     """The paths of Chromium and of its driver. Raises BrowserMissing, and ModuleNotFoundError without selenium."""
-    import selenium  # noqa: F401, PLC0415  # the extra `browser`
+    import selenium  # noqa: F401  # the extra `browser`
 
     found, driver = program(), shutil.which("chromedriver")
     if found is None or driver is None:
@@ -41,7 +41,7 @@ def chromium(*arguments: str, capabilities: Mapping[str, object]) -> Iterator[we
     capabilities: of WebDriver, by name. Raises BrowserMissing.
     """
     found, driver = programs()
-    from selenium import webdriver  # noqa: PLC0415
+    from selenium import webdriver
 
     options = webdriver.ChromeOptions()
     options.binary_location = found

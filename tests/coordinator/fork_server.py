@@ -161,10 +161,10 @@ def wait_until(condition) -> None:
 
 def main() -> None:
     """Fork a coordinator for every line of standard input, and say its process id."""
-    from coordinator.driver import device_presence  # noqa: PLC0415 - what the tests' own process need not load
-    from coordinator.server import serve  # noqa: PLC0415
-    from coordinator.settings import Settings  # noqa: PLC0415
-    from tests.coordinator.ticks import shorten_ticks  # noqa: PLC0415
+    from coordinator.driver import device_presence  # what the tests' own process need not load
+    from coordinator.server import serve
+    from coordinator.settings import Settings
+    from tests.coordinator.ticks import shorten_ticks
 
     shorten_ticks()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the dead

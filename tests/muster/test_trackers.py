@@ -44,7 +44,7 @@ def killed_and_resumed(folder, make):
 
 def scalars(folder):
     """The scalars that TensorBoard shows, by name and step: a new start takes away the steps from its own on."""
-    from tensorboardX.proto.event_pb2 import Event  # noqa: PLC0415 - only some tests need it
+    from tensorboardX.proto.event_pb2 import Event  # only some tests need it
 
     shown = {}
     for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):

@@ -28,7 +28,7 @@ COHORTS = (range(10), [7, 1, 4], [2, 0, 1, 9, 4])
 @pytest.fixture(scope="module")
 def ray():
     """Ray, connected to a cluster of this machine alone, which has room for two workers."""
-    import ray  # noqa: PLC0415  # takes a second, in every process that collects tests
+    import ray  # takes a second, in every process that collects tests
 
     assert connect("local", 2) == 2
     yield ray

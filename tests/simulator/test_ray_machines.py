@@ -13,8 +13,8 @@ from tests.simulator.test_ray import agree, engine
 @pytest.fixture
 def two_machines():
     """A cluster, and the machine that may be taken from it."""
-    import ray  # noqa: PLC0415  # takes a second, in every process that collects tests
-    from ray.cluster_utils import Cluster  # noqa: PLC0415
+    import ray  # takes a second, in every process that collects tests
+    from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     yield cluster, cluster.add_node(num_cpus=1)
@@ -31,7 +31,7 @@ def stuck(begun, lost, machine):
 
     class Stuck(FedAvg):
         def report(self, broadcast, carries):
-            import ray  # noqa: PLC0415
+            import ray
 
             if broadcast["params"].device.type == "cpu":  # else it is a rehearsal, on no device
                 if ray.get_runtime_context().get_node_id() == machine:
