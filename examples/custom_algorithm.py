@@ -97,7 +97,7 @@ def by_hand(algorithm: Algorithm, rounds: int = 60) -> State:
 
 def simulated() -> float:
     """Accuracy on users who never trained, after fifty rounds of the engine on handwritten digits."""
-    from simulator.simulation import SimulationConfig, simulate
+    from simulator import SimulationConfig, simulate
 
     settings = {"client_lr": 0.3, "epochs": 2, "batch_size": 4}
     result = simulate(SimulationConfig(model="logreg", algorithm=NAME, settings=settings, rounds=50, cohort=20))

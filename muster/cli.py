@@ -7,9 +7,9 @@ import sys
 import traceback
 
 from fedcore.termination import exit_on_sigterm
+from muster.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE
 from muster.plain import remark
 
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
 OURS = {"authority", "coordinator", "device_runtime", "export", "fedcore", "ingress", "muster", "secagg", "simulator"}
 USAGE_ERRORS = {
     "CompressionError",

@@ -28,6 +28,7 @@ from fedcore.signing import SigningKey
 from muster.server import LocalCoordinator
 from secagg.parameters import LEAST_COHORT
 from simulator import datasets
+from simulator.configuration import SimulationConfig
 from simulator.course import ACCURACY, Point, measured
 from simulator.engine import Engine, evaluate
 from simulator.fleet.fleet import Fleet, FleetConfig
@@ -37,7 +38,7 @@ from simulator.population import Population
 from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
 from simulator.runs.reading import SECONDS
 from simulator.runs.running import keep_run
-from simulator.simulation import SimulationConfig, result_of
+from simulator.simulation import result_of
 from simulator.training import SERVER, Facts, digest_of
 
 MODEL, DATASET, DEVICES = "digits_cnn", "digits", 60

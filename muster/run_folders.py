@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from muster.curves import draw_curves
+from simulator.configuration import SimulationConfig
 from simulator.runs.folder import writing
 from simulator.runs.reading import read_run
 from simulator.runs.running import resume_run, start_run
-from simulator.simulation import OnRound, SimulationConfig, SimulationResult
+from simulator.simulation import OnRound, SimulationResult
 
 PICTURE = "learning-curve.svg"
 

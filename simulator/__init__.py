@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedcore.schedule import ServerSchedule
+    from simulator.configuration import SimulationConfig
     from simulator.datasets import load
     from simulator.population import Population
     from simulator.runs.reading import Run, read_run
     from simulator.runs.running import resume_run, start_run
-    from simulator.simulation import SimulationConfig, SimulationResult, simulate
+    from simulator.simulation import SimulationResult, simulate
 
 __all__ = [
     "Population",
@@ -34,7 +35,7 @@ _HOMES = {
     "Population": "simulator.population",
     "Run": "simulator.runs.reading",
     "ServerSchedule": "fedcore.schedule",
-    "SimulationConfig": "simulator.simulation",
+    "SimulationConfig": "simulator.configuration",
     "SimulationResult": "simulator.simulation",
     "load": "simulator.datasets",
     "read_run": "simulator.runs.reading",

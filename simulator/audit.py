@@ -26,10 +26,10 @@ from fedcore.privacy.matrices import matrix
 from fedcore.privacy.settings import Noise
 from simulator import datasets
 from simulator.cohorts import Cohorts
+from simulator.configuration import SimulationConfig
 from simulator.engines.threads import one_thread
 from simulator.errors import EngineError
 from simulator.private_training import PrivateSums, SimulatedPrivacy
-from simulator.simulation import SimulationConfig
 from simulator.studies.trainings import training_on
 
 CONFIDENCE = 0.95

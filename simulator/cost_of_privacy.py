@@ -7,11 +7,11 @@ from pathlib import Path
 
 from fedcore.privacy.planning import Deployment, Way
 from simulator import datasets
+from simulator.configuration import SimulationConfig
 from simulator.course import overall
 from simulator.engines.threads import one_thread
 from simulator.errors import EngineError
 from simulator.private_training import PrivateSums, SimulatedPrivacy
-from simulator.simulation import SimulationConfig
 from simulator.studies.trainings import training_on
 
 CLIPPED = {"weighting": "uniform", "clip_norm": 0.5}

@@ -9,7 +9,7 @@ import msgspec
 
 from fedcore.names import offered
 from fedcore.validation import field_converter
-from simulator.simulation import SimulationConfig, plain
+from simulator.configuration import SimulationConfig, plain
 
 _KINDS = get_type_hints(SimulationConfig)
 _convert = field_converter(SimulationConfig, dec_hook=lambda kind, value: kind(value))

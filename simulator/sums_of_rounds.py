@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.codecs.compression import Compression
@@ -11,13 +9,11 @@ from fedcore.privacy.mechanisms import check_private
 from fedcore.privacy.settings import Privacy
 from simulator.cohorts import Cohorts
 from simulator.compressed import CompressedReports
+from simulator.configuration import SimulationConfig
 from simulator.engines.sums import layouts_of
 from simulator.errors import EngineError
 from simulator.masked_sums import MaskedSums, square_of
 from simulator.private_training import PrivateSums, check_private_training
-
-if TYPE_CHECKING:
-    from simulator.simulation import SimulationConfig
 
 
 def sums_of(

@@ -20,8 +20,9 @@ from fedcore.algorithms import ALGORITHMS
 from fedcore.names import offered
 from muster.bench.options import CurvesOptions
 from muster.output import Say
+from simulator.configuration import SimulationConfig
 from simulator.errors import Diverged
-from simulator.simulation import SimulationConfig, simulate
+from simulator.simulation import simulate
 
 MODEL, COHORT, EVERY = "mlp", 10, 5
 TUNING_SEED = 3

@@ -295,7 +295,7 @@ def audit(
     """
     with loading():
         from simulator.audit import audit as run
-        from simulator.simulation import SimulationConfig
+        from simulator.configuration import SimulationConfig
 
     config = SimulationConfig(
         model=model,

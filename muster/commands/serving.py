@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from fedcore.termination import exit_on_sigterm
-from muster.cli import EXIT_TERMINATED
+from muster.exit_codes import EXIT_TERMINATED
 from muster.plain import remark
 
 ReadyFile = Annotated[Path | None, typer.Option(help="Write the URLs here, a line each, when ready.")]

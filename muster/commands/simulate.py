@@ -26,9 +26,10 @@ MLFLOW = "Log the run to MLflow too, where MLFLOW_TRACKING_URI says."
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from simulator.configuration import SimulationConfig
     from simulator.course import Point
     from simulator.runs.trackers import MLflow, TensorBoard
-    from simulator.simulation import OnRound, SimulationConfig, SimulationResult
+    from simulator.simulation import OnRound, SimulationResult
 
 
 @taking(SimulateOptions)

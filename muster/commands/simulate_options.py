@@ -19,7 +19,7 @@ from muster.private_training_option import PrivateParts, parse_private_training
 from muster.schedule_option import Schedule, parse_schedule
 
 if TYPE_CHECKING:
-    from simulator.simulation import SimulationConfig
+    from simulator.configuration import SimulationConfig
 
 T = TypeVar("T")
 ALGORITHM = "An algorithm (`muster algorithms list`), or your own as package.module:Class.  [default: fedavg]"

@@ -17,6 +17,7 @@ from fedcore.names import offered
 from fedcore.params import Float32
 from fedcore.schedule import ServerSchedule
 from muster.python.arguments import check_trained, of_kind
+from simulator.configuration import SimulationConfig
 from simulator.course import ACCURACY, Point
 from simulator.engines.choice import Wanted
 from simulator.errors import EngineError
@@ -25,7 +26,7 @@ from simulator.planned import completed_by_plan
 from simulator.population import Population
 from simulator.private_training import PrivateTraining
 from simulator.runs.reading import read_run
-from simulator.simulation import Given, OnRound, SimulationConfig, SimulationResult, advance, training_of
+from simulator.simulation import Given, OnRound, SimulationResult, advance, training_of
 
 if TYPE_CHECKING:
     import pandas as pd

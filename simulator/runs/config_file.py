@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from simulator.simulation import SimulationConfig
+from simulator.configuration import SimulationConfig
 
 WHO_TRAINS = {"processes", "ray"}
 

@@ -26,6 +26,7 @@ import msgspec
 import safetensors.numpy
 
 from fedcore.private_files import sync_folder, write_private
+from simulator.configuration import SimulationConfig
 from simulator.course import Point
 from simulator.errors import RunError, RunNotKept
 from simulator.runs.config_file import to_toml
@@ -45,7 +46,7 @@ from simulator.runs.reading import (
     round_of,
     whole_lines,
 )
-from simulator.simulation import SimulationConfig, SimulationResult
+from simulator.simulation import SimulationResult
 from simulator.training import Tensors, Vectors
 
 KEPT = 2

@@ -17,11 +17,12 @@ import safetensors.numpy
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import why
 from fedcore.names import offered
+from simulator.configuration import SimulationConfig
 from simulator.course import LOSS, Point
 from simulator.engines.computing import EngineName
 from simulator.errors import RunError
 from simulator.options import to_config
-from simulator.simulation import SimulationConfig, SimulationResult
+from simulator.simulation import SimulationResult
 from simulator.training import Vectors
 
 CONFIG, ENGINE, METRICS, RESULT, LOCK = "config.toml", "engine.json", "metrics.jsonl", "result.json", "lock"

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
+from simulator.configuration import SimulationConfig
 from simulator.course import Point
 from simulator.errors import ProcessDied, RunError
 from simulator.runs.config_file import differences
 from simulator.runs.folder import RunFolder, check_free
 from simulator.runs.reading import SECONDS, KeptEngine, read_config, read_engine, read_result
-from simulator.simulation import OnRound, SimulationConfig, SimulationResult, advance, completed, training_of
+from simulator.simulation import OnRound, SimulationResult, advance, completed, training_of
 from simulator.training import Tensors, Training, Vectors
 
 # Rounds may take milliseconds or minutes, so checkpoints follow the clock. After a kill so much work is done again.

@@ -17,10 +17,11 @@ import numpy as np
 from export.errors import UnknownModel
 from fedcore.decoding import converter
 from fedcore.errors import AlgorithmError, ScheduleError, why
+from simulator.configuration import SimulationConfig
 from simulator.engines.computing import EVERY_GPU
 from simulator.errors import RunError, SimulatorError
 from simulator.options import to_config
-from simulator.simulation import SimulationConfig, completed
+from simulator.simulation import completed
 
 
 class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

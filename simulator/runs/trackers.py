@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from simulator.configuration import SimulationConfig
 from simulator.course import Point
 from simulator.errors import RunError
 from simulator.runs.config_file import flat_of
-from simulator.simulation import SimulationConfig
 
 
 class TensorBoard:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from export.model import ModelSpec
 from export.models.tasks import next_token
 from simulator import datasets
+from simulator.configuration import SimulationConfig
 from simulator.population import Population
-from simulator.simulation import SimulationConfig
 from simulator.studies.papers import MIME
 from simulator.studies.study import Findings, PerSeed, Plot, Row, Study, Table, mean
 from simulator.studies.trainings import curve, finals, measured, training_on

@@ -18,9 +18,9 @@ from fedcore.privacy.planning import Deployment, ways
 from fedcore.privacy.settings import Noise
 from secagg.parameters import least_honest
 from simulator import datasets
+from simulator.configuration import SimulationConfig
 from simulator.cost_of_privacy import stand_in
 from simulator.private_training import PrivateSums, PrivateTraining, row_of
-from simulator.simulation import SimulationConfig
 from simulator.studies.papers import KAIROUZ
 from simulator.studies.study import Findings, PerSeed, Plot, Row, Study, Table
 from simulator.studies.trainings import finals, measured, settings_in_words, training_on

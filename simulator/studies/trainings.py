@@ -13,13 +13,13 @@ from fedcore.algorithms import create, module_of
 from fedcore.codecs.compression import Compression
 from simulator import datasets
 from simulator.cohorts import Cohorts
+from simulator.configuration import SimulationConfig
 from simulator.course import overall
 from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing
 from simulator.errors import Diverged
 from simulator.population import Population
 from simulator.private_training import PrivateSums
-from simulator.simulation import SimulationConfig
 from simulator.studies.study import PerSeed, mean
 from simulator.studies.trials import Series, Trials
 from simulator.sums_of_rounds import sums_of

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from simulator import datasets
+from simulator.configuration import SimulationConfig
 from simulator.partitions import dealt
-from simulator.simulation import SimulationConfig
 from simulator.studies.papers import FIELD_GUIDE
 from simulator.studies.study import Findings, Plot, Row, Study, Table
 from simulator.studies.trainings import curve, finals, measured, rounds_to, settings_in_words, training_on

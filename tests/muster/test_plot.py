@@ -4,9 +4,9 @@ import struct
 
 import pytest
 
+from simulator.configuration import SimulationConfig
 from simulator.runs.reading import read_run
 from simulator.runs.running import start_run
-from simulator.simulation import SimulationConfig
 
 
 @pytest.fixture(scope="module")

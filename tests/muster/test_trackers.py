@@ -9,12 +9,12 @@ from contextlib import closing
 import msgspec
 import pytest
 
+from simulator.configuration import SimulationConfig
 from simulator.engines.forked import ended_each
 from simulator.errors import RunError
 from simulator.runs.reading import read_run
 from simulator.runs.running import resume_run, start_run
 from simulator.runs.trackers import MLflow, TensorBoard
-from simulator.simulation import SimulationConfig
 
 CONFIG = SimulationConfig(model="logreg", rounds=4, cohort=3, evaluate_every=2, engine="torch", processes=1)
 

@@ -17,12 +17,13 @@ from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
 from simulator.baselines.sparse_fsvrg import SparseFsvrg
 from simulator.cohorts import Cohorts
+from simulator.configuration import SimulationConfig
 from simulator.engine import Engine
 from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population
-from simulator.simulation import SimulationConfig, simulate
+from simulator.simulation import simulate
 from simulator.training import EngineTraining
 
 D, SIZES = 3, (6, 11, 4, 8)

@@ -14,13 +14,14 @@ from export.models import load
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
 from fedcore.plan import Field
+from simulator.configuration import SimulationConfig
 from simulator.engine import Engine
 from simulator.engines.choice import choose
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
 from simulator.errors import EngineError
 from simulator.population import Population
-from simulator.simulation import Given, SimulationConfig, simulate
+from simulator.simulation import Given, simulate
 from tests.simulator.test_engine import uneven
 
 SAMPLE = {"mimelite", "mime"}

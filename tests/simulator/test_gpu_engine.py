@@ -14,6 +14,7 @@ from fedcore.batching import StreamKey
 from fedcore.plan import Field
 from simulator import datasets
 from simulator.client_states import ClientStates
+from simulator.configuration import SimulationConfig
 from simulator.engine import Engine
 from simulator.engines import computing as computing_module
 from simulator.engines.clients import Client, dealt
@@ -25,7 +26,7 @@ from simulator.engines.program import Programs
 from simulator.engines.sums import RoundSums, layouts_of
 from simulator.engines.vectorised import VectorisedTrainer
 from simulator.errors import EngineError
-from simulator.simulation import SimulationConfig, simulate, training_of
+from simulator.simulation import simulate, training_of
 from tests.simulator.test_engine import uneven
 
 CPU = torch.device("cpu")

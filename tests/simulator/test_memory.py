@@ -25,7 +25,8 @@ def flags():
             return rest
 """
 TRAIN = """
-from simulator.simulation import SimulationConfig, simulate
+from simulator.configuration import SimulationConfig
+from simulator.simulation import simulate
 simulate(SimulationConfig(model="logreg", rounds=1, cohort=3, processes={processes}))
 """
 COMMAND = """

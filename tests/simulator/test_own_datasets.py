@@ -10,9 +10,10 @@ import pytest
 
 from export.errors import reason
 from simulator import datasets
+from simulator.configuration import SimulationConfig
 from simulator.errors import DatasetError
 from simulator.population import Population
-from simulator.simulation import Given, SimulationConfig, simulate
+from simulator.simulation import Given, simulate
 
 MODULE = """
 import numpy as np

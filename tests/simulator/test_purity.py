@@ -8,12 +8,13 @@ from export.errors import ExportError
 from export.model import Model
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
+from simulator.configuration import SimulationConfig
 from simulator.engine import Engine, evaluate
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
 from simulator.errors import EngineError
 from simulator.population import Population
-from simulator.simulation import Given, SimulationConfig, simulate
+from simulator.simulation import Given, simulate
 from tests.export import impure
 
 SIZES = (9, 5, 7, 6, 8)

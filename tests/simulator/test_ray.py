@@ -13,12 +13,13 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.algorithms.fed_avg import FedAvg
+from simulator.configuration import SimulationConfig
 from simulator.engine import Engine
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
 from simulator.engines.ray_cluster import connect
 from simulator.errors import EngineError, ProcessDied
-from simulator.simulation import SimulationConfig, simulate
+from simulator.simulation import simulate
 from tests.simulator.test_engine import uneven
 
 POPULATION = uneven((3, 17, 5, 12, 1, 30, 9, 4, 11, 6))

@@ -6,9 +6,10 @@ import threading
 
 import pytest
 
+from simulator.configuration import SimulationConfig
 from simulator.engines.ray_cluster import connect
 from simulator.errors import EngineError
-from simulator.simulation import SimulationConfig, training_of
+from simulator.simulation import training_of
 
 
 @pytest.mark.parametrize("address", ["6379", "ray://head:10001", "head:port", "LOCAL"])

@@ -16,11 +16,12 @@ from fedcore.errors import InvalidSetting
 from fedcore.schedule import ServerSchedule
 from simulator import datasets
 from simulator.cohorts import Cohorts
+from simulator.configuration import SimulationConfig
 from simulator.engine import Engine
 from simulator.engines.computing import Computing
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.proofs.fleet_against_engine import counted_cohort, rounding_error, worst_difference
-from simulator.simulation import SimulationConfig, simulate, training_of
+from simulator.simulation import simulate, training_of
 from tests.coordinator.fork_server import wait_until
 from tests.simulator.federation import SEED
 from tests.simulator.test_keystone import RUNTIME, TOLERANCE, tell
