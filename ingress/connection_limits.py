@@ -80,7 +80,7 @@ class ConnectionLimits:
 
     @property
     def full(self) -> bool:
-        """Whether as many wait as may, or as many are open: `most` that wait, and as many with a request in progress."""
+        """Whether as many wait as may, or as many are open: `most` that wait, and as many that ask for something."""
         return len(self._waiting) >= self._most or self._open >= 2 * self._most
 
     def accepted(self, connection: Limited, descriptor: int) -> None:

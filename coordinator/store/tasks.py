@@ -14,7 +14,7 @@ import safetensors.numpy
 from coordinator.errors import InvalidTask, StoreConflict, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
 from coordinator.failpoints import reach
 from coordinator.lineage import check_signer, entry
-from coordinator.rules.aggregation import Vectors, check_fit, state_specs
+from coordinator.rules.aggregation import Vectors, check_fit, check_sizes, state_specs
 from coordinator.rules.audit import Action, AuditEntry
 from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.entities import (
@@ -346,6 +346,7 @@ def first_checkpoint(bundle: Bundle, algorithm_modules: Sequence[str] = ()) -> b
     plan, named = bundle.plan, bundle.manifest.algorithm
     algorithm = algorithms.create(named.name, named.settings, algorithm_modules)
     check_cross_device(algorithm)
+    check_sizes(plan, bundle.manifest.state.size)
     try:
         state = checkpoint.decode(bundle.read(bundle.manifest.state), state_specs(plan, algorithm))
     except FedcoreError as error:
