@@ -12,9 +12,9 @@ import pytest
 from coordinator.errors import InvalidTask
 from coordinator.rules.packed_segments import ReportBytes, device_noise, packed_segments, report_bytes
 from coordinator.rules.states import TaskState
-from coordinator.rules.task_settings import Secagg, TaskSettings
+from coordinator.rules.task_settings import PrivacyBudget, Secagg, TaskSettings
 from fedcore.privacy.accounting import calibrated, spent
-from fedcore.privacy.settings import Noise, Privacy
+from fedcore.privacy.settings import Noise
 from tests.coordinator.bundles import START, make_plan, make_private_bundle
 from tests.coordinator.conftest import Desk, unmask_at_once
 from tests.coordinator.test_left_out import OTHERS, fails
@@ -28,7 +28,7 @@ BUDGET = {"epsilon": 30.0, "delta": 1e-6, "users": 1000}
 def promise(rounds, **changes):
     noise = Noise(noise_multiplier=1.0, mechanism="distributed")
     multiplier = calibrated(noise, rounds, BUDGET["epsilon"], BUDGET["delta"])
-    return Privacy(**BUDGET | {"mechanism": "distributed", "noise_multiplier": multiplier} | changes)
+    return PrivacyBudget(**BUDGET | {"mechanism": "distributed", "noise_multiplier": multiplier} | changes)
 
 
 def noisy(rounds=2, **changes):
