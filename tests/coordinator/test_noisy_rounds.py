@@ -13,9 +13,9 @@ import pytest
 from coordinator.errors import InvalidTask, Refusal
 from coordinator.rules.packed_segments import ReportBytes, device_noise, packed_segments, report_bytes
 from coordinator.rules.states import TaskState
-from coordinator.rules.task_settings import Secagg, TaskSettings
+from coordinator.rules.task_settings import PrivacyBudget, Secagg, TaskSettings
 from fedcore.privacy.accounting import calibrated, spent
-from fedcore.privacy.settings import Noise, Privacy
+from fedcore.privacy.settings import Noise
 from tests.coordinator.bundles import START, make_plan, make_private_bundle
 from tests.coordinator.conftest import Desk, unmask_at_once
 from tests.coordinator.test_left_out import OTHERS, fails
@@ -31,7 +31,7 @@ BUDGET = {"epsilon": 30.0, "delta": 1e-6, "users": 1000}
 def promise(rounds, **changes):
     noise = Noise(noise_multiplier=1.0, mechanism="distributed")
     multiplier = calibrated(noise, rounds, BUDGET["epsilon"], BUDGET["delta"])
-    return Privacy(**BUDGET | {"mechanism": "distributed", "noise_multiplier": multiplier} | changes)
+    return PrivacyBudget(**BUDGET | {"mechanism": "distributed", "noise_multiplier": multiplier} | changes)
 
 
 def noisy(rounds=2, **changes):
@@ -98,7 +98,7 @@ def test_a_device_of_a_group_that_failed_rests_as_if_its_sum_had_counted(store, 
     desk = Desk(store, unmask=unmask)
     secagg = dataclasses.replace(SECAGG, group_size=16, phase_s=30.0)
     several = {"goal": 24, "minimum": 12, "over_selection": 1.0, "secagg": secagg}
-    task = register(private, **noisy(privacy=promise(9, min_separation_rounds=3)) | several, min_separation_rounds=3)
+    task = register(private, **noisy(privacy=promise(9)) | several, min_separation_rounds=3)
     devices = [Device(desk, given, np.zeros(SIZE, np.float32), plan=private.plan) for given in desk.assign(*MANY)]
     run(devices, PHASES[:1])
     unlucky, lucky = groups_of(devices)
