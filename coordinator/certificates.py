@@ -19,10 +19,11 @@ def certify(store: CoordinatorStore, key: SigningKey, task_id: str, number: int 
     """
     with store.database.reading() as records:
         task = records.task(task_id)
-        privacy, last = task.settings.privacy, records.snapshot(task, number).number
+        last = records.snapshot(task, number).number
         rows = records.ledger.entries(task_id, last)
-    if privacy is None:
+    if task.settings.privacy is None:
         raise NotPrivate(f"task {task_id} was created without --privacy: no noise was added, and no certificate exists")
+    privacy = task.settings.promise
     certificate = PrivacyCertificate(
         task=task_id,
         round=last,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import uvicorn
 
 from coordinator.api.fast_path import FastPath
-from coordinator.api.middleware import RequestMiddleware
+from coordinator.api.middleware import FewAtOnce, RequestMiddleware
 from coordinator.api.replica_routing import Router
 from coordinator.api.service import Service
 from coordinator.app import admin_app, device_app
@@ -68,7 +68,7 @@ class DeviceServer(uvicorn.Server):
         self._settings = settings = service.settings
         self._http = HttpConfig(tls_cert=settings.tls_cert, tls_key=settings.tls_key, drain_s=settings.drain_s)
         self._limits, self._admin_limits = _limits(service), _limits(service)
-        admin = RequestMiddleware(admin_app(service), service.metrics, settings.soon)
+        admin = RequestMiddleware(FewAtOnce(admin_app(service)), service.metrics, settings.soon)
         self._admin = _Admin(self._http.uvicorn(admin, self._admin_limits))
         router = Router(FastPath(device_app(service)), service)
         app = RequestMiddleware(router, service.metrics, settings.soon, service.limits, router.is_forwarded)

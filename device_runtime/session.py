@@ -205,7 +205,7 @@ class _Session:
         self._record.note(device=self._enrolments.device)
         if isinstance(answer, Rejected):
             return self._rejected(answer, trainer)
-        tasks = acceptable_tasks(answer.offers, examples, now)[:MOST_TASKS]
+        tasks = acceptable_tasks(answer.offers, examples, now, self._guard.shows)[:MOST_TASKS]
         if not tasks:
             # Nobody is told: what the device found may be private, and its silence is the same as a lost connection.
             return self._record.note(outcome="rejected", reason="unwilling", retry=answer.retry, retryable="transient")

@@ -80,8 +80,8 @@ class ConnectionLimits:
 
     @property
     def full(self) -> bool:
-        """Whether as many are open as may be: `most` that wait, and as many whose requests are in progress."""
-        return self._open >= 2 * self._most
+        """Whether as many wait as may, or as many are open: `most` that wait, and as many that ask for something."""
+        return len(self._waiting) >= self._most or self._open >= 2 * self._most
 
     def accepted(self, connection: Limited, descriptor: int) -> None:
         """Admit a new connection to its TLS handshake, where there is one, or close it or another one."""

@@ -18,7 +18,7 @@ from coordinator.errors import InvalidTask
 from coordinator.rules.longest_updates import held_sum
 from coordinator.rules.packed_segments import check_device_noise, most_in_group, packed_segments
 from coordinator.rules.settings_fit import check_masked_rounding
-from coordinator.rules.task_settings import Secagg, TaskSettings
+from coordinator.rules.task_settings import PrivacyBudget, Secagg, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.batching import StreamKey
 from fedcore.decoding import converter
@@ -61,7 +61,7 @@ class MaskedSums:
                 min_separation_rounds=cohorts.separation,
                 schedule=cohorts.schedule,
                 secagg=secagg,
-                privacy=privacy,
+                privacy=None if privacy is None else _budget(privacy),
             )
             for layout in layouts:
                 check_device_noise(layout, self._settings)
@@ -90,6 +90,17 @@ def square_of(secagg: Secagg, layout: ReportLayout) -> int:
         clip_norm=secagg.clip_norm, bits=secagg.bits, max_examples=1, min_sum=1, noise_multiplier=1.0, honest=1
     )
     return packed_segments(layout, bounds, n_max=1)[0].most_square
+
+
+def _budget(privacy: Privacy) -> PrivacyBudget:
+    """The budget of a task with such noise of devices."""
+    return PrivacyBudget(
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        users=privacy.users,
+        mechanism=privacy.mechanism,
+        noise_multiplier=privacy.noise_multiplier,
+    )
 
 
 class MaskedSum:

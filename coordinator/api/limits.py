@@ -14,6 +14,9 @@ from ingress.connection import memory_of
 from ingress.newcomers import Newcomers
 from ingress.rate_limit import RateLimit
 
+DRAWN_AT_ONCE = 4
+"""Answers to those who look at tasks that are made at a time, and parts of live pages: a few of the threads, and of the
+connections to the database, which devices and the driver need too."""
 _TURN_S = 0.25
 """How long a turn of the event loop answers check-ins: a burst is served, a lasting overload is shed."""
 _NEWCOMERS = 8

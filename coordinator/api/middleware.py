@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import re
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.http import PROBLEM_OF, answer_refusal
-from coordinator.api.limits import Limits, admit
+from coordinator.api.limits import DRAWN_AT_ONCE, Limits, admit
 from coordinator.errors import MalformedMessage, TooManyRequests, Unavailable
 from coordinator.metrics import Metrics
 from fedcore.wire.messages import RetryWindow
@@ -88,6 +89,31 @@ class RequestMiddleware:
         if caller is not None:
             admit(self._limits.address, caller)
         return self._limits.connections.hold(caller)
+
+
+class FewAtOnce:
+    """ASGI: makes the answers to few GET requests of a port at a time; the others wait for their turn.
+
+    A turn ends when an answer begins to be sent: its reader may take long.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._turns = asyncio.Semaphore(DRAWN_AT_ONCE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, once it is its turn."""
+        if scope["type"] != "http" or scope["method"] != "GET" or scope["path"] in _OPEN:
+            await self._app(scope, receive, send)
+            return
+        async with AsyncExitStack() as turn:
+
+            async def send_after_turn(message: Message) -> None:
+                await turn.aclose()
+                await send(message)
+
+            await turn.enter_async_context(self._turns)
+            await self._app(scope, receive, send_after_turn)
 
 
 class _MeasuredRequest:

@@ -21,8 +21,6 @@ from fedcore.errors import FedcoreError
 
 _to_settings = converter(TaskSettings, strict=False)
 _CHOICES = {"estimator": ESTIMATORS}
-_SIMULATED = {"sampling_probability"}
-"""Settings that tasks have with their default only; simulations set them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +59,7 @@ def groups() -> tuple[Group, ...]:
             own.append(_setting(name, hint, default, meanings[name]))
             continue
         of_part = _meanings(part)
-        settings = (
-            _setting(f"{name}.{one}", kind, given, of_part[one])
-            for one, kind, given in _fields(part)
-            if one not in _SIMULATED
-        )
+        settings = (_setting(f"{name}.{one}", kind, given, of_part[one]) for one, kind, given in _fields(part))
         parts.append(Group(name, meanings[name], optional, tuple(settings)))
     return Group("", "", False, tuple(own)), *parts
 

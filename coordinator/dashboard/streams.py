@@ -12,7 +12,7 @@ from fastapi.sse import ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from coordinator.api.limits import ConnectionLimit
+from coordinator.api.limits import DRAWN_AT_ONCE, ConnectionLimit
 from coordinator.api.service import Service
 from coordinator.dashboard.rendering import Renderer
 from coordinator.dashboard.web_sessions import Visitor, WebSessions
@@ -36,6 +36,7 @@ class Streams:
         self._sessions = sessions
         self._renderer = renderer
         self._open = ConnectionLimit(_MOST_STREAMS)
+        self._turns = asyncio.Semaphore(DRAWN_AT_ONCE)
 
     async def watching(self) -> AsyncIterator[None]:
         """Count an open page as long as it is. Raises Unavailable when as many are open as may be."""
@@ -52,10 +53,11 @@ class Streams:
                 if ending or time.monotonic() - drawn_at >= _REDRAW_S:
                     last = None
                 with suppress(Unavailable):  # the page stays as it is until the database is back
-                    # Asked again every time: a session whose token was revoked sees nothing more.
-                    if not (visitor := await run_in_threadpool(self._sessions.visitor, request)).token:
-                        return
-                    version, html = await run_in_threadpool(self._fragment, template, look, visitor, last)
+                    async with self._turns:
+                        # Asked again every time: a session whose token was revoked sees nothing more.
+                        if not (visitor := await run_in_threadpool(self._sessions.visitor, request)).token:
+                            return
+                        version, html = await run_in_threadpool(self._fragment, template, look, visitor, last)
                     if version != last:
                         yield ServerSentEvent(raw_data=html)
                         drawn_at = time.monotonic()

@@ -153,7 +153,8 @@ def _look_for(store: CoordinatorStore, record: Task, lineage: str, plan: Plan) -
     """
     store.algorithm(record.algorithm)
     if record.settings.privacy is not None:
-        spent([record.settings.privacy], record.settings.privacy.delta)
+        promise = record.settings.promise
+        spent([promise], promise.delta)
     if other := _other_noise(store, record, lineage):
         raise KeysDiffer(
             f"{OTHER_LINEAGE}: noise of earlier rounds was made with {other}, and the key here is {lineage}: put the "

@@ -22,7 +22,6 @@ from coordinator.rules.private_sums import (
     may_go_on,
     noise_size,
     noised,
-    promised,
 )
 from coordinator.rules.robust_aggregation import KeptReports
 from coordinator.store.records import Records
@@ -70,7 +69,7 @@ def make_private(
     """
     settings, layout, devices = running.task.settings, running.plan.report.decoded, running.value.reported
     total_L = counted(layout, total_L, max(devices, settings.in_round(running.number).goal))
-    privacy, size = promised(settings), noise_size(layout)
+    privacy, size = settings.promise, noise_size(layout)
     if privacy.noise_of_devices:
         return PrivateSum(total_L, entry_of_devices(settings, running.plan.report, running.number, devices))
     deviation = privacy.noise_multiplier * clip
@@ -91,7 +90,7 @@ def write_row(records: Records, task: Task, made: PrivateSum) -> str | None:
 
     Answers why the task ends with it, in words, when its budget has no room for another round.
     """
-    privacy = promised(task.settings)
+    privacy = task.settings.promise
     entries = (*records.ledger.entries(task.id), made.entry)
     epsilon = spent(entries, privacy.delta)
     records.ledger.append(task.id, made.entry, epsilon, made.source)

@@ -110,10 +110,10 @@ class Transaction:
     def lose(self, lost: Mapping[int, Collection[str]]) -> None:
         """Go on without lost devices, as far as their assignments are still open; by round.
 
-        One whose masked report is in the sum of its round stays: it is not needed for that any more.
+        One whose masked report came stays: it is not needed for the sum any more, and took part in it.
         """
         for round_ in [one for one in self.rounds.running.values() if not one.value.closed and one.id in lost]:
-            names = set(lost[round_.id]) - (round_.secure.uploads.keys() if round_.secure else set())
+            names = set(lost[round_.id]) - (round_.secure.masked if round_.secure else frozenset())
             ended = self._end_some(round_, names, AssignmentState.LOST, "not heard of")
             if ended:
                 proven = round_.secure is not None and round_.secure.proven
@@ -176,8 +176,8 @@ class Transaction:
             raise ConflictingReport("this assignment's report was accepted; it cannot be given up any more")
         with suppress(NoLongerNeeded):
             round_ = self._reporting_round(found)
-            if round_.secure is not None and found.id in round_.secure.uploads:
-                raise ConflictingReport("this assignment's masked report was added; it cannot be given up any more")
+            if round_.secure is not None and found.id in round_.secure.masked:
+                raise ConflictingReport("this assignment's masked report was taken; it cannot be given up any more")
             self._records.move_assignment(found, AssignmentState.ABORTED, "device", reason)
             self._assignments[found.id] = replace(found, state=AssignmentState.ABORTED)
             self._end(round_, found, AssignmentState.ABORTED, reason)

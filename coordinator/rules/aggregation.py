@@ -15,13 +15,15 @@ from coordinator.errors import InvalidTask, NonFiniteState
 from fedcore import checkpoint
 from fedcore.algorithms.algorithm import Algorithm, ServerStep, Trip, trips_of
 from fedcore.errors import ReportError
-from fedcore.params import Float32, VectorSpec
+from fedcore.params import FLOAT_BYTES, Float32, VectorSpec
 from fedcore.plan import Plan
 from fedcore.report import ReportLayout, Weighting
 
 Vectors = dict[str, Float32]
 _BLOCK = 1 << 16
 """Values of a sum that stay in a core's second cache while reports are added to them."""
+_LEAST = 1 << 20
+"""The values that a vector of a plan may have whatever the size of the state."""
 
 
 class ReportSum:
@@ -88,6 +90,19 @@ def aggregate(
                 "false; roll the task back to an earlier round, lower max_norm, client_lr or server_lr in a new one"
             )
     return Aggregate(rounded, (following or trip).broadcast(rounded), layout.metrics(parts))
+
+
+def check_sizes(plan: Plan, state_bytes: int) -> None:
+    """Check that no vector of the plan is much longer than the initial state that is there, before one is made.
+
+    Raises InvalidTask naming the vector.
+    """
+    most = max(state_bytes // FLOAT_BYTES, _LEAST)
+    for trip in plan.trips:
+        sizes = {"params": trip.schema.size} | {one.name: one.size for one in trip.report.decoded.segments}
+        for name, size in sizes.items():
+            if size > most:
+                raise InvalidTask(f"{name!r} has {size:,} values in the plan; the initial state has room for {most:,}")
 
 
 def check_fit(plan: Plan, algorithm: Algorithm, state: Vectors) -> None:

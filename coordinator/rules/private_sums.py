@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,16 @@ from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.aggregation import Vectors
+from coordinator.rules.eligibility import demand
 from coordinator.rules.packed_segments import counted_on
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm, Trip
 from fedcore.bound import CLIP
 from fedcore.codecs import keep_norms
 from fedcore.errors import PrivacyError
+from fedcore.masking import least_square
 from fedcore.plan import Plan
-from fedcore.privacy.accounting import spent
+from fedcore.privacy.accounting import calibrated, spent
 from fedcore.privacy.mechanisms import check_private as check_sums
 from fedcore.privacy.settings import LedgerEntry, Noise, Privacy
 from fedcore.report import WEIGHT, ReportLayout
@@ -29,13 +32,29 @@ from fedcore.report import WEIGHT, ReportLayout
 Floats = NDArray[np.float64]
 GRID = 2.0**-32
 """The grid that sums and noise are rounded to, in standard deviations of the noise."""
+MOST_ROUNDS, MOST_EPSILON = 100_000, 1e6
+"""For how many rounds, and up to which ε, noise is found: rounds take time and memory, and the solver has its range."""
 
 
-def promised(settings: TaskSettings) -> Privacy:
-    """The privacy of a task that promises some."""
-    if settings.privacy is None:
-        raise ValueError("the task promises no privacy")
-    return settings.privacy
+def with_least_noise(settings: TaskSettings) -> TaskSettings:
+    """The settings with a noise multiplier, where they promise privacy without: the least that keeps their budget.
+
+    With it the budget lasts for all rounds. Noise of devices counts with the coarse steps of masked values. Raises
+    InvalidTask, and PrivacyError without an accountant.
+    """
+    budget = settings.privacy
+    if budget is None or budget.noise_multiplier is not None:
+        return settings
+    wording = f"at most {MOST_ROUNDS} where the noise is to be found: give noise_multiplier for more"
+    demand(settings.rounds <= MOST_ROUNDS, "rounds", wording, settings.rounds)
+    wording = f"at most {MOST_EPSILON:g} where the noise is to be found: give noise_multiplier for more"
+    demand(budget.epsilon <= MOST_EPSILON, "epsilon", wording, budget.epsilon)
+    noise: Noise = budget.promise(1.0, settings.min_separation_rounds)
+    if budget.mechanism == "distributed":
+        square = least_square((settings.secagg or Secagg()).bits)
+        noise = LedgerEntry(**_noise_of(noise), round=0, clip=1.0, devices=0, square=square)
+    least = calibrated(noise, settings.rounds, budget.epsilon, budget.delta)
+    return replace(settings, privacy=replace(budget, noise_multiplier=least))
 
 
 def clip_of(trip: Trip, state: Vectors) -> float:
@@ -48,7 +67,7 @@ def check_private(settings: TaskSettings, algorithm: Algorithm, plan: Plan) -> N
 
     Of the task's first rounds there must be room for one of every trip.
     """
-    privacy = promised(settings)
+    privacy = settings.promise
     try:
         check_sums(privacy, algorithm)
     except PrivacyError as error:
@@ -108,19 +127,19 @@ def entry_of(privacy: Privacy, number: int, clip: float, devices: int) -> Ledger
 def entry_of_devices(settings: TaskSettings, layout: ReportLayout, number: int, devices: int) -> LedgerEntry:
     """The row of a round whose noise its devices add. layout: of the reports as they travel."""
     (honest, square), secagg = counted_on(layout, settings, number), settings.secagg or Secagg()
-    facts = _noise_of(promised(settings))
+    facts = _noise_of(settings.promise)
     return LedgerEntry(**facts, round=number, clip=secagg.clip_norm, devices=devices, honest=honest, square=square)
 
 
 def _expected(settings: TaskSettings, layout: ReportLayout) -> LedgerEntry:
     """The row of a round that has not been run, with such reports; its bound is not known, and does not matter."""
-    if promised(settings).noise_of_devices:
+    if settings.promise.noise_of_devices:
         return entry_of_devices(settings, layout, 1, settings.goal)
-    return entry_of(promised(settings), 1, 1.0, settings.goal)
+    return entry_of(settings.promise, 1, 1.0, settings.goal)
 
 
-def _noise_of(privacy: Privacy) -> dict[str, Any]:
-    return {name: getattr(privacy, name) for name in Noise.__struct_fields__}
+def _noise_of(noise: Noise) -> dict[str, Any]:
+    return {name: getattr(noise, name) for name in Noise.__struct_fields__}
 
 
 def may_go_on(privacy: Privacy, entries: Sequence[LedgerEntry]) -> bool:

@@ -23,10 +23,10 @@ def check_rollback(last: int, to: int, trips: int) -> None:
 
 def check_participations(task: Task) -> None:
     """Raise TaskEnded when the privacy of a task counts on rounds between participations: a rollback has no devices."""
-    privacy = task.settings.privacy
-    if privacy is not None and privacy.min_separation_rounds > 1:
+    settings = task.settings
+    if settings.privacy is not None and settings.min_separation_rounds > 1:
         raise TaskEnded(
-            f"the privacy of task {task.id} counts on {privacy.min_separation_rounds} rounds of devices from one "
+            f"the privacy of task {task.id} counts on {settings.min_separation_rounds} rounds of devices from one "
             "participation to the next, and a rollback is a round without devices: cancel it, and start another task "
             "from that model, to whose own ε that of the task so far is added"
         )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
+from coordinator.errors import InvalidTask
 from coordinator.rules.clear_reports import ClearReports
 from coordinator.rules.eligibility import OnDevice, Requires, demand
 from coordinator.rules.rounds import RoundPolicy
+from fedcore.errors import PrivacyError
 from fedcore.plan import first_of_pair
 from fedcore.privacy.matrices import MOST_TREE_ROUNDS
-from fedcore.privacy.settings import Privacy
+from fedcore.privacy.settings import Mechanism, Privacy
 from fedcore.release import SumBounds
 from fedcore.schedule import ServerSchedule
 from fedcore.wire.messages import LONGEST_REPORTING_S
@@ -94,6 +96,33 @@ class Buffered:
         demand(0 <= most <= MOST_STALENESS, "max_staleness", f"from 0 to {MOST_STALENESS}", most)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyBudget:
+    """The noise on the sums of rounds, and the budget at which a task ends before its last (docs/spec/privacy.md).
+
+    epsilon: the most that all models together may say of a device; a round that would exceed it is not begun. delta:
+    the chance that epsilon leaves open, below 1 / users. users: size of the population. mechanism: how sums are noised;
+    distributed goes with secagg, and the others without. bands: diagonals of the matrix of the mechanism banded, from 2
+    to the min_separation_rounds of the task. noise_multiplier: standard deviation of the noise on a sum, over the bound
+    on a report; by default the least with which the budget lasts for all rounds.
+    """
+
+    epsilon: float
+    delta: float
+    users: int
+    mechanism: Mechanism = "gaussian"
+    bands: int = 1
+    noise_multiplier: float | None = None
+
+    def promise(self, noise_multiplier: float, min_separation_rounds: int) -> Privacy:
+        """The promise with such noise, of a task with such a separation. Raises InvalidTask naming what cannot be."""
+        found = {"noise_multiplier": noise_multiplier, "min_separation_rounds": min_separation_rounds}
+        try:
+            return Privacy(**asdict(self) | found)
+        except PrivacyError as error:
+            raise InvalidTask(f"privacy: {error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Separation:
     """The least distance between two participations of a device in a task.
@@ -133,8 +162,8 @@ class TaskSettings:
     buffered: how devices come and report at their own speed, in mode "buffered", where `goal` reports of any age make
     the next version; over_selection and selection_timeout_s mean nothing then. None draws a cohort for every round.
 
-    privacy: the noise on the sums of rounds, and the budget at which the task ends before its last round. None promises
-    nothing.
+    privacy: the noise on the sums of rounds, and the budget at which the task ends before its last round. The
+    separation in rounds is that of the task. None promises nothing.
 
     Raises InvalidTask naming the setting and what it may be.
     """
@@ -161,7 +190,7 @@ class TaskSettings:
     schedule: ServerSchedule = field(default_factory=ServerSchedule)
     same_cohort: bool = False
     buffered: Buffered | None = None
-    privacy: Privacy | None = None
+    privacy: PrivacyBudget | None = None
 
     def __post_init__(self) -> None:
         for name in ("goal", "rounds", "max_attempts", "min_examples", "min_separation_rounds"):
@@ -220,10 +249,9 @@ class TaskSettings:
         wording = f"the goal, {self.goal}, or not given in mode buffered: nothing else ends a round"
         demand(self.minimum in (None, self.goal), "minimum", wording, self.minimum)
 
-    def _check_privacy(self, privacy: Privacy) -> None:
-        wording = "1 in a task: devices come when they can, so that none is drawn by chance alone (Poisson sampling)"
-        chance = privacy.sampling_probability
-        demand(chance == 1, "sampling_probability", wording, chance)
+    def _check_privacy(self, privacy: PrivacyBudget) -> None:
+        noise = 1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier  # any, where it is to be found
+        privacy.promise(noise, self.min_separation_rounds)
         wording = "synchronous with privacy: a buffered report counts in a later round than that which drew its device"
         demand(self.buffered is None, "mode", wording, self.mode)
         wording = "mean with privacy: the noise is sized for what one report moves in a sum"
@@ -239,9 +267,6 @@ class TaskSettings:
         few = privacy.mechanism != "tree" or self.rounds < MOST_TREE_ROUNDS
         wording = f"below {MOST_TREE_ROUNDS} with the mechanism tree, whose accounting is slow: take banded for more"
         demand(few, "rounds", wording, self.rounds)
-        least = privacy.min_separation_rounds
-        wording = f"at least {least}, as the privacy of the task assumes"
-        demand(self.min_separation_rounds >= least, "min_separation_rounds", wording, self.min_separation_rounds)
 
     @property
     def mode(self) -> str:
@@ -283,13 +308,20 @@ class TaskSettings:
         return replace(self, goal=goal, minimum=-(-self.policy.minimum * goal // self.goal))
 
     @property
+    def promise(self) -> Privacy:
+        """What the task promises, whole. It must promise privacy, and its noise be known (`with_least_noise`)."""
+        if self.privacy is None or self.privacy.noise_multiplier is None:
+            raise ValueError("the task promises no privacy, or its noise is yet to be found")
+        return self.privacy.promise(self.privacy.noise_multiplier, self.min_separation_rounds)
+
+    @property
     def sum_bounds(self) -> SumBounds:
         """How its secure rounds make their sums, as a release must allow it. The task must ask for masked reports."""
         secagg = self.secagg or Secagg()
         every = self.schedule.double_every or self.rounds
         doublings = range(1, min(self.rounds, 32 * every) + 1, every)
         least = min(_least_sum(self.in_round(number).policy, secagg.group_size) for number in doublings)
-        noise = 0.0 if self.privacy is None else self.privacy.noise_of_devices
+        noise = 0.0 if self.privacy is None else self.promise.noise_of_devices
         groups = {min(self.in_round(number).policy.cohort, secagg.group_size) for number in doublings}
         return SumBounds(
             clip_norm=secagg.clip_norm,

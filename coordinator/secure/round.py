@@ -172,12 +172,17 @@ class SecureRound:
         return bool(self._digests)
 
     @property
+    def masked(self) -> frozenset[str]:
+        """The assignments whose masked reports came; those of groups that failed too, whose sums may be known."""
+        return frozenset(name for name, slot in self._seats.items() if (slot, MessageType.MASKED) in self._digests)
+
+    @property
     def uploads(self) -> dict[str, str]:
         """The digest of every masked report that was folded in, by assignment, but for groups that failed."""
         return {
-            name: self._digests[slot, MessageType.MASKED]
-            for name, slot in self._seats.items()
-            if (slot, MessageType.MASKED) in self._digests and self._group_of[slot].failure is None
+            name: self._digests[self._seats[name], MessageType.MASKED]
+            for name in self.masked
+            if self._group_of[self._seats[name]].failure is None
         }
 
     @property

@@ -14,7 +14,7 @@ import safetensors.numpy
 from coordinator.errors import InvalidTask, StoreConflict, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
 from coordinator.failpoints import reach
 from coordinator.lineage import check_signer, entry
-from coordinator.rules.aggregation import Vectors, check_fit, state_specs
+from coordinator.rules.aggregation import Vectors, check_fit, check_sizes, state_specs
 from coordinator.rules.audit import Action, AuditEntry
 from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.entities import (
@@ -27,13 +27,14 @@ from coordinator.rules.entities import (
     Task,
     Transition,
 )
+from coordinator.rules.private_sums import with_least_noise
 from coordinator.rules.progress import Progress
 from coordinator.rules.release import check_release, check_signed, released_seed
 from coordinator.rules.rollback import check_participations, check_rollback
 from coordinator.rules.settings_fit import check_settings
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_names import check_name
-from coordinator.rules.task_settings import FootprintBudget, Secagg, TaskSettings
+from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
 from coordinator.store.database import Database
 from coordinator.store.identity import tie
@@ -51,6 +52,7 @@ __all__ = [
     "CoordinatorStore",
     "FootprintBudget",
     "OnDevice",
+    "PrivacyBudget",
     "Requires",
     "Secagg",
     "TaskSettings",
@@ -110,6 +112,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         or the algorithm or one of its settings is unknown; StoreConflict when collections take its blobs again and
         again.
         """
+        settings = with_least_noise(settings)
         plan, _, manifest = bundle.plan, bundle.signer, bundle.manifest
         name = check_name(manifest.name if name is None else name)
         first = first_checkpoint(bundle, self.algorithm_modules)
@@ -346,6 +349,7 @@ def first_checkpoint(bundle: Bundle, algorithm_modules: Sequence[str] = ()) -> b
     plan, named = bundle.plan, bundle.manifest.algorithm
     algorithm = algorithms.create(named.name, named.settings, algorithm_modules)
     check_cross_device(algorithm)
+    check_sizes(plan, bundle.manifest.state.size)
     try:
         state = checkpoint.decode(bundle.read(bundle.manifest.state), state_specs(plan, algorithm))
     except FedcoreError as error:
@@ -368,6 +372,7 @@ def release_of(
     lineage: the public key with which the coordinator signs checkpoints. counter, expires_at: as in `Release`.
     algorithm_modules: as of `first_checkpoint`, whose errors it raises.
     """
+    settings = with_least_noise(settings)
     return Release(
         population=settings.population,
         plan=bundle.manifest.plan.sha256,

@@ -68,8 +68,11 @@ class Guard:
 
     def visible(self, counts: Mapping[str, int]) -> dict[str, int]:
         """The counts of examples of those collections that a coordinator may know of."""
-        allowed = self._policy.collections
-        return {name: count for name, count in counts.items() if allowed is None or name in allowed}
+        return {name: count for name, count in counts.items() if self.shows(name)}
+
+    def shows(self, collection: str) -> bool:
+        """Whether a plan may train on a collection, and a coordinator may know how many examples it holds."""
+        return self._policy.collections is None or collection in self._policy.collections
 
     def check_stored(self, population: str, stored: StoredAssignment, size: int) -> None:
         """Before an earlier session's work is ended: the policy may be another now. `size`: bytes of its report, or 0.
@@ -145,7 +148,7 @@ class Guard:
             _forbid("populations", f"it does not name {population!r}")
 
     def _check_collection(self, collection: str) -> None:
-        if self.visible({collection: 0}) == {}:
+        if not self.shows(collection):
             _refuse("collections", f"the plan wants {collection!r}")
 
     def _check_round(self, given: Assignment, *, again: bool = False) -> None:

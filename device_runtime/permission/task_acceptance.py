@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from device_runtime.examples import ExampleSource
 from fedcore.conditions import Conditions
 from fedcore.wire.messages import Offer
 
 
-def acceptable_tasks(offers: Sequence[Offer], examples: ExampleSource, now: Conditions) -> tuple[str, ...]:
-    """The tasks whose every rule holds, in the order in which they were offered. Raises ExamplesError."""
-    return tuple(offer.task for offer in offers if not offer.unmet(now) and _enough(offer, examples))
+def acceptable_tasks(
+    offers: Sequence[Offer], examples: ExampleSource, now: Conditions, shows: Callable[[str], bool]
+) -> tuple[str, ...]:
+    """The tasks whose every rule holds, in the order in which they were offered. Raises ExamplesError.
+
+    shows: whether the owner lets a coordinator know of a collection. Any other is answered as one that is not there.
+    """
+    return tuple(offer.task for offer in offers if not offer.unmet(now) and _enough(offer, examples, shows))
 
 
-def _enough(offer: Offer, examples: ExampleSource) -> bool:
+def _enough(offer: Offer, examples: ExampleSource, shows: Callable[[str], bool]) -> bool:
+    if not shows(offer.collection):
+        return not (offer.min_examples or offer.min_recent_examples)
     held, age_s = examples.count(offer.collection), offer.max_example_age_s
     recent = held if age_s is None else examples.count_recent(offer.collection, age_s)
     return held >= offer.min_examples and recent >= offer.min_recent_examples

@@ -10,10 +10,13 @@ import errno
 import os
 import resource
 import sys
+from pathlib import Path
 
 from device_runtime.errors import RuntimeFailed
 from device_runtime.sandbox import kernel, landlock, seccomp
-from device_runtime.trainer import Limits
+from device_runtime.trainer import Limits, bound
+
+STACK_BYTES = 8 * 2**20
 
 
 def lacking() -> tuple[str, ...]:
@@ -29,6 +32,8 @@ def lacking() -> tuple[str, ...]:
 def confine(limits: Limits) -> None:
     """Give up for good what training does not need. Raises RuntimeFailed when the system does not do what it offers."""
     try:
+        if sys.platform == "linux":
+            bound(resource.RLIMIT_AS, _beside_data() + limits.memory_bytes)
         _give_up_paths()
         _limit(limits)
         if sys.platform == "linux" and seccomp.offered():
@@ -51,11 +56,21 @@ def _give_up_paths() -> None:
             raise OSError(errno.EPERM, (message.value or b"").decode(errors="replace"))
 
 
+def _beside_data() -> int:
+    """Bytes of this process's address space that are not data: libraries, reserves, and room for the stack to grow.
+
+    What a process writes to is data, which has a limit, but not what it shares, makes read-only or has grow downwards.
+    So all of the address space gets one too: no more than there is now beside the data that is allowed.
+    """
+    size, *_, data, _ = map(int, Path("/proc/self/statm").read_bytes().split())
+    return (size - data) * resource.getpagesize() + STACK_BYTES
+
+
 def _limit(limits: Limits) -> None:
     for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
         resource.setrlimit(kind, (0, 0))
     limits.bound()
-    for kind, later in ((resource.RLIMIT_DATA, 0), (resource.RLIMIT_CPU, 1)):  # SIGXCPU, and a second later SIGKILL
+    for kind, later in ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 0), (resource.RLIMIT_CPU, 1)):
         soft, hard = resource.getrlimit(kind)
-        if soft != hard:
+        if soft != hard:  # time is up by SIGXCPU, and a second later by SIGKILL
             resource.setrlimit(kind, (soft, soft + later))

@@ -19,14 +19,13 @@ from coordinator.certificates import certify
 from coordinator.lineage import lineage_key
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.settings import Settings
-from coordinator.store.tasks import Secagg, TaskSettings
+from coordinator.store.tasks import PrivacyBudget, Secagg, TaskSettings
 from device_runtime.permission.policy import Policy
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.privacy.certificate import CertifiedLedger, certificate_file
-from fedcore.privacy.settings import Privacy
 from fedcore.signing import SigningKey
 from muster.bench.options import PrivateFleetOptions
 from muster.output import Say
@@ -115,7 +114,7 @@ def run(options: PrivateFleetOptions, say: Say) -> PrivateFleetOutcome:
         epsilon=epsilon,
         budget=privacy.epsilon,
         delta=privacy.delta,
-        noise_multiplier=privacy.noise_multiplier,
+        noise_multiplier=options.noise_multiplier,
         counted_least=min(one.reported for one in rounds),
         accuracy_before=accuracies[0],
         accuracy=accuracies[1],
@@ -125,8 +124,8 @@ def run(options: PrivateFleetOptions, say: Say) -> PrivateFleetOutcome:
     )
 
 
-def _privacy(options: PrivateFleetOptions) -> Privacy:
-    return Privacy(
+def _privacy(options: PrivateFleetOptions) -> PrivacyBudget:
+    return PrivacyBudget(
         epsilon=options.epsilon,
         delta=0.1 / options.devices,
         users=options.devices,

@@ -76,11 +76,11 @@ def create(
         if release_key is not None:
             signed = _release(store, db, bundle, settings, release_key, counter=release_counter, days=release_days)
         task = store.register_task(bundle, settings, signed, name=name)
-        _describe(store, task.id, json, device_noise(bundle.plan.report, settings))
+        _describe(store, task.id, json, device_noise(bundle.plan.report, task.settings))
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
     if not json:
-        size = report_bytes(bundle.plan.report, settings).words
-        remark(f"A report has {size}.{in_words(bundle.plan, settings)}")
+        size = report_bytes(bundle.plan.report, task.settings).words
+        remark(f"A report has {size}.{in_words(bundle.plan, task.settings)}")
         _say_next(task, url, given_again(db=db, blobs=blobs, coordinator=coordinator))
 
 

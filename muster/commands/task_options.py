@@ -174,7 +174,7 @@ class TaskOptions:
             min_separation_rounds=self.min_separation_rounds,
             requires=parse_rules(self.require, Requires, "--require"),
             schedule=parse_schedule(self.schedule),
-            privacy=parse_privacy(self.privacy, self.rounds, self.min_separation_rounds, self.bits),
+            privacy=parse_privacy(self.privacy),
             same_cohort=self.same_cohort,
             on_device=parse_rules(self.on_device, OnDevice, "--on-device"),
             seed=self.seed,

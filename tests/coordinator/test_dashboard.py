@@ -13,8 +13,8 @@ from selenium.webdriver.common.by import By
 
 from coordinator.api.tokens import issue, revoke
 from coordinator.rules.entities import Role
+from coordinator.rules.task_settings import PrivacyBudget
 from coordinator.settings import Settings
-from fedcore.privacy.settings import Privacy
 from tests.coordinator.browser import assert_sound, shows
 from tests.coordinator.bundles import make_bundle, make_private_bundle, report_body
 from tests.coordinator.devices import speaking_to
@@ -193,7 +193,7 @@ def test_logout_ends_every_copy_of_the_cookie_at_every_process(store, locked, tm
 
 
 def test_viewer_downloads_model_plan_and_certificate(store, register, locked, tmp_path):
-    privacy = Privacy(epsilon=4, delta=1e-6, users=1000, noise_multiplier=2)
+    privacy = PrivacyBudget(epsilon=4, delta=1e-6, users=1000, noise_multiplier=2)
     task = register(make_private_bundle(tmp_path / "private"), privacy=privacy)
     names = ("model", "plan", "privacy-certificate")
     assert [locked.get(f"/tasks/{task}/{name}").status_code for name in names] == [401, 401, 401]

@@ -13,8 +13,8 @@ from coordinator.dashboard.settings_table import groups
 from coordinator.dashboard.views import populations, task_page
 from coordinator.errors import UnknownRound
 from coordinator.rules.private_sums import entry_of
+from coordinator.rules.task_settings import PrivacyBudget
 from coordinator.store.overview_records import Totals
-from fedcore.privacy.settings import Privacy
 from tests.coordinator.bundles import make_bundle, make_private_bundle
 from tests.coordinator.conftest import committed
 from tests.coordinator.pages import play
@@ -162,13 +162,13 @@ def test_logarithmic_axis_has_powers_of_ten_and_no_place_for_zero():
 
 
 def test_page_of_a_private_task_shows_what_is_spent_of_its_budget(store, register, served, tmp_path):
-    privacy = Privacy(epsilon=4, delta=1e-6, users=1000, noise_multiplier=2)
+    privacy = PrivacyBudget(epsilon=4, delta=1e-6, users=1000, noise_multiplier=2)
     task = register(make_private_bundle(tmp_path / "private"), privacy=privacy)
     page = httpx2.get(f"{served.admin}/tasks/{task}")
     assert "ε 0 of 4 spent" in page.text
     with store.database.writing() as records:
         for number, epsilon in ((1, 2.5), (2, 3.75)):
-            records.ledger.append(task, entry_of(privacy, number, 1.0, 2), epsilon, None)
+            records.ledger.append(task, entry_of(store.task(task).settings.promise, number, 1.0, 2), epsilon, None)
     page = httpx2.get(f"{served.admin}/tasks/{task}")
     assert "ε 3.75 of 4 spent" in page.text
     assert "round 1: 2.5" in page.text

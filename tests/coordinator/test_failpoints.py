@@ -17,14 +17,13 @@ import sqlalchemy
 
 from coordinator.failpoints import FAILPOINTS, VARIABLE, reach
 from coordinator.rules.states import RoundState, TaskState
-from coordinator.rules.task_settings import Buffered
+from coordinator.rules.task_settings import Buffered, PrivacyBudget
 from coordinator.store.database import Database
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, REPORTS
 from coordinator.store.tasks import open_coordinator_store
 from fedcore import checkpoint
 from fedcore.params import VectorSpec
 from fedcore.privacy.accounting import spent
-from fedcore.privacy.settings import Privacy
 from tests.coordinator.bundles import START, make_bundle, make_plan, make_private_bundle, report_body
 from tests.coordinator.replicas import Phones, replicas_on, until
 
@@ -186,7 +185,7 @@ def test_killed_buffers_lose_no_version_and_count_no_report_twice(store, registe
     indirect=["database"],
 )
 def test_killed_private_training_has_a_row_for_every_model(store, register, replicas, tmp_path, failpoint):
-    privacy = Privacy(epsilon=8, delta=1e-6, users=1000, noise_multiplier=2, mechanism="gaussian")
+    privacy = PrivacyBudget(epsilon=8, delta=1e-6, users=1000, noise_multiplier=2, mechanism="gaussian")
     task = register(make_private_bundle(tmp_path / "private"), goal=GOAL, rounds=99, privacy=privacy)
     devices = train(store, task, replicas, failpoint, PrivateLearners)
     with store.database.reading() as records:

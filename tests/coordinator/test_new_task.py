@@ -119,7 +119,7 @@ def test_form_explains_every_setting(operating):
             assert f'name="{one.name}"' in page
             assert one.meaning
     assert "sampling_probability" not in page  # which a task refuses to change
-    for explained in ("selected per report wanted. Default: 1.3.", "norm of a report. Required with privacy."):
+    for explained in ("selected per report wanted. Default: 1.3.", "size of the population. Required with privacy."):
         assert explained in page
 
 
@@ -130,7 +130,7 @@ def test_settings_from_text_have_the_defaults_and_the_parts_asked_for():
     shown = values(settings)
     assert (shown["formats"], shown["buffered.concurrency"]) == ("onnx, executorch", "100")
     assert not any(name.startswith("secagg") for name in shown)
-    with pytest.raises(InvalidTask, match="privacy: Object missing required field `noise_multiplier`"):
+    with pytest.raises(InvalidTask, match="privacy: Object missing required field `epsilon`"):
         settings_of(GIVEN | {"privacy": "yes"})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 
@@ -9,16 +10,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.errors import InvalidTask
+from coordinator.errors import InvalidTask, Refusal
 from coordinator.rules.packed_segments import ReportBytes, device_noise, packed_segments, report_bytes
 from coordinator.rules.states import TaskState
-from coordinator.rules.task_settings import Secagg, TaskSettings
+from coordinator.rules.task_settings import PrivacyBudget, Secagg, TaskSettings
 from fedcore.privacy.accounting import calibrated, spent
-from fedcore.privacy.settings import Noise, Privacy
+from fedcore.privacy.settings import Noise
 from tests.coordinator.bundles import START, make_plan, make_private_bundle
 from tests.coordinator.conftest import Desk, unmask_at_once
 from tests.coordinator.test_left_out import OTHERS, fails
-from tests.coordinator.test_secure import NAMES, Device, run
+from tests.coordinator.test_secure import NAMES, PHASES, Device, run
+from tests.coordinator.test_secure_groups import NAMES as MANY
+from tests.coordinator.test_secure_groups import groups_of
 
 SIZE, CLIP, BITS = 400, 2.0, 12
 SECAGG = Secagg(clip_norm=CLIP, bits=BITS, phase_s=5.0)
@@ -28,7 +31,7 @@ BUDGET = {"epsilon": 30.0, "delta": 1e-6, "users": 1000}
 def promise(rounds, **changes):
     noise = Noise(noise_multiplier=1.0, mechanism="distributed")
     multiplier = calibrated(noise, rounds, BUDGET["epsilon"], BUDGET["delta"])
-    return Privacy(**BUDGET | {"mechanism": "distributed", "noise_multiplier": multiplier} | changes)
+    return PrivacyBudget(**BUDGET | {"mechanism": "distributed", "noise_multiplier": multiplier} | changes)
 
 
 def noisy(rounds=2, **changes):
@@ -83,6 +86,38 @@ def test_a_sum_that_came_to_nothing_is_in_no_model_and_in_no_row(store, register
     deviation = math.sqrt(8 * segment.noise) * segment.step / 8
     assert 5 * deviation < CLIP
     assert abs((store.checkpoint(task, 1)["params"] - before) @ along_D + CLIP) < 5 * deviation
+
+
+@pytest.mark.parametrize("leaves", ["gives up", "vanishes"])
+def test_a_device_of_a_group_that_failed_rests_as_if_its_sum_had_counted(store, register, private, leaves):
+    outcomes = iter((fails, unmask_at_once))
+
+    def unmask(work):
+        return next(outcomes)(work)
+
+    desk = Desk(store, unmask=unmask)
+    secagg = dataclasses.replace(SECAGG, group_size=16, phase_s=30.0)
+    several = {"goal": 24, "minimum": 12, "over_selection": 1.0, "secagg": secagg}
+    task = register(private, **noisy(privacy=promise(9)) | several, min_separation_rounds=3)
+    devices = [Device(desk, given, np.zeros(SIZE, np.float32), plan=private.plan) for given in desk.assign(*MANY)]
+    run(devices, PHASES[:1])
+    unlucky, lucky = groups_of(devices)
+    run(devices, PHASES[1:5])
+    run(unlucky, PHASES[5:])  # their sum is known to the coordinator, and not used
+    desk.turn()
+    if leaves == "gives up":
+        with contextlib.suppress(Refusal):
+            desk.give_up(unlucky[0].given)
+    else:
+        desk.live(5.5, *(device.given for device in devices if device is not unlucky[0]), step_s=0.3)
+    run(lucky, PHASES[5:])
+    desk.turn()
+    assert [one.state.value for one in store.rounds(task)] == ["committed"]
+    (name,) = {one.device for one in store.cohort(task, 1) if one.id == unlucky[0].given.assignment}
+    assert desk.arrive(name).reason == "resting"
+    desk.driver.drain()
+    desk.turn()
+    assert Desk(store).arrive(name).reason == "resting"
 
 
 def test_noise_of_devices_spends_the_budget_and_ends_the_task(store, register, desk, private):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,15 +12,14 @@ from coordinator.driver import commit_round
 from coordinator.errors import InvalidTask, TaskEnded, UnknownRound
 from coordinator.rules.clear_reports import ClearReports
 from coordinator.rules.entities import Spent
+from coordinator.rules.private_sums import with_least_noise
 from coordinator.rules.states import TaskState
-from coordinator.rules.task_settings import Buffered
+from coordinator.rules.task_settings import Buffered, PrivacyBudget, TaskSettings
 from coordinator.store.tasks import Secagg
-from fedcore.errors import PrivacyError
 from fedcore.masking import fixed_points
 from fedcore.privacy.accounting import calibrated, spent
 from fedcore.privacy.matrices import inverse_row
-from fedcore.privacy.settings import Noise, Privacy
-from muster.privacy_option import parse_privacy
+from fedcore.privacy.settings import Noise
 from secagg.parameters import least_honest
 from tests.coordinator.bundles import START, make_private_bundle
 from tests.coordinator.conftest import LINEAGE, RELEASE, Desk, states
@@ -27,11 +28,11 @@ from tests.coordinator.test_secure import NAMES, SECURE, Device, run
 BUDGET = {"epsilon": 4.0, "delta": 1e-6, "users": 1000}
 
 
-def promise(rounds=3, **settings):
-    """A privacy whose budget lasts for so many rounds."""
-    given = {"noise_multiplier": 1.0} | BUDGET | settings
-    noise = Noise(**{name: given[name] for name in Noise.__struct_fields__ if name in given})
-    return Privacy(**given | {"noise_multiplier": calibrated(noise, rounds, given["epsilon"], given["delta"])})
+def promise(rounds=3, min_separation_rounds=1, **settings):
+    """A budget that lasts for so many rounds, of a task with such a separation."""
+    noise = Noise(noise_multiplier=1.0, min_separation_rounds=min_separation_rounds, **settings)
+    multiplier = calibrated(noise, rounds, BUDGET["epsilon"], BUDGET["delta"])
+    return PrivacyBudget(**BUDGET | settings, noise_multiplier=multiplier)
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_noise_on_the_model_has_the_deviation_that_was_promised(store, register,
 
 
 def test_sum_is_divided_by_the_goal_when_fewer_devices_report(store, register, desk, private_bundle):
-    privacy = Privacy(epsilon=1e9, delta=1e-6, users=1000, noise_multiplier=1e-4)
+    privacy = PrivacyBudget(epsilon=1e9, delta=1e-6, users=1000, noise_multiplier=1e-4)
     task = register(private_bundle, goal=4, minimum=1, privacy=privacy, rounds=1)
     first, *_ = desk.assign("a", "b", "c", "d")
     report(desk, first, [2, 0, 0, 0])
@@ -150,29 +151,26 @@ def test_rollback_is_refused_where_rounds_apart_are_counted_on(store, register, 
     [
         ({"buffered": Buffered(), "goal": 2}, "mode must be synchronous with privacy"),
         ({"clear": ClearReports(estimator="median")}, "estimator must be mean with privacy"),
-        ({"privacy": {"sampling_probability": 0.1}}, "Poisson sampling"),
-        ({"privacy": {"min_separation_rounds": 3}}, "min_separation_rounds must be at least 3"),
+        ({"privacy": {"mechanism": "banded", "bands": 2}}, r"bands must be from 2 to min_separation_rounds \(1\)"),
+        ({"privacy": {"delta": 1e-3}}, "delta must be below 1 / users"),
+        ({"privacy": {"noise_multiplier": None}, "rounds": 100_001}, "rounds must be at most 100000 where the noise"),
+        ({"privacy": {"noise_multiplier": None, "epsilon": 1e7}}, r"epsilon must be at most 1e\+06 where the noise"),
         ({"privacy": {"noise_multiplier": 0.1}}, "the first round alone spends"),
         ({"privacy": {"mechanism": "tree"}, "adaptive": True}, "noise must have one size in all rounds"),
         ({"privacy": {"mechanism": "tree"}, "rounds": 1024}, "rounds must be below 1024 with the mechanism tree"),
     ],
 )
 def test_promise_that_cannot_be_kept_is_refused_with_the_reason(register, tmp_path, settings, words):
-    privacy = Privacy(**{"noise_multiplier": 2.0} | BUDGET | settings.pop("privacy", {}))
+    budget = {"noise_multiplier": 2.0} | BUDGET | settings.pop("privacy", {})
     adaptive = {"clip_quantile": 0.5} if settings.pop("adaptive", False) else {}
     bundle = make_private_bundle(tmp_path / "bundle", **adaptive)
     with pytest.raises(InvalidTask, match=words):
-        register(bundle, privacy=privacy, **settings)
+        register(bundle, privacy=PrivacyBudget(**budget), **settings)
 
 
 def test_reports_that_are_not_clipped_as_a_whole_are_refused(register, bundle):
     with pytest.raises(InvalidTask, match="clipped as a whole, and those of fedavg are not"):
         register(bundle, privacy=promise())
-
-
-def test_delta_that_would_expose_one_of_the_users_is_refused():
-    with pytest.raises(PrivacyError, match="delta must be below 1 / users"):
-        promise(delta=1e-3, noise_multiplier=1.0)
 
 
 @pytest.mark.every_engine
@@ -233,9 +231,20 @@ def test_coarse_steps_of_device_noise_count_in_the_first_round(register, tmp_pat
 
 
 def test_noise_for_a_budget_counts_the_steps_of_masked_values():
-    pairs = [f"{name}={value}" for name, value in BUDGET.items()] + ["mechanism=distributed"]
-    coarse, fine = (parse_privacy(pairs, 2, 1, bits) for bits in (2, 20))
-    assert coarse.noise_multiplier > fine.noise_multiplier
+    settings = TaskSettings(
+        population="phones", **SECURE, privacy=PrivacyBudget(**BUDGET, mechanism="distributed")
+    )  # fmt: skip
+    coarse, fine = (with_least_noise(replace(settings, secagg=Secagg(bits=bits))) for bits in (2, 20))
+    assert coarse.privacy.noise_multiplier > fine.privacy.noise_multiplier
+
+
+def test_a_budget_without_noise_lasts_for_all_rounds_and_no_more(store, register, desk, private_bundle):
+    task = register(private_bundle, rounds=3, privacy=PrivacyBudget(**BUDGET))
+    assert store.task(task).settings.privacy == promise(rounds=3)
+    train(desk, 3)
+    entries, epsilons = ledger(store, task)
+    assert (len(entries), store.task(task).state) == (3, TaskState.COMPLETED)
+    assert 3.99 < epsilons[-1].epsilon <= 4 < spent([*entries, entries[-1]], BUDGET["delta"])
 
 
 def test_secure_rounds_and_noise_of_devices_need_each_other(register, private_bundle):

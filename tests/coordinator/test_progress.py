@@ -12,9 +12,9 @@ from coordinator.rules.divergence import DIVERGED
 from coordinator.rules.eligibility import Requires
 from coordinator.rules.progress import OBSTACLES, Observation, Reason
 from coordinator.rules.states import TaskState
+from coordinator.rules.task_settings import PrivacyBudget
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.conditions import StatedConditions
-from fedcore.privacy.settings import Privacy
 from fedcore.wire.messages import Rejected
 from tests.coordinator.bundles import make_private_bundle
 from tests.coordinator.conftest import Desk
@@ -235,7 +235,7 @@ def test_task_that_is_over_says_how_it_ended(store, register, desk, tmp_path):
     store.cancel(stopped)
     assert said(store, done) == ("completed", "1 of 1 rounds are committed")
     assert said(store, stopped) == ("cancelled", "cancelled; 0 of 2 rounds are committed")
-    privacy = Privacy(epsilon=2, delta=1e-6, users=9, noise_multiplier=3)
+    privacy = PrivacyBudget(epsilon=2, delta=1e-6, users=9, noise_multiplier=3)
     bundle = make_private_bundle(tmp_path / "private")
     private = register(bundle, goal=1, rounds=9, population="watches", privacy=privacy)
     given = desk.wait("a", population="watches").result(timeout=0)

@@ -17,13 +17,13 @@ from coordinator.driver import commit_round
 from coordinator.errors import Unavailable, UnknownBlob
 from coordinator.failpoints import VARIABLE
 from coordinator.rules.aggregation import aggregate
+from coordinator.rules.task_settings import PrivacyBudget
 from coordinator.settings import Settings
 from coordinator.store.blobs import Blobs
 from coordinator.store.garbage_collection import Retention, collect
 from coordinator.store.tables import BLOBS, SEALED_BLOBS
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.plan import BlobRef
-from fedcore.privacy.settings import Privacy
 from tests.coordinator.bundles import make_private_bundle
 from tests.coordinator.conftest import LINEAGE, Desk, states
 from tests.coordinator.devices import speaking_to
@@ -36,7 +36,7 @@ from tests.coordinator.test_privacy import fail, ledger
 from tests.servers import serving
 
 pytestmark = pytest.mark.every_engine
-PRIVACY = Privacy(epsilon=8, delta=1e-6, users=1000, noise_multiplier=2, mechanism="gaussian")
+PRIVACY = PrivacyBudget(epsilon=8, delta=1e-6, users=1000, noise_multiplier=2, mechanism="gaussian")
 KILLS = 3
 
 

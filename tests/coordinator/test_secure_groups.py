@@ -30,11 +30,16 @@ def seat_all(desk):
     """The devices, each with a vector of its own, and their groups, which show once all have advertised."""
     devices = seat(desk, NAMES, {name: [number / 16, -number / 32, 0, 1] for number, name in enumerate(NAMES)})
     run(devices, PHASES[:1])
+    return devices, groups_of(devices)
+
+
+def groups_of(devices):
+    """Devices that have advertised, by their groups."""
     groups = {}
     for device in devices:
         device.roster = Roster.decode(device.hear(2), Invite.decode(device.given.secagg)[0].hash, COHORT)
         groups.setdefault(device.roster.root, []).append(device)
-    return devices, list(groups.values())
+    return list(groups.values())
 
 
 def mean_of(devices):

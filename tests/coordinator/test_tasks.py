@@ -21,6 +21,8 @@ from coordinator.rules.task_names import LONGEST_NAME
 from coordinator.store.tasks import FootprintBudget, TaskSettings, open_coordinator_store
 from fedcore import errors as fedcore_errors
 from fedcore.bundle import Bundle
+from fedcore.params import ParamSchema, TensorSpec
+from fedcore.report import Segment
 from fedcore.signing import SigningKey
 from tests.coordinator.bundles import EVIDENCE, START, make_bundle, make_plan
 
@@ -199,3 +201,18 @@ def test_row_cannot_point_at_an_unknown_blob(store, register):
     with pytest.raises(sqlalchemy.exc.IntegrityError), store.database.writing() as records:
         records._connection.exec_driver_sql("UPDATE tasks SET plan_sha256 = 'missing'")
     assert store.task(task.id) == task
+
+
+@pytest.mark.parametrize("vector", ["params", "delta", "more"])
+def test_vectors_longer_than_the_state_are_refused_before_they_are_made(store, tmp_path, vector):
+    size = dict.fromkeys(("params", "delta", "more"), 4) | {vector: 10**12}
+    segments = [
+        Segment("delta", size["delta"], "mean"),
+        Segment("weight", 1, "sum"),
+        Segment("more", size["more"], "sum"),
+    ]
+    plan = msgspec.structs.replace(
+        make_plan(segments=tuple(segments)), schema=ParamSchema((TensorSpec("w", (size["params"],)),))
+    )
+    with pytest.raises(InvalidTask, match=f"^'{vector}' has 1,000,000,000,000 values in the plan; the initial state"):
+        store.register_task(make_bundle(tmp_path / "plan", plan), TaskSettings(population="p", goal=2, rounds=1))

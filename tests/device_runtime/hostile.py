@@ -196,6 +196,36 @@ class Attacks:
         call(name, self._victim.pid, ours, one, theirs, one, none)
 
 
+READ, WRITE, PRIVATE, SHARED, ANONYMOUS, DOWN = 1, 2, 2, 1, 0x20, 0x100  # <sys/mman.h>, of Linux
+# Ways to memory, by the flags of the mapping: a process's own, which the kernel counts as data, and what it does not.
+HOARDS = {
+    "its own": PRIVATE,
+    "shared": SHARED,
+    "a stack": PRIVATE | DOWN,
+    "filled and then read-only": PRIVATE,
+    "only read": PRIVATE,
+}
+PIECE = 16 * 2**20
+
+
+def hoard(way, most):
+    """The bytes of address space that can be taken in a way, until the system refuses or there are `most`."""
+    LIBC.mmap.restype = ctypes.c_void_p
+    LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    rights = READ if way == "only read" else READ | WRITE
+    taken = 0
+    while taken < most:
+        place = LIBC.mmap(None, PIECE, rights, HOARDS[way] | ANONYMOUS, -1, 0)
+        if place == ctypes.c_void_p(-1).value:
+            break
+        taken += PIECE
+        if rights & WRITE:
+            ctypes.memset(place, 1, PIECE)
+        if way == "filled and then read-only":
+            LIBC.mprotect(ctypes.c_void_p(place), ctypes.c_size_t(PIECE), READ)
+    return taken
+
+
 NAMES = [name for name in vars(Attacks) if not name.startswith("_")]
 # What Landlock has no right for; some of it is refused all the same to who is not root, or has no capabilities.
 BESIDE_LANDLOCK = {

@@ -28,9 +28,9 @@ class World:
         self.state = folder / "state"
         self.task = ""
 
-    def create(self, plan="short", deadline_s=600.0):
+    def create(self, plan="short", *more, deadline_s=600.0):
         options = ["--population", "p", "--goal", 1, "--rounds", 1, "--over-selection", 1]
-        options += ["--reporting-deadline-s", deadline_s]
+        options += ["--reporting-deadline-s", deadline_s, *more]
         self.task = muster("task", "create", "--plan", self.plans / plan, *options, *self.where)["task"]
 
     def rounds(self, task=None):

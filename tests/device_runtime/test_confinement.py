@@ -16,7 +16,7 @@ from device_runtime.errors import ConfigError, DeadlinePassed, RuntimeFailed
 from device_runtime.footprint import random_job
 from device_runtime.sandbox import confinement, landlock, process, seccomp
 from device_runtime.sandbox.process import Sandbox
-from device_runtime.trainer import InProcess
+from device_runtime.trainer import InProcess, Limits
 from export.build import build_plan
 from export.model import Model
 from export.models import load
@@ -110,6 +110,32 @@ def test_hostile_code_in_a_sandbox_reaches_no_file_and_no_process(attack, folder
         sandbox.train(job(), WIDE, lambda: True)
     assert str(said.value).rpartition(": ")[2] in REFUSED
     assert files(folder) == before
+
+
+HOARDING = """
+from device_runtime.backends import BACKENDS
+from device_runtime.errors import RuntimeFailed
+from device_runtime.sandbox import child
+from tests.device_runtime.hostile import hoard
+
+class Hoarder:
+    format, runtime = "onnx", "hostile"
+
+    def load(self, graph, name):
+        raise RuntimeFailed("hoarded", str(hoard({way!r}, {most!r})))
+
+BACKENDS["onnxruntime"] = Hoarder
+child.main()
+"""
+
+
+@WHOLE
+@pytest.mark.parametrize("way", hostile.HOARDS)
+def test_hostile_code_gets_no_more_memory_than_was_allowed(way, sandbox_of):
+    allowed = 400_000_000
+    with pytest.raises(RuntimeFailed) as said:
+        sandbox_of(HOARDING.format(way=way, most=2 * allowed)).train(job(), Limits(allowed, 60.0), lambda: True)
+    assert allowed / 4 < int(str(said.value).rpartition(": ")[2]) < allowed
 
 
 FEW_DEFENCES = """

@@ -97,7 +97,7 @@ def test_after_the_receipt_nothing_is_sent_again(world):
 
 
 def test_a_kept_report_that_comes_too_late_is_dropped_and_the_owner_told(world):
-    world.create(deadline_s=8.0)
+    world.create("short", "--selection-timeout-s", 2, deadline_s=8.0)  # a late device is drawn only then
     device, _ = held_at(world, "report")
     kill(device)
     until(lambda: world.rounds()[0]["state"] == "abandoned")

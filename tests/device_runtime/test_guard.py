@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 import threading
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from coordinator.store.tables import TASKS
 from coordinator.store.tasks import TaskSettings
 from device_runtime import Collection, ConfigError, Device, ExampleStore, PerDay, PlanLimits, Policy
+from device_runtime.session import run_session
 from device_runtime.state import journal
 from device_runtime.state.journal import read_journal
 from export.build import export_bundle
@@ -21,8 +23,8 @@ from fedcore.algorithms import create
 from fedcore.params import ParamSchema, TensorSpec
 from fedcore.plan import Field
 from fedcore.signing import SigningKey
-from fedcore.wire.messages import Abort
-from tests.device_runtime.coordinator import status
+from fedcore.wire.messages import Abort, Accepted, Offer, encode
+from tests.device_runtime.coordinator import answer, status
 
 OTHER = "ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"
 POPULATIONS = (f"population-{number}" for number in itertools.count())
@@ -202,6 +204,17 @@ def test_the_check_in_mentions_allowed_collections_alone(coordinator, config):
     device = Device(config.coordinator, "phones", config.examples, config.state, policy=Policy(collections=("typed",)))
     assert "against collections" in device.run_once().detail
     assert coordinator.checkins[0].examples == {}
+
+
+def test_offers_tell_nothing_of_a_collection_that_is_not_shown(coordinator, config):
+    rules = ({"min_examples": 10}, {"min_examples": 11}, {"min_recent_examples": 1}, {})
+    offers = tuple(Offer(task=f"t-{place}", collection="default", **rule) for place, rule in enumerate(rules))
+    coordinator.faults["check-in"] = [answer(encode(Accepted("s-1", offers)))] * 2
+    device = Device(config.coordinator, "phones", config.examples, config.state, policy=Policy(collections=("typed",)))
+    assert "against collections" in device.run_once().detail
+    (config.state / "elsewhere").mkdir()
+    assert run_session(replace(config, state=config.state / "elsewhere")).outcome == "reported"
+    assert [willing.tasks for willing in coordinator.willing] == [("t-3",), ("t-0", "t-2", "t-3")]
 
 
 def test_the_plan_is_checked_before_graphs_and_checkpoint_are_fetched(coordinator, config):

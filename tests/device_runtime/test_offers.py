@@ -16,6 +16,7 @@ from fedcore.plan import Field
 from fedcore.wire.messages import Accepted, Offer, RetryWindow, Willing, encode
 from tests.device_runtime.coordinator import answer
 
+SHOWN = {"default"}.__contains__
 PLUGGED = Conditions(charging=True, idle=True, unmetered=False, battery=0.5, free_storage_bytes=1000)
 
 
@@ -31,7 +32,7 @@ def store(tmp_path):
 
 
 def takes(store, **rules):
-    return acceptable_tasks([Offer(task="t", collection="default", **rules)], store, PLUGGED) == ("t",)
+    return acceptable_tasks([Offer(task="t", collection="default", **rules)], store, PLUGGED, SHOWN) == ("t",)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_device_waits_for_a_task_whose_every_rule_it_knows_to_hold(store, rules,
 
 
 def test_condition_that_the_device_does_not_know_does_not_hold(store):
-    assert acceptable_tasks([Offer(task="t", collection="default", charging=True)], store, Conditions()) == ()
+    assert acceptable_tasks([Offer(task="t", collection="default", charging=True)], store, Conditions(), SHOWN) == ()
 
 
 def test_examples_without_a_time_are_never_recent(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from fedcore.masking import session_number
 from fedcore.signing import key_text
 from fedcore.succession import SucceedingKey, Succession
-from fedcore.wire.messages import Rejected, encode
+from fedcore.wire.messages import Accepted, Offer, Rejected, encode
 from tests.coordinator.fork_server import wait_until
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import WINDOW, answer, cut, hang_up, refusal, report_of, serving, status
@@ -245,6 +245,15 @@ def test_the_owners_policy_is_kept(coordinator, session, policy, outcome, words)
     assert coordinator.reports == []
     assert [one.reason for one in coordinator.aborts] == (["plan-refused"] if outcome == "aborted" else [])
     assert outcome == "aborted" or coordinator.calls == []
+
+
+def test_offers_tell_nothing_of_a_collection_that_is_not_shown(coordinator, session):
+    rules = ({"min_examples": 10}, {"min_examples": 11}, {})
+    offers = tuple(Offer(task=f"t-{place}", collection="default", **rule) for place, rule in enumerate(rules))
+    coordinator.faults["check-in"] = [answer(encode(Accepted("s-1", offers)))] * 2
+    assert "collections" in session(collections=["diary"])["detail"]
+    assert session()["outcome"] == "reported"
+    assert [willing.tasks for willing in coordinator.willing] == [("t-2",), ("t-0", "t-2")]
 
 
 def test_a_graph_that_loops_is_refused(coordinator, session):

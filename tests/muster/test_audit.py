@@ -25,20 +25,21 @@ def test_log_is_shown_and_verified_from_both_sides(served, tmp_path):  # noqa: F
     task = json.loads(create(make_bundle(tmp_path / "plan").folder, there, "--json").stdout)["task"]
     in_process("task", "checkpoint", task, "--out", tmp_path / "m", *there)
     entries = json.loads(say_alike(here, there, "audit", "show", "--json"))
-    assert [one["action"] for one in entries] == ["keys-changed", "token-made", "task-created", "model-read"]
+    actions = [one["action"] for one in entries]
+    assert actions == ["keys-changed", "keys-changed", "token-made", "task-created", "model-read"]
     assert entries[-1]["actor"].startswith("operator alice, token ")
     assert "model-read" in say_alike(here, there, "audit", "show", "--last", 1)
     head = tmp_path / "head"
     for where in (here, there):
         verified = json.loads(in_process("audit", "verify", "--head-file", head, *where, "--json").stdout)
-        assert verified == {"entries": 4, "head": head.read_text().strip()}
+        assert verified == {"entries": 5, "head": head.read_text().strip()}
     with store.database._engines.writer.begin() as connection:
-        connection.execute(sqlalchemy.delete(AUDIT).where(AUDIT.c.number == 4))
-    assert json.loads(say_alike(here, there, "audit", "verify", "--json"))["entries"] == 3
+        connection.execute(sqlalchemy.delete(AUDIT).where(AUDIT.c.number == 5))
+    assert json.loads(say_alike(here, there, "audit", "verify", "--json"))["entries"] == 4
     for where in (here, there):
         kind, words = failure(in_process("audit", "verify", "--head-file", head, *where))
-        assert (kind, words[:35]) == (BrokenAudit, "entry 4 of the audit log is missing")
-    assert head.read_text().startswith("4:")
+        assert (kind, words[:35]) == (BrokenAudit, "entry 5 of the audit log is missing")
+    assert head.read_text().startswith("5:")
 
 
 def test_devices_are_listed_revoked_and_allowed(served):  # noqa: F811 - the fixture

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from coordinator.errors import InvalidTask
 from fedcore import checkpoint
 from fedcore.privacy.accounting import spent
 from fedcore.privacy.certificate import CertifiedLedger, decode_certificate, ledger_digest
@@ -19,7 +20,7 @@ from tests.coordinator.conftest import committed
 from tests.coordinator.replicas import until
 from tests.coordinator.test_api import assign, put
 from tests.muster.test_cli import in_process
-from tests.muster.test_remote import create
+from tests.muster.test_remote import create, failure
 from tests.muster.test_remote import served as served  # noqa: PLC0414 - a fixture
 
 PROMISE = [word for part in ("epsilon=4", "delta=1e-6", "users=1000") for word in ("--privacy", part)]
@@ -70,8 +71,7 @@ def test_noise_is_the_least_that_lasts_for_all_rounds(served, tmp_path):
     until(lambda: len(store.spent(task)) == 3)
     assert store.spent(task)[-1].epsilon == pytest.approx(4, rel=1e-6)
     refused = create(tmp_path / "plan", there, *PROMISE, "--privacy", "delta=0.5")
-    assert refused.exit_code == 2
-    assert "delta must be below 1 / users" in refused.output
+    assert failure(refused) == (InvalidTask, "privacy: delta must be below 1 / users, which is 0.001, not 0.5")
     refused = create(tmp_path / "plan", there, "--privacy", "epsilonn=4")
     assert "there is no 'epsilonn'; did you mean epsilon" in refused.output
 

@@ -6,14 +6,13 @@ import numpy as np
 
 from coordinator.rules.packed_segments import packed_segments
 from coordinator.rules.states import TaskState
-from coordinator.store.tasks import Secagg, TaskSettings
+from coordinator.store.tasks import PrivacyBudget, Secagg, TaskSettings
 from device_runtime.permission.policy import Policy
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.codecs.compression import Compression
-from fedcore.privacy.settings import Privacy
 from fedcore.signing import SigningKey
 from simulator import datasets
 from simulator.engine import Engine
@@ -22,7 +21,7 @@ from simulator.proofs.fleet_against_engine import counted_cohort, replay
 from tests.coordinator.fork_server import wait_until
 
 DEVICES, SEED, CLIP, BITS = 8, 5, 1.0, 8
-PROMISE = Privacy(
+PROMISE = PrivacyBudget(
     mechanism="distributed", noise_multiplier=0.5, epsilon=100.0, delta=1e-6, users=DEVICES
 )  # fmt: skip
 

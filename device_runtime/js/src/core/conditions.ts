@@ -47,18 +47,23 @@ export function roundedMb(bytes: number): number {
   return roundedDown(Math.floor(bytes / MEBIBYTE));
 }
 
-/** The tasks whose every rule holds, in the order in which they were offered. A value that is not known holds no rule. */
+/** The tasks whose every rule holds, in the order in which they were offered. A value that is not known holds no rule.
+ *
+ * shows: whether the owner lets a coordinator know of a collection. Any other is answered as one that is not there.
+ */
 export async function acceptableTasks(
   offers: readonly Offer[],
   examples: ExampleSource,
   now: Conditions,
+  shows: (collection: string) => boolean,
 ): Promise<string[]> {
   const counts = await examples.counts();
   const accepted: string[] = [];
   for (const offer of offers) {
-    const held = counts.get(offer.collection) ?? 0;
+    const shown = shows(offer.collection);
+    const held = shown ? (counts.get(offer.collection) ?? 0) : 0;
     const age = offer.max_example_age_s;
-    const recent = age === null ? held : await examples.countRecent(offer.collection, age);
+    const recent = age === null || !shown ? held : await examples.countRecent(offer.collection, age);
     if (rulesHold(offer, now) && held >= offer.min_examples && recent >= offer.min_recent_examples) {
       accepted.push(offer.task);
     }

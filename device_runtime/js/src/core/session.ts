@@ -163,7 +163,7 @@ class Session {
       conditions: statedConditions(now),
     });
     if (answer.outcome === "rejected") return this.#rejected(answer);
-    const tasks = (await acceptableTasks(answer.offers, examples, now)).slice(0, MOST_TASKS);
+    const tasks = (await acceptableTasks(answer.offers, examples, now, this.#guard.shows)).slice(0, MOST_TASKS);
     if (tasks.length === 0) {
       // Nobody is told: what the device found may be private, and its silence is the same as a lost connection.
       return this.note({ outcome: "rejected", reason: "unwilling", retry: answer.retry, retryable: "transient" });

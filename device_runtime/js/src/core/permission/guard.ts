@@ -73,8 +73,11 @@ export class Guard {
 
   /** The counts of examples of those collections that a coordinator may know of. */
   visible(counts: ReadonlyMap<string, number>): Map<string, number> {
-    return new Map([...counts].filter(([name]) => this.#isAllowed(name)));
+    return new Map([...counts].filter(([name]) => this.shows(name)));
   }
+
+  /** Whether a plan may train on a collection, and a coordinator may know how many examples it holds. */
+  readonly shows = (collection: string): boolean => this.policy.collections?.includes(collection) ?? true;
 
   /** Before an earlier session's work is ended: the policy may be another now.
    *
@@ -150,7 +153,7 @@ export class Guard {
   }
 
   #checkCollection(collection: string): void {
-    if (!this.#isAllowed(collection)) {
+    if (!this.shows(collection)) {
       throw refused("collections", `the plan wants ${collection}`);
     }
   }
@@ -180,10 +183,6 @@ export class Guard {
     } else {
       await checkRelease(this.#platform, this.policy, this.#population, given, again);
     }
-  }
-
-  #isAllowed(collection: string): boolean {
-    return this.policy.collections?.includes(collection) ?? true;
   }
 
   async #checkSignature({ plan, plan_signature: signature }: Assignment): Promise<void> {
