@@ -1,4 +1,4 @@
-"""Counts of whole sessions by their steps in order, never one device's. From any thread.
+"""Counts of sessions by their sequence of steps, over all devices. Thread-safe.
 
 A shape is the steps of a session with " > " between: a check-in that is rejected at once is one step; another session
 may be `accepted > waited > assigned > fetched checkpoint > reported`. Counts are kept in memory. They are written with

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from fedcore.decoding import converter
-from fedcore.validation import Count, Fraction, NotNegative, checked, misfit
+from fedcore.validation import Count, Fraction, NotNegative, checked, type_error
 
 MEBIBYTE = 1 << 20
 
@@ -21,7 +21,7 @@ class _Checked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Values that are checked however they were made. Raises ValueError naming the one that is wrong."""
 
     def __post_init__(self) -> None:
-        found = misfit(self)
+        found = type_error(self)
         if found is not None:
             name, value, words = found
             raise ValueError(f"{name} = {value!r}: {words}")

@@ -133,7 +133,7 @@ def layout_hash(layout: ReportLayout, seed: int) -> bytes:
     return hashlib.sha256(msgspec.json.encode(layout) + key).digest()
 
 
-def reunite(layout: ReportLayout, weight: int, sums: NDArray[np.float64]) -> NDArray[np.float64]:
+def join_weight(layout: ReportLayout, weight: int, sums: NDArray[np.float64]) -> NDArray[np.float64]:
     """The summed report, float64 (L,), of a sum of weights and the sums of values, with zeros for metrics left out."""
     total_L, begin, whole = [], 0, sums.size == layout.size - 1
     for segment in layout.segments:

@@ -47,7 +47,7 @@ def metrics_segment(pass_name: str) -> str:
     return f"{pass_name}{_METRICS}"
 
 
-def held(values_V: Float32, clip: float) -> Float32:
+def clip_to(values_V: Float32, clip: float) -> Float32:
     """Finite values, scaled down in place to an l2 norm of `clip` at most, computed in float64."""
     norm = math.sqrt(float(np.einsum("i,i->", values_V, values_V, dtype=np.float64)))
     if norm > clip:
@@ -192,7 +192,7 @@ class ReportLayout(msgspec.Struct, frozen=True):
                 raise ReportError(f"segment {segment.name!r} holds a non-finite value")
             values_V[start : start + size] = part
             start += size
-        return held(values_V, clip) if self.bounded else values_V
+        return clip_to(values_V, clip) if self.bounded else values_V
 
     def weigh(self, values_V: Float32, weight: float) -> Float32:
         """The report (L,) as it is uploaded: mean segments of `values_V` times the weight, and the weight itself."""

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from fedcore.errors import ScheduleError
-from fedcore.validation import Count, checked, misfit
+from fedcore.validation import Count, checked, type_error
 
 _POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 
@@ -35,7 +35,7 @@ class ServerSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     largest_cohort: Count = 0
 
     def __post_init__(self) -> None:
-        wrong = misfit(self)
+        wrong = type_error(self)
         if wrong:
             raise ScheduleError(f"{wrong[0]} cannot be {wrong[1]!r}: {wrong[2]}")
         if self.scaling != "none" and not self.reference_cohort:

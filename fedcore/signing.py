@@ -42,7 +42,7 @@ def message(plan: BlobRef) -> bytes:
 
 
 def verify(plan: BlobRef, signature: PlanSignature) -> None:
-    """Raise BadSignature unless `signature` is its signer's, over this plan. Whether to trust the signer is not ours.
+    """Raise BadSignature unless `signature` is its signer's, over this plan; this does not check that it is trusted.
 
     Raises InvalidKey when the signer is not a public key.
     """
@@ -54,7 +54,7 @@ def verify(plan: BlobRef, signature: PlanSignature) -> None:
 
 
 def verified_release(signed: Signed) -> Release:
-    """The release, if its signer signed it. Whether to trust the signer is not ours.
+    """The release, if its signer signed it. This does not check that the signer is trusted.
 
     Raises BadSignature, InvalidKey or BadRelease.
     """

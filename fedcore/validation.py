@@ -21,14 +21,14 @@ _FIELDS: dict[type, tuple[tuple[str, Any, Callable[[object], Any]], ...]] = {}
 
 
 def checked(kind: type[T]) -> type[T]:
-    """Decorate a struct or a dataclass whose fields `misfit` is to check."""
+    """Decorate a struct or a dataclass whose fields `type_error` is to check."""
     types = get_type_hints(kind, include_extras=True)
     names = inspect.signature(kind).parameters
     _FIELDS[kind] = tuple((name, types[name], converter(types[name])) for name in names)
     return kind
 
 
-def misfit(values: object) -> tuple[str, Any, str] | None:
+def type_error(values: object) -> tuple[str, Any, str] | None:
     """The first field whose value is not of its declared type: name, value and what is wrong; None when all are."""
     for name, kind, convert in _FIELDS[type(values)]:
         value = getattr(values, name)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.parts import parse_parts
+from muster.key_values import parse_key_values
 
 if TYPE_CHECKING:
     from coordinator.rules.task_settings import Secagg
@@ -27,4 +27,4 @@ def parse_masking(pairs: list[str]) -> Secagg:
     """How reports are masked by these parts. Raises typer.BadParameter, or InvalidTask, naming what is wrong."""
     from simulator.masked_sums import from_words  # it loads torch, which `--help` must not
 
-    return parse_parts("--secagg", pairs, _PARTS, from_words)
+    return parse_key_values("--secagg", pairs, _PARTS, from_words)

@@ -21,7 +21,7 @@ def parameters_of(options: type) -> Iterator[inspect.Parameter]:
             yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def taking(options: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(options: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Have a command of keyword parameters take the fields of `options` as options of its own.
 
     The command gets the value as its parameter `options`, and the fields stand at that parameter's place in its help.

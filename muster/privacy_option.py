@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedcore.decoding import converter
-from muster.parts import parse_parts
+from muster.key_values import parse_key_values
 
 if TYPE_CHECKING:
     from coordinator.rules.task_settings import PrivacyBudget
@@ -31,4 +31,4 @@ def parse_privacy(pairs: list[str] | None) -> PrivacyBudget | None:
     if not pairs:
         return None
     fields = list(PrivacyBudget.__dataclass_fields__)
-    return parse_parts("--privacy", pairs, fields, converter(PrivacyBudget, strict=False))
+    return parse_key_values("--privacy", pairs, fields, converter(PrivacyBudget, strict=False))

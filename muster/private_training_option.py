@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.parts import parse_parts
+from muster.key_values import parse_key_values
 
 if TYPE_CHECKING:
     from simulator.private_training import PrivateTraining
@@ -27,4 +27,4 @@ def parse_private_training(pairs: list[str]) -> PrivateTraining:
     """The privacy of these parts. Raises typer.BadParameter, or EngineError, naming the part that is wrong."""
     from simulator.private_training import PrivateTraining, from_words  # it loads torch, which `--help` must not
 
-    return parse_parts("--privacy", pairs, PrivateTraining.__struct_fields__, from_words)
+    return parse_key_values("--privacy", pairs, PrivateTraining.__struct_fields__, from_words)

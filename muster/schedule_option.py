@@ -8,7 +8,7 @@ import typer
 
 from fedcore.decoding import converter
 from fedcore.schedule import ServerSchedule
-from muster.parts import parse_parts
+from muster.key_values import parse_key_values
 
 Schedule = Annotated[
     list[str] | None,
@@ -24,4 +24,4 @@ _convert = converter(ServerSchedule, strict=False)
 
 def parse_schedule(pairs: list[str] | None) -> ServerSchedule:
     """The schedule of these parts. Raises typer.BadParameter, or ScheduleError, naming the part that is wrong."""
-    return parse_parts("--schedule", pairs, ServerSchedule.__struct_fields__, _convert)
+    return parse_key_values("--schedule", pairs, ServerSchedule.__struct_fields__, _convert)

@@ -12,7 +12,7 @@ from coordinator.rules.task_settings import Secagg
 from fedcore.codecs.compression import Compression
 from fedcore.names import offered
 from fedcore.schedule import ServerSchedule
-from fedcore.validation import checked, misfit
+from fedcore.validation import checked, type_error
 from simulator import datasets
 from simulator.baselines import BASELINES, METHODS
 from simulator.baselines.linear import LOSSES
@@ -75,7 +75,7 @@ class SimulationConfig:
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:  # values may be NumPy's, as a notebook computes them
             object.__setattr__(self, name, plain(getattr(self, name)))
-        wrong = misfit(self)
+        wrong = type_error(self)
         if wrong:
             raise EngineError(f"{wrong[0]} cannot be {wrong[1]!r}: {wrong[2]}")
         for name in ("rounds", "clients", "cohort", "evaluate_every", "patience", "processes", "at_once"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedcore.privacy.planning import Deployment, Way
+from fedcore.privacy.planning import Deployment, MechanismPlan
 from simulator import datasets
 from simulator.configuration import SimulationConfig
 from simulator.course import overall
@@ -17,7 +17,7 @@ from simulator.studies.trainings import training_on
 CLIPPED = {"weighting": "uniform", "clip_norm": 0.5}
 
 
-def stand_in(planned: Deployment, way: Way, cohort: int) -> SimulatedPrivacy:
+def stand_in(planned: Deployment, way: MechanismPlan, cohort: int) -> SimulatedPrivacy:
     """The noise by which the mean of so many users is as noisy as that of the planned cohort."""
     return SimulatedPrivacy(
         epsilon=planned.epsilon,
@@ -32,7 +32,12 @@ def stand_in(planned: Deployment, way: Way, cohort: int) -> SimulatedPrivacy:
 
 @one_thread()
 def accuracy_of(
-    planned: Deployment, way: Way | None, model: str, dataset: str, data: Path | None, settings: Mapping[str, object]
+    planned: Deployment,
+    way: MechanismPlan | None,
+    model: str,
+    dataset: str,
+    data: Path | None,
+    settings: Mapping[str, object],
 ) -> float:
     """The accuracy on held-out users of FedAvg after the rounds of the plan, with the noise of `way` or without any.
 

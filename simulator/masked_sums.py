@@ -22,7 +22,7 @@ from coordinator.rules.task_settings import PrivacyBudget, Secagg, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.batching import StreamKey
 from fedcore.decoding import converter
-from fedcore.masking import greatest_weight, reunite
+from fedcore.masking import greatest_weight, join_weight
 from fedcore.params import Float32
 from fedcore.privacy.settings import Privacy
 from fedcore.release import SumBounds
@@ -127,7 +127,7 @@ class MaskedSum:
         if self._devices:
             self._end_group()
         total = reduce(add, self._totals)
-        return reunite(self._layout, total.weight, total.sums)
+        return join_weight(self._layout, total.weight, total.sums)
 
     def _end_group(self) -> None:
         self._totals.append(decode(self._segments, self._words, self._devices, self._w_max))

@@ -17,7 +17,7 @@ from fedcore.decoding import converter
 from fedcore.privacy.accounting import calibrated, spent
 from fedcore.privacy.mechanisms import NoiseOfRounds
 from fedcore.privacy.settings import LedgerEntry, Mechanism, Noise, Privacy, WholeFromOne
-from fedcore.validation import Count, NotNegative, checked, misfit
+from fedcore.validation import Count, NotNegative, checked, type_error
 from simulator.cohorts import Cohorts
 from simulator.errors import EngineError
 
@@ -47,7 +47,7 @@ class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     poisson: bool = False
 
     def __post_init__(self) -> None:
-        wrong = misfit(self)
+        wrong = type_error(self)
         if wrong:
             raise EngineError(f"privacy: {wrong[0]} cannot be {wrong[1]!r}: {wrong[2]}")
         if self.asked and bool(self.epsilon) == bool(self.noise_multiplier):

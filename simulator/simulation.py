@@ -22,6 +22,7 @@ from simulator.cohorts import Cohorts
 from simulator.configuration import SimulationConfig
 from simulator.course import ACCURACY, LOSS, PER_USER, PERCENTILES, USER_MEAN, Ending, Limits, Point, measured
 from simulator.datasets.verified import verified
+from simulator.default_settings import with_default_settings
 from simulator.engines.choice import Wanted, choose
 from simulator.engines.computing import EVERY_GPU, Computing, gpus
 from simulator.engines.processes import usable_cores
@@ -33,7 +34,6 @@ from simulator.planned import SimulatedPlan
 from simulator.population import Population
 from simulator.private_training import SimulatedPrivacy
 from simulator.purity import check_model
-from simulator.suited import suited
 from simulator.sums_of_rounds import sums_of
 from simulator.training import EngineTraining, Facts, Training
 
@@ -42,7 +42,7 @@ OnRound = Callable[[int, Point], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class Overrides:
     """Objects in place of what a configuration names. users: their numbers must be finite."""
 
     users: Population | None = None
@@ -101,7 +101,7 @@ def simulate(
     config: SimulationConfig,
     on_round: OnRound = lambda number, point: None,
     *,
-    given: Given = Given(),
+    given: Overrides = Overrides(),
 ) -> SimulationResult:
     """Run a simulation; `muster.simulate` does it with objects as well as names, and keeps the model.
 
@@ -173,7 +173,7 @@ def completed(config: SimulationConfig) -> SimulationConfig:
 
 
 @one_thread()
-def training_of(config: SimulationConfig, engine: Wanted | None = None, given: Given = Given()) -> Training:
+def training_of(config: SimulationConfig, engine: Wanted | None = None, given: Overrides = Overrides()) -> Training:
     """The training that a configuration asks for, before its first round. Raises as `simulate`.
 
     engine, given: instead of what the configuration names.
@@ -246,7 +246,7 @@ def _users(config: SimulationConfig) -> Population:
 
 def _algorithm(config: SimulationConfig) -> Algorithm:
     made = create(config.algorithm, config.settings, [module_of(config.algorithm)])
-    return suited(made, config.model, config.settings)
+    return with_default_settings(made, config.model, config.settings)
 
 
 def _computing(config: SimulationConfig) -> Computing:

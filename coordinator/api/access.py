@@ -48,7 +48,7 @@ class Access:
         return token
 
     def without_token(self, request: Request) -> Token | None:
-        """The viewer that whoever is on this machine may be without a token; None where nobody may."""
+        """The loopback viewer, where the setting allows one; else None."""
         return _LOOPBACK if self._loopback and _names_this_machine(request) else None
 
 

@@ -120,7 +120,7 @@ class DeviceApi:
         if versions is None:
             versions = self._versions.put(pair, await run_in_threadpool(self._find_versions, *pair))
         async with AsyncExitStack() as holding:
-            await holding.enter_async_context(self._readers.alone(device, request))
+            await holding.enter_async_context(self._readers.one_at_a_time(device, request))
             delta = await holding.enter_async_context(self._deltas.between(*versions, request))
             self._driver.fetched(device, sha256)
             held = holding.pop_all()
@@ -163,7 +163,7 @@ class DeviceApi:
 
     async def _put(self, command: PutMessage, request: Request, limit: int) -> None:
         """Read the message of a command, and have it taken. Nothing holds its bytes while the next one is awaited."""
-        async with self._senders.alone(command.device, request, command.assignment):
+        async with self._senders.one_at_a_time(command.device, request, command.assignment):
             with self._limits.reports.reserve(limit):
                 message, digest = await read_hashed(request, limit)
                 demand_body(request, digest)

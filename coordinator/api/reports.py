@@ -69,7 +69,7 @@ class ReportApi:
             device, digest = signed(request).keyid, signed(request).digest
             if digest is None:
                 raise MalformedMessage("a report needs a body, and its digest as Content-Digest")
-            async with self._senders.alone(device, request, assignment):
+            async with self._senders.one_at_a_time(device, request, assignment):
                 counted = await self._counted(assignment, digest)
                 return answer(counted or await self._receive(assignment, request, digest, layout))
 
@@ -88,7 +88,7 @@ class ReportApi:
         async with self._assignments.present(assignment, request):
             device, headers = signed(request).keyid, {"Cache-Control": "no-store", "Upload-Complete": "?1"}
             if await self._assignments.receipt(assignment) is None:
-                async with self._senders.alone(device, request, assignment):
+                async with self._senders.one_at_a_time(device, request, assignment):
                     size = self._uploads.size(device, assignment)
                 headers |= {"Upload-Complete": "?0", "Upload-Offset": str(size)}
         return Response(status_code=204, headers=headers)
@@ -99,7 +99,7 @@ class ReportApi:
             part, device = _announced(request), signed(request).keyid
             if part.length > _most(layout):
                 raise TooLarge(f"this report has at most {_most(layout)} bytes")
-            async with self._senders.alone(device, request, assignment):
+            async with self._senders.one_at_a_time(device, request, assignment):
                 counted = await self._counted(assignment, part.sha256)
                 if counted is not None:
                     return answer(counted, {"Upload-Complete": "?1"})

@@ -16,7 +16,7 @@ from coordinator.keys import Keys, open_both
 from coordinator.metrics import Metrics
 from coordinator.recent_lines import RecentLines
 from coordinator.secure.beacon_client import BeaconClient
-from coordinator.secure.group import Elsewhere
+from coordinator.secure.group import Executors
 from coordinator.secure.round import SecureRoundFactory
 from coordinator.secure.unmask_workers import Unmasker
 from coordinator.settings import Settings
@@ -60,7 +60,7 @@ class Service:
         limits, unmasker, beacons = Limits(settings), Unmasker(), BeaconClient(settings.authority_url, keys)
         membership = Membership(store, ReplicaConfig(lease_s=settings.lease_s, drives=settings.role != "api"), keys)
         authority = None if settings.authority is None else public_key(settings.authority).public_bytes_raw()
-        secure = SecureRoundFactory(keys, authority, Elsewhere(unmasker, beacons), lineage)
+        secure = SecureRoundFactory(keys, authority, Executors(unmasker, beacons), lineage)
         driver = Driver(membership, secure, settings.retry, settings.queue_limit, source=source)
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
         files = settings.enrolment_secret_file, settings.android_file, settings.apple_file

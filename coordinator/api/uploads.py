@@ -138,7 +138,7 @@ class Senders:
         return [sending.assignment for sending in self._of.values()]
 
     @asynccontextmanager
-    async def alone(self, device: str, request: Request, assignment: str = "") -> AsyncIterator[None]:
+    async def one_at_a_time(self, device: str, request: Request, assignment: str = "") -> AsyncIterator[None]:
         """Run the block once no older request of the device is in one."""
         while (older := self._of.get(device)) is not None:
             hang_up(older.request.scope)

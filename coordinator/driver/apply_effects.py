@@ -21,7 +21,7 @@ from coordinator.rules.states import AssignmentState
 
 
 @dataclass(frozen=True, slots=True)
-class Adopter:
+class EffectApplier:
     """Takes the effects of transactions over into `memory`. Only the driver's thread uses it."""
 
     memory: Memory

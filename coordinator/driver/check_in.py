@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.commands import AwaitAssignment, CancelWait, CheckInDevice
-from coordinator.driver.loading import LoadedTask
+from coordinator.driver.loaded_task import LoadedTask
 from coordinator.driver.open_rounds import OpenRounds
 from coordinator.driver.pace_steering import Steering
-from coordinator.driver.recent_check_ins import Arrivals
+from coordinator.driver.recent_check_ins import CheckInLog
 from coordinator.driver.recent_participation import ParticipationLimit
 from coordinator.driver.sessions import Session, Sessions
 from coordinator.errors import Unavailable, UnknownPopulation
@@ -45,7 +45,7 @@ class CheckIns:
         self._participation = participation
         self._steering = steering
         self._session_counts = session_counts
-        self.arrivals = Arrivals()
+        self.arrivals = CheckInLog()
         self._known = _Snapshot()
         self._open: dict[str, LoadedTask] = {}
         """The tasks for which a device may wait."""
@@ -83,7 +83,7 @@ class CheckIns:
             self.send_away(left, "no-task", now)
 
     def turn_away(self, command: CheckInDevice, now: float) -> Rejected | None:
-        """Reject a device for which there is surely nothing, at once; None when `check_in` must decide.
+        """Reject at once a device that no task can use; None if `check_in` must decide.
 
         From any thread, without waiting for the driver's. Most check-ins of a large population end here, and cost no
         more than this.

@@ -14,7 +14,7 @@ from prometheus_client import Histogram
 
 from coordinator.driver.failed_attempts import note_failure, pause_diverged, why_diverged
 from coordinator.driver.hand_over import HandOver, end_or_keep, open_next
-from coordinator.driver.loading import pause_unreadable
+from coordinator.driver.loaded_task import pause_unreadable
 from coordinator.driver.open_rounds import OpenRound
 from coordinator.driver.private_rounds import BUDGET_SPENT, PrivateSum, RoundSum, make_private, write_row
 from coordinator.driver.replica_membership import Membership

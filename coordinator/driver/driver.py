@@ -140,7 +140,7 @@ class Driver:
             raise Unavailable("too many requests are waiting, or the service is stopping; come back later") from error
 
     def turn_away(self, command: CheckInDevice) -> Rejected | None:
-        """Reject a check-in for which there is surely nothing, from any thread, at once; None if it must be queued."""
+        """Reject at once a check-in that no task can use; None if it must be queued. Thread-safe."""
         return self._memory.check_ins.turn_away(command, self._clock())
 
     def fetched(self, device: str, sha256: str) -> None:

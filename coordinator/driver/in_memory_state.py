@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from coordinator.driver.check_in import CheckIns
 from coordinator.driver.device_presence import Presence
-from coordinator.driver.loading import LoadedTask
+from coordinator.driver.loaded_task import LoadedTask
 from coordinator.driver.open_rounds import OpenRounds
 from coordinator.driver.pace_steering import Steering
 from coordinator.driver.private_rounds import RoundSum

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from coordinator.driver.device_presence import Presence
-from coordinator.driver.loading import LoadedTask
+from coordinator.driver.loaded_task import LoadedTask
 from coordinator.driver.open_rounds import OpenRound, OpenRounds
-from coordinator.driver.recent_check_ins import Arrivals
+from coordinator.driver.recent_check_ins import CheckInLog
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.selector import Selector
 from coordinator.rules.progress import GRACE_S, Observation
@@ -41,7 +41,7 @@ class Observer:
     """Looks at tasks for a driver, on its thread and its clock."""
 
     selector: Selector
-    arrivals: Arrivals
+    arrivals: CheckInLog
     presence: Presence
     _since: dict[str, float] = field(default_factory=dict)
     _written: dict[str, _Written] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 
-from coordinator.driver.loading import LoadedTask
+from coordinator.driver.loaded_task import LoadedTask
 from coordinator.rules import buffers
 from coordinator.rules import rounds as cohorts
 from coordinator.rules.entities import Snapshot

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from coordinator.driver.expected_returns import ExpectedReturns
-from coordinator.driver.loading import LoadedTask
+from coordinator.driver.loaded_task import LoadedTask
 from coordinator.driver.open_rounds import OpenRounds
 from coordinator.rules.buffers import places
 from coordinator.rules.pacing import Demand, Pace, drawn, idle_window, observe, window

@@ -16,12 +16,12 @@ from coordinator.rules.aggregation import ReportSum
 from coordinator.rules.entities import NoiseSource, Task
 from coordinator.rules.keyed_normals import KEY_BYTES, KeyedNormals
 from coordinator.rules.private_sums import (
+    add_noise,
     counted,
     entry_of,
     entry_of_devices,
     may_go_on,
     noise_size,
-    noised,
 )
 from coordinator.rules.robust_aggregation import KeptReports
 from coordinator.store.records import Records
@@ -82,7 +82,7 @@ def make_private(
             noise_M += weight * _normals(key, sources[step - 1]).standard_normal(size)
     noise_M *= deviation
     entry = entry_of(privacy, running.number, clip, devices)
-    return PrivateSum(noised(layout, total_L, noise_M, deviation), entry, source)
+    return PrivateSum(add_noise(layout, total_L, noise_M, deviation), entry, source)
 
 
 def write_row(records: Records, task: Task, made: PrivateSum) -> str | None:

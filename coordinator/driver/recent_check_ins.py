@@ -15,7 +15,7 @@ _SPAN_S = 60.0
 ByTask: TypeAlias = "defaultdict[str, Counter[str]]"
 
 
-class Arrivals:
+class CheckInLog:
     """The arrivals at one coordinator. Times are on the driver's clock."""
 
     def __init__(self) -> None:

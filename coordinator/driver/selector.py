@@ -6,7 +6,7 @@ import random
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
-from coordinator.driver.loading import LoadedTask
+from coordinator.driver.loaded_task import LoadedTask
 from coordinator.driver.open_rounds import OpenRound, OpenRounds
 from coordinator.driver.recent_participation import ParticipationLimit
 from coordinator.driver.sessions import Session, Sessions

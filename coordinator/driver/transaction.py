@@ -24,7 +24,7 @@ from coordinator.driver.effects import (
     RoundMoved,
 )
 from coordinator.driver.failed_attempts import begin_pair_again, note_failure, pause_without_authority
-from coordinator.driver.loading import LoadedTask
+from coordinator.driver.loaded_task import LoadedTask
 from coordinator.driver.make_assignments import common_part, for_device, invite
 from coordinator.driver.open_rounds import OpenRound, OpenRounds
 from coordinator.driver.selector import Selector
@@ -63,13 +63,13 @@ from fedcore.plan import is_second
 from fedcore.wire.messages import Receipt
 
 
-class Later(Enum):
+class Deferred(Enum):
     """An answer that is still to come: the next transaction will have it."""
 
-    LATER = "later"
+    DEFERRED = "deferred"
 
 
-LATER = Later.LATER
+DEFERRED = Deferred.DEFERRED
 
 
 class Transaction:
@@ -97,10 +97,10 @@ class Transaction:
         kinds = {type(effect) for effect in self.effects}
         return ["assignment"] * (DevicesDrawn in kinds) + ["report"] * (ReportsCounted in kinds)
 
-    def take(self, commands: Sequence[CountReport | AbortAssignment]) -> list[Receipt | Refusal | Later | None]:
+    def take(self, commands: Sequence[CountReport | AbortAssignment]) -> list[Receipt | Refusal | Deferred | None]:
         """The answers to devices that report or give up, one after the other; rows are read and written together.
 
-        LATER for a report to a buffered round that has reached its goal in this very transaction.
+        DEFERRED for a report to a buffered round that has reached its goal in this very transaction.
         """
         self._assignments = self._records.assignments({command.assignment for command in commands})
         answers = [self._answer(command) for command in commands]
@@ -130,7 +130,7 @@ class Transaction:
 
     # --- reports, and devices that give up
 
-    def _answer(self, command: CountReport | AbortAssignment) -> Receipt | Refusal | Later | None:
+    def _answer(self, command: CountReport | AbortAssignment) -> Receipt | Refusal | Deferred | None:
         try:
             if isinstance(command, CountReport):
                 return self._count(command)
@@ -139,7 +139,7 @@ class Transaction:
             return refused
         return None
 
-    def _count(self, command: CountReport) -> Receipt | Later:
+    def _count(self, command: CountReport) -> Receipt | Deferred:
         """Count a report, once. Raises UnknownAssignment, ConflictingReport, NoLongerNeeded or InvalidReport."""
         found = self._assignment(command.assignment)
         receipt = Receipt(assignment=found.id, task=found.task, round=found.number, sha256=command.sha256)
@@ -153,7 +153,7 @@ class Transaction:
         if round_.secure is not None:
             raise InvalidReport("this round takes only masked reports, as messages of its secure aggregation")
         if not round_.reporting:
-            return LATER
+            return DEFERRED
         if round_.buffered:
             round_ = replace(round_, devices=round_.devices | {found.device})
         self._digests[found.id] = round_.id, command.sha256

@@ -9,12 +9,12 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 from coordinator.commands import AbortAssignment, CountReport, settle
-from coordinator.driver.apply_effects import Adopter
+from coordinator.driver.apply_effects import EffectApplier
 from coordinator.driver.in_memory_state import Memory
-from coordinator.driver.loading import late_devices
+from coordinator.driver.loaded_task import late_devices
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.selector import Selector
-from coordinator.driver.transaction import LATER, Transaction
+from coordinator.driver.transaction import DEFERRED, Transaction
 from coordinator.errors import DatabaseLocked, LeaseLost, StoreConflict, Unavailable
 from coordinator.failpoints import reach
 from coordinator.metrics import Metrics
@@ -46,7 +46,7 @@ class Writer:
         self._memory = memory
         self._selector = selector
         self._metrics = metrics
-        self._adopter = Adopter(memory, metrics)
+        self._effects = EffectApplier(memory, metrics)
         self._next_try = self._next_count = -float("inf")
         self._in_doubt = False
         self._postponed: list[DurableCommand] = []
@@ -107,11 +107,11 @@ class Writer:
             outcomes = [Unavailable("the coordinator could not store this; send it again later") for _ in durable]
         else:
             self._next_try, self._next_count = now, now + _COUNT_S
-            self._adopter.adopt(transaction, now)
+            self._effects.adopt(transaction, now)
             self._memory.presence.forget(chain.from_iterable(lost.values()))
         self._postponed_since = None
         for one, outcome in zip(durable, outcomes, strict=True):
-            if outcome is LATER:
+            if outcome is DEFERRED:
                 self._postponed.append(one)
             else:
                 settle(one[1], outcome)

@@ -68,7 +68,7 @@ def check_device_noise(layout: ReportLayout, settings: TaskSettings) -> None:
             ) from error
 
 
-def counted_on(layout: ReportLayout, settings: TaskSettings, number: int) -> tuple[int, int]:
+def honest_devices_and_norm(layout: ReportLayout, settings: TaskSettings, number: int) -> tuple[int, int]:
     """How many devices of a round are counted on to add noise, and the squared l2 norm of a report in steps, at most.
 
     The task must have noise of devices.
@@ -83,7 +83,7 @@ def device_noise(layout: ReportLayout, settings: TaskSettings) -> str:
         return ""
     n_max = most_in_group(settings, settings.rounds)
     (segment,) = packed_segments(layout, settings.sum_bounds, n_max)
-    honest, _ = counted_on(layout, settings, settings.rounds)
+    honest, _ = honest_devices_and_norm(layout, settings, settings.rounds)
     return (
         f"of {math.sqrt(segment.noise):.3g} steps from each device, enough with {honest} honest ones in a sum; fields "
         f"of {segment.field_bits} bits for {n_max} devices, in which a sum wraps around with a chance below "

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from coordinator.errors import InvalidTask
 from coordinator.rules.aggregation import Vectors
 from coordinator.rules.eligibility import demand
-from coordinator.rules.packed_segments import counted_on
+from coordinator.rules.packed_segments import honest_devices_and_norm
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm, Trip
 from fedcore.bound import CLIP
@@ -102,7 +102,7 @@ def counted(layout: ReportLayout, total_L: Floats, count: int) -> Floats:
     return counted_L
 
 
-def noised(layout: ReportLayout, total_L: Floats, noise_M: Floats, deviation: float) -> Floats:
+def add_noise(layout: ReportLayout, total_L: Floats, noise_M: Floats, deviation: float) -> Floats:
     """The summed report (L,) with noise on its mean segments.
 
     deviation: the standard deviation of the noise. Sums and noise are rounded to a grid of GRID times that, so that the
@@ -126,7 +126,7 @@ def entry_of(privacy: Privacy, number: int, clip: float, devices: int) -> Ledger
 
 def entry_of_devices(settings: TaskSettings, layout: ReportLayout, number: int, devices: int) -> LedgerEntry:
     """The row of a round whose noise its devices add. layout: of the reports as they travel."""
-    (honest, square), secagg = counted_on(layout, settings, number), settings.secagg or Secagg()
+    (honest, square), secagg = honest_devices_and_norm(layout, settings, number), settings.secagg or Secagg()
     facts = _noise_of(settings.promise)
     return LedgerEntry(**facts, round=number, clip=secagg.clip_norm, devices=devices, honest=honest, square=square)
 

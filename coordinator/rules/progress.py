@@ -123,7 +123,7 @@ class LastAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class TaskStatus:
     """A task with all that its progress follows from. Times in seconds since 1970.
 
     committed: rounds. round: the one that runs, or is held and none runs. driver_seen_at: the last beat of the replica
@@ -166,13 +166,13 @@ class Progress:
 Found: TypeAlias = tuple[Reason, str]
 
 
-def explain(one: Situation, now: float) -> Progress:
+def explain(one: TaskStatus, now: float) -> Progress:
     """Why a task is where it is at `now`, in seconds since 1970."""
     reason, sentence = _explain(one, now)
     return Progress(one.task.id, reason, sentence, reason.stalled)
 
 
-def _explain(one: Situation, now: float) -> Found:
+def _explain(one: TaskStatus, now: float) -> Found:
     if one.task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
         return _ended(one)
     if one.task.state is TaskState.PAUSED and one.round is None:
@@ -189,7 +189,7 @@ def _explain(one: Situation, now: float) -> Found:
     return reason, sentence if one.task.state is TaskState.ACTIVE else f"{sentence}; paused: no round follows it"
 
 
-def _ended(one: Situation) -> Found:
+def _ended(one: TaskStatus) -> Found:
     task = one.task
     committed = f"{one.committed} of {task.settings.rounds} rounds are committed"
     if task.state is TaskState.COMPLETED and task.reason:
@@ -199,7 +199,7 @@ def _ended(one: Situation) -> Found:
     return Reason.CANCELLED, "; ".join(filter(None, ["cancelled", task.reason, committed]))
 
 
-def _paused(one: Situation) -> Found:
+def _paused(one: TaskStatus) -> Found:
     if one.task.reason.startswith(DIVERGED):
         return Reason.DIVERGED, f"paused: {one.task.reason}"
     if one.task.reason:
@@ -208,19 +208,21 @@ def _paused(one: Situation) -> Found:
     return Reason.PAUSED, f"paused by an operator; {committed}"
 
 
-def _undriven(one: Situation, now: float) -> Found | None:
+def _undriven(one: TaskStatus, now: float) -> Found | None:
     population = one.task.settings.population
     if one.driver_seen_at is None:
         words = f"no coordinator drives population {population} yet: one that runs takes it up in seconds"
         return Reason.NO_DRIVER, words
     silent_s = now - one.driver_seen_at
     if silent_s > DRIVER_SILENT_S:
-        words = f"the coordinator that drives population {population} was last heard of {_lasting(silent_s)} ago"
+        words = (
+            f"the coordinator that drives population {population} was last heard of {_format_duration(silent_s)} ago"
+        )
         return Reason.DRIVER_SILENT, words
     return None
 
 
-def _running(one: Situation, round_: LiveRound, seen: Observation, now: float) -> Found:
+def _running(one: TaskStatus, round_: LiveRound, seen: Observation, now: float) -> Found:
     policy, entered_s = one.policy, now - round_.entered_at
     if round_.state is not RoundState.REPORTING:
         return _aggregating(one, round_, entered_s)
@@ -233,19 +235,21 @@ def _running(one: Situation, round_: LiveRound, seen: Observation, now: float) -
         )
     left_s = policy.reporting_deadline_s - entered_s
     if left_s < -GRACE_S:
-        words = f"{one.label} should have ended {_lasting(-left_s)} ago and the coordinator could not write it"
+        words = f"{one.label} should have ended {_format_duration(-left_s)} ago and the coordinator could not write it"
         return Reason.CANNOT_WRITE, f"{words}; its log says why"
-    state = f"{round_.reported} of {policy.goal} reports, {_lasting(max(0.0, left_s))} left"
+    state = f"{round_.reported} of {policy.goal} reports, {_format_duration(max(0.0, left_s))} left"
     if seen.phase:
-        state = f"{seen.answered} of {seen.asked} devices {_PHASES[seen.phase]}, {_lasting(max(0.0, left_s))} left"
+        state = (
+            f"{seen.answered} of {seen.asked} devices {_PHASES[seen.phase]}, {_format_duration(max(0.0, left_s))} left"
+        )
     lost = [f"{_devices(round_.lost)} lost"] if round_.lost else []
     if seen.silent_since is None or _without_silent(round_, seen) >= _wanted(policy, seen):
         return Reason.REPORTING, "; ".join([f"{one.label}: {state}", *lost, *_obstacles(seen)])
-    unheard = f"{_devices(seen.silent)} not heard of for {_lasting(now - seen.silent_since)}"
+    unheard = f"{_devices(seen.silent)} not heard of for {_format_duration(now - seen.silent_since)}"
     return Reason.DEVICES_SILENT, "; ".join([f"{one.label} waits for {unheard}: {state}", *lost, *_obstacles(seen)])
 
 
-def _buffering(one: Situation, round_: LiveRound, seen: Observation, now: float) -> Found:
+def _buffering(one: TaskStatus, round_: LiveRound, seen: Observation, now: float) -> Found:
     policy = one.policy
     state = f"{one.label}: {round_.reported} of {policy.goal} reports in the buffer"
     since = max(round_.entered_at, seen.since, seen.accepted_at or 0.0)
@@ -265,24 +269,25 @@ def _wanted(policy: RoundPolicy, seen: Observation) -> int:
     return policy.goal if seen.phase in ("", "advertising") else policy.minimum
 
 
-def _aggregating(one: Situation, round_: LiveRound, entered_s: float) -> Found:
+def _aggregating(one: TaskStatus, round_: LiveRound, entered_s: float) -> Found:
     if entered_s <= GRACE_S:
         return Reason.AGGREGATING, f"{one.label}: the next model is made of {_counted(round_.reported, 'report')}"
-    words = f"{one.label} has {_counted(round_.reported, 'report')}, and for {_lasting(entered_s)} its model could not"
+    held_s = _format_duration(entered_s)
+    words = f"{one.label} has {_counted(round_.reported, 'report')}, and for {held_s} its model could not"
     return Reason.CANNOT_WRITE, f"{words} be written; the coordinator's log says why"
 
 
-def _selecting(one: Situation, seen: Observation, now: float) -> Found:
+def _selecting(one: TaskStatus, seen: Observation, now: float) -> Found:
     if seen.begins_at is not None and seen.begins_at > now:
         why = f", the last with {one.last.reason}" if one.last and one.last.reason else ""
-        words = f"{one.label} begins in {_lasting(seen.begins_at - now)}, because attempts at it failed{why}"
+        words = f"{one.label} begins in {_format_duration(seen.begins_at - now)}, because attempts at it failed{why}"
         return Reason.BACK_OFF, words
     policy = one.policy
     left_s = None if one.round is None else one.round.entered_at + policy.selection_timeout_s - now
     if left_s is not None and left_s < -GRACE_S:
-        words = f"{one.label} should have drawn its devices {_lasting(-left_s)} ago"
+        words = f"{one.label} should have drawn its devices {_format_duration(-left_s)} ago"
         return Reason.CANNOT_WRITE, f"{words} and the coordinator could not write it; its log says why"
-    left = "" if left_s is None else f", {_lasting(max(0.0, left_s))} left"
+    left = "" if left_s is None else f", {_format_duration(max(0.0, left_s))} left"
     if _is_expected(one, seen, now):
         asked = "" if policy.buffered else f" of {_devices(policy.cohort)}"
         words = f"{one.label}: {seen.eligible}{asked} {_wait(seen.eligible)}{left}"
@@ -301,13 +306,15 @@ def _nobody(needs: str, seen: Observation, now: float) -> Found:
     if seen.ineligible or seen.rejected:
         return Reason.NONE_ELIGIBLE, "; ".join([f"{needs}, and none that is eligible waits", *_obstacles(seen)])
     if seen.accepted_at is None:
-        never = f"no check-in was accepted since the coordinator took the task up {_lasting(now - seen.since)} ago"
+        never = (
+            f"no check-in was accepted since the coordinator took the task up {_format_duration(now - seen.since)} ago"
+        )
         return Reason.NO_DEVICES, f"{needs}: {never}"
-    last = f"the last check-in that was accepted came {_lasting(now - seen.accepted_at)} ago"
+    last = f"the last check-in that was accepted came {_format_duration(now - seen.accepted_at)} ago"
     return Reason.NO_DEVICES, f"{needs}: none waits, {last}"
 
 
-def _is_expected(one: Situation, seen: Observation, now: float) -> bool:
+def _is_expected(one: TaskStatus, seen: Observation, now: float) -> bool:
     """Whether it is too early to wonder that no cohort has been drawn."""
     if one.last is not None and one.last.reason == "too-few-devices":
         return False
@@ -345,7 +352,7 @@ def _wait(count: int) -> str:
     return "waits" if count == 1 else "wait"
 
 
-def _lasting(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     if seconds < _WATCHED_S:
         return f"{seconds:.0f} s"
     unit, length = next(pair for pair in _UNITS if seconds >= 2 * pair[1])

@@ -30,7 +30,7 @@ StartDrawing: TypeAlias = Callable[[RequestBeacon], Future[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class Executors:
     """The work of secure rounds that others do, so that nobody waits for it."""
 
     unmask: StartUnmasking
@@ -43,8 +43,8 @@ class Group:
     sum: the session's sum, once it is there. failure: the reason why there will be none.
     """
 
-    def __init__(self, server: Server, elsewhere: Elsewhere, slots: Collection[int], until: float) -> None:
-        self._server, self._elsewhere = server, elsewhere
+    def __init__(self, server: Server, executors: Executors, slots: Collection[int], until: float) -> None:
+        self._server, self._executors = server, executors
         self._due, self._sent, self._until = set(slots), set[int](), until
         self._not_before = -math.inf
         self._survivors: int | None = None
@@ -137,7 +137,7 @@ class Group:
         count = max(1, -(-len(slots) // limit))
         parts = [slots[index::count] for index in range(count)]
         sessions = zip(self._server.divide(parts), parts, strict=True)
-        return {Group(server, self._elsewhere, part, self._until): part for server, part in sessions}
+        return {Group(server, self._executors, part, self._until): part for server, part in sessions}
 
     def advance(self, until: float) -> Mapping[int, bytes]:
         """End the phase, without the devices that are missing: the next messages by slot.
@@ -150,13 +150,13 @@ class Group:
             beacon, self._drawing = b"" if self._drawing is None else self._drawing.result(), None
             end = self._server.advance(beacon)
             if end.roster:
-                self._drawing = self._elsewhere.draw(self._request(end))
+                self._drawing = self._executors.draw(self._request(end))
                 self._sent = set(self._due)
                 return {}
             if self.phase is SessionPhase.DRAWING:
                 end = self._server.advance()
             if end.unmasking is not None:
-                self._unmasking = self._elsewhere.unmask(end.unmasking)
+                self._unmasking = self._executors.unmask(end.unmasking)
                 return {}
             if uploading:
                 self._survivors = len(end.messages)

@@ -27,12 +27,12 @@ from coordinator.rules.progress import UNMASKING
 from coordinator.rules.rounds import REPLACING_S, Abandon, RoundPolicy, Summed
 from coordinator.rules.states import LeftOut
 from coordinator.rules.task_settings import PHASES_AFTER_TRAINING, Secagg, TaskSettings
-from coordinator.secure.group import Elsewhere, Group
+from coordinator.secure.group import Executors, Group
 from fedcore.masking import (
     greatest_weight,
+    join_weight,
     layout_hash,
     model_hash,
-    reunite,
     session_number,
     task_hash,
 )
@@ -100,14 +100,14 @@ class SecureRoundFactory:
 
     keys: Keys
     authority: bytes | None
-    elsewhere: Elsewhere
+    executors: Executors
     lineage: SigningKey
 
     def open(self, invite: Invite, seats: Mapping[str, int], settings: SecureRoundSettings) -> SecureRound:
         """A round in which `seats` are the slots by assignment."""
         key = self.keys.server
         lobby = Server(invite, key.private, self.authority)
-        return SecureRound(lobby, key.succession, self.elsewhere, seats, settings)
+        return SecureRound(lobby, key.succession, self.executors, seats, settings)
 
 
 class SecureRound:
@@ -120,13 +120,13 @@ class SecureRound:
         self,
         lobby: Server,
         server: Succession,
-        elsewhere: Elsewhere,
+        executors: Executors,
         seats: Mapping[str, int],
         settings: SecureRoundSettings,
     ) -> None:
         self.server = server
         self._seats, self._settings = dict(seats), settings
-        self._lobby = Group(lobby, elsewhere, self._seats.values(), settings.training_deadline)
+        self._lobby = Group(lobby, executors, self._seats.values(), settings.training_deadline)
         self._groups = [self._lobby]
         self._group_of = dict.fromkeys(self._seats.values(), self._lobby)
         self._digests: dict[tuple[int, int], str] = {}
@@ -201,7 +201,7 @@ class SecureRound:
         if not totals:
             raise RuntimeError("there is no sum")
         total = reduce(operator.add, totals)
-        return reunite(layout, total.weight, total.sums)
+        return join_weight(layout, total.weight, total.sums)
 
     def receive(self, command: PutMessage, now: float) -> None:
         """Take a device's message. The same one again changes nothing.

@@ -11,7 +11,7 @@ from coordinator.store.database import Database
 _ID_BYTES = 16
 
 
-def tie(database: Database, blobs: Blobs) -> None:
+def check_same_store(database: Database, blobs: Blobs) -> None:
     """Check that database and blobs belong together; at their first use they are tied. Raises WrongBlobs."""
     with database.reading() as records:
         known, names_blobs = records.identity.get("blobs"), records.identity.names_blobs()

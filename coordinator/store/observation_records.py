@@ -9,7 +9,7 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.engine import Connection
 
 from coordinator.rules.entities import LiveRound, Task
-from coordinator.rules.progress import LastAttempt, Observation, Situation
+from coordinator.rules.progress import LastAttempt, Observation, TaskStatus
 from coordinator.rules.states import RoundState
 from coordinator.store.tables import OBSERVATIONS, POPULATIONS, REPLICAS, ROUNDS
 
@@ -32,7 +32,7 @@ class ObservationRecords:
         """A number that changes whenever something is written."""
         return self._connection.scalar(select(func.sum(OBSERVATIONS.c.version))) or 0
 
-    def situations(self, tasks: Sequence[Task], live: Iterable[LiveRound]) -> list[Situation]:
+    def situations(self, tasks: Sequence[Task], live: Iterable[LiveRound]) -> list[TaskStatus]:
         """The situations of these tasks. live: the rounds that have not ended, of a task in their order."""
         running: dict[str, LiveRound] = {}
         for round_ in live:
@@ -41,7 +41,7 @@ class ObservationRecords:
         found = []
         for task in tasks:
             driver, seen_at = drivers.get(task.settings.population, (None, None))
-            one = Situation(
+            one = TaskStatus(
                 task=task,
                 committed=committed.get(task.id, 0),
                 round=running.get(task.id),

@@ -37,7 +37,7 @@ from coordinator.rules.task_names import check_name
 from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
 from coordinator.store.database import Database
-from coordinator.store.identity import tie
+from coordinator.store.identity import check_same_store
 from coordinator.store.records import Records
 from coordinator.store.sealed_blobs import SealedBlobs
 from fedcore import algorithms, checkpoint
@@ -403,7 +403,7 @@ def open_coordinator_store(
     opened = Database(database, clock, create=create)
     try:
         found = Blobs(blobs, create=create)
-        tie(opened, found)
+        check_same_store(opened, found)
         return CoordinatorStore(opened, found, algorithm_modules)
     except BaseException:
         opened.close()

@@ -14,7 +14,7 @@ from device_runtime.errors import ConfigError
 from device_runtime.protocol.connection import address_of
 from fedcore.errors import InvalidKey, why
 from fedcore.signing import public_key
-from fedcore.validation import NotNegative, checked, misfit
+from fedcore.validation import NotNegative, checked, type_error
 
 FILE = "policy.toml"
 Amount = Annotated[int, msgspec.Meta(ge=0)]
@@ -26,7 +26,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that are checked however they were made. Raises ConfigError naming the key and its value."""
 
     def __post_init__(self) -> None:
-        found = misfit(self)
+        found = type_error(self)
         if found is not None:
             name, value, words = found
             raise ConfigError(f"{name} = {_shown(value)}: {words}")

@@ -90,12 +90,12 @@ class Clipped:
 
     @property
     def name(self) -> str:
-        """That of the inner algorithm: clipping is among its settings."""
+        """The inner algorithm's name: clipping is among its settings."""
         return self.inner.name
 
     @property
     def family(self) -> str:
-        """That of the inner algorithm."""
+        """The inner algorithm's family."""
         return self.inner.family
 
     @property

@@ -28,7 +28,7 @@ class Deployment:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class MechanismPlan:
     """A mechanism with the noise that it needs.
 
     round_noise: standard deviation of the noise on a value of a round's mean, in units of the bound on a report.
@@ -42,7 +42,7 @@ class Way:
     model_noise: float
 
 
-def ways(planned: Deployment) -> list[Way]:
+def ways(planned: Deployment) -> list[MechanismPlan]:
     """Every mechanism that the deployment may take, the least noise in the model first. Raises PrivacyError."""
     found = [_way(planned, "gaussian", 1), _way(planned, "tree", 1)]
     most = min(planned.min_separation_rounds, planned.rounds)
@@ -52,7 +52,7 @@ def ways(planned: Deployment) -> list[Way]:
     return sorted(found, key=lambda way: way.model_noise)
 
 
-def _way(planned: Deployment, mechanism: Mechanism, bands: int) -> Way:
+def _way(planned: Deployment, mechanism: Mechanism, bands: int) -> MechanismPlan:
     promise = Privacy(
         epsilon=planned.epsilon,
         delta=planned.delta,
@@ -65,7 +65,7 @@ def _way(planned: Deployment, mechanism: Mechanism, bands: int) -> Way:
     multiplier = calibrated(promise, planned.rounds, planned.epsilon, planned.delta)
     single = multiplier * math.sqrt(sum(one**2 for one in inverse_row(mechanism, bands, planned.rounds).values()))
     together = multiplier * _deviation_of_all(promise, planned.rounds)
-    return Way(mechanism, bands, multiplier, single / planned.cohort, together / planned.cohort)
+    return MechanismPlan(mechanism, bands, multiplier, single / planned.cohort, together / planned.cohort)
 
 
 def _deviation_of_all(noise: Noise, rounds: int) -> float:

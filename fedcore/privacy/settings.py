@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from fedcore.errors import PrivacyError
-from fedcore.validation import Count, checked, misfit
+from fedcore.validation import Count, checked, type_error
 
 Mechanism: TypeAlias = Literal["gaussian", "tree", "banded", "distributed"]
 """How the sums of rounds are noised.
@@ -44,7 +44,7 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sampling_probability: Probability = 1.0
 
     def __post_init__(self) -> None:
-        wrong = misfit(self)
+        wrong = type_error(self)
         if wrong:
             raise PrivacyError(f"{wrong[0]} cannot be {wrong[1]!r}: {wrong[2]}")
         _demand(self.noise_multiplier < math.inf, "noise_multiplier", "finite", self.noise_multiplier)

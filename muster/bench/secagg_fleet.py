@@ -38,7 +38,7 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import trips_of
-from fedcore.masking import reunite
+from fedcore.masking import join_weight
 from fedcore.params import Float32
 from fedcore.signing import SigningKey
 from muster.bench.options import SecaggFleetOptions
@@ -244,7 +244,9 @@ class _Account:
         total = reduce(operator.add, totals)
         plan = self.store.plan(self.store.task(task).plan_sha256)
         before = {"params": self.store.checkpoint(task, number - 1)["params"]}
-        made = aggregate(plan.report, trips_of(ALGORITHM)[0], before, reunite(plan.report, total.weight, total.sums))
+        made = aggregate(
+            plan.report, trips_of(ALGORITHM)[0], before, join_weight(plan.report, total.weight, total.sums)
+        )
         return made.state["params"]
 
     def shares_of_failed(self) -> int:

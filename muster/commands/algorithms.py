@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from muster.key_values import parse_settings
 from muster.output import Json, Settings, emit, say, show_fields, show_table
-from muster.parts import parse_settings
 
 if TYPE_CHECKING:
     from fedcore.algorithms.facts import AlgorithmFacts, Size, TripFacts

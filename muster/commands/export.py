@@ -12,8 +12,8 @@ import typer
 
 from muster.commands.task import FIRST_TASK
 from muster.compress_option import COMPRESS
+from muster.key_values import parse_settings
 from muster.output import Json, Settings, emit, progress, remark, say, say_next, show_fields, show_table
-from muster.parts import parse_settings
 
 if TYPE_CHECKING:
     from fedcore.algorithms.algorithm import Algorithm

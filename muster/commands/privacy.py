@@ -11,12 +11,12 @@ import typer
 
 from fedcore.decoding import converter
 from fedcore.privacy.settings import Noise
+from muster.key_values import parse_settings
 from muster.output import Json, Settings, emit, loading, progress, remark, say, show_fields, show_table
-from muster.parts import parse_settings
 from muster.private_training_option import PrivateParts, parse_private_training
 
 if TYPE_CHECKING:
-    from fedcore.privacy.planning import Deployment, Way
+    from fedcore.privacy.planning import Deployment, MechanismPlan
     from simulator.audit import AuditResult
 
 privacy_app = typer.Typer(
@@ -216,7 +216,7 @@ def plan(
     return _show_ways(planned, found, costs)
 
 
-def _show_ways(planned: Deployment, found: list[Way], costs: dict[str, float]) -> None:
+def _show_ways(planned: Deployment, found: list[MechanismPlan], costs: dict[str, float]) -> None:
     """The ways as a table, and the task of the best one as a command."""
     show_table(
         ("mechanism", "bands", "noise_multiplier", "noise of a round", "noise of the model"),
@@ -247,7 +247,11 @@ def _show_ways(planned: Deployment, found: list[Way], costs: dict[str, float]) -
 
 
 def _costs(
-    planned: Deployment, found: list[Way], model: str, named: tuple[str, Path | None], settings: dict[str, object]
+    planned: Deployment,
+    found: list[MechanismPlan],
+    model: str,
+    named: tuple[str, Path | None],
+    settings: dict[str, object],
 ) -> dict[str, float]:
     """The accuracy of a short training without noise, and with that of every way."""
     with loading():

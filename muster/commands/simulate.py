@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from muster.commands.simulate_options import SimulateOptions
-from muster.option_fields import taking
+from muster.option_fields import with_options
 from muster.output import Json, emit, progress, remark, show_fields
 
 OUT = "A new folder that keeps the run: configuration, a line of metrics for each round, checkpoints, model, curve."
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from simulator.simulation import OnRound, SimulationResult
 
 
-@taking(SimulateOptions)
+@with_options(SimulateOptions)
 def simulate(
     *,
     config: Annotated[

@@ -12,9 +12,9 @@ import msgspec
 import typer
 
 from muster.compress_option import COMPRESS
+from muster.key_values import parse_settings
 from muster.masking_option import MaskedParts, parse_masking
 from muster.output import Settings
-from muster.parts import parse_settings
 from muster.private_training_option import PrivateParts, parse_private_training
 from muster.schedule_option import Schedule, parse_schedule
 
@@ -31,7 +31,7 @@ PARTITION = (
     "How examples are dealt to clients: dirichlet:ALPHA, pachinko:ALPHA,BETA, shards:PER_CLIENT, quantity:BETA or "
     "shuffled; by default by user, or dirichlet:0.3 where there are no users."
 )
-CLIENTS = "To how many clients; without --partition so many of the users, drawn.  [default: all]"
+CLIENTS = "Number of clients; without --partition, a random sample of users.  [default: all]"
 BASELINE = (
     "Instead of federated training: pooled (one client has all examples), local (every user alone), or dane, cocoa, "
     "sparse_fsvrg (models ridge, logistic)."

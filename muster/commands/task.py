@@ -12,7 +12,7 @@ import typer
 
 from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store
 from muster.commands.task_options import ReleaseCounter, ReleaseDays, ReleaseKey, TaskOptions
-from muster.option_fields import taking
+from muster.option_fields import with_options
 from muster.output import Json, at_utc, emit, remark, say, say_next, show_fields, show_table
 from muster.releasing import FIRST_COUNTER, VALID_DAYS, certificate, lineage_of, release_facts, released, roll_back
 
@@ -39,7 +39,7 @@ FIRST_TASK = ("--population", "demo", "--goal", "20", "--rounds", "10")
 
 
 @task_app.command()
-@taking(TaskOptions)
+@with_options(TaskOptions)
 def create(
     *,
     plan: Annotated[Path, typer.Option(help="The plan bundle to run.")],
@@ -85,7 +85,7 @@ def create(
 
 
 @task_app.command()
-@taking(TaskOptions)
+@with_options(TaskOptions)
 def release(
     *,
     plan: Annotated[Path, typer.Option(help="The plan bundle to release.")],

@@ -107,7 +107,9 @@ class TaskOptions:
     max_attempts: Annotated[
         int, setting("max_attempts", "Failed attempts at a round in a row after which the task is paused.")
     ]
-    max_loss_growth: Annotated[float, setting("max_loss_growth", "Pause at a loss so many times early ones; 0: never.")]
+    max_loss_growth: Annotated[
+        float, setting("max_loss_growth", "Pause when the loss exceeds this multiple of its first values; 0 disables.")
+    ]
     min_examples: Annotated[int, setting("min_examples", "Examples a device must hold.")]
     min_separation_s: Annotated[
         float, setting("min_separation_s", "Seconds from one participation of a device to its next, at least.")

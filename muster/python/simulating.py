@@ -26,7 +26,7 @@ from simulator.planned import completed_by_plan
 from simulator.population import Population
 from simulator.private_training import PrivateTraining
 from simulator.runs.reading import read_run
-from simulator.simulation import Given, OnRound, SimulationResult, advance, training_of
+from simulator.simulation import OnRound, Overrides, SimulationResult, advance, training_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,7 +148,7 @@ def simulate(
     _check_names(options)
     check_trained(model, algorithm, settings)
     of_kind("users", users, (str, Population), "a data set's name, or a Population: Population.of(names, shards)")
-    given = Given(
+    given = Overrides(
         users=None if isinstance(users, str) else users,
         model=None if isinstance(model, str) else model,
         algorithm=None if isinstance(algorithm, str) else algorithm,
@@ -162,7 +162,7 @@ def simulate(
     config = _config(_completed({**named, **options}, given))
     if out is None:
         return _in_memory(given.named(config), given, on_round)
-    if given != Given():
+    if given != Overrides():
         raise EngineError(
             "a run in a folder is loaded again when it is resumed, so it takes names alone: give model, users and "
             "algorithm as package.module:function (docs/simulation.md), or leave `out` out"
@@ -189,7 +189,7 @@ def _config(values: dict[str, Any]) -> SimulationConfig:
         raise TypeError(str(error)) from error
 
 
-def _completed(values: dict[str, Any], given: Given) -> dict[str, Any]:
+def _completed(values: dict[str, Any], given: Overrides) -> dict[str, Any]:
     """Options, completed by those of the plan where there is one."""
     if "plan" not in values:
         return values
@@ -200,7 +200,7 @@ def _completed(values: dict[str, Any], given: Given) -> dict[str, Any]:
     return completed_by_plan(values)
 
 
-def _in_memory(config: SimulationConfig, given: Given, on_round: OnRound) -> Run:
+def _in_memory(config: SimulationConfig, given: Overrides, on_round: OnRound) -> Run:
     training, points = training_of(config, given=given), list[Point]()
     result = advance(config, training, points, on_round)
     return Run(result, points, _model(training.vectors()))

@@ -37,7 +37,7 @@ from fedcore.plan import (
     prefixed,
     steps_graph,
 )
-from fedcore.report import all_finite, held
+from fedcore.report import all_finite, clip_to
 from simulator.engines.clients import Client
 from simulator.engines.sums import RoundSums
 from simulator.errors import EngineError
@@ -142,7 +142,7 @@ class _TripRunner:
         sums_M = np.concatenate(metrics)
         if all_finite(self._values_V) and all_finite(sums_M):
             if self._plan.report.bounded:
-                held(self._values_V, float(self._received[CLIP][0]))
+                clip_to(self._values_V, float(self._received[CLIP][0]))
             reported = self._values_V.size
             total_S[:reported] += self._values_V
             total_S[reported:] += (*sums_M, weight, 1.0)

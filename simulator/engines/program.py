@@ -41,7 +41,7 @@ class Workspace:
         self._blocks: list[Tensor] = []
 
     def spoil(self) -> None:
-        """Fill it with what is no number, so that nobody reads what nobody wrote without being found out."""
+        """Fill with NaN, so that a read of unwritten memory shows."""
         for block in self._blocks:
             block.fill_(255)
 

@@ -20,7 +20,7 @@ from coordinator.driver.replica_membership import Membership, ReplicaConfig
 from coordinator.errors import UnknownRound
 from coordinator.keys import Keys
 from coordinator.rules.selection import Eligibility
-from coordinator.secure.group import Elsewhere
+from coordinator.secure.group import Executors
 from coordinator.secure.round import SecureRoundFactory
 from coordinator.settings import Settings
 from coordinator.store.database import Database
@@ -221,7 +221,7 @@ class Desk:
         self.store = store
         self.membership = Membership(store, ReplicaConfig(lease_s=lease_s), KEYS)
         self.membership.listen_at(url)
-        secure = SecureRoundFactory(KEYS, authority, Elsewhere(unmask, draw), lineage)
+        secure = SecureRoundFactory(KEYS, authority, Executors(unmask, draw), lineage)
         self.driver = Driver(self.membership, secure, retry, 16, clock=lambda: self.now, source=source)
         self.driver.recover()
 

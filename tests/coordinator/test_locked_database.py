@@ -14,7 +14,7 @@ from coordinator.driver.driver import Driver
 from coordinator.driver.replica_membership import Membership, ReplicaConfig
 from coordinator.errors import Unavailable
 from coordinator.rules.selection import Eligibility
-from coordinator.secure.group import Elsewhere
+from coordinator.secure.group import Executors
 from coordinator.secure.round import SecureRoundFactory
 from fedcore.wire.messages import Accepted, CheckIn
 from tests.coordinator.bundles import report_vector
@@ -47,7 +47,7 @@ def driver(store):
     membership = Membership(store, ReplicaConfig(lease_s=15.0), KEYS)
     membership.listen_at("http://driver")
     driver = Driver(
-        membership, SecureRoundFactory(KEYS, AUTHORITY_KEY, Elsewhere(unmask_at_once, draw_at_once), LINEAGE), RETRY, 64
+        membership, SecureRoundFactory(KEYS, AUTHORITY_KEY, Executors(unmask_at_once, draw_at_once), LINEAGE), RETRY, 64
     )
     driver.start()
     yield driver

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from coordinator.rules.keyed_normals import KeyedNormals
-from coordinator.rules.private_sums import GRID, noised
+from coordinator.rules.private_sums import GRID, add_noise
 from fedcore.report import ReportLayout, Segment
 
 LAYOUT = ReportLayout((Segment("delta", 3, "mean"), Segment("weight", 1, "sum")), "uniform", bounded=True)
@@ -36,7 +36,7 @@ def test_keyed_numbers_are_distributed_normally():
 
 def test_noise_and_sum_leave_no_trace_in_the_last_bits():
     total_L, noise_M = np.array([0.1, -1 / 3, 1e-9, 7.0]), np.array([math.pi, -math.e, 1e-7])
-    noisy_L = noised(LAYOUT, total_L, noise_M, deviation=3.0)
+    noisy_L = add_noise(LAYOUT, total_L, noise_M, deviation=3.0)
     grid = GRID * 2
     np.testing.assert_array_equal(noisy_L[:3] / grid, np.rint(noisy_L[:3] / grid))
     np.testing.assert_allclose(noisy_L[:3], total_L[:3] + noise_M, atol=grid)

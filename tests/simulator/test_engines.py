@@ -21,7 +21,7 @@ from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
 from simulator.errors import EngineError
 from simulator.population import Population
-from simulator.simulation import Given, simulate
+from simulator.simulation import Overrides, simulate
 from tests.simulator.test_engine import uneven
 
 SAMPLE = {"mimelite", "mime"}
@@ -134,7 +134,7 @@ def test_auto_takes_graphs_for_a_custom_gradient_and_says_so(computing, caplog):
 
 def test_a_custom_gradient_trains_alike_on_graphs_and_on_torch():
     spec, config = with_loss_of(Hinge.apply), {"model": "own", "rounds": 3, "cohort": 3, "processes": 1}
-    given = Given(users=uneven(), model=spec)
+    given = Overrides(users=uneven(), model=spec)
     by_itself = simulate(SimulationConfig(**config), given=given)
     alone = simulate(SimulationConfig(engine="torch", at_once=1, **config), given=given)
     assert (by_itself.engine, alone.engine) == ("graphs", "torch")

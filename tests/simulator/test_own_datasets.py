@@ -13,7 +13,7 @@ from simulator import datasets
 from simulator.configuration import SimulationConfig
 from simulator.errors import DatasetError
 from simulator.population import Population
-from simulator.simulation import Given, simulate
+from simulator.simulation import Overrides, simulate
 
 MODULE = """
 import numpy as np
@@ -247,7 +247,7 @@ def test_users_that_are_given_are_checked(spoil, message):
     spoil(shards[3])
     users = Population.of([f"u{number}" for number in range(5)], shards)
     with pytest.raises(DatasetError, match=message):
-        simulate(SimulationConfig(model="logreg"), given=Given(users=users))
+        simulate(SimulationConfig(model="logreg"), given=Overrides(users=users))
 
 
 def test_a_result_says_how_many_reports_were_left_out():
@@ -258,6 +258,6 @@ def test_a_result_says_how_many_reports_were_left_out():
     users = Population.of(whole.clients, shards)
     config = SimulationConfig(model="logreg", rounds=2, cohort=4, engine="torch", processes=1)
     assert (
-        simulate(config, given=Given(users=whole)).excluded,
-        simulate(config, given=Given(users=users)).excluded,
+        simulate(config, given=Overrides(users=whole)).excluded,
+        simulate(config, given=Overrides(users=users)).excluded,
     ) == (0, 2)

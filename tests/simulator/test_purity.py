@@ -14,7 +14,7 @@ from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
 from simulator.errors import EngineError
 from simulator.population import Population
-from simulator.simulation import Given, simulate
+from simulator.simulation import Overrides, simulate
 from tests.export import impure
 
 SIZES = (9, 5, 7, 6, 8)
@@ -36,7 +36,7 @@ def users(spec, sizes=SIZES):
 def simulated(spec, algorithm="fedavg", **config):
     """Two rounds of batches of four."""
     chosen = create(algorithm, {"batch_size": 4})
-    given = Given(users=users(spec), model=spec, algorithm=chosen)
+    given = Overrides(users=users(spec), model=spec, algorithm=chosen)
     return simulate(SimulationConfig(model="own", rounds=2, cohort=3, **config), given=given)
 
 
@@ -48,7 +48,7 @@ def test_an_impure_model_is_not_simulated_and_the_cause_is_named(name):
         simulate(
             SimulationConfig(model="own", rounds=2, cohort=3, engine="torch", processes=1),
             lambda number, point: rounds.append(number),
-            given=Given(users=users(spec), model=spec, algorithm=create("fedavg", {"batch_size": 4})),
+            given=Overrides(users=users(spec), model=spec, algorithm=create("fedavg", {"batch_size": 4})),
         )
     assert not rounds
 

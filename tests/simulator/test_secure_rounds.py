@@ -27,7 +27,7 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
-from fedcore.masking import reunite
+from fedcore.masking import join_weight
 from fedcore.signing import SigningKey
 from secagg import packing
 from secagg.messages import SessionResult
@@ -110,7 +110,9 @@ class World:
         total = packing.decode(reports[0].segments, words, len(reports), reports[0].w_max)
         plan = self.store.plan(self.store.task(self.task).plan_sha256)
         before = {"params": self.store.checkpoint(self.task, number - 1)["params"]}
-        return aggregate(plan.report, ALGORITHM, before, reunite(plan.report, total.weight, total.sums)).state["params"]
+        return aggregate(plan.report, ALGORITHM, before, join_weight(plan.report, total.weight, total.sums)).state[
+            "params"
+        ]
 
 
 @pytest.fixture

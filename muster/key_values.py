@@ -24,7 +24,7 @@ def parse_settings(pairs: Sequence[str] | None, option: str = "--set") -> dict[s
     return settings
 
 
-def parse_parts(
+def parse_key_values(
     option: str, pairs: Sequence[str] | None, fields: Sequence[str], made: Callable[[dict[str, object]], T]
 ) -> T:
     """What is made of the parts of an option, whose keys are among `fields`.

@@ -19,7 +19,7 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def suited(algorithm: Algorithm, model: str, given: Mapping[str, Any]) -> Algorithm:
+def with_default_settings(algorithm: Algorithm, model: str, given: Mapping[str, Any]) -> Algorithm:
     """An algorithm with the settings that suit a model, but for those that were given."""
     if not isinstance(algorithm, LocalTraining) or algorithm.client_optimizer != "sgd":
         return algorithm
