@@ -89,10 +89,19 @@ def _profile(note: Note) -> Callable[[types.FrameType, str, Any], None]:
     def told(frame: types.FrameType, event: str, function: Any) -> None:
         if event == "c_call" and (what := _outside(function)):
             imported = frame.f_code.co_name == "<module>"  # a module that a first call imports
-            if not imported and not frame.f_globals.get("__name__", "").startswith("logging"):
+            if not imported and not _logs(frame):
                 note(what)
 
     return told
+
+
+def _logs(frame: types.FrameType | None) -> bool:
+    """Whether a call is made on the way of a line to a log, whose handlers and formatters may be anybody's."""
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "logging":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _outside(function: Any) -> str:

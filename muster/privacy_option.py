@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcore.decoding import converter
 from muster.key_values import parse_key_values
 
 if TYPE_CHECKING:
@@ -17,18 +16,17 @@ PrivacyParts = Annotated[
     typer.Option(
         "--privacy",
         metavar="KEY=VALUE",
-        help="Noise on every sum, and a budget that ends the task: epsilon, delta, users (of the population), "
-        "mechanism (gaussian, tree, banded with bands, distributed with --secagg), noise_multiplier, by default the "
-        "least with which the budget lasts for all rounds; may be repeated.",
+        help="Noise, and a budget that ends the task: epsilon, delta, users (of the population), mechanism (gaussian, "
+        "tree, banded with bands, distributed), noise_multiplier (by default the least that lasts); may be repeated.",
     ),
 ]
 
 
 def parse_privacy(pairs: list[str] | None) -> PrivacyBudget | None:
     """The budget of these parts; None without any. Raises typer.BadParameter naming the part that is wrong."""
-    from coordinator.rules.task_settings import PrivacyBudget  # to list the commands loads no settings
+    from coordinator.rules.task_settings import PrivacyBudget, to_privacy_budget  # to list commands loads no settings
 
     if not pairs:
         return None
     fields = list(PrivacyBudget.__dataclass_fields__)
-    return parse_key_values("--privacy", pairs, fields, converter(PrivacyBudget, strict=False))
+    return parse_key_values("--privacy", pairs, fields, to_privacy_budget)

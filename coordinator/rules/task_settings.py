@@ -9,6 +9,7 @@ from coordinator.errors import InvalidTask
 from coordinator.rules.clear_reports import ClearReports
 from coordinator.rules.eligibility import OnDevice, Requires, demand
 from coordinator.rules.rounds import RoundPolicy
+from fedcore.decoding import converter
 from fedcore.errors import PrivacyError
 from fedcore.plan import first_of_pair
 from fedcore.privacy.matrices import MOST_TREE_ROUNDS
@@ -121,6 +122,10 @@ class PrivacyBudget:
             return Privacy(**asdict(self) | found)
         except PrivacyError as error:
             raise InvalidTask(f"privacy: {error}") from error
+
+
+to_privacy_budget = converter(PrivacyBudget, strict=False)
+"""A function from plain values, also of text, to a budget; it raises msgspec.ValidationError."""
 
 
 @dataclass(frozen=True, slots=True)
