@@ -127,7 +127,7 @@ def open_both(path: Path, database: Database) -> tuple[Keys, SigningKey]:
     return Keys.open(path, database), open_lineage(path, database)
 
 
-def check(path: Path, database: Database) -> None:
+def check_keys(path: Path, database: Database) -> None:
     """Raise KeysMissing, KeysDamaged or KeysDiffer where a coordinator would not start with these files."""
     with database.reading() as records:
         server, lineage = (records.identity.get(role) for role in ("server", "lineage"))

@@ -17,7 +17,7 @@ import msgspec
 from sqlalchemy.engine import make_url
 
 from coordinator.errors import BrokenAudit, CoordinatorError
-from coordinator.keys import check
+from coordinator.keys import check_keys
 from coordinator.lineage import lineage_file
 from coordinator.rules.audit import verify, whole_log
 from coordinator.rules.progress import DRIVER_SILENT_S
@@ -188,7 +188,7 @@ def _store(settings: Settings, store: CoordinatorStore) -> Iterator[Assumption]:
     )
     name = "the keys are those of the store"
     try:
-        check(settings.keys_file, store.database)
+        check_keys(settings.keys_file, store.database)
         yield Assumption(name=name, holds=True, found=f"{settings.keys_file}, and that of the lineage key beside it")
     except CoordinatorError as error:
         yield Assumption(name=name, holds=False, found=str(error), remedy="do that before the next start")

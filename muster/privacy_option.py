@@ -17,7 +17,7 @@ PrivacyParts = Annotated[
         "--privacy",
         metavar="KEY=VALUE",
         help="Noise, and a budget that ends the task: epsilon, delta, users (of the population), mechanism (gaussian, "
-        "tree, banded with bands, distributed), noise_multiplier (if not, the least that lasts); repeatable.",
+        "tree, banded with bands, distributed), noise_multiplier (default: the least that lasts); repeatable.",
     ),
 ]
 

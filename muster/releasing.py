@@ -34,7 +34,7 @@ def released(  # noqa: PLR0913  # a release says so much
     lineage: the public key with which the coordinator signs checkpoints. counter: devices that have seen a greater one
     of this key for the population refuse the release. algorithm_modules: as of `open_coordinator_store`.
     """
-    from coordinator.store.tasks import release_of
+    from coordinator.store.bundles import release_of
 
     expires_at = int(time.time()) + days * 24 * 3600
     release = release_of(

@@ -99,9 +99,9 @@ class MemoryBudget:
     def take(self, size: int) -> None:
         """Reserve bytes. Raises TooLarge beyond the whole budget, Unavailable beyond its rest."""
         if size > self._size:
-            raise TooLarge(f"what is held takes at most {self._size} bytes here")
+            raise TooLarge(f"reports take at most {self._size} bytes here")
         if self.taken + size > self._size:
-            raise Unavailable("as much as there is room for is on its way; come back later")
+            raise Unavailable("as many reports as there is room for are on their way in; come back later")
         self.taken += size
         if self.taken + sum(map(len, self._spare)) > self._size:
             self._spare.clear()

@@ -102,7 +102,10 @@ def check_sizes(plan: Plan, state_bytes: int) -> None:
         sizes = {"params": trip.schema.size} | {one.name: one.size for one in trip.report.decoded.segments}
         for name, size in sizes.items():
             if size > most:
-                raise InvalidTask(f"{name!r} has {size:,} values in the plan; the initial state has room for {most:,}")
+                raise InvalidTask(
+                    f"{name!r} has {size:,} values in the plan, and the initial state has room for {most:,}: "
+                    "they are not of one export; export the model again"
+                )
 
 
 def check_fit(plan: Plan, algorithm: Algorithm, state: Vectors) -> None:

@@ -272,8 +272,8 @@ def _wanted(policy: RoundPolicy, seen: Observation) -> int:
 def _aggregating(one: TaskStatus, round_: LiveRound, entered_s: float) -> Found:
     if entered_s <= GRACE_S:
         return Reason.AGGREGATING, f"{one.label}: the next model is made of {_counted(round_.reported, 'report')}"
-    held_s = _format_duration(entered_s)
-    words = f"{one.label} has {_counted(round_.reported, 'report')}, and for {held_s} its model could not"
+    duration = _format_duration(entered_s)
+    words = f"{one.label} has {_counted(round_.reported, 'report')}, and for {duration} its model could not"
     return Reason.CANNOT_WRITE, f"{words} be written; the coordinator's log says why"
 
 

@@ -11,10 +11,10 @@ from types import TracebackType
 
 import safetensors.numpy
 
-from coordinator.errors import InvalidTask, StoreConflict, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
+from coordinator.errors import StoreConflict, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
 from coordinator.failpoints import reach
 from coordinator.lineage import check_signer, entry
-from coordinator.rules.aggregation import Vectors, check_fit, check_sizes, state_specs
+from coordinator.rules.aggregation import Vectors
 from coordinator.rules.audit import Action, AuditEntry
 from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.entities import (
@@ -29,23 +29,23 @@ from coordinator.rules.entities import (
 )
 from coordinator.rules.private_sums import with_least_noise
 from coordinator.rules.progress import Progress
-from coordinator.rules.release import check_release, check_signed, released_seed
+from coordinator.rules.release import check_release, check_signed
 from coordinator.rules.rollback import check_participations, check_rollback
 from coordinator.rules.settings_fit import check_settings
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_names import check_name
 from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
+from coordinator.store.bundles import first_checkpoint
 from coordinator.store.database import Database
 from coordinator.store.identity import check_same_store
 from coordinator.store.records import Records
 from coordinator.store.sealed_blobs import SealedBlobs
 from fedcore import algorithms, checkpoint
-from fedcore.algorithms.algorithm import Algorithm, check_cross_device, trips_of
+from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import AlgorithmRef, Bundle
-from fedcore.errors import FedcoreError
 from fedcore.plan import BlobRef, Plan
-from fedcore.release import Release, Signed
+from fedcore.release import Signed
 from fedcore.signing import SigningKey
 
 __all__ = [
@@ -56,9 +56,7 @@ __all__ = [
     "Requires",
     "Secagg",
     "TaskSettings",
-    "first_checkpoint",
     "open_coordinator_store",
-    "release_of",
 ]
 
 
@@ -336,53 +334,6 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
                 said = f"is {to} already" if task.state is to else f"is {task.state}; it cannot become {to}"
                 raise TaskEnded(f"task {task_id} {said}") from error
             records.audit.append(by, _MOVES[to], task_id)
-
-
-def first_checkpoint(bundle: Bundle, algorithm_modules: Sequence[str] = ()) -> bytes:
-    """The checkpoint that devices receive in round 1 of a task on the bundle.
-
-    algorithm_modules: those from which an algorithm that is not built in may be imported.
-
-    Raises InvalidTask when plan, algorithm and initial state do not fit each other, NotCrossDevice when devices cannot
-    run the algorithm, and fedcore's other errors.
-    """
-    plan, named = bundle.plan, bundle.manifest.algorithm
-    algorithm = algorithms.create(named.name, named.settings, algorithm_modules)
-    check_cross_device(algorithm)
-    check_sizes(plan, bundle.manifest.state.size)
-    try:
-        state = checkpoint.decode(bundle.read(bundle.manifest.state), state_specs(plan, algorithm))
-    except FedcoreError as error:
-        raise InvalidTask(f"the bundle's initial state is not one of {algorithm.name}: {error}") from error
-    check_fit(plan, algorithm, state)
-    return checkpoint.encode(trips_of(algorithm)[0].broadcast(state))
-
-
-def release_of(
-    bundle: Bundle,
-    settings: TaskSettings,
-    lineage: str,
-    *,
-    counter: int,
-    expires_at: int,
-    algorithm_modules: Sequence[str] = (),
-) -> Release:
-    """What a release key must sign so that a task with these settings can run on the bundle.
-
-    lineage: the public key with which the coordinator signs checkpoints. counter, expires_at: as in `Release`.
-    algorithm_modules: as of `first_checkpoint`, whose errors it raises.
-    """
-    settings = with_least_noise(settings)
-    return Release(
-        population=settings.population,
-        plan=bundle.manifest.plan.sha256,
-        checkpoint=BlobRef.of(first_checkpoint(bundle, algorithm_modules)).sha256,
-        bounds=settings.sum_bounds,
-        seed=released_seed(bundle.plan, settings),
-        lineage=lineage,
-        counter=counter,
-        expires_at=expires_at,
-    )
 
 
 def open_coordinator_store(

@@ -17,6 +17,7 @@ from muster.private_training_option import PrivateParts, parse_private_training
 
 if TYPE_CHECKING:
     from fedcore.privacy.planning import Deployment, MechanismPlan
+    from fedcore.privacy.verification import Verdict
     from simulator.audit import AuditResult
 
 privacy_app = typer.Typer(
@@ -64,23 +65,10 @@ def verify(
     from fedcore.privacy.verification import verify as check
 
     verdict = check(checkpoint.read_bytes(), CertifiedLedger.decode(certificate_file(checkpoint).read_bytes()), signer)
-    certificate, privacy = verdict.certificate, verdict.certificate.privacy
     if json:
         emit(verdict)
     else:
-        facts = {
-            "task": certificate.task,
-            "round": certificate.round,
-            "epsilon": f"{verdict.epsilon:.6g} at δ {privacy.delta:g}",
-            "budget": privacy.epsilon,
-            "mechanism": privacy.mechanism,
-            "noise_multiplier": privacy.noise_multiplier,
-            "noisy sums": certificate.rounds,
-            "rounds between participations": f"{privacy.min_separation_rounds} at least",
-            "signer": verdict.signer,
-            "holds": "no" if verdict.wrong else "yes" if verdict.demanded else "if the signer is the coordinator",
-        }
-        show_fields(facts)
+        _show_verdict(verdict)
     for one in verdict.wrong:
         remark(f"error: {one}")
     if verdict.wrong:
@@ -92,6 +80,23 @@ def verify(
         )
         raise typer.Exit(_NOBODYS)
     return None
+
+
+def _show_verdict(verdict: Verdict) -> None:
+    certificate, privacy = verdict.certificate, verdict.certificate.privacy
+    facts = {
+        "task": certificate.task,
+        "round": certificate.round,
+        "epsilon": f"{verdict.epsilon:.6g} at δ {privacy.delta:g}",
+        "budget": privacy.epsilon,
+        "mechanism": privacy.mechanism,
+        "noise_multiplier": privacy.noise_multiplier,
+        "noisy sums": certificate.rounds,
+        "rounds between participations": f"{privacy.min_separation_rounds} at least",
+        "signer": verdict.signer,
+        "holds": "no" if verdict.wrong else "yes" if verdict.demanded else "if the signer is the coordinator",
+    }
+    show_fields(facts)
 
 
 def _verify_run(folder: Path, json: bool) -> None:

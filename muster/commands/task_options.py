@@ -104,12 +104,14 @@ class TaskOptions:
     over_selection: Annotated[float, setting("over_selection", "Devices drawn per report.")]
     selection_timeout_s: Annotated[float, setting("selection_timeout_s", "How long a round waits for devices.")]
     reporting_deadline_s: Annotated[float, setting("reporting_deadline_s", DEADLINE)]
-    max_attempts: Annotated[int, setting("max_attempts", "Failed attempts in a row that pause the task.")]
+    max_attempts: Annotated[int, setting("max_attempts", "Failed attempts at a round that pause the task.")]
     max_loss_growth: Annotated[
-        float, setting("max_loss_growth", "Pause at this multiple of the first losses; 0 disables.")
+        float, setting("max_loss_growth", "Pause when the loss exceeds this multiple of its first values; 0: never.")
     ]
     min_examples: Annotated[int, setting("min_examples", "Examples a device must hold.")]
-    min_separation_s: Annotated[float, setting("min_separation_s", "Least seconds between participations of a device.")]
+    min_separation_s: Annotated[
+        float, setting("min_separation_s", "Least seconds between two participations of a device.")
+    ]
     min_separation_rounds: Annotated[
         int,
         setting("min_separation_rounds", "Rounds from one participation of a device to its next, at least; 1 is none."),

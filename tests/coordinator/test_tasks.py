@@ -214,5 +214,5 @@ def test_vectors_longer_than_the_state_are_refused_before_they_are_made(store, t
     plan = msgspec.structs.replace(
         make_plan(segments=tuple(segments)), schema=ParamSchema((TensorSpec("w", (size["params"],)),))
     )
-    with pytest.raises(InvalidTask, match=f"^'{vector}' has 1,000,000,000,000 values in the plan; the initial state"):
+    with pytest.raises(InvalidTask, match=f"^'{vector}' has 1,000,000,000,000 values in the plan, and the initial"):
         store.register_task(make_bundle(tmp_path / "plan", plan), TaskSettings(population="p", goal=2, rounds=1))
