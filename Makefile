@@ -47,16 +47,16 @@ format: $(INSTALLED) ## rewrite the sources in the one format, and mend what the
 	$(BIN)/ruff check --fix .
 
 migration: $(INSTALLED) ## write the initial migration and the tables of docs/database.md anew
-	$(BIN)/python -m tests.coordinator.make_migration
+	$(BIN)/python -m tools.make_migration
 
 algorithms: $(INSTALLED) ## write the table of docs/algorithms.md and the pages of docs/algorithms/ anew
-	$(BIN)/python -m tests.make_algorithm_pages
+	$(BIN)/python -m tools.make_algorithm_pages
 
 filemap: $(INSTALLED) ## write the file map of docs/architecture.md anew
-	$(BIN)/python -m tests.make_file_map
+	$(BIN)/python -m tools.make_file_map
 
 reference: $(INSTALLED) ## write the reference of docs/python.md anew
-	$(BIN)/python -m tests.make_python_reference
+	$(BIN)/python -m tools.make_python_reference
 
 lock: $(INSTALLED) ## write requirements/*.lock anew: the newest versions that pyproject.toml allows, with digests
 	$(PIP) uv

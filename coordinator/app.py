@@ -10,18 +10,18 @@ from fastapi import Depends, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
-from coordinator.api.access import Access
-from coordinator.api.admin_problems import install_admin_problems
-from coordinator.api.admin_routes import ADMIN, admin_router
-from coordinator.api.assignment_access import AssignmentAccess
-from coordinator.api.device_endpoints import DeviceApi
-from coordinator.api.device_routes import DEVICES, add_device_routes
+from coordinator.api.admin.access import Access
+from coordinator.api.admin.problems import install_admin_problems
+from coordinator.api.admin.routes import ADMIN, admin_router
+from coordinator.api.devices.assignment_access import AssignmentAccess
+from coordinator.api.devices.endpoints import DeviceApi
+from coordinator.api.devices.reports import ReportApi
+from coordinator.api.devices.routes import DEVICES, add_device_routes
+from coordinator.api.devices.uploads import Senders
 from coordinator.api.health import health_router, metrics_router
 from coordinator.api.http import install_problems
 from coordinator.api.page import PAGE, PageFiles
-from coordinator.api.reports import ReportApi
 from coordinator.api.service import Service
-from coordinator.api.uploads import Senders
 from coordinator.dashboard.routes import dashboard_router
 from coordinator.store.garbage_collection import collect_forever
 

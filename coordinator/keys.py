@@ -21,7 +21,7 @@ from coordinator.errors import KeysDamaged, KeysDiffer, KeysMissing
 from coordinator.lineage import lineage_file, lineage_key
 from coordinator.rules.audit import Action
 from coordinator.store.database import Database
-from coordinator.store.records import Records
+from coordinator.store.records.records import Records
 from coordinator.store.tasks import STORE
 from fedcore.errors import BrokenSuccession, InvalidKey
 from fedcore.signing import SigningKey

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import uvicorn
 
-from coordinator.api.fast_path import FastPath
+from coordinator.api.devices.fast_path import FastPath
 from coordinator.api.middleware import FewAtOnce, RequestMiddleware
 from coordinator.api.replica_routing import Router
 from coordinator.api.service import Service

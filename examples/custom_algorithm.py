@@ -110,7 +110,7 @@ def on_a_fleet(algorithm: Algorithm, folder: Path) -> float:
     from export.build import export_bundle
     from export.model import Model
     from export.models import load
-    from muster.server import local_coordinator
+    from muster.local.server import local_coordinator
     from simulator import datasets
     from simulator.engine import Engine
     from simulator.fleet.fleet import Fleet, FleetConfig

@@ -11,7 +11,7 @@ from muster.commands import device as on_device
 from muster.commands.algorithms import algorithms_app
 from muster.commands.audit import audit_app
 from muster.commands.authority import authority_app
-from muster.commands.bench import bench_app
+from muster.commands.bench import add_bench
 from muster.commands.coordinator import coordinator_app
 from muster.commands.data import data_app
 from muster.commands.demo import demo
@@ -76,7 +76,7 @@ app.add_typer(task_app, name="task")
 app.add_typer(audit_app, name="audit")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(fleet_app, name="fleet")
-app.add_typer(bench_app, name="bench")
+add_bench(app)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)

@@ -11,9 +11,9 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
-from coordinator.api.admin_problems import ADMIN_ERRORS
-from coordinator.api.admin_routes import PREFIX, LineageKey
-from coordinator.api.task_creation import NewTask
+from coordinator.api.admin.problems import ADMIN_ERRORS
+from coordinator.api.admin.routes import PREFIX, LineageKey
+from coordinator.api.admin.task_creation import NewTask
 from coordinator.errors import BadToken
 from coordinator.rules.audit import AuditEntry
 from coordinator.rules.entities import Device, RoundRecord, SessionShape, Spent, Task, Transition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from muster.curves import draw_curves
+from muster.pictures.curves import draw_curves
 from simulator.configuration import SimulationConfig
 from simulator.runs.folder import writing
 from simulator.runs.reading import read_run

@@ -16,9 +16,9 @@ import msgspec
 
 from fedcore.decoding import decoder
 from fedcore.private_files import write_whole
-from muster.curves import Axes, draw_bands
-from muster.heat_map import draw_heat_map
 from muster.markdown import table
+from muster.pictures.curves import Axes, draw_bands
+from muster.pictures.heat_map import draw_heat_map
 from simulator.studies.study import Findings, Grid, PerSeed, Plot, mean
 
 T = TypeVar("T")

@@ -24,8 +24,8 @@ from fedcore.params import Float32, ParamSchema
 from fedcore.quantisation import dequantise, quantise
 from fedcore.report import WEIGHT, ReportLayout, Segment, Weighting
 from simulator.engines.clients import Client
-from simulator.engines.processes import Blocks
 from simulator.engines.sums import RoundSums
+from simulator.engines.workers.processes import Blocks
 
 if TYPE_CHECKING:  # it loads what a simulation in clear does not need
     from simulator.masked_sums import MaskedSums

@@ -38,7 +38,7 @@ class SimulationConfig:
     many train; by default one for each core that may be used, and one on a GPU. device: "cpu", "cuda", "cuda:1" and the
     like, or "cuda:all", a process for each GPU. at_once: how many clients torch trains together, by default what suits
     model and device; another number rounds otherwise. ray: the Ray cluster whose workers train, "auto", "local" or
-    HOST:PORT (simulator/engines/ray_cluster.py); by default one for each of its CPUs, or GPUs.
+    HOST:PORT (simulator/engines/workers/ray_cluster.py); by default one for each of its CPUs, or GPUs.
     compress: the compression of reports, such as "rotation,subsample=0.25" (fedcore/codecs/compression.py).
     plan: the folder of a bundle whose graphs train, from its initial state; model, algorithm, settings and compression
     are then its own, as `completed_by_plan` gives them (simulator/planned.py).

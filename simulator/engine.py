@@ -30,8 +30,8 @@ from simulator.diagnose_loss import cause
 from simulator.engines.clients import Client
 from simulator.engines.computing import Computing, compute_device
 from simulator.engines.examples import on_device
-from simulator.engines.processes import CohortTrainer, OneProcess, Processes
 from simulator.engines.sums import layouts_of
+from simulator.engines.workers.processes import CohortTrainer, OneProcess, Processes
 from simulator.errors import Diverged
 from simulator.population import Population
 from simulator.private_training import PrivateSums
@@ -140,7 +140,7 @@ class Engine:
     def _cohort_trainer(self, computing: Computing) -> CohortTrainer:
         model, algorithm = self._model, self._algorithm
         if computing.on_ray:
-            from simulator.engines.ray_workers import RayWorkers, Work  # Ray is an extra
+            from simulator.engines.workers.ray_workers import RayWorkers, Work  # Ray is an extra
 
             return RayWorkers(Work(model, algorithm, self._population, computing), self._clients)
         layouts = layouts_of(model, algorithm)

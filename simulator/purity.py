@@ -16,8 +16,8 @@ from export.model import Model
 from export.purity import EXAMPLES, Found, Sample, check_pure
 from fedcore.decoding import decoder
 from simulator.engines.computing import Computing
-from simulator.engines.forked import compute_apart
 from simulator.engines.oracle import CohortOracle
+from simulator.engines.workers.forked import compute_apart
 from simulator.errors import EngineError
 from simulator.population import Population
 

@@ -25,9 +25,9 @@ from simulator.datasets.verified import verified
 from simulator.default_settings import with_default_settings
 from simulator.engines.choice import Wanted, choose
 from simulator.engines.computing import EVERY_GPU, Computing, gpus
-from simulator.engines.processes import usable_cores
-from simulator.engines.ray_cluster import connect
 from simulator.engines.threads import one_thread
+from simulator.engines.workers.processes import usable_cores
+from simulator.engines.workers.ray_cluster import connect
 from simulator.errors import EngineError
 from simulator.partitions import read_partition
 from simulator.planned import SimulatedPlan

@@ -23,7 +23,7 @@ from simulator.diagnose_loss import cause
 from simulator.engine import Engine, evaluate
 from simulator.engines.choice import Choice
 from simulator.engines.computing import EngineName
-from simulator.engines.forked import compute_apart
+from simulator.engines.workers.forked import compute_apart
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population
 from simulator.private_training import PrivateSums, SimulatedPrivacy

@@ -14,7 +14,7 @@ import torch
 from device_runtime.errors import ConfigError
 from device_runtime.native.build import build
 from device_runtime.native.library import FOLDER, default_folder, shim_name
-from muster.memory_folder import memory_folder
+from muster.local.memory_folder import memory_folder
 from tests.coordinator.fork_server import coordinator_fork_server
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from authority.errors import NotAttested
+from coordinator.api.devices.reports import parse_report
 from coordinator.api.examples import EXAMPLES
-from coordinator.api.reports import parse_report
 from coordinator.errors import InvalidReport
 from device_runtime.work import decode_unweighted
 from fedcore import checkpoint

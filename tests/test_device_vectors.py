@@ -3,11 +3,11 @@
 import json
 
 from fedcore.wire.messages import AssignmentAnswer, decode
-from tests.make_device_vectors import PATH, text
+from tools.make_device_vectors import PATH, text
 
 
 def test_the_vectors_of_devices_are_what_this_implementation_answers():
-    assert PATH.read_text() == text(), "run `python -m tests.make_device_vectors`, and read the difference"
+    assert PATH.read_text() == text(), "run `python -m tools.make_device_vectors`, and read the difference"
 
 
 def test_the_form_of_a_message_does_not_matter():

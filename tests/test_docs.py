@@ -14,7 +14,7 @@ import pytest
 import typer
 from prometheus_client.metrics import MetricWrapperBase
 
-from coordinator.api.admin_problems import ADMIN_PROBLEMS
+from coordinator.api.admin.problems import ADMIN_PROBLEMS
 from coordinator.failpoints import FAILPOINTS
 from coordinator.metrics import Metrics
 from coordinator.rules.progress import Reason
@@ -30,8 +30,8 @@ from muster.app import app
 from muster.commands.device import parser as device_parser
 from secagg.invite import Invite
 from simulator.fleet.profile import Kind
-from tests.make_algorithm_pages import PICTURES, documents, pictures
 from tests.tree import ROOT, files
+from tools.make_algorithm_pages import PICTURES, documents, pictures
 
 MACHINE_PATH = re.compile(r"(?<![\w.:~\-/}])/(?:home|root|work|Users|mnt)/\w+")
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")

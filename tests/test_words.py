@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.make_file_map import DOCUMENT, PACKAGES, document, modules
+from tools.make_file_map import DOCUMENT, PACKAGES, document, modules
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))]

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
-from coordinator.api.admin_routes import ADMIN
+from coordinator.api.admin.routes import ADMIN
 from coordinator.api.openapi import HEALTH, Answer
 from coordinator.api.service import Service
 from coordinator.errors import Unavailable

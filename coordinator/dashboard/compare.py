@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from coordinator.dashboard.curves import chart, unit_of
-from coordinator.store.records import Records
+from coordinator.store.records.records import Records
 
 _MOST = 6
 """Tasks in one picture: more colours cannot be told apart."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.rules.entities import SessionShape
-from coordinator.store.overview_records import Totals
+from coordinator.store.records.overview import Totals
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from coordinator.api.admin.task_creation import NewTask, TaskCreation
 from coordinator.api.http import read_hashed
 from coordinator.api.service import Service
-from coordinator.api.task_creation import NewTask, TaskCreation
 from coordinator.dashboard.forms import SHOWN, read_fields, status_of
 from coordinator.dashboard.rendering import HEADERS, Renderer, redirect
 from coordinator.dashboard.settings_table import groups, settings_of

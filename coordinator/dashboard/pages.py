@@ -26,7 +26,7 @@ from coordinator.dashboard.watch import alerts
 from coordinator.dashboard.web_sessions import WebSessions
 from coordinator.errors import UnknownBlob, UnknownRound, UnknownTask
 from coordinator.rules.packed_segments import report_bytes
-from coordinator.store.records import Records
+from coordinator.store.records.records import Records
 from fedcore.algorithms.facts import facts_of
 from fedcore.bundle import decode_certificate
 

@@ -11,7 +11,7 @@ from coordinator.dashboard.times import clock
 from coordinator.rules.buffers import mean_staleness
 from coordinator.rules.entities import Task
 from coordinator.rules.states import RoundState
-from coordinator.store.records import Records
+from coordinator.store.records.records import Records
 from fedcore.params import FLOAT_BYTES
 from fedcore.plan import Plan
 

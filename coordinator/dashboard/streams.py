@@ -17,7 +17,7 @@ from coordinator.api.service import Service
 from coordinator.dashboard.rendering import Renderer
 from coordinator.dashboard.web_sessions import Visitor, WebSessions
 from coordinator.errors import Unavailable, UnknownTask
-from coordinator.store.records import Records
+from coordinator.store.records.records import Records
 
 Look: TypeAlias = Callable[[Records], dict[str, Any]]
 """What a page shows, from rows."""

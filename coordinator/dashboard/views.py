@@ -17,8 +17,8 @@ from coordinator.rules.buffers import mean_staleness
 from coordinator.rules.entities import LiveRound, Task, Transition
 from coordinator.rules.progress import Progress
 from coordinator.rules.states import RoundState
-from coordinator.store.overview_records import Totals
-from coordinator.store.records import Records
+from coordinator.store.records.overview import Totals
+from coordinator.store.records.records import Records
 
 _RECENT = 10
 _NOTHING = Totals(0, 0, 0, 0, 0, 0, 0, 0, 0)

@@ -11,7 +11,7 @@ from coordinator.rules.alerts import Alert, of_disk, of_expiry, of_tasks, of_unr
 from coordinator.rules.states import TaskState
 from coordinator.settings import Settings
 from coordinator.store.database_engines import sqlite_path
-from coordinator.store.records import Records
+from coordinator.store.records.records import Records
 from fedcore.release import decode_release
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.access import Access
+from coordinator.api.admin.access import Access
 from coordinator.api.service import Service
 from coordinator.api.tokens import end_session, token_of_session
 from coordinator.errors import BadToken, ForgedForm

@@ -12,7 +12,7 @@ from coordinator.commands import (
     QueuedCommand,
     settle,
 )
-from coordinator.driver.in_memory_state import Memory
+from coordinator.driver.memory.in_memory_state import Memory
 from coordinator.errors import Refusal
 
 

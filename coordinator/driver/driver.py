@@ -28,14 +28,14 @@ from coordinator.commands import (
     settle,
 )
 from coordinator.driver.answer_commands import answer_from_memory
-from coordinator.driver.close_rounds import RoundCloser
-from coordinator.driver.in_memory_state import Memory
+from coordinator.driver.memory.in_memory_state import Memory
+from coordinator.driver.memory.selector import Selector
 from coordinator.driver.observation import Observer
 from coordinator.driver.poll_store import Poller
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.revocations import Revocations
-from coordinator.driver.selector import Selector
-from coordinator.driver.write_transactions import Lost, Writer
+from coordinator.driver.writing.close_rounds import RoundCloser
+from coordinator.driver.writing.write_transactions import Lost, Writer
 from coordinator.errors import Unavailable
 from coordinator.metrics import Metrics
 from coordinator.secure.round import SecureRoundFactory

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from coordinator.driver.device_presence import Presence
-from coordinator.driver.loaded_task import LoadedTask
-from coordinator.driver.open_rounds import OpenRound, OpenRounds
-from coordinator.driver.recent_check_ins import CheckInLog
+from coordinator.driver.memory.device_presence import Presence
+from coordinator.driver.memory.loaded_task import LoadedTask
+from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
+from coordinator.driver.memory.recent_check_ins import CheckInLog
+from coordinator.driver.memory.selector import Selector
 from coordinator.driver.replica_membership import Membership
-from coordinator.driver.selector import Selector
 from coordinator.rules.progress import GRACE_S, Observation
 from coordinator.rules.states import RoundState
 

@@ -7,8 +7,14 @@ import threading
 from collections.abc import Sequence
 
 from coordinator.commands import CheckInDevice, QueuedCommand
-from coordinator.driver.in_memory_state import Memory
-from coordinator.driver.loaded_task import LoadedTask, late_devices, load_task, with_good_release, with_lineage_back
+from coordinator.driver.memory.in_memory_state import Memory
+from coordinator.driver.memory.loaded_task import (
+    LoadedTask,
+    late_devices,
+    load_task,
+    with_good_release,
+    with_lineage_back,
+)
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.revocations import Revocations
 from coordinator.errors import Unavailable

@@ -24,7 +24,7 @@ from coordinator.rules.leases import (
     new_replica_id,
     observe_beats,
 )
-from coordinator.store.records import Records
+from coordinator.store.records.records import Records
 from coordinator.store.tasks import CoordinatorStore
 
 _LOG = logging.getLogger(__name__)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from coordinator.driver.in_memory_state import Memory
+from coordinator.driver.memory.in_memory_state import Memory
 from coordinator.rules.audit import Action
-from coordinator.store.records import Records
+from coordinator.store.records.records import Records
 
 
 class Revocations:

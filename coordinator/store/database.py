@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, Timeout
 from coordinator.errors import DatabaseLocked, Unavailable
 from coordinator.store.database_engines import AT_ONCE_S, is_locked, one_line, open_engines
 from coordinator.store.migrations import check_revision, make_tables
-from coordinator.store.records import Records
+from coordinator.store.records.records import Records
 
 _LOG = logging.getLogger(__name__)
 _AWAY = "the database cannot be reached now, or refuses; come back later"

@@ -39,7 +39,7 @@ from coordinator.store.blobs import Blobs
 from coordinator.store.bundles import first_checkpoint
 from coordinator.store.database import Database
 from coordinator.store.identity import check_same_store
-from coordinator.store.records import Records
+from coordinator.store.records.records import Records
 from coordinator.store.sealed_blobs import SealedBlobs
 from fedcore import algorithms, checkpoint
 from fedcore.algorithms.algorithm import Algorithm

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.key_values import parse_settings
+from muster.options.key_values import parse_settings
 from muster.output import Json, Settings, emit, say, show_fields, show_table
 
 if TYPE_CHECKING:

@@ -92,7 +92,7 @@ def _histogram(facts: PopulationFacts) -> list[str]:
 
 
 def _draw(users: Population, title: str, path: Path) -> None:
-    from muster.label_mix import FORMATS, draw_label_mix
+    from muster.pictures.label_mix import FORMATS, draw_label_mix
     from simulator.datasets.facts import label_counts
     from simulator.errors import DatasetError
 

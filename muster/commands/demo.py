@@ -13,7 +13,7 @@ from muster.output import Json, emit, loading, progress, remark, show_table
 
 if TYPE_CHECKING:
     from coordinator.rules.packed_segments import ReportBytes
-    from muster.demo_tasks import AlgorithmResult, DemoResult, OnProgress
+    from muster.local.demo_tasks import AlgorithmResult, DemoResult, OnProgress
 
 ROUNDS, DEVICES = 25, 20
 ROUNDS_AT_PAGE, AT_PAGE = 3, 16
@@ -65,7 +65,7 @@ def demo(
     rounds, devices = rounds or ROUNDS, devices or DEVICES
     from fedcore.algorithms import create, module_of
     from fedcore.algorithms.algorithm import check_cross_device
-    from muster.curves import draw_curves
+    from muster.pictures.curves import draw_curves
     from secagg.parameters import LEAST_COHORT
 
     # Wrong options are reported before torch is loaded, which takes seconds.
@@ -97,7 +97,7 @@ def _in_a_browser(
     folder = out or Path()
     folder.mkdir(parents=True, exist_ok=True)
     with loading():
-        from muster.browser_demo import run_browser_demo
+        from muster.local.browser_demo import run_browser_demo
     result = run_browser_demo(algorithm, rounds or ROUNDS_AT_PAGE, at_page - 1, seed, folder / "page.png")
     if json:
         emit(dataclasses.asdict(result))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from muster.commands.task import FIRST_TASK
-from muster.compress_option import COMPRESS
-from muster.key_values import parse_settings
+from muster.options.compress import COMPRESS
+from muster.options.key_values import parse_settings
 from muster.output import Json, Settings, emit, progress, remark, say, say_next, show_fields, show_table
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ def plot(
       muster plot runs/fedavg runs/fedadam --x seconds --out curves.png
     """
     from fedcore.names import offered
-    from muster.run_curves import draw_runs
+    from muster.pictures.run_curves import draw_runs
     from simulator.errors import RunError
     from simulator.runs.reading import AXES, read_run
     from simulator.runs.sweeping import RUNS

@@ -11,9 +11,9 @@ import typer
 
 from fedcore.decoding import converter
 from fedcore.privacy.settings import Noise
-from muster.key_values import parse_settings
+from muster.options.key_values import parse_settings
+from muster.options.private_training import PrivateParts, parse_private_training
 from muster.output import Json, Settings, emit, loading, progress, remark, say, show_fields, show_table
-from muster.private_training_option import PrivateParts, parse_private_training
 
 if TYPE_CHECKING:
     from fedcore.privacy.planning import Deployment, MechanismPlan

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from muster.commands.simulate_options import SimulateOptions
-from muster.option_fields import with_options
+from muster.options.fields import with_options
+from muster.options.simulate import SimulateOptions
 from muster.output import Json, emit, progress, remark, show_fields
 
 OUT = "A new folder that keeps the run: configuration, a line of metrics for each round, checkpoints, model, curve."

@@ -61,8 +61,8 @@ def _draw(report: Report, out: Path) -> None:
     """Write the pictures as PNG files too, where matplotlib is there."""
     if find_spec("matplotlib") is None:
         return remark("PNG files need matplotlib: pip install 'muster-fl[plot]'")
-    from muster.run_curves import write_figure
-    from muster.study_figures import figures
+    from muster.pictures.run_curves import write_figure
+    from muster.pictures.study_figures import figures
 
     for name, figure in figures(report).items():
         write_figure(figure, out / name)
@@ -85,9 +85,9 @@ def _list(found: list[Study], json: bool) -> None:
 
 def _run(study: Study, sizes: Sizes, out: Path, processes: int | None) -> Report:
     """Run the trials, and show how far they are."""
-    from muster.bench.header import header
+    from muster.header import header
     from muster.study_report import Report
-    from simulator.engines.processes import usable_cores
+    from simulator.engines.workers.processes import usable_cores
     from simulator.studies.trials import Trials
 
     words = ["muster", "study", study.name, f"--seeds {sizes.seeds}"]

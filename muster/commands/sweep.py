@@ -47,7 +47,7 @@ def sweep(
     with loading():
         import torch
 
-        from simulator.engines.processes import usable_cores
+        from simulator.engines.workers.processes import usable_cores
         from simulator.runs.sweep_file import read_sweep
         from simulator.runs.sweeping import means_over_seeds, run_sweep
 
@@ -95,7 +95,7 @@ def _edges(given: str | None, runs: Sequence[SweepRun]) -> list[str]:
 def _write(out: Path, rows: Sequence[dict[str, Any]], means: Sequence[dict[str, Any]], edges: Sequence[str]) -> None:
     """Write the tables, and the heat map where two options vary."""
     from fedcore.private_files import write_whole
-    from muster.heat_map import draw_heat_map
+    from muster.pictures.heat_map import draw_heat_map
 
     text = io.StringIO()
     table = csv.DictWriter(text, list(rows[0]))
@@ -117,8 +117,8 @@ def _write(out: Path, rows: Sequence[dict[str, Any]], means: Sequence[dict[str, 
         if find_spec("matplotlib") is None:
             remark("heat-map.png needs matplotlib: pip install 'muster-fl[plot]'")
         else:
-            from muster.heat_map_figure import heat_map_figure
-            from muster.run_curves import write_figure
+            from muster.pictures.heat_map_figure import heat_map_figure
+            from muster.pictures.run_curves import write_figure
 
             write_figure(heat_map_figure(*map_), out / "heat-map.png")
 

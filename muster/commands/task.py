@@ -11,8 +11,8 @@ import msgspec
 import typer
 
 from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store
-from muster.commands.task_options import ReleaseCounter, ReleaseDays, ReleaseKey, TaskOptions
-from muster.option_fields import with_options
+from muster.options.fields import with_options
+from muster.options.task import ReleaseCounter, ReleaseDays, ReleaseKey, TaskOptions
 from muster.output import Json, at_utc, emit, remark, say, say_next, show_fields, show_table
 from muster.releasing import FIRST_COUNTER, VALID_DAYS, certificate, lineage_of, release_facts, released, roll_back
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from fedcore.algorithms import create, module_of
 from fedcore.algorithms.algorithm import check_cross_device
-from muster.memory_folder import memory_folder
+from muster.local.memory_folder import memory_folder
 from secagg.parameters import LEAST_COHORT
 
 if TYPE_CHECKING:
-    from muster.demo_tasks import DemoResult, OnProgress
+    from muster.local.demo_tasks import DemoResult, OnProgress
 
 ALGORITHMS, ROUNDS, DEVICES = ("mimelite", "fedadam"), 25, 20
 
@@ -68,13 +68,13 @@ def trained(  # noqa: PLR0913  # a demo's settings, and who watches
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-demo-", dir=memory_folder())))
         with loading():
             # Coordinator and devices start meanwhile, on another core.
-            from muster.server import starting_coordinator
+            from muster.local.server import starting_coordinator
             from simulator.fleet.fork_servers import HERE, fork_servers
 
             modules = ",".join(filter(None, map(module_of, names)))
             started = stack.enter_context(starting_coordinator(folder, secure=secure, algorithms=modules))
             servers = stack.enter_context(fork_servers({HERE: ["onnxruntime"]}))
-            from muster.demo_tasks import DemoConfig, run_demo
+            from muster.local.demo_tasks import DemoConfig, run_demo
             from simulator.engines.threads import one_thread
 
         stack.enter_context(one_thread())

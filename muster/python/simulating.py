@@ -110,7 +110,7 @@ class Run:
 
         Raises ModuleNotFoundError without matplotlib, EngineError for a figure that no point has, and NotWritten.
         """
-        from muster.run_curves import figure_of, write_figure  # needs matplotlib
+        from muster.pictures.run_curves import figure_of, write_figure  # needs matplotlib
 
         measured = [(point["round"], point[y]) for point in self.points if y in point]
         if not measured:

@@ -12,7 +12,7 @@ from export.errors import ExportError
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm, keeps_client_state
 from simulator.engines.computing import Computing
-from simulator.engines.forked import compute_apart
+from simulator.engines.workers.forked import compute_apart
 from simulator.errors import EngineError
 from simulator.population import Population
 from simulator.purity import check_model

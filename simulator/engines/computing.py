@@ -14,11 +14,11 @@ from fedcore.algorithms.algorithm import Algorithm
 from fedcore.decoding import decoder
 from simulator.client_states import ClientStates
 from simulator.engines.clients import Client, ClientTrainer, blocks, dealt
-from simulator.engines.cuda_graphs import CudaGraphs
-from simulator.engines.forked import compute_apart
 from simulator.engines.on_gpu import OnGpu
-from simulator.engines.program import Programs
+from simulator.engines.recorded.cuda_graphs import CudaGraphs
+from simulator.engines.recorded.program import Programs
 from simulator.engines.vectorised import VectorisedTrainer, clients_at_once
+from simulator.engines.workers.forked import compute_apart
 from simulator.errors import EngineError
 from simulator.population import Population
 
@@ -40,7 +40,7 @@ class Computing:
     graphs: what `simulator.engines.graphs.export_graphs` gives; without them torch computes. processes: how many train,
     one thread each; where `device` is "cuda", each on a GPU of its own. at_once: how many clients torch vectorises
     together; chosen by model and device when not given. on_ray: whether the processes are workers of the Ray cluster
-    that this process is connected to (simulator/engines/ray_cluster.py), and not forked from it.
+    that this process is connected to (simulator/engines/workers/ray_cluster.py), and not forked from it.
     """
 
     device: str = "cpu"

@@ -34,11 +34,11 @@ from fedcore.plan import EXAMPLE, MASK, METRICS, NEXT, NOISE, REPORT, prefixed, 
 from fedcore.report import weight_of
 from simulator.client_states import ClientStates
 from simulator.engines.clients import Client
-from simulator.engines.cuda_graphs import padded
 from simulator.engines.examples import Examples
 from simulator.engines.one_step import NotAffine, one_step
 from simulator.engines.oracle import CohortOracle
-from simulator.engines.program import Programs
+from simulator.engines.recorded.cuda_graphs import padded
+from simulator.engines.recorded.program import Programs
 from simulator.engines.sums import RoundSums
 from simulator.errors import EngineError
 from simulator.population import Population

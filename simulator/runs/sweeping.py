@@ -15,7 +15,7 @@ import msgspec
 
 from fedcore.decoding import decoder
 from simulator import datasets
-from simulator.engines.forked import ended_each
+from simulator.engines.workers.forked import ended_each
 from simulator.errors import Diverged, RunError, SimulatorError
 from simulator.runs.config_file import differences
 from simulator.runs.folder import locked

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from fedcore.decoding import UNDECODABLE, decoder
-from simulator.engines.forked import ended_each
+from simulator.engines.workers.forked import ended_each
 from simulator.errors import StudyError
 
 Series = dict[str, list[float | None]]

@@ -22,7 +22,7 @@ from coordinator.store.database import Database
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.signing import key_text
 from fedcore.succession import SucceedingKey
-from muster.server import FOR_ONE_MACHINE, LocalCoordinator
+from muster.local.server import FOR_ONE_MACHINE, LocalCoordinator
 from tests.servers import authority_serving
 
 PROGRAM = "from tests.coordinator.fork_server import main; main()"
@@ -71,7 +71,7 @@ class CoordinatorForkServer:
         secure: bool = False,
         **settings: object,
     ) -> Iterator[LocalCoordinator]:
-        """As `muster.server.local_coordinator`; `seed` and `silence_s` are those of `fork`.
+        """As `muster.local.server.local_coordinator`; `seed` and `silence_s` are those of `fork`.
 
         The authority is a thread of this process.
         """
@@ -161,7 +161,7 @@ def wait_until(condition) -> None:
 
 def main() -> None:
     """Fork a coordinator for every line of standard input, and say its process id."""
-    from coordinator.driver import device_presence  # what the tests' own process need not load
+    from coordinator.driver.memory import device_presence  # what the tests' own process need not load
     from coordinator.server import serve
     from coordinator.settings import Settings
     from tests.coordinator.ticks import shorten_ticks

@@ -20,7 +20,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from muster.bench.header import header
+from muster.header import header
 from tests.coordinator.one_hot_world import BufferedWorld, Operation, Violation, World
 from tests.coordinator.postgres import binaries, cluster
 

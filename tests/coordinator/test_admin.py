@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import sqlalchemy
 
-from coordinator.api.admin_problems import ADMIN_PROBLEMS
+from coordinator.api.admin.problems import ADMIN_PROBLEMS
 from coordinator.api.tokens import authenticate, issue, revoke, tokens
 from coordinator.errors import BadToken, InvalidToken, StoreConflict, UnknownToken
 from coordinator.rules.entities import Role, Task

@@ -326,14 +326,14 @@ def test_bug_is_a_problem_document_that_gives_nothing_away(client, monkeypatch):
     def broken(*_):
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("coordinator.store.records.Records.blob", broken)
+    monkeypatch.setattr("coordinator.store.records.records.Records.blob", broken)
     assert "secret" not in refused(blob(client, "0" * 64), "internal").detail
 
 
 def test_bug_in_the_driver_refuses_and_the_driver_lives_on(register, client, monkeypatch):
     register()
     with monkeypatch.context() as patch:
-        patch.setattr("coordinator.driver.sessions.Sessions.enter", None)
+        patch.setattr("coordinator.driver.memory.sessions.Sessions.enter", None)
         refused(check_in(client), "unavailable")
     assert check_in(client).json()["outcome"] == "accepted"
 

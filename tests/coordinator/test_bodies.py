@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from benchmarks.null_task import null_bundle
+from coordinator.api.devices.reports import ReportApi
 from coordinator.api.limits import MemoryBudget
-from coordinator.api.reports import ReportApi
 from coordinator.errors import Unavailable
-from coordinator.store.records import Records
+from coordinator.store.records.records import Records
 from fedcore import checkpoint
 from fedcore.wire import messages
 from fedcore.wire.messages import Receipt
 from fedcore.wire.signatures import content_digest
 from ingress import connection_limits
 from ingress.connection import Body, HeadBufferingTransport
-from muster.bench.null_task import null_bundle
 from tests.coordinator.conftest import committed
 from tests.coordinator.test_api import assign, put, refused
 

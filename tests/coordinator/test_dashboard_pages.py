@@ -14,7 +14,7 @@ from coordinator.dashboard.views import populations, task_page
 from coordinator.errors import UnknownRound
 from coordinator.rules.private_sums import entry_of
 from coordinator.rules.task_settings import PrivacyBudget
-from coordinator.store.overview_records import Totals
+from coordinator.store.records.overview import Totals
 from tests.coordinator.bundles import make_bundle, make_private_bundle
 from tests.coordinator.conftest import committed
 from tests.coordinator.pages import play

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.commands import AwaitAssignment
-from coordinator.driver.expected_returns import ExpectedReturns
+from coordinator.driver.memory.expected_returns import ExpectedReturns
 from fedcore.wire.messages import Accepted, Rejected, RetryWindow
 from tests.coordinator.conftest import Desk
 from tests.coordinator.test_steering import BOUNDS, arrival

@@ -10,12 +10,12 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.api.reports import HEADER_BYTES
+from benchmarks.null_task import null_bundle
+from coordinator.api.devices.reports import HEADER_BYTES
 from coordinator.settings import Settings
 from fedcore.wire import messages
 from fedcore.wire.messages import Enrol, Unattested
 from ingress import connection, connection_limits
-from muster.bench.null_task import null_bundle
 from secagg.message_type import MessageType
 from tests.coordinator.bundles import report_body
 from tests.coordinator.connections import (

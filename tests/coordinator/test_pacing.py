@@ -9,9 +9,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from benchmarks.pacing import Scene, course
 from coordinator.rules.pacing import HOUR_S, Demand, Pace, drawn, idle_window, observe, window
 from fedcore.wire.messages import RetryWindow
-from muster.bench.pacing import Scene, course
 
 BOUNDS = RetryWindow(5.0, 86_400.0)
 DEMAND = Demand(cohort=100, opens_in_s=300.0, every_s=600.0, gather_s=20.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.driver.device_presence import Presence, Silence, lost_after_s
+from coordinator.driver.memory.device_presence import Presence, Silence, lost_after_s
 from coordinator.errors import NoLongerNeeded
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import Assignment

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coordinator.commands import CountReport
-from coordinator.driver import commit_round
+from coordinator.driver.writing import commit_round
 from coordinator.errors import InvalidTask, TaskEnded, UnknownRound
 from coordinator.rules.clear_reports import ClearReports
 from coordinator.rules.entities import Spent

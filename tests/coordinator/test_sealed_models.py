@@ -13,7 +13,7 @@ import safetensors.numpy
 import sqlalchemy
 
 from coordinator.commands import CountReport
-from coordinator.driver import commit_round
+from coordinator.driver.writing import commit_round
 from coordinator.errors import Unavailable, UnknownBlob
 from coordinator.failpoints import VARIABLE
 from coordinator.rules.aggregation import aggregate

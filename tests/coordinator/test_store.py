@@ -16,7 +16,7 @@ from coordinator.rules.states import TaskState
 from coordinator.store.database import Database
 from coordinator.store.migrations import BASE, HEAD, Migration, migrate
 from coordinator.store.tables import METADATA
-from tests.coordinator import make_migration
+from tools import make_migration
 
 pytestmark = pytest.mark.every_engine
 
@@ -105,7 +105,7 @@ def test_new_database_is_made_at_head_with_exactly_the_tables_of_the_code(empty)
 @pytest.mark.parametrize("part", [make_migration.migration, make_migration.document])
 def test_migration_and_document_are_what_the_tables_say(part):
     path = {make_migration.migration: make_migration.MIGRATION}.get(part, make_migration.DOCUMENT)
-    assert path.read_text() == part(), "run `make migration`, or: python -m tests.coordinator.make_migration"
+    assert path.read_text() == part(), "run `make migration`, or: python -m tools.make_migration"
 
 
 def test_tables_go_down_and_up_again(empty):

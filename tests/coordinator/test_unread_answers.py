@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.api import deltas
+from coordinator.api.devices import deltas
 from coordinator.rules.task_settings import TaskSettings
 from fedcore import checkpoint
 from fedcore.plan import BlobRef

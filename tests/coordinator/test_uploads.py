@@ -12,9 +12,9 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from coordinator.api import reports
+from coordinator.api.devices import reports
+from coordinator.api.devices.uploads import Part, Uploads
 from coordinator.api.limits import MemoryBudget
-from coordinator.api.uploads import Part, Uploads
 from coordinator.errors import ConflictingReport, NoLongerNeeded, TooLarge, Unavailable
 from coordinator.settings import Settings
 from coordinator.store.tables import ASSIGNMENTS

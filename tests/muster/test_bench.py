@@ -16,12 +16,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from benchmarks import curves
+from benchmarks.device_footprint import LOADS, LOADS_SANDBOX, import_cpu_s, run_python, size_mb, train_rss_mb
+from benchmarks.options import BENCHMARKS, CurvesOptions, ReportOptions
+from benchmarks.report import run
+from benchmarks.runner import command_of
 from fedcore.algorithms import ALGORITHMS, create
-from muster.bench import curves
-from muster.bench.device_footprint import LOADS, LOADS_SANDBOX, import_cpu_s, run_python, size_mb, train_rss_mb
-from muster.bench.options import BENCHMARKS, CurvesOptions, ReportOptions
-from muster.bench.report import run
-from muster.bench.runner import command_of
+from muster.commands.bench import add_bench
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,10 +60,19 @@ def bench(monkeypatch):
         targets = {"count": 9.0, "nested": {"fast": 2}}
         return Figures(options.count + options.hidden, even, list(range(99)), nested, rows, targets)
 
-    monkeypatch.setitem(sys.modules, "muster.bench.small", SimpleNamespace(run=run))
+    monkeypatch.setitem(sys.modules, "benchmarks.small", SimpleNamespace(run=run))
     app = typer.Typer()
     app.command()(command_of("small", Options))
     return lambda *options: CliRunner().invoke(app, options)
+
+
+def test_an_installed_package_says_where_the_benchmarks_are(tmp_path):
+    app = typer.Typer()
+    app.command("other")(lambda: None)
+    add_bench(app, checkout=tmp_path)
+    done = CliRunner().invoke(app, ["bench", "engine", "--rounds", "3"])
+    assert done.exit_code == 2
+    assert "clone the" in done.output
 
 
 def test_json_of_a_benchmark_is_the_header_and_then_its_figures(bench):
@@ -100,7 +110,7 @@ def test_only_fields_with_an_option_are_options_of_the_command(bench):
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_takes_its_own_options(name):
-    assert get_type_hints(import_module(f"muster.bench.{name}").run)["options"] is BENCHMARKS[name]
+    assert get_type_hints(import_module(f"benchmarks.{name}").run)["options"] is BENCHMARKS[name]
 
 
 HERE = os.pathsep.join([str(Path(__file__).parents[2]), sysconfig.get_path("purelib")])

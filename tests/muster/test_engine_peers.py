@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from muster.bench import engine_peers
-from muster.bench.engine import run
-from muster.bench.engine_peers import BARE, PEERS, RUNNERS, compare
-from muster.bench.engine_scaling import measure
-from muster.bench.engine_workloads import Workload, grown, logreg
-from muster.bench.options import EngineOptions
-from muster.bench.peer import PeerError, python_with, started
+from benchmarks import engine_peers
+from benchmarks.engine import run
+from benchmarks.engine_peers import BARE, PEERS, RUNNERS, compare
+from benchmarks.engine_scaling import measure
+from benchmarks.engine_workloads import Workload, grown, logreg
+from benchmarks.options import EngineOptions
+from benchmarks.peer import PeerError, python_with, started
 from simulator.errors import EngineError
 
 SMALL = Workload(logreg, 3, (15, 45), clients=50)

@@ -19,7 +19,7 @@ from coordinator.store.tasks import open_coordinator_store
 from fedcore.algorithms import create
 from muster.app import app
 from muster.commands.stores import given_again
-from muster.demo_tasks import SETTINGS
+from muster.local.demo_tasks import SETTINGS
 from tests.coordinator.bundles import make_bundle
 from tests.muster.test_cli import in_process, muster
 

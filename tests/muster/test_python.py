@@ -18,13 +18,13 @@ from muster.python.simulating import Options
 from muster.remote import RemoteError
 from simulator import SimulationConfig, read_run
 from simulator.errors import EngineError, RunError
-from tests import make_python_reference
 from tests.coordinator.bundles import make_bundle, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.replicas import until
 from tests.coordinator.test_api import assign, check_in, put
 from tests.muster.test_remote import served
 from tests.tree import ROOT
+from tools import make_python_reference
 
 __all__ = ["served"]
 PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)

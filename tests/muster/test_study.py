@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from muster.heat_map import draw_heat_map
-from muster.study_figures import figures
+from muster.pictures.heat_map import draw_heat_map
+from muster.pictures.study_figures import figures
 from muster.study_report import REPORT, RESULTS, Report, cell, pictures, results, write
 from simulator.studies import STUDIES
 from simulator.studies.study import Findings, Grid, Plot, Table

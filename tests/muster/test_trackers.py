@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from simulator.configuration import SimulationConfig
-from simulator.engines.forked import ended_each
+from simulator.engines.workers.forked import ended_each
 from simulator.errors import RunError
 from simulator.runs.reading import read_run
 from simulator.runs.running import resume_run, start_run

@@ -6,7 +6,7 @@ import numpy as np
 
 from secagg.packing import PackedSegment
 from tests.secagg import reference
-from tests.secagg.make_vectors import PATH, SEGMENTS, transcript, vector
+from tools.make_secagg_vectors import PATH, SEGMENTS, transcript, vector
 
 FROZEN = json.loads(PATH.read_text())
 

@@ -19,10 +19,10 @@ from simulator.engine import Engine
 from simulator.engines import computing as computing_module
 from simulator.engines.clients import Client, dealt
 from simulator.engines.computing import Computing
-from simulator.engines.cuda_graphs import padded
 from simulator.engines.examples import Examples
 from simulator.engines.on_gpu import OnGpu
-from simulator.engines.program import Programs
+from simulator.engines.recorded.cuda_graphs import padded
+from simulator.engines.recorded.program import Programs
 from simulator.engines.sums import RoundSums, layouts_of
 from simulator.engines.vectorised import VectorisedTrainer
 from simulator.errors import EngineError

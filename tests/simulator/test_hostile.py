@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.hostile_fleet import run
+from benchmarks.options import HostileFleetOptions
 from coordinator.rules.states import AssignmentState
 from coordinator.store.tasks import TaskSettings
-from muster.bench.hostile_fleet import run
-from muster.bench.options import HostileFleetOptions
 from simulator import datasets
 from simulator.fleet.fleet import Fleet, FleetConfig, state_folder
 from simulator.fleet.profile import Kind

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.driver import transaction
-from coordinator.driver.make_assignments import for_device
+from coordinator.driver.writing import transaction
+from coordinator.driver.writing.make_assignments import for_device
 from coordinator.secure.round import SecureRound
 from coordinator.settings import Settings
 from coordinator.store.tasks import open_coordinator_store
@@ -20,7 +20,7 @@ from fedcore.algorithms import create
 from fedcore.batching import StreamKey
 from fedcore.codecs.codec import RoundKey
 from fedcore.codecs.compression import Compression
-from muster.server import FOR_ONE_MACHINE, LocalCoordinator
+from muster.local.server import FOR_ONE_MACHINE, LocalCoordinator
 from tests.coordinator.fork_server import authority
 from tests.servers import serving_both
 from tests.simulator.test_secure_rounds import DEVICES, World

@@ -2,10 +2,10 @@
 
 import os
 
-from muster.bench.options import RoundsOptions
-from muster.bench.rounds import run
-from muster.bench.soak import slope_per_hour
-from muster.bench.usage import Usage
+from benchmarks.options import RoundsOptions
+from benchmarks.rounds import run
+from benchmarks.soak import slope_per_hour
+from benchmarks.usage import Usage
 
 
 def test_round_with_silent_and_dying_devices_is_won_at_its_first_attempt():

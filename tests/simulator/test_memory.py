@@ -38,11 +38,11 @@ except SystemExit as ended:
     assert not ended.code
 """
 FORK = """
-from simulator.engines.forked import compute_apart
+from simulator.engines.workers.forked import compute_apart
 found = compute_apart(flags, decoder(list[str]))
 """
 WORK = """
-from simulator.engines import processes
+from simulator.engines.workers import processes
 from simulator.engines.sums import SumsLayout
 from simulator.errors import EngineError
 

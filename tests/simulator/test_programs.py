@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from simulator.engines import layout as layout_module
-from simulator.engines import program as program_module
-from simulator.engines.program import Program, Programs, Workspace
-from simulator.engines.recording import record
-from simulator.engines.writers import writer_of
+from simulator.engines.recorded import layout as layout_module
+from simulator.engines.recorded import program as program_module
+from simulator.engines.recorded.program import Program, Programs, Workspace
+from simulator.engines.recorded.recording import record
+from simulator.engines.recorded.writers import writer_of
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from simulator.configuration import SimulationConfig
-from simulator.engines.ray_cluster import connect
+from simulator.engines.workers.ray_cluster import connect
 from simulator.errors import EngineError
 from simulator.simulation import training_of
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from fedcore.algorithms.fed_avg import FedAvg
-from simulator.engines.ray_cluster import connect
+from simulator.engines.workers.ray_cluster import connect
 from tests.simulator.test_ray import agree, engine
 
 

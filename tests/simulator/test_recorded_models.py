@@ -13,7 +13,7 @@ from simulator.engine import Engine
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
 from simulator.engines.oracle import CohortOracle
-from simulator.engines.program import Programs
+from simulator.engines.recorded.program import Programs
 from simulator.population import Population
 from tests.export import test_promises
 from tests.simulator.reference import reference_round

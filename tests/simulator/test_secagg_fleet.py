@@ -1,7 +1,7 @@
 """A fleet that is killed in the middle of secure aggregations. A hundred devices: `muster bench secagg_fleet`."""
 
-from muster.bench.options import SecaggFleetOptions
-from muster.bench.secagg_fleet import run
+from benchmarks.options import SecaggFleetOptions
+from benchmarks.secagg_fleet import run
 
 
 def test_sums_of_a_killed_fleet_are_exact_and_nothing_else_is_learnt(capsys):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from simulator.engines.program import Program, Workspace
-from simulator.engines.recording import record
+from simulator.engines.recorded.program import Program, Workspace
+from simulator.engines.recorded.recording import record
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten

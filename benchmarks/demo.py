@@ -1,0 +1,84 @@
+"""`muster demo` as a command of its own: its wall and CPU time, and the phases that take it."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.options import DemoOptions
+from fedcore.decoding import decoder
+from muster.output import Say
+
+_DEMO = decoder(dict[str, Any])
+
+
+class DemoBroke(Exception):
+    """The demo failed; the message ends with the last line of its standard error."""
+
+
+class DemoTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of `muster demo`, start of the interpreter and all.
+
+    wall_s, cpu_s: of the command and of all processes that it started. accuracy: of each algorithm, on held-out users.
+    phases: mean seconds, of a session on the device and of a round in the coordinator, and of each algorithm's export
+    and replay.
+    """
+
+    wall_s: float
+    cpu_s: float
+    accuracy: dict[str, float]
+    phases: dict[str, dict[str, float]]
+    demo: dict[str, Any]
+
+
+def run(options: DemoOptions, say: Say) -> DemoTimes:
+    """Run the demo. Raises DemoBroke."""
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
+        command = [sys.executable, "-m", "muster", "demo", "--json", "--rounds", str(options.rounds)]
+        before, started = _cpu_s(), time.monotonic()
+        printed = _printed([*command, "--out", str(Path(folder) / "kept")], say)
+        wall_s, cpu_s = time.monotonic() - started, _cpu_s() - before
+    demo = _DEMO.decode(printed)
+    accuracy = {name: one["test_accuracy"] for name, one in demo["algorithms"].items()}
+    return DemoTimes(wall_s=wall_s, cpu_s=cpu_s, accuracy=accuracy, phases=_phases(demo), demo=demo)
+
+
+def _printed(command: Sequence[str], say: Say) -> str:
+    """The standard output of the command, once it has ended; its standard error is shown as progress."""
+    last = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None  # noqa: S101, PT018 - for the type checker
+        for line in process.stderr:
+            say(last := line.strip())
+        printed = process.stdout.read()
+    if process.returncode:
+        raise DemoBroke(f"muster demo ended with {process.returncode}: {last}")
+    return printed
+
+
+def _phases(demo: dict[str, Any]) -> dict[str, dict[str, float]]:
+    runs = demo["algorithms"]
+    sessions = sum(one["sessions"] for one in runs.values())
+    device = {
+        phase: sum(one["phases"][phase] * one["sessions"] for one in runs.values()) / sessions
+        for phase in next(iter(runs.values()))["phases"]
+    }
+    return {
+        "session": device,
+        "round": demo["round_steps"],
+        "export": {name: one["export_seconds"] for name, one in runs.items()},
+        "replay": {name: one["replay_seconds"] for name, one in runs.items()},
+    }
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

@@ -1,0 +1,93 @@
+"""Rounds of the engine against bare torch steps, in one run.
+
+On a CPU times are CPU seconds of one thread, on a GPU wall seconds; the median over the rounds counts. The bare steps
+run in a process of their own, as the allocator of this one is told to keep memory.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import msgspec
+import torch
+
+from benchmarks.engine_peers import Comparison, compare
+from benchmarks.engine_scaling import Scaling, scaling
+from benchmarks.engine_workloads import WORKLOADS, Workload, bare_seconds, clock, fedavg, grown, wait
+from benchmarks.options import EngineOptions
+from muster.output import Say
+from simulator.engine import Engine
+from simulator.engines.choice import Wanted, choose
+from simulator.engines.computing import Computing, compute_device
+from simulator.engines.memory import keep_freed_memory
+from simulator.errors import EngineError
+
+
+class WorkloadTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one round, and of the same steps with nothing around them. engine: the one that trained, and why."""
+
+    engine: str
+    engine_reason: str
+    seconds_per_round: float
+    bare_seconds: float
+    ratio_to_bare: float
+
+
+class EngineTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """The workloads by name. gpu: its name, where one computed. scaling: of processes, on a CPU."""
+
+    engine: str
+    device: str
+    gpu: str | None
+    clock: str
+    scaling: Scaling | None
+    workloads: dict[str, WorkloadTime]
+
+
+def run(options: EngineOptions, say: Say) -> EngineTimes | Comparison:
+    """Measure every workload. Raises PeerError, and EngineError for peers on a GPU and where there is none."""
+    if options.peers:
+        if options.device != "cpu":
+            raise EngineError(f"peers are compared by CPU time: take --device cpu, not {options.device}")
+        return compare(options.rounds, say)
+    torch.set_num_threads(1)
+    device = compute_device(options.device)
+    on_cpu = device.type == "cpu"
+    found = {}
+    for name, workload in (WORKLOADS if on_cpu else WORKLOADS | grown()).items():
+        say(name)
+        found[name] = _measure(workload, options.engine, device, options.rounds)
+    say("processes")
+    return EngineTimes(
+        engine=options.engine,
+        device=options.device,
+        gpu=None if on_cpu else torch.cuda.get_device_name(device),
+        clock="CPU seconds" if on_cpu else "wall seconds",
+        scaling=scaling(options.engine, options.rounds) if on_cpu else None,
+        workloads=found,
+    )
+
+
+def _measure(workload: Workload, kind: Wanted, device: torch.device, rounds: int) -> WorkloadTime:
+    model, users, algorithm = workload.model(), workload.population(), fedavg()
+    ours, reference = [], []
+    with bare_seconds(model, users, device) as seconds_of_bare:
+        keep_freed_memory()
+        choice = choose(kind, model, algorithm, users, Computing(str(device)))
+        engine = Engine(model, algorithm, users, computing=choice.computing)
+        for number in range(rounds + 1):
+            cohort = users.sample(workload.cohort, 0, number)
+            start = clock(device)
+            engine.run_round(number, cohort)
+            wait(device)
+            ours.append(clock(device) - start)
+            reference.append(seconds_of_bare(cohort))
+    # The first round warms caches and allocators.
+    seconds, yardstick = statistics.median(ours[1:]), statistics.median(reference[1:])
+    return WorkloadTime(
+        engine=choice.computing.engine,
+        engine_reason=choice.reason,
+        seconds_per_round=seconds,
+        bare_seconds=yardstick,
+        ratio_to_bare=seconds / yardstick,
+    )

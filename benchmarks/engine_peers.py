@@ -1,0 +1,209 @@
+"""The engine against its peers: other simulators, each in a process of its own, on the same cohorts in the same run.
+
+A round is everyone's turn, one after the other, so that ratios hold on a machine whose speed changes. Work is checked:
+everyone takes the same number of local steps, and reaches about the same loss.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from benchmarks.engine_workloads import BATCH, CLASSES, CLIENT_LR, WORKLOADS, Workload, bare_seconds, fedavg
+from benchmarks.peer import Peer, PeerError, python_with, started
+from export.model import Model
+from fedcore.params import Float32
+from muster.output import Say
+from simulator.engine import Engine, evaluate
+from simulator.engines.choice import Wanted, choose
+from simulator.engines.computing import Computing
+from simulator.engines.memory import keep_freed_memory
+from simulator.population import Population
+
+RUNNERS = Path(__file__).with_name("peers")
+PEERS: Mapping[str, tuple[str, str | None]] = {
+    "pfl-research": ("run_pfl.py", "pfl.txt"),
+    "FedJAX": ("run_fedjax.py", "fedjax.txt"),
+    "Flower": ("run_flower.py", "flower.txt"),
+    "plain torch loop": ("run_plain.py", None),
+}
+"""Of every peer its runner, and the requirements of its environment; without those it runs on this Python."""
+BARE = "bare torch steps"
+OURS: Wanted = "torch"
+"""The engine that `--engine auto` takes for the workloads: Muster's figures are its."""
+ENGINES: Sequence[Wanted] = ("graphs", OURS)
+PROBE = 1000
+"""The loss is that of the first so many examples, as benchmarks/peers/turns.py has it."""
+TOLERANCE = 0.1
+"""How far a peer's fall of the loss may be from the engine's, relative: batches are drawn in another order."""
+TARGETS = {"to_bare": {"W1": 0.75, "W2": 0.6, "W3": 0.6}, "best_peer_to_muster": {"W1": 1.3, "W2": 2.0, "W3": 4.0}}
+
+
+class Turns(msgspec.Struct, frozen=True, kw_only=True):
+    """One who trained on a workload. muster_is_faster: CPU seconds to those of Muster's engine OURS."""
+
+    workload: str
+    by: str
+    version: str
+    cpu_s_per_round: float
+    to_bare: float
+    muster_is_faster: float
+    loss: float | None
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU seconds of a round of everyone, the median over the rounds, and Muster against the others."""
+
+    rounds: int
+    to_bare: dict[str, float]
+    best_peer_to_muster: dict[str, float]
+    targets: dict[str, dict[str, float]]
+    turns: list[Turns]
+
+
+def compare(
+    rounds: int,
+    say: Say,
+    workloads: Mapping[str, Workload] = WORKLOADS,
+    peers: Mapping[str, tuple[str, str | None]] = PEERS,
+) -> Comparison:
+    """Measure everyone on every workload, after one round that warms caches and compiles.
+
+    Raises PeerError when a peer cannot be installed, fails, or does not do the same work.
+    """
+    if not RUNNERS.is_dir():
+        raise PeerError(f"{RUNNERS} is missing: run this from a checkout of Muster")
+    if not Path("/proc/self/stat").exists():
+        raise PeerError("the CPU time of a peer with all its processes is only known on Linux")
+    torch.set_num_threads(1)
+    pythons = {
+        name: python_with(RUNNERS / requirements, say) if requirements else Path(sys.executable)
+        for name, (_, requirements) in peers.items()
+    }
+    turns: list[Turns] = []
+    for name, workload in workloads.items():
+        with (
+            tempfile.TemporaryDirectory(prefix="muster-peers-", ignore_cleanup_errors=True) as place,
+            ExitStack() as stack,
+        ):
+            race = _Race(workload, rounds, Path(place), stack)
+            for peer, (runner, _) in peers.items():
+                say(f"{name}: start {peer}")
+                race.enter(stack.enter_context(started(peer, pythons[peer], RUNNERS / runner, Path(place))))
+            for number in range(rounds + 1):
+                say(f"{name}: round {number} of {rounds}")
+                race.round(number)
+            turns += race.results(name)
+    to_bare, to_muster = {}, {}
+    for name in workloads:
+        times = {turn.by: turn for turn in turns if turn.workload == name}
+        to_bare[name] = 1 / times[BARE].muster_is_faster
+        to_muster[name] = min(times[peer].muster_is_faster for peer in peers)
+    return Comparison(rounds=rounds, to_bare=to_bare, best_peer_to_muster=to_muster, targets=TARGETS, turns=turns)
+
+
+class _Race:
+    """A workload, on which everyone trains in turns. folder: takes what peers read. stack: ends processes."""
+
+    def __init__(self, workload: Workload, rounds: int, folder: Path, stack: ExitStack) -> None:
+        self._model, self._users = workload.model(), workload.population()
+        # Forked before the allocator is told to keep memory.
+        self._bare_seconds = stack.enter_context(bare_seconds(self._model, self._users, torch.device("cpu")))
+        keep_freed_memory()
+        self._cohorts = [self._users.sample(workload.cohort, 0, number) for number in range(rounds + 1)]
+        _write(self._model, self._users, self._cohorts, folder)
+        self._engines = {_label(kind): self._engine(kind) for kind in ENGINES}
+        self._peers: dict[str, Peer] = {}
+        self._spent: dict[str, list[float]] = {name: [] for name in (*self._engines, BARE)}
+        self._losses: dict[str, float] = {}
+
+    def _engine(self, kind: Wanted) -> Engine:
+        algorithm = fedavg()
+        choice = choose(kind, self._model, algorithm, self._users, Computing())
+        return Engine(self._model, algorithm, self._users, computing=choice.computing)
+
+    def enter(self, peer: Peer) -> None:
+        """Let a peer take part."""
+        self._peers[peer.name], self._spent[peer.name] = peer, []
+
+    def round(self, number: int) -> None:
+        """Everyone's turn at a cohort. Raises PeerError when a peer does other work."""
+        cohort = self._cohorts[number]
+        self._spent[BARE].append(self._bare_seconds(cohort))
+        for name, engine in self._engines.items():
+            start = time.process_time()
+            engine.run_round(number + 1, cohort)
+            self._spent[name].append(time.process_time() - start)
+        expected = int(np.ceil(self._users.sizes[cohort] / BATCH).sum())
+        for name, peer in self._peers.items():
+            seconds, steps = peer.round()
+            self._spent[name].append(seconds)
+            if steps != expected:
+                raise PeerError(f"{name} took {steps} local steps in round {number}, and {expected} are right")
+        if number == 0:
+            self._losses = {name: self._loss(engine.state["params"]) for name, engine in self._engines.items()}
+            self._losses |= {name: peer.loss() for name, peer in self._peers.items()}
+            self._check_losses()
+
+    def _loss(self, params: Float32) -> float:
+        probe = Population(
+            ("probe",), {name: array[:PROBE] for name, array in self._users.fields.items()}, np.array([0, PROBE])
+        )
+        return float(evaluate(self._model, params, probe)["loss"][0])
+
+    def _check_losses(self) -> None:
+        before = self._loss(self._model.initial)
+        falls = {name: before - loss for name, loss in self._losses.items()}
+        ours = falls[next(iter(self._engines))]
+        for name, fall in falls.items():
+            if not abs(fall - ours) <= TOLERANCE * abs(ours):
+                raise PeerError(
+                    f"{name} changed the loss from {before:.4f} to {self._losses[name]:.4f} in its first round, "
+                    f"Muster to {before - ours:.4f}: they did not do the same work"
+                )
+
+    def results(self, workload: str) -> Iterator[Turns]:
+        """Everyone's result. The first round does not count."""
+        seconds = {name: statistics.median(spent[1:]) for name, spent in self._spent.items()}
+        ours = seconds[_label(OURS)]
+        for name, mine in seconds.items():
+            yield Turns(
+                workload=workload,
+                by=name,
+                version=self._peers[name].version if name in self._peers else "",
+                cpu_s_per_round=mine,
+                to_bare=mine / seconds[BARE],
+                muster_is_faster=mine / ours,
+                loss=self._losses.get(name),
+            )
+
+
+def _label(engine: str) -> str:
+    return f"muster, {engine}"
+
+
+def _write(model: Model, users: Population, cohorts: Sequence[Sequence[int]], folder: Path) -> None:
+    """Write what peers read: see benchmarks/peers/turns.py."""
+    settings = {
+        "model": model.spec.name,
+        "classes": CLASSES,
+        "batch_size": BATCH,
+        "client_lr": CLIENT_LR,
+        "cohorts": cohorts,
+    }
+    (folder / "workload.json").write_bytes(msgspec.json.encode(settings))
+    for name, array in {"images": users.fields["x"], "labels": users.fields["y"], "starts": users.starts}.items():
+        np.save(folder / f"{name}.npy", array)
+    tensors = model.tensors(torch.from_numpy(model.initial))
+    weights: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+    np.savez(folder / "weights.npz", **weights)

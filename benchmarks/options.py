@@ -1,0 +1,304 @@
+"""The options of every benchmark: a docstring is the help of its command, a field with a `typer.Option` an option.
+
+The other fields are for tests. Nothing heavy is imported here: the command line reads this at its start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """The time of `muster demo`, and its phases.
+
+    It runs as a command of its own. Wall and CPU seconds of the command with all that it starts, then mean seconds of
+    the phases of a session on the device, and of the steps of a round in the coordinator. It takes as long as the demo
+    does.
+    """
+
+    rounds: Annotated[int, Option(min=1, help="Rounds per algorithm.")] = 25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeystoneOptions:
+    """Fleet against engine, for every algorithm.
+
+    The model of a fleet of device processes over HTTP, and that of the engine from the same cohorts: their distance,
+    relative to the way that training went. Every algorithm that devices run is trained with its default settings. The
+    exit code is 1 when two models differ by more than round-off, or in secure rounds by more than their rounding. A
+    model that differs by more is trained again in the engine with other rounding: its own distance is the sensitivity,
+    and the fleet may be five times as far. All algorithms on both models take about three minutes on two cores.
+    """
+
+    algorithms: Annotated[
+        list[str] | None, Option("--algorithm", help="An algorithm; may be repeated.  [default: all]")
+    ] = None
+    models: Annotated[
+        list[str] | None, Option("--model", help="A model of images; may be repeated.  [default: digits_cnn, mlp]")
+    ] = None
+    rounds: Annotated[int, Option(min=1, help="Rounds of each algorithm; of both trips, where it has two.")] = 3
+    devices: Annotated[int, Option(min=1, max=60, help="How many there are, all in every round.")] = 8
+    seed: Annotated[int, Option(help="Seed of weights, and of the order of examples.")] = 0
+    dataset: Annotated[str, Option(help="Whose users' examples the devices hold.")] = "digits"
+    data: Annotated[Path | None, Option(help="The folder that holds data sets on disk.")] = None
+    secure: Annotated[bool, Option("--secure", help="Sum reports under secure aggregation.")] = False
+    clip_norm: Annotated[float, Option(help="With --secure: the longest segment of a report, as an L2 norm.")] = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvesOptions:
+    """Learning curves of every algorithm.
+
+    On a data set with users, in the engine. Each is tuned on a small grid and then trained with three seeds. The pages
+    of `docs/algorithms/` show the results. One data set takes five minutes of CPU time.
+    """
+
+    dataset: Annotated[str, Option(help="Whose users' examples: digits (bundled) or wisdm.")] = "digits"
+    data: Annotated[Path | None, Option(help="The folder that holds data sets on disk.")] = None
+    rounds: Annotated[int, Option(min=1, help="Rounds of each training.")] = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Rounds of the engine, against bare torch steps.
+
+    The bare steps are the same forward and backward passes on ready tensors, one client after the other, without any
+    federated logic: the ratio says what the federated part costs, or what batching clients together gains. Workloads
+    are synthetic, of EMNIST's shape. On a CPU also the speed of two processes against one, and the memory of each, on
+    the first workload; on a GPU also cohorts of 50 to 5,000 clients. It takes four minutes. With --peers both engines
+    run, and other simulators on the same cohorts, each in an environment of its own; the first run installs them. That
+    takes ten minutes.
+    """
+
+    engine: Annotated[
+        Literal["auto", "graphs", "torch"], Option(help="What trains the clients; the results say what auto took.")
+    ] = "auto"
+    device: Annotated[str, Option(help="Where torch computes: cpu, or a GPU as cuda or cuda:1.")] = "cpu"
+    rounds: Annotated[int, Option(min=1, help="Rounds of each workload; their median counts.")] = 3
+    peers: Annotated[
+        bool, Option("--peers", help="Compare with pfl-research, FedJAX, Flower and a plain torch loop, on the CPU.")
+    ] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceStepOptions:
+    """A local step on devices' runtimes, against torch.
+
+    Forward, backward and update on ONNX Runtime and ExecuTorch, on one thread: CPU milliseconds at batch 20, and their
+    ratio to torch's. All models in both formats take several minutes, of which most goes into exporting.
+    """
+
+    models: Annotated[
+        list[str] | None, Option("--model", help="A built-in model; may be repeated.  [default: all]")
+    ] = None
+    formats: Annotated[
+        list[str] | None, Option("--format", help="onnx or executorch; may be repeated.  [default: both]")
+    ] = None
+    blocks: Annotated[int, Option(min=1, help="Turns of each runtime; the least time counts.")] = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesJsOptions:
+    """Devices in TypeScript against Python's.
+
+    On Node, or in a browser: a Chromium with the page of devices. CPU time of local training on both ONNX Runtimes,
+    step by step, and what TypeScript spends outside of it; of packing a report for a secure round, of its noise and its
+    masks. Both work in turns. Of the page also the bytes of its first load, CPU time until it can train, and memory. It
+    needs Node 22.18, and takes several minutes, of which most goes into exporting; a browser ten more.
+    """
+
+    runtime: Annotated[Literal["node", "browser"], Option(help="Where TypeScript runs.")] = "node"
+    models: Annotated[
+        list[str] | None, Option("--model", help="A built-in model; may be repeated.  [default: all]")
+    ] = None
+    dim: Annotated[int, Option(min=1, help="Values of the report that is packed and masked.")] = 1_000_000
+    neighbours: Annotated[int, Option(min=1, max=255, help="Devices with which it shares a mask.")] = 32
+    blocks: Annotated[int, Option(min=1, help="Turns of each; the least time counts.")] = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFootprintOptions:
+    """The cost of a device: disk, start and memory.
+
+    Megabytes installed, CPU seconds to import, memory while it trains. It installs the device extra into an empty
+    folder, so it needs pip and PyPI, and takes half a minute.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostileFleetOptions:
+    """Devices that fall silent, die and are unplugged.
+
+    They run against a real coordinator, then all accounts are compared. The coordinator's rows, the devices' journals
+    and the fleet's own count must agree, and the engine must reach the same model from the reports that were counted.
+    The exit code is 1 when that is not so. It takes a few minutes.
+    """
+
+    profile: Annotated[Path, Option(help="The fleet's profile.")] = Path("examples/fleet-hostile.toml")
+    devices: Annotated[int, Option(min=4, help="How many there are, all awake.")] = 40
+    rounds: Annotated[int, Option(min=1, help="Rounds to complete, each with a quarter of the devices.")] = 20
+    dataset: Annotated[str, Option(help="Whose users' examples the devices hold.")] = "digits"
+    data: Annotated[Path | None, Option(help="The folder that holds data sets on disk.")] = None
+    seed: Annotated[int, Option(help="Seed of the fleet and of the task.")] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecaggFleetOptions:
+    """Devices that are killed in mid secure aggregation.
+
+    Every sum is then recomputed, bit for bit. A fleet of device processes trains on handwritten digits under secure
+    aggregation, and a fifth of it is killed in five rounds. Sums must be those of the survivors' quantised reports,
+    failed rounds must release no share, and the accuracy must be that of the same training without masks. The exit code
+    is 1 when that is not so. A hundred devices take about ten minutes on two cores.
+    """
+
+    devices: Annotated[int, Option(min=10, help="How many there are; every round selects all.")] = 100
+    rounds: Annotated[int, Option(min=1, help="Rounds to complete.")] = 20
+    seed: Annotated[int, Option(help="Seed of the fleet, of the model and of the task.")] = 0
+    phase_s: float = 40.0
+    """How long a phase of a round waits for devices."""
+    lost: int = 3
+    """Attempts at rounds of the second task, which ends then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateFleetOptions:
+    """Devices that add noise until a budget is spent.
+
+    A fleet of device processes trains on WISDM under secure aggregation, with noise of the devices in every sum, until
+    the coordinator ends the task. The certificate of the last model is then verified from its files alone. The exit
+    code is 1 when a row of the ledger is missing, or the certificate does not hold. A hundred devices take minutes.
+    """
+
+    devices: Annotated[int, Option(min=10, help="How many there are; every round selects all.")] = 100
+    epsilon: Annotated[float, Option(help="The budget, at a delta of a tenth of a device.")] = 8.0
+    noise_multiplier: Annotated[float, Option(help="Standard deviation of the noise on a sum, over the clip.")] = 1.5
+    bits: Annotated[int, Option(min=2, max=20, help="Precision of each value.")] = 12
+    data: Annotated[Path | None, Option(help="The folder that holds data sets on disk.")] = None
+    seed: Annotated[int, Option(help="Seed of the fleet, of the model and of the task.")] = 0
+    phase_s: float = 40.0
+    """How long a phase of a round waits for devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecaggOptions:
+    """CPU time and bytes of a secure aggregation.
+
+    One device and the server of protocol SA1, on one thread. Also how fast masks are added, against bare AES-256-CTR.
+    1000 devices take a minute.
+    """
+
+    n: Annotated[int, Option(min=8, help="Devices in the session.")] = 100
+    dim: Annotated[int, Option(min=0, help="Length of a device's vector.")] = 1_000_000
+    dropout: Annotated[
+        float, Option(min=0, max=0.5, help="Share of the devices that is lost after it shared its secrets.")
+    ] = 0.1
+    honest: Annotated[bool, Option("--honest", help="Without signatures, as simulations run it.")] = False
+    repeats: Annotated[int, Option(min=1, help="Runs; the least time counts.")] = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacingOptions:
+    """A simulated week of check-ins, paced and not.
+
+    With pace steering, and with a fixed window of 5 to 30 seconds. Populations of 1,000 and 1,000,000, of which 10 to
+    40 percent can come, by the hour of the day. It takes minutes.
+    """
+
+    days: Annotated[int, Option(min=1, help="How long; from the third day on it counts.")] = 7
+    seed: Annotated[int, Option(help="Seed of the simulation.")] = 0
+    plot: Annotated[Path | None, Option(help="Draw the arrivals into this SVG file.")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignaturesOptions:
+    """The cost of signed requests, for coordinator and device.
+
+    Against the bare signature, on one thread. CPU microseconds of a check-in with a body, for both algorithms that
+    devices may sign with. It takes seconds.
+    """
+
+    blocks: Annotated[int, Option(min=1, help="Turns of a hundred requests each; the least time counts.")] = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckinOptions:
+    """Check-ins per CPU second of the coordinator.
+
+    They are rejected, and compared with a bare FastAPI route in the same run. The route does nothing but verify and
+    parse the same signed requests. Then check-ins come at 50, 100, 200 and once more 50 % of the coordinator's
+    saturation: the excess must be shed with a time to come back.
+    """
+
+    devices: Annotated[int, Option(min=1, help="How many devices check in, in turns.")] = 500
+    blocks: Annotated[int, Option(min=1, help="Turns of each server; the best of each counts.")] = 3
+    seconds: Annotated[float, Option(min=0.1, help="Length of a turn; a load takes twice as long.")] = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """CPU seconds of the coordinator for a report.
+
+    The yardstick: its body received, hashed and added with nothing around it. Both in turns in one run; the ratio is
+    the median over the pairs.
+    """
+
+    size: Annotated[list[int] | None, Option(min=1, help="Values in a report; may be given again.")] = None
+    devices: Annotated[int, Option(min=1, help="Reports in a round.")] = 400
+    uploading: Annotated[int, Option(min=1, help="How many are sent at a time.")] = 20
+    pairs: Annotated[int, Option(min=1, help="Rounds, and as often the yardstick.")] = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundsOptions:
+    """Rounds with thousands of light devices.
+
+    The devices run in this process, a coordinator in another: time and memory of each round. The exit code is 1 when a
+    round was abandoned or not committed. 10,000 devices take some minutes on two cores.
+    """
+
+    devices: Annotated[int, Option(min=1, help="How many there are; every round selects all of them.")] = 10_000
+    rounds: Annotated[int, Option(min=1, help="Rounds to complete.")] = 1
+    size: Annotated[int, Option(min=1, help="Values in a report.")] = 1000
+    silent: Annotated[float, Option(min=0, max=0.4, help="Share of devices that never report.")] = 0.0
+    killed: Annotated[float, Option(min=0, max=0.4, help="Share that dies in the middle of an upload.")] = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakOptions:
+    """Memory, files and rows of a coordinator over time.
+
+    Round after round with light devices that fall silent and die. The slope of its memory after a warm-up, open files
+    and rows that are left when the last device has gone.
+    """
+
+    minutes: Annotated[float, Option(min=0.01, help="For how long.")] = 30.0
+    devices: Annotated[int, Option(min=6, help="How many devices come and go.")] = 300
+    size: Annotated[int, Option(min=1, help="Values in a report.")] = 10_000
+
+
+BENCHMARKS: dict[str, type] = {
+    "demo": DemoOptions,
+    "keystone": KeystoneOptions,
+    "curves": CurvesOptions,
+    "engine": EngineOptions,
+    "device_step": DeviceStepOptions,
+    "devices_js": DevicesJsOptions,
+    "device_footprint": DeviceFootprintOptions,
+    "hostile_fleet": HostileFleetOptions,
+    "secagg": SecaggOptions,
+    "secagg_fleet": SecaggFleetOptions,
+    "private_fleet": PrivateFleetOptions,
+    "pacing": PacingOptions,
+    "signatures": SignaturesOptions,
+    "checkin": CheckinOptions,
+    "report": ReportOptions,
+    "rounds": RoundsOptions,
+    "soak": SoakOptions,
+}
+"""Benchmarks by name: each is the function `run` of the module of that name in `benchmarks`."""

@@ -1,0 +1,203 @@
+"""The CPU seconds of a report in the coordinator, against those of its body when nothing else is done.
+
+The yardstick is a plain loop on one thread: receive a body from a loopback socket into memory that is there already,
+take its SHA-256, and add its values, float32, to a float64 sum. Another process sends one body after the other on one
+connection; nothing is parsed, checked, stored or answered. The coordinator does the same work, and the rest: HTTP, the
+signature of the request, Content-Digest, rows, a receipt, and in the end the round's commit. Its CPU seconds are those
+of all threads of its process, user and system, from the first report of a round to the commit.
+
+Both are taken in turns, as many bodies each: a pair is the loop and then a round, and its ratio is the loop's CPU
+seconds by the round's. Other work on the machine slows both; the figure is the median over the pairs of one run. The
+devices are of `simulator.fleet.load`, in this process: each makes its report first, and none asks anything else while
+reports are taken in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+
+import msgspec
+import numpy as np
+
+from benchmarks.null_task import null_coordinator
+from benchmarks.options import ReportOptions
+from benchmarks.usage import Usage
+from coordinator.rules.states import RoundState
+from coordinator.store.tasks import TaskSettings
+from muster.local.server import LocalCoordinator
+from muster.output import Say
+from simulator.fleet.load import LoadConfig, LoadFleet
+
+POPULATION = "light"
+DEADLINE_S = 600.0
+_SENDER = """
+import socket, sys
+port, size_bytes, count = map(int, sys.argv[1:])
+body = bytes(size_bytes)
+with socket.create_connection(("127.0.0.1", port)) as connection:
+    for _ in range(count):
+        connection.sendall(body)
+"""
+TARGETS = {1_000_000: 0.6, 40_000: 0.3}
+"""The least that the ratio should be, by the values of a report."""
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU milliseconds of one report: of the coordinator, and of the yardstick, which is the sum of the other three."""
+
+    coordinator_ms: float
+    yardstick_ms: float
+    received_ms: float
+    hashed_ms: float
+    added_ms: float
+
+    @property
+    def ratio(self) -> float:
+        """The coordinator's speed as a part of the yardstick's."""
+        return self.yardstick_ms / self.coordinator_ms
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """The cost of reports of `size` values: medians over `pairs`.
+
+    target: the least that the ratio should be, if anything. server_before_mb, server_peak_mb: memory of the
+    coordinator's process before the first report, and at most.
+    """
+
+    size: int
+    ratio: float
+    target: float | None
+    coordinator_ms: float
+    yardstick_ms: float
+    pairs: list[Pair]
+    server_before_mb: float
+    server_peak_mb: float
+
+
+class ReportCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """The costs of reports of every size, `uploading` of them at a time."""
+
+    devices: int
+    uploading: int
+    costs: list[Cost]
+
+
+def run(options: ReportOptions, say: Say) -> ReportCosts:
+    """Measure. Raises ServerError when there is no coordinator."""
+    return ReportCosts(
+        devices=options.devices,
+        uploading=options.uploading,
+        costs=[asyncio.run(_measure(options, size, say)) for size in options.size or TARGETS],
+    )
+
+
+def _settings(options: ReportOptions) -> TaskSettings:
+    """The task: everybody is selected, everybody counts. One round more than is measured warms up."""
+    return TaskSettings(
+        population=POPULATION,
+        goal=options.devices,
+        rounds=options.pairs + 1,
+        over_selection=1.0,
+        selection_timeout_s=DEADLINE_S,
+        reporting_deadline_s=DEADLINE_S,
+    )
+
+
+async def _measure(options: ReportOptions, size: int, say: Say) -> Cost:
+    pairs: list[Pair] = []
+    with null_coordinator(size, _settings(options)) as (server, task):
+        light = LoadConfig(
+            coordinator=server.url,
+            population=POPULATION,
+            devices=options.devices,
+            uploading=options.uploading,
+            pause_s=DEADLINE_S,  # longer than a round: a device with a receipt asks nothing more
+        )
+        async with LoadFleet(light) as fleet:
+            await fleet.enrol()
+            before = Usage.of(server.pid)
+            for number in range(options.pairs + 1):
+                say(f"{size} values, {max(0, number - 1)} of {options.pairs} pairs")
+                parts = await asyncio.to_thread(yardstick, size, options.devices)
+                seconds = await fleet.run(lambda: _upload(fleet, server, task, options.devices))
+                if number > 0:
+                    pairs.append(_pair(parts, seconds, options.devices))
+        after = Usage.of(server.pid)
+    return Cost(
+        size=size,
+        ratio=median(pair.ratio for pair in pairs),
+        target=TARGETS.get(size),
+        coordinator_ms=median(pair.coordinator_ms for pair in pairs),
+        yardstick_ms=median(pair.yardstick_ms for pair in pairs),
+        pairs=pairs,
+        server_before_mb=before.rss_mb,
+        server_peak_mb=after.peak_rss_mb,
+    )
+
+
+def _pair(parts: tuple[float, float, float], seconds: float, count: int) -> Pair:
+    received, hashed, added = (1e3 * part / count for part in parts)
+    return Pair(
+        coordinator_ms=1e3 * seconds / count,
+        yardstick_ms=received + hashed + added,
+        received_ms=received,
+        hashed_ms=hashed,
+        added_ms=added,
+    )
+
+
+async def _upload(fleet: LoadFleet, server: LocalCoordinator, task: str, devices: int) -> float:
+    """CPU seconds of the server from the first report, once every device has one, to the round's commit."""
+    ready = fleet.trained + devices
+    fleet.may_upload.clear()
+    while fleet.trained < ready:
+        await asyncio.sleep(0.02)
+    rounds = _committed(server, task)
+    began = Usage.of(server.pid).cpu_s
+    fleet.may_upload.set()
+    while _committed(server, task) == rounds:
+        await asyncio.sleep(0.05)
+    return Usage.of(server.pid).cpu_s - began
+
+
+def _committed(server: LocalCoordinator, task: str) -> int:
+    return sum(one.state is RoundState.COMMITTED for one in server.store.rounds(task))
+
+
+def yardstick(size: int, count: int) -> tuple[float, float, float]:
+    """CPU seconds of this thread for `count` bodies of `size` values: received, hashed, added."""
+    body = np.empty(4 * size, np.uint8).data
+    values, total, spent = np.frombuffer(body, np.float32), np.zeros(size), [0.0, 0.0, 0.0]
+    with socket.create_server(("127.0.0.1", 0)) as listener, _sending(listener, len(body), count) as receiving:
+        for _ in range(count):
+            times = [time.thread_time()]
+            got = 0
+            while got < len(body):
+                got += receiving.recv_into(body[got:])
+            times.append(time.thread_time())
+            hashlib.sha256(body).digest()
+            times.append(time.thread_time())
+            total += values
+            times.append(time.thread_time())
+            spent = [one + after - before for one, before, after in zip(spent, times, times[1:], strict=False)]
+    return spent[0], spent[1], spent[2]
+
+
+@contextmanager
+def _sending(listener: socket.socket, size_bytes: int, count: int) -> Iterator[socket.socket]:
+    """A connection on which another process sends `count` bodies, as the coordinator's devices are one."""
+    numbers = (listener.getsockname()[1], size_bytes, count)
+    with subprocess.Popen([sys.executable, "-c", _SENDER, *map(str, numbers)]) as sender:
+        try:
+            with listener.accept()[0] as connection:
+                yield connection
+        finally:
+            sender.kill()

@@ -1,0 +1,1 @@
+"""Routes of operators: the admin API, its access and its problems."""

@@ -1,0 +1,1 @@
+"""Routes of devices: assignments, models, deltas, uploads and reports."""

@@ -1,0 +1,211 @@
+"""The endpoints of the device API. Spec: docs/spec/wire.md."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, TypeVar
+
+from fastapi import Path
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from coordinator.api.authentication import demand_body, signed
+from coordinator.api.devices.assignment_access import REMEMBERED, AssignmentAccess
+from coordinator.api.devices.blobs import HeldAnswer, serve_blob
+from coordinator.api.devices.deltas import Deltas
+from coordinator.api.devices.reports import HEADER_BYTES
+from coordinator.api.devices.uploads import Senders
+from coordinator.api.http import (
+    answer,
+    preferred_wait,
+    read_as,
+    read_body,
+    read_hashed,
+    read_message,
+    while_connected,
+)
+from coordinator.api.lru_cache import LruCache
+from coordinator.api.service import Service
+from coordinator.commands import (
+    AbortAssignment,
+    AwaitAssignment,
+    AwaitMessage,
+    CancelWait,
+    CheckInDevice,
+    Command,
+    PutMessage,
+)
+from coordinator.errors import MalformedMessage, UnknownBlob
+from coordinator.rules.selection import Eligibility
+from fedcore.plan import BlobRef
+from fedcore.wire.messages import Abort, Assignment, AssignmentAnswer, CheckIn, CheckInAnswer, Enrol, Willing
+from ingress.connection import hang_up
+from secagg.message_type import MessageType
+
+T = TypeVar("T")
+_NUMBER = re.compile(r"[0-9]{1,2}")
+Number = Annotated[str, Path(pattern=f"^{_NUMBER.pattern}$")]
+
+
+class DeviceApi:
+    """The endpoints, as methods on signed HTTP requests."""
+
+    def __init__(self, service: Service, assignments: AssignmentAccess, senders: Senders) -> None:
+        self._assignments = assignments
+        self._senders = senders
+        self._driver = service.driver
+        self._store = service.store
+        self._registry = service.registry
+        # One at a time: many enrolments at once must not take all threads, nor delay the driver at the database.
+        self._enrolling = asyncio.Lock()
+        self._settings = service.settings
+        self._metrics = service.metrics
+        self._limits = service.limits
+        self._check_ins = service.check_ins
+        self._public: LruCache[str, BlobRef] = LruCache(REMEMBERED)
+        self._versions: LruCache[tuple[str, str], tuple[BlobRef, BlobRef]] = LruCache(REMEMBERED)
+        self._deltas, self._readers = Deltas(service.store.blobs, service.limits.deltas), Senders()
+
+    async def enrol(self, request: Request) -> Response:
+        """Enrol the signer as a device, with an id and a credential for secure aggregation. May be repeated."""
+        with self._limits.newcomers.hold(partial(hang_up, request.scope)):
+            message = await read_message(request, Enrol, self._settings.message_limit_bytes)
+        who = signed(request)
+        async with self._enrolling:
+            return answer(await run_in_threadpool(self._registry.enrol, message, who.keyid, who.created))
+
+    async def check_in(self, population: str, request: Request) -> Response:
+        """Check a device in: it gets a session, or a reason and a time to come back."""
+        message = await read_message(request, CheckIn, self._settings.message_limit_bytes)
+        command = CheckInDevice(population, signed(request).keyid, Eligibility.of(message))
+        found: CheckInAnswer | None = self._driver.turn_away(command)
+        if found is None:
+            found = await self._ask(command)
+        self._metrics.checked_in(found)
+        self._check_ins.add(population, command.device, message.capabilities, time.time())
+        return answer(found)
+
+    async def assign(self, session: str, request: Request) -> Response:
+        """Wait, as long as `Prefer: wait=N` says, to be selected for a round; without a body, of any offered task."""
+        wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
+        given = await read_body(request, self._settings.message_limit_bytes)
+        tasks = frozenset(read_as(given, Willing).tasks) if given else None
+        future = self._driver.submit(AwaitAssignment(session, signed(request).keyid, wait_s, tasks))
+        try:
+            found: AssignmentAnswer = await while_connected(request, future)
+        except ClientDisconnect:
+            await self._ask(CancelWait(session, future))
+            raise
+        if isinstance(found, Assignment):
+            self._assignments.remember(found, signed(request).keyid)
+        return answer(found, headers)
+
+    async def blob(self, sha256: str, request: Request) -> Response:
+        """Immutable bytes by digest: a plan, a graph, a checkpoint."""
+        ref = await self._public_blob(sha256)
+        self._driver.fetched(signed(request).keyid, sha256)
+        return await run_in_threadpool(serve_blob, request, ref, self._store.blobs)
+
+    async def delta(self, sha256: str, base: str, request: Request) -> Response:
+        """What leads from a checkpoint that the device holds to another one of the same task."""
+        device, pair = signed(request).keyid, (base, sha256)
+        versions = self._versions.get(pair)
+        if versions is None:
+            versions = self._versions.put(pair, await run_in_threadpool(self._find_versions, *pair))
+        async with AsyncExitStack() as holding:
+            await holding.enter_async_context(self._readers.one_at_a_time(device, request))
+            delta = await holding.enter_async_context(self._deltas.between(*versions, request))
+            self._driver.fetched(device, sha256)
+            held = holding.pop_all()
+        return HeldAnswer(delta, held)
+
+    async def _public_blob(self, sha256: str) -> BlobRef:
+        ref = self._public.get(sha256)
+        return ref or self._public.put(sha256, await run_in_threadpool(self._find_public, sha256))
+
+    async def hold(self, assignment: str, request: Request) -> Response:
+        """Hear, within as long as `Prefer: wait=N` says, that the round does not need the device; else 204."""
+        async with self._assignments.present(assignment, request):
+            wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
+            await self._assignments.receipt(assignment)  # of one that is not open: why
+            future = self._driver.presence.hold(assignment)
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0 if self._driver.draining else wait_s):
+                        await while_connected(request, future)
+            finally:
+                self._driver.presence.release(assignment, future)
+        return Response(status_code=204, headers=headers)
+
+    async def say(self, assignment: str, number: Number, request: Request) -> Response:
+        """Take a message of the round's secure aggregation, once, and answer as `hear` does for the next number."""
+        spoken = _number(number)
+        async with self._assignments.present(assignment, request) as layout:
+            limit = self._settings.message_limit_bytes
+            if spoken == MessageType.MASKED:
+                # A masked report takes at most half a word per value, and a word for each segment and the checks.
+                limit = 4 * layout.size + 8 * len(layout.segments) + HEADER_BYTES
+                await self._assignments.receipt(assignment)  # before room is reserved: is it still needed?
+            wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
+            coming: Future[bytes | None] = Future()
+            # Only the driver's thread ends it from here on, so nobody can cancel it under its hands.
+            coming.set_running_or_notify_cancel()
+            command = PutMessage(assignment, signed(request).keyid, spoken, b"", "", wait_s, coming)
+            await self._put(command, request, limit)
+            return await self._message(coming, headers, request)
+
+    async def _put(self, command: PutMessage, request: Request, limit: int) -> None:
+        """Read the message of a command, and have it taken. Nothing holds its bytes while the next one is awaited."""
+        async with self._senders.one_at_a_time(command.device, request, command.assignment):
+            with self._limits.reports.reserve(limit):
+                message, digest = await read_hashed(request, limit)
+                demand_body(request, digest)
+                await self._ask(replace(command, message=bytes(message), sha256=digest.hex()))
+
+    async def hear(self, assignment: str, number: Number, request: Request) -> Response:
+        """Wait, as long as `Prefer: wait=N` says, for a message of the secure aggregation; 204 when none is there."""
+        heard = _number(number)
+        async with self._assignments.present(assignment, request):
+            wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
+            return await self._message(self._driver.submit(AwaitMessage(assignment, heard, wait_s)), headers, request)
+
+    async def _message(self, answer: Future[bytes | None], headers: dict[str, str], request: Request) -> Response:
+        message = await while_connected(request, answer)
+        if message is None:
+            return Response(status_code=204, headers=headers)
+        return Response(message, media_type="application/octet-stream", headers=headers)
+
+    async def abort(self, assignment: str, request: Request) -> Response:
+        """Abort an assignment. May be repeated."""
+        await self._assignments.layout(assignment, request)
+        message = await read_message(request, Abort, self._settings.message_limit_bytes)
+        await self._ask(AbortAssignment(assignment, message))
+        return Response(status_code=204)
+
+    async def _ask(self, command: Command[T]) -> T:
+        return await asyncio.wrap_future(self._driver.submit(command))
+
+    def _find_public(self, sha256: str) -> BlobRef:
+        with self._store.database.reading() as records:
+            return records.blob(sha256, public=True)
+
+    def _find_versions(self, base: str, target: str) -> tuple[BlobRef, BlobRef]:
+        with self._store.database.reading() as records:
+            refs = records.blob(base, public=True), records.blob(target, public=True)
+            if not records.attempts.of_one_task({base, target}):
+                raise UnknownBlob(f"no task has a checkpoint {base[:12]}… and one {target[:12]}…")
+        return refs
+
+
+def _number(text: str) -> int:
+    """Of a message of secure aggregation. Raises MalformedMessage."""
+    if not _NUMBER.fullmatch(text):
+        raise MalformedMessage("messages of secure aggregation have numbers of one digit or two")
+    return int(text)

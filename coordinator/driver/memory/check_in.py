@@ -1,0 +1,203 @@
+"""Answers to check-ins and to waiting devices, from memory only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from coordinator.commands import AwaitAssignment, CancelWait, CheckInDevice
+from coordinator.driver.memory.loaded_task import LoadedTask
+from coordinator.driver.memory.open_rounds import OpenRounds
+from coordinator.driver.memory.pace_steering import Steering
+from coordinator.driver.memory.recent_check_ins import CheckInLog
+from coordinator.driver.memory.recent_participation import ParticipationLimit
+from coordinator.driver.memory.sessions import Session, Sessions
+from coordinator.errors import Unavailable, UnknownPopulation
+from coordinator.rules.selection import formats_wanted
+from coordinator.session_counts import SessionCounts
+from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionReason
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """The facts by which check-ins are answered: replaced as a whole, so that any thread may read them.
+
+    driven: the populations that this process drives. active: their active tasks, by population. awaited: the devices
+    that should come back soon (`OpenRounds.awaited`), by population.
+    """
+
+    populations: frozenset[str] = frozenset()
+    driven: AbstractSet[str] = frozenset()
+    active: Mapping[str, tuple[LoadedTask, ...]] = field(default_factory=dict)
+    awaited: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
+
+
+class CheckIns:
+    """Answers devices from `sessions` and the facts of `learn`. Only `turn_away` may be called from any thread."""
+
+    def __init__(
+        self, sessions: Sessions, participation: ParticipationLimit, steering: Steering, session_counts: SessionCounts
+    ) -> None:
+        self._sessions = sessions
+        self._participation = participation
+        self._steering = steering
+        self._session_counts = session_counts
+        self.arrivals = CheckInLog()
+        self._known = _Snapshot()
+        self._open: dict[str, LoadedTask] = {}
+        """The tasks for which a device may wait."""
+        self.closed = self.blind = False
+        """`closed`: the service is about to stop. `blind`: the database could not be read at the last look."""
+
+    @property
+    def populations(self) -> frozenset[str]:
+        """All populations, also those that other processes drive."""
+        return self._known.populations
+
+    def learn(
+        self,
+        populations: frozenset[str],
+        driven: AbstractSet[str],
+        tasks: Iterable[LoadedTask],
+        rounds: OpenRounds,
+        now: float,
+    ) -> None:
+        """Take over these populations and tasks; devices that wait for a task which is over are sent away.
+
+        driven: the populations that this process drives, of which the tasks are.
+        """
+        tasks = tuple(tasks)
+        active = {name: tuple(task for task in tasks if task.active and task.population == name) for name in driven}
+        known = {task.id for there in self._known.active.values() for task in there}
+        awaited = {name: frozenset().union(*map(rounds.awaited, there)) for name, there in active.items()}
+        self._known = _Snapshot(populations, frozenset(driven), active, awaited)
+        self._steering.learn(tasks, rounds, now)
+        # A device that nobody needed may be the one for a new task.
+        self._steering.forget_returns({task.population for task in tasks if task.active and task.id not in known})
+        before, self._open = self._open, {task.id: task for task in tasks if task.active or rounds.selects(task)}
+        if before.keys() - self._open.keys():
+            left = [one for one in self._sessions.waiting() if not _has_offer(one, self._open.values())]
+            self.send_away(left, "no-task", now)
+
+    def turn_away(self, command: CheckInDevice, now: float) -> Rejected | None:
+        """Reject at once a device that no task can use; None if `check_in` must decide.
+
+        From any thread, without waiting for the driver's. Most check-ins of a large population end here, and cost no
+        more than this.
+        """
+        known = self._known
+        if self.closed or command.population not in known.driven:
+            return None
+        found = self._early(command, now) or self._offers(known, command, now)
+        return self._counted(command, found) if isinstance(found, Rejected) else None
+
+    def check_in(self, command: CheckInDevice, now: float) -> CheckInAnswer:
+        """Start a session, or say why not.
+
+        Raises UnknownPopulation, or Unavailable for a population that another process drives.
+        """
+        if command.population not in self._known.populations:
+            if self.blind:
+                raise Unavailable("the database cannot be read now, which may know this population; ask again")
+            raise UnknownPopulation(f"no population is called {command.population!r}")
+        if command.population not in self._known.driven:
+            raise Unavailable("another replica is taking this population over; ask again")
+        rejected = self._early(command, now)
+        if rejected is None and self.closed:
+            rejected = self._rejected(command.population, command.device, "shutting-down", now)
+        offers = rejected or self._offers(self._known, command, now)
+        if isinstance(offers, Rejected):
+            return self._counted(command, offers)
+        self.arrivals.accepted(command.population, now)
+        active = self._known.active.get(command.population, ())
+        eligibility = command.eligibility.only(task.needs for task in active)
+        session, older = self._sessions.enter(command.population, command.device, eligibility, now)
+        if any(task.settings.same_cohort for task in offers):
+            retry = self._steering.soon
+        else:
+            rest_s = min(task.settings.min_separation_s for task in offers)
+            retry = self._steering.after(command.population, rest_s, now)
+        if older is not None:
+            # The same device: it is told to come back once.
+            self._sessions.reject(older, Rejected("superseded", retry))
+        return Accepted(session, tuple(task.offer for task in offers), retry)
+
+    def _early(self, command: CheckInDevice, now: float) -> Rejected | None:
+        """The answer to a device that was told to stay away for longer: what is left of that."""
+        left = self._steering.early(command.population, command.device, now)
+        return None if left is None else Rejected("too-early", left)
+
+    def _counted(self, command: CheckInDevice, rejected: Rejected) -> Rejected:
+        self._session_counts.count(command.population, "", [f"rejected: {rejected.reason}"])
+        return rejected
+
+    def _offers(self, known: _Snapshot, command: CheckInDevice, now: float) -> list[LoadedTask] | Rejected:
+        """The tasks that a device may wait for, one at least; or why there is none.
+
+        An accepted device comes here twice, since tasks may have changed while its command was queued. It is judged
+        once: `Eligibility` keeps the result.
+        """
+        name, device = command.population, command.device
+        active = known.active.get(name, ())
+        obstacles = {task.id: command.eligibility.obstacle(task.id, task.needs) for task in active}
+        fitting = [task for task in active if not obstacles[task.id]]
+        if not fitting:
+            self.arrivals.rejected(obstacles, now)
+            formats = formats_wanted((task.needs, obstacles[task.id]) for task in active)
+            if formats:
+                return Rejected("unsupported-format", self._steering.idle(name, device, now), tuple(sorted(formats)))
+            return self._rejected(name, device, "not-eligible" if active else "no-task", now)
+        offered = [task for task in fitting if not self._participation.is_resting(task.id, device, now)]
+        if offered:
+            return offered
+        self.arrivals.rejected({task: obstacle or "resting" for task, obstacle in obstacles.items()}, now)
+        left = [self._participation.remaining(task.id, device, now) for task in fitting]
+        return Rejected("resting", self._steering.rested(name, device, *min(left), now))
+
+    def wait(self, command: AwaitAssignment, answer: Future[Any], now: float) -> None:
+        """Park `answer` until there is one. Raises UnknownSession or ForeignSession."""
+        tasks = None if command.tasks is None else command.tasks.intersection(self._open)
+        session = self._sessions.wait(replace(command, tasks=tasks), answer, now)
+        if session is not None and not _has_offer(session, self._open.values()):
+            # The task was over between check-in and this request, when `learn` found nobody to send away.
+            self.send_away([session], "no-task", now)
+
+    def cancel_wait(self, command: CancelWait, now: float) -> None:
+        """End a wait whose connection is gone."""
+        self._sessions.cancel_wait(command, now)
+
+    def send_away(self, sessions: Iterable[Session], reason: RejectionReason, now: float) -> None:
+        """End sessions, and tell their devices why and when to come back."""
+        for session in sessions:
+            if session.answer is None:
+                # Its device gets no answer, so it is not expected back.
+                self._sessions.leave(session)
+            else:
+                self._sessions.reject(session, self._rejected(session.population, session.device, reason, now))
+
+    def forget(self, populations: frozenset[str], now: float) -> None:
+        """Drop populations that another process drives now: their devices come back, and reach it."""
+        self._known = replace(self._known, driven=self._known.driven - populations)
+        self.send_away(self._sessions.of(populations), "shutting-down", now)
+        self._steering.forget_returns(populations)
+
+    def dismiss(self, now: float) -> None:
+        """Send away the devices whose time is up; once closed, all that wait."""
+        self.send_away(self._sessions.overdue(now), "not-selected", now)
+        if self.closed:
+            self.send_away(list(self._sessions.waiting()), "shutting-down", now)
+
+    def _rejected(self, population: str, device: str, reason: RejectionReason, now: float) -> Rejected:
+        useful = reason in ("not-selected", "shutting-down")
+        if useful and device in self._known.awaited.get(population, ()):
+            return Rejected(reason, self._steering.awaited(population, device, now))
+        when = self._steering.needed if useful else self._steering.idle
+        return Rejected(reason, when(population, device, now))
+
+
+def _has_offer(session: Session, tasks: Iterable[LoadedTask]) -> bool:
+    mine = (task for task in tasks if task.population == session.population)
+    return any(not session.eligibility.obstacle(task.id, task.needs) for task in mine)

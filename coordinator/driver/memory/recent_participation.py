@@ -1,0 +1,154 @@
+"""Recent participation: which devices must not take part in a task yet. In memory; the rows are the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from coordinator.rules.entities import Task
+from coordinator.rules.task_settings import Separation
+from coordinator.store.records.records import Records
+
+
+@dataclass(frozen=True, slots=True)
+class Participation:
+    """The last participation of a device: when it was assigned, on the driver's clock, and in which round."""
+
+    device: str
+    at: float
+    number: int
+
+
+class Participations:
+    """A task's participations, as far back as its separation asks.
+
+    A participation is an assignment in a committed round, unless the device gave it up or was lost; so long as the
+    round runs, it counts too. A device that is left out of further attempts at a round took part in that round, as
+    somebody may know a sum with its report. Only the driver's thread changes them; other threads may read.
+    """
+
+    def __init__(self, separation: Separation, committed: int, known: Iterable[Participation] = ()) -> None:
+        """`committed` is the number of the last committed round; participations in a later one are of one that runs."""
+        found = {one.device: one for one in known}
+        self._separation = separation
+        self._committed = committed
+        self._last = {device: one for device, one in found.items() if one.number <= committed}
+        self._running = {device: one for device, one in found.items() if one.number > committed}
+        self._left_out: AbstractSet[str] = frozenset()
+
+    def add(self, devices: Iterable[str], now: float) -> None:
+        """Add devices to the round that runs."""
+        self._running |= {device: Participation(device, now, self._committed + 1) for device in devices}
+
+    def leave(self, device: str) -> None:
+        """Drop a device that gave its assignment up, or was lost."""
+        self._running.pop(device, None)
+
+    def leave_out(self, devices: AbstractSet[str]) -> None:
+        """Take these devices, and no others, for those left out of further attempts at the round that is next."""
+        self._left_out = devices
+
+    def end(self, now: float, *, committed: bool, going_on: AbstractSet[str] = frozenset()) -> None:
+        """End the round that ran. going_on: devices whose assignments go on in the next one, which is buffered."""
+        working = {device: one for device, one in self._running.items() if device in going_on}
+        if committed:
+            over = {device: one for device, one in self._running.items() if device not in going_on}
+            known = {**self._last, **{device: self._in_next(device, now) for device in self._left_out}, **over}
+            self._last = {
+                device: one for device, one in known.items() if self._is_resting(one, now, self._committed + 2)
+            }
+            self._committed += 1
+            self._left_out = frozenset()
+        self._running = working
+
+    def is_resting(self, device: str, now: float, rounds_before: int | None = None) -> bool:
+        """Whether a device may not yet be drawn for a round.
+
+        rounds_before: how many other rounds, which have not ended, come before it; by default, as many as run.
+        """
+        last = self._participation(device, now)
+        if rounds_before is None:
+            # Behind a round that runs there is only the one after it.
+            rounds_before = 1 if self._running else 0
+        return last is not None and self._is_resting(last, now, self._committed + 1 + rounds_before)
+
+    def remaining(self, device: str, now: float) -> tuple[float, int]:
+        """Seconds, and committed rounds, until a device may take part again; both at least 0."""
+        last = self._participation(device, now)
+        if last is None:
+            return 0.0, 0
+        rounds = last.number + self._separation.rounds - 1 - self._committed
+        return max(0.0, last.at + self._separation.seconds - now), max(0, rounds)
+
+    def _participation(self, device: str, now: float) -> Participation | None:
+        if device in self._left_out:
+            return self._in_next(device, now)
+        return self._running.get(device) or self._last.get(device)
+
+    def _in_next(self, device: str, now: float) -> Participation:
+        return Participation(device, now, self._committed + 1)
+
+    def _is_resting(self, last: Participation, now: float, number: int) -> bool:
+        return now < last.at + self._separation.seconds or number < last.number + self._separation.rounds
+
+
+class ParticipationLimit:
+    """The participations of every task that asks for a separation. Other tasks have no limit, and nothing is kept."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Participations] = {}
+
+    def learn(self, records: Records, tasks: Iterable[Task], now: float) -> None:
+        """Keep these tasks, and no others: of those that are new here the participations are read."""
+        asking = [(task, task.settings.separation) for task in tasks]
+        self._tasks = {
+            task.id: self._tasks.get(task.id) or _read(records, task, separation, now)
+            for task, separation in asking
+            if separation is not None
+        }
+
+    def forget(self) -> None:
+        """Read everything again at the next `learn`: after a failed transaction memory may be wrong."""
+        self._tasks = {}
+
+    def is_resting(self, task: str, device: str, now: float, rounds_before: int | None = None) -> bool:
+        """Whether a device may not yet be drawn for a round of a task: `Participations.is_resting`. From any thread."""
+        # Asked for once: the driver's thread may take it away in between.
+        found = self._tasks.get(task)
+        return found is not None and found.is_resting(device, now, rounds_before)
+
+    def remaining(self, task: str, device: str, now: float) -> tuple[float, int]:
+        """Seconds, and committed rounds, until a device may take part again. From any thread."""
+        found = self._tasks.get(task)
+        return (0.0, 0) if found is None else found.remaining(device, now)
+
+    def leave_out(self, left_out: Mapping[str, AbstractSet[str]]) -> None:
+        """Count the devices, by task, that are left out of further attempts at a round: `Participations.leave_out`."""
+        for task, devices in left_out.items():
+            if task in self._tasks:
+                self._tasks[task].leave_out(devices)
+
+    def add(self, task: str, devices: Iterable[str], now: float) -> None:
+        """Add devices to the round of a task that runs."""
+        if task in self._tasks:
+            self._tasks[task].add(devices, now)
+
+    def leave(self, task: str, device: str) -> None:
+        """Drop a device that gave its assignment up, or was lost."""
+        if task in self._tasks:
+            self._tasks[task].leave(device)
+
+    def end(self, task: str, now: float, *, committed: bool, going_on: AbstractSet[str] = frozenset()) -> None:
+        """End the round of a task that ran: `Participations.end`."""
+        if task in self._tasks:
+            self._tasks[task].end(now, committed=committed, going_on=going_on)
+
+
+def _read(records: Records, task: Task, separation: Separation, now: float) -> Participations:
+    committed = records.snapshot(task).number
+    # A device may rest from round `committed + 1` if it took part in one of the `rounds - 1` before that, or later.
+    numbers = range(committed - separation.rounds + 2, committed + 1)
+    rows = records.cohorts.participations(task.id, numbers, records.at - separation.seconds)
+    known = (Participation(device, now - (records.at - at), number) for device, at, number in rows)
+    return Participations(separation, committed, known)

@@ -1,0 +1,65 @@
+"""Secure rounds in progress, and those that ended a moment ago. Used only by the driver's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from contextlib import suppress
+
+from coordinator.driver.memory.open_rounds import OpenRound
+from coordinator.errors import NoLongerNeeded, Refusal
+from coordinator.secure.round import SecureRound
+
+_LINGER_S = 60.0
+"""How long the messages of a secure aggregation that is over can still be had."""
+
+
+class SecureRounds:
+    """Secure rounds by the row of their round."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[int, SecureRound] = {}
+
+    def of(self, assignment: str) -> SecureRound:
+        """The secure round of an assignment. Raises NoLongerNeeded."""
+        for secure in self._rounds.values():
+            if assignment in secure:
+                return secure
+        raise NoLongerNeeded("the assignment has no secure aggregation, or it is over")
+
+    def leave(self, assignment: str) -> None:
+        """Stop waiting for a device that gave up, if it is in any."""
+        with suppress(NoLongerNeeded):
+            self.of(assignment).leave(assignment)
+
+    def lose(self, assignment: str, now: float) -> None:
+        """Stop waiting for a device that was lost, if it is in any."""
+        with suppress(NoLongerNeeded):
+            self.of(assignment).lose(assignment, now)
+
+    def advance(self, now: float) -> None:
+        """End every phase that is due, and answer the devices that wait for it."""
+        for secure in self._rounds.values():
+            secure.advance(now)
+
+    def dismiss(self, refusal: Refusal, row_ids: Container[int]) -> None:
+        """Answer the devices that wait in one of these rounds with a refusal."""
+        for round_id, secure in self._rounds.items():
+            if round_id in row_ids:
+                secure.dismiss(refusal)
+
+    def adopt(self, rounds: Iterable[OpenRound], now: float) -> None:
+        """Add those of new rounds, and end those of rounds that take no more reports."""
+        running = list(rounds)
+        open_ = {one.id for one in running if one.reporting}
+        self._rounds |= {one.id: one.secure for one in running if one.secure}
+        for round_id, secure in self._rounds.items():
+            if round_id not in open_:
+                secure.finish(now)
+
+    def forget(self, now: float) -> None:
+        """Drop those that ended long enough ago."""
+        self._rounds = {
+            round_id: secure
+            for round_id, secure in self._rounds.items()
+            if secure.ended_at is None or now < secure.ended_at + _LINGER_S
+        }

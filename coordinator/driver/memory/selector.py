@@ -1,0 +1,101 @@
+"""Selection of devices: those that a round could draw, and whether a round of a task is due."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+
+from coordinator.driver.memory.loaded_task import LoadedTask
+from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
+from coordinator.driver.memory.recent_participation import ParticipationLimit
+from coordinator.driver.memory.sessions import Session, Sessions
+from coordinator.rules.selection import LATE_ROUNDS, draw
+from coordinator.rules.states import RoundState
+from coordinator.secure.round import SecureRoundFactory
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """All that cohorts are made from: waiting devices, earlier participations, a random source, secure rounds."""
+
+    sessions: Sessions
+    source: random.Random
+    secure: SecureRoundFactory
+    participation: ParticipationLimit = field(default_factory=ParticipationLimit)
+
+    def eligible(self, task: LoadedTask, rounds: OpenRounds, now: float) -> list[Session]:
+        """The waiting devices that could be drawn for a task's next round, as its rounds stand."""
+        return self._free(task, rounds, rounds.rounds_before_draw(task.id), now)
+
+    def candidates(self, round_: OpenRound, rounds: OpenRounds, now: float) -> list[Session]:
+        """The waiting devices that a round could draw now: as `in_time`, but for late ones that must wait."""
+        found, late = self.in_time(round_, rounds, now), _late(round_, rounds)
+        if not late or round_.buffered:
+            return found
+        punctual = [one for one in found if one.device not in late]
+        if round_.reporting or round_.value.held or now < round_.value.deadline:
+            return punctual
+        patient = [one for one in found if late.get(one.device, 0) <= LATE_ROUNDS]
+        return patient if len(patient) >= round_.value.policy.minimum else found
+
+    def in_time(self, round_: OpenRound, rounds: OpenRounds, now: float) -> list[Session]:
+        """The waiting devices that a round could draw before it ends. Whoever was in the round before is none."""
+        if not round_.reporting:
+            return self.eligible(round_.task, rounds, now)
+        return [one for one in self._free(round_.task, rounds, 0, now) if one.device not in round_.devices]
+
+    def draw(self, candidates: list[Session], count: int, late: Container[str]) -> list[Session]:
+        """`count` of the candidates, drawn uniformly; late devices only where there are too few others."""
+        punctual, others = ([one for one in candidates if (one.device in late) is is_late] for is_late in (False, True))
+        first = draw(punctual, min(count, len(punctual)), self.source)
+        return first + draw(others, count - len(first), self.source)
+
+    def due(self, task_id: str, task: LoadedTask | None, rounds: OpenRounds, now: float) -> bool:
+        """Whether `Transaction.advance` would do anything, as far as memory knows."""
+
+        def eligible(round_: OpenRound) -> list[Session]:
+            return self.candidates(round_, rounds, now)
+
+        for by_task in (rounds.running, rounds.held):
+            if task_id in by_task:
+                round_ = by_task[task_id]
+                if task is not None and self._too_few(round_, now):
+                    continue
+                event = rounds.next_event(round_, task, eligible, now)
+                if round_.after(event, now) != (round_.value, ()) or self.late(round_, now):
+                    return True
+        return task is not None and rounds.may_open(task, now) and bool(self.eligible(task, rounds, now))
+
+    def late(self, round_: OpenRound, now: float) -> list[str]:
+        """The assignments of a buffered round whose deadlines have passed; those of any other end with it."""
+        return self.sessions.late(round_.task.id, now) if round_.buffered else []
+
+    def left_out(self, task: LoadedTask, rounds: OpenRounds, rounds_before: int) -> frozenset[str]:
+        """The devices that a draw must pass by for what they did in an earlier attempt at its round."""
+        return frozenset() if rounds_before else rounds.left_out.get(task.id, frozenset())
+
+    def _free(self, task: LoadedTask, rounds: OpenRounds, rounds_before: int, now: float) -> list[Session]:
+        left_out = self.left_out(task, rounds, rounds_before)
+        members = None if rounds_before else rounds.members(task.id)
+        return [
+            session
+            for session in self.sessions.eligible(task.population, task.id, task.needs)
+            if session.device not in left_out
+            and (members is None or session.device in members)
+            and not self.participation.is_resting(task.id, session.device, now, rounds_before)
+        ]
+
+    def _too_few(self, round_: OpenRound, now: float) -> bool:
+        """Whether so few devices wait that the round cannot draw yet, even if all of them are eligible."""
+        value = round_.value
+        selecting = value.state is RoundState.SELECTING and not value.held and now < value.deadline
+        return selecting and self.sessions.count(round_.task.population) < value.policy.cohort
+
+
+def _late(round_: OpenRound, rounds: OpenRounds) -> Mapping[str, int]:
+    """The late devices of a round's task; of a cohort that is drawn again those of an earlier attempt at the round."""
+    late = rounds.late.get(round_.task.id, {})
+    if round_.members is None:
+        return late
+    return {device: left for device, left in late.items() if left > LATE_ROUNDS}

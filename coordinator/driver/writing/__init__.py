@@ -1,0 +1,1 @@
+"""The driver's transactions, and the effects on memory that follow a commit."""

@@ -1,0 +1,80 @@
+"""Adoption of a committed transaction: its effects on devices, applied to memory by the driver's thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.driver.memory.in_memory_state import Memory
+from coordinator.driver.memory.private_rounds import RoundSum
+from coordinator.driver.writing.effects import (
+    AssignmentEnded,
+    DevicesDrawn,
+    DevicesTurnedAway,
+    Effect,
+    ReportsCounted,
+    RoundMoved,
+)
+from coordinator.driver.writing.transaction import Transaction
+from coordinator.metrics import Metrics
+from coordinator.rules.robust_aggregation import collector
+from coordinator.rules.states import AssignmentState
+
+
+@dataclass(frozen=True, slots=True)
+class EffectApplier:
+    """Takes the effects of transactions over into `memory`. Only the driver's thread uses it."""
+
+    memory: Memory
+    metrics: Metrics
+
+    def adopt(self, transaction: Transaction, now: float) -> None:
+        """First whatever ended, then the rounds as they are now, then whatever began; at last devices are sent away."""
+        for effect in transaction.effects:
+            self._end(effect, now)
+        self.memory.replace_rounds(transaction.rounds, now)
+        for effect in transaction.effects:
+            self._begin(effect, now)
+        for effect in transaction.effects:
+            if isinstance(effect, DevicesTurnedAway):
+                left = [session for session in effect.sessions if session.assignment is None]
+                self.memory.check_ins.send_away(left, "not-selected", now)
+
+    def _end(self, effect: Effect, now: float) -> None:
+        memory = self.memory
+        match effect:
+            case RoundMoved(before, after):
+                self.metrics.round_moved(before.value, after, now - before.entered_at, now - before.opened_at)
+                if before.reporting and after.closed:
+                    late = after.expired and not before.buffered
+                    memory.sessions.end_assignments(before.task.id, "expired" if late else "not needed")
+            case ReportsCounted(round_, vectors):
+                if round_.id not in memory.sums:
+                    memory.sums[round_.id] = RoundSum(collector(round_.plan.report, round_.task.settings.clear))
+                memory.sums[round_.id].reports.add(*vectors)
+            case AssignmentEnded():
+                self._end_assignment(effect)
+
+    def _end_assignment(self, ended: AssignmentEnded) -> None:
+        memory, how = self.memory, str(ended.state)
+        if ended.state is AssignmentState.ABORTED:
+            how = f"aborted: {ended.reason}"
+            self.metrics.aborts.labels(ended.reason).inc()
+        memory.sessions.end_assignment(ended.population, ended.device, how)
+        memory.presence.forget([ended.assignment])
+        if ended.state in (AssignmentState.ABORTED, AssignmentState.LOST):
+            memory.participation.leave(ended.task, ended.device)
+
+    def _begin(self, effect: Effect, now: float) -> None:
+        """Devices that were drawn have their assignments, and are expected to be present from now on."""
+        if not isinstance(effect, DevicesDrawn):
+            return
+        memory, round_ = self.memory, effect.round
+        replacements = round_.value.replaced > 0
+        if round_.secure is not None and replacements:
+            round_.secure.join({given.assignment: given.slot for _, given in effect.assignments})
+        for session, given in effect.assignments:
+            memory.presence.expect(round_.id, given)
+            memory.sessions.assign(session, given, effect.until)
+        memory.participation.add(round_.task.id, [session.device for session, _ in effect.assignments], now)
+        if not replacements:
+            memory.steering.drawn(round_.task, len(effect.assignments), now)

@@ -1,0 +1,240 @@
+"""Commit of a round that has its reports: the next checkpoint, in one transaction."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import Histogram
+
+from coordinator.driver.memory.loaded_task import pause_unreadable
+from coordinator.driver.memory.open_rounds import OpenRound
+from coordinator.driver.memory.private_rounds import BUDGET_SPENT, PrivateSum, RoundSum, make_private, write_row
+from coordinator.driver.replica_membership import Membership
+from coordinator.driver.writing.failed_attempts import note_failure, pause_diverged, why_diverged
+from coordinator.driver.writing.hand_over import HandOver, end_or_keep, open_next
+from coordinator.errors import NonFiniteState, Unavailable, UnknownBlob, UnreadableBlob
+from coordinator.failpoints import reach
+from coordinator.lineage import entry
+from coordinator.rules.aggregation import ReportSum, Vectors, aggregate, state_specs
+from coordinator.rules.buffers import discount
+from coordinator.rules.entities import AssignedDevice, SealedBlob, Snapshot, Task
+from coordinator.rules.longest_updates import held_sum
+from coordinator.rules.private_sums import clip_of
+from coordinator.rules.robust_aggregation import KeptReports
+from coordinator.rules.rounds import Abandon, Aggregated, EndAssignments, Round
+from coordinator.rules.states import RoundState, TaskState
+from coordinator.store.records.records import Records
+from coordinator.store.tasks import CoordinatorStore
+from fedcore import checkpoint
+from fedcore.algorithms.algorithm import Algorithm, ServerStep, trips_of
+from fedcore.errors import FedcoreError, ReportError
+from fedcore.plan import BlobRef, in_turn
+from fedcore.signing import SigningKey
+
+_LOG = logging.getLogger(__name__)
+
+
+class Outcome(NamedTuple):
+    """How an attempt at a round ended.
+
+    pause_s: for how many seconds the task must open no other, which is 0 but after failed attempts. left_out: the
+    devices that further attempts at the round must not draw. too_stale: assignments that ended with a buffered round.
+    successor: the round that takes over those that did not.
+    """
+
+    value: Round
+    pause_s: float = 0.0
+    left_out: frozenset[str] = frozenset()
+    too_stale: Sequence[AssignedDevice] = ()
+    successor: OpenRound | None = None
+
+
+class _Model(NamedTuple):
+    """The blobs of a round's next model, its metrics, and the sealed form of the blobs of a private round."""
+
+    state: BlobRef
+    broadcast: BlobRef
+    metrics: dict[str, float]
+    sealed: Sequence[SealedBlob]
+
+
+def commit_round(
+    membership: Membership, lineage: SigningKey, running: OpenRound, collected: RoundSum, now: float, steps: Histogram
+) -> Outcome:
+    """Commit the round with the sum of its reports, or abandon it when that is unusable. `steps` observes the times.
+
+    lineage: signs the checkpoint of a task with a release. collected: keeps its noisy sum, so that every try of a
+    commit has the same noise: two noisy values of one sum would say more than one. A buffered round has a successor,
+    which takes over its open assignments, if the task is active and has more rounds to come.
+
+    A state that is no longer finite also pauses the task: another attempt from the same checkpoint would likely end
+    there too, and an operator may go back to an earlier model. So do losses that explode, and a server state that
+    cannot be read. When anything else raises (the disk is full, say), the round is as it was and can be closed later.
+    """
+    store = membership.store
+    try:
+        with steps.labels("update").time():
+            algorithm = store.algorithm(running.task.record.algorithm)
+            before, total_L = _state_before(store, running, algorithm), _decoded(running, collected.reports)
+            if running.task.settings.privacy is not None:
+                clip = clip_of(in_turn(trips_of(algorithm), running.number), before)
+                total_L = _noisy(store, lineage, running, collected, clip, total_L)
+            model = _next_model(store, running, algorithm, before, collected.noisy, total_L)
+    except (ReportError, NonFiniteState, UnreadableBlob) as error:
+        abandoned = _abandon(membership, running, error, now, collected.noisy)
+        reason, named = abandoned.value.reason, running.task.record.named
+        # Not before: what is said of a noisy sum has its row.
+        _LOG.warning("round %d of task %s has no next model, %s: %s", running.number, named, reason, error)
+        return abandoned
+    with steps.labels("commit").time(), membership.writing() as records:
+        task = records.task(running.task.id)
+        if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
+            return _end(records, running, Abandon("cancelled"), now)
+        _add_blobs(store, records, model)
+        last = running.number == task.settings.rounds
+        diverged = "" if last else why_diverged(records, task, model.metrics)
+        active = running.task.active and task.state is TaskState.ACTIVE
+        goes_on = running.buffered and active and not (last or diverged)
+        kept = end_or_keep(records, running, goes_on=goes_on) if running.buffered else HandOver()
+        outcome = _end(records, running, kept.event, now)._replace(too_stale=kept.too_stale)
+        signed = entry(lineage, task, running.base, model.broadcast.sha256)
+        made = Snapshot(running.number, model.state.sha256, model.broadcast.sha256, signed)
+        records.finish_round(running.id, made, model.metrics)
+        if goes_on:
+            following = open_next(records, replace(running, value=outcome.value), made, now)
+            outcome = outcome._replace(successor=following)
+        _conclude(records, task, running, collected.noisy, diverged)
+        reach("round.before-commit")
+    reach("round.after-commit")
+    with suppress(Unavailable):  # the log says why; whoever asks for the model tries again
+        for one in model.sealed:
+            store.sealed.open(one.ref.sha256)
+    _LOG.info("round %d of task %s committed %d reports", running.number, task.named, running.value.reported)
+    return outcome
+
+
+def _noisy(
+    store: CoordinatorStore,
+    lineage: SigningKey,
+    running: OpenRound,
+    collected: RoundSum,
+    clip: float,
+    total_L: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """The sum with the noise of its round, which `collected` keeps from the first try on."""
+    if collected.noisy is None:
+        with store.database.reading() as records:
+            earlier = records.ledger.sources(running.task.id)
+        collected.noisy = make_private(running, lineage, earlier, clip, total_L)
+    return collected.noisy.total
+
+
+def _conclude(records: Records, task: Task, running: OpenRound, private: PrivateSum | None, diverged: str) -> None:
+    """Write the ledger's row of a private round; complete the task where there is no next, pause one that diverged."""
+    no_budget = None if private is None else write_row(records, task, private)
+    if running.number == task.settings.rounds:
+        records.move_task(task, TaskState.COMPLETED, "its last round was committed")
+    elif no_budget is not None:
+        records.move_task(task, TaskState.COMPLETED, BUDGET_SPENT, no_budget)
+    elif diverged:
+        pause_diverged(records, task, running.number, diverged)
+
+
+def _state_before(store: CoordinatorStore, running: OpenRound, algorithm: Algorithm) -> Vectors:
+    """The server state that a round starts from. Raises UnreadableBlob."""
+    try:
+        return checkpoint.decode(store.blobs.get(running.base.state_sha256), state_specs(running.plan, algorithm))
+    except (UnknownBlob, FedcoreError) as error:
+        raise UnreadableBlob(f"the server state before round {running.number}: {error}") from error
+
+
+def _decoded(running: OpenRound, reports: ReportSum | KeptReports) -> NDArray[np.float64]:
+    """The sum of a round's reports, with the codecs of its plan undone, and within its bounds."""
+    layout, devices = running.plan.report, running.value.reported
+    return held_sum(running.task.settings, layout, layout.decode(reports.total(), running.codec_key), devices)
+
+
+def _next_model(
+    store: CoordinatorStore,
+    running: OpenRound,
+    algorithm: Algorithm,
+    state: Vectors,
+    private: PrivateSum | None,
+    total_L: NDArray[np.float64],
+) -> _Model:
+    plan, devices = running.plan, running.value.reported
+    lr_scale = running.task.settings.schedule.lr_scale(running.number, devices)
+    discounted = discount(running.value.staleness)
+    server_step = ServerStep(devices=devices, layers=plan.schema.layers, lr_scale=lr_scale, discount=discounted)
+    trip, following = (in_turn(trips_of(algorithm), number) for number in (running.number, running.number + 1))
+    made = aggregate(plan.report.decoded, trip, state, total_L, server_step, following)
+    # Files first: a row must never point at a blob that is not there.
+    files = [checkpoint.encode(vectors) for vectors in (made.state, made.broadcast)]
+    sealed = [] if private is None else [store.sealed.put(private.secret, data) for data in files]
+    refs = [one.ref for one in sealed] or [store.blobs.put(data) for data in files]
+    return _Model(refs[0], refs[1], made.metrics, sealed)
+
+
+def _add_blobs(store: CoordinatorStore, records: Records, model: _Model) -> None:
+    """Make the blobs of a model known: of a private one the sealed forms, which are there, with their keys."""
+    if not model.sealed:
+        store.add_blobs(records, {model.state: False})
+        store.add_blobs(records, {model.broadcast: True})
+        return
+    store.add_blobs(records, {one.sealed: False for one in model.sealed})
+    records.add_blob(model.state, public=False)
+    records.add_blob(model.broadcast, public=True)
+    for one in model.sealed:
+        records.sealed.add(one)
+
+
+def _abandon(
+    membership: Membership,
+    running: OpenRound,
+    error: ReportError | NonFiniteState | UnreadableBlob,
+    now: float,
+    private: PrivateSum | None,
+) -> Outcome:
+    """End the round without a next model. An unusable sum is a failed attempt; the other causes pause the task.
+
+    That a noisy sum led to a state that is not finite says something of it, so it is spent, and a private task ends.
+    """
+    number, event = running.number, _cause(error)
+    with membership.writing() as records:
+        outcome, task = _end(records, running, event, now), records.task(running.task.id)
+        if private is not None and isinstance(error, NonFiniteState):
+            write_row(records, task, private)
+            if task.state in (TaskState.ACTIVE, TaskState.PAUSED):
+                records.move_task(task, TaskState.CANCELLED, event.reason, f"round {number}: {error}")
+            return outcome
+        if isinstance(error, ReportError):
+            return outcome._replace(pause_s=note_failure(records, running, event.reason))
+        if task.state is TaskState.ACTIVE and isinstance(error, UnreadableBlob):
+            pause_unreadable(records, task, str(error))
+        elif task.state is TaskState.ACTIVE:
+            records.move_task(task, TaskState.PAUSED, event.reason, f"round {number}: {error}")
+    return outcome
+
+
+def _cause(error: ReportError | NonFiniteState | UnreadableBlob) -> Abandon:
+    if isinstance(error, ReportError):
+        return Abandon("invalid-aggregate")
+    return Abandon("blob-unreadable") if isinstance(error, UnreadableBlob) else Abandon("non-finite-state")
+
+
+def _end(records: Records, running: OpenRound, event: Aggregated | Abandon, now: float) -> Outcome:
+    """Write how the round ended and, of an attempt that came to nothing, which devices revealed shares in it."""
+    value, effects = running.after(event, now)
+    records.move_round(running.id, running.value, value, value.reason or "aggregated")
+    for effect in effects:
+        if isinstance(effect, EndAssignments):
+            records.end_assignments(running.task.id, running.numbers, effect.state, value.reason)
+    if running.secure is None or value.state is RoundState.COMMITTED:
+        return Outcome(value)
+    return Outcome(value, left_out=records.leave_out(running.secure.left_out))

@@ -1,0 +1,58 @@
+"""Assignments for the devices that a round drew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from coordinator.driver.memory.device_presence import lost_after_s
+from coordinator.driver.memory.open_rounds import OpenRound
+from coordinator.lineage import log_proof
+from coordinator.rules.entities import AssignedDevice
+from coordinator.secure.round import SecureRoundFactory, SecureRoundSettings, invitation
+from coordinator.store.records.records import Records
+from fedcore.signing import SigningKey
+from fedcore.wire.messages import Assignment
+
+
+def common_part(records: Records, round_: OpenRound, key: SigningKey, now: float) -> Assignment:
+    """The part that is the same in all assignments that a round gives now; without the invitation of a secure round.
+
+    key: the lineage key, which signs the head of the log of releases.
+    """
+    task, policy = round_.task.record, round_.value.policy
+    return Assignment(
+        assignment="",
+        task=task.id,
+        round=round_.number,
+        attempt=round_.attempt,
+        slot=0,
+        seed=task.settings.seed,
+        plan=records.blob(task.plan_sha256, public=True),
+        checkpoint=records.blob(round_.base.checkpoint_sha256, public=True),
+        report_within_s=round_.report_within_s(now),
+        plan_signature=task.plan_signature,
+        release=task.release,
+        lineage=round_.base.lineage,
+        log=None if task.release is None else log_proof(key, records.releases.log(), task.release),
+        minimum=policy.minimum,
+        over_selected=round_.value.attainable > policy.goal,
+        lost_after_s=lost_after_s(policy.cohort),
+    )
+
+
+def invite(
+    factory: SecureRoundFactory, round_: OpenRound, given: Assignment, assignments: Sequence[AssignedDevice], at: float
+) -> OpenRound:
+    """The round with the secure aggregation of its first devices. at: now, in seconds since 1970."""
+    task, policy, slots = round_.task, round_.value.policy, {one.id: one.slot for one in assignments}
+    message = invitation(task.settings, policy, round_.plan, given, deadline=int(at + given.report_within_s))
+    settings = SecureRoundSettings.of(task.settings.secagg, policy, round_.value.deadline)
+    return replace(round_, secure=factory.open(message, slots, settings))
+
+
+def for_device(given: Assignment, one: AssignedDevice) -> Assignment:
+    """The assignment of one device."""
+    return msgspec.structs.replace(given, assignment=one.id, slot=one.slot)

@@ -1,0 +1,381 @@
+"""Transaction: the changes of the rounds that one turn of the driver commits together.
+
+A `Transaction` writes rows as it goes, and collects the effects that memory must take over. Memory stays as it is until
+the driver has committed. When the commit fails the transaction is dropped, and nothing happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from enum import Enum
+
+import msgspec
+import numpy as np
+
+from coordinator.commands import AbortAssignment, CountReport
+from coordinator.driver.memory.loaded_task import LoadedTask
+from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
+from coordinator.driver.memory.selector import Selector
+from coordinator.driver.memory.sessions import Session
+from coordinator.driver.writing.effects import (
+    AssignmentEnded,
+    DevicesDrawn,
+    DevicesTurnedAway,
+    Effect,
+    ReportsCounted,
+    RoundMoved,
+)
+from coordinator.driver.writing.failed_attempts import begin_pair_again, note_failure, pause_without_authority
+from coordinator.driver.writing.make_assignments import common_part, for_device, invite
+from coordinator.errors import (
+    ConflictingReport,
+    InvalidReport,
+    NoLongerNeeded,
+    Refusal,
+    Unavailable,
+    UnknownAssignment,
+)
+from coordinator.rules.attempts import FAILURES
+from coordinator.rules.buffers import open_buffer, refusal, staleness_weight
+from coordinator.rules.entities import AssignedDevice, AssignmentRecord
+from coordinator.rules.leases import new_id
+from coordinator.rules.rounds import (
+    Aborted,
+    BeginPairAgain,
+    Configured,
+    EndAssignments,
+    Event,
+    Expired,
+    Lost,
+    Release,
+    Reported,
+    Select,
+    Summed,
+    TurnAway,
+    open_round,
+)
+from coordinator.rules.rounds import Effect as RoundEffect
+from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState
+from coordinator.store.records.records import Records
+from fedcore.plan import is_second
+from fedcore.wire.messages import Receipt
+
+
+class Deferred(Enum):
+    """An answer that is still to come: the next transaction will have it."""
+
+    DEFERRED = "deferred"
+
+
+DEFERRED = Deferred.DEFERRED
+
+
+class Transaction:
+    """One transaction in the making: its changed `rounds`, and its `effects` in the order in which they came about."""
+
+    def __init__(self, records: Records, selector: Selector, rounds: OpenRounds, now: float) -> None:
+        self._records = records
+        self._selector = selector
+        self._now = now
+        self._before = rounds
+        self.rounds = rounds.copy()
+        self.effects: list[Effect] = []
+        self._drawn: set[str] = set()
+        """Sessions that were given an assignment."""
+        self._assignments: dict[str, AssignmentRecord] = {}
+        self._digests: dict[str, tuple[int, str]] = {}
+        """Reports that are counted and not written yet, by assignment: the round's row id, and the digest."""
+        self._counted: dict[int, ReportsCounted] = {}
+        self._before_reports: dict[int, OpenRound] = {}
+        """Rounds as they were before the reports that are counted and not written yet."""
+
+    @property
+    def durable_steps(self) -> list[str]:
+        """The durable steps in this transaction, by the names of failpoints."""
+        kinds = {type(effect) for effect in self.effects}
+        return ["assignment"] * (DevicesDrawn in kinds) + ["report"] * (ReportsCounted in kinds)
+
+    def take(self, commands: Sequence[CountReport | AbortAssignment]) -> list[Receipt | Refusal | Deferred | None]:
+        """The answers to devices that report or give up, one after the other; rows are read and written together.
+
+        DEFERRED for a report to a buffered round that has reached its goal in this very transaction.
+        """
+        self._assignments = self._records.assignments({command.assignment for command in commands})
+        answers = [self._answer(command) for command in commands]
+        self._write_reports()
+        return answers
+
+    def lose(self, lost: Mapping[int, Collection[str]]) -> None:
+        """Go on without lost devices, as far as their assignments are still open; by round.
+
+        One whose masked report came stays: it is not needed for the sum any more, and took part in it.
+        """
+        for round_ in [one for one in self.rounds.running.values() if not one.value.closed and one.id in lost]:
+            names = set(lost[round_.id]) - (round_.secure.masked if round_.secure else frozenset())
+            ended = self._end_some(round_, names, AssignmentState.LOST, "not heard of")
+            if ended:
+                proven = round_.secure is not None and round_.secure.proven
+                noted, again = _note_failures(round_, ended)
+                self._step(noted, Lost(len(ended), proven, again))
+
+    def advance(self, task_id: str, task: LoadedTask | None) -> None:
+        """Open, move or end a task's rounds, as time and the waiting devices ask; with None the task is over."""
+        for rounds in (self.rounds.running, self.rounds.held):
+            if task_id in rounds:
+                self._advance(rounds[task_id], task)
+        if task is not None and self._may_open(task):
+            self._advance(self._open(task), task)
+
+    # --- reports, and devices that give up
+
+    def _answer(self, command: CountReport | AbortAssignment) -> Receipt | Refusal | Deferred | None:
+        try:
+            if isinstance(command, CountReport):
+                return self._count(command)
+            self._abort(command)
+        except Refusal as refused:
+            return refused
+        return None
+
+    def _count(self, command: CountReport) -> Receipt | Deferred:
+        """Count a report, once. Raises UnknownAssignment, ConflictingReport, NoLongerNeeded or InvalidReport."""
+        found = self._assignment(command.assignment)
+        receipt = Receipt(assignment=found.id, task=found.task, round=found.number, sha256=command.sha256)
+        if found.report_sha256 == command.sha256:
+            return receipt
+        if found.report_sha256 is not None:
+            raise ConflictingReport(
+                f"a report with digest {found.report_sha256[:12]}… was accepted; this one is another"
+            )
+        round_ = self._reporting_round(found)
+        if round_.secure is not None:
+            raise InvalidReport("this round takes only masked reports, as messages of its secure aggregation")
+        if not round_.reporting:
+            return DEFERRED
+        if round_.buffered:
+            round_ = replace(round_, devices=round_.devices | {found.device})
+        self._digests[found.id] = round_.id, command.sha256
+        self._assignments[found.id] = replace(found, state=AssignmentState.REPORTED, report_sha256=command.sha256)
+        counted = self._counted.setdefault(round_.id, ReportsCounted(round_, []))
+        bounded = round_.task.settings.clear.bound(command.vector, round_.plan.report, round_.codec_key)
+        staleness = round_.number - found.number
+        counted.vectors.append(staleness_weight(staleness) * bounded.astype(np.float64) if staleness else bounded)
+        self._end(round_, found, AssignmentState.REPORTED)
+        self._step(round_, Reported(staleness))
+        return receipt
+
+    def _abort(self, command: AbortAssignment) -> None:
+        """End an assignment; one that ended without a report stays as it is.
+
+        Raises UnknownAssignment, or ConflictingReport when the report was counted already.
+        """
+        found, reason = self._assignment(command.assignment), command.message.reason
+        if found.state is AssignmentState.REPORTED:
+            raise ConflictingReport("this assignment's report was accepted; it cannot be given up any more")
+        with suppress(NoLongerNeeded):
+            round_ = self._reporting_round(found)
+            if round_.secure is not None and found.id in round_.secure.masked:
+                raise ConflictingReport("this assignment's masked report was taken; it cannot be given up any more")
+            self._records.move_assignment(found, AssignmentState.ABORTED, "device", reason)
+            self._assignments[found.id] = replace(found, state=AssignmentState.ABORTED)
+            self._end(round_, found, AssignmentState.ABORTED, reason)
+            if reason == LeftOut.REVEALED.value:
+                self.rounds.leave_out(found.task, [found.device])
+            noted, again = _note_failures(round_, [found.device])
+            self._step(noted, Aborted(again=again > 0))
+
+    def _assignment(self, id_: str) -> AssignmentRecord:
+        found = self._assignments.get(id_)
+        if found is None:
+            raise UnknownAssignment("there is no such assignment; check in again")
+        return found
+
+    def _reporting_round(self, found: AssignmentRecord) -> OpenRound:
+        """The round that still waits for the report of an assignment; a buffered one may have reached its goal now.
+
+        Raises NoLongerNeeded; Unavailable when a buffered round has its reports for a while and cannot be committed.
+        """
+        round_ = self.rounds.running.get(found.task)
+        if round_ is None or found.state is not AssignmentState.ASSIGNED:
+            raise refusal(found.state)
+        if round_.buffered:
+            if self._selector.sessions.is_late(round_.task.population, found.device, self._now):
+                raise NoLongerNeeded("the deadline of the assignment has passed")
+            before = self._before.running.get(found.task)
+            if before is not None and before.value.state is RoundState.AGGREGATING:
+                raise Unavailable("the next model cannot be written now; send the report again later")
+            return round_
+        if round_.id != found.round:
+            raise refusal(found.state)
+        if not round_.reporting or self._now >= round_.value.deadline:
+            raise NoLongerNeeded(f"round {found.number} has what it needs, or its deadline has passed")
+        return round_
+
+    def _write_reports(self) -> None:
+        """Write the reports that were counted, and how many their rounds have."""
+        self._records.add_reports(self._digests)
+        for after in self.rounds:
+            if (before := self._before_reports.get(after.id)) is not None:
+                self._records.move_round(after.id, before.value, after.value, "reported")
+                self.effects.append(RoundMoved(before, after.value))
+        self.effects += self._counted.values()
+        self._digests, self._counted, self._before_reports = {}, {}, {}
+
+    def _end(
+        self, round_: OpenRound, found: AssignmentRecord | AssignedDevice, state: AssignmentState, reason: str = ""
+    ) -> None:
+        task = round_.task
+        self.effects.append(AssignmentEnded(found.id, found.device, task.population, task.id, state, reason))
+
+    def _end_some(self, round_: OpenRound, names: Collection[str], state: AssignmentState, cause: str) -> list[str]:
+        """End these assignments as far as they are open; answers the devices of those that were."""
+        ended = self._records.end_assignments(round_.task.id, round_.numbers, state, cause, names)
+        for found in ended:
+            self._end(round_, found, state)
+        return [found.device for found in ended]
+
+    # --- rounds
+
+    def _advance(self, round_: OpenRound, task: LoadedTask | None) -> None:
+        late = self._selector.late(round_, self._now)
+        if late and (ended := self._end_some(round_, late, AssignmentState.EXPIRED, "deadline passed")):
+            noted, again = _note_failures(round_, ended)
+            self.rounds.note_late(round_.task.id, ended)
+            self._step(noted, Expired(len(ended), again))
+            if round_.task.id not in self.rounds.running:
+                return
+            round_ = self.rounds.running[round_.task.id]
+        if task is not None and (round_.value.state is RoundState.SELECTING or round_.draws_more(self._now)):
+            task = self._as_it_stands(task)
+        event = self.rounds.next_event(round_, task, self._candidates, self._now)
+        if isinstance(event, Summed):
+            self._count_masked(round_)
+        self._step(round_, event)
+
+    def _as_it_stands(self, task: LoadedTask) -> LoadedTask | None:
+        """A task as it is by now, if an operator or this very transaction moved it; None when it is over."""
+        match self._records.task(task.id).state:
+            case TaskState.ACTIVE:
+                return task
+            case TaskState.PAUSED:
+                return task.paused()
+        return None
+
+    def _count_masked(self, round_: OpenRound) -> None:
+        """Count every masked report that is in the sum which came out."""
+        if round_.secure is not None:
+            digests = {one: (round_.id, sha256) for one, sha256 in round_.secure.uploads.items()}
+            self._records.add_reports(digests)
+            for found in self._records.assignments(digests).values():
+                self._end(round_, found, AssignmentState.REPORTED)
+            total = round_.secure.total(round_.plan.report)
+            self.effects.append(ReportsCounted(round_, [total]))
+
+    def _may_open(self, task: LoadedTask) -> bool:
+        wanted = self.rounds.may_open(task, self._now) and bool(
+            self._not_drawn(self._selector.eligible(task, self.rounds, self._now))
+        )
+        record = self._records.task(task.id) if wanted else None
+        if record is None or record.state is not TaskState.ACTIVE:
+            return False
+        if task.settings.secagg is not None and self._selector.secure.authority is None:
+            pause_without_authority(self._records, record)
+            return False
+        return True
+
+    def _open(self, task: LoadedTask) -> OpenRound:
+        running = self.rounds.running.get(task.id)
+        base = running.base if running else self._records.snapshot(task.record)
+        number = base.number + (2 if running else 1)
+        members = None
+        if task.settings.same_cohort and is_second(number):
+            members = self._records.cohorts.counted_devices(task.id, self._records.made_in(task.record, base))
+        policy = task.settings.in_round(number).policy.among(None if members is None else len(members))
+        held = self.rounds.must_hold(task.id, self._now)
+        value = open_buffer(policy) if policy.buffered else open_round(policy, self._now, held=held)
+        row_id, attempt = self._records.add_round(task.id, number, value)
+        round_ = OpenRound(row_id, attempt, self._now, base, task, value, self._now, members=members)
+        self.rounds.put(round_)
+        return round_
+
+    def _step(self, round_: OpenRound, event: Event) -> None:
+        value, effects = round_.after(event, self._now)
+        if (value, effects) == (round_.value, ()):
+            return
+        if isinstance(event, Reported) and value.state is round_.value.state and not effects:
+            # Many in a turn: their rows are written together, before anything else of the round is.
+            self._before_reports.setdefault(round_.id, round_)
+            self.rounds.put(replace(round_, value=value))
+            return
+        self._write_reports()
+        if Release() in effects:
+            round_ = self._release(round_)
+        cause = value.reason or type(event).__name__.lower()
+        self._records.move_round(round_.id, round_.value, value, cause)
+        self.effects.append(RoundMoved(round_, value))
+        goes_on = value.state is round_.value.state and value.revealed is round_.value.revealed
+        after = replace(round_, value=value, entered_at=round_.entered_at if goes_on else self._now)
+        self.rounds.put(after)
+        if value.state is RoundState.ABANDONED and after.secure is not None:
+            self.rounds.leave_out(after.task.id, self._records.leave_out(after.secure.left_out))
+        if value.reason in FAILURES:
+            self.rounds.not_before[after.task.id] = self._now + note_failure(self._records, after, value.reason)
+        self._do(effects, after, cause)
+
+    def _do(self, effects: Sequence[RoundEffect], after: OpenRound, cause: str) -> None:
+        """Do what a step of a round asks for."""
+        for effect in effects:
+            match effect:
+                case Select(count):
+                    self._draw(after, count)
+                case TurnAway():
+                    self.effects.append(DevicesTurnedAway(self._candidates(after)))
+                case BeginPairAgain():
+                    begin_pair_again(self._records, after.task.record, self._selector.secure.lineage)
+                case EndAssignments(state):
+                    ended = self._records.end_assignments(after.task.id, after.numbers, state, cause)
+                    if state is AssignmentState.EXPIRED and after.secure is None:
+                        self.rounds.note_late(after.task.id, [one.device for one in ended])
+
+    def _release(self, round_: OpenRound) -> OpenRound:
+        base = self._records.snapshot(round_.task.record)
+        attempt = self._records.release_round(round_.id, round_.task.id, base.number + 1)
+        return replace(round_, base=base, attempt=attempt, entered_at=self._now)
+
+    # --- devices
+
+    def _draw(self, round_: OpenRound, count: int) -> None:
+        """Draw devices, a cohort or some that are missing of it, and give them their assignments."""
+        late = self.rounds.late.get(round_.task.id, {})
+        chosen, first = self._selector.draw(self._candidates(round_), count, late), round_.value.assigned
+        replica = self._selector.sessions.replica
+        new = [AssignedDevice(new_id(replica), slot, session.device) for slot, session in enumerate(chosen, first)]
+        self._records.add_assignments(round_.id, new)
+        if not round_.buffered:
+            round_ = replace(round_, devices=round_.devices.union(one.device for one in new))
+        self._step(round_, Configured(len(new)))
+        round_ = self.rounds.running[round_.task.id]
+        given = common_part(self._records, round_, self._selector.secure.lineage, self._now)
+        if round_.task.settings.secagg is not None and round_.secure is None:
+            round_ = invite(self._selector.secure, round_, given, new, self._records.at)
+            self.rounds.put(round_)
+        if round_.secure is not None:
+            given = msgspec.structs.replace(given, secagg=round_.secure.invitation, server=round_.secure.server)
+        self._drawn.update(session.id for session in chosen)
+        pairs = [(session, for_device(given, one)) for session, one in zip(chosen, new, strict=True)]
+        self.effects.append(DevicesDrawn(round_, pairs, self._now + given.report_within_s))
+
+    def _candidates(self, round_: OpenRound) -> list[Session]:
+        return self._not_drawn(self._selector.candidates(round_, self.rounds, self._now))
+
+    def _not_drawn(self, waiting: Sequence[Session]) -> list[Session]:
+        return [session for session in waiting if session.id not in self._drawn]
+
+
+def _note_failures(round_: OpenRound, devices: Sequence[str]) -> tuple[OpenRound, int]:
+    """A buffered round that knows which devices failed in it, and how many of these failed before."""
+    if not round_.buffered:
+        return round_, 0
+    return replace(round_, failing=round_.failing.union(devices)), len(round_.failing.intersection(devices))

@@ -1,0 +1,172 @@
+"""Writer: the transactions of a driver, and the doubt after one that failed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from itertools import chain
+from typing import Any, TypeAlias
+
+from coordinator.commands import AbortAssignment, CountReport, settle
+from coordinator.driver.memory.in_memory_state import Memory
+from coordinator.driver.memory.loaded_task import late_devices
+from coordinator.driver.memory.selector import Selector
+from coordinator.driver.replica_membership import Membership
+from coordinator.driver.writing.apply_effects import EffectApplier
+from coordinator.driver.writing.transaction import DEFERRED, Transaction
+from coordinator.errors import DatabaseLocked, LeaseLost, StoreConflict, Unavailable
+from coordinator.failpoints import reach
+from coordinator.metrics import Metrics
+
+_LOG = logging.getLogger(__name__)
+_RETRY_S = 1.0
+_LOCKED_RETRY_S, _LOCKED_S = 0.25, 10.0
+"""While another transaction holds the database: from one try to the next, and how long reports wait for that."""
+_COUNT_S = 60.0
+"""How long counts of sessions wait for a transaction that happens anyway, before they get one of their own."""
+
+Lost: TypeAlias = Mapping[int, Sequence[str]]
+"""Assignments whose devices are lost, by round."""
+DurableCommand: TypeAlias = tuple[CountReport | AbortAssignment, Future[Any]]
+
+
+class Writer:
+    """Commits, and only then lets memory adopt. Only the driver's thread uses it.
+
+    It waits for no lock, as check-ins are answered by the same thread: while another transaction holds the database,
+    commands wait here, and everything else that is due waits too.
+
+    A connection that breaks while a transaction is committed leaves open whether it was. Until that is known, nothing
+    else is written: the transaction is *in doubt*.
+    """
+
+    def __init__(self, membership: Membership, memory: Memory, selector: Selector, metrics: Metrics) -> None:
+        self._membership = membership
+        self._memory = memory
+        self._selector = selector
+        self._metrics = metrics
+        self._effects = EffectApplier(memory, metrics)
+        self._next_try = self._next_count = -float("inf")
+        self._in_doubt = False
+        self._postponed: list[DurableCommand] = []
+        self._postponed_since: float | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether commands wait for the next transaction."""
+        return bool(self._postponed)
+
+    def ready(self, now: float) -> bool:
+        """Whether it is time to write, also after a transaction that failed."""
+        return now >= self._next_try
+
+    def start(self, now: float) -> None:
+        """Begin to wait for counts of sessions."""
+        self._next_count = now + _COUNT_S
+
+    def write(self, durable: Sequence[DurableCommand], lost: Lost, now: float) -> None:
+        """Write all that is due, and answer the commands that need a transaction."""
+        if self._postponed:
+            durable, self._postponed = [*self._postponed, *durable], []
+            if not self.ready(now):
+                self._postponed = durable
+                return
+        if self._in_doubt and (durable or self.ready(now)):
+            self._clear_doubt(now)
+        due = self._due(now) if self.ready(now) else []
+        counts = now >= max(self._next_count, self._next_try) and self._memory.session_counts.any()
+        if durable or due or lost or counts:
+            self.commit(durable, due, lost, now)
+
+    def commit(self, durable: Sequence[DurableCommand], due: Sequence[str], lost: Lost, now: float) -> None:
+        """Do all of this in one transaction, and adopt it."""
+        counts = self._memory.session_counts.take()
+        try:
+            if self._in_doubt:
+                raise StoreConflict("it is not known yet whether the last transaction was done")
+            with self._metrics.transactions.time(), self._membership.writing() as records:
+                transaction = Transaction(records, self._selector, self._memory.rounds, now)
+                outcomes = transaction.take([command for command, _ in durable])
+                transaction.lose(lost)
+                for task_id in due:
+                    transaction.advance(task_id, self._memory.tasks.get(task_id))
+                records.sessions.add(counts)
+                for name in transaction.durable_steps:
+                    reach(f"{name}.before-commit")
+            for name in transaction.durable_steps:
+                reach(f"{name}.after-commit")
+        except DatabaseLocked:
+            self._memory.session_counts.put_back(counts)
+            self._postpone(durable, now)
+            return
+        except Exception as error:
+            self._memory.session_counts.put_back(counts)
+            # Memory has not been touched. The transaction was undone, as a rule; the next one finds out.
+            self.fail(error, now)
+            outcomes = [Unavailable("the coordinator could not store this; send it again later") for _ in durable]
+        else:
+            self._next_try, self._next_count = now, now + _COUNT_S
+            self._effects.adopt(transaction, now)
+            self._memory.presence.forget(chain.from_iterable(lost.values()))
+        self._postponed_since = None
+        for one, outcome in zip(durable, outcomes, strict=True):
+            if outcome is DEFERRED:
+                self._postponed.append(one)
+            else:
+                settle(one[1], outcome)
+
+    def fail(self, error: Exception, now: float) -> None:
+        """Take note of a transaction that failed: it is in doubt, unless the lease was lost or nothing was begun."""
+        if isinstance(error, DatabaseLocked):
+            # Commands that wait already go on waiting.
+            self._next_try = now + _LOCKED_RETRY_S
+            return
+        if isinstance(error, LeaseLost):
+            # Nothing was written, and that is certain.
+            self._membership.drop(error.populations)
+            self._memory.drop_populations(error.populations, now)
+            return
+        _LOG.error("a transaction failed: %s", error)
+        self._in_doubt, self._next_try = True, now + _RETRY_S
+
+    def _postpone(self, durable: Sequence[DurableCommand], now: float) -> None:
+        """Try again soon, and let commands wait until then, for as long as their devices should."""
+        self._next_try = now + _LOCKED_RETRY_S
+        if self._postponed_since is None and durable:
+            _LOG.warning("another transaction holds the database: %d reports wait for it", len(durable))
+            self._postponed_since = now
+        if self._postponed_since is None or now < self._postponed_since + _LOCKED_S:
+            self._postponed = list(durable)
+            return
+        self._postponed_since = None
+        for _, future in durable:
+            settle(future, Unavailable("the database has been busy for a while; send it again later"))
+
+    def _due(self, now: float) -> list[str]:
+        """Tasks whose rounds must open, move or end; least recently served first."""
+        memory = self._memory
+        candidates = memory.tasks.keys() | {round_.task.id for round_ in memory.rounds}
+        return memory.least_recently_served(
+            id_ for id_ in candidates if self._selector.due(id_, memory.tasks.get(id_), memory.rounds, now)
+        )
+
+    def _clear_doubt(self, now: float) -> None:
+        """Go on with the rounds that the store has as memory has them, and abandon the others."""
+        memory = self._memory
+        known = {round_.id: round_.value for round_ in memory.rounds}
+        try:
+            with self._membership.writing() as records:
+                abandoned, go_on = records.abandon_unfinished_rounds(self._membership.held, "driver-lost", known)
+                memory.participation.forget()
+                memory.participation.learn(records, [task.record for task in memory.tasks.values()], now)
+                memory.participation.leave_out(memory.rounds.left_out)
+                for task in memory.tasks.values():
+                    memory.rounds.late[task.id] = late_devices(records, task.record)
+        except Exception as error:
+            self.fail(error, now)
+            return
+        self._in_doubt = False
+        memory.replace_rounds(memory.rounds.only(go_on), now)
+        if abandoned:
+            _LOG.warning("abandoned %d rounds that a failed transaction left in doubt", abandoned)

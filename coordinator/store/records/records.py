@@ -1,0 +1,396 @@
+"""Rows as typed values, within one transaction. Every change of state leaves a transition."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row, Select, Table, Update, bindparam, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
+from coordinator.rules.buffers import drawn_in
+from coordinator.rules.entities import AssignedDevice, AssignmentRecord, RoundRecord, Snapshot, Task, Transition
+from coordinator.rules.progress import Progress, explain
+from coordinator.rules.rounds import Round
+from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState, move
+from coordinator.rules.task_settings import MOST_COUNT
+from coordinator.store.records.attempt import AttemptRecords, committed_by_devices
+from coordinator.store.records.audit import AuditRecords
+from coordinator.store.records.cohort import ASSIGNED_ROWS, CohortRecords
+from coordinator.store.records.device import DeviceRecords
+from coordinator.store.records.garbage import GarbageRecords
+from coordinator.store.records.identity import IdentityRecords
+from coordinator.store.records.lease import LeaseRecords
+from coordinator.store.records.ledger import LedgerRecords
+from coordinator.store.records.observation import ObservationRecords
+from coordinator.store.records.overview import OverviewRecords
+from coordinator.store.records.release import ReleaseRecords
+from coordinator.store.records.sealed import SealedRecords
+from coordinator.store.records.session_count import SessionCountRecords
+from coordinator.store.records.token import TokenRecords
+from coordinator.store.rows import COUNTS, assignment_of, round_of, signed_of, task_of
+from coordinator.store.tables import (
+    ASSIGNMENTS,
+    BLOBS,
+    POPULATIONS,
+    REPORTS,
+    ROUNDS,
+    TASKS,
+    TRANSITIONS,
+)
+from fedcore.plan import BlobRef
+from fedcore.release import Signed
+
+_MOST_NAMED = 1000
+"""Ids in one statement."""
+_CONFLICT = "a row of {} is no longer {}: does another coordinator use this store?"
+# Made once, and so compiled once: to build a statement anew costs more than to execute it.
+_THESE = ASSIGNMENTS.c.id.in_(bindparam("ids", expanding=True))
+_GIVEN = ASSIGNED_ROWS.where(_THESE).with_for_update(of=ASSIGNMENTS, key_share=True)
+_REPORT = (
+    update(ASSIGNMENTS)
+    .where(_THESE & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED))
+    .values(state=AssignmentState.REPORTED, reason="")
+)
+
+
+class Records:
+    """One transaction. `at` is when everything in it happened, in seconds since 1970.
+
+    A task or an assignment that is read in a `writing` transaction does not change until its end: its writes depend on
+    it. SQLite has one writer anyway; PostgreSQL locks the row.
+    """
+
+    def __init__(self, connection: Connection, at: float, *, writing: bool) -> None:
+        self._connection = connection
+        self._writing = writing
+        self.at = at
+        self.identity = IdentityRecords(connection, writing=writing)
+        self.leases = LeaseRecords(connection, at)
+        self.tokens = TokenRecords(connection, at)
+        self.devices = DeviceRecords(connection, at)
+        self.audit = AuditRecords(connection, at)
+        self.releases = ReleaseRecords(connection, at)
+        self.overview = OverviewRecords(connection)
+        self.observations = ObservationRecords(connection)
+        self.garbage = GarbageRecords(connection, at)
+        self.sessions = SessionCountRecords(connection)
+        self.cohorts = CohortRecords(connection)
+        self.attempts = AttemptRecords(connection)
+        self.ledger = LedgerRecords(connection)
+        self.sealed = SealedRecords(connection, at)
+
+    # --- tasks and blobs
+
+    def populations(self) -> frozenset[str]:
+        """Every name that devices may check in under."""
+        return frozenset(self._connection.scalars(select(POPULATIONS.c.name)))
+
+    def add_blob(self, ref: BlobRef, *, public: bool) -> None:
+        """Make a durable file known. Once public, a blob stays so: equal bytes may serve two purposes."""
+        self._insert_if_absent(
+            BLOBS, sha256=ref.sha256, size=ref.size, public=public, created_at=self.at, unneeded_at=None
+        )
+        this = BLOBS.c.sha256 == ref.sha256
+        if public:
+            self._connection.execute(update(BLOBS).where(this & ~BLOBS.c.public).values(public=True))
+        again = this & BLOBS.c.unneeded_at.is_not(None)
+        self._connection.execute(update(BLOBS).where(again).values(unneeded_at=None))
+
+    def blob(self, sha256: str, *, public: bool) -> BlobRef:
+        """A known blob, by digest; with `public`, only one that devices may have. Raises UnknownBlob."""
+        row = self._connection.execute(select(BLOBS).where(BLOBS.c.sha256 == sha256)).one_or_none()
+        if row is None or (public and not row.public):
+            raise UnknownBlob(f"there is no blob {sha256[:12]}… for devices")
+        return BlobRef(row.sha256, row.size)
+
+    def add_task(self, task: Task, cause: str) -> None:
+        """Write a new task, and its population when it is the first there."""
+        self._insert_if_absent(POPULATIONS, name=task.settings.population, created_at=self.at, holder=None, term=0)
+        self._insert(
+            TASKS,
+            **msgspec.to_builtins(task.settings) | {"minimum": task.settings.policy.minimum},
+            **{name: getattr(task, name) for name in ("id", "name", "bundle", "state", "reason", "plan_sha256")},
+            created_at=task.created_at,
+            plan_signature=msgspec.to_builtins(task.plan_signature),
+            release=msgspec.to_builtins(task.release),
+            algorithm=task.algorithm.name,
+            algorithm_settings=task.algorithm.settings,
+            certificate_sha256=task.certificate_sha256,
+            state_sha256=task.initial.state_sha256,
+            checkpoint_sha256=task.initial.checkpoint_sha256,
+        )
+        self._transition("task", task.id, "", task.state, cause)
+
+    def tasks(self, *states: TaskState) -> list[Task]:
+        """Every task, oldest first; with `states`, those in one of them."""
+        query = select(TASKS).order_by(TASKS.c.created_at, TASKS.c.id)
+        return [task_of(row) for row in self._connection.execute(query.where(TASKS.c.state.in_(states or TaskState)))]
+
+    def progress(self, tasks: Sequence[Task]) -> list[Progress]:
+        """Why each of these tasks is where it is."""
+        return [explain(one, self.at) for one in self.observations.situations(tasks, self.overview.live())]
+
+    def task(self, task_id: str) -> Task:
+        """One task. Raises UnknownTask."""
+        row = self._connection.execute(self._held(select(TASKS).where(TASKS.c.id == task_id), TASKS)).one_or_none()
+        if row is None:
+            raise UnknownTask(f"there is no task {task_id!r}; `muster task list` has the ids")
+        return task_of(row)
+
+    def move_task(self, task: Task, to: TaskState, cause: str, reason: str = "") -> None:
+        """Change a task's state. Raises StoreConflict when it is no longer the one in `task`."""
+        values = {"state": move(task.state, to), "reason": reason}
+        self._guarded(TASKS, task.id, task.state, values)
+        self._transition("task", task.id, task.state, to, cause)
+
+    def history(self, task: Task) -> list[Transition]:
+        """Every change of a task's state, in order, with its cause."""
+        of_task = (TRANSITIONS.c.entity == "task") & (TRANSITIONS.c.entity_id == task.id)
+        columns = (TRANSITIONS.c.from_state, TRANSITIONS.c.to_state, TRANSITIONS.c.cause, TRANSITIONS.c.at)
+        query = select(*columns).where(of_task).order_by(TRANSITIONS.c.id)
+        return [Transition(*row) for row in self._connection.execute(query)]
+
+    def snapshot(self, task: Task, number: int | None = None) -> Snapshot:
+        """The model after committed round `number`, by default the last one; 0 is the start. Raises UnknownRound."""
+        columns = (ROUNDS.c.number, ROUNDS.c.state_sha256, ROUNDS.c.checkpoint_sha256, ROUNDS.c.lineage)
+        query = select(*columns).where((ROUNDS.c.task == task.id) & ROUNDS.c.checkpoint_sha256.is_not(None))
+        if number is not None:
+            query = query.where(ROUNDS.c.number == number)
+        row = self._connection.execute(query.order_by(ROUNDS.c.number.desc()).limit(1)).one_or_none()
+        if row is not None:
+            return Snapshot(row.number, row.state_sha256, row.checkpoint_sha256, signed_of(row.lineage))
+        if number:
+            raise UnknownRound(f"task {task.id} has not committed a round {number}, or its model is kept no more")
+        return task.initial
+
+    def made_in(self, task: Task, snapshot: Snapshot) -> int:
+        """The number of the round whose devices made a server state, which a rollback may have copied; 0 for none."""
+        made = committed_by_devices(task.id) & (ROUNDS.c.state_sha256 == snapshot.state_sha256)
+        return self._connection.scalar(select(func.max(ROUNDS.c.number)).where(made)) or 0
+
+    # --- rounds
+
+    def roll_back(self, task: Task, to: Snapshot, lineage: Signed | None, cause: str) -> None:
+        """Commit the next round of a task, without devices and with the model of an earlier one.
+
+        Numbers never go back: devices refuse rounds that are older than those which they know. The task gets as many
+        rounds more as it lost, up to MOST_COUNT in all.
+        """
+        number = self.snapshot(task).number + 1
+        values: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "staleness": [], "reason": cause, "metrics": {}}
+        values |= {"state_sha256": to.state_sha256, "checkpoint_sha256": to.checkpoint_sha256}
+        values |= {"lineage": msgspec.to_builtins(lineage)}
+        values |= {"task": task.id, "number": number, "attempt": self._next_attempt(task.id, number)}
+        row_id = self._insert(ROUNDS, state=RoundState.COMMITTED, opened_at=self.at, ended_at=self.at, **values)
+        self._transition("round", row_id, "", RoundState.COMMITTED, cause)
+        rounds = min(task.settings.rounds + number - to.number, MOST_COUNT)
+        self._guarded(TASKS, task.id, task.state, {"rounds": rounds})
+        self._transition("task", task.id, task.state, task.state, cause)
+
+    def add_round(self, task_id: str, number: int, value: Round) -> tuple[int, int]:
+        """Write a new round; answers its row id and its attempt, one more than the last."""
+        attempt = self._next_attempt(task_id, number)
+        values = _values(value) | {"metrics": {}}
+        values |= {"task": task_id, "number": number, "attempt": attempt, "opened_at": self.at}
+        row_id = self._insert(ROUNDS, **values)
+        self._transition("round", row_id, "", value.state, "devices are waiting")
+        return row_id, attempt
+
+    def release_round(self, row_id: int, task_id: str, number: int) -> int:
+        """Let a held round begin as `number`, from now on; answers its attempt.
+
+        It was opened behind a round that has ended since: had that one been abandoned, this is its next attempt.
+        """
+        found = self._connection.execute(select(ROUNDS.c.number, ROUNDS.c.attempt).where(ROUNDS.c.id == row_id)).one()
+        attempt: int = found.attempt if found.number == number else self._next_attempt(task_id, number)
+        values = {"number": number, "attempt": attempt, "opened_at": self.at}
+        self._guarded(ROUNDS, row_id, RoundState.SELECTING, values)
+        self._transition("round", row_id, RoundState.SELECTING, RoundState.SELECTING, "released")
+        return attempt
+
+    def _next_attempt(self, task_id: str, number: int) -> int:
+        same = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number)
+        return (self._connection.scalar(select(func.max(ROUNDS.c.attempt)).where(same)) or 0) + 1
+
+    def move_round(self, row_id: int, before: Round, after: Round, cause: str) -> None:
+        """Write a round's counts and state. Raises StoreConflict when the stored state is not that of `before`."""
+        values = _values(after)
+        if after.state.ended:
+            values["ended_at"] = self.at
+        self._guarded(ROUNDS, row_id, before.state, values)
+        if after.state is not before.state:
+            self._transition("round", row_id, before.state, after.state, cause)
+
+    def finish_round(self, row_id: int, snapshot: Snapshot, metrics: dict[str, float]) -> None:
+        """Write the result of a committed round."""
+        values: dict[str, Any] = {"lineage": msgspec.to_builtins(snapshot.lineage), "metrics": metrics}
+        values |= {"state_sha256": snapshot.state_sha256, "checkpoint_sha256": snapshot.checkpoint_sha256}
+        self._connection.execute(update(ROUNDS).where(ROUNDS.c.id == row_id).values(**values))
+
+    def abandon_unfinished_rounds(
+        self, populations: Collection[str], reason: str, known: Mapping[int, Round] | None = None
+    ) -> tuple[int, set[int]]:
+        """End every round of `populations` that runs but for those that are as in `known`, by row id.
+
+        Answers how many, and which go on.
+        """
+        running = ROUNDS.c.state.in_([state for state in RoundState if not state.ended])
+        query = select(ROUNDS, TASKS.c.buffered).join(TASKS).where(running & TASKS.c.population.in_(populations))
+        ended, go_on = 0, set()
+        for row in self._connection.execute(query).all():
+            if known and _agrees(row, known.get(row.id)):
+                go_on.add(row.id)
+                continue
+            values = {"state": RoundState.ABANDONED, "reason": reason, "ended_at": self.at}
+            self._guarded(ROUNDS, row.id, row.state, values)
+            self._transition("round", row.id, row.state, RoundState.ABANDONED, reason)
+            numbers = drawn_in(row.number, row.buffered["max_staleness"] if row.buffered else 0)
+            self.end_assignments(row.task, numbers, AssignmentState.NOT_NEEDED, reason)
+            ended += 1
+        return ended, go_on
+
+    def rounds(self, task_id: str) -> list[RoundRecord]:
+        """A task's rounds, every attempt, in order."""
+        query = select(ROUNDS).where(ROUNDS.c.task == task_id).order_by(ROUNDS.c.number, ROUNDS.c.attempt)
+        aborts = self._abort_reasons(task_id)
+        return [round_of(row, aborts.get(row.id, {})) for row in self._connection.execute(query)]
+
+    def _abort_reasons(self, task_id: str) -> dict[int, dict[str, int]]:
+        """Aborted assignments by reason, of every round of a task that has any."""
+        given_up = (ROUNDS.c.task == task_id) & (ASSIGNMENTS.c.state == AssignmentState.ABORTED)
+        columns = (ASSIGNMENTS.c.round, ASSIGNMENTS.c.reason)
+        query = select(*columns, func.count()).join(ROUNDS).where(given_up).group_by(*columns).order_by(*columns)
+        found: dict[int, dict[str, int]] = {}
+        for round_id, reason, count in self._connection.execute(query):
+            found.setdefault(round_id, {})[reason] = count
+        return found
+
+    # --- assignments and reports
+
+    def add_assignments(self, round_id: int, new: Sequence[AssignedDevice]) -> None:
+        """Write the assignments of devices that were drawn."""
+        shared = {"round": round_id, "state": AssignmentState.ASSIGNED, "reason": "", "assigned_at": self.at}
+        self._connection.execute(insert(ASSIGNMENTS), [asdict(one) | shared for one in new])
+        self._transitions("assignment", [one.id for one in new], "", AssignmentState.ASSIGNED, "selected")
+
+    def assignment(self, assignment_id: str) -> AssignmentRecord:
+        """One assignment. Raises UnknownAssignment."""
+        query = self._held(ASSIGNED_ROWS.where(ASSIGNMENTS.c.id == assignment_id), ASSIGNMENTS)
+        row = self._connection.execute(query).one_or_none()
+        if row is None:
+            raise UnknownAssignment("there is no such assignment; check in again")
+        return assignment_of(row)
+
+    def assignments(self, ids: Collection[str]) -> dict[str, AssignmentRecord]:
+        """The existing ones of these assignments by id, in a transaction that writes."""
+        return {
+            row.id: assignment_of(row)
+            for some in _slices(ids)
+            for row in self._connection.execute(_GIVEN, {"ids": some})
+        }
+
+    def add_reports(self, digests: Mapping[str, tuple[int, str]]) -> None:
+        """Count reports, all at once: by assignment, the row id of the round whose sum each is in, and its digest.
+
+        Raises StoreConflict when one of the assignments waits for a report no more.
+        """
+        if not digests:
+            return
+        rows = [
+            {"assignment": one, "round": round_id, "sha256": sha256, "received_at": self.at}
+            for one, (round_id, sha256) in digests.items()
+        ]
+        self._connection.execute(insert(REPORTS), rows)
+        if sum(self._connection.execute(_REPORT, {"ids": some}).rowcount for some in _slices(digests)) != len(digests):
+            raise StoreConflict(_CONFLICT.format(ASSIGNMENTS.name, AssignmentState.ASSIGNED))
+        before, after = AssignmentState.ASSIGNED, AssignmentState.REPORTED
+        self._transitions("assignment", digests, before, after, "report accepted")
+
+    def move_assignment(self, assignment: AssignmentRecord, to: AssignmentState, cause: str, reason: str = "") -> None:
+        """Change an assignment's state. Raises StoreConflict when it is no longer the one in `assignment`."""
+        values = {"state": move(assignment.state, to), "reason": reason}
+        self._guarded(ASSIGNMENTS, assignment.id, assignment.state, values)
+        self._transition("assignment", assignment.id, assignment.state, to, cause)
+
+    def end_assignments(
+        self, task_id: str, numbers: range, to: AssignmentState, cause: str, names: Collection[str] | None = None
+    ) -> list[AssignedDevice]:
+        """End the open assignments of a task's rounds of these numbers, or only those called `names`.
+
+        Answers which ended.
+        """
+        within = (ROUNDS.c.number >= numbers.start) & (ROUNDS.c.number < numbers.stop)
+        rounds = select(ROUNDS.c.id).where((ROUNDS.c.task == task_id) & within)
+        open_ = ASSIGNMENTS.c.round.in_(rounds) & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED)
+        query = self._held(select(ASSIGNMENTS.c.id, ASSIGNMENTS.c.slot, ASSIGNMENTS.c.device).where(open_), ASSIGNMENTS)
+        ended = [AssignedDevice(*row) for row in self._connection.execute(query) if names is None or row.id in names]
+        for some in _slices([one.id for one in ended]):
+            self._connection.execute(update(ASSIGNMENTS).where(open_ & ASSIGNMENTS.c.id.in_(some)).values(state=to))
+        self._transitions("assignment", [one.id for one in ended], AssignmentState.ASSIGNED, to, cause)
+        return ended
+
+    def leave_out(self, reasons: Mapping[str, LeftOut]) -> frozenset[str]:
+        """Leave devices out of further attempts at a round, by assignment, each for a reason; answers which devices."""
+        for reason in LeftOut:
+            for some in _slices([one for one, why in reasons.items() if why is reason]):
+                self._connection.execute(update(ASSIGNMENTS).where(ASSIGNMENTS.c.id.in_(some)).values(reason=reason))
+        return frozenset(one.device for one in self.assignments(reasons).values())
+
+    def left_out(self, task_id: str, number: int) -> frozenset[str]:
+        """The devices that are left out of further attempts at round `number`."""
+        where = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & ASSIGNMENTS.c.reason.in_(list(LeftOut))
+        return frozenset(self._connection.scalars(select(ASSIGNMENTS.c.device).join(ROUNDS).where(where)))
+
+    # --- the ways of writing
+
+    def _held(self, query: Select[Any], table: Table) -> Select[Any]:
+        return query.with_for_update(of=table, key_share=True) if self._writing else query
+
+    def _insert_if_absent(self, table: Table, **values: Any) -> None:
+        """Insert a row unless there is one with its key, even one that another transaction is writing now."""
+        on_postgresql = self._connection.dialect.name == "postgresql"
+        new = postgresql.insert(table) if on_postgresql else sqlite.insert(table)
+        self._connection.execute(new.on_conflict_do_nothing(), values)
+
+    def _insert(self, table: Table, **values: Any) -> Any:
+        return (self._connection.execute(insert(table), values).inserted_primary_key or (None,))[0]
+
+    def _guarded(self, table: Table, row_id: object, before: str, values: dict[str, Any]) -> None:
+        if self._connection.execute(_guard(table), values | {"_id": row_id, "_before": before}).rowcount != 1:
+            raise StoreConflict(_CONFLICT.format(table.name, before))
+
+    def _transition(self, entity: str, entity_id: object, before: str, after: str, cause: str) -> None:
+        self._transitions(entity, [entity_id], before, after, cause)
+
+    def _transitions(self, entity: str, ids: Iterable[object], before: str, after: str, cause: str) -> None:
+        shared = {"entity": entity, "from_state": before, "to_state": after, "cause": cause, "at": self.at}
+        rows = [{"entity_id": str(entity_id)} | shared for entity_id in ids]
+        if rows:
+            self._connection.execute(insert(TRANSITIONS), rows)
+
+
+def _values(round_: Round) -> dict[str, Any]:
+    """The columns of a round that its value has."""
+    return {name: getattr(round_, name) for name in ("state", "reason", *COUNTS)} | {"staleness": round_.staleness}
+
+
+@cache
+def _guard(table: Table) -> Update:
+    return update(table).where((table.c.id == bindparam("_id")) & (table.c.state == bindparam("_before")))
+
+
+def _agrees(row: Row[Any], known: Round | None) -> bool:
+    """Whether a round is as far in the store as in memory: no round returns to an earlier state or count."""
+    return known is not None and all(getattr(row, name) == getattr(known, name) for name in ("state", *COUNTS))
+
+
+def _slices(ids: Collection[str]) -> Iterator[list[str]]:
+    """These ids, as many at a time as one statement may name."""
+    named = list(ids)
+    yield from (named[start : start + _MOST_NAMED] for start in range(0, len(named), _MOST_NAMED))

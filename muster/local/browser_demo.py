@@ -1,0 +1,122 @@
+"""The demo in a browser: a coordinator's web page in a real Chromium, and devices on Node, train in secure rounds."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.rules.states import RoundState
+from coordinator.store.tasks import Secagg, TaskSettings
+from device_runtime.permission.policy import Policy
+from export.build import export_bundle
+from export.model import Model
+from export.models import load as load_model
+from fedcore.algorithms import create
+from fedcore.algorithms.algorithm import check_cross_device
+from fedcore.signing import SigningKey
+from muster.local.browser import Person, phone
+from muster.local.demo_tasks import CLIP_NORM, DATASET, MODEL, SETTINGS
+from muster.local.memory_folder import memory_folder
+from muster.local.server import local_coordinator
+from secagg.parameters import LEAST_COHORT
+from simulator import datasets
+from simulator.course import overall
+from simulator.engine import evaluate
+from simulator.fleet import node
+from simulator.fleet.fleet import Fleet, FleetConfig
+from simulator.fleet.profile import counted_kinds
+from simulator.population import Population
+
+POPULATION = "digits"
+DRAWN = 6
+"""The examples that are drawn on the page."""
+_INK = 0.5
+"""The level above which a cell is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrowserDemo:
+    """What came of it. rounds: those that were committed; counted: those of them with a report of the page.
+
+    devices: on Node. test_accuracy: on held-out users. page: its words at the end. picture: the path of its picture.
+    """
+
+    rounds: int
+    devices: int
+    counted: int
+    test_accuracy: float
+    page: str
+    picture: str
+
+
+def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: Path) -> BrowserDemo:
+    """Train with `devices` on Node and a page on which digits are drawn, and keep a picture of the page, a PNG.
+
+    name: of the algorithm. Raises FleetError where Chromium or Node is missing, PageFailed, NotCrossDevice.
+    """
+    program = node.program()
+    algorithm = create(name, SETTINGS.get(name))
+    check_cross_device(algorithm)
+    with tempfile.TemporaryDirectory(prefix="muster-demo-", dir=memory_folder()) as made, phone() as browser:
+        folder = Path(made)
+        build = [program, "--no-warnings", str(node.FOLDER / "page" / "build.ts"), str(folder / "page")]
+        subprocess.run(build, check=True)
+        model = Model(load_model(MODEL), seed)
+        bundle = export_bundle(model, algorithm, folder / "plan", MODEL)
+        train, test = datasets.users(DATASET, None, devices + 1)
+        key = SigningKey.new(folder / "release.pem")
+        with local_coordinator(folder / "coordinator", secure=True, page=folder / "page") as local:
+            task = local.create_task(bundle, _settings(train, rounds, seed), key).id
+            person = Person(browser, local.url, POPULATION, key.signer)
+            drawn = train.shard(devices)
+            for levels, digit in zip(drawn["x"][:DRAWN, 0], drawn["y"], strict=False):
+                person.draw(levels > _INK, int(digit))
+            said = _train(_fleet(local.url, train.subset(range(devices)), folder, key.signer, seed), person, rounds)
+            person.keep_picture(picture)
+            committed = sum(one.state is RoundState.COMMITTED for one in local.store.rounds(task))
+            params = local.store.checkpoint(task, committed)["params"]
+        accuracy = overall(evaluate(model, params, test)["accuracy"], test)
+        return BrowserDemo(committed, devices, person.counted(), accuracy, said, str(picture))
+
+
+def _settings(train: Population, rounds: int, seed: int) -> TaskSettings:
+    return TaskSettings(
+        population=POPULATION,
+        goal=len(train),
+        rounds=rounds,
+        minimum=max(LEAST_COHORT, len(train) // 2),
+        over_selection=1.0,
+        selection_timeout_s=20,
+        reporting_deadline_s=70,
+        seed=seed,
+        secagg=Secagg(clip_norm=CLIP_NORM, max_examples=int(train.sizes.max()), phase_s=10),
+    )
+
+
+def _fleet(url: str, train: Population, folder: Path, signer: str, seed: int) -> Fleet:
+    return Fleet(
+        FleetConfig(
+            coordinator=url,
+            population=POPULATION,
+            folder=folder / "devices",
+            concurrency=len(train),
+            seed=seed,
+            policy=Policy(signers=(signer,), require_secure_aggregation=True),
+            kinds=counted_kinds(f"node:{len(train)}"),
+        ),
+        train,
+    )
+
+
+def _train(fleet: Fleet, person: Person, rounds: int) -> str:
+    """Let page and fleet train until the task is done; the words of the page after its last report."""
+    with ThreadPoolExecutor(1) as beside:
+        others = beside.submit(fleet.run)
+        person.press("take-part")
+        try:
+            return person.waits_for("state", f"Done: round {rounds},")
+        finally:
+            others.result()

@@ -1,0 +1,309 @@
+"""The demo on one machine: export, a coordinator, devices over HTTP, and the engine's replay as proof."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client.samples import Sample
+
+from coordinator.rules.entities import RoundRecord
+from coordinator.rules.packed_segments import ReportBytes, report_bytes
+from coordinator.rules.states import RoundState
+from coordinator.store.tasks import CoordinatorStore, Secagg, TaskSettings
+from device_runtime.permission.policy import Policy
+from device_runtime.phases import Phase
+from export.build import export_bundle
+from export.model import Model
+from export.models import load as load_model
+from fedcore.algorithms import create, module_of, settings_of
+from fedcore.algorithms.algorithm import Algorithm
+from fedcore.bundle import Bundle
+from fedcore.plan import prefixed
+from fedcore.signing import SigningKey
+from muster.local.server import LocalCoordinator
+from secagg.parameters import LEAST_COHORT
+from simulator import datasets
+from simulator.configuration import SimulationConfig
+from simulator.course import ACCURACY, Point, measured
+from simulator.engine import Engine, evaluate
+from simulator.fleet.fleet import Fleet, FleetConfig
+from simulator.fleet.fork_servers import ForkServers
+from simulator.fleet.summary import FleetSummary, Session
+from simulator.population import Population
+from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
+from simulator.runs.reading import SECONDS
+from simulator.runs.running import keep_run
+from simulator.simulation import result_of
+from simulator.training import SERVER, Facts, digest_of
+
+MODEL, DATASET, DEVICES = "digits_cnn", "digits", 60
+# Found by a random search over simulated runs: docs/decisions/0008-demo-settings.md. Others run with their defaults.
+SETTINGS: dict[str, dict[str, object]] = {
+    "mimelite": {
+        "optimizer": "adam",
+        "client_lr": 0.008,
+        "beta1": 0.3,
+        "beta2": 0.9,
+        "epsilon": 0.01,
+        "epochs": 2,
+        "batch_size": 4,
+    },
+    "fedadam": {"client_lr": 0.1, "server_lr": 0.03, "epochs": 2, "batch_size": 4},
+    "fedavg": {"client_lr": 0.1, "epochs": 2, "batch_size": 4},
+}
+# The keystone compares this many rounds: float32 differences grow with every round, and prove no more.
+REPLAYED_ROUNDS = 3
+# Longer than any update or gradient of these settings, so that nothing is clipped.
+CLIP_NORM = 10.0
+TRAINED_BY = "a fleet of emulated devices trained"
+
+
+class DemoFailed(Exception):
+    """A task of the demo did not complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoConfig:
+    """The configuration. `devices`, of 60, are active at a time; every round wants a report of each.
+
+    secure: mask reports, for which there must be LEAST_COHORT devices, and a coordinator that goes by an authority.
+    out: a folder that keeps a run of each algorithm, with its plan; None keeps nothing.
+    """
+
+    algorithms: tuple[str, ...]
+    rounds: int
+    devices: int
+    folder: Path
+    seed: int = 0
+    secure: bool = False
+    out: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmResult:
+    """One algorithm's run; bytes are per device that took part, over the whole run, but for one `report`.
+
+    points: of every round, as those of a simulation. seconds: of the fleet. sessions: those that reported; `phases` are
+    their mean seconds (device_runtime/phases.py).
+    """
+
+    algorithm: str
+    rounds: int
+    test_accuracy: float
+    report: ReportBytes
+    bytes_up_per_device: float
+    bytes_down_per_device: float
+    seconds: float
+    export_seconds: float
+    replay_seconds: float
+    agreement: float
+    sessions: int
+    phases: dict[Phase, float]
+    points: list[Point]
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """All algorithms' runs, and mean seconds of the steps of their rounds in the coordinator (docs/operations.md)."""
+
+    algorithms: list[AlgorithmResult]
+    round_steps: dict[str, float]
+
+
+OnProgress = Callable[[str, int, str], None]
+"""Called with the name of an algorithm, its number of committed rounds, and a note."""
+
+
+def run_demo(
+    config: DemoConfig, servers: ForkServers, started: Callable[[], LocalCoordinator], on_progress: OnProgress
+) -> DemoResult:
+    """Train with every algorithm in turn.
+
+    servers: where devices run. started: waits for the coordinator. Both start while this module is loaded and the first
+    plan exported. Each further plan is exported, and each run but the last replayed, while another one trains.
+    """
+    train, test = datasets.users(DATASET, None, DEVICES)
+    with ThreadPoolExecutor(1) as beside:
+        exports = {name: beside.submit(_export, config, name) for name in config.algorithms}
+        local = started()
+        key = SigningKey.new(config.folder / "release.pem")
+        trainer = Trainer(config, local, key, servers, train, test)
+        results = []
+        for name in config.algorithms:
+            on_progress(name, 0, "export")
+            run = trainer.train_fleet(exports[name].result(), on_progress)
+            results.append(beside.submit(trainer.result, run))
+        steps = _means(local.samples("muster_round_step_seconds"), "step")
+        return DemoResult([result.result() for result in results], steps)
+
+
+def _means(samples: Sequence[Sample], label: str) -> dict[str, float]:
+    """The mean of a histogram for every value of its label."""
+    found = {(sample.name.rpartition("_")[2], sample.labels[label]): sample.value for sample in samples}
+    return {value: total / found["count", value] for (kind, value), total in found.items() if kind == "sum"}
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A plan with its model and algorithm. name: as it was given. `seconds`: the time of its export."""
+
+    name: str
+    model: Model
+    algorithm: Algorithm
+    bundle: Bundle
+    seconds: float
+
+
+def _export(config: DemoConfig, name: str) -> Exported:
+    started = time.monotonic()
+    model, algorithm = Model(load_model(MODEL), config.seed), create(name, SETTINGS.get(name), [module_of(name)])
+    bundle = export_bundle(model, algorithm, config.folder / f"plan-{algorithm.name}", MODEL)
+    return Exported(name, model, algorithm, bundle, time.monotonic() - started)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """An algorithm's rounds on the fleet. points: of every round, as those of a simulation; `seconds` of them all."""
+
+    exported: Exported
+    task: str
+    points: list[Point]
+    fleet: FleetSummary
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """Trains with one algorithm after the other: the parts that all their runs share. `key` releases their plans."""
+
+    config: DemoConfig
+    coordinator: LocalCoordinator
+    key: SigningKey
+    servers: ForkServers
+    train: Population
+    test: Population
+
+    @property
+    def store(self) -> CoordinatorStore:
+        """The coordinator's store."""
+        return self.coordinator.store
+
+    def train_fleet(self, exported: Exported, on_progress: OnProgress) -> Run:
+        """One algorithm's rounds. Raises DemoFailed when its task does not complete."""
+        started = time.monotonic()
+        model, name = exported.model, exported.name
+        task = self._create_task(exported)
+        points: list[Point] = []
+        on_progress(name, 0, "first round")
+
+        def follow() -> None:
+            for record in self._committed(task)[len(points) :]:
+                params = self.store.checkpoint(task, record.number)["params"]
+                taken = {"round": record.number, SECONDS: record.seconds or 0.0} | record.metrics
+                points.append(taken | measured(evaluate(model, params, self.test), self.test))
+                on_progress(name, record.number, f"accuracy {points[-1][ACCURACY]:.3f}")
+
+        def on_session(session: Session) -> None:
+            if session.outcome.round > len(points):
+                follow()
+
+        fleet = FleetConfig(
+            coordinator=self.coordinator.url,
+            population=f"digits-{exported.algorithm.name}",
+            folder=self.config.folder / "devices" / exported.algorithm.name,
+            concurrency=self.config.devices,
+            seed=self.config.seed,
+            policy=Policy(signers=(self.key.signer,), require_secure_aggregation=True) if self.config.secure else None,
+        )
+        summary = Fleet(fleet, self.train).run(on_session, self.servers)
+        follow()
+        seconds = time.monotonic() - started
+        if len(points) < self.config.rounds:
+            raise DemoFailed(
+                f"{name}: {len(points)} of {self.config.rounds} rounds; the task is {self.store.task(task).state}"
+            )
+        sizes = dict(zip(self.train.clients, self.train.sizes.tolist(), strict=True))
+        for point in points:
+            cohort = counted_cohort(self.store, task, int(point["round"]), summary.clients)
+            point["examples"] = sum(sizes[client] for client in cohort.values())
+        return Run(exported, task, points, summary, seconds)
+
+    def result(self, run: Run) -> AlgorithmResult:
+        """A run with its measurements, and the engine's replay of it."""
+        replayed = time.monotonic()
+        exported, fleet = run.exported, run.fleet
+        engine = Engine(exported.model, exported.algorithm, self.train, seed=self.config.seed)
+        agreement = self._agreement(engine, run.task, fleet)
+        reported = fleet.endings["reported"]
+        if self.config.out is not None:
+            self._keep(run, self.config.out)
+        return AlgorithmResult(
+            algorithm=exported.name,
+            rounds=len(run.points),
+            test_accuracy=run.points[-1][ACCURACY],
+            report=report_bytes(exported.bundle.plan.report, self.store.task(run.task).settings),
+            bytes_up_per_device=fleet.bytes_up / len(fleet.participants),
+            bytes_down_per_device=fleet.bytes_down / len(fleet.participants),
+            seconds=run.seconds,
+            export_seconds=exported.seconds,
+            replay_seconds=time.monotonic() - replayed,
+            agreement=agreement,
+            sessions=reported,
+            phases={phase: spent / reported for phase, spent in fleet.phases.items()},
+            points=run.points,
+        )
+
+    def _keep(self, run: Run, out: Path) -> None:
+        """Keep a run in a folder as that of a simulation, and its plan in it."""
+        exported, settings = run.exported, settings_of(run.exported.algorithm)
+        folder = (out / exported.algorithm.name).resolve()
+        config = SimulationConfig(
+            model=MODEL,
+            dataset=DATASET,
+            algorithm=exported.name,
+            settings=settings,
+            rounds=self.config.rounds,
+            cohort=self.config.devices,
+            evaluate_every=1,
+            seed=self.config.seed,
+            plan=folder / "plan",
+        )
+        state = self.store.checkpoint(run.task)
+        parameters = exported.model.schema.size
+        facts = Facts(exported.algorithm.name, settings, config.cohort, len(self.train), parameters, None, TRAINED_BY)
+        result = result_of(config, run.points, "rounds", facts, len(self.test), digest_of([state["params"]]))
+        tensors = exported.model.schema.unflatten(state["params"])
+        keep_run(folder, config, run.points, {**prefixed(SERVER, state)}, tensors, result)
+        shutil.copytree(exported.bundle.folder, config.plan or folder)
+
+    def _create_task(self, exported: Exported) -> str:
+        # Shards are known here, so no precision is lost to weights that nobody has.
+        secagg = Secagg(clip_norm=CLIP_NORM, max_examples=int(self.train.sizes.max()), phase_s=10)
+        least = LEAST_COHORT if self.config.secure else 1
+        settings = TaskSettings(
+            population=f"digits-{exported.algorithm.name}",
+            goal=self.config.devices,
+            rounds=self.config.rounds,
+            minimum=max(least, self.config.devices // 2),
+            over_selection=1.0,
+            selection_timeout_s=20,
+            reporting_deadline_s=70 if self.config.secure else 20,  # 20 s to train
+            seed=self.config.seed,
+            secagg=secagg if self.config.secure else None,
+        )
+        return self.coordinator.create_task(exported.bundle, settings, self.key).id
+
+    def _committed(self, task: str) -> list[RoundRecord]:
+        return [record for record in self.store.rounds(task) if record.state is RoundState.COMMITTED]
+
+    def _agreement(self, engine: Engine, task: str, summary: FleetSummary) -> float:
+        numbers = range(1, min(REPLAYED_ROUNDS, self.config.rounds) + 1)
+        cohorts = [counted_cohort(self.store, task, number, summary.clients) for number in numbers]
+        return worst_difference(
+            engine, self.train, cohorts, [self.store.checkpoint(task, n)["params"] for n in numbers]
+        )

@@ -1,0 +1,1 @@
+"""Curves and heat maps of runs and studies."""

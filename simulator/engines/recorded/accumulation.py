@@ -1,0 +1,84 @@
+"""Accumulation in place: for `x + a · g`, the parts of g are added to a copy of x, and g as a whole is never made.
+
+A local step of descent ends so, where g is a gradient as large as the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from simulator.engines.recorded.layout import Users, fills_buffer, row_major
+from simulator.engines.recorded.recording import Call, Place, Recording
+
+aten = torch.ops.aten
+SIGNS = {aten.add.Tensor: 1, aten.sub.Tensor: -1}
+# Products of matrices, and what adds such a product to what is there.
+ADDED = {aten.mm.default: aten.addmm_.default, aten.bmm.default: aten.baddbmm_.default}
+
+
+def accumulate(recording: Recording) -> None:
+    """Add products of matrices where they are to be added, if nothing else reads them."""
+    users = Users(recording)
+    for call in [call for call in recording.calls if call.operator in SIGNS and call.made]:
+        if makers := _makers(users, call):
+            _replace(users, call, makers)
+
+
+def _makers(users: Users, call: Call) -> list[Call]:
+    """The calls that make g, if `call` alone reads g, and all of it, and some of them are products; else none."""
+    start, added = call.args
+    (whole,) = (place for place in call.results if place)
+    if not isinstance(start, Place) or not isinstance(added, Place) or start.dtype is not whole.dtype:
+        return []
+    recording, readers = users.recording, users.of(added.buffer)
+    makers = [one for one in readers if added.buffer in one.made or _copies_to(one, added.buffer)]
+    if added.buffer in recording.given or not any(maker.operator in ADDED for maker in makers):
+        return []
+    elsewhere = {place.buffer for place in [start, *recording.outputs.values()]}
+    if len(readers) > len(makers) + 1 or added.buffer in elsewhere or users.write(whole.buffer):
+        return []
+    lies = (whole.dtype, whole.size, row_major(whole.size))
+    alike = all((one.dtype, one.size, one.stride) == lies for one in (added, whole))
+    fill = alike and all(fills_buffer(one, users.of(one.buffer), recording) for one in (added, whole))
+    return makers if fill else []
+
+
+def _copies_to(call: Call, buffer: int) -> bool:
+    return call.operator is aten.copy_.default and call.args[0].buffer == buffer != call.args[1].buffer
+
+
+def _replace(users: Users, call: Call, makers: list[Call]) -> None:
+    """Replace `call`, and the makers of g that need not be called any more, by additions to the whole."""
+    (whole,) = (place for place in call.results if place)
+    factor = SIGNS[call.operator] * call.kwargs.get("alpha", 1)
+    added, replaced = [Call(aten.copy_.default, (whole, call.args[0]), {}, [])], []
+    for maker in makers:
+        unread = False
+        for operator, part, terms in _additions(maker, call.args[1].buffer, users):
+            added.append(Call(operator, (replace(part, buffer=whole.buffer), *terms), {"alpha": factor}, []))
+            unread |= part not in terms
+        if unread:
+            replaced.append(maker)
+    users.replace(call, added)
+    for maker in replaced:
+        users.replace(maker, [])
+
+
+def _additions(maker: Call, buffer: int, users: Users) -> Iterator[tuple[Any, Place, tuple[Place, ...]]]:
+    """For each part of g that a call makes: what adds it, where it lies in g, and the terms to add.
+
+    The part itself is the term where what it is made of is written to, and may be something else at the end.
+    """
+    lasts = not any(users.write(one) for one in maker.read - {buffer})
+    if maker.operator in ADDED and lasts:
+        yield ADDED[maker.operator], next(place for place in maker.results if place), maker.args
+    elif maker.operator is aten.copy_.default:
+        yield aten.add_.Tensor, maker.args[0], maker.args[1:2] if lasts else maker.args[:1]
+    else:
+        for place in maker.results:
+            if place and place.buffer == buffer:
+                yield aten.add_.Tensor, place, (place,)

@@ -1,0 +1,175 @@
+"""The layout of results: made where they are needed, instead of copied there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from simulator.engines.recorded.recording import Call, Place, Recording, places
+from simulator.engines.recorded.writers import writer_of
+
+aten = torch.ops.aten
+
+
+def lay_out_parts(recording: Recording) -> None:
+    """Let the parts of every concatenation be made in the whole, or copied there where that cannot be."""
+    written = {buffer for call in recording.calls for buffer in call.written}
+    users = Users(recording)
+    for call in [call for call in recording.calls if call.operator is aten.cat.default]:
+        (whole,) = (place for place in call.results if place is not None)
+        if whole.stride != row_major(whole.size):  # images with their channels last
+            continue
+        parts = _parts(call, whole)
+        copied = [
+            index for index, rows in parts.items() if not _moved(users, call.args[0][index], rows, whole, written)
+        ]
+        # A part may lie in what another part lay in, and has moved with it. So the places are read again.
+        copies = [_copy(call.args[0][index], parts[index], whole) for index in copied]
+        if copies:
+            written.add(whole.buffer)
+        users.replace(call, copies)
+
+
+class Users:
+    """The calls of a recording by the buffers that they touch, as a look at all calls for each would take minutes."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self._calls: dict[int, dict[int, Call]] = {}
+        for call in recording.calls:
+            self._note(call)
+
+    def of(self, buffer: int) -> list[Call]:
+        """The calls that touch a buffer."""
+        return list(self._calls.get(buffer, {}).values())
+
+    def write(self, buffer: int) -> bool:
+        """Whether one of the calls writes to a buffer that another has made, or that was given."""
+        return any(buffer in call.written for call in self.of(buffer))
+
+    def move(self, buffer: int, rows: _Rows) -> None:
+        """Put all that lies in a buffer into rows of another."""
+        moved = self._calls.pop(buffer)
+        self.recording.move(buffer, rows.place, moved.values())
+        self._calls.setdefault(rows.buffer, {}).update(moved)
+
+    def replace(self, call: Call, by: list[Call]) -> None:
+        """Put other calls in the place of one."""
+        at = next(index for index, one in enumerate(self.recording.calls) if one is call)
+        self.recording.calls[at : at + 1] = by
+        for buffer in call.touched:
+            del self._calls[buffer][id(call)]
+        for one in by:
+            self._note(one)
+
+    def _note(self, call: Call) -> None:
+        for buffer in call.touched:
+            self._calls.setdefault(buffer, {})[id(call)] = call
+
+
+def _parts(call: Call, whole: Place) -> dict[int, _Rows]:
+    """Where the parts of a concatenation belong in the whole, by index."""
+    dim: int = (call.args[1] if len(call.args) > 1 else 0) % len(whole.size)
+    start, parts = 0, dict[int, _Rows]()
+    for index, part in enumerate(call.args[0]):
+        if len(part.size) == len(whole.size):  # torch also takes empty vectors, whatever the whole
+            parts[index] = _Rows(math.prod(part.size[dim:]), math.prod(whole.size[dim:]), start, whole.buffer)
+            start += parts[index].length
+    return parts
+
+
+def _moved(users: Users, part: Place, rows: _Rows, whole: Place, written: set[int]) -> bool:
+    """Move a part to its rows of the whole, if that can be.
+
+    Not where one of them is written in place, or the part has been moved already.
+    """
+    if part.buffer == whole.buffer or {part.buffer, whole.buffer} & written or part.dtype != whole.dtype:
+        return False
+    can_move = _can_move(users, part, rows)
+    if can_move:
+        users.move(part.buffer, rows)
+    return can_move
+
+
+def _copy(part: Place, rows: _Rows, whole: Place) -> Call:
+    to = replace(whole, size=part.size, offset=whole.offset + rows.start)
+    return Call(aten.copy_.default, (to, part), {}, [])
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of some `length` that become a part of longer ones, from column `start` on, in another buffer."""
+
+    length: int
+    longer: int
+    start: int
+    buffer: int
+
+    def place(self, place: Place) -> Place:
+        """What was somewhere in the rows, in the longer ones."""
+        row, column = divmod(place.offset, self.length)
+        stride = tuple(step // self.length * self.longer if step % self.length == 0 else step for step in place.stride)
+        return replace(place, buffer=self.buffer, stride=stride, offset=row * self.longer + column + self.start)
+
+    def can_place(self, place: Place) -> bool:
+        """Whether no axis of it runs across the end of a row."""
+        along = [(count - 1) * step for count, step in zip(place.size, place.stride, strict=True) if step % self.length]
+        return sum(along) + place.offset % self.length < self.length
+
+
+def _can_move(users: Users, part: Place, rows: _Rows) -> bool:
+    """Whether a part is all of its buffer, row after row, and its maker can write it in longer rows."""
+    calls = users.of(part.buffer)
+    makers = [call for call in calls if part.buffer in call.made]
+    if not makers or any(writer_of(maker) is None for maker in makers) or not rows.length:
+        return False
+    there = _places_in(part.buffer, calls, users.recording)
+    in_order = part.stride == row_major(part.size)
+    return fills_buffer(part, calls, users.recording) and in_order and all(rows.can_place(one) for one in there)
+
+
+def fills_buffer(place: Place, calls: list[Call], recording: Recording) -> bool:
+    """Whether a place is all of its buffer, of which nothing else that lies there is of another dtype.
+
+    calls: at least those that touch the buffer.
+    """
+    whole = place.offset == 0 and recording.nbytes[place.buffer] == math.prod(place.size) * place.dtype.itemsize
+    return whole and all(one.dtype == place.dtype for one in _places_in(place.buffer, calls, recording))
+
+
+def row_major(size: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor that lies row after row."""
+    return torch.empty(size, device="meta").stride()
+
+
+def may_lie_in(recording: Recording, place: Place, target: Tensor) -> bool:
+    """Whether a result may be made in memory that arguments lie in: nobody reads those once it is written to."""
+    first = next((index for index, call in enumerate(recording.calls) if place.buffer in call.touched), None)
+    if first is None or place.buffer in recording.given or writer_of(recording.calls[first]) is None:
+        return False
+    shape = (target.dtype, tuple(target.shape), target.stride())
+    fills = fills_buffer(place, recording.calls, recording)
+    if (place.dtype, place.size, place.stride) != shape or not fills:
+        return False
+    storage = target.untyped_storage()
+    given = {buffer for buffer, one in recording.given.items() if one._cdata == storage._cdata}
+    if given & {one.buffer for one in recording.outputs.values()}:
+        return False
+    if any(call.touched & given for call in recording.calls[first + 1 :]):
+        return False
+    maker = recording.calls[first]
+    read = [one for one in places((maker.args, maker.kwargs)) if one.buffer in given]
+    # An operator of single values reads each before it writes there.
+    lies = (place.size, place.stride, target.storage_offset())
+    alike = all((one.size, one.stride, one.offset) == lies for one in read)
+    single = torch.Tag.pointwise in maker.operator.tags or maker.operator is aten.copy_.default
+    return not read or (single and alike)
+
+
+def _places_in(buffer: int, calls: list[Call], recording: Recording) -> list[Place]:
+    """The places in a buffer that calls and outputs have."""
+    inside = places([(call.args, call.kwargs, call.results) for call in calls])
+    return [place for place in (*inside, *recording.outputs.values()) if place.buffer == buffer]

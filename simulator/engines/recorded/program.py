@@ -1,0 +1,295 @@
+"""Programs: recordings with memory for every buffer, to run as often as one likes.
+
+Operators write into memory that is theirs from the start, as far as they can, so a run allocates next to nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from simulator.engines.recorded.accumulation import accumulate
+from simulator.engines.recorded.biases import sum_for_biases
+from simulator.engines.recorded.cuda_graphs import Capture, Run
+from simulator.engines.recorded.layout import lay_out_parts, may_lie_in
+from simulator.engines.recorded.order import add_early
+from simulator.engines.recorded.pooling import pool_first
+from simulator.engines.recorded.products import multiply_by_onednn
+from simulator.engines.recorded.recording import Call, NotRecordable, Place, Recording, places, record
+from simulator.engines.recorded.trial import Before, agree
+from simulator.engines.recorded.winograd import differentiate_by_winograd
+from simulator.engines.recorded.writers import writer_of
+
+LOG = logging.getLogger(__name__)
+aten = torch.ops.aten
+T = TypeVar("T")
+
+
+class Workspace:
+    """Memory that programs share: only one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._blocks: list[Tensor] = []
+
+    def spoil(self) -> None:
+        """Fill with NaN, so that a read of unwritten memory shows."""
+        for block in self._blocks:
+            block.fill_(255)
+
+    def reservation(self) -> _Reservation:
+        """The use of all of it by one program."""
+        return _Reservation(self._blocks, self.device)
+
+
+class _Reservation:
+    def __init__(self, blocks: list[Tensor], device: torch.device) -> None:
+        self._blocks, self._device, self._free = blocks, device, list(blocks)
+
+    def take(self, nbytes: int) -> Tensor:
+        """A block of at least so many bytes; of those that fit, the one that was used last if they are of one size."""
+        fitting = [block for block in self._free if nbytes <= block.numel() <= 2 * nbytes + 4096]
+        if fitting:
+            block = min(reversed(fitting), key=Tensor.numel)
+            self._free = [one for one in self._free if one is not block]
+            return block
+        self._blocks.append(torch.empty(max(nbytes, 1), dtype=torch.uint8, device=self._device))
+        return self._blocks[-1]
+
+    def give_back(self, block: Tensor) -> None:
+        """Take a block back for others."""
+        self._free.append(block)
+
+
+class Program:
+    """A recording that can be run.
+
+    targets: tensors that are to receive outputs, by name. Outputs without one are in `outputs` until the next program
+    runs.
+    """
+
+    def __init__(self, recording: Recording, workspace: Workspace, targets: Mapping[str, Tensor]) -> None:
+        self._loose: dict[int, Tensor] = {}  # results of operators that allocate them
+        self._steps: list[Callable[[], Any]] = []
+        pool_first(recording)
+        lay_out_parts(recording)
+        accumulate(recording)
+        if workspace.device.type == "cpu":
+            multiply_by_onednn(recording)
+            sum_for_biases(recording)
+            differentiate_by_winograd(recording)
+        self._given = dict(recording.given)
+        copies = self._aim(recording, targets)
+        recording.calls = [call for call in recording.calls if not self._is_there(call)]
+        add_early(recording, self._given)
+        self._plan(recording, workspace)
+        self._copies = [(target, self._reader(place), place.buffer in recording.given) for target, place in copies]
+        self._outputs = {name: self._reader(place) for name, place in recording.outputs.items() if name not in targets}
+
+    def run(self) -> dict[str, Tensor]:
+        """Run it on what its arguments hold now."""
+        for step in self._steps:
+            step()
+        # What was not computed may be an argument, whose memory another output is to go to.
+        copies = [(target, read().clone() if given else read()) for target, read, given in self._copies]
+        for target, value in copies:
+            target.copy_(value)
+        outputs = {name: read() for name, read in self._outputs.items()}
+        self._loose.clear()
+        return outputs
+
+    def _aim(self, recording: Recording, targets: Mapping[str, Tensor]) -> list[tuple[Tensor, Place]]:
+        """Let results be made where they are to be; give those that must be copied there."""
+        copies = []
+        for name, target in targets.items():
+            place = recording.outputs[name]
+            if place.buffer not in self._given and may_lie_in(recording, place, target):
+                recording.move(place.buffer, functools.partial(_shifted, int(target.storage_offset())))
+                self._given[place.buffer] = target.untyped_storage()
+            else:
+                copies.append((target, place))
+        return copies
+
+    def _plan(self, recording: Recording, workspace: Workspace) -> None:
+        """Give every buffer memory for the time that it is needed, and bind the calls to it."""
+        last = {buffer: index for index, call in enumerate(recording.calls) for buffer in call.touched}
+        last |= {place.buffer: len(recording.calls) for place in recording.outputs.values()}
+        loose = {buffer for call in recording.calls if writer_of(call) is None for buffer in call.made}
+        reservation, blocks = workspace.reservation(), dict[int, Tensor]()
+        for index, call in enumerate(recording.calls):
+            # Not a difference of sets, which would go through all that is given.
+            for buffer in (one for one in call.touched - loose if one not in self._given):
+                blocks[buffer] = reservation.take(recording.nbytes[buffer])
+                self._given[buffer] = blocks[buffer].untyped_storage()
+            ended = [buffer for buffer in call.touched if last[buffer] == index]
+            self._steps.append(self._step(call, [buffer for buffer in ended if buffer not in self._given]))
+            for buffer in ended:
+                if buffer in blocks:
+                    reservation.give_back(blocks.pop(buffer))
+
+    def _is_there(self, call: Call) -> bool:
+        """Whether a call copies something to where it is."""
+        if call.operator is not aten.copy_.default or not all(one.buffer in self._given for one in places(call.args)):
+            return False
+        to, start = map(self._tensor, places(call.args))
+        return to.is_set_to(start)
+
+    def _step(self, call: Call, ended: list[int]) -> Callable[[], Any]:
+        """What runs a call; `ended`: the loose results that nobody needs then."""
+        writer, read = writer_of(call), self._arguments(call)
+        results = [self._tensor(place) for place in call.results if place and place.buffer in self._given]
+        if writer and all(place.buffer in self._given for place in places((call.args, call.kwargs))):
+            args, kwargs = read()
+            return writer(args, kwargs, results)
+
+        def run() -> None:
+            """Run the call, keep its loose results, and let go of those that have ended."""
+            args, kwargs = read()
+            if writer:
+                writer(args, kwargs, results)()
+            else:
+                made = call.operator(*args, **kwargs)
+                for place, one in zip(call.results, [made] if call.one_result else made, strict=True):
+                    if place is not None:
+                        self._loose[place.buffer] = one
+            for buffer in ended:
+                self._loose.pop(buffer, None)
+
+        return run
+
+    def _arguments(self, call: Call) -> Callable[[], Any]:
+        """A function for the arguments of a call, as tensors."""
+        leaves, form = tree_flatten((call.args, call.kwargs))
+        readers = [self._reader(leaf) if isinstance(leaf, Place) else None for leaf in leaves]
+
+        def read() -> Any:
+            values = [leaf if reader is None else reader() for leaf, reader in zip(leaves, readers, strict=True)]
+            return tree_unflatten(values, form)
+
+        return read
+
+    def _tensor(self, place: Place) -> Tensor:
+        return place.of(self._given[place.buffer])
+
+    def _reader(self, place: Place) -> Callable[[], Tensor]:
+        """A function for the tensor at a place."""
+        if place.buffer in self._given:
+            tensor = self._tensor(place)
+            return lambda: tensor
+
+        def read() -> Tensor:
+            tensor = self._loose[place.buffer]
+            same = tensor.shape == place.size and tensor.stride() == place.stride
+            return tensor if same else tensor.as_strided(place.size, place.stride, place.offset)
+
+        return read
+
+
+def _shifted(by: int, place: Place) -> Place:
+    return replace(place, offset=place.offset + by)
+
+
+class Programs:
+    """Programs by key, each recorded when it is first needed, and memory for their arguments.
+
+    Functions that cannot be recorded, and those whose program fails its trial, are called each time. capture: makes of
+    a program's run what is run from then on.
+    """
+
+    def __init__(self, device: torch.device, capture: Capture | None = None) -> None:
+        self.device, self.captured = device, capture is not None
+        self._workspace, self._capture = Workspace(device), capture or (lambda run: run)
+        self._programs: dict[Hashable, Run | None] = {}  # None: called each time
+        self._memory: dict[Hashable, Tensor] = {}
+        self._bound: dict[Hashable, Any] = {}
+        self._said = False
+
+    def memory(self, key: Hashable, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Memory that is the same in every call with a key and with no longer a first axis."""
+        whole = self._memory.get((key, len(shape)))
+        if whole is None or len(whole) < shape[0]:
+            if whole is not None:  # programs know where the arguments were
+                self._programs.clear()
+                self._bound.clear()
+                self._workspace = Workspace(self.device)
+            whole = self._memory[key, len(shape)] = torch.empty(
+                tuple(shape), dtype=dtype, device=self._workspace.device
+            )
+        return whole[: shape[0]]
+
+    def hold(self, key: Hashable, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of vectors in such memory."""
+        return {name: self.memory((key, name), vector.shape).copy_(vector) for name, vector in vectors.items()}
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gives, by key, until memory moves."""
+        if key not in self._bound:
+            made = make()  # which may move memory
+            self._bound[key] = made
+        bound: T = self._bound[key]
+        return bound
+
+    def run(
+        self,
+        key: Hashable,
+        function: Callable[[], dict[str, Tensor]],
+        arguments: Iterable[Tensor],
+        targets: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """What a function gives, by name: some in `targets`, and the rest as it is until the next run.
+
+        key: the same for the same function of the same arguments. arguments: all tensors that it reads and that change.
+        """
+        if key not in self._programs:
+            self._programs[key], outputs = self._first_run(function, arguments, targets)
+            return outputs
+        run = self._programs[key]
+        return _called(function, targets) if run is None else run()
+
+    def _first_run(
+        self, function: Callable[[], dict[str, Tensor]], arguments: Iterable[Tensor], targets: Mapping[str, Tensor]
+    ) -> tuple[Run | None, dict[str, Tensor]]:
+        """The run of the function's program after its trial, and outputs; None and those of a call where it fails."""
+        try:
+            recording = record(function, arguments)
+        except NotRecordable:
+            self._say("the model or the algorithm reads values of tensors in Python, or makes shapes of them")
+            return None, _called(function, targets)
+        before = Before([*recording.overwritten, *(target.untyped_storage() for target in targets.values())])
+        # A target takes values as they fit there.
+        taken = {name: target.clone().copy_(recording.found[name]) for name, target in targets.items()}
+        with contextlib.suppress(Exception):  # whatever a program fails at, its function has just done
+            program = Program(recording, self._workspace, targets)
+            self._workspace.spoil()
+            outputs = program.run()
+            if agree({**outputs, **targets}, recording.found | taken) and before.same_around(targets.values()):
+                return self._capture(program.run), outputs
+        self._say("a recorded step gave something else than the step itself")
+        before.put_back()
+        return None, _called(function, targets)
+
+    def _say(self, why: str) -> None:
+        """Say once that steps are not run from recordings."""
+        if not self._said:
+            LOG.warning("%s, so steps are not recorded, and training takes longer than it could", why)
+        self._said = True
+
+
+def _called(function: Callable[[], dict[str, Tensor]], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a function gives, some of it moved to targets."""
+    outputs = function()
+    # An output may be an argument, whose memory another output is to go to.
+    written = {target.untyped_storage()._cdata for target in targets.values()}
+    moved = {name: outputs.pop(name) for name in targets}
+    moved = {name: one.clone() if one.untyped_storage()._cdata in written else one for name, one in moved.items()}
+    for name, target in targets.items():
+        target.copy_(moved[name])
+    return outputs

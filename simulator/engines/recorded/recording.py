@@ -1,0 +1,358 @@
+"""Recordings: the operators that a function of tensors ran, to be run again on other values of the same shapes.
+
+What torch does around operators, such as differentiation, vectorisation over clients and views, is done once, when the
+function is recorded. A tensor is described by its memory, a *buffer*, and how it lies there. So a view is no operator
+any more, and an operator that writes in place is one like every other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from simulator.engines.recorded.random_state import RandomState
+from simulator.errors import EngineError
+
+aten = torch.ops.aten
+# Operators with others that do the same, and can write into memory that is there.
+SAME = {aten.mul.Scalar: aten.mul.Tensor, aten.div.Scalar: aten.div.Tensor}
+# Methods that give a tensor's values away.
+READINGS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr}
+POOLED_BACKWARD = aten.max_pool2d_with_indices_backward.default
+# Operators that read the shape of a tensor and not its values.
+SHAPED = {
+    aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.empty_like.default,
+    aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.new_empty.default,
+    aten.new_empty_strided.default,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a buffer: how a tensor lies there, in elements of its dtype."""
+
+    buffer: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, storage: torch.UntypedStorage) -> Tensor:
+        """The tensor at this place in some memory."""
+        empty = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return empty.set_(storage, self.offset, self.size, self.stride)
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of an operator. Tensors among the arguments and results are places; results are those in new buffers."""
+
+    operator: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: list[Place | None]
+    one_result: bool = True
+
+    @property
+    def read(self) -> set[int]:
+        """The buffers of its arguments."""
+        return {place.buffer for place in places((self.args, self.kwargs))}
+
+    @property
+    def written(self) -> set[int]:
+        """The buffers of arguments that it writes to."""
+        return _written(self.operator, self.args, self.kwargs)
+
+    @property
+    def touched(self) -> set[int]:
+        """Every buffer that it reads or writes."""
+        return self.read | self.written | self.made
+
+    @property
+    def made(self) -> set[int]:
+        """The buffers of its results."""
+        return {place.buffer for place in self.results if place is not None}
+
+
+def places(tree: Any) -> Iterator[Place]:
+    """The places in arguments."""
+    return (leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Place))
+
+
+def _written(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
+    """The buffers that an operator writes to: none where it turns a tensor in place, as `transpose_` does."""
+    if torch.Tag.inplace_view in operator.tags:
+        return set()
+    schema = operator._schema.arguments
+    named = dict(zip((item.name for item in schema), args, strict=False)) | dict(kwargs)
+    written = [named.get(item.name) for item in schema if item.alias_info is not None and item.alias_info.is_write]
+    return {place.buffer for place in places(written)}
+
+
+@dataclass(slots=True)
+class Recording:
+    """The calls of a function, in order. Whoever has it may change it.
+
+    given: the memory that is there before the first call: arguments and constants. nbytes: the size of every other
+    buffer. outputs: where the function's results are, by name. found: what they were when it was recorded.
+    """
+
+    calls: list[Call]
+    given: dict[int, torch.UntypedStorage]
+    nbytes: dict[int, int]
+    outputs: dict[str, Place]
+    found: dict[str, Tensor]
+
+    @property
+    def written(self) -> set[int]:
+        """The buffers that calls write to."""
+        return {buffer for call in self.calls for buffer in call.written}
+
+    @property
+    def overwritten(self) -> list[torch.UntypedStorage]:
+        """The given memory that calls write to."""
+        written = self.written
+        return [storage for buffer, storage in self.given.items() if buffer in written]
+
+    def like(self, place: Place) -> Place:
+        """A place in a new buffer, where a tensor lies as at another."""
+        buffer = self._next()
+        self.nbytes[buffer] = self.nbytes[place.buffer]
+        return replace(place, buffer=buffer)
+
+    def new(self, size: tuple[int, ...]) -> Place:
+        """A place that fills a new buffer, row after row, in float32."""
+        buffer = self._next()
+        self.nbytes[buffer] = math.prod(size) * torch.float32.itemsize
+        return _place(torch.empty(size, device="meta"), buffer)
+
+    def constant(self, tensor: Tensor) -> Place:
+        """The place of a tensor whose values are always the same."""
+        buffer = self._next()
+        self.given[buffer] = tensor.untyped_storage()
+        return _place(tensor, buffer)
+
+    def _next(self) -> int:
+        return max(self.given.keys() | self.nbytes.keys()) + 1
+
+    def move(self, buffer: int, moved: Callable[[Place], Place], users: Iterable[Call] | None = None) -> None:
+        """Put all that lies in a buffer somewhere else. users: the calls that touch it, where they are known."""
+
+        def at(place: Place) -> Place:
+            return moved(place) if place.buffer == buffer else place
+
+        for call in self.calls if users is None else users:
+            call.args, call.kwargs, call.results = tree_map_only(Place, at, (call.args, call.kwargs, call.results))
+        self.outputs = {name: at(place) for name, place in self.outputs.items()}
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every operator as it runs, as later ones may turn its tensors in place."""
+
+    def __init__(self, notes: _Notes) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._notes, self.calls = notes, list[Call]()
+        self.refused = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's own hook: without it, each process loads torch's compiler, which takes seconds and is not used."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is POOLED_BACKWARD and args[1].is_contiguous(memory_format=torch.channels_last):
+            # With channels in front here, it would turn its result round and back, which is larger.
+            args = (self._note(aten.clone.default, args[:1], {"memory_format": torch.channels_last}), *args[1:])
+        return self._note(func, args, kwargs or {})
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        placed_args, placed_kwargs = tree_map_only(Tensor, self._notes.place, (args, kwargs))
+        self._notes.keep(_written(func, placed_args, placed_kwargs))
+        result = func(*args, **kwargs)
+        if _shaped_by_values(func, args) or not _all_tensors(result):
+            self.refused = True  # as the model must not see an error
+        elif call := self._notes.call(func, placed_args, placed_kwargs, result):
+            self.calls.append(call)
+        return result
+
+
+class _Readings(TorchFunctionMode):
+    """Notices values that go to Python or NumPy without an operator; `item` is one."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in READINGS:
+            self._recorder.refused = True
+        return func(*args, **(kwargs or {}))
+
+
+class NotRecordable(Exception):
+    """A function reads values of tensors as numbers, or makes shapes from values; what it runs may change with them."""
+
+
+def record(function: Callable[[], Mapping[str, Tensor]], arguments: Iterable[Tensor]) -> Recording:
+    """Run a function, and note what it does. Its arguments and torch's random numbers are as before afterwards.
+
+    arguments: the tensors whose values may be others in the next run; everything else that it reads is a constant.
+    Raises NotRecordable, and EngineError where Python or NumPy draw.
+    """
+    notes, random = _Notes(arguments), RandomState()
+    try:
+        with _Recorder(notes) as recorder, _Readings(recorder):
+            outputs = function()
+        found = {name: one.clone() for name, one in outputs.items()}
+    finally:
+        notes.put_back()
+        random.put_back()
+    if random.drawn_elsewhere:
+        raise EngineError(
+            "the model or the algorithm draws by Python's random or by numpy.random, which a recorded step would do "
+            "once and never again; draw by nn.Dropout, randn_like or rand_like"
+        )
+    if recorder.refused:
+        raise NotRecordable
+    results = {name: notes.place(one) for name, one in outputs.items()}
+    recording = Recording(recorder.calls, notes.given, notes.nbytes, results, found)
+    _fold_constants(recording, notes)
+    _drop_unused(recording)
+    _merge_scaled(recording)
+    return recording
+
+
+class _Notes:
+    """Numbers for the memory that tensors lie in. All of it is held, so no address comes twice."""
+
+    def __init__(self, arguments: Iterable[Tensor]) -> None:
+        self.storages: list[torch.UntypedStorage] = []
+        self._numbers: dict[int, int] = {}
+        self.given: dict[int, torch.UntypedStorage] = {}
+        self.nbytes: dict[int, int] = {}
+        self._kept: dict[int, torch.UntypedStorage] = {}
+        self.arguments = {self.place(one).buffer for one in arguments}
+
+    def place(self, tensor: Tensor) -> Place:
+        """Where a tensor lies. Memory that nothing has made is given."""
+        storage = tensor.untyped_storage()
+        number = self._number(storage)
+        if number is None:
+            number = self._add(storage)
+            self.given[number] = storage
+        return _place(tensor, number)
+
+    def keep(self, buffers: Iterable[int]) -> None:
+        """Copy given memory that is about to be written."""
+        for buffer in (set(buffers) & self.given.keys()) - self._kept.keys():
+            self._kept[buffer] = self.given[buffer].clone()  # type: ignore[no-untyped-call]
+
+    def put_back(self) -> None:
+        """Let the given memory hold again what it held at first."""
+        for buffer, before in self._kept.items():
+            self.given[buffer].copy_(before)
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Call | None:
+        """A call with places as arguments; none where its results are views."""
+        one_result = isinstance(result, Tensor)
+        results = [self._made(one) for one in ([result] if one_result else result or ())]
+        if func is aten.relu.default:  # as it cannot write into memory that is there
+            func, args = aten.clamp_min.default, (*args, 0)
+        call = Call(SAME.get(func, func), args, kwargs, results, one_result)
+        return call if call.made or call.written else None
+
+    def _made(self, result: Tensor | None) -> Place | None:
+        if result is None or self._number(result.untyped_storage()) is not None:
+            return None
+        storage = result.untyped_storage()
+        number = self._add(storage)
+        self.nbytes[number] = storage.nbytes()
+        return _place(result, number)
+
+    def _number(self, storage: torch.UntypedStorage) -> int | None:
+        return self._numbers.get(storage._cdata)
+
+    def _add(self, storage: torch.UntypedStorage) -> int:
+        self._numbers[storage._cdata] = len(self.storages)
+        self.storages.append(storage)
+        return len(self.storages) - 1
+
+
+def _shaped_by_values(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:
+    """Whether the shape of the results follows from values, as with `nonzero`, and with masks as indices."""
+    if func is aten.index.Tensor:
+        return any(index is not None and index.dtype in {torch.bool, torch.uint8} for index in args[1])
+    return torch.Tag.dynamic_output_shape in func.tags
+
+
+def _all_tensors(results: Any) -> bool:
+    if results is None or isinstance(results, Tensor):
+        return True
+    return isinstance(results, list | tuple) and all(one is None or isinstance(one, Tensor) for one in results)
+
+
+def _place(tensor: Tensor, buffer: int) -> Place:
+    return Place(buffer, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+
+def _fold_constants(recording: Recording, notes: _Notes) -> None:
+    """Take out the calls whose results are always the same."""
+    written = recording.written
+    constant, kept = set(recording.given) - notes.arguments - written, []
+    for call in recording.calls:
+        drawn = torch.Tag.nondeterministic_seeded in call.operator.tags
+        read = set() if call.operator in SHAPED else call.read
+        if drawn or call.written or call.made & written or not read <= constant:
+            kept.append(call)
+            continue
+        constant |= call.made
+        recording.given |= {buffer: notes.storages[buffer] for buffer in call.made}
+    recording.calls = kept
+
+
+def _drop_unused(recording: Recording) -> None:
+    """Take out the calls whose results nobody reads."""
+    needed, kept = {place.buffer for place in recording.outputs.values()} | set(recording.given), []
+    for call in reversed(recording.calls):
+        if (call.made | call.written) & needed:
+            needed |= call.read
+            kept.append(call)
+    recording.calls = kept[::-1]
+
+
+def _merge_scaled(recording: Recording) -> None:
+    """Make one call of a product with a number that is added to, or taken from, something."""
+    reads: dict[int, int] = {}
+    for place in places([(call.args, call.kwargs) for call in recording.calls] + list(recording.outputs.values())):
+        reads[place.buffer] = reads.get(place.buffer, 0) + 1
+    written = recording.written
+    scaled = (call for call in recording.calls if call.operator is aten.mul.Tensor and call.made)
+    products = {
+        place: call
+        for call in scaled
+        for place in call.results
+        if place and isinstance(call.args[1], int | float) and place.dtype is call.args[0].dtype
+    }
+    merged = set()
+    for call in recording.calls:
+        if call.operator not in {aten.add.Tensor, aten.sub.Tensor} or call.kwargs:
+            continue
+        to, by = call.args
+        if call.operator is aten.add.Tensor and to in products:
+            to, by = by, to
+        product = products.get(by) if isinstance(to, Place) else None
+        if product is None or to.dtype is not by.dtype or reads[by.buffer] > 1 or product.read & written:
+            continue
+        call.args, call.kwargs = (to, product.args[0]), {"alpha": product.args[1]}
+        merged.add(id(product))
+    recording.calls = [call for call in recording.calls if id(call) not in merged]

@@ -1,0 +1,207 @@
+"""Processes that train the blocks of a cohort, with one thread each: no result depends on how many there are.
+
+They are forked, so that all share the examples. What clients receive, and the sums of blocks, lie in memory that is
+shared too, and pipes carry only which block is whose.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import torch
+from torch import Tensor
+
+from fedcore.decoding import decoder
+from fedcore.plan import in_turn
+from simulator.engines.clients import Client, ClientTrainer
+from simulator.engines.memory import keep_freed_memory
+from simulator.engines.sums import RoundSums, SumsLayout
+from simulator.engines.workers.failure import Failure
+from simulator.engines.workers.forked import Forked
+from simulator.shared_memory import shared_zeros
+
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+Blocks = Sequence[Sequence[Client]]
+
+
+class CohortTrainer(Protocol):
+    """What trains the blocks of a cohort, and adds up their sums in order."""
+
+    def train(self, number: int, received: Mapping[str, Tensor], blocks: Blocks) -> RoundSums:
+        """Run the trip of round `number`. Raises EngineError, ExportError or ProcessDied when it cannot be done."""
+
+
+class OneProcess:
+    """This process alone. device: where the trainer computes. layouts: of every trip."""
+
+    def __init__(self, trainer: ClientTrainer, layouts: Sequence[SumsLayout], device: torch.device) -> None:
+        self._trainer, self._layouts, self._device = trainer, layouts, device
+
+    def train(self, number: int, received: Mapping[str, Tensor], blocks: Blocks) -> RoundSums:
+        """Train one block after the other: see CohortTrainer."""
+        layout = in_turn(self._layouts, number)
+        total, part = (torch.empty(layout.size, dtype=torch.float64, device=self._device) for _ in range(2))
+        sums = RoundSums(layout, total)
+        for block in blocks:
+            self._trainer.train(number, received, block, RoundSums(layout, part))
+            sums.vector += part
+        return sums
+
+
+class _Order(msgspec.Struct, frozen=True):
+    """An order to train the clients of a block in a round, and to put their sums in a place."""
+
+    number: int
+    place: int
+    clients: list[Client]
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """The answer to an order: the sums are in their place, or why they are not."""
+
+    failure: Failure | None = None
+
+
+_ORDER, _ANSWER = decoder(_Order), decoder(_Answer)
+
+
+class _Shared:
+    """The memory that all processes share: what clients receive in every trip, and places for the sums of blocks."""
+
+    def __init__(self, received: Sequence[Mapping[str, Tensor]], layouts: Sequence[SumsLayout], places: int) -> None:
+        self.layouts = layouts
+        self._received = [{name: shared_zeros((len(old),)) for name, old in trip.items()} for trip in received]
+        self._places = [shared_zeros((max(layout.size for layout in layouts),), torch.float64) for _ in range(places)]
+
+    def received(self, number: int) -> dict[str, Tensor]:
+        """What clients receive in round `number`."""
+        return in_turn(self._received, number)
+
+    def part(self, number: int, place: int) -> Tensor:
+        """The sums of a block in round `number`, in a place."""
+        return self._places[place][: in_turn(self.layouts, number).size]
+
+
+class Processes:
+    """Processes that train blocks, longest clients first. They start when they are needed, and end with this object.
+
+    makes: one function for each process, which makes its trainer in it. received: what clients receive in every trip,
+    for the sizes.
+    """
+
+    def __init__(
+        self,
+        makes: Sequence[Callable[[], ClientTrainer]],
+        layouts: Sequence[SumsLayout],
+        received: Sequence[Mapping[str, Tensor]],
+    ) -> None:
+        self._makes = makes
+        # More places than processes: the sums of a block wait there until those of all blocks before it are added.
+        self._places = 2 * len(makes)
+        self._shared = _Shared(received, layouts, self._places)
+        self._workers: list[_Worker] = []
+        weakref.finalize(self, _end, self._workers)
+
+    def train(self, number: int, received: Mapping[str, Tensor], blocks: Blocks) -> RoundSums:
+        """Train blocks, as many at a time as there are processes: see CohortTrainer."""
+        for name, vector in self._shared.received(number).items():
+            vector.copy_(received[name])
+        for make in self._makes[len(self._workers) : len(blocks)]:
+            self._workers.append(_Worker(make, self._shared))
+        layout = in_turn(self._shared.layouts, number)
+        sums = RoundSums(layout, torch.empty(layout.size, dtype=torch.float64))
+        try:
+            for place in self._in_order(number, blocks):
+                sums.vector += self._shared.part(number, place)
+        except BaseException:
+            _end(self._workers)  # some may still be at work on this round
+            raise
+        return sums
+
+    def _in_order(self, number: int, blocks: Blocks) -> Iterator[int]:
+        """The places of the blocks' sums, in the order of the blocks; a place is used again once the next is asked."""
+        waiting, free = deque(enumerate(blocks)), deque(range(self._places))
+        idle, done = deque(self._workers), dict[int, int]()
+        busy: dict[_Worker, tuple[int, int]] = {}
+        for wanted in range(len(blocks)):
+            while wanted not in done:
+                while idle and free and waiting:
+                    worker, place, (block, clients) = idle.popleft(), free.popleft(), waiting.popleft()
+                    worker.start(_Order(number, place, list(clients)))
+                    busy[worker] = block, place
+                answered = wait([worker.pipe for worker in busy])
+                for worker in [one for one in busy if one.pipe in answered]:
+                    worker.finish()
+                    block, place = busy.pop(worker)
+                    done[block] = place
+                    idle.append(worker)
+            yield done[wanted]
+            free.append(done.pop(wanted))
+
+
+class _Worker(Forked):
+    """A process that trains blocks."""
+
+    def __init__(self, make: Callable[[], ClientTrainer], shared: _Shared) -> None:
+        super().__init__(functools.partial(_work, make, shared))
+
+    def start(self, order: _Order) -> None:
+        """Give it something to do. Raises ProcessDied when it is no more."""
+        self.send(msgspec.json.encode(order))
+
+    def finish(self) -> None:
+        """Take its answer. Raises EngineError or ExportError when it could not do it, and ProcessDied."""
+        answer = _ANSWER.decode(self.receive())
+        if answer.failure is not None:
+            raise answer.failure.raised()
+
+
+def _work(make: Callable[[], ClientTrainer], shared: _Shared, pipe: Connection) -> None:
+    """Train what is ordered, until nobody holds the other end of the pipe any more."""
+    keep_freed_memory()
+    trainer = None
+    while True:
+        try:
+            order = _ORDER.decode(pipe.recv_bytes())
+        except EOFError:
+            return
+        try:
+            trainer = trainer or make()
+            layout = in_turn(shared.layouts, order.number)
+            sums = RoundSums(layout, shared.part(order.number, order.place))
+            trainer.train(order.number, shared.received(order.number), order.clients, sums)
+            answer = _Answer()
+        except Exception as error:  # whatever the user's own code raises
+            answer = _Answer(Failure.of(error))
+        pipe.send_bytes(msgspec.json.encode(answer))
+
+
+def _end(workers: list[_Worker]) -> None:
+    """End processes, whatever they work on."""
+    for worker in workers:
+        worker.end()
+    workers.clear()
+
+
+def usable_cores() -> int:
+    """The cores that this process may use; 1 but on Linux, as it is not safe to fork a process with torch elsewhere."""
+    return min(len(os.sched_getaffinity(0)), _quota()) if sys.platform == "linux" else 1
+
+
+def _quota() -> int:
+    """The cores whose time the control group of a container grants, rounded up."""
+    try:
+        quota, period = CPU_QUOTA.read_text().split()
+    except (OSError, ValueError):  # no control group, or one of version 1
+        return sys.maxsize
+    return sys.maxsize if quota == "max" else math.ceil(int(quota) / int(period))

@@ -1,0 +1,130 @@
+"""`make algorithms`: the table in docs/algorithms.md, and the pages in docs/algorithms/, from the code and results.
+
+Run it when an algorithm comes, goes, or has other settings, sizes, words or learning curves. What stands before the
+first section of a page is written by hand: what the family is, and when to use it. tests/test_docs.py holds the pages
+against the code and the results of `muster bench curves`.
+"""
+
+import re
+import statistics
+from pathlib import Path
+
+from benchmarks.curves import Curve, Curves, final
+from fedcore.algorithms import ALGORITHMS, create
+from fedcore.algorithms.facts import AlgorithmFacts, facts_of, total
+from fedcore.decoding import decoder
+from muster.markdown import table
+from muster.pictures.curves import draw_ranges
+
+ROOT = Path(__file__).parents[1]
+INDEX, PAGES = ROOT / "docs" / "algorithms.md", ROOT / "docs" / "algorithms"
+TABLE = re.compile(r"(?<=\n## The algorithms\n)(.*?\n\n)\|.*?\n(?=\n[^|])", re.DOTALL)
+RESULTS, PICTURES = ROOT / "benchmarks" / "results", PAGES / "curves"
+YARDSTICK = "fedavg"
+_CURVES = decoder(Curves)
+CURVES = """## Learning curves
+
+Means over three seeds, in bands from the lowest to the highest. [How they were made](../algorithms.md#learning-curves).
+
+"""
+
+
+def page_of(facts: AlgorithmFacts) -> Path:
+    """The page of an algorithm's family."""
+    return PAGES / f"{facts.family.replace(' ', '-')}.md"
+
+
+def index(everything: list[AlgorithmFacts]) -> str:
+    """The table of all algorithms, with links to the pages."""
+    rows = []
+    for facts in everything:
+        what = facts.summary.partition(": ")[2].removesuffix(".") or facts.summary
+        link = f"[`{facts.name}`](algorithms/{page_of(facts).name}#{facts.name})"
+        sizes = [", ".join(map(str, facts.down)), ", ".join(map(str, facts.up)), str(total(facts.state))]
+        reach = "no" if facts.simulated_only else "yes"
+        rows.append([link, what, facts.family, *sizes, reach, facts.paper or "–"])
+    return table(["algorithm", "in short", "family", "down", "up", "server state", "on devices", "paper"], rows)
+
+
+def chapter(facts: AlgorithmFacts) -> str:
+    """The section of an algorithm: its docstring and its settings."""
+    rows = [[f"`{one.name}`", str(one.value), one.values, one.meaning] for one in facts.settings]
+    settings = table(["setting", "default", "may be", "meaning"], rows)
+    return f"## `{facts.name}`\n\n{facts.summary}\n\n{facts.equations}\n\n{settings}"
+
+
+def results() -> list[Curves]:
+    """The newest results of `muster bench curves`, one for each data set."""
+    newest = {path.name.split("-")[1]: path for path in sorted(RESULTS.glob("curves-*.json"))}
+    return [_CURVES.decode(path.read_bytes()) for path in newest.values()]
+
+
+def of_family(result: Curves, family: str) -> list[Curve]:
+    """The curves of a family, after that of the yardstick."""
+    return [one for one in result.curves if one.algorithm == YARDSTICK or one.family == family]
+
+
+def picture_of(result: Curves, page: Path) -> Path:
+    """The picture of a family's curves on one data set."""
+    return PICTURES / f"{page.stem}-{result.dataset}.svg"
+
+
+def pictures() -> dict[Path, str]:
+    """Every picture of the pages."""
+    drawn = {}
+    for page, family in pages().items():
+        for result in results():
+            curves = {one.algorithm: one.accuracies for one in of_family(result, family)}
+            drawn[picture_of(result, page)] = draw_ranges(curves, result.every, f"{family}, {result.dataset}")
+    return drawn
+
+
+def learning(result: Curves, page: Path, family: str) -> str:
+    """A family's curves on one data set: the picture, and the figures as a table."""
+    curves = of_family(result, family)
+    base = [final(one) for one in curves[0].accuracies]
+    rows = []
+    for one in curves:
+        ends = [final(accuracies) for accuracies in one.accuracies]
+        gain = 100 * statistics.fmean(ours - theirs for ours, theirs in zip(ends, base, strict=True))
+        shown = f"{gain:+.1f}".replace("-", "−") if one.algorithm != YARDSTICK else "–"
+        span = f"{statistics.fmean(ends):.3f} ({min(ends):.3f} to {max(ends):.3f})"
+        rows.append([f"`{one.algorithm}`", ", ".join(tuned(one)), span, shown])
+    columns = ["algorithm", "settings, and what else was tried", "accuracy (lowest to highest)", "points over FedAvg"]
+    names = ", ".join(one.algorithm for one in curves)
+    alt = f"Accuracy on unseen users of {result.dataset} over {result.rounds} rounds: {names}"
+    return f"![{alt}](curves/{picture_of(result, page).name})\n\n{table(columns, rows)}"
+
+
+def tuned(curve: Curve) -> list[str]:
+    """The settings that were chosen, with the other values of the grid."""
+    words = []
+    for name, value in curve.settings.items():
+        others = sorted({one.settings[name] for one in curve.tried} - {value})
+        words.append(f"`{name}` {value:g} ({', '.join(f'{other:g}' for other in others)})")
+    return words
+
+
+def pages() -> dict[Path, str]:
+    """The family of every page."""
+    return {page_of(facts): facts.family for facts in map(facts_of, map(create, ALGORITHMS))}
+
+
+def documents() -> dict[Path, str]:
+    """Every document with its parts made anew. A new family gets a page that lacks the words by hand."""
+    everything = [facts_of(create(name)) for name in ALGORITHMS]
+    made = {INDEX: TABLE.sub(lambda found: found[1] + index(everything), INDEX.read_text())}
+    for page, family in pages().items():
+        ours = [facts for facts in everything if facts.family == family]
+        title = f"# {family.capitalize()}\n\n"
+        head = page.read_text().partition("## ")[0] if page.exists() else title
+        curves = "\n".join(learning(result, page, family) for result in results())
+        made[page] = f"{head}{CURVES}{curves}\n" + "\n".join(map(chapter, ours))
+    return made
+
+
+if __name__ == "__main__":
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    for path, text in (documents() | pictures()).items():
+        path.write_text(text)
+        print(f"wrote {path}")

@@ -1,0 +1,401 @@
+"""Make the vectors of a device in another language: python -m tools.make_device_vectors
+
+They are answers of this implementation to fixed inputs: messages and plans as JSON, checkpoints, reports, packed
+words, parameters, signed statements. It writes tests/vectors/device.json, which only a change of the protocol may
+change. Bytes are in hex; integers that a double cannot hold are texts.
+"""
+
+import hashlib
+import json
+import secrets
+from pathlib import Path
+from unittest.mock import patch
+
+import msgspec
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec.structs import replace
+
+from device_runtime.backends.onnxruntime import OnnxRuntime
+from device_runtime.runner import execute
+from fedcore import checkpoint, masking
+from fedcore.batching import StreamKey, noise, permutation
+from fedcore.codecs import encode as encode_values
+from fedcore.codecs.codec import RoundKey
+from fedcore.codecs.count_sketch import CountSketch
+from fedcore.codecs.low_rank import LowRank
+from fedcore.codecs.rotation import Rotation
+from fedcore.codecs.subsample import Subsample
+from fedcore.errors import BrokenSuccession, ReportError
+from fedcore.loop import Loop
+from fedcore.plan import BlobRef, TripPlan
+from fedcore.release import LineageEntry, Release, SumBounds, TreeHead
+from fedcore.report import ReportLayout, Segment
+from fedcore.signing import SigningKey
+from fedcore.succession import SucceedingKey, Succession, Successor
+from fedcore.wire.messages import Accepted, Assignment, Enrolled, Offer, Rejected, RetryWindow, SecaggParties, encode
+from fedcore.wire.signatures import PublicKey, device_id
+from secagg import packing, parameters
+from secagg.errors import PolicyViolation
+from secagg.packing import PackedSegment
+from tests.device_runtime import linear
+from tests.device_runtime.test_onnx_check import REFUSED, running_sum
+
+PATH = Path(__file__).parents[1] / "tests" / "vectors" / "device.json"
+BOUNDS = SumBounds(clip_norm=1.5, bits=20, max_examples=100, min_sum=8)
+CODECS = (Rotation(2), Rotation(4), Subsample(4))
+LAYOUT = ReportLayout(
+    (
+        Segment("delta", 4, "mean", codecs=CODECS),
+        Segment("weight", 1, "sum"),
+        Segment("train.metrics", 2, "sum", ("examples", "loss of naïve “models”")),
+    ),
+    "examples",
+)
+BOUNDED = ReportLayout((Segment("delta", 4, "mean"), Segment("weight", 1, "sum")), "uniform", bounded=True)
+SEED = 2**53 + 3
+PACKINGS = {
+    "two kinds": (
+        (PackedSegment(5, 21, 14, -1.0, 1.0, norm=1.5, weighted=True), PackedSegment(3, 16, 8, 0.0, 255.0)),
+        [-2.0, 0.25, -0.5, 0.125, 1.75, 7, 255, 0], 11, 64,
+    ),
+    "fields of 26 bits": ((PackedSegment(70, 26, 20, -10.0, 10.0, norm=10.0, weighted=True),), None, 3, 100),
+    "fields of 32 bits": ((PackedSegment(33, 32, 20, -65536.0, 65535.875),), None, 0, 1),
+    "a plane of several slices": ((PackedSegment(70_000, 24, 12, -3.0, 3.0),), None, 1, 1),
+    "noise": ((PackedSegment(50, 24, 10, -512.0, 511.0, 300.0, weighted=True, noise=900),), None, 1, 1),
+    "noise below 0 in narrow fields": ((PackedSegment(7, 11, 2, -2.0, 1.0, 1.0, noise=1000),), [0] * 7, 1, 1),
+    "noise over several slices": ((PackedSegment(70_000, 32, 8, -12.8, 12.7, 9.0, noise=3),), None, 1, 1),
+    "an empty segment": ((PackedSegment(0, 24, 12, -3.0, 3.0), PackedSegment(2, 24, 12, -3.0, 3.0)), [3, -3], 1, 1),
+}  # fmt: skip
+
+
+def private(seed):
+    return Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
+
+
+def values(size, seed=5):
+    """Float32 values that any language can make again: (i · 40503 mod 65537) / 8192 − 4."""
+    return ((np.arange(seed, seed + size) * 40503 % 65537) / 8192 - 4).astype(np.float32)
+
+
+def device_vectors():
+    """All vectors, as what JSON holds."""
+    return {
+        "orders": orders(),
+        "messages": messages(),
+        "plan": plans(),
+        "checkpoints": checkpoints(),
+        "reports": reports(),
+        "codecs": coded(),
+        "low_rank": factored(),
+        "masking": derivations(),
+        "packings": packings(),
+        "parameters": cohorts(),
+        "least_honest": [
+            [least, most, parameters.least_honest(least, most)]
+            for least, most in ((8, 8), (8, 64), (20, 64), (20, 65), (20, 100), (20, 200), (300, 500))
+        ],
+        "statements": statements(),
+        "successions": successions(),
+        "runner": trained(),
+        "refused_graphs": {name: graph.SerializeToString().hex() for name, (graph, _) in REFUSED.items()},
+        "loop": running_sum().SerializeToString().hex(),
+    }
+
+
+def orders():
+    """Long streams, and integers beyond 2^53, by digest."""
+    found = []
+    for key, size in ((StreamKey(SEED, 2**31 - 1, 2**63 - 1, b""), 1000), (StreamKey(7, 3, 2, bytes(range(32))), 257)):
+        found.append({
+            "seed": str(key.seed), "round": key.round, "slot": str(key.slot), "secret": key.secret.hex(), "size": size,
+            "order_sha256": digest(permutation(key, 1, 2, size).astype("<u4").tobytes()),
+            "noise_sha256": digest(noise(key, 1, 2, size).astype("<i4").tobytes()),
+        })  # fmt: skip
+    return found
+
+
+def messages():
+    """Answers of a coordinator as text, and texts that are none."""
+    blob = BlobRef("ab" * 32, 2**40)
+    given = Assignment(
+        assignment="a-1", task="t-1", round=3, attempt=1, slot=2**53 + 1, seed=SEED, plan=blob, checkpoint=blob,
+        report_within_s=600.0, secagg=b"\0\1", minimum=8, over_selected=True, lost_after_s=5.25,
+    )  # fmt: skip
+    window = RetryWindow(5.0, 30.0)
+    parties = SecaggParties(Succession(bytes(32)), bytes(range(32)), "https://authority.example")
+    good = {
+        "assignment": [given, Rejected("not-selected", window)],
+        "checkIn": [
+            Accepted("s-1", (Offer(task="t-1", collection="default", min_examples=20, charging=True),), window),
+            Rejected("unsupported-format", window, ("executorch",)),
+        ],
+        "enrolled": [Enrolled("9f86d081884c7d659a2feaa0c55ad015"), Enrolled("d", parties)],
+    }
+    text = encode(given).decode()
+    swaps = [
+        ('"version":1', '"version":2'), ('"a-1"', "1"), ("600.0", "1e999"), ("600.0", "604801"), ("5.25", "0"),
+        ('"round":3', '"round":2147483648'), (str(SEED), str(2**63)), (str(SEED), "-1"), (str(SEED), "1.5"),
+        ("AAE=", "AAE"), ("AAE=", "AAF="), ("ab" * 32, "AB" * 32),
+    ]  # fmt: skip
+    bad = [text.replace(*swap) for swap in swaps] + [text[:-1], "null", "[]", ""]
+    members = json.loads(text)
+    alike = [
+        json.dumps(dict(reversed(members.items())), indent=1),
+        json.dumps(members | {"of a later version": [{"no": "matter"}]}),
+        text.replace("a-1", r"\u0061\u002d1"),
+    ]
+    return {
+        "good": {kind: [encode(one).decode() for one in ones] for kind, ones in good.items()},
+        "alike_assignments": alike,
+        "bad_assignments": bad,
+        "seed": str(SEED),
+        "slot": str(2**53 + 1),
+    }
+
+
+def plans():
+    """A plan of two trips, and its layout's hash."""
+    first = linear.plan({name: name.encode() for name in linear.graphs()})
+    swapped = {name: value for name, value in first.graphs["onnx"].items() if not name.startswith("sweep")}
+    second = TripPlan(
+        broadcast=first.broadcast, passes=first.passes[:1], graphs={"onnx": swapped},
+        report=ReportLayout((Segment("delta", 3, "mean"), Segment("weight", 1, "sum")), "uniform"),
+    )  # fmt: skip
+    whole = replace(first, second=second)
+    return {
+        "text": whole.encode().decode(),
+        "parameters": first.schema.size,
+        "layout_hash": {
+            str(number): masking.layout_hash(whole.of_round(number).report, SEED).hex() for number in range(1, 5)
+        },
+        "steps": [
+            [loop, examples, Loop(**loop).step_count(examples)]
+            for loop in ({"batch_size": 4, "epochs": 2}, {"batch_size": 4, "epochs": 3, "steps": 5, "shuffle": False})
+            for examples in (1, 4, 5, 13)
+        ],
+    }
+
+
+def checkpoints():
+    """Vectors as safetensors bytes."""
+    several = {"params": values(5), "momentum": values(3, 9), "step": np.array([2.0], np.float32)}
+    return [
+        {"vectors": {name: vector.tolist() for name, vector in one.items()}, "bytes": checkpoint.encode(one).hex()}
+        for one in ({"report": values(7)}, {"naïve": values(1)}, {"values": values(0)}, several)
+    ]
+
+
+def reports():
+    """Parts of a report, unweighted values and the report as it leaves in clear; null where there must be none."""
+    found = []
+    for layout, weight, delta in (
+        (LAYOUT, 3.0, values(4)),
+        (replace(LAYOUT, weighting="uniform"), 1.0, values(4)),
+        (LAYOUT, 3.0, np.array([1, 2, np.inf, 3], np.float32)),
+        (LAYOUT, 100.0, np.array([1, 2, 3e38, 3], np.float32)),
+        (LAYOUT, 16_777_217.0, values(4)),
+        (BOUNDED, 1.0, values(4)),
+        (BOUNDED, 1.0, np.array([1, 2, np.nan, 3], np.float32)),
+    ):
+        try:
+            with np.errstate(over="ignore"):
+                kept = layout.concatenate({"delta": delta, "train.metrics": values(2, 50)}, weight, clip=1.5)
+        except ReportError:
+            kept = None
+        found.append({
+            "layout": msgspec.to_builtins(layout), "weight": weight, "clip": 1.5, "delta": delta.tobytes().hex(),
+            "metrics": values(2, 50).tobytes().hex(), "values": None if kept is None else kept.tobytes().hex(),
+            "weighed": None if kept is None else layout.weigh(kept, weight).tobytes().hex(),
+        })  # fmt: skip
+    return found
+
+
+def coded():
+    """The digests of values as they travel, of segments with codecs."""
+    key, found = RoundKey(SEED, 2**31 - 1), []
+    chains = (
+        (37, (Rotation(8), Rotation(32))), (3000, (Rotation.of(3000), Subsample(701))), (1, (Subsample(1),)),
+        (1000, (CountSketch(3, 111),)), (70_001, (CountSketch(1, 70_001),)),
+    )  # fmt: skip
+    for size, chain in chains:
+        travelling = encode_values(chain, values(size), key, 2)
+        found.append({
+            "codecs": msgspec.to_builtins(chain), "size": size, "seed": str(SEED), "round": key.round, "segment": 2,
+            "values": values(size).tobytes().hex(), "coded_sha256": digest(travelling.tobytes()),
+        })  # fmt: skip
+    return found
+
+
+def factored():
+    """Low-rank factors, which are equal up to rounding: the values that travel, and not their digest."""
+    codec, key = LowRank(3, ((7, 50), (60, 8), (2, 40), (11, 1))), RoundKey(SEED, 5)
+    given = values(sum(rows * columns for rows, columns in codec.matrices))
+    return {
+        "codecs": msgspec.to_builtins((codec,)), "seed": str(SEED), "round": key.round, "segment": 1,
+        "values": given.tobytes().hex(), "coded": encode_values((codec,), given, key, 1).tobytes().hex(),
+    }  # fmt: skip
+
+
+def noise_shares():
+    """The noise of a device, by the segment, the noise multiplier, and how many devices are counted on."""
+    segments = [
+        PackedSegment(1_000_000, 0, 16, -32768 / 32767, 1.0, 1.0), PackedSegment(1, 0, 2, -20.0, 10.0, 10.0),
+    ]  # fmt: skip
+    return [
+        [
+            [one.size, one.in_bits, one.low, one.high, one.norm], multiplier, honest,
+            packing.with_noise(one, multiplier, honest).noise,
+        ]
+        for one in segments
+        for multiplier, honest in ((1.0, 5), (0.37, 70), (6.5, 47))
+    ]  # fmt: skip
+
+
+def fixed_points(layout, bounds):
+    return [
+        [one.size, one.bits, one.low, one.high, one.norm, one.weighted] for one in masking.fixed_points(layout, bounds)
+    ]
+
+
+def derivations():
+    """Hashes and fixed-point numbers of a secure round."""
+    noisy = replace(BOUNDS, noise_multiplier=0.5, honest=5)
+    large = Segment("delta", 5000, "mean", codecs=(Rotation(4096), Subsample(1250)))
+    rotated = replace(LAYOUT, segments=(large, *LAYOUT.segments[1:]))
+    plan, other = BlobRef.of(b"plan"), BlobRef.of(b"checkpoint")
+    return {
+        "layout": msgspec.to_builtins(LAYOUT), "bounds": msgspec.to_builtins(BOUNDS),
+        "fixed_points": fixed_points(LAYOUT, BOUNDS),
+        "noisy": msgspec.to_builtins(noisy), "noisy_fixed_points": fixed_points(LAYOUT, noisy),
+        "noisy_values": masking.summed_values(LAYOUT, noisy, values(LAYOUT.size - 1)).tobytes().hex(),
+        "rotated": msgspec.to_builtins(rotated), "rotated_fixed_points": fixed_points(rotated, BOUNDS),
+        "rotated_noisy_fixed_points": fixed_points(rotated, noisy),
+        "noise_shares": noise_shares(),
+        "greatest_weight": masking.greatest_weight(LAYOUT, BOUNDS),
+        "layout_hash": masking.layout_hash(LAYOUT, SEED).hex(),
+        "task_hash": masking.task_hash("tâche-1").hex(),
+        "plan": plan.sha256, "checkpoint": other.sha256, "model_hash": masking.model_hash(plan, other).hex(),
+        "session_number": str(masking.session_number(2**31 - 1, 5)),
+        "last_session_number": str(masking.last_session_number(7)),
+        "device_key": PublicKey.of(private(1)).text, "device": device_id(PublicKey.of(private(1)).text),
+    }  # fmt: skip
+
+
+def packings():
+    """Words under a stream key of 32 bytes 7, by digest. Vectors that are not given are `values`."""
+    found = []
+    for name, (segments, given, weight, w_max) in PACKINGS.items():
+        vector = values(sum(one.size for one in segments)) if given is None else np.array(given, np.float32)
+        with patch.object(secrets, "token_bytes", lambda size: bytes([7]) * size):
+            words = packing.encode(segments, vector, weight, w_max)
+        found.append({
+            "name": name, "vector": given, "weight": weight, "w_max": w_max, "words": words.size,
+            "segments": [
+                [one.size, one.field_bits, one.in_bits, one.low, one.high, one.norm, one.weighted, one.noise]
+                for one in segments
+            ],
+            "sha256": digest(words.astype("<u8").tobytes()),
+        })  # fmt: skip
+    return found
+
+
+def cohorts():
+    """Numbers n, k and t, and whether a device accepts them."""
+    found = []
+    for n in (7, 8, 9, 16, 64, 65, 100, 1000, 1 << 20, (1 << 20) + 1):
+        best = parameters.find(n) if 8 <= n <= 1 << 20 else parameters.GraphParameters(n, n - 1, n - 1)
+        for k, t in (
+            (best.k, best.t),
+            (best.k, best.t - 1),
+            (best.k - 1, best.t),
+            (n - 1, n - 1),
+            (best.k, best.k + 1),
+        ):
+            if n < 1 << 20 or k <= parameters.MOST_NEIGHBOURS:
+                found.append([n, k, t, accepted(n, k, t)])
+    return found
+
+
+def accepted(n, k, t):
+    try:
+        parameters.check(parameters.GraphParameters(n, k, t))
+    except PolicyViolation:
+        return False
+    return True
+
+
+def statements():
+    """Statements as their signer signed them."""
+    key, plan = SigningKey(private(3)), BlobRef.of(b"plan")
+    release = Release(
+        population="phones", plan=plan.sha256, checkpoint="cd" * 32, bounds=BOUNDS, lineage=key.signer, counter=1,
+        expires_at=2**33,
+    )  # fmt: skip
+    entry = LineageEntry(release="ab" * 32, round=1, parent="cd" * 32, checkpoint="ef" * 32)
+    signed = {
+        "release": key.sign_release(release),
+        "keyed_release": key.sign_release(replace(release, seed=SEED)),
+        "entry": key.sign_entry(entry),
+        "head": key.sign_head(TreeHead(size=3, root="ab" * 32)),
+    }
+    return {
+        "plan": msgspec.to_builtins(plan),
+        "plan_signature": msgspec.to_builtins(key.sign(plan)),
+        **{name: {**msgspec.to_builtins(one), "digest": one.digest} for name, one in signed.items()},
+    }
+
+
+def successions():
+    """Successions, pinned keys, and the key to which each leads; null where none does."""
+    keys = [private(seed).public_key().public_bytes_raw() for seed in (1, 2, 3)]
+
+    def step(old, new):
+        message = b"muster.succession.v1\0server\0" + keys[old] + keys[new]
+        return Successor(keys[new], private(old + 1).sign(message))
+
+    good = SucceedingKey("server", private(3), Succession(keys[0], (step(0, 1), step(1, 2)))).succession
+    forged = Succession(keys[0], (Successor(keys[1], bytes(64)), step(1, 2)))
+    found = []
+    for shown in (good, forged):
+        for pinned in (*keys, bytes(32)):
+            try:
+                leads_to = shown.follow("server", pinned).hex()
+            except BrokenSuccession:
+                leads_to = None
+            text = msgspec.json.encode(shown).decode()
+            found.append({"shown": text, "pinned": pinned.hex(), "leads_to": leads_to})
+    return found
+
+
+def trained():
+    """The unweighted report of the linear plan, once with graphs of many steps: its graphs, inputs and values."""
+    graphs, data, plan = linear.graphs(), linear.examples(13), linear.plan(codecs=(Rotation(2),))
+    many = linear.many_steps()
+    executables = {name: OnnxRuntime().load(graph, name) for name, graph in graphs.items()}
+    result = execute(plan, executables, {"params": linear.PARAMS}, data, linear.KEY)
+    return {
+        "plan": plan.encode().decode(),
+        "graphs": {name: graph.hex() for name, graph in graphs.items()},
+        "many_plan": linear.plan(many, codecs=(Rotation(2),)).encode().decode(),
+        "many_graphs": {name: graph.hex() for name, graph in many.items()},
+        "params": linear.PARAMS.tobytes().hex(),
+        **{name: column.tobytes().hex() for name, column in data.items()},
+        "seed": str(linear.KEY.seed), "round": linear.KEY.round, "slot": str(linear.KEY.slot),
+        "values": result.values.tobytes().hex(), "weight": result.weight, "steps": result.steps,
+        "examples": result.examples,
+    }  # fmt: skip
+
+
+def digest(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def text():
+    """The file."""
+    return json.dumps(device_vectors(), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    PATH.write_text(text())
+    print(f"wrote {PATH}")

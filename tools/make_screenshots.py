@@ -1,0 +1,90 @@
+"""Screenshots of the dashboard's pages for the documents: `python -m tools.make_screenshots` writes docs/screens/*.png.
+
+It needs chromium and chromedriver. A coordinator is started on a store of its own, and rounds are run by hand.
+"""
+
+import base64
+import logging
+import math
+import tempfile
+import time
+from pathlib import Path
+
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from coordinator.api.tokens import issue
+from coordinator.rules.entities import Role
+from coordinator.settings import Settings
+from coordinator.store.tasks import TaskSettings, open_coordinator_store
+from tests.coordinator.browser import chromium, look_as, shows
+from tests.coordinator.bundles import make_bundle
+from tests.coordinator.pages import play
+from tests.servers import serving_both
+
+SCREENS = Path(__file__).parents[1] / "docs" / "screens"
+MOST_BYTES = 150_000
+_DESK, _PHONE = 1000, 360
+_ROUNDS = 14
+
+
+def pages(task, lost):
+    """Every page: the name of its picture, its address, and words that it shows. lost: the task that diverged."""
+    here = f"/tasks/{task}"
+    return {
+        "overview": ("/", "diverged"),
+        "task": (here, "Learning curve"),
+        "rounds": (f"{here}/rounds", "attempts that ended"),
+        "round": (f"{here}/rounds/1/1", "Phases"),
+        "settings": (f"{here}/settings", "Algorithm"),
+        "log": (f"/tasks/{lost}/log", "committed 3 reports"),
+        "rollback": (f"{here}/rollback", "Roll back"),
+        "cancel": (f"{here}/cancel", "cannot be undone"),
+        "population": ("/populations/phones", "Devices"),
+        "compare": (f"/compare?task={task}&task={lost}&scale=log", "Compare"),
+        "new-task": ("/new", "Bundle"),
+        "api": ("/docs", "administration"),
+    }
+
+
+def main():
+    """Write every picture anew."""
+    SCREENS.mkdir(exist_ok=True)
+    logging.getLogger("coordinator").setLevel(logging.INFO)
+    with tempfile.TemporaryDirectory() as name, chromium() as browser:
+        folder = Path(name)
+        where = {"database": f"sqlite:///{folder}/state.db", "blobs": folder / "blobs"}
+        (folder / "index.html").touch()
+        page = {"page": folder, "page_url": "https://fl.example/page/"}
+        with open_coordinator_store(*where.values()) as store:
+            settings = TaskSettings(population="phones", goal=3, rounds=_ROUNDS + 6, over_selection=1.3)
+            bundle = make_bundle(folder / "bundle")
+            lost = store.register_task(bundle, settings, name="keyboard, large steps").id
+            token = issue(store.database, "erin", Role.OPERATOR)[1]
+            with serving_both(Settings(**where, **page, port=0, admin_port=0, accept_unattested=True)) as urls:
+                play(urls, [2.3, 2.2, 2.4, 2.1, 2.3, 25.0, 26.0, 27.0], devices=4)  # too large, so it is paused
+                task = store.register_task(bundle, settings, name="keyboard, spring").id
+                time.sleep(3)  # until the driver has taken it up
+                play(urls, [2.3 * math.exp(-number / 6) + 0.05 * (number % 3) for number in range(_ROUNDS)], devices=4)
+                look_as(browser, _DESK)
+                take(browser, urls.admin, "login", "/", "Log in")
+                browser.find_element(By.NAME, "token").send_keys(token, Keys.ENTER)
+                shows(browser, "Log out")
+                for page, (path, words) in pages(task, lost).items():
+                    take(browser, urls.admin, page, path, words)
+                look_as(browser, _PHONE, "dark")
+                take(browser, urls.admin, "task-on-a-phone", f"/tasks/{task}", "Learning curve")
+
+
+def take(browser, origin, name, path, words):
+    """Write the picture of a page, from its top."""
+    browser.get(f"{origin}{path}")
+    shows(browser, words)
+    data = base64.b64decode(browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"])
+    assert len(data) < MOST_BYTES, (name, len(data))
+    (SCREENS / f"{name}.png").write_bytes(data)
+    print(f"wrote {name}.png, {len(data):,} bytes")
+
+
+if __name__ == "__main__":
+    main()

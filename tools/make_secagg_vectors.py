@@ -1,0 +1,107 @@
+"""Make the frozen transcript of one session: python -m tools.make_secagg_vectors
+
+Every random number is the next one of a stated sequence, so that another implementation can replay the session. It
+writes tests/vectors/secagg/transcript.json, which only a change of the protocol may change.
+"""
+
+import hashlib
+import json
+import secrets
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+
+from secagg.packing import PackedSegment
+from tests.secagg.cohort import AUTHORITY, SERVER, Cohort, invitation
+
+PATH = Path(__file__).parents[1] / "tests" / "vectors" / "secagg" / "transcript.json"
+SEGMENTS = (PackedSegment(4, 21, 14, -1.0, 1.0, norm=1.5, weighted=True), PackedSegment(3, 16, 8, 0.0, 255.0))
+GONE = {"M3": [12], "M7": [15]}
+
+
+class Chance:
+    """Draw number i of a device is made of SHA-256("SA1" ‖ its slot ‖ i), slot and i as one byte each."""
+
+    def __init__(self):
+        self.slot, self.drawn = 0, {}
+
+    def token_bytes(self, size):
+        drawn = self.drawn.setdefault(self.slot, [])
+        value = hashlib.sha256(b"SA1" + bytes([self.slot, len(drawn) % 256])).digest()
+        drawn.append(value.hex())
+        assert size == len(value)
+        return value
+
+    def randbelow(self, bound):
+        return int.from_bytes(self.token_bytes(32), "little") % bound
+
+
+def vector(slot):
+    """What a device sums: fractions in the first segment, and integers in the second."""
+    return np.array([slot / 20 - 0.6, 0.25, -0.5, 1 / slot, slot, 255, 0], np.float32)
+
+
+def transcript():
+    """The session as what JSON holds: bytes in hex."""
+    chance = Chance()
+    invite = invitation(SEGMENTS, n_max=100, min_sum=4, w_max=64)
+    slots = range(10, 18)
+    cohort = Cohort(8, invite, vectors={slot: vector(slot) for slot in slots}, weights={slot: slot for slot in slots})
+    sent = {name: {} for name in ("M1", "M3", "M5", "M7", "M9", "M11")}
+    got = {}
+
+    def answer(name, messages, gone=()):
+        for slot, message in messages.items():
+            if slot not in gone:
+                chance.slot = slot
+                sent[name][str(slot)] = cohort.clients[slot].receive(message).message
+                cohort.server.receive(slot, sent[name][str(slot)])
+        return cohort.server.advance()
+
+    with patch.object(secrets, "token_bytes", chance.token_bytes), patch.object(secrets, "randbelow", chance.randbelow):
+        answer("M1", dict.fromkeys(slots, cohort.server.invitation))
+        got["M2"] = cohort.rosters = cohort.server.advance().messages
+        got["M4"] = cohort.deliveries = answer("M3", got["M2"], GONE["M3"]).messages
+        got["M6"] = answer("M5", got["M4"]).messages
+        got["M8"] = answer("M7", got["M6"], GONE["M7"]).messages
+        got["M10"] = answer("M9", got["M8"]).messages
+        found = answer("M11", got["M10"]).unmasking.run()
+    cohort.server.settle(found)
+    got["M12"] = cohort.server.results()
+    return {
+        "chance": Chance.__doc__,
+        "server_private_key": raw(SERVER),
+        "authority_private_key": raw(AUTHORITY),
+        "identity_private_keys": {str(slot): raw(key) for slot, key in cohort.identities.items()},
+        "gone_from": GONE,
+        "vectors": {str(slot): [float(value) for value in vector(slot)] for slot in cohort.clients},
+        "weights": "the slot",
+        "invite_hash": invite.hash.hex(),
+        "roster_root": cohort.roster(10).root.hex(),
+        "sid": cohort.sid.hex(),
+        "neighbours": {
+            str(place): [entry.position for entry in cohort.roster(slot).neighbours] for place, slot in enumerate(slots)
+        },
+        "drawn": {str(slot): drawn for slot, drawn in chance.drawn.items()},
+        "M0": cohort.server.invitation.hex(),
+        "sent": {name: {slot: data.hex() for slot, data in messages.items()} for name, messages in sent.items()},
+        "got_by_slot_10": {name: messages[10].hex() for name, messages in got.items()},
+        "got_by_everyone_sha256": {
+            name: hashlib.sha256(b"".join(messages[slot] for slot in sorted(messages))).hexdigest()
+            for name, messages in got.items()
+        },
+        "aggregate": {
+            "devices": found.total.devices, "weight": found.total.weight,
+            "sums": found.total.sums.tolist(), "digest": found.digest.hex(),
+        },
+    }  # fmt: skip
+
+
+def raw(key):
+    return key.private_bytes_raw().hex()
+
+
+if __name__ == "__main__":
+    PATH.write_text(json.dumps(transcript(), indent=1, ensure_ascii=False) + "\n")
+    print(f"wrote {PATH}")
