@@ -77,6 +77,8 @@ class Segment(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.codecs and self.reduction != "mean":
             raise ReportError(f"segment {self.name!r} is a sum of metrics, which no codec may change")
+        if len(self.codecs) > codecs.MOST_CODECS:
+            raise ReportError(f"segment {self.name!r} has {len(self.codecs)} codecs; there may be {codecs.MOST_CODECS}")
         if max(codecs.coded_sizes(self.codecs, self.size)) > self.size:
             raise ReportError(f"the codecs of segment {self.name!r} make more values of its {self.size}")
 

@@ -20,6 +20,8 @@ from fedcore.codecs.subsample import Subsample
 
 AnyCodec: TypeAlias = Rotation | Subsample | CountSketch | LowRank
 """A codec as a plan has it: its member `codec` says which."""
+MOST_CODECS = 8
+"""The most codecs of a segment: each goes over all of its values, on every device and in the coordinator's driver."""
 
 
 def coded_sizes(codecs: Sequence[AnyCodec], size: int) -> list[int]:

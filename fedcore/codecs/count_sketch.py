@@ -13,6 +13,9 @@ from fedcore.codecs.codec import Codec, CodecKey, Floating, Values
 from fedcore.errors import PlanError
 from fedcore.params import Size
 
+MOST_ROWS = 16
+"""Every row takes memory for each value, on a device and for each report that is decoded."""
+
 
 class CountSketch(Codec, frozen=True, tag="count_sketch"):
     """`rows` × `columns` counters travel, and a value is estimated by the median of its counters, one in each row.
@@ -26,7 +29,9 @@ class CountSketch(Codec, frozen=True, tag="count_sketch"):
     columns: Size
 
     def coded_size(self, size: int) -> int:
-        """Raises PlanError unless there is a counter, and at most as many as values."""
+        """Raises PlanError unless there is a counter, at most as many as values, and MOST_ROWS rows or fewer."""
+        if self.rows > MOST_ROWS:
+            raise PlanError(f"a sketch of {self.rows} rows; there may be {MOST_ROWS}")
         counters = self.rows * self.columns
         if not min(1, size) <= counters <= size:
             raise PlanError(

@@ -191,6 +191,23 @@ def test_taking_a_population_leaves_the_rounds_of_others_alone(store, register, 
     assert [round_.reason for round_ in store.rounds(kept)] == [""]
 
 
+def test_replica_that_takes_back_at_once_knows_whom_another_one_drew(register, desks):
+    first, second = desks
+    register(goal=1, rounds=9, min_separation_rounds=3)
+    first.report(*first.assign("a"))
+    pass_time(desks, 20)
+    pass_time([second], LEASE_S + 2)
+    (drawn,) = second.assign("b")
+    second.report(drawn)
+    second.turn()
+    assert drawn.round == 2
+    second.membership.leave()
+    first.pass_time(1)  # it wakes, and finds the population lost and free in one look
+    assert first.membership.held == {"phones"}
+    came = [first.arrive(name) for name in ("a", "b", "c")]
+    assert [getattr(answer, "reason", "accepted") for answer in came] == ["resting", "resting", "accepted"]
+
+
 def test_population_is_handed_to_a_new_replica_when_its_round_is_over(store, register):
     for population in ("phones", "tablets"):
         register(goal=1, population=population)

@@ -161,6 +161,7 @@ def test_only_a_sketch_may_make_a_norm_greater():
         (Subsample(9), "a subsample of 9 values"),
         (CountSketch(0, 4), "0 × 4 counters"),
         (CountSketch(3, 3), "3 × 3 counters"),
+        (CountSketch(17, 0), "17 rows"),
         (LowRank(0, ((2, 4),)), "factors of rank 0"),
         (LowRank(1, ((3, 3),)), "matrices with 9 values"),
     ],
@@ -168,6 +169,17 @@ def test_only_a_sketch_may_make_a_norm_greater():
 def test_a_codec_that_does_not_fit_its_segment_is_refused(codec, words):
     with pytest.raises(PlanError, match=words):
         Segment("delta", 8, "mean", codecs=(codec,))
+
+
+def test_a_plan_cannot_have_its_values_gone_over_without_end():
+    """A sketch of a row for each value takes memory by the square of them, and a plan has room for 100,000 codecs."""
+    encoded = linear.plan(codecs=(Subsample(2),)).encode()
+    one = b'{"codec":"subsample","kept":2}'
+    assert one in encoded
+    Plan.decode(encoded.replace(one, b",".join([one] * 8)))
+    for codecs in (b",".join([one] * 9), b'{"codec":"count_sketch","rows":100000,"columns":0}'):
+        with pytest.raises(PlanError, match="there may be"):
+            Plan.decode(encoded.replace(one, codecs))
 
 
 def test_numbers_in_a_plan_that_are_out_of_range_are_refused():

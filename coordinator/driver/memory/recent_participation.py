@@ -98,6 +98,7 @@ class ParticipationLimit:
 
     def __init__(self) -> None:
         self._tasks: dict[str, Participations] = {}
+        self._populations: dict[str, str] = {}
 
     def learn(self, records: Records, tasks: Iterable[Task], now: float) -> None:
         """Keep these tasks, and no others: of those that are new here the participations are read."""
@@ -107,10 +108,15 @@ class ParticipationLimit:
             for task, separation in asking
             if separation is not None
         }
+        self._populations = {task.id: task.settings.population for task, _ in asking}
 
     def forget(self) -> None:
         """Read everything again at the next `learn`: after a failed transaction memory may be wrong."""
         self._tasks = {}
+
+    def drop_populations(self, populations: AbstractSet[str]) -> None:
+        """Read those of these populations again at the next `learn`: another replica may have drawn devices since."""
+        self._tasks = {task: one for task, one in self._tasks.items() if self._populations.get(task) not in populations}
 
     def is_resting(self, task: str, device: str, now: float, rounds_before: int | None = None) -> bool:
         """Whether a device may not yet be drawn for a round of a task: `Participations.is_resting`. From any thread."""

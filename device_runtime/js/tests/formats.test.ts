@@ -161,9 +161,16 @@ test.each([
   [{ codec: "rotation", block: 12 }, /power of two/],
   [{ codec: "subsample", kept: 101 }, /at most as many/],
   [{ codec: "count_sketch", rows: 3, columns: 34 }, /at most as many/],
+  [{ codec: "count_sketch", rows: 17, columns: 1 }, /17 rows; there may be 16/],
   [{ codec: "low_rank", rank: 2, matrices: [[9, 11]] as [number, number][] }, /99 values/],
 ] as const)("a codec that does not fit its 100 values is refused: %o", (codec, words) => {
   expect(() => codedSize([codec as Codec], 100)).toThrow(words);
+});
+
+test("more codecs of a segment than a device goes through are refused", () => {
+  const codecs = new Array<Codec>(9).fill({ codec: "subsample", kept: 2 });
+  expect(codedSize(codecs.slice(1), 100)).toBe(2);
+  expect(() => codedSize(codecs, 100)).toThrow(/9 codecs of a segment; there may be 8/);
 });
 
 test("a codec that no device knows is refused by name", () => {

@@ -23,6 +23,8 @@ type Subsample = v.InferOutput<typeof subsampleSchema>;
 type CountSketch = v.InferOutput<typeof sketchSchema>;
 type LowRank = v.InferOutput<typeof lowRankSchema>;
 const LABEL = utf8("muster.codec.v1");
+/** The most codecs of a segment, and rows of a sketch: each goes over all values. */
+const [MOST_CODECS, MOST_ROWS] = [8, 16];
 type Float32 = Float32Array<ArrayBuffer>;
 /** The first words of a codec's random stream. */
 type Words = (size: number) => Promise<BigUint64Array<ArrayBuffer>>;
@@ -35,6 +37,9 @@ export interface RoundKey {
 
 /** The number of values that travel of `size`. Throws FormatError when a codec does not fit. */
 export function codedSize(codecs: readonly Codec[], size: number): number {
+  if (codecs.length > MOST_CODECS) {
+    throw new FormatError(`${codecs.length} codecs of a segment; there may be ${MOST_CODECS}`);
+  }
   return codecs.reduce(codedSizeOf, size);
 }
 
@@ -78,6 +83,7 @@ function codedSizeOf(size: number, codec: Codec): number {
     case "subsample":
       return checkedCount(codec.kept, size, "a subsample of");
     case "count_sketch":
+      if (codec.rows > MOST_ROWS) throw new FormatError(`a sketch of ${codec.rows} rows; there may be ${MOST_ROWS}`);
       return checkedCount(codec.rows * codec.columns, size, "a sketch with counters:");
     case "low_rank": {
       const found = codec.matrices.reduce((sum, [rows, columns]) => sum + rows * columns, 0);
