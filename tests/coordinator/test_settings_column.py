@@ -229,19 +229,19 @@ def test_service_says_in_one_line_which_setting_it_does_not_know(store, database
 
 
 @pytest.mark.every_engine
-def test_round_outlives_settings_of_a_newer_version_that_come_while_it_runs(store, database, register, desk):
+def test_reports_outlive_a_setting_of_a_newer_version_that_comes_while_a_round_runs(store, database, register, desk):
     task = register(goal=2, rounds=1)
     desk.turn()
-    first, second = desk.assign("a", "b")
+    given = desk.assign("a", "b")
     change(database, task, lambda settings: settings.update(brand_new=1))
+    for one in given:
+        desk.report(one, delta=(2, 2, 2, 2))
     desk.pass_time(1)
-    with pytest.raises(UnreadableTask):
-        store.task(task)
     change(database, task, lambda settings: settings.pop("brand_new"))
+    assert states(store, task) == [(1, 1, "aggregating", "")]
     desk.pass_time(1)
-    desk.report(first)
-    desk.report(second)
     assert states(store, task) == [(1, 1, "committed", "")]
+    assert [one.state.value for one in store.cohort(task, 1)] == ["reported"] * 2
 
 
 # --- the revision
