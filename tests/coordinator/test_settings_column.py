@@ -165,7 +165,7 @@ def test_settings_come_back_equal_to_the_bit(store, database, register):
 
 
 @pytest.mark.every_engine
-def test_every_setting_is_written_so_that_another_default_changes_no_task(store, database, register):
+def test_every_setting_is_stored_so_that_new_defaults_change_no_task(store, database, register):
     stored = json.loads(change(database, register(secagg=Secagg(), goal=40, minimum=40), lambda settings: None))
     fields = {one.name for one in dataclasses.fields(TaskSettings)}
     assert stored.keys() == fields - {"population"}
@@ -177,7 +177,7 @@ def test_every_setting_is_written_so_that_another_default_changes_no_task(store,
 
 @pytest.mark.every_engine
 @pytest.mark.parametrize("part", ["", "requires", "on_device", "budget", "clear", "schedule", "secagg"])
-def test_setting_of_a_newer_version_is_refused_by_name_at_the_start_and_at_a_load(store, database, register, part):
+def test_newer_setting_is_refused_by_name_at_the_start_and_at_each_load(store, database, register, part):
     task = register(secagg=Secagg(), goal=40, minimum=40)
     before = store.task(task)
     stored = change(database, task, lambda settings: (settings[part] if part else settings).update(brand_new=1))
@@ -199,7 +199,7 @@ def test_setting_of_a_newer_version_is_refused_by_name_at_the_start_and_at_a_loa
         (lambda settings: settings.pop("goal"), "goal"),
     ],
 )
-def test_value_that_this_version_does_not_know_is_refused_by_name(store, database, register, edit, named):
+def test_newer_value_is_refused_by_name(store, database, register, edit, named):
     task = register()
     change(database, task, edit)
     with pytest.raises(UnreadableTask, match=rf"task {task}: .*{named}.*upgrade"):
@@ -214,7 +214,7 @@ def test_setting_that_is_not_stored_has_its_default(store, database, register):
     assert store.task(task).settings == TaskSettings(population="phones", goal=2, rounds=2)
 
 
-def test_service_says_in_one_line_which_setting_it_does_not_know(store, database, register, tmp_path):
+def test_service_that_does_not_start_says_which_setting_it_does_not_know(store, database, register, tmp_path):
     task = register()
     change(database, task, lambda settings: settings.update(brand_new=1))
     before = dump(database)
@@ -229,7 +229,7 @@ def test_service_says_in_one_line_which_setting_it_does_not_know(store, database
 
 
 @pytest.mark.every_engine
-def test_reports_outlive_a_setting_of_a_newer_version_that_comes_while_a_round_runs(store, database, register, desk):
+def test_reports_outlive_a_newer_setting_that_comes_while_a_round_runs(store, database, register, desk):
     task = register(goal=2, rounds=1)
     desk.turn()
     given = desk.assign("a", "b")
@@ -251,7 +251,7 @@ def test_first_revision_stays_as_it_was_released():
     assert hashlib.sha256(FIRST.read_bytes()).hexdigest() == FIRST_SHA256, "write another revision instead"
 
 
-def test_tables_that_no_revision_makes_are_said_with_the_operations_that_they_need():
+def test_change_of_tables_without_a_revision_is_said_with_its_operations():
     assert make_migration.missing() == ""
     tables = sqlalchemy.MetaData(naming_convention=METADATA.naming_convention)
     for table in METADATA.sorted_tables:
@@ -289,7 +289,7 @@ def test_old_store_is_upgraded_runs_on_and_goes_back_with_every_bit(old, tmp_pat
     assert gone_back == {table: rows for table, rows in after.items() if table != "tasks"}
 
 
-def test_old_store_becomes_what_a_new_one_is_and_goes_back_to_what_it_was(old, request, tmp_path):
+def test_upgraded_store_has_the_tables_of_a_new_one_and_goes_back(old, request, tmp_path):
     on_postgresql = old.startswith("postgresql")
     (tmp_path / "new.db").touch()
     new = request.getfixturevalue("postgresql").without_tables() if on_postgresql else f"sqlite:///{tmp_path}/new.db"
