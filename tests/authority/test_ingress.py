@@ -133,7 +133,7 @@ def test_an_address_that_asks_too_often_is_told_when_to_come_back(authority):
         assert is_served(client)
 
 
-def test_an_address_that_asks_for_beacons_too_often_is_told_when_to_come_back(authority):
+def test_an_address_that_asks_for_beacons_too_often_is_sent_away(authority):
     here, elsewhere = ({"X-Forwarded-For": f"203.0.113.{number}"} for number in (1, 2))
     with authority(address_limit_per_minute=3, proxies=networks("127.0.0.0/8")) as client:
         for _ in range(3):

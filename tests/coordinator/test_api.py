@@ -323,7 +323,7 @@ def test_framework_errors_are_problem_documents_too(client):
     assert wrong.headers["allow"] == "POST"
 
 
-def test_a_refused_method_is_answered_with_every_method_of_the_address(client):
+def test_a_refused_method_is_told_every_method_of_the_address(client):
     for path, methods in client.get("/openapi.json").json()["paths"].items():
         answer = client.delete(re.sub(r"\{.*?\}", "7", path))
         refused(answer, "method-not-allowed")
