@@ -173,14 +173,14 @@ class Bundle:
         """
         replaced = set((folder / "blobs").glob("*")) if (folder / "manifest.json").exists() else set()
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
-        given = {BlobRef.of(blob): blob for blob in blobs}
+        blobs_by_ref = {BlobRef.of(blob): blob for blob in blobs}
         for ref in (manifest.plan, manifest.state, manifest.certificate):
-            if ref not in given:
+            if ref not in blobs_by_ref:
                 raise DigestMismatch(f"the manifest names blob {ref.sha256[:12]}…, which was not given")
-        for ref, blob in given.items():
+        for ref, blob in blobs_by_ref.items():
             (folder / "blobs" / ref.sha256).write_bytes(blob)
         _write_manifest(folder, manifest)
-        for path in replaced - {folder / "blobs" / ref.sha256 for ref in given}:
+        for path in replaced - {folder / "blobs" / ref.sha256 for ref in blobs_by_ref}:
             path.unlink()
         return cls(folder)
 

@@ -21,9 +21,9 @@ class _Checked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Values that are checked however they were made. Raises ValueError naming the one that is wrong."""
 
     def __post_init__(self) -> None:
-        found = type_error(self)
-        if found is not None:
-            name, value, words = found
+        error = type_error(self)
+        if error is not None:
+            name, value, words = error
             raise ValueError(f"{name} = {value!r}: {words}")
         for name in self.__struct_fields__:
             value = getattr(self, name)

@@ -54,18 +54,18 @@ def fixed_points(layout: ReportLayout, bounds: SumBounds) -> tuple[FixedPoint, .
     """
     clip = bounds.clip_norm
     if bounds.noise_multiplier:
-        means = [one for one in layout.unweighted if one.reduction == "mean"]
+        means = [segment for segment in layout.unweighted if segment.reduction == "mean"]
         half = 1 << bounds.bits - 1
-        step = max(_reach(one, clip) for one in means) / (half - 1)
-        values = sum(one.coded_size for one in means)
+        step = max(_reach(segment, clip) for segment in means) / (half - 1)
+        values = sum(segment.coded_size for segment in means)
         return (FixedPoint(values, bounds.bits, -half * step, (half - 1) * step, clip, weighted=True),)
     half = 1 << METRIC_BITS - 1
     lowest, highest = -half * METRIC_STEP, (half - 1) * METRIC_STEP
     return tuple(
-        FixedPoint(one.coded_size, bounds.bits, -_reach(one, clip), _reach(one, clip), clip, weighted=True)
-        if one.reduction == "mean"
-        else FixedPoint(one.size, METRIC_BITS, lowest, highest, 0.0, weighted=False)
-        for one in layout.unweighted
+        FixedPoint(segment.coded_size, bounds.bits, -_reach(segment, clip), _reach(segment, clip), clip, weighted=True)
+        if segment.reduction == "mean"
+        else FixedPoint(segment.size, METRIC_BITS, lowest, highest, 0.0, weighted=False)
+        for segment in layout.unweighted
     )
 
 
@@ -80,7 +80,7 @@ def _reach(segment: Segment, clip: float) -> float:
     Rotated values are all small: one is beyond t with a chance below 2 exp(−t² block / 2 clip²), so that a report has
     one beyond this with a chance below 2^-10, and that one is clamped. Suresh, Yu, Kumar, McMahan 2017, §4.
     """
-    last = next((one for one in reversed(segment.codecs) if not isinstance(one, Subsample)), None)
+    last = next((codec for codec in reversed(segment.codecs) if not isinstance(codec, Subsample)), None)
     if not isinstance(last, Rotation):
         return clip
     exponent = (CLAMPED_BITS + 1 + segment.coded_size.bit_length()) * LN2

@@ -173,8 +173,8 @@ class TripPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for fmt, graphs in self.graphs.items():
-            loops = {loop_graph(graphs, one.name) for one in self.passes}
-            wanted = {begin_graph(one.name) for one in self.passes} | loops | {REPORT}
+            loops = {loop_graph(graphs, pass_.name) for pass_ in self.passes}
+            wanted = {begin_graph(pass_.name) for pass_ in self.passes} | loops | {REPORT}
             if set(graphs) != wanted:
                 raise PlanError(f"format {fmt!r} has graphs {sorted(graphs)}, the passes need {sorted(wanted)}")
 
@@ -196,8 +196,8 @@ class Plan(TripPlan, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.second is not None and set(self.second.graphs) != set(self.graphs):
-            found = f"{sorted(self.graphs)}, its second trip in {sorted(self.second.graphs)}"
-            raise PlanError(f"plan {self.name!r} has graphs in {found}; both need the same formats")
+            formats = f"{sorted(self.graphs)}, its second trip in {sorted(self.second.graphs)}"
+            raise PlanError(f"plan {self.name!r} has graphs in {formats}; both need the same formats")
 
     @property
     def trips(self) -> tuple[Plan, ...]:
@@ -255,9 +255,11 @@ def decode_versioned(data: bytes, whole: msgspec.json.Decoder[T], version: int, 
     Raises PlanError.
     """
     try:
-        found = _VERSION.decode(data).version
-        if found != version:
-            raise PlanError(f"{noun} of version {found}, this installation knows {version}; update the older side")
+        data_version = _VERSION.decode(data).version
+        if data_version != version:
+            raise PlanError(
+                f"{noun} of version {data_version}, this installation knows {version}; update the older side"
+            )
         return whole.decode(data)
     except (*UNDECODABLE, SchemaError, ReportError) as error:
         raise PlanError(f"malformed {noun}: {error}") from error

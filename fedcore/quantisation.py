@@ -84,7 +84,7 @@ def _quantised(values_C: Float32, uniform_C: NDArray[np.float64], bits: int) -> 
     if not np.isfinite(step_B).all():
         raise ReportError("the values of a block are too far apart to be quantised")
     whole_B = np.where(step_B > 0, step_B, 1).astype(np.float64)
-    low_C, step_C = (_spread(one, values_C.size) for one in (low_B.astype(np.float64), whole_B))
+    low_C, step_C = (_spread(per_block_B, values_C.size) for per_block_B in (low_B.astype(np.float64), whole_B))
     codes_C = np.minimum(np.floor((values_C - low_C) / step_C + uniform_C), most).astype(np.uint8)
     per_byte = 8 // bits
     padded = np.zeros(-(-codes_C.size // per_byte) * per_byte, np.uint8)
@@ -101,7 +101,7 @@ def _values(part: memoryview, count: int, bits: int) -> Float32:
     packed = np.frombuffer(part[_RANGE_BYTES * blocks :], np.uint8)
     shifts, most = np.arange(0, 8, bits, dtype=np.uint8), np.uint8((1 << bits) - 1)
     codes_C = (packed[:, None] >> shifts & most).reshape(-1)[:count]
-    low_C, step_C = (_spread(one, count) for one in ranges.T)
+    low_C, step_C = (_spread(per_block_B, count) for per_block_B in ranges.T)
     return (low_C + step_C * codes_C).astype(np.float32)
 
 

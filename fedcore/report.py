@@ -145,14 +145,14 @@ class ReportLayout(msgspec.Struct, frozen=True):
     @property
     def means(self) -> tuple[VectorSpec, ...]:
         """The outputs of the report graph."""
-        return tuple(VectorSpec(one.name, one.size) for one in self.segments if one.reduction == "mean")
+        return tuple(VectorSpec(segment.name, segment.size) for segment in self.segments if segment.reduction == "mean")
 
     def encode(self, means: Mapping[str, Float32], key: RoundKey) -> dict[str, Float32]:
         """The outputs of the report graph, by name, as they travel."""
         return {
-            one.name: codecs.encode(one.codecs, means[one.name], key, index)
-            for index, one in enumerate(self.segments)
-            if one.reduction == "mean"
+            segment.name: codecs.encode(segment.codecs, means[segment.name], key, index)
+            for index, segment in enumerate(self.segments)
+            if segment.reduction == "mean"
         }
 
     def decode(self, summed_L: Vector, key: RoundKey) -> Vector:

@@ -41,7 +41,7 @@ class Succession(msgspec.Struct, frozen=True):
     @property
     def keys(self) -> tuple[bytes, ...]:
         """The public keys, oldest first."""
-        return (self.first, *(one.key for one in self.successors))
+        return (self.first, *(successor.key for successor in self.successors))
 
     @property
     def current(self) -> bytes:

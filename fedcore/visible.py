@@ -18,7 +18,10 @@ def visible(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(one if one.isprintable() and not _INKLESS.match(one) else _escaped(one) for one in text)
+    return "".join(
+        character if character.isprintable() and not _INKLESS.match(character) else _escaped(character)
+        for character in text
+    )
 
 
 def visible_lines(text: str) -> str:

@@ -19,12 +19,12 @@ def leave_out(complaints: Mapping[int, Iterable[int]], chosen: GraphParameters) 
     """
     parties: dict[int, set[int]] = {}
     for accuser, accused in complaints.items():
-        for one in accused:
-            parties.setdefault(accuser, set()).add(one)
-            parties.setdefault(one, set()).add(accuser)
-    left_out = {one for one, others in parties.items() if len(others) >= 2 * chosen.t - chosen.k}
-    for one in sorted(parties):
-        open_ = sorted(parties[one] - left_out)
-        if one not in left_out and open_:
-            left_out |= {one, open_[0]}
+        for position in accused:
+            parties.setdefault(accuser, set()).add(position)
+            parties.setdefault(position, set()).add(accuser)
+    left_out = {position for position, others in parties.items() if len(others) >= 2 * chosen.t - chosen.k}
+    for position in sorted(parties):
+        open_ = sorted(parties[position] - left_out)
+        if position not in left_out and open_:
+            left_out |= {position, open_[0]}
     return frozenset(left_out)

@@ -38,9 +38,9 @@ class Credential:
     def decode(cls, data: bytes) -> Credential:
         """The inverse of `encode`. Raises Malformed."""
         reader = Reader(data, "the credential")
-        found = cls(reader.take(DEVICE_BYTES), reader.integer(8), reader.take(SIGNATURE_BYTES))
+        credential = cls(reader.take(DEVICE_BYTES), reader.integer(8), reader.take(SIGNATURE_BYTES))
         reader.close()
-        return found
+        return credential
 
     def body(self, id_: bytes) -> bytes:
         """The bytes that are signed, for a device's key."""
@@ -58,20 +58,20 @@ def check_credential(authority: bytes, id_: bytes, credential: bytes, until: int
 
     Raises Malformed, BadSignature or ExpiredCredential.
     """
-    found = _check_signature(authority, id_, credential)
-    if found.expires < until:
+    decoded = _check_signature(authority, id_, credential)
+    if decoded.expires < until:
         raise ExpiredCredential(
-            f"the credential of {id_.hex()[:12]}… ended at {found.expires}, and must be good until {until}"
+            f"the credential of {id_.hex()[:12]}… ended at {decoded.expires}, and must be good until {until}"
         )
-    return found
+    return decoded
 
 
 @lru_cache(maxsize=4096)
 def _check_signature(authority: bytes, id_: bytes, credential: bytes) -> Credential:
     """One that was found good is remembered: the same devices meet in round after round."""
-    found = Credential.decode(credential)
-    keys.verify(authority, found.signature, "credential", keys.NO_CONTEXT, found.body(id_))
-    return found
+    decoded = Credential.decode(credential)
+    keys.verify(authority, decoded.signature, "credential", keys.NO_CONTEXT, decoded.body(id_))
+    return decoded
 
 
 def prove_possession(key: Ed25519PrivateKey, about: bytes, created: int) -> bytes:

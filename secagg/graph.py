@@ -28,5 +28,5 @@ class NeighbourGraph:
             distances = np.arange(1, n)
         else:
             distances = np.concatenate([np.arange(1, k // 2 + 1), np.arange(n - k // 2, n)])
-        found: list[int] = self._ring[(self._place[position] + distances) % n].tolist()
-        return found
+        positions: list[int] = self._ring[(self._place[position] + distances) % n].tolist()
+        return positions

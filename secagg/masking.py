@@ -77,12 +77,12 @@ def add_masks(words: Words, masks: Sequence[Mask], start: int = 0) -> None:
         # Every stream over one chunk before the next chunk: the words are loaded once per batch.
         for begin in range(0, words.size, CHUNK_WORDS):
             chunk = words[begin : begin + CHUNK_WORDS]
-            data, made = (
+            data, stream = (
                 (zeros, keystream) if chunk.nbytes == len(zeros) else (zeros[: chunk.nbytes], keystream[: chunk.size])
             )
             for cipher, apply in batch:
                 cipher.update_into(data, buffer)
-                apply(chunk, made, out=chunk)
+                apply(chunk, stream, out=chunk)
 
 
 def add_masks_with(executor: Executor, parts: int, words: Words, masks: Sequence[Mask]) -> None:

@@ -85,12 +85,12 @@ def draw(variance: int, uniform: Keystream, size: int) -> NDArray[np.int64]:
     words = uniform.u64(size)
     signs = (words & np.uint64(1)).astype(np.int64)
     words = words >> np.uint64(1)
-    found = table.find(words)
+    magnitudes = table.find(words)
     # A number on a threshold, 2^-63 of all for each, needs more bits to be told from its neighbour.
-    for place in np.flatnonzero((found > 0) & (table.coarse[found - 1] == words)):
+    for place in np.flatnonzero((magnitudes > 0) & (table.coarse[magnitudes - 1] == words)):
         more = int(uniform.u64(1)[0])
-        found[place] = bisect_right(table.exact, int(words[place]) << _FINE | more)
-    return np.where(signs, -found, found)
+        magnitudes[place] = bisect_right(table.exact, int(words[place]) << _FINE | more)
+    return np.where(signs, -magnitudes, magnitudes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,11 @@ class _Table:
 
     def find(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
         """How many thresholds are not above each number of 63 bits."""
-        found = self.guide[(words >> np.uint64(_COARSE - _GUIDE_BITS)).astype(np.intp)]
-        found += self.coarse[found] <= words
-        rest = np.flatnonzero(self.coarse[found] <= words)
-        found[rest] = np.searchsorted(self.coarse, words[rest], "right")
-        return found
+        entries = self.guide[(words >> np.uint64(_COARSE - _GUIDE_BITS)).astype(np.intp)]
+        entries += self.coarse[entries] <= words
+        rest = np.flatnonzero(self.coarse[entries] <= words)
+        entries[rest] = np.searchsorted(self.coarse, words[rest], "right")
+        return entries
 
 
 @lru_cache(maxsize=4)

@@ -215,8 +215,8 @@ def _add_noise(segment: PackedSegment, target: Words, key: bytes) -> None:
     """Add noise from a stream of its own to every value: what a field lacks it borrows from the next, modulo 2^64."""
     uniform = Keystream(key, 8 * SLICE)
     for part, which, shift in segment.values_of(target):
-        drawn = noise.draw(segment.noise, uniform, which.stop - which.start)
-        np.add(part, drawn.view(np.uint64) << shift, out=part)
+        noise_values = noise.draw(segment.noise, uniform, which.stop - which.start)
+        np.add(part, noise_values.view(np.uint64) << shift, out=part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,8 +298,8 @@ def _has_spare_bits(segment: PackedSegment, packed: Words) -> bool:
     planes = -(-segment.size // segment.words)
     last = segment.size - (planes - 1) * segment.words
     return any(
-        taken < WORD_BITS and bool((part >> np.uint64(taken)).any())
-        for part, taken in (
+        used_bits < WORD_BITS and bool((part >> np.uint64(used_bits)).any())
+        for part, used_bits in (
             (packed[:last], planes * segment.field_bits),
             (packed[last:], (planes - 1) * segment.field_bits),
         )

@@ -24,10 +24,10 @@ class AggregationPolicy:
     min_sum: int
     allow_honest: bool = False
 
-    def accept(self, message: bytes, held: tuple[bytes, bytes], last_round: int) -> Invite:
+    def accept(self, message: bytes, hashes: tuple[bytes, bytes], last_round: int) -> Invite:
         """The invitation in M0, if this device may follow it. It costs one signature, so ask before any work is done.
 
-        `held` are the hashes of the model and the layout that the device holds, `last_round` is the greatest round of
+        `hashes` are of the model and the layout that the device holds, `last_round` is the greatest round of
         the task that it ever answered for. Raises Malformed, UnsupportedSuite, BadSignature, ReplayedRound,
         PolicyViolation, HeadroomError or ModelMismatch.
         """
@@ -38,7 +38,7 @@ class AggregationPolicy:
             raise ReplayedRound(f"round {invite.round} is over for this device: it answered for {last_round}")
         self._check_strength(invite)
         packing.check_headroom(invite.segments, invite.n_max)
-        if (invite.model_hash, invite.layout_hash) != held:
+        if (invite.model_hash, invite.layout_hash) != hashes:
             raise ModelMismatch("the invitation is for another model or layout than this device holds")
         return invite
 

@@ -36,9 +36,9 @@ class Recovery:
             secret = self._lagrange.combine({rank: points[rank] for rank in some[: self._t]})
             if fits(secret):
                 return secret, []
-            found = self._decode({rank: points[rank] for rank in some}, fits)
-            if found:
-                return found[0], [rank for rank in ranks if evaluate(found, rank) != points[rank]]
+            polynomial = self._decode({rank: points[rank] for rank in some}, fits)
+            if polynomial:
+                return polynomial[0], [rank for rank in ranks if evaluate(polynomial, rank) != points[rank]]
         raise BadShare(f"no {self._t} of {len(ranks)} shares give the secret: its dealer lied, or too many others did")
 
     def _decode(self, points: Mapping[int, int], fits: Callable[[int], bool]) -> list[int]:
@@ -49,7 +49,7 @@ class Recovery:
         """
         odd = (len(points) - self._t) % 2
         for left_out in (0, *points) if odd else (0,):
-            found = decode({rank: share for rank, share in points.items() if rank != left_out}, self._t)
-            if found and fits(found[0]):
-                return found
+            polynomial = decode({rank: share for rank, share in points.items() if rank != left_out}, self._t)
+            if polynomial and fits(polynomial[0]):
+                return polynomial
         return []

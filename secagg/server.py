@@ -144,9 +144,9 @@ class Server:
         return [self._of(group) for group in groups]
 
     def _of(self, group: Iterable[int]) -> Server:
-        made = Server(self._invite, self._key, self._authority, self._choose)
-        made._advertised = {slot: self._advertised[slot] for slot in group}
-        return made
+        server = Server(self._invite, self._key, self._authority, self._choose)
+        server._advertised = {slot: self._advertised[slot] for slot in group}
+        return server
 
     def advance(self, beacon: bytes = b"") -> PhaseEnd:
         """End the phase, without the devices that are missing.
@@ -174,9 +174,9 @@ class Server:
             raise
         return end
 
-    def settle(self, found: UnmaskedSum) -> None:
+    def settle(self, unmasked: UnmaskedSum) -> None:
         """Take up the sum that `unmasking` gave. Results then say that the session came to a sum, with its hash."""
-        self._sum = found
+        self._sum = unmasked
 
     def results(self) -> dict[int, bytes]:
         """M12 by slot, once the session is over, for the whole roster; nothing if there never was one."""
@@ -231,9 +231,9 @@ class Server:
         self._advertised[slot] = device
 
     def _take_shares(self, position: int, message: bytes) -> None:
-        found = Shares.decode(message, self._sid, self.parameters.k)
+        shares = Shares.decode(message, self._sid, self.parameters.k)
         self._once(position, self._shares)
-        self._shares[position] = found
+        self._shares[position] = shares
 
     def _take_complaints(self, position: int, message: bytes) -> None:
         if position not in self._shares:
@@ -249,20 +249,20 @@ class Server:
             raise OutOfOrder(f"position {position} is not included, so its mask could not be removed")
         self._once(position, self._uploads)
         try:
-            found = Masked.decode(message, self._sid, packing.word_count(self._invite.segments))
+            upload = Masked.decode(message, self._sid, packing.word_count(self._invite.segments))
             if self._active:
-                keys.verify(self._devices[position].id, found.signature, "masked", self._sid, sha256(found.words))
+                keys.verify(self._devices[position].id, upload.signature, "masked", self._sid, sha256(upload.words))
         except (Malformed, BadSignature) as error:
             raise BadVector(f"the upload of position {position} is unusable: {error}", [position]) from error
-        self._uploads[position] = found.signature
-        self._masked_sum += np.frombuffer(found.words, LITTLE)
+        self._uploads[position] = upload.signature
+        self._masked_sum += np.frombuffer(upload.words, LITTLE)
 
     def _take_confirmation(self, position: int, message: bytes) -> None:
         self._must_be_alive(position)
-        found = Confirm.decode(message, self._sid)
+        confirmation = Confirm.decode(message, self._sid)
         self._once(position, self._confirmed)
-        keys.verify(self._devices[position].id, found.signature, "survivors", self._sid, self._digest)
-        self._confirmed[position] = found.signature
+        keys.verify(self._devices[position].id, confirmation.signature, "survivors", self._sid, self._digest)
+        self._confirmed[position] = confirmation.signature
 
     def _take_revealed(self, position: int, message: bytes) -> None:
         self._must_be_alive(position)

@@ -121,8 +121,8 @@ def _inverses(values: Sequence[int]) -> list[int]:
     for value in values:
         before.append(before[-1] * value % PRIME)
     inverse = pow(before[-1], -1, PRIME)
-    found = []
+    inverses = []
     for value, product in zip(reversed(values), reversed(before[:-1]), strict=True):
-        found.append(inverse * product % PRIME)
+        inverses.append(inverse * product % PRIME)
         inverse = inverse * value % PRIME
-    return found[::-1]
+    return inverses[::-1]

@@ -58,11 +58,13 @@ class RevealedShares:
             seed = self._recover(recovery, owner, self._is_seed, culprits)
             masks.append(_inverse(self_mask(self.sid, owner, seed)))
         for owner in sorted(self.shared - self.alive):
-            left = [peer for peer in self.neighbours[owner] if peer in self.alive]
-            if left:
+            alive_peers = [peer for peer in self.neighbours[owner] if peer in self.alive]
+            if alive_peers:
                 key = _pair_key(self._recover(recovery, owner, self._is_mask_key, culprits))
                 # The owner's own sign of a pair mask is the opposite of the peer's, so it is what cancels it.
-                masks += [pair_mask(self.sid, owner, peer, key.agree(self.devices[peer].mask_key)) for peer in left]
+                masks += [
+                    pair_mask(self.sid, owner, peer, key.agree(self.devices[peer].mask_key)) for peer in alive_peers
+                ]
         return masks, frozenset(culprits)
 
     def _recover(self, recovery: Recovery, owner: int, fits: Callable[[int, int], bool], culprits: set[int]) -> int:
@@ -70,17 +72,17 @@ class RevealedShares:
         points = {rank: self.shares[peer][owner] for rank, peer in ranked if peer in self.shares}
         suspects = {rank for rank, peer in ranked if peer in culprits}
         try:
-            secret, false = recovery.recover(points, lambda found: fits(owner, found), suspects)
+            secret, false = recovery.recover(points, lambda candidate: fits(owner, candidate), suspects)
         except (BadShare, BelowThreshold) as error:
             raise type(error)(f"the secret of position {owner} is lost: {error}", [owner]) from error
         culprits.update(self.neighbours[owner][rank - 1] for rank in false)
         return secret
 
-    def _is_seed(self, owner: int, found: int) -> bool:
-        return commitment(self.sid, owner, found) == self.commitments[owner]
+    def _is_seed(self, owner: int, secret: int) -> bool:
+        return commitment(self.sid, owner, secret) == self.commitments[owner]
 
-    def _is_mask_key(self, owner: int, found: int) -> bool:
-        return _pair_key(found).public == self.devices[owner].mask_key
+    def _is_mask_key(self, owner: int, secret: int) -> bool:
+        return _pair_key(secret).public == self.devices[owner].mask_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,11 +111,11 @@ class Compression:
 
         Raises CompressionError when the segment is none of low-rank factors.
         """
-        made: tuple[AnyCodec, ...] = ()
+        chain: tuple[AnyCodec, ...] = ()
         for name, number in self.steps if size >= LEAST_SIZE else ():
             if (make := STEPS[name].make) is not None:
-                made = (*made, make(coded_sizes(made, size)[-1], number, schema))
-        return made
+                chain = (*chain, make(coded_sizes(chain, size)[-1], number, schema))
+        return chain
 
     @property
     def bits(self) -> int:
@@ -125,8 +125,8 @@ class Compression:
     def coded(self, layout: ReportLayout, schema: ParamSchema) -> ReportLayout:
         """The layout with these codecs for its mean segments. Raises CompressionError."""
         segments = (
-            replace(one, codecs=self.codecs(one.size, schema)) if one.reduction == "mean" else one
-            for one in layout.segments
+            replace(segment, codecs=self.codecs(segment.size, schema)) if segment.reduction == "mean" else segment
+            for segment in layout.segments
         )
         return replace(layout, segments=tuple(segments), bits=self.bits)
 

@@ -30,11 +30,11 @@ class LowRank(Codec, frozen=True, tag="low_rank"):
 
     def coded_size(self, size: int) -> int:
         """Raises PlanError unless the rank is 1 or more and the matrices have as many values as the segment."""
-        found = sum(rows * columns for rows, columns in self.matrices)
-        if self.rank < 1 or found != size:
+        in_matrices = sum(rows * columns for rows, columns in self.matrices)
+        if self.rank < 1 or in_matrices != size:
             raise PlanError(
-                f"factors of rank {self.rank} of matrices with {found} values: the rank is 1 or more, and the segment "
-                f"has {size} values"
+                f"factors of rank {self.rank} of matrices with {in_matrices} values: the rank is 1 or more, and "
+                f"the segment has {size} values"
             )
         return sum(self._sent(shape) for shape in self.matrices)
 
@@ -81,7 +81,7 @@ class LowRank(Codec, frozen=True, tag="low_rank"):
         words, begin = key.words(self.rank * sum(sides)), 0
         for side in sides:
             count = self.rank * side
-            drawn = words[begin : begin + count].view(np.int64).reshape(side, self.rank) / 2.0**63
+            uniform = words[begin : begin + count].view(np.int64).reshape(side, self.rank) / 2.0**63
             begin += count
-            basis, triangle = np.linalg.qr(drawn)
+            basis, triangle = np.linalg.qr(uniform)
             yield (basis * np.sign(triangle.diagonal())).astype(dtype) if side else None

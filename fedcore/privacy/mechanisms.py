@@ -42,11 +42,11 @@ class NoiseOfRounds:
             self._step = 0
         while self._step < step:
             self._step += 1
-            made = self._draw(self._step)
+            noise = self._draw(self._step)
             for tap, earlier in zip(self._taps, self._last, strict=False):
-                made = made - tap * earlier
-            self._last.appendleft(made)
-        return made
+                noise = noise - tap * earlier
+            self._last.appendleft(noise)
+        return noise
 
 
 def check_private(noise: Noise, algorithm: Algorithm) -> None:

@@ -44,12 +44,12 @@ class MechanismPlan:
 
 def ways(planned: Deployment) -> list[MechanismPlan]:
     """Every mechanism that the deployment may take, the least noise in the model first. Raises PrivacyError."""
-    found = [_way(planned, "gaussian", 1), _way(planned, "tree", 1)]
+    plans = [_way(planned, "gaussian", 1), _way(planned, "tree", 1)]
     most = min(planned.min_separation_rounds, planned.rounds)
     widths = {min(2**power, most) for power in range(1, most.bit_length() + 1)} - {1}
     if widths:
-        found.append(min((_way(planned, "banded", bands) for bands in widths), key=lambda way: way.model_noise))
-    return sorted(found, key=lambda way: way.model_noise)
+        plans.append(min((_way(planned, "banded", bands) for bands in widths), key=lambda way: way.model_noise))
+    return sorted(plans, key=lambda way: way.model_noise)
 
 
 def _way(planned: Deployment, mechanism: Mechanism, bands: int) -> MechanismPlan:
@@ -63,7 +63,7 @@ def _way(planned: Deployment, mechanism: Mechanism, bands: int) -> MechanismPlan
         min_separation_rounds=planned.min_separation_rounds,
     )
     multiplier = calibrated(promise, planned.rounds, planned.epsilon, planned.delta)
-    single = multiplier * math.sqrt(sum(one**2 for one in inverse_row(mechanism, bands, planned.rounds).values()))
+    single = multiplier * math.sqrt(sum(entry**2 for entry in inverse_row(mechanism, bands, planned.rounds).values()))
     together = multiplier * _deviation_of_all(promise, planned.rounds)
     return MechanismPlan(mechanism, bands, multiplier, single / planned.cohort, together / planned.cohort)
 

@@ -132,13 +132,13 @@ class SignableRequest:
         """The components of these names with their values. Raises MalformedSignature when the request lacks one."""
         path, _, query = self.target.partition("?")
         derived = {"@method": self.method, "@authority": self.authority.lower(), "@path": path, "@query": f"?{query}"}
-        found = []
+        pairs = []
         for name in names:
             value = derived.get(name) if name.startswith("@") else self.field(name)
             if value is None:
                 raise MalformedSignature(f"the signature covers {name!r}, which this request does not have")
-            found.append((name, value.strip()))
-        return found
+            pairs.append((name, value.strip()))
+        return pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,24 +159,26 @@ class Signature:
 
         Both must be in the one spelling in which RFC 8941 serialises them, so that the text is what was signed.
         """
-        found, value = _INPUT.fullmatch(signature_input), _VALUE.fullmatch(signature)
-        if found is None or value is None or found[1] != value[1] or len(signature_input) > _LONGEST:
+        parsed, value = _INPUT.fullmatch(signature_input), _VALUE.fullmatch(signature)
+        if parsed is None or value is None or parsed[1] != value[1] or len(signature_input) > _LONGEST:
             raise MalformedSignature("Signature-Input and Signature must hold one signature, of one label")
-        covered = tuple(item.strip('"') for item in found[3].split(" "))
+        covered = tuple(item.strip('"') for item in parsed[3].split(" "))
         if len(set(covered)) < len(covered):
             raise MalformedSignature("the signature covers something twice")
-        given: dict[str, str] = {}
+        parameters: dict[str, str] = {}
         size = 0
-        for one in _PARAMETER.finditer(found[4]):
-            given[one[1] or one[3]], size = one[2] or one[4], size + len(one[0])
-        if size != len(found[4]) or found[4].count(";") != len(_PARAMETERS) or given.keys() != _PARAMETERS:
+        for parameter in _PARAMETER.finditer(parsed[4]):
+            parameters[parameter[1] or parameter[3]], size = parameter[2] or parameter[4], size + len(parameter[0])
+        if size != len(parsed[4]) or parsed[4].count(";") != len(_PARAMETERS) or parameters.keys() != _PARAMETERS:
             raise MalformedSignature("a signature has created, expires, nonce and keyid, each once, and no others")
         try:
             data = base64.b64decode(value[2], validate=True)
         except ValueError as error:
             raise MalformedSignature(f"the signature is not base64: {error}") from error
-        times = {"created": int(given["created"]), "expires": int(given["expires"])}
-        return cls(covered=covered, nonce=given["nonce"], keyid=given["keyid"], text=found[2], value=data, **times)
+        times = {"created": int(parameters["created"]), "expires": int(parameters["expires"])}
+        return cls(
+            covered=covered, nonce=parameters["nonce"], keyid=parameters["keyid"], text=parsed[2], value=data, **times
+        )
 
     def check_time(self, now: float) -> None:
         """Raise StaleSignature unless it is fresh, MalformedSignature when it is valid for too long."""
@@ -243,8 +245,8 @@ def digest_field(sha256: bytes) -> str:
 
 def sha256_in(header: str | None) -> bytes | None:
     """The SHA-256 that a digest header names, of 32 bytes; None when it names none."""
-    found = _DIGEST.search(header or "")
-    return None if found is None else base64.b64decode(found[1])
+    match = _DIGEST.search(header or "")
+    return None if match is None else base64.b64decode(match[1])
 
 
 def _as_der(signature: bytes) -> bytes:
