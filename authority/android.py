@@ -68,10 +68,10 @@ class AndroidPhones:
     def load(cls, path: Path) -> AndroidPhones:
         """The phones that a TOML file describes. Raises BadAndroidFile, also for a file that it names."""
         try:
-            said = tomllib.loads(path.read_text("utf-8"))
-            if "play_integrity" in said:
+            table = tomllib.loads(path.read_text("utf-8"))
+            if "play_integrity" in table:
                 raise BadAndroidFile(f"{path}: play_integrity {_NO_PLAY_INTEGRITY}")
-            settings = _SETTINGS(said)
+            settings = _SETTINGS(table)
             roots = Roots.load(path.parent / settings.roots, MOST_CERTIFICATES)
             listed = path.parent / settings.revoked if settings.revoked is not None else None
             return cls(settings, roots, frozenset() if listed is None else _serials(listed))
@@ -86,15 +86,17 @@ class AndroidPhones:
         challenge: the 32 bytes that the leaf must name. now: seconds since 1970.
         """
         verified = self.roots.verify(chain, now)
-        for one in verified:
-            if one.serial_number in self.revoked:
-                raise NotAttested(f"the certificate with the serial number {one.serial_number:x} is revoked")
+        for certificate in verified:
+            if certificate.serial_number in self.revoked:
+                raise NotAttested(f"the certificate with the serial number {certificate.serial_number:x} is revoked")
         try:
             # Else a key that was attested for any app could vouch for a phone that there is not.
-            if any(extension.oid == KEY_DESCRIPTION for one in verified[1:] for extension in one.extensions):
+            if any(
+                extension.oid == KEY_DESCRIPTION for certificate in verified[1:] for extension in certificate.extensions
+            ):
                 raise NotAttested("a certificate that signs another is itself that of an attested key")
-            found = extension_of(verified[0], KEY_DESCRIPTION, "description of a key")
-            self._check_description(asn1.decode_der(_KeyDescription, found), challenge)
+            description = extension_of(verified[0], KEY_DESCRIPTION, "description of a key")
+            self._check_description(asn1.decode_der(_KeyDescription, description), challenge)
         except UNREADABLE as error:
             raise NotAttested(f"the chain of certificates cannot be read: {error}") from error
 
@@ -109,7 +111,7 @@ class AndroidPhones:
         if self.settings.verified_boot:
             _check_boot(_entry(described.hardware_enforced, ROOT_OF_TRUST, _RootOfTrust))
         app = asn1.decode_der(_ApplicationId, _entry(described.software_enforced, APPLICATION_ID, bytes))
-        names = {one.name for one in app.packages.as_list()}
+        names = {package.name for package in app.packages.as_list()}
         if (
             self.settings.package.encode() not in names
             or bytes.fromhex(self.settings.signer) not in app.signers.as_list()
@@ -151,10 +153,10 @@ class _KeyDescription:
 
 def _entry(entries: list[asn1.TLV], tag: bytes, kind: type[Any]) -> Any:
     """The one entry of an authorization list with this tag. Raises NotAttested, or ValueError."""
-    found = [one for one in entries if one.tag_bytes == tag]
-    if len(found) != 1:
-        raise NotAttested(f"the description of the key has {len(found)} entries of the tag {tag.hex()}, and not one")
-    return asn1.decode_der(kind, bytes(found[0].data))
+    matching = [entry for entry in entries if entry.tag_bytes == tag]
+    if len(matching) != 1:
+        raise NotAttested(f"the description of the key has {len(matching)} entries of the tag {tag.hex()}, and not one")
+    return asn1.decode_der(kind, bytes(matching[0].data))
 
 
 def _enumerated(tlv: asn1.TLV) -> bytes:
@@ -174,6 +176,8 @@ def _serials(path: Path) -> frozenset[int]:
     try:
         entries = list(json.loads(path.read_bytes())["entries"])
         # Google's list is in hex, but has entries in decimal too: digits alone are taken as both.
-        return frozenset(int(one, 16) for one in entries) | {int(one) for one in entries if one.isdecimal()}
+        return frozenset(int(serial, 16) for serial in entries) | {
+            int(serial) for serial in entries if serial.isdecimal()
+        }
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path.name} is no list of revoked certificates: {error!r}") from error

@@ -86,13 +86,13 @@ class ApplePhones:
 
         challenge: the 32 bytes that the app gave as clientDataHash. now: seconds since 1970.
         """
-        found = _decoded(statement)
-        leaf = self.roots.verify(found.evidence.x5c, now)[0]
-        if not hmac.compare_digest(_nonce(leaf), hashlib.sha256(found.authenticator + challenge).digest()):
+        attestation = _decoded(statement)
+        leaf = self.roots.verify(attestation.evidence.x5c, now)[0]
+        if not hmac.compare_digest(_nonce(leaf), hashlib.sha256(attestation.authenticator + challenge).digest()):
             raise NotAttested("the challenge is not that of this key and this request")
-        if len(found.authenticator) < _AUTHENTICATOR.size:
+        if len(attestation.authenticator) < _AUTHENTICATOR.size:
             raise NotAttested("the authenticator data end too early")
-        app, _, counter, environment, length, key_id = _AUTHENTICATOR.unpack_from(found.authenticator)
+        app, _, counter, environment, length, key_id = _AUTHENTICATOR.unpack_from(attestation.authenticator)
         if (length, key_id) != (len(key_id), _key_id(leaf)):
             raise NotAttested("the certificate is for another key than the statement")
         if app != hashlib.sha256(self.settings.app.encode()).digest():

@@ -47,21 +47,21 @@ class Beacons:
                 "that `muster coordinator keys show` prints"
             )
 
-    def draw(self, asked: RequestBeacon, now: float) -> bytes:
+    def draw(self, request: RequestBeacon, now: float) -> bytes:
         """The beacon of a roster, 64 bytes; the same roster again gets the same.
 
         Raises BeaconRefused for a roster with a device that is on another one under the invitation, after the
         invitation's deadline, and when there are too many to remember.
         """
         try:
-            invite, _ = Invite.decode(asked.invitation)
+            invite, _ = Invite.decode(request.invitation)
         except SecaggError as error:
             raise BeaconRefused(f"the invitation cannot be read: {error}") from error
-        if len(asked.roster) % DIGEST_BYTES or not 0 < len(asked.roster) <= DIGEST_BYTES * invite.n_max:
+        if len(request.roster) % DIGEST_BYTES or not 0 < len(request.roster) <= DIGEST_BYTES * invite.n_max:
             raise BeaconRefused(f"a roster is 1 to {invite.n_max} hashes of {DIGEST_BYTES} bytes each, joined")
-        places = range(0, len(asked.roster), DIGEST_BYTES)
-        leaves = [asked.roster[place : place + DIGEST_BYTES] for place in places]
-        chosen = GraphParameters(len(leaves), asked.neighbours, asked.shares)
+        places = range(0, len(request.roster), DIGEST_BYTES)
+        leaves = [request.roster[place : place + DIGEST_BYTES] for place in places]
+        chosen = GraphParameters(len(leaves), request.neighbours, request.shares)
         self._forget(now)
         if invite.deadline < self._now:
             raise BeaconRefused("the deadline of the invitation is over: nothing is drawn for it any more")
@@ -75,12 +75,12 @@ class Beacons:
             del self._drawn[heapq.heappop(self._deadlines)[1]]
 
     def _remember(self, invite: Invite, leaves: list[bytes], beacon: bytes) -> None:
-        known = self._drawn.get(invite.hash, {})
-        if any(known.get(leaf, beacon) != beacon for leaf in leaves):
+        drawn = self._drawn.get(invite.hash, {})
+        if any(drawn.get(leaf, beacon) != beacon for leaf in leaves):
             raise BeaconRefused("a device of this roster is on another one of the same invitation: that was drawn once")
-        fresh = [leaf for leaf in leaves if leaf not in known]
+        fresh = [leaf for leaf in leaves if leaf not in drawn]
         if sum(map(len, self._drawn.values())) + len(fresh) > self.most:
             raise BeaconRefused(f"rosters of {self.most} devices are remembered already; try again after their rounds")
-        if not known:
+        if not drawn:
             heapq.heappush(self._deadlines, (invite.deadline, invite.hash))
-        self._drawn[invite.hash] = known | dict.fromkeys(fresh, beacon)
+        self._drawn[invite.hash] = drawn | dict.fromkeys(fresh, beacon)

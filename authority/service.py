@@ -72,15 +72,15 @@ def authority_app(issuer: Issuer, beacons: Beacons, newcomers: Newcomers, limit:
         """A credential for the device that signed."""
         _admit(request, limit)
         signed = _signer(request, time.time())
-        asked = messages.decode(await _body(request, signed, newcomers), RequestCredential)
-        return issuer.issue(asked, signed.keyid, signed.created, time.time())
+        message = messages.decode(await _body(request, signed, newcomers), RequestCredential)
+        return issuer.issue(message, signed.keyid, signed.created, time.time())
 
     async def draws(request: Request) -> DrawnBeacon:
         """A beacon for the coordinator that signed."""
         beacons.admit(read(request)[0].keyid)  # a stranger's signature costs nothing
         signed = _signer(request, time.time())
-        asked = messages.decode(await _body(request, signed, newcomers), RequestBeacon)
-        return DrawnBeacon(beacons.draw(asked, time.time()))
+        message = messages.decode(await _body(request, signed, newcomers), RequestBeacon)
+        return DrawnBeacon(beacons.draw(message, time.time()))
 
     async def health(_: Request) -> Response:
         """That the authority is there."""

@@ -53,8 +53,8 @@ class Moment(msgspec.Struct, frozen=True):
 
     def remaining_s(self, clock: Clock) -> float:
         """Seconds until then, 0 to `length_s`: within one boot exact, and after another never more than it ever was."""
-        left = self.since_boot - clock.since_boot() if self.boot == clock.boot else self.wall - clock.wall()
-        return max(min(left, self.length_s), 0.0)
+        remaining = self.since_boot - clock.since_boot() if self.boot == clock.boot else self.wall - clock.wall()
+        return max(min(remaining, self.length_s), 0.0)
 
 
 MOMENT = decoder(Moment)

@@ -137,16 +137,16 @@ def _is_text(name: str) -> bool:
     return all(not 0xD800 <= ord(character) < 0xE000 for character in name)
 
 
-def _policy(given: Policy | Path | str | None, state: Path) -> Policy:
-    if isinstance(given, Policy):
-        return given
-    return policy_in(state) if given is None else Policy.load(Path(given))
+def _policy(policy: Policy | Path | str | None, state: Path) -> Policy:
+    if isinstance(policy, Policy):
+        return policy
+    return policy_in(state) if policy is None else Policy.load(Path(policy))
 
 
-def _secret(given: bytes | Path | str | None) -> bytes | None:
-    if given is None or isinstance(given, bytes):
-        return given
+def _secret(secret: bytes | Path | str | None) -> bytes | None:
+    if secret is None or isinstance(secret, bytes):
+        return secret
     try:
-        return Path(given).read_bytes().strip()
+        return Path(secret).read_bytes().strip()
     except OSError as error:
-        raise ConfigError(f"the enrolment secret {given} cannot be read: {why(error)}") from error
+        raise ConfigError(f"the enrolment secret {secret} cannot be read: {why(error)}") from error

@@ -49,8 +49,8 @@ MOST_SHOWN = 500
 
 def plain(text: str) -> str:
     """A text of others as it may be kept and printed: made visible, and not longer than MOST_SHOWN."""
-    shown = visible(text[:MOST_SHOWN])
-    return shown if len(text) <= MOST_SHOWN >= len(shown) else f"{shown[:MOST_SHOWN]}…"
+    escaped = visible(text[:MOST_SHOWN])
+    return escaped if len(text) <= MOST_SHOWN >= len(escaped) else f"{escaped[:MOST_SHOWN]}…"
 
 
 class DeviceError(Exception):

@@ -56,7 +56,7 @@ def measure(plan: Plan, graphs: Mapping[str, bytes], form: str) -> Footprint:
     }
     with contextlib.suppress(NonFiniteReport):  # a random model may diverge; its steps cost the same
         execute(job.plan, loaded, job.broadcast, job.examples, job.key, frozen=job.frozen)
-    dearest = max(best_s[loop_graph(graphs, one.name)] for one in plan.passes)
+    dearest = max(best_s[loop_graph(graphs, pass_plan.name)] for pass_plan in plan.passes)
     return Footprint(
         step_cpu_ms=1e3 * dearest,
         peak_rss_mb=peak_rss_mb(),
@@ -67,11 +67,14 @@ def measure(plan: Plan, graphs: Mapping[str, bytes], form: str) -> Footprint:
 def random_job(plan: Plan, graphs: Mapping[str, bytes]) -> Job:
     """A job of a few steps in every pass, over random examples; of small ones twice, as the first call takes longer."""
     passes = tuple(
-        replace(one, loop=replace(one.loop, epochs=2 if steps_graph(one.name) in graphs else 1, steps=None))
-        for one in plan.passes
+        replace(
+            pass_plan,
+            loop=replace(pass_plan.loop, epochs=2 if steps_graph(pass_plan.name) in graphs else 1, steps=None),
+        )
+        for pass_plan in plan.passes
     )
     random = np.random.default_rng(0)
-    count = STEPS * max(one.loop.batch_size for one in passes)
+    count = STEPS * max(pass_plan.loop.batch_size for pass_plan in passes)
     return Job(
         plan=replace(plan, passes=passes),
         graphs=dict(graphs),

@@ -80,18 +80,18 @@ def execute(  # noqa: PLR0913  # one for each kind of input
     when `keep_going` says no, NonFiniteReport, which says where it began, when the report is not finite.
     """
     _check(plan)
-    known: dict[str, NDArray[Any]] = prefixed(BROADCAST, broadcast) | prefixed(FROZEN, frozen or {})
+    inputs: dict[str, NDArray[Any]] = prefixed(BROADCAST, broadcast) | prefixed(FROZEN, frozen or {})
     local = Local(prefixed(EXAMPLE, examples), key, keep_going)
     parts: dict[str, Float32] = {}
     steps, finite = 0, 0
-    for index, one in enumerate(plan.passes):
-        swept = _run_pass(one, index, graphs, known, local)
-        known.update(prefixed(final_carry(one.name), swept.carry))
-        parts[metrics_segment(one.name)] = swept.metrics
+    for index, pass_plan in enumerate(plan.passes):
+        swept = _run_pass(pass_plan, index, graphs, inputs, local)
+        inputs.update(prefixed(final_carry(pass_plan.name), swept.carry))
+        parts[metrics_segment(pass_plan.name)] = swept.metrics
         finite += swept.finite if finite == steps else 0
         steps += swept.steps
     means = {spec.name: aligned((spec.size,)) for spec in plan.report.means}
-    graphs.pop(REPORT).run(known, means)
+    graphs.pop(REPORT).run(inputs, means)
     weight = plan.report.weight(local.count)
     try:
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported as a non-finite segment
@@ -137,39 +137,39 @@ class PassRunner:
     its graph takes many steps, and not one. Raises PlanRefused when there is no memory for the buffers.
     """
 
-    def __init__(self, one: PassPlan, index: int, examples: Arrays, *, many: bool) -> None:
-        self._pass, self._index, self._many = one, index, many
-        size = one.loop.batch_size
+    def __init__(self, pass_plan: PassPlan, index: int, examples: Arrays, *, many: bool) -> None:
+        self._pass, self._index, self._many = pass_plan, index, many
+        size = pass_plan.loop.batch_size
         self._most = _steps_of_a_call(size, examples) if many else 1
         lead = (self._most, size)
         self._batch = {name: aligned((*lead, *array.shape[1:]), array.dtype) for name, array in examples.items()}
         self._mask, self._noise = aligned(lead), aligned(lead, np.int32)
-        self._metrics = aligned((self._most, len(one.metrics)))
+        self._metrics = aligned((self._most, len(pass_plan.metrics)))
         # The carry lives in two sets of buffers, read and written in turns: a graph must not write what it reads.
-        self._carries = [{spec.name: aligned((spec.size,)) for spec in one.carry} for _ in range(2)]
+        self._carries = [{spec.name: aligned((spec.size,)) for spec in pass_plan.carry} for _ in range(2)]
         self._views: dict[int, tuple[dict[str, NDArray[Any]], Arrays]] = {}
 
-    def begin(self, graph: Executable, known: Arrays) -> None:
-        """Run the begin graph. known: the broadcast and the last carries of earlier passes, by names at the edge."""
-        graph.run(known, prefixed(NEXT, self._carries[0]))
+    def begin(self, graph: Executable, inputs: Arrays) -> None:
+        """Run the begin graph. inputs: the broadcast and the last carries of earlier passes, by names at the edge."""
+        graph.run(inputs, prefixed(NEXT, self._carries[0]))
 
-    def sweep(self, step: Executable, known: Arrays, local: Local) -> PassResult:
+    def sweep(self, step: Executable, inputs: Arrays, local: Local) -> PassResult:
         """Run the graph of steps for all batches. The next `begin` overwrites the carry of the result.
 
         Raises DeadlinePassed when the client is not to keep going.
         """
-        one, steps, finite, now, after = self._pass, 0, 0, *self._carries
-        totals, calls = np.zeros(len(one.metrics)), dict[tuple[int, bool], tuple[Arrays, Arrays]]()
+        pass_plan, steps, finite, now, after = self._pass, 0, 0, *self._carries
+        totals, calls = np.zeros(len(pass_plan.metrics)), dict[tuple[int, bool], tuple[Arrays, Arrays]]()
         for indices, real in self._calls(local):
             if not local.keep_going():
                 raise DeadlinePassed(
-                    f"stopped in pass {one.name!r} after {steps} steps: the report would come too late"
+                    f"stopped in pass {pass_plan.name!r} after {steps} steps: the report would come too late"
                 )
             count = len(indices)
             self._fill(indices, real, local, steps)
             call = count, now is self._carries[0]
             if call not in calls:
-                calls[call] = self._edge(known, now, after, count)
+                calls[call] = self._edge(inputs, now, after, count)
             step.run(*calls[call])
             sums = self._metrics[:count]
             totals = np.vstack((totals, sums)).cumsum(axis=0)[
@@ -199,7 +199,7 @@ class PassRunner:
             for place in range(count):
                 np.copyto(self._noise[place], noise(local.key, self._index, first + place, size))
 
-    def _edge(self, known: Arrays, now: Arrays, after: Arrays, count: int) -> tuple[Arrays, Arrays]:
+    def _edge(self, inputs: Arrays, now: Arrays, after: Arrays, count: int) -> tuple[Arrays, Arrays]:
         """The inputs and outputs of a call of so many steps. The views are the same each time: engines know them."""
         if count not in self._views:
             part: Any = slice(count) if self._many else 0
@@ -207,7 +207,7 @@ class PassRunner:
             fed = {name: array[part] for name, array in buffers.items()}
             self._views[count] = fed, {METRICS: self._metrics[part]}
         fed, sums = self._views[count]
-        return {**known, **fed, **prefixed(CARRY, now)}, {**prefixed(NEXT, after), **sums}
+        return {**inputs, **fed, **prefixed(CARRY, now)}, {**prefixed(NEXT, after), **sums}
 
 
 def steps_of(inputs: Arrays) -> int:
@@ -223,11 +223,13 @@ def _steps_of_a_call(size: int, examples: Arrays) -> int:
     return max(1, min(MOST_STEPS, MOST_CALL_BYTES // (size * (fields_bytes + mask_bytes + noise_bytes))))
 
 
-def _run_pass(one: PassPlan, index: int, graphs: dict[str, Executable], known: Arrays, local: Local) -> PassResult:
+def _run_pass(
+    pass_plan: PassPlan, index: int, graphs: dict[str, Executable], inputs: Arrays, local: Local
+) -> PassResult:
     """Run a pass whose graphs and buffers, but for the last carry, are free again afterwards."""
-    runner = PassRunner(one, index, local.examples, many=steps_graph(one.name) in graphs)
-    runner.begin(graphs.pop(begin_graph(one.name)), known)
-    return runner.sweep(graphs.pop(loop_graph(graphs, one.name)), known, local)
+    runner = PassRunner(pass_plan, index, local.examples, many=steps_graph(pass_plan.name) in graphs)
+    runner.begin(graphs.pop(begin_graph(pass_plan.name)), inputs)
+    return runner.sweep(graphs.pop(loop_graph(graphs, pass_plan.name)), inputs, local)
 
 
 def _cause(steps: int, finite: int) -> str:
@@ -247,7 +249,7 @@ def _check(plan: Plan) -> None:
         raise PlanRefused(f"plan {plan.name!r} names no example field, so there is nothing to count")
     if plan.report.bounded and VectorSpec(CLIP, 1) not in plan.broadcast:
         raise PlanRefused(f"plan {plan.name!r} bounds the report, and its broadcast has no {CLIP!r}: the bound")
-    sums = {metrics_segment(one.name): len(one.metrics) for one in plan.passes}
+    sums = {metrics_segment(pass_plan.name): len(pass_plan.metrics) for pass_plan in plan.passes}
     for segment in plan.report.unweighted:
         if segment.reduction == "sum" and sums.get(segment.name) != segment.size:
             raise PlanRefused(

@@ -211,44 +211,46 @@ class _Session:
             return self._record.note(outcome="rejected", reason="unwilling", retry=answer.retry, retryable="transient")
         self._after_work = answer.retry
         with self._phase("wait"):
-            given = transport.await_assignment(answer.session, config.wait_s, tasks)
-        if isinstance(given, Rejected):
-            return self._rejected(given, trainer)
-        return self._work(given, trainer, examples)
+            assignment = transport.await_assignment(answer.session, config.wait_s, tasks)
+        if isinstance(assignment, Rejected):
+            return self._rejected(assignment, trainer)
+        return self._work(assignment, trainer, examples)
 
-    def _work(self, given: Assignment, trainer: Trainer, examples: ExampleSource) -> None:
+    def _work(self, assignment: Assignment, trainer: Trainer, examples: ExampleSource) -> None:
         """Carry out the assignment, and be there meanwhile."""
-        due = Moment.after(given.report_within_s, self._clock)
+        due = Moment.after(assignment.report_within_s, self._clock)
         last = self._assignments.get()
-        if last is not None and last.given.assignment == given.assignment:
-            raise BadAnswer(f"assignment {given.assignment} came again after its report was counted")
-        self._note_assignment(given)
-        with Hold(self._transport, given) as self._monitor.hold:
-            self._carry_out(given, due, trainer, examples)
+        if last is not None and last.given.assignment == assignment.assignment:
+            raise BadAnswer(f"assignment {assignment.assignment} came again after its report was counted")
+        self._note_assignment(assignment)
+        with Hold(self._transport, assignment) as self._monitor.hold:
+            self._carry_out(assignment, due, trainer, examples)
 
-    def _carry_out(self, given: Assignment, due: Moment, trainer: Trainer, examples: ExampleSource) -> None:
+    def _carry_out(self, assignment: Assignment, due: Moment, trainer: Trainer, examples: ExampleSource) -> None:
         """Train and deliver, or tell the coordinator why not."""
         try:
-            stored = self._train(given, due, trainer, examples)
+            stored = self._train(assignment, due, trainer, examples)
         except DeviceError as error:
-            self._give_up(given, error)
+            self._give_up(assignment, error)
         except Exception as error:
             # A fault of this runtime or of what an application gave it: the round must not wait for this device.
-            self._give_up(given, RuntimeFailed(OWN_FAULT, type(error).__name__))
+            self._give_up(assignment, RuntimeFailed(OWN_FAULT, type(error).__name__))
             raise
         except STOPS:
             with contextlib.suppress(TransportError):
-                self._transport.leave(given.assignment, Abort("conditions"))
+                self._transport.leave(assignment.assignment, Abort("conditions"))
             self._assignments.drop()
             raise
         else:
             self._deliver(stored)
 
-    def _train(self, given: Assignment, due: Moment, trainer: Trainer, examples: ExampleSource) -> StoredAssignment:
+    def _train(
+        self, assignment: Assignment, due: Moment, trainer: Trainer, examples: ExampleSource
+    ) -> StoredAssignment:
         """Train, and store the report. The journal knows at every moment how far it came."""
         record = self._record
         with self._database.transaction():
-            stored = self._assignments.assigned(given, due)
+            stored = self._assignments.assigned(assignment, due)
             self._spending.add(Spent(sessions=1))
             record.write()
 
@@ -257,22 +259,22 @@ class _Session:
                 raise DeadlinePassed("stopped before training: the report would come too late")
 
         worker = Worker(trainer, examples, self._cache(watch), lambda: self._monitor.keep_going(due))
-        self._guard.check_assignment(given, self._transport.bytes_moved)
-        plan = worker.plan(given)
+        self._guard.check_assignment(assignment, self._transport.bytes_moved)
+        plan = worker.plan(assignment)
         record.write(plan=plain(plan.name))
-        to_move = self._transport.bytes_moved + worker.to_move(given, plan)
-        self._guard.check_plan(given, plan, trainer.format, examples.count, to_move=to_move)
-        if given.secagg is not None:
-            self._secure(due).check(given, plan.report)
+        to_move = self._transport.bytes_moved + worker.to_move(assignment, plan)
+        self._guard.check_plan(assignment, plan, trainer.format, examples.count, to_move=to_move)
+        if assignment.secagg is not None:
+            self._secure(due).check(assignment, plan.report)
         try:
             with self._phase("train"):
-                result = worker.train(given, plan, self._guard.limits())
+                result = worker.train(assignment, plan, self._guard.limits())
         finally:
             record.know(compute_s=self._guard.seconds)
         record.note(examples=result.examples, steps=result.steps)
         with self._database.transaction():
             made_of = {"collection": plan.examples.collection, "examples": result.examples, "steps": result.steps}
-            stored = self._assignments.trained(replace(stored, **made_of), encode_report(given, plan, result))
+            stored = self._assignments.trained(replace(stored, **made_of), encode_report(assignment, plan, result))
             record.write()
         return stored
 
@@ -339,10 +341,10 @@ class _Session:
             least=self._guard.min_cohort,
             keep_going=lambda: self._monitor.keep_going(due),
             phase=self._phase,
-            plan=lambda given: plan_of(given, self._cache(lambda: None)),
+            plan=lambda assignment: plan_of(assignment, self._cache(lambda: None)),
         )
 
-    def _give_up(self, given: Assignment, error: DeviceError) -> None:
+    def _give_up(self, assignment: Assignment, error: DeviceError) -> None:
         """End an assignment without a report, and say why."""
         self._record.fail(error)
         reason: AbortReason = "runtime-failed"
@@ -353,7 +355,7 @@ class _Session:
             # The outcome keeps the first failure; a coordinator that hears nothing has its own deadline.
             with contextlib.suppress(TransportError):
                 # No words: what went wrong may depend on the examples.
-                self._transport.abort(given.assignment, Abort(reason))
+                self._transport.abort(assignment.assignment, Abort(reason))
         self._assignments.drop()
 
     def _cpu_s(self) -> float:
@@ -366,6 +368,8 @@ class _Session:
             # Only another backend or another task helps. The window stays: when tasks change, the coordinator knows.
             self._record.note(detail=unsupported(trainer.format, answer.formats), retryable="permanent")
 
-    def _note_assignment(self, given: Assignment) -> None:
-        self._record.note(task=given.task, round=given.round, attempt=given.attempt, slot=given.slot)
-        self._record.know(assignment=given.assignment, plan_sha256=given.plan.sha256)
+    def _note_assignment(self, assignment: Assignment) -> None:
+        self._record.note(
+            task=assignment.task, round=assignment.round, attempt=assignment.attempt, slot=assignment.slot
+        )
+        self._record.know(assignment=assignment.assignment, plan_sha256=assignment.plan.sha256)

@@ -170,12 +170,12 @@ def _functional(
     if not mutable:
         return module
     kinds = [port.name.partition(".")[0] for port in inputs]
-    given = dict(zip(module.graph.find_nodes(op="placeholder"), kinds, strict=True))
+    kinds_by_input = dict(zip(module.graph.find_nodes(op="placeholder"), kinds, strict=True))
     for node in mutable:
         for index, argument in enumerate(node.target._schema.arguments):
             if argument.alias_info and argument.alias_info.is_write:
                 changed = node.kwargs[argument.name] if index >= len(node.args) else node.args[index]
-                _refuse_state(node, changed, given)
+                _refuse_state(node, changed, kinds_by_input)
     run = functionalize(_Interpreter(module).run, remove="mutations")
     with traceback.preserve_node_meta():
         return make_fx(run, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
@@ -190,13 +190,13 @@ class _Interpreter(fx.Interpreter):
         return torch.ops.aten.lift_fresh(value) if isinstance(value, Tensor) else value
 
 
-def _refuse_state(node: fx.Node, changed: Any, given: Mapping[fx.Node, str]) -> None:
-    """What an operator changes in place must have been made by this run. given: inputs, and what kind they are."""
+def _refuse_state(node: fx.Node, changed: Any, kinds_by_input: Mapping[fx.Node, str]) -> None:
+    """Refuse an operator that changes an input or a frozen weight in place. kinds_by_input: the kind of each input."""
     while isinstance(changed, fx.Node) and _shows(changed):
         changed = changed.args[0]
     if not isinstance(changed, fx.Node):
         return
-    kind = FROZEN if changed.op == "get_attr" else given.get(changed)
+    kind = FROZEN if changed.op == "get_attr" else kinds_by_input.get(changed)
     if kind is not None:
         raise InvalidModel(
             f"the model changes {IN_PLACE.get(kind, IN_PLACE[CARRY])}".format(node.target, layer_of(node))
@@ -246,14 +246,14 @@ def _refuse_constant(node: fx.Node, value: Any) -> None:
 
 
 def _drop_unused(module: fx.GraphModule, inputs: Sequence[Port]) -> tuple[Port, ...]:
-    kept = []
+    used = []
     for node, port in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
         if node.users:
-            kept.append(port)
+            used.append(port)
         else:
             module.graph.erase_node(node)
     module.recompile()
-    return tuple(kept)
+    return tuple(used)
 
 
 def vector_ports(prefix: str, specs: Sequence[VectorSpec]) -> list[Port]:
@@ -285,15 +285,15 @@ class Received:
         return with_carries(unprefixed(BROADCAST, values), self.last(values))
 
 
-def capture_begin(algorithm_pass: Pass, known: Received) -> Captured:
+def capture_begin(algorithm_pass: Pass, received: Received) -> Captured:
     """Graph `<pass>.begin`: what was received in, first carry out."""
-    return capture(lambda values: prefixed(NEXT, algorithm_pass.begin(known.of(values))), known.ports)
+    return capture(lambda values: prefixed(NEXT, algorithm_pass.begin(received.of(values))), received.ports)
 
 
 def capture_step(
     model: Model,
     algorithm_pass: Pass,
-    known: Received,
+    received: Received,
     carry: Sequence[VectorSpec],
     batch: int | None = None,
     table: Table = TABLE,
@@ -305,12 +305,12 @@ def capture_step(
     """
 
     def step(values: dict[str, Tensor]) -> dict[str, Tensor]:
-        given = model.with_frozen(unprefixed(FROZEN, values))
-        oracle = GradientOracle(given, unprefixed(EXAMPLE, values), values[MASK], values[NOISE])
-        after = algorithm_pass.step(unprefixed(CARRY, values), known.of(values), oracle)
+        bound = model.with_frozen(unprefixed(FROZEN, values))
+        oracle = GradientOracle(bound, unprefixed(EXAMPLE, values), values[MASK], values[NOISE])
+        after = algorithm_pass.step(unprefixed(CARRY, values), received.of(values), oracle)
         return prefixed(NEXT, after) | {METRICS: oracle.sums}
 
-    ports = vector_ports(CARRY, carry) + known.ports + vector_ports(FROZEN, specs_of(model.frozen_vectors))
+    ports = vector_ports(CARRY, carry) + received.ports + vector_ports(FROZEN, specs_of(model.frozen_vectors))
     ports += [_example_port(field) for field in model.spec.fields]
     ports += [Port(MASK, (), batched=True), Port(NOISE, (), torch.int32, batched=True)]
     layers = Layers(model.module)
@@ -321,13 +321,13 @@ def capture_step(
         raise (DynamicControlFlow(f"{fixed}{layers.here}") if fixed else error) from error.__cause__
 
 
-def capture_report(trip: Trip, known: Received) -> Captured:
+def capture_report(trip: Trip, received: Received) -> Captured:
     """Graph `report`: broadcast and the last carry of every pass in, the averaged segments out."""
 
     def report(values: dict[str, Tensor]) -> dict[str, Vector]:
-        return trip.report(unprefixed(BROADCAST, values), known.last(values))
+        return trip.report(unprefixed(BROADCAST, values), received.last(values))
 
-    return capture(report, known.ports)
+    return capture(report, received.ports)
 
 
 def _fake(mode: FakeTensorMode, port: Port, batch: int | None) -> Tensor:

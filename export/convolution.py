@@ -133,7 +133,7 @@ def _flat_weight_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: 
     pads = [side for pad in reversed(window.padding) for side in (pad, pad)]
     padded = torch.nn.functional.pad(inputs, pads)
     space = padded.shape[2:]
-    margins = [part for size, made in zip(space, grad.shape[2:], strict=True) for part in (size - made, 0)]
+    margins = [part for size, out in zip(space, grad.shape[2:], strict=True) for part in (size - out, 0)]
     spread = torch.nn.functional.pad(grad, margins[::-1]).flatten(2)
     steps = [math.prod(space[axis + 1 :]) * spread for axis, spread in enumerate(window.dilation)]
     shifts = [sum(offset * step for offset, step in zip(tap, steps, strict=True)) for tap in window.offsets]
@@ -208,16 +208,16 @@ def _matrices(weight: Tensor, inputs: Tensor, output: Tensor, window: Window) ->
 
 def _meetings(inputs: Tensor, output: Tensor, window: Window) -> Tensor:
     """Which tap takes which input place to which output place: a constant of zeros and ones, (K, P in · P out)."""
-    size, made = inputs.shape[2:], output.shape[2:]
+    size, out_shape = inputs.shape[2:], output.shape[2:]
     places = np.arange(math.prod(size)).reshape(size)
     grid = np.pad(places, [(pad, pad) for pad in window.padding], constant_values=-1)
-    found = np.zeros((window.taps, places.size, math.prod(made)), np.float32)
+    meets = np.zeros((window.taps, places.size, math.prod(out_shape)), np.float32)
     for tap, offsets in enumerate(window.offsets):
         met = tuple(
             slice(offset * spread, offset * spread + (out - 1) * step + 1, step)
-            for offset, spread, out, step in zip(offsets, window.dilation, made, window.stride, strict=True)
+            for offset, spread, out, step in zip(offsets, window.dilation, out_shape, window.stride, strict=True)
         )
         source = grid[met].ravel()
         real = np.flatnonzero(source >= 0)
-        found[tap, source[real], real] = 1
-    return torch.from_numpy(found.reshape(len(found), -1)).to(inputs.dtype)
+        meets[tap, source[real], real] = 1
+    return torch.from_numpy(meets.reshape(len(meets), -1)).to(inputs.dtype)

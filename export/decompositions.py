@@ -48,10 +48,10 @@ def _tiled_max_pool_backward(grad_output: Tensor, inputs: Tensor, window: Window
     rows, columns = (have * step for have, step in zip(grad_output.shape[2:], kernel, strict=True))
     taps = [inputs[:, :, down : rows : kernel[0], right : columns : kernel[1]] for down, right in window.offsets]
     largest = functools.reduce(torch.maximum, taps)
-    left, parts = grad_output, []
+    remaining, parts = grad_output, []
     for tap in taps:
-        parts.append(left * (tap == largest).to(left.dtype))
-        left = left - parts[-1]
+        parts.append(remaining * (tap == largest).to(remaining.dtype))
+        remaining = remaining - parts[-1]
     spread = torch.stack(parts, -1).reshape(*grad_output.shape, *kernel)
     whole = spread.transpose(3, 4).reshape(*grad_output.shape[:2], rows, columns)
     return torch.nn.functional.pad(whole, (0, inputs.shape[3] - columns, 0, inputs.shape[2] - rows))
@@ -122,10 +122,10 @@ def slice_scatter(
     if step == 1:
         parts = [inputs.narrow(axis, 0, first), source, inputs.narrow(axis, last, size - last)]
         return torch.cat([part for part in parts if part.shape[axis]], axis)
-    taken = np.zeros([size, *(1 for _ in inputs.shape[axis + 1 :])], np.bool_)
-    taken[first:last:step] = True
+    mask = np.zeros([size, *(1 for _ in inputs.shape[axis + 1 :])], np.bool_)
+    mask[first:last:step] = True
     spread = slice_backward(source, inputs.shape, axis, first, last, step)
-    return torch.where(torch.from_numpy(taken).to(inputs.device), spread, inputs)
+    return torch.where(torch.from_numpy(mask).to(inputs.device), spread, inputs)
 
 
 def select_scatter(inputs: Tensor, source: Tensor, dim: int, index: int) -> Tensor:

@@ -19,19 +19,19 @@ class _Rows:
     """The axes of `inputs` that indices name, laid out as one axis of rows; and each place's row by its number."""
 
     def __init__(self, inputs: Tensor, indices: Indices) -> None:
-        named = {axis: index for axis, index in enumerate(indices) if index is not None}
-        axes = list(named)
-        rest = [axis for axis in range(inputs.dim()) if axis not in named]
+        indexed = {axis: index for axis, index in enumerate(indices) if index is not None}
+        axes = list(indexed)
+        rest = [axis for axis in range(inputs.dim()) if axis not in indexed]
         self.shape, self._order = inputs.shape, [*axes, *rest]
         self._rest = [inputs.shape[axis] for axis in rest]
         # torch puts the axes of the places where the named ones were, and in front if others lie between these.
         self._front = 0 if axes != list(range(axes[0], axes[-1] + 1)) else axes[0]
-        self.places = self._numbers(inputs, named)
+        self.places = self._numbers(inputs, indexed)
 
     @staticmethod
-    def _numbers(inputs: Tensor, named: dict[int, Tensor]) -> Tensor:
+    def _numbers(inputs: Tensor, indexed: dict[int, Tensor]) -> Tensor:
         number: Any = 0
-        for axis, index in named.items():
+        for axis, index in indexed.items():
             size, counted = inputs.shape[axis], index.long()
             number = number * size + torch.where(counted < 0, counted + size, counted)
         places: Tensor = number
@@ -69,8 +69,8 @@ def index(inputs: Tensor, indices: Indices) -> Any:
     if _has_mask(indices):
         return NotImplemented
     rows = _Rows(inputs, indices)
-    found: Tensor = aten.embedding(rows.laid_out(inputs), rows.places.reshape(-1))
-    return rows.at_places(found)
+    values: Tensor = aten.embedding(rows.laid_out(inputs), rows.places.reshape(-1))
+    return rows.at_places(values)
 
 
 def index_put(inputs: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Any:

@@ -127,10 +127,10 @@ class Model:
         if spec.checkpoint is not None:
             spec.checkpoint.load_into(self.module)
         self.frozen = _frozen(self.module)
-        named = {name: value for name, value in self.module.named_parameters() if value.requires_grad}
-        self.schema = ParamSchema(tuple(TensorSpec(name, tuple(value.shape)) for name, value in named.items()))
-        self.initial: Float32 = self.schema.flatten({name: value.detach().numpy() for name, value in named.items()})
-        for name, value in (named | self.frozen).items():
+        trainable = {name: value for name, value in self.module.named_parameters() if value.requires_grad}
+        self.schema = ParamSchema(tuple(TensorSpec(name, tuple(value.shape)) for name, value in trainable.items()))
+        self.initial: Float32 = self.schema.flatten({name: value.detach().numpy() for name, value in trainable.items()})
+        for name, value in (trainable | self.frozen).items():
             if not torch.isfinite(value).all():
                 raise InvalidModel(f"{spec.name}: the initial weights of {name} hold a number that is not finite")
         self._given: Mapping[str, Tensor] = {}
@@ -145,12 +145,12 @@ class Model:
             for item in self.spec.fields
         }
         try:
-            with torch.no_grad(), KeyedNoise(torch.zeros(1, dtype=torch.int32, device=self._device)) as drawn:
+            with torch.no_grad(), KeyedNoise(torch.zeros(1, dtype=torch.int32, device=self._device)) as noise:
                 self.module(*(example[item.name] for item in self.spec.inputs))
         except Exception as error:  # whatever the user's own code raises
             shapes = ", ".join(f"{item.name} {[1, *item.shape]}" for item in self.spec.inputs)
             raise InvalidModel(f"{self.spec.name} does not run on a batch of {shapes}: {reason(error)}") from error
-        return bool(drawn.turns)
+        return bool(noise.turns)
 
     def on(self, device: torch.device) -> Model:
         """The same model with what is frozen, and its buffers, on a compute device."""
@@ -167,9 +167,9 @@ class Model:
 
     def with_frozen(self, vectors: Mapping[str, Tensor]) -> Model:
         """The same model with other frozen tensors, each given flat as (size,)."""
-        given = copy.copy(self)
-        given._given = {name: value.reshape(self.frozen[name].shape) for name, value in vectors.items()}
-        return given
+        bound = copy.copy(self)
+        bound._given = {name: value.reshape(self.frozen[name].shape) for name, value in vectors.items()}
+        return bound
 
     def freeze(self, vectors: Mapping[str, Float32]) -> None:
         """Set the values of all frozen tensors, as `frozen_vectors` gives them."""
@@ -236,22 +236,26 @@ def held(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     A parameter of several names is replaced under all of them. torch.func.functional_call would put back what it found
     name by name, and for a layer of two names that is what it had put there itself: the tie is lost from then on.
     """
-    names: dict[Any, str] = {one: name for name, one in (*module.named_parameters(), *module.named_buffers())}
+    names: dict[Any, str] = {tensor: name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     stores: list[Any] = [store for layer in module.modules() for store in (layer._parameters, layer._buffers)]
-    own = [(store, key, one) for store in stores for key, one in store.items() if names.get(one, "") in tensors]
+    own = [
+        (store, key, tensor) for store in stores for key, tensor in store.items() if names.get(tensor, "") in tensors
+    ]
     try:
-        for store, key, one in own:
-            store[key] = tensors[names[one]]
+        for store, key, tensor in own:
+            store[key] = tensors[names[tensor]]
         yield
     finally:
-        for store, key, one in own:
-            store[key] = one
+        for store, key, tensor in own:
+            store[key] = tensor
 
 
 def copied(module: nn.Module) -> nn.Module:
     """A deep copy. What forward left in a layer, such as an activation or a normalised weight, loses its history."""
-    left = [one for layer in module.modules() for one in tree_leaves(vars(layer)) if isinstance(one, Tensor)]
-    return copy.deepcopy(module, {id(one): one.detach() for one in left if not one.is_leaf})
+    tensors = [
+        tensor for layer in module.modules() for tensor in tree_leaves(vars(layer)) if isinstance(tensor, Tensor)
+    ]
+    return copy.deepcopy(module, {id(tensor): tensor.detach() for tensor in tensors if not tensor.is_leaf})
 
 
 def parameter_count(spec: ModelSpec) -> int:

@@ -117,14 +117,17 @@ def _together(trips: Sequence[Evidence], shared: int) -> Evidence:
     shared: the bytes that the trips have in common.
     """
     first, *others = trips
-    parity = [*first.parity, *(replace(one, graph=f"second.{one.graph}") for trip in others for one in trip.parity)]
-    footprints = [one.footprint for one in trips]
+    parity = [
+        *first.parity,
+        *(replace(entry, graph=f"second.{entry.graph}") for trip in others for entry in trip.parity),
+    ]
+    footprints = [trip.footprint for trip in trips]
     footprint = Footprint(
-        step_cpu_ms=max(one.step_cpu_ms for one in footprints),
-        peak_rss_mb=max(one.peak_rss_mb for one in footprints),
-        graph_bytes=sum(one.graph_bytes - shared for one in footprints) + shared,
+        step_cpu_ms=max(cost.step_cpu_ms for cost in footprints),
+        peak_rss_mb=max(cost.peak_rss_mb for cost in footprints),
+        graph_bytes=sum(cost.graph_bytes - shared for cost in footprints) + shared,
     )
-    return replace(first, tolerance=max(one.tolerance for one in trips), parity=tuple(parity), footprint=footprint)
+    return replace(first, tolerance=max(trip.tolerance for trip in trips), parity=tuple(parity), footprint=footprint)
 
 
 class _References:
@@ -146,26 +149,28 @@ class _References:
 
     def compare(self, plan: Plan, name: str, graphs: Mapping[str, Executable]) -> tuple[float, tuple[Parity, ...]]:
         """What is allowed, and how far each of a format's graphs is from torch on its runtime. Raises ParityFailed."""
-        found, steps = (
+        distances, steps = (
             self._whole.distances(_exported(self._whole, plan, name, graphs), self._outcome),
             self._whole.steps,
         )
-        if worst(found.values()) <= TOLERANCE:
-            return TOLERANCE, tuple(Parity(graph, steps(graph), l2, self._own[graph]) for graph, l2 in found.items())
+        if worst(distances.values()) <= TOLERANCE:
+            return TOLERANCE, tuple(
+                Parity(graph, steps(graph), l2, self._own[graph]) for graph, l2 in distances.items()
+            )
         outcome = _exported(self._whole, plan, name, graphs, self._outcome)
-        found = self._whole.distances(outcome, self._outcome, self._outcome, by_tensor=False)
+        distances = self._whole.distances(outcome, self._outcome, self._outcome, by_tensor=False)
         subject = f"{self._whole.model.spec.name}: {name}"
         tolerance = min(KINKED_TOLERANCE, max(TOLERANCE, OWN_TIMES * worst(self._own_guided.values())))
-        self._check(subject, found, tolerance, "at one of its steps")
+        self._check(subject, distances, tolerance, "at one of its steps")
         outcome = _exported(self._single, plan, name, graphs, self._outcome)
         single = self._single.distances(outcome, self._single_outcome, self._outcome, _median)
         self._check(subject, single, TOLERANCE, "after a step of one example")
         own = self._own_guided
-        parity = (Parity(graph, steps(graph), l2, own[graph], single[graph]) for graph, l2 in found.items())
+        parity = (Parity(graph, steps(graph), l2, own[graph], single[graph]) for graph, l2 in distances.items())
         return tolerance, tuple(parity)
 
-    def _check(self, subject: str, found: Mapping[str, float], tolerance: float, when: str) -> None:
-        for graph, l2 in found.items():
+    def _check(self, subject: str, distances: Mapping[str, float], tolerance: float, when: str) -> None:
+        for graph, l2 in distances.items():
             if not l2 <= tolerance:
                 kind, why = (ParityFailed, NOT_FINITE) if math.isnan(l2) else (_FarApart, self._reason())
                 raise kind(

@@ -48,10 +48,10 @@ def _sized(bundle: Bundle, examples: ExampleSpec, source: str) -> ModelSpec:
     spec = load(source, examples.fields[0].shape, examples.fields[-1].high)
     if source not in MODELS:  # its size is its own
         return spec
-    wanted, held = parameter_count(spec), len(bundle.read(bundle.manifest.state)) // FLOAT_BYTES
-    if wanted > held:
+    wanted, capacity = parameter_count(spec), len(bundle.read(bundle.manifest.state)) // FLOAT_BYTES
+    if wanted > capacity:
         raise PlanError(
             f"the model {spec.name} has {wanted:,} parameters with the examples of the plan in {bundle.folder}, whose "
-            f"initial state holds {held:,} numbers at most; name the model of the plan, or export it again"
+            f"initial state holds {capacity:,} numbers at most; name the model of the plan, or export it again"
         )
     return spec

@@ -145,32 +145,32 @@ class _Trial:
         raise ImpureModel(f"{self.name}: {_held(wrong) if wrong else _mixed(self.model, self.examples)}")
 
     def _padded_apart(self, params_D: Tensor, expected: Found, examples: int) -> dict[str, float]:
-        found = self.gradient(self.model, params_D, Sample.of(self.examples, examples))
-        return self._apart(found, expected)
+        actual = self.gradient(self.model, params_D, Sample.of(self.examples, examples))
+        return self._apart(actual, expected)
 
     def _own_apart(self, params_D: Tensor, expected: Found, random: torch.Generator) -> float:
         """How far round-off of the parameters moves plain torch."""
         rounded_D = params_D * (1 + ROUND_OFF * torch.randint(-1, 2, params_D.shape, generator=random))
         return max(self._apart(self.plain(rounded_D), expected).values())
 
-    def _apart(self, found: Found, expected: Found) -> dict[str, float]:
+    def _apart(self, actual: Found, expected: Found) -> dict[str, float]:
         """How far off the gradient of each tensor is, and as "" the worst metric sum: in parts of what is expected.
 
         The gradient of a tensor may be zero but for round-off, so a hundredth of the whole gradient counts as well.
         """
         sizes_M = expected.sums.abs() + 0.01 * REAL
-        apart = {"": max(map(_off, found.sums, expected.sums, sizes_M))}
-        whole, of_found = expected.gradient.norm(), self.model.tensors(found.gradient)
+        apart = {"": max(map(_off, actual.sums, expected.sums, sizes_M))}
+        whole, of_found = expected.gradient.norm(), self.model.tensors(actual.gradient)
         for name, gradient in self.model.tensors(expected.gradient).items():
             apart[name] = _off(of_found[name], gradient, gradient.norm() + 0.01 * whole)
         return apart
 
 
-def _off(found: Tensor, expected: Tensor, size: Tensor) -> float:
+def _off(actual: Tensor, expected: Tensor, size: Tensor) -> float:
     """The difference over a size; nothing where no number is expected."""
     if not expected.isfinite().all():
         return 0.0
-    difference = (found - expected).norm().item()
+    difference = (actual - expected).norm().item()
     return difference / max(size.item(), TINY) if np.isfinite(difference) else np.inf
 
 
@@ -218,14 +218,14 @@ def _mixed(model: Model, examples: Mapping[str, np.ndarray]) -> str:
 def _mixer(model: Model, examples: Mapping[str, np.ndarray]) -> str:
     """The layer, loss or metric which gives other values for the same examples when others are beside them."""
     with torch.no_grad():
-        (among, found), (alone, expected) = (_calls(model, Sample.of(examples, count)) for count in (EXAMPLES, REAL))
+        (among, metrics), (alone, expected) = (_calls(model, Sample.of(examples, count)) for count in (EXAMPLES, REAL))
     for (path, *ours), (_, *theirs) in zip(among, alone, strict=False):
-        given, made = (_same_rows(*pair) for pair in zip(ours, theirs, strict=True))
-        if not made:
+        same_input, same_output = (_same_rows(*pair) for pair in zip(ours, theirs, strict=True))
+        if not same_output:
             # What comes in is mixed where the layer around it has mixed it.
-            where = path if given else path.rpartition(".")[0]
+            where = path if same_input else path.rpartition(".")[0]
             return f"layer {where!r}" if where else "the model's own forward"
-    metric = next((name for name, values in found.items() if not _same_rows(values, expected[name])), "loss")
+    metric = next((name for name, values in metrics.items() if not _same_rows(values, expected[name])), "loss")
     return "the loss" if metric == "loss" else f"the metric {metric!r}"
 
 
@@ -234,7 +234,9 @@ def _calls(model: Model, sample: Sample) -> tuple[list[tuple[str, Any, Any]], di
     calls: list[tuple[str, Any, Any]] = []
     with contextlib.ExitStack() as hooks:
         for path, layer in model.module.named_modules():
-            hook = layer.register_forward_hook(lambda layer, given, made, path=path: calls.append((path, given, made)))
+            hook = layer.register_forward_hook(
+                lambda layer, inputs, outputs, path=path: calls.append((path, inputs, outputs))
+            )
             hooks.callback(hook.remove)
         return calls, model.measure({}, sample.fields, sample.noise)
 

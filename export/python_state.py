@@ -45,16 +45,16 @@ def watched(module: nn.Module) -> Iterator[list[str]]:
     Where a profiler is at work already, only torch's own draws are noticed. No garbage is collected in the block:
     what others hang on the collector may read a clock, and is not the module's doing.
     """
-    layers, found, profiler, collecting = Layers(module), list[str](), sys.getprofile(), gc.isenabled()
+    layers, calls, profiler, collecting = Layers(module), list[str](), sys.getprofile(), gc.isenabled()
 
     def note(what: str) -> None:
-        found.append(what + layers.here)
+        calls.append(what + layers.here)
 
     try:
         with layers.watch(), _Draws(note):
             gc.disable()
             sys.setprofile(profiler or _profile(note))
-            yield found
+            yield calls
     finally:
         sys.setprofile(profiler)
         if collecting:
@@ -124,9 +124,9 @@ def kept(model: Model) -> dict[str, list[str]]:
     forward has just computed.
     """
     spec = model.spec
-    found = {NUMPY: list(_leaves(mtrand.get_bit_generator().state, set()))}
+    fingerprints = {NUMPY: list(_leaves(mtrand.get_bit_generator().state, set()))}
     for name, buffer in model.module.named_buffers():
-        found[f"the buffer {name!r}"] = [_digest(buffer.reshape(-1).view(torch.uint8).numpy())]
+        fingerprints[f"the buffer {name!r}"] = [_digest(buffer.reshape(-1).view(torch.uint8).numpy())]
     layers = {f"layer {path!r}" if path else "the model": layer for path, layer in model.module.named_modules()}
     kinds = {type(layer) for layer in layers.values()}
     losses = {"the loss": spec.loss} | {f"the metric {name!r}": metric for name, metric in spec.metrics.items()}
@@ -134,7 +134,7 @@ def kept(model: Model) -> dict[str, list[str]]:
     for owner, holder in holders.items():
         for name, value in vars(_holder(holder)).items():
             if name not in _OF_EVERY_LAYER:
-                found[f"the attribute {name!r} of {owner}"] = list(_leaves(value, set()))
+                fingerprints[f"the attribute {name!r} of {owner}"] = list(_leaves(value, set()))
     functions, seen = [kind.forward for kind in kinds] + list(losses.values()), set()
     functions += [value for layer in layers.values() for value in vars(layer).values()]
     while functions:
@@ -142,9 +142,9 @@ def kept(model: Model) -> dict[str, list[str]]:
         if id(function) not in seen:
             seen.add(id(function))
             for name, value in _outer_variables(function).items():
-                found[f"the variable {name!r}"] = list(_leaves(value, set()))
+                fingerprints[f"the variable {name!r}"] = list(_leaves(value, set()))
                 functions.append(value)
-    return found
+    return fingerprints
 
 
 _OF_EVERY_LAYER = vars(nn.Module()).keys() - {"training"}
@@ -161,10 +161,10 @@ def _outer_variables(function: Any) -> Mapping[str, Any]:
     if not (inspect.isfunction(function) or inspect.ismethod(function)) or _is_of(function, *LIBRARIES):
         return {}
     try:
-        found = inspect.getclosurevars(function)
+        variables = inspect.getclosurevars(function)
     except ValueError:  # a function around it has not set all of them yet
         return {}
-    return {**found.globals, **found.nonlocals}
+    return {**variables.globals, **variables.nonlocals}
 
 
 def _is_of(thing: Any, *packages: str) -> bool:

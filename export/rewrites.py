@@ -79,8 +79,8 @@ class KeyedNoise(TorchFunctionMode):
         self._take_turn(self._noise, "dropout on", inputs)
         if p == 1:
             return inputs * 0.0
-        kept = keep(self._noise, self.turns, tuple(inputs.shape[1:]), p, inputs.device)
-        return inputs * (kept.to(inputs.dtype) * (1 / (1 - p)))
+        mask = keep(self._noise, self.turns, tuple(inputs.shape[1:]), p, inputs.device)
+        return inputs * (mask.to(inputs.dtype) * (1 / (1 - p)))
 
     def _channels(self, *ranks: int) -> Callable[..., Tensor]:
         """Dropout of whole channels, axis 1, of values of these ranks: others torch takes for those of one example."""
@@ -91,8 +91,8 @@ class KeyedNoise(TorchFunctionMode):
                     f"dropout of channels on values of {inputs.dim()} axes, of which torch takes the first for "
                     "channels; put an axis of channels after the batch"
                 )
-            kept = self._dropout(inputs.new_ones(inputs.shape[:2]), p, training)
-            return inputs * kept.reshape(*kept.shape, *(1 for _ in inputs.shape[2:]))
+            mask = self._dropout(inputs.new_ones(inputs.shape[:2]), p, training)
+            return inputs * mask.reshape(*mask.shape, *(1 for _ in inputs.shape[2:]))
 
         return dropout
 

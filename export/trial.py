@@ -56,8 +56,8 @@ Arrays = dict[str, np.ndarray]
 
 def worst(distances: Iterable[float]) -> float:
     """The largest; not a number if any is."""
-    found = list(distances)
-    return math.nan if any(map(math.isnan, found)) else max(found)
+    values = list(distances)
+    return math.nan if any(map(math.isnan, values)) else max(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,8 @@ class Trial:
         for item in trip.passes:
             size = item.loop.batch_size
             fixed = min(item.loop.steps or 0, ROOM // model.initial.nbytes)
-            kept = [real or size] * (max(steps, fixed) - 1) + [real or (size + 1) // 2]
-            batches[item.name] = [_batch(model, size, count, random) for count in kept]
+            real_counts = [real or size] * (max(steps, fixed) - 1) + [real or (size + 1) // 2]
+            batches[item.name] = [_batch(model, size, count, random) for count in real_counts]
         return cls(model, trip, broadcast, batches)
 
     def steps(self, graph: str) -> int:
@@ -183,38 +183,38 @@ class Trial:
     def exported(self, plan: Plan, graphs: Mapping[str, Executable], guide: TrialOutcome | None = None) -> TrialOutcome:
         """The work done by exported graphs; guide: as in `reference`."""
         received, trails = prefixed(BROADCAST, self.broadcast) | prefixed(FROZEN, self.model.frozen_vectors), {}
-        for one in plan.passes:
-            trails[one.name] = self._exported_pass(one, graphs, received, guide)
-            last = (guide.trails if guide else trails)[one.name][-1]
-            received |= prefixed(final_carry(one.name), _vectors_of(last))
+        for pass_plan in plan.passes:
+            trails[pass_plan.name] = self._exported_pass(pass_plan, graphs, received, guide)
+            last = (guide.trails if guide else trails)[pass_plan.name][-1]
+            received |= prefixed(final_carry(pass_plan.name), _vectors_of(last))
         report = _empty({spec.name: spec.size for spec in plan.report.means})
         graphs[REPORT].run(received, report)
         return TrialOutcome(trails, report)
 
     def _exported_pass(
-        self, one: PassPlan, graphs: Mapping[str, Executable], received: Arrays, guide: TrialOutcome | None
+        self, pass_plan: PassPlan, graphs: Mapping[str, Executable], received: Arrays, guide: TrialOutcome | None
     ) -> list[Arrays]:
-        sizes, batches = {spec.name: spec.size for spec in one.carry}, self.batches[one.name]
+        sizes, batches = {spec.name: spec.size for spec in pass_plan.carry}, self.batches[pass_plan.name]
         carry, trail = _empty(sizes), []
-        graphs[begin_graph(one.name)].run(received, prefixed(NEXT, carry))
-        many = steps_graph(one.name) in graphs
+        graphs[begin_graph(pass_plan.name)].run(received, prefixed(NEXT, carry))
+        many = steps_graph(pass_plan.name) in graphs
         count = FEW_STEPS if many and guide is None else 1
-        for number, taken in enumerate(batches[at : at + count] for at in range(0, len(batches), count)):
+        for number, chunk in enumerate(batches[at : at + count] for at in range(0, len(batches), count)):
             if guide and number:
-                carry = guide.start_of(one.name, number)
-            after, metrics = _empty(sizes), np.empty((len(taken), len(one.metrics)), np.float32)
-            stacked = [_edge(batch) for batch in taken]
+                carry = guide.start_of(pass_plan.name, number)
+            after, metrics = _empty(sizes), np.empty((len(chunk), len(pass_plan.metrics)), np.float32)
+            stacked = [_edge(batch) for batch in chunk]
             fed = {name: np.stack([batch[name] for batch in stacked]) for name in stacked[0]} if many else stacked[0]
-            given = received | prefixed(CARRY, carry) | fed
-            made = prefixed(NEXT, after) | {METRICS: metrics if many else metrics[0]}
-            graphs[loop_graph(graphs, one.name)].run(given, made)
+            inputs = received | prefixed(CARRY, carry) | fed
+            outputs = prefixed(NEXT, after) | {METRICS: metrics if many else metrics[0]}
+            graphs[loop_graph(graphs, pass_plan.name)].run(inputs, outputs)
             carry = after
             trail.append(after | {METRICS: metrics.sum(axis=0)})
         return trail
 
     def distances(
         self,
-        found: TrialOutcome,
+        actual: TrialOutcome,
         expected: TrialOutcome,
         guide: TrialOutcome | None = None,
         over: Callable[[Iterable[float]], float] = worst,
@@ -234,14 +234,14 @@ class Trial:
             last = _tensors(_vectors_of((guide or expected).trails[item.name][-1]), torch.float32)
             received = with_carries(received, {item.name: last})
             if guide is None:
-                apart[step_graph(item.name)] = distance(found.last(item.name), expected.last(item.name), start)
+                apart[step_graph(item.name)] = distance(actual.last(item.name), expected.last(item.name), start)
             else:
-                ours, theirs = found.trails[item.name], expected.trails[item.name]
+                ours, theirs = actual.trails[item.name], expected.trails[item.name]
                 starts = [start, *(guide.start_of(item.name, number) for number in range(1, len(theirs)))]
                 apart[step_graph(item.name)] = over(map(distance, ours, theirs, starts))
-        return apart | {REPORT: distance(found.report, expected.report, {})}
+        return apart | {REPORT: distance(actual.report, expected.report, {})}
 
-    def _distance(self, found: Arrays, expected: Arrays, start: Arrays, *, by_tensor: bool) -> float:
+    def _distance(self, actual: Arrays, expected: Arrays, start: Arrays, *, by_tensor: bool) -> float:
         """The worst l2 difference of any part of any vector, over how far that part moved.
 
         It moved from `start`, or from zero when absent there. A difference of two models loses digits to cancellation
@@ -252,7 +252,7 @@ class Trial:
         apart = []
         for name, vector in expected.items():
             change = vector.astype(np.float64) - start.get(name, 0.0)
-            error = found[name].astype(np.float64) - vector
+            error = actual[name].astype(np.float64) - vector
             whole = _norm(change)
             # Metric sums are of the model's size in nothing.
             model = self.broadcast["params"] * (name != METRICS)

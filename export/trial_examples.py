@@ -17,13 +17,15 @@ def draw_examples(spec: ModelSpec, count: int, random: np.random.Generator) -> d
     if spec.examples is None:
         return {item.name: _random(item, count, random) for item in spec.fields}
     try:
-        made = dict(spec.examples(count, random))
+        examples = dict(spec.examples(count, random))
     except Exception as error:  # whatever the user's own code raises
         raise InvalidModel(f"{spec.name}: examples({count}, generator) fails with {reason(error)}") from error
     names = [item.name for item in spec.fields]
-    if sorted(made) != sorted(names):
-        raise InvalidModel(f"{spec.name}: examples() gives {', '.join(made) or 'nothing'}; expected {', '.join(names)}")
-    return {item.name: _checked(spec.name, item, np.asarray(made[item.name]), count) for item in spec.fields}
+    if sorted(examples) != sorted(names):
+        raise InvalidModel(
+            f"{spec.name}: examples() gives {', '.join(examples) or 'nothing'}; expected {', '.join(names)}"
+        )
+    return {item.name: _checked(spec.name, item, np.asarray(examples[item.name]), count) for item in spec.fields}
 
 
 def _checked(model: str, item: Field, values: np.ndarray, count: int) -> np.ndarray:

@@ -21,8 +21,8 @@ class Window:
     def of(kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Window:
         """torch's arguments, of which a single number stands for all axes, and no stride for the kernel's size."""
         axes = len(kernel)
-        given = (stride or kernel, padding, dilation)
-        return Window(tuple(kernel), *(tuple(part) * (axes // len(part)) for part in given))
+        options = (stride or kernel, padding, dilation)
+        return Window(tuple(kernel), *(tuple(part) * (axes // len(part)) for part in options))
 
     @staticmethod
     def pool(kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Window:

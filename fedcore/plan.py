@@ -173,8 +173,8 @@ class TripPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for fmt, graphs in self.graphs.items():
-            loops = {loop_graph(graphs, pass_.name) for pass_ in self.passes}
-            wanted = {begin_graph(pass_.name) for pass_ in self.passes} | loops | {REPORT}
+            loops = {loop_graph(graphs, pass_plan.name) for pass_plan in self.passes}
+            wanted = {begin_graph(pass_plan.name) for pass_plan in self.passes} | loops | {REPORT}
             if set(graphs) != wanted:
                 raise PlanError(f"format {fmt!r} has graphs {sorted(graphs)}, the passes need {sorted(wanted)}")
 

@@ -21,11 +21,11 @@ def caller_of(address: str) -> str | None:
     Loopback is this machine: a fleet of emulated devices, or a proxy, which then stands for everyone.
     """
     try:
-        known = ipaddress.ip_address(address.partition("%")[0])
+        ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if isinstance(known, ipaddress.IPv6Address):
-        if known.ipv4_mapped is None:
-            return None if known.is_loopback else known.exploded[:19]
-        known = known.ipv4_mapped
-    return None if known.is_loopback else str(known)
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped is None:
+            return None if ip.is_loopback else ip.exploded[:19]
+        ip = ip.ipv4_mapped
+    return None if ip.is_loopback else str(ip)

@@ -186,5 +186,5 @@ class ConnectionLimits:
         """The caller that an address counts for; None, and no limit, for loopback and proxies."""
         if address is None:
             return None
-        known = ipaddress.ip_address(address.partition("%")[0])
-        return None if any(known in network for network in self.proxies) else caller_of(address)
+        ip = ipaddress.ip_address(address.partition("%")[0])
+        return None if any(ip in network for network in self.proxies) else caller_of(address)

@@ -25,12 +25,12 @@ def origins(text: str) -> tuple[str, ...]:
 
     Raises ValueError, which names what is none.
     """
-    found = tuple(filter(None, map(str.strip, text.split(","))))
-    for origin in found:
+    listed = tuple(filter(None, map(str.strip, text.split(","))))
+    for origin in listed:
         parts = urlsplit(origin)
         if parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc}" or not parts.hostname:
             raise ValueError(f"{origin!r} is no origin; an origin is a scheme and a host, such as https://app.example")
-    return found
+    return listed
 
 
 def open_to(allowed: tuple[str, ...], app: ASGIApp) -> ASGIApp:

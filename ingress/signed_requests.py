@@ -67,8 +67,8 @@ def _target(request: Request) -> str:
 
 def _fields(request: Request) -> dict[str, str]:
     """The header fields by lower-case name, lines of one name joined as RFC 9110 joins them."""
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for name, value in request.scope["headers"]:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        found[key] = f"{found[key]}, {text}" if key in found else text
-    return found
+        fields[key] = f"{fields[key]}, {text}" if key in fields else text
+    return fields

@@ -98,8 +98,8 @@ class _Program:
         ]
         for port, array in zip((*self._inputs, *self._outputs), (*sources, *targets), strict=True):
             self._refuse_misfit(port, array)
-        held = [*(inputs[port.name] for port in self._inputs), *outputs.values(), *targets]
-        return _addresses(sources), _addresses(targets), held
+        arrays = [*(inputs[port.name] for port in self._inputs), *outputs.values(), *targets]
+        return _addresses(sources), _addresses(targets), arrays
 
     def _refuse_misfit(self, port: _Port, array: NDArray[Any]) -> None:
         if (array.dtype, array.shape) != (port.dtype, port.shape):

@@ -147,11 +147,11 @@ class _Walk:
         self._opsets += kind == "opset"
         if self._nodes > MOST_NODES:
             raise _Unfit(f"it has more than {MOST_NODES:,} nodes")
-        known, places = _FIELDS[kind], _Places()
+        fields, places = _FIELDS[kind], _Places()
         for number, wire, start, stop in self._split(at, end):
-            if number not in known:
+            if number not in fields:
                 raise _Unfit(f"its {kind} has a field {number} that a plan's graph does not have")
-            field, inner = known[number]
+            field, inner = fields[number]
             places.setdefault(field, []).append((wire, start, stop))
             if inner in _FIELDS:
                 if wire != _LENGTH:

@@ -140,10 +140,10 @@ def _free_storage(path: Path) -> int | None:
     """Bytes that a file at `path`, or where it will be made, may take."""
     existing = next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
     try:
-        found = os.statvfs(existing)
+        stats = os.statvfs(existing)
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize
+    return stats.f_bavail * stats.f_frsize
 
 
 def _free_memory(path: Path) -> int | None:

@@ -47,21 +47,21 @@ def trace(entries: Path | Sequence[tuple[float, Conditions]], clock: TimeSource 
     A file holds them as JSON: `[[3600, {"charging": true}], [1800, {"charging": false}]]`. Raises ConfigError when it
     cannot be read or is malformed, when there are no entries, or one does not last.
     """
-    given = _read(entries) if isinstance(entries, Path) else tuple(entries)
-    for index, (seconds, _) in enumerate(given):
+    steps = _read(entries) if isinstance(entries, Path) else tuple(entries)
+    for index, (seconds, _) in enumerate(steps):
         if not (seconds > 0 and math.isfinite(seconds)):
             raise ConfigError(f"entry {index} of the trace lasts {seconds} seconds; give it more than 0")
-    if not given:
+    if not steps:
         raise ConfigError("the trace has no entries")
-    whole = sum(seconds for seconds, _ in given)
+    whole = sum(seconds for seconds, _ in steps)
 
     def read() -> Conditions:
-        left = clock() % whole
-        for seconds, conditions in given:
-            left -= seconds
-            if left < 0:
+        remaining = clock() % whole
+        for seconds, conditions in steps:
+            remaining -= seconds
+            if remaining < 0:
                 return conditions
-        return given[-1][1]
+        return steps[-1][1]
 
     return read
 
@@ -80,10 +80,10 @@ def flapping(seed: int, up_s: float, down_s: float, clock: TimeSource = time.mon
     stretch_s = CYCLES * (up_s + down_s)
 
     def read() -> Conditions:
-        stretch, left = divmod(clock(), stretch_s)
+        stretch, remaining = divmod(clock(), stretch_s)
         rng = random.Random(f"{seed} {stretch:.0f}")
         up = rng.random() < up_s / (up_s + down_s)
-        while (left := left - rng.expovariate(1 / (up_s if up else down_s))) >= 0:
+        while (remaining := remaining - rng.expovariate(1 / (up_s if up else down_s))) >= 0:
             up = not up
         return UP if up else DOWN
 

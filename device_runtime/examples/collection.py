@@ -39,25 +39,25 @@ class Collection(msgspec.Struct, frozen=True):
     def checked(self) -> Collection:
         """This declaration. Raises ExampleRefused when no plan could ask for such examples, or none could be kept."""
         try:
-            given = _collection(msgspec.to_builtins(self))
+            collection = _collection(msgspec.to_builtins(self))
         except msgspec.ValidationError as error:
             raise ExampleRefused(f"collection {self.name!r} cannot be declared: {error}") from error
-        if not math.isfinite(given.retention.max_age_s or 0.0):
+        if not math.isfinite(collection.retention.max_age_s or 0.0):
             raise ExampleRefused(f"collection {self.name!r}: max_age_s must be finite; without one there is no limit")
-        names = [field.name for field in given.fields]
-        if not given.name or not names or not all(names) or len(set(names)) < len(names):
+        names = [field.name for field in collection.fields]
+        if not collection.name or not names or not all(names) or len(set(names)) < len(names):
             raise ExampleRefused(
                 f"collection {self.name!r} needs a name and fields with names of their own, not {names}"
             )
-        for field in given.fields:
+        for field in collection.fields:
             highest = np.iinfo(field.dtype).max + 1 if field.dtype in INTEGERS else 0
             if field.high is not None and not 1 <= field.high <= highest:
                 raise ExampleRefused(f"field {field.name!r} of {field.dtype} cannot have {field.high} as its high")
-        if given.most == 0:
+        if collection.most == 0:
             raise ExampleRefused(
-                f"retention of collection {self.name!r} is below the {given.example_bytes} bytes of one example"
+                f"retention of collection {self.name!r} is below the {collection.example_bytes} bytes of one example"
             )
-        return given
+        return collection
 
     @property
     def record(self) -> np.dtype[Any]:

@@ -102,8 +102,8 @@ class ExampleDatabase:
             raise StoreError(f"the example store failed: {cause}", f"{self.path}: {error}") from error
 
     def _check_ours(self, connection: sqlite3.Connection) -> None:
-        found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
-        if found != [APPLICATION_ID, VERSION]:
+        header = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+        if header != [APPLICATION_ID, VERSION]:
             raise invalid(f"the examples are in SQLite, but not an example store of version {VERSION}", str(self.path))
 
     def _inode(self) -> int | None:
@@ -113,24 +113,24 @@ class ExampleDatabase:
 
     def _put_aside(self, opened: int | None) -> StoreDamaged:
         """Keep the damaged file under another name, and start a new one with the same collections, without examples."""
-        kept = self.path.with_name(f"{self.path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
+        aside = self.path.with_name(f"{self.path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
         # Another process that found the damage too may have replaced the file by now.
         if opened == self._inode():
             declared = self._declarations()
             try:
-                self.path.rename(kept)
+                self.path.rename(aside)
                 # A journal left behind would be played into the new file.
                 with contextlib.suppress(FileNotFoundError):
-                    Path(f"{self.path}-journal").rename(f"{kept}-journal")
+                    Path(f"{self.path}-journal").rename(f"{aside}-journal")
             except OSError as error:
-                raise StoreError("the example store is damaged and cannot be put aside", f"{kept}: {error}") from error
-            log.warning("the example store %s was damaged: it is kept as %s, and a new one was made", self.path, kept)
+                raise StoreError("the example store is damaged and cannot be put aside", f"{aside}: {error}") from error
+            log.warning("the example store %s was damaged: it is kept as %s, and a new one was made", self.path, aside)
             self.create()
             # Where an owner let a group in, an application in it must be able to go on.
-            self.path.chmod(kept.stat().st_mode & 0o777)
+            self.path.chmod(aside.stat().st_mode & 0o777)
             with self.writing() as connection:
                 connection.executemany("INSERT OR IGNORE INTO collections (name, declaration) VALUES (?, ?)", declared)
-        return StoreDamaged(max(self.path.parent.glob(f"{self.path.name}.damaged-*Z"), default=kept))
+        return StoreDamaged(max(self.path.parent.glob(f"{self.path.name}.damaged-*Z"), default=aside))
 
     def _declarations(self) -> list[tuple[str, bytes]]:
         """The declared collections, as far as a damaged file can still be read."""

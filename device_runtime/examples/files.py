@@ -31,10 +31,10 @@ def import_file(
     naming file, row and field; ExamplesError for an `.npz` file that is none; OSError; what ExampleStore raises.
     """
     if path.suffix not in READERS:
-        raise ExampleRefused(f"{path}: files of examples are called {', '.join(f'*{known}' for known in READERS)}")
-    known = store.declared(name)
-    if known is not None:
-        collection = Collection(name, fields or known.fields, known.retention)
+        raise ExampleRefused(f"{path}: files of examples are called {', '.join(f'*{suffix}' for suffix in READERS)}")
+    declared = store.declared(name)
+    if declared is not None:
+        collection = Collection(name, fields or declared.fields, declared.retention)
     elif fields or path.suffix == ".npz":
         collection = Collection(name, fields or _npz_fields(path))
     else:

@@ -123,7 +123,7 @@ class ExampleStore(ExampleSource):
         Without a time the declarations go too.
         """
         with self._database.writing() as connection:
-            ids = [key for key, known in _collections(connection) if collection in {None, known.name}]
+            ids = [key for key, declared in _collections(connection) if collection in {None, declared.name}]
             removed = 0
             for key in ids:
                 oldest = connection.execute(
@@ -142,55 +142,57 @@ class ExampleStore(ExampleSource):
         """The content of each collection that was declared, by name."""
         self._enforce()
         with self._database.reading() as connection:
-            return [_holding(connection, key, known) for key, known in _collections(connection)]
+            return [_holding(connection, key, collection) for key, collection in _collections(connection)]
 
     def counts(self) -> dict[str, int]:
         """Number of examples per collection that has any, after retention."""
-        return {held.collection: held.examples for held in self.holdings() if held.examples}
+        return {holding.collection: holding.examples for holding in self.holdings() if holding.examples}
 
     def count_recent(self, collection: str, max_age_s: float) -> int:
         """Number of examples that are no older than that."""
         query = "SELECT count(*) FROM examples WHERE collection = ? AND at >= ?"
         with self._database.reading() as connection:
-            found = _find(connection, collection)
-            held = connection.execute(query, (found[0], self._clock() - max_age_s)).fetchone() if found else (0,)
-        return int(held[0])
+            entry = _find(connection, collection)
+            row = connection.execute(query, (entry[0], self._clock() - max_age_s)).fetchone() if entry else (0,)
+        return int(row[0])
 
     def _columns(self, spec: ExampleSpec) -> Columns:
         with self._database.reading() as connection:
-            found = _find(connection, spec.collection)
-            if found is None:
+            entry = _find(connection, spec.collection)
+            if entry is None:
                 raise invalid(f"there is no collection {spec.collection!r}", str(self.path))
-            key, known = found
-            _check_fields(spec, known)
-            data = self._data(connection, key, known)
-        records = np.frombuffer(data, known.record)
+            key, collection = entry
+            _check_fields(spec, collection)
+            data = self._data(connection, key, collection)
+        records = np.frombuffer(data, collection.record)
         return {field.name: np.array(records[field.name], field.dtype) for field in spec.fields}
 
-    def _data(self, connection: sqlite3.Connection, key: int, known: Collection) -> bytearray:
+    def _data(self, connection: sqlite3.Connection, key: int, collection: Collection) -> bytearray:
         """All examples of a collection in the order of their insertion, one after the other."""
-        data, what = bytearray(), _what(known)
+        data, what = bytearray(), _what(collection)
         query = "SELECT data FROM examples WHERE collection = ? ORDER BY id"
         for index, (sealed,) in enumerate(connection.execute(query, (key,))):
             try:
-                one = self._sealer.open(what, sealed)
+                example = self._sealer.open(what, sealed)
             except SealBroken as error:
                 raise invalid(f"example {index} was changed, or sealed under another key", str(self.path)) from error
-            if len(one) != known.example_bytes:
-                raise invalid(f"example {index} has {len(one)} bytes, its collection says {known.example_bytes}")
-            data += one
+            if len(example) != collection.example_bytes:
+                raise invalid(
+                    f"example {index} has {len(example)} bytes, its collection says {collection.example_bytes}"
+                )
+            data += example
         return data
 
     def _known(self, name: str) -> Collection:
-        known = self.declared(name)
-        if known is None:
+        collection = self.declared(name)
+        if collection is None:
             raise ExampleRefused(f"no collection {name!r} was declared in {self.path}; declare its fields first")
-        return known
+        return collection
 
     def _declared(self, name: str) -> Collection | None:
         with self._database.reading() as connection:
-            found = _find(connection, name)
-        return found[1] if found else None
+            entry = _find(connection, name)
+        return entry[1] if entry else None
 
     def _insert(self, collection: Collection, rows: list[bytes], at: float | None) -> int:
         now = self._clock()
@@ -204,11 +206,11 @@ class ExampleStore(ExampleSource):
         """Remove examples that are kept too long. A store that is read-only stays untouched when there are none."""
         now = self._clock()
         with self._database.reading() as connection:
-            due = any(_overdue(connection, key, known, now) for key, known in _collections(connection))
+            due = any(_overdue(connection, key, collection, now) for key, collection in _collections(connection))
         if due:
             with self._database.writing() as connection:
-                for key, known in _collections(connection):
-                    _drop(connection, key, known, now)
+                for key, collection in _collections(connection):
+                    _drop(connection, key, collection, now)
 
     def _going_on(self, work: Callable[[], T]) -> T:
         """The work's result, in the new store if the old one was damaged."""
@@ -236,15 +238,15 @@ def _collections(connection: sqlite3.Connection) -> list[tuple[int, Collection]]
 
 
 def _find(connection: sqlite3.Connection, name: str) -> tuple[int, Collection] | None:
-    return next((found for found in _collections(connection) if found[1].name == name), None)
+    return next((entry for entry in _collections(connection) if entry[1].name == name), None)
 
 
 def _declare(connection: sqlite3.Connection, collection: Collection) -> int:
     """The id of a collection, which is declared if it was not; a changed retention replaces the old one."""
-    found = _find(connection, collection.name)
-    if found and found[1].fields != collection.fields:
+    entry = _find(connection, collection.name)
+    if entry and entry[1].fields != collection.fields:
         raise ExampleRefused(
-            f"collection {collection.name!r} was declared with {words(found[1].fields)}, not "
+            f"collection {collection.name!r} was declared with {words(entry[1].fields)}, not "
             f"{words(collection.fields)}; delete it first, or use another name"
         )
     query = (
@@ -271,17 +273,17 @@ def _drop(connection: sqlite3.Connection, key: int, collection: Collection, now:
     return overdue
 
 
-def _holding(connection: sqlite3.Connection, key: int, known: Collection) -> Holding:
+def _holding(connection: sqlite3.Connection, key: int, collection: Collection) -> Holding:
     query = "SELECT count(*), min(at), max(at) FROM examples WHERE collection = ?"
     examples, oldest, newest = connection.execute(query, (key,)).fetchone()
     return Holding(
-        collection=known.name,
+        collection=collection.name,
         examples=examples,
-        bytes=examples * known.example_bytes,
+        bytes=examples * collection.example_bytes,
         oldest=oldest,
         newest=newest,
-        fields=known.fields,
-        retention=known.retention,
+        fields=collection.fields,
+        retention=collection.retention,
     )
 
 
@@ -290,12 +292,12 @@ def _what(collection: Collection) -> str:
     return f"example of {collection.name}"
 
 
-def _check_fields(spec: ExampleSpec, known: Collection) -> None:
+def _check_fields(spec: ExampleSpec, collection: Collection) -> None:
     """Raise ExamplesError unless the collection has the fields that a plan names, in its dtypes and shapes."""
-    have = {field.name: field for field in known.fields}
+    have = {field.name: field for field in collection.fields}
     for wanted in spec.fields:
         if wanted.name not in have:
-            raise invalid(f"collection {known.name!r} has no field {wanted.name!r}, it has {sorted(have)}")
+            raise invalid(f"collection {collection.name!r} has no field {wanted.name!r}, it has {sorted(have)}")
         field = have[wanted.name]
         if (field.dtype, field.shape) != (wanted.dtype, wanted.shape):
             raise invalid(

@@ -54,9 +54,9 @@ def build(arch: str | None = None, out: Path | None = None) -> Build:
         work = Path(folder)
         _unpack(_download(arch, work), work)
         shim = _compile(compiler, work, shim_name(arch))
-        made = [*(work / "executorch" / "lib" / f"lib{name}.so" for name in LIBRARIES), shim]
-        files = {path.name: path.stat().st_size for path in made}
-        for path in made:
+        built = [*(work / "executorch" / "lib" / f"lib{name}.so" for name in LIBRARIES), shim]
+        files = {path.name: path.stat().st_size for path in built}
+        for path in built:
             path.replace(out / path.name)
     for path in set(out.glob(f"{SHIM}-*.so")) - {out / shim.name}:
         path.unlink(missing_ok=True)
@@ -67,10 +67,10 @@ def _compiler(arch: str) -> str:
     name, package = "g++", "g++"
     if arch != platform.machine():
         name, package = f"{arch}-linux-gnu-g++", f"g++-{arch.replace('_', '-')}-linux-gnu"
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise ConfigError(f"building for {arch} needs the compiler {name}; on Debian: apt-get install {package}")
-    return found
+    return path
 
 
 def _download(arch: str, folder: Path) -> Path:

@@ -86,19 +86,21 @@ class Guard:
             self._check_collection(stored.collection)
             self._check_bytes(size)
 
-    def check_assignment(self, given: Assignment, moved: int) -> None:
+    def check_assignment(self, assignment: Assignment, moved: int) -> None:
         """Before the plan is fetched: cohort, signature or release, size. `moved`: bytes of this session so far.
 
         The signature covers the plan's digest, which is checked when the plan is fetched. Raises PlanRefused.
         """
-        self._check_round(given)
-        if given.plan.size > MOST_PLAN_BYTES:
-            raise PlanRefused(f"the plan has {given.plan.size:,} bytes, a device reads at most {MOST_PLAN_BYTES:,}")
-        self._check_bytes(moved + given.plan.size + given.checkpoint.size)
-        _at_most("plan.memory_bytes", given.plan.size + given.checkpoint.size, self._policy.plan.memory_bytes)
+        self._check_round(assignment)
+        if assignment.plan.size > MOST_PLAN_BYTES:
+            raise PlanRefused(
+                f"the plan has {assignment.plan.size:,} bytes, a device reads at most {MOST_PLAN_BYTES:,}"
+            )
+        self._check_bytes(moved + assignment.plan.size + assignment.checkpoint.size)
+        _at_most("plan.memory_bytes", assignment.plan.size + assignment.checkpoint.size, self._policy.plan.memory_bytes)
 
     def check_plan(
-        self, given: Assignment, plan: Plan, form: str, count: Callable[[str], int], *, to_move: int
+        self, assignment: Assignment, plan: Plan, form: str, count: Callable[[str], int], *, to_move: int
     ) -> None:
         """Before examples are read and graphs fetched: schema, limits, collection; from here on the time counts.
 
@@ -108,10 +110,10 @@ class Guard:
         _check_schema(plan)
         limits = self._policy.plan
         _at_most("plan.parameters", _longest(plan), limits.parameters)
-        kept = sum(ref.size for ref in plan.kept_refs(form))
-        _at_most("plan.graph_bytes", kept, limits.graph_bytes)
-        held = given.plan.size + given.checkpoint.size + kept + FLOAT_BYTES * plan.report.size
-        _at_most("plan.memory_bytes", held, limits.memory_bytes)
+        kept_bytes = sum(ref.size for ref in plan.kept_refs(form))
+        _at_most("plan.graph_bytes", kept_bytes, limits.graph_bytes)
+        memory_bytes = assignment.plan.size + assignment.checkpoint.size + kept_bytes + FLOAT_BYTES * plan.report.size
+        _at_most("plan.memory_bytes", memory_bytes, limits.memory_bytes)
         self._check_bytes(to_move)
         self._check_collection(plan.examples.collection)
         if limits.batch_examples is not None:
@@ -151,21 +153,23 @@ class Guard:
         if not self.shows(collection):
             _refuse("collections", f"the plan wants {collection!r}")
 
-    def _check_round(self, given: Assignment, *, again: bool = False) -> None:
-        if self._policy.require_secure_aggregation and given.secagg is None:
+    def _check_round(self, assignment: Assignment, *, again: bool = False) -> None:
+        if self._policy.require_secure_aggregation and assignment.secagg is None:
             _refuse("require_secure_aggregation", "the round asks for the report in clear")
-        if self._policy.min_cohort > (given.minimum or 1):
-            found = "says no minimum" if given.minimum is None else f"may count with {given.minimum} reports"
-            _refuse("min_cohort", f"the round {found}, the least allowed is {self._policy.min_cohort}")
-        if self._policy.min_noise_multiplier and given.secagg is None:
+        if self._policy.min_cohort > (assignment.minimum or 1):
+            minimum = (
+                "says no minimum" if assignment.minimum is None else f"may count with {assignment.minimum} reports"
+            )
+            _refuse("min_cohort", f"the round {minimum}, the least allowed is {self._policy.min_cohort}")
+        if self._policy.min_noise_multiplier and assignment.secagg is None:
             _refuse("min_noise_multiplier", "the round asks for the report in clear, without noise")
-        if given.secagg is None:
-            self._check_signature(given)
+        if assignment.secagg is None:
+            self._check_signature(assignment)
         else:
-            self._releases.check(given, again=again)
+            self._releases.check(assignment, again=again)
 
-    def _check_signature(self, given: Assignment) -> None:
-        signature = given.plan_signature
+    def _check_signature(self, assignment: Assignment) -> None:
+        signature = assignment.plan_signature
         if not self._policy.signers:
             return
         if signature is None:
@@ -173,7 +177,7 @@ class Guard:
         if signature.signer not in self._policy.signers:
             _refuse("signers", f"the plan is signed by {signature.signer}, which the policy does not name")
         try:
-            verify(given.plan, signature)
+            verify(assignment.plan, signature)
         except (BadSignature, InvalidKey) as error:
             _refuse("signers", str(error))
 
@@ -190,18 +194,18 @@ def _check_schema(plan: Plan) -> None:
 
 def _longest(plan: Plan) -> int:
     """Values of the longest vector that the plan has a device hold."""
-    carries = (vector.size for one in plan.passes for vector in one.carry)
+    carries = (vector.size for pass_plan in plan.passes for vector in pass_plan.carry)
     segments = (segment.size for segment in plan.report.segments)
     return max([plan.schema.size, *(vector.size for vector in plan.broadcast), *carries, *segments])
 
 
 def _visited(plan: Plan, examples: int) -> int:
-    return sum(one.loop.batch_size * one.loop.step_count(examples) for one in plan.passes)
+    return sum(pass_plan.loop.batch_size * pass_plan.loop.step_count(examples) for pass_plan in plan.passes)
 
 
-def _at_most(rule: str, found: float, allowed: float | None) -> None:
-    if allowed is not None and found > allowed:
-        _refuse(rule, f"{found:.10g} found, {allowed:.10g} allowed")
+def _at_most(rule: str, value: float, allowed: float | None) -> None:
+    if allowed is not None and value > allowed:
+        _refuse(rule, f"{value:.10g} found, {allowed:.10g} allowed")
 
 
 def _refuse(rule: str, why: str) -> NoReturn:

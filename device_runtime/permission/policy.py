@@ -26,9 +26,9 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that are checked however they were made. Raises ConfigError naming the key and its value."""
 
     def __post_init__(self) -> None:
-        found = type_error(self)
-        if found is not None:
-            name, value, words = found
+        error = type_error(self)
+        if error is not None:
+            name, value, words = error
             raise ConfigError(f"{name} = {_shown(value)}: {words}")
 
 
@@ -157,10 +157,10 @@ def _table(name: str, kind: type[_Part], values: object) -> _Part:
 
 
 def _made(kind: type[P], values: Mapping[str, Any]) -> P:
-    known = kind.__struct_fields__
+    keys = kind.__struct_fields__
     for name, value in values.items():
-        if name not in known:
-            raise ConfigError(f"{name} = {_shown(value)}: there is no such key; there are {', '.join(known)}")
+        if name not in keys:
+            raise ConfigError(f"{name} = {_shown(value)}: there is no such key; there are {', '.join(keys)}")
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 

@@ -22,6 +22,6 @@ def acceptable_tasks(
 def _enough(offer: Offer, examples: ExampleSource, shows: Callable[[str], bool]) -> bool:
     if not shows(offer.collection):
         return not (offer.min_examples or offer.min_recent_examples)
-    held, age_s = examples.count(offer.collection), offer.max_example_age_s
-    recent = held if age_s is None else examples.count_recent(offer.collection, age_s)
-    return held >= offer.min_examples and recent >= offer.min_recent_examples
+    count, age_s = examples.count(offer.collection), offer.max_example_age_s
+    recent = count if age_s is None else examples.count_recent(offer.collection, age_s)
+    return count >= offer.min_examples and recent >= offer.min_recent_examples

@@ -56,9 +56,9 @@ def printable(answer: Rejected) -> Rejected:
     return msgspec.structs.replace(answer, formats=tuple(map(plain, answer.formats[:MOST_FORMATS])))
 
 
-def check_names(given: Assignment) -> None:
+def check_names(assignment: Assignment) -> None:
     """Raise BadAnswer unless an assignment's names are printable: they are stored, and shown to the device's owner."""
-    for name in (given.assignment, given.task, given.plan.sha256, given.checkpoint.sha256):
+    for name in (assignment.assignment, assignment.task, assignment.plan.sha256, assignment.checkpoint.sha256):
         if plain(name) != name:
             raise BadAnswer(f"an assignment names something {name[:40]!r}, which is no name", permanent=True)
 
@@ -72,14 +72,14 @@ def refusal(asked: str, answer: Answer) -> Refused:
     """The problem that an answer holds; one made up from its status when it holds none."""
     after = answer.headers.get("retry-after", "")
     after_s = float(after) if after.isdecimal() else 0.0
-    found = Problem("", "", answer.status, f"{asked} was answered with status {answer.status}")
+    problem = Problem("", "", answer.status, f"{asked} was answered with status {answer.status}")
     if answer.headers.get("content-type", "").startswith(PROBLEM_TYPE):
         with contextlib.suppress(WireError):
-            found = decode_problem(answer.body)
+            problem = decode_problem(answer.body)
     # An answer to HEAD has no body.
-    slug = found.slug or answer.headers.get(PROBLEM_FIELD.lower()) or f"http-{answer.status}"
-    hints = RefusalHints(found.retry, after_s, _time(answer.headers.get("date", "")))
-    return Refused(answer.status, slug, found.detail, hints)
+    slug = problem.slug or answer.headers.get(PROBLEM_FIELD.lower()) or f"http-{answer.status}"
+    hints = RefusalHints(problem.retry, after_s, _time(answer.headers.get("date", "")))
+    return Refused(answer.status, slug, problem.detail, hints)
 
 
 def _time(date: str) -> float | None:

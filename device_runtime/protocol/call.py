@@ -69,8 +69,8 @@ class Call:
         """
         headers = {"host": address.authority, **self.headers, "content-length": str(len(self.content))}
         if self.content:
-            known = bytes.fromhex(self.sha256)
-            headers["content-digest"] = digest_field(known) if known else content_digest(self.content)
+            digest = bytes.fromhex(self.sha256)
+            headers["content-digest"] = digest_field(digest) if digest else content_digest(self.content)
         target = address.path + self.path
         if signer is not None:
             about = SignableRequest(self.method, address.authority, target, headers.get)

@@ -126,7 +126,7 @@ class Connections:
             with connection.failing():
                 return _Response(connection.ask(request), connection, self._give_back)
         except BaseException:
-            self._give_back(connection, kept=False)
+            self._give_back(connection, reusable=False)
             raise
 
     def close(self) -> None:
@@ -145,13 +145,13 @@ class Connections:
                 self._all.discard(connection)
                 connection.end()
             host, port = self._address.host, self._address.port
-            made = _TlsConnection(host, port, context=self._trusted) if self._trusted else _Connection(host, port)
-            self._all.add(made)
-            return made
+            opened = _TlsConnection(host, port, context=self._trusted) if self._trusted else _Connection(host, port)
+            self._all.add(opened)
+            return opened
 
-    def _give_back(self, connection: _Connection, kept: bool) -> None:
+    def _give_back(self, connection: _Connection, reusable: bool) -> None:
         with self._lock:
-            if kept and connection in self._all:
+            if reusable and connection in self._all:
                 self._idle.append((connection, time.monotonic()))
                 return
             self._all.discard(connection)
@@ -301,6 +301,6 @@ class _Response:
         self._whole = True
 
     def close(self) -> None:
-        kept = self._whole and not self._answer.will_close
+        reusable = self._whole and not self._answer.will_close
         self._answer.close()
-        self._give_back(self._connection, kept)
+        self._give_back(self._connection, reusable)

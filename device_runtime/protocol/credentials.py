@@ -94,16 +94,16 @@ class Credentials:
         reached. Raises TransportError when there is none and the authority gives none, SecaggRefused when what it gives
         is not its credential for this device.
         """
-        kept, now = self._read(authority), self._wall()
-        if kept is not None and self._good(kept, now) and (now < kept.renew_at or self._unheard):
-            return kept
+        credential, now = self._read(authority), self._wall()
+        if credential is not None and self._good(credential, now) and (now < credential.renew_at or self._unheard):
+            return credential
         try:
             fresh = self._ask(authority, url, now)
         except TransportError:
-            if kept is None or not self._good(kept, now):
+            if credential is None or not self._good(credential, now):
                 raise
             self._unheard = True
-            return kept
+            return credential
         text = msgspec.json.encode(fresh).decode()
         self._database.execute("INSERT OR REPLACE INTO credential VALUES (?, ?)", authority.hex(), text)
         return fresh
@@ -124,21 +124,21 @@ class Credentials:
             issued: IssuedCredential = transport.credential(Signer(key, self._keys.device), message)
         try:
             current = issued.authority.follow("authority", authority)
-            found = check_credential(current, secagg, issued.credential, 0)
+            checked = check_credential(current, secagg, issued.credential, 0)
         except (BrokenSuccession, SecaggError) as error:
             raise SecaggRefused(
                 "the authority at its URL is not the one that this device pinned", str(error)
             ) from error
-        if found.device.hex() != device_id(key):
+        if checked.device.hex() != device_id(key):
             raise SecaggRefused("the authority gave this device the credential of another")
-        renew_at = now + SPENT * max(0.0, found.expires - now)
+        renew_at = now + SPENT * max(0.0, checked.expires - now)
         return KeptCredential(
             key=key, secagg=secagg, authority=current, credential=issued.credential, renew_at=renew_at
         )
 
-    def _good(self, kept: KeptCredential, now: float) -> bool:
+    def _good(self, credential: KeptCredential, now: float) -> bool:
         with contextlib.suppress(SecaggError):
-            check_credential(kept.authority, kept.secagg, kept.credential, int(now))
+            check_credential(credential.authority, credential.secagg, credential.credential, int(now))
             return True
         return False
 
@@ -147,8 +147,8 @@ class Credentials:
         query = "SELECT kept FROM credential WHERE authority = ?"
         for (text,) in self._database.execute(query, authority.hex()):
             try:
-                kept = _KEPT.decode(text)
+                credential = _KEPT.decode(text)
             except msgspec.MsgspecError as error:
                 raise StateDamaged("a credential in the state database cannot be read", str(error)) from error
-            return kept if (kept.key, kept.secagg) == self._keys.public else None
+            return credential if (credential.key, credential.secagg) == self._keys.public else None
         return None

@@ -41,11 +41,11 @@ class _EnrolledDevice:
 class Hold:
     """An assignment that this device works on, from entry to exit. Without a `lost_after_s` there is nothing to do."""
 
-    def __init__(self, transport: Transport, given: Assignment) -> None:
+    def __init__(self, transport: Transport, assignment: Assignment) -> None:
         self._transport = transport
-        self._assignment = given.assignment
-        self._needed = given.lost_after_s is not None
-        self._after_s = min(max(SHORTEST_S, SHARE * (given.lost_after_s or 0.0)), LONGEST_S)
+        self._assignment = assignment.assignment
+        self._needed = assignment.lost_after_s is not None
+        self._after_s = min(max(SHORTEST_S, SHARE * (assignment.lost_after_s or 0.0)), LONGEST_S)
         # No longer: of a network that goes without a word, the coordinator learns when the next request does not come.
         self._wait_s = min(max(1.0, self._after_s / SHARE), LONGEST_WAIT_S)
         self._entered_at = math.inf

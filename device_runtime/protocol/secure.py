@@ -58,15 +58,15 @@ class AnsweredRounds:
         self._database = database
         self._coordinator = coordinator
 
-    def last_round(self, given: Assignment) -> int:
+    def last_round(self, assignment: Assignment) -> int:
         """The greatest session number of its task or release that this device answered; -1 when it answered none."""
         query = "SELECT number FROM answered WHERE (coordinator = ? AND task = ?) OR release = ?"
-        found = self._database.execute(query, self._coordinator, given.task, _release_of(given).digest)
-        return max((int(number) for (number,) in found), default=-1)
+        rows = self._database.execute(query, self._coordinator, assignment.task, _release_of(assignment).digest)
+        return max((int(number) for (number,) in rows), default=-1)
 
-    def answer(self, given: Assignment, number: int) -> None:
+    def answer(self, assignment: Assignment, number: int) -> None:
         """From now on no round of its task or release up to this one is answered."""
-        row = self._coordinator, given.task, _release_of(given).digest, number
+        row = self._coordinator, assignment.task, _release_of(assignment).digest, number
         self._database.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?)", *row)
 
 
@@ -87,13 +87,13 @@ class SecureDelivery:
     phase: Phases
     plan: Callable[[Assignment], Plan]
 
-    def check(self, given: Assignment, layout: ReportLayout) -> None:
+    def check(self, assignment: Assignment, layout: ReportLayout) -> None:
         """Raise SecaggRefused, before any work is done, for an invitation that this device would not follow.
 
         Raises StateError or TransportError too: the device must know the coordinator's key.
         """
         with _explained():
-            self._accept(self._policy(given), given, layout)
+            self._accept(self._policy(assignment), assignment, layout)
 
     def run(self, stored: StoredAssignment) -> tuple[StoredAssignment, SessionResult, bytes]:
         """Take part to the end, from where an earlier process was stopped. What is kept by then, the result, and M12.
@@ -118,16 +118,16 @@ class SecureDelivery:
 
     def _begin(self, stored: StoredAssignment) -> tuple[Client, bytes]:
         """The client of a new session, and M0. The round is noted by then, as it must be before M1 leaves."""
-        given, layout = stored.given, self.plan(stored.given).report
-        policy, credential = self._policy(given), self.enrolments.credential(self.transport).credential
+        assignment, layout = stored.given, self.plan(stored.given).report
+        policy, credential = self._policy(assignment), self.enrolments.credential(self.transport).credential
         values_V, weight = self._values(stored, layout), int(layout.weight(stored.examples))
-        invite = self._accept(policy, given, layout)
+        invite = self._accept(policy, assignment, layout)
         brought = SessionInput(
-            values_V, min(weight, invite.w_max), *_held(given, layout), credential,
-            self.answered.last_round(given), int(self.transport.wall()),
+            values_V, min(weight, invite.w_max), *_held(assignment, layout), credential,
+            self.answered.last_round(assignment), int(self.transport.wall()),
         )  # fmt: skip
-        self.answered.answer(given, invite.round)
-        return Client(self.enrolments.identity, policy, brought), given.secagg or b""
+        self.answered.answer(assignment, invite.round)
+        return Client(self.enrolments.identity, policy, brought), assignment.secagg or b""
 
     def _resume(self, stored: StoredAssignment) -> tuple[Client, bytes]:
         """The client of a session in which the masked report may have left, and M8."""
@@ -135,18 +135,18 @@ class SecureDelivery:
         with self.phase("upload"):
             return client, self._hear(stored, MessageType.SURVIVORS)
 
-    def _policy(self, given: Assignment) -> AggregationPolicy:
+    def _policy(self, assignment: Assignment) -> AggregationPolicy:
         """The policy with the keys that this device pinned, once the server's is the one that the assignment shows."""
         authority = self.enrolments.credential(self.transport).authority
-        return AggregationPolicy(self.enrolments.server(given.server), authority, max(self.least, LEAST_COHORT))
+        return AggregationPolicy(self.enrolments.server(assignment.server), authority, max(self.least, LEAST_COHORT))
 
-    def _accept(self, policy: AggregationPolicy, given: Assignment, layout: ReportLayout) -> Invite:
+    def _accept(self, policy: AggregationPolicy, assignment: Assignment, layout: ReportLayout) -> Invite:
         """The invitation of an assignment, if this device may follow it."""
-        last = self.answered.last_round(given)
-        if last == last_session_number(given.round):
-            raise AlreadyRevealed(f"this device did its part in an earlier attempt at round {given.round}")
-        invite = policy.accept(given.secagg or b"", _held(given, layout), last)
-        _check(invite, given, layout)
+        last = self.answered.last_round(assignment)
+        if last == last_session_number(assignment.round):
+            raise AlreadyRevealed(f"this device did its part in an earlier attempt at round {assignment.round}")
+        invite = policy.accept(assignment.secagg or b"", _held(assignment, layout), last)
+        _check(invite, assignment, layout)
         return invite
 
     def _values(self, stored: StoredAssignment, layout: ReportLayout) -> Float32:
@@ -165,10 +165,10 @@ class SecureDelivery:
     def _say(self, stored: StoredAssignment, message: bytes) -> bytes:
         """Send a message; the coordinator's next one."""
         number = MessageType.of(message)
-        known = stored.sha256 if number is MessageType.MASKED else ""
+        digest = stored.sha256 if number is MessageType.MASKED else ""
         with self.phase("upload"):
             try:
-                answer = self.transport.say(stored.given.assignment, number, message, WAIT_S, sha256=known)
+                answer = self.transport.say(stored.given.assignment, number, message, WAIT_S, sha256=digest)
             except Refused as error:
                 if error.slug == "unusable-message" and number is MessageType.ADVERTISE:
                     self.enrolments.refused()
@@ -184,19 +184,19 @@ class SecureDelivery:
         raise DeadlinePassed(f"message M{number} of the secure aggregation did not come in time")
 
 
-def _release_of(given: Assignment) -> Signed:
-    if given.release is None:
+def _release_of(assignment: Assignment) -> Signed:
+    if assignment.release is None:
         raise SecaggRefused("the invitation comes without a release")
-    return given.release
+    return assignment.release
 
 
-def _released(given: Assignment) -> Release:
-    return decode_release(_release_of(given).text)
+def _released(assignment: Assignment) -> Release:
+    return decode_release(_release_of(assignment).text)
 
 
-def _held(given: Assignment, layout: ReportLayout) -> tuple[bytes, bytes]:
+def _held(assignment: Assignment, layout: ReportLayout) -> tuple[bytes, bytes]:
     """The hashes of the model and the layout that this device holds."""
-    return model_hash(given.plan, given.checkpoint), layout_hash(layout, given.seed)
+    return model_hash(assignment.plan, assignment.checkpoint), layout_hash(layout, assignment.seed)
 
 
 def _only(number: int, message: bytes) -> bytes:
@@ -206,12 +206,14 @@ def _only(number: int, message: bytes) -> bytes:
     return message
 
 
-def _check(invite: Invite, given: Assignment, layout: ReportLayout) -> None:
+def _check(invite: Invite, assignment: Assignment, layout: ReportLayout) -> None:
     """Raise SecaggRefused for an invitation that is not for its assignment, or makes sums otherwise than released."""
-    if invite.task != task_hash(given.task) or invite.round != session_number(given.round, given.attempt):
+    if invite.task != task_hash(assignment.task) or invite.round != session_number(
+        assignment.round, assignment.attempt
+    ):
         raise SecaggRefused("the invitation is for another task or round than the assignment")
-    release = _released(given)
-    if layout.has_codecs and release.seed != given.seed:
+    release = _released(assignment)
+    if layout.has_codecs and release.seed != assignment.seed:
         raise SecaggRefused("the report's codecs have another seed than the released one")
     bounds = release.bounds
     if invite.min_sum < bounds.min_sum:
@@ -228,7 +230,7 @@ def _check(invite: Invite, given: Assignment, layout: ReportLayout) -> None:
         raise SecaggRefused(
             "noise would hide the values of the report, and not the number of examples that weighs them"
         )
-    if [replace(one, field_bits=0) for one in invite.segments] != _demanded(layout, bounds):
+    if [replace(segment, field_bits=0) for segment in invite.segments] != _demanded(layout, bounds):
         raise SecaggRefused("the invitation's segments are not those of the plan's report under the release's bounds")
 
 
@@ -236,11 +238,11 @@ def _demanded(layout: ReportLayout, bounds: SumBounds) -> list[PackedSegment]:
     """The segments that release and plan demand, but for the width of their fields."""
     return [
         with_noise(
-            PackedSegment(one.size, 0, one.bits, one.low, one.high, one.norm, one.weighted),
+            PackedSegment(point.size, 0, point.bits, point.low, point.high, point.norm, point.weighted),
             bounds.noise_multiplier,
             bounds.honest,
         )
-        for one in fixed_points(layout, bounds)
+        for point in fixed_points(layout, bounds)
     ]
 
 

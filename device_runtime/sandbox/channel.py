@@ -108,13 +108,13 @@ class Channel:
             except OSError as error:
                 raise Broken from error
 
-    def receive(self, known: msgspec.json.Decoder[M]) -> M:
+    def receive(self, decoder: msgspec.json.Decoder[M]) -> M:
         """The next message. Raises Broken."""
         (size,) = _LENGTH.unpack(self.receive_bytes(_LENGTH.size))
         if size > MOST_BYTES:
             raise Broken
         try:
-            return known.decode(self.receive_bytes(size))
+            return decoder.decode(self.receive_bytes(size))
         except UNDECODABLE as error:
             raise Broken from error
 
@@ -135,11 +135,11 @@ class Channel:
         while rest:
             self._look()
             try:
-                got = self._socket.recv_into(rest)
+                received = self._socket.recv_into(rest)
             except TimeoutError:
                 continue
             except OSError as error:
                 raise Broken from error
-            if not got:
+            if not received:
                 raise Broken
-            rest = rest[got:]
+            rest = rest[received:]

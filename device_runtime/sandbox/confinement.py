@@ -22,9 +22,9 @@ STACK_BYTES = 8 * 2**20
 def lacking() -> tuple[str, ...]:
     """The defences that this system does not offer, or that are not used on it; none where a sandbox has them all."""
     if sys.platform == "linux":
-        filtered, found = seccomp.offered(), landlock.version()
+        filtered, version = seccomp.offered(), landlock.version()
         wanted = 1 if filtered else landlock.WHOLE  # what an older one leaves open, the filter refuses
-        lacks = () if found >= wanted else (f"Landlock {landlock.WHOLE} (there is {found or 'none'})",)
+        lacks = () if version >= wanted else (f"Landlock {landlock.WHOLE} (there is {version or 'none'})",)
         return lacks if filtered else (*lacks, "seccomp")
     return ("a limit on memory",) if sys.platform == "darwin" else ("all but limits on descriptors, time and files",)
 

@@ -43,16 +43,16 @@ def restrict() -> None:
 
 def _rights(field: str) -> int:
     """All bits that the kernel takes in a field, of rights younger than this module, too."""
-    known = 0
+    rights = 0
     while True:
-        more = known << 1 | 1
+        more = rights << 1 | 1
         try:
             os.close(_create(**{field: more}))
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.E2BIG):
                 raise
-            return known
-        known = more
+            return rights
+        rights = more
 
 
 def _create(**rights: int) -> int:

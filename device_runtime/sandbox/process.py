@@ -139,13 +139,13 @@ class Sandbox:
 
 def _start(end: socket.socket) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
-    kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", CHILD, str(end.fileno()), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        env={**inherited, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         pass_fds=[end.fileno()],
         start_new_session=True,  # it has no terminal, and is ended with all that it started
     )

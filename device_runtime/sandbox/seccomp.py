@@ -64,8 +64,8 @@ def restrict() -> None:
     """
     column = COLUMNS[os.uname().machine]
     code = program(column)
-    held = ctypes.create_string_buffer(code)
-    if _set(column, struct.pack("HP", len(code) // _LINE.size, ctypes.addressof(held))):
+    buffer = ctypes.create_string_buffer(code)
+    if _set(column, struct.pack("HP", len(code) // _LINE.size, ctypes.addressof(buffer))):
         raise OSError(errno.EBUSY, "a thread keeps a filter of its own")
 
 

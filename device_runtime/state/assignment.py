@@ -70,9 +70,9 @@ class AssignmentStore:
             return _decode(stored)
         return None
 
-    def assigned(self, given: Assignment, due: Moment) -> StoredAssignment:
+    def assigned(self, assignment: Assignment, due: Moment) -> StoredAssignment:
         """Work on an assignment begins."""
-        return self._put(StoredAssignment(given=given, due=due))
+        return self._put(StoredAssignment(given=assignment, due=due))
 
     def carried_over(self, stored: StoredAssignment, clock: Clock) -> StoredAssignment:
         """The assignment that an earlier process left, with its deadline on the clock of this boot."""

@@ -139,9 +139,9 @@ class BlobCache:
 def _digest_in(path: Path) -> str:
     """The digest that a file holds; of one that is missing or damaged, a name that no blob has."""
     with contextlib.suppress(OSError, ValueError):
-        found = path.read_text("ascii")
-        if DIGEST.fullmatch(found):
-            return found
+        digest = path.read_text("ascii")
+        if DIGEST.fullmatch(digest):
+            return digest
     return "none"
 
 

@@ -110,9 +110,12 @@ def read_database(folder: Path) -> Iterator[StateDatabase]:
     path = folder / NAME
     if not path.is_file():
         raise StateError(f"{folder} holds no {NAME}: no device has run with this state folder")
-    with _explained(path), contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as made:
-        _demand_ours(made)
-        yield StateDatabase(path, made)
+    with (
+        _explained(path),
+        contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection,
+    ):
+        _demand_ours(connection)
+        yield StateDatabase(path, connection)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -135,8 +138,8 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _demand_ours(connection: sqlite3.Connection) -> None:
-    found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
-    if found != [APPLICATION_ID, VERSION]:
+    header = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+    if header != [APPLICATION_ID, VERSION]:
         raise StateDamaged(f"{NAME} is not a state database of version {VERSION}")
     if connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
         raise StateDamaged(f"{NAME} is damaged")
@@ -156,7 +159,7 @@ def _explained(path: Path) -> Iterator[None]:
 def _set_aside(path: Path, clock: Clock) -> Path:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(clock.wall()))
     names = (f"{path.name}.damaged-{stamp}{more}" for more in ("", *(f"-{n}" for n in range(2, 100))))
-    aside = next(made for made in map(path.with_name, names) if not made.exists())
+    aside = next(candidate for candidate in map(path.with_name, names) if not candidate.exists())
     try:
         os.replace(path, aside)
         for suffix in ("-wal", "-shm"):

@@ -31,10 +31,10 @@ def secagg_key(folder: Path, sealer: Sealer) -> Ed25519PrivateKey:
 def _kept(path: Path, sealer: Sealer) -> Ed25519PrivateKey:
     """The key whose bytes a file holds, sealed."""
     try:
-        kept = sealer.open(path.name, path.read_bytes())
+        key_bytes = sealer.open(path.name, path.read_bytes())
     except FileNotFoundError:
-        kept = secrets.token_bytes(KEY_BYTES)
-        write_whole(path, sealer.seal(path.name, kept))
+        key_bytes = secrets.token_bytes(KEY_BYTES)
+        write_whole(path, sealer.seal(path.name, key_bytes))
     except OSError as error:
         raise StateError(f"the {path.name} file cannot be read", f"{path}: {error}") from error
     except SealBroken as error:
@@ -43,4 +43,4 @@ def _kept(path: Path, sealer: Sealer) -> Ed25519PrivateKey:
             "file, after which this is a new device",
             str(path),
         ) from error
-    return Ed25519PrivateKey.from_private_bytes(kept)
+    return Ed25519PrivateKey.from_private_bytes(key_bytes)

@@ -131,12 +131,12 @@ def softmax(inputs: Tensor, axis: int, half_to_float: bool) -> Any:
 
 def topk(inputs: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
     """The largest, one after the other: what was found is taken out before the next search."""
-    left, places = inputs if largest else -inputs, []
+    remaining, places = inputs if largest else -inputs, []
     for _ in range(k):
-        places.append(left.argmax(dim, keepdim=True))
-        left = left.scatter(dim, places[-1], -torch.inf)
-    found = torch.cat(places, dim)
-    return inputs.gather(dim, found), found
+        places.append(remaining.argmax(dim, keepdim=True))
+        remaining = remaining.scatter(dim, places[-1], -torch.inf)
+    indices = torch.cat(places, dim)
+    return inputs.gather(dim, indices), indices
 
 
 def sort(
@@ -147,9 +147,9 @@ def sort(
     if count > MOST_SORTED:
         raise UnsupportedOperator(f"a sort of {count} values in ExecuTorch, which has none: take {MOST_SORTED} at most")
     x = inputs.movedim(axis, -1)
-    one, other = x.unsqueeze(-1), x.unsqueeze(-2)
-    left = torch.from_numpy(np.tri(count, k=-1, dtype=np.bool_))
-    ranks = ((other > one if descending else other < one) | ((other == one) & left)).sum(-1)
+    column, row = x.unsqueeze(-1), x.unsqueeze(-2)
+    earlier = torch.from_numpy(np.tri(count, k=-1, dtype=np.bool_))
+    ranks = ((row > column if descending else row < column) | ((row == column) & earlier)).sum(-1)
     order = torch.arange(count).expand(x.shape)
     places = torch.zeros_like(ranks).scatter(-1, ranks, order).movedim(-1, axis)
     return inputs.gather(axis, places), places

@@ -154,8 +154,8 @@ class _Program:
 
     def finish(self, results: Sequence[fx.Node]) -> ExportedProgram:
         """The program with its outputs."""
-        made = tuple(self._outer(node) for node in results)
-        self._graph.output(made).meta["val"] = tuple(node.meta["val"] for node in made)
+        outputs = tuple(self._outer(node) for node in results)
+        self._graph.output(outputs).meta["val"] = tuple(node.meta["val"] for node in outputs)
         return _exported(self._root, self._graph, self._constants)
 
     def _outer(self, node: fx.Node) -> fx.Node:
@@ -168,8 +168,8 @@ class _Program:
     def _argument(self, node: fx.Node, value: Any, kind: str) -> Any:
         """An argument of a plain operator; a number in place of a tensor is a constant."""
         if kind == "Tensor" and not isinstance(value, fx.Node):
-            made = node.meta["val"].dtype
-            return self._constant(torch.tensor(value, dtype=made if made != torch.bool else None))
+            dtype = node.meta["val"].dtype
+            return self._constant(torch.tensor(value, dtype=dtype if dtype != torch.bool else None))
         return fx.map_arg(value, self._outer)
 
     def _constant(self, value: Tensor) -> fx.Node:
@@ -179,9 +179,9 @@ class _Program:
             name = f"constant_{len(self._constants)}"
             self._constants[name] = value
             with self._graph.inserting_after():  # before everything, as ExecuTorch wants constants
-                made = self._graph.placeholder(name)
-            made.meta["val"] = self._fake(value)
-            self._constant_nodes[key] = made
+                placeholder = self._graph.placeholder(name)
+            placeholder.meta["val"] = self._fake(value)
+            self._constant_nodes[key] = placeholder
         return self._constant_nodes[key]
 
     def _fake(self, value: Tensor, shape: Sequence[int] | None = None) -> Tensor:
@@ -190,27 +190,27 @@ class _Program:
             return torch.empty(sizes, dtype=value.dtype)
 
     def _call(self, target: Any, args: Sequence[Any], kwargs: Any, value: Tensor) -> fx.Node:
-        made = self._graph.call_function(target, tuple(args), dict(kwargs))
-        made.meta["val"] = self._fake(value)
-        return made
+        call = self._graph.call_function(target, tuple(args), dict(kwargs))
+        call.meta["val"] = self._fake(value)
+        return call
 
     def _viewed(self, source: fx.Node, shape: Sequence[int]) -> fx.Node:
         if tuple(source.meta["val"].shape) == tuple(shape):
             return source
-        made = self._graph.call_function(ops.edge.aten.view_copy.default, (source, list(shape)))
-        made.meta["val"] = self._fake(source.meta["val"], shape)
-        return made
+        view = self._graph.call_function(ops.edge.aten.view_copy.default, (source, list(shape)))
+        view.meta["val"] = self._fake(source.meta["val"], shape)
+        return view
 
     def _call_delegate(self, data: bytes, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> None:
         """XNNPACK has no tensors without axes: they pass as vectors of one."""
-        given = [self._viewed(self._outer(node), shape_of(node) or (1,)) for node in inputs]
+        operands = [self._viewed(self._outer(node), shape_of(node) or (1,)) for node in inputs]
         values = [self._fake(node.meta["val"], shape_of(node) or (1,)) for node in outputs]
-        stand_in = _stand_in([node.meta["val"] for node in given], values)
+        stand_in = _stand_in([node.meta["val"] for node in operands], values)
         name = f"lowered_module_{self._delegates}"
         self._delegates += 1
         self._root.add_module(name, LoweredBackendModule(stand_in, "XnnpackBackend", data, []))
         module = self._graph.get_attr(name)
-        call = self._graph.call_function(executorch_call_delegate, (module, *given))
+        call = self._graph.call_function(executorch_call_delegate, (module, *operands))
         call.meta["val"] = tuple(values)
         for index, (node, value) in enumerate(zip(outputs, values, strict=True)):
             part = self._graph.call_function(operator.getitem, (call, index))
@@ -218,13 +218,13 @@ class _Program:
             self._made[node] = self._viewed(part, shape_of(node))
 
 
-def _stand_in(given: Sequence[Tensor], made: Sequence[Tensor]) -> ExportedProgram:
+def _stand_in(inputs: Sequence[Tensor], results: Sequence[Tensor]) -> ExportedProgram:
     """A program with the shapes of a delegate, which is all that ExecuTorch wants to know of what was delegated."""
     graph = fx.Graph()
-    for index, value in enumerate(given):
+    for index, value in enumerate(inputs):
         graph.placeholder(f"given_{index}").meta["val"] = value
     outputs = []
-    for value in made:
+    for value in results:
         outputs.append(graph.call_function(ops.edge.aten.full.default, (list(value.shape), 0.0)))
         outputs[-1].meta["val"] = value
     graph.output(tuple(outputs))
@@ -240,8 +240,8 @@ def _exported(root: torch.nn.Module, graph: fx.Graph, constants: dict[str, Tenso
     ]
     results = arguments(graph.output_node())[0]
     outputs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in results]
-    given = tuple(spec.arg for spec in inputs if spec.kind is InputKind.USER_INPUT)
-    shape_in, shape_out = tree_structure((given, {})), tree_structure(tuple(outputs))
+    user_inputs = tuple(spec.arg for spec in inputs if spec.kind is InputKind.USER_INPUT)
+    shape_in, shape_out = tree_structure((user_inputs, {})), tree_structure(tuple(outputs))
     signature = ModuleCallSignature([], [], shape_in, shape_out)
     return ExportedProgram(
         root=fx.GraphModule(root, graph),

@@ -58,10 +58,10 @@ def _simpler(node: fx.Node, seen: dict[Any, fx.Node]) -> Any:
     if node.op != "call_function":
         return node
     rule = RULES.get(node.target)
-    made = rule(node) if rule else node
-    if made is not node:
+    simpler = rule(node) if rule else node
+    if simpler is not node:
         node.graph.erase_node(node)
-    return _once(made, seen) if isinstance(made, fx.Node) else made
+    return _once(simpler, seen) if isinstance(simpler, fx.Node) else simpler
 
 
 def _once(node: fx.Node, seen: dict[Any, fx.Node]) -> fx.Node:
@@ -95,11 +95,11 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
 def like(node: fx.Node, target: Any, args: tuple[Any, ...], value: Tensor | None = None) -> fx.Node:
     """A new node before `node` that computes what `node` does, or a value like `value`."""
     with node.graph.inserting_before(node):
-        made = node.graph.call_function(target, args)
-    made.meta = dict(node.meta)
+        new_node = node.graph.call_function(target, args)
+    new_node.meta = dict(node.meta)
     if value is not None:
-        made.meta["val"] = value
-    return made
+        new_node.meta["val"] = value
+    return new_node
 
 
 def _empty(node: fx.Node, shape: Sequence[int]) -> Tensor:
@@ -122,8 +122,8 @@ def _same(node: fx.Node) -> Any:
 def _as_strided(node: fx.Node) -> Any:
     """A view of all values in order is a view; anything else would need strides that are gone."""
     source = arguments(node)[0]
-    given, made = source.meta["val"], node.meta["val"]
-    if given.is_contiguous() and made.is_contiguous() and given.numel() == made.numel():
+    before, after = source.meta["val"], node.meta["val"]
+    if before.is_contiguous() and after.is_contiguous() and before.numel() == after.numel():
         return view(node, source)
     return node
 
@@ -135,9 +135,9 @@ def _to_copy(node: fx.Node) -> Any:
 def _cast(node: fx.Node, source: fx.Node, dtype: torch.dtype) -> fx.Node:
     if source.meta["val"].dtype == dtype:
         return source
-    made = like(node, aten._to_copy.default, (source,), source.meta["val"].to(dtype))
-    made.kwargs = {"dtype": dtype}
-    return made
+    cast = like(node, aten._to_copy.default, (source,), source.meta["val"].to(dtype))
+    cast.kwargs = {"dtype": dtype}
+    return cast
 
 
 def _view(node: fx.Node) -> Any:
@@ -175,8 +175,8 @@ def _sink(node: fx.Node) -> Any:
     if orders[0] is None or any(order != orders[0] for order in orders) or len(shapes) > 1:
         return node
     inner = tuple(each.args[0] if isinstance(each, fx.Node) else each for each in arguments(node))
-    made = like(node, node.target, inner, _empty(node, shape_of(arguments(sources[0])[0])))
-    return like(node, aten.permute.default, (made, orders[0]))
+    unpermuted = like(node, node.target, inner, _empty(node, shape_of(arguments(sources[0])[0])))
+    return like(node, aten.permute.default, (unpermuted, orders[0]))
 
 
 def _slice(node: fx.Node) -> Any:
@@ -238,9 +238,9 @@ def _power(node: fx.Node) -> Any:
 
 def _axes(node: fx.Node) -> list[int]:
     """The axes of a reduction: all of them when none are named."""
-    source, named = (*arguments(node), None)[:2]
+    source, named_axes = (*arguments(node), None)[:2]
     rank = len(shape_of(source))
-    return sorted(axis % rank for axis in named) if named else list(range(rank))
+    return sorted(axis % rank for axis in named_axes) if named_axes else list(range(rank))
 
 
 def _mean(node: fx.Node) -> Any:
@@ -257,8 +257,8 @@ def _sum(node: fx.Node) -> Any:
     real = [axis for axis in _axes(node) if shape[axis] != 1]
     if not real:
         return view(node, source)
-    kept = [1 if axis in real else size for axis, size in enumerate(shape)]
-    return view(node, like(node, aten.sum.dim_IntList, (source, real, True), _empty(node, kept)))
+    kept_shape = [1 if axis in real else size for axis, size in enumerate(shape)]
+    return view(node, like(node, aten.sum.dim_IntList, (source, real, True), _empty(node, kept_shape)))
 
 
 def _clamped(node: fx.Node) -> Any:
@@ -275,27 +275,27 @@ def _where(node: fx.Node) -> Any:
     condition, number, other = arguments(node)
     if condition.op != "get_attr" or number.op != "get_attr" or number.meta["val"].numel() != 1:
         return node
-    taken: Tensor = condition.meta["val"]
+    mask: Tensor = condition.meta["val"]
     value = number.meta["val"].item()
     target = {0.0: aten.mul.Tensor, -math.inf: aten.add.Tensor}.get(value)
     if target is None or other.meta["val"].dtype != torch.float32 or shape_of(other) != shape_of(node):
         return node
-    left = 1.0 if value == 0 else 0.0
-    return like(node, target, (other, _constant(node, torch.where(taken, value, left))))
+    neutral = 1.0 if value == 0 else 0.0
+    return like(node, target, (other, _constant(node, torch.where(mask, value, neutral))))
 
 
 def _constant(node: fx.Node, values: Tensor) -> fx.Node:
     with node.graph.inserting_before(node):
-        made = node.graph.get_attr(f"simplified_{node.name}")
-    made.meta = {"val": values}
-    return made
+        constant = node.graph.get_attr(f"simplified_{node.name}")
+    constant.meta = {"val": values}
+    return constant
 
 
 def _full(node: fx.Node) -> Any:
     number = arguments(node)[0 if node.target is aten.scalar_tensor.default else 1]
-    made = like(node, aten.full.default, (list(shape_of(node)), number))
-    made.kwargs = {"dtype": node.meta["val"].dtype}
-    return made
+    full = like(node, aten.full.default, (list(shape_of(node)), number))
+    full.kwargs = {"dtype": node.meta["val"].dtype}
+    return full
 
 
 def _addmm(node: fx.Node) -> Any:

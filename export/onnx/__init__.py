@@ -81,7 +81,7 @@ def _reachable(nodes: Iterable[onnx.NodeProto], needed: set[str]) -> tuple[list[
     """The nodes that the needed values need, and what these read: a symbolic size that became -1 leaves its arithmetic
     unused.
     """
-    found: list[onnx.NodeProto] = []
+    reachable: list[onnx.NodeProto] = []
     for node in reversed(list(nodes)):
         if needed.intersection(node.output):
             for body in bodies_of(node):
@@ -90,16 +90,16 @@ def _reachable(nodes: Iterable[onnx.NodeProto], needed: set[str]) -> tuple[list[
                 body.node.extend(inner)
                 needed |= read
             needed.update(node.input)
-            found.append(node)
-    return found[::-1], needed
+            reachable.append(node)
+    return reachable[::-1], needed
 
 
 def _write_all(builder: GraphBuilder, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
     """Write a traced graph whose inputs are these ONNX values."""
-    given = iter(inputs)
+    input_names = iter(inputs)
     for node in module.graph.nodes:
         if node.op == "placeholder":
-            builder.names[node] = next(given)
+            builder.names[node] = next(input_names)
         elif node.op == "get_attr" and isinstance(value := getattr(module, str(node.target)), torch.Tensor):
             builder.names[node] = builder.constant(value.numpy())
         elif node.target is scan_op:

@@ -34,10 +34,10 @@ def scan(graph: GraphBuilder, node: fx.Node, write_all: WriteAll) -> tuple[str, 
         raise UnsupportedOperator(f"a loop goes over the examples of a batch, not over time{layer_of(node)}")
     inputs, (step,) = graph.fresh(len(inner)), graph.fresh(1)
     (results,) = arguments(module.graph.output_node())
-    taken = [*_infos(inputs, inner), helper.make_tensor_value_info(step, onnx.TensorProto.UINT8, [])]
-    written = _body(graph, module, [*inputs, *map(graph.value, shared)], taken, results, write_all)
-    given = [*map(graph.value, (*state, *parts)), graph.constant(np.zeros(steps, np.uint8))]
-    return graph.emit_many("Scan", given, len(results), body=written, num_scan_inputs=len(parts) + 1)
+    body_inputs = [*_infos(inputs, inner), helper.make_tensor_value_info(step, onnx.TensorProto.UINT8, [])]
+    written = _body(graph, module, [*inputs, *map(graph.value, shared)], body_inputs, results, write_all)
+    scan_inputs = [*map(graph.value, (*state, *parts)), graph.constant(np.zeros(steps, np.uint8))]
+    return graph.emit_many("Scan", scan_inputs, len(results), body=written, num_scan_inputs=len(parts) + 1)
 
 
 def scan_steps(graph: GraphBuilder, captured: Captured, write_all: WriteAll) -> None:
@@ -50,23 +50,23 @@ def scan_steps(graph: GraphBuilder, captured: Captured, write_all: WriteAll) -> 
     state = {f"{CARRY}.{name}": result for name, result in unprefixed(NEXT, results).items()}
     scanned = {name: node for name, (port, node) in ports.items() if port.batched}
     scanned[MASK] = scanned.pop(MASK)
-    taken = dict(zip((state | scanned), graph.fresh(len(state | scanned)), strict=True))
+    renamed = dict(zip((state | scanned), graph.fresh(len(state | scanned)), strict=True))
     body = _body(
         graph,
         captured.module,
-        [taken.get(name, name) for name in ports],
-        _infos([*taken.values()], [*state.values(), *scanned.values()]),
+        [renamed.get(name, name) for name in ports],
+        _infos([*renamed.values()], [*state.values(), *scanned.values()]),
         [*results.values()],
         write_all,
     )
-    graph.nodes.append(helper.make_node("Scan", [*taken], [*results], body=body, num_scan_inputs=len(scanned)))
+    graph.nodes.append(helper.make_node("Scan", [*renamed], [*results], body=body, num_scan_inputs=len(scanned)))
 
 
 def _body(  # a graph with its inputs and outputs
     graph: GraphBuilder,
     module: fx.GraphModule,
     inputs: Sequence[Any],
-    taken: Sequence[onnx.ValueInfoProto],
+    body_inputs: Sequence[onnx.ValueInfoProto],
     results: Sequence[fx.Node],
     write_all: WriteAll,
 ) -> onnx.GraphProto:
@@ -77,7 +77,7 @@ def _body(  # a graph with its inputs and outputs
         outputs = graph.fresh(len(results))
         for name, result in zip(outputs, results, strict=True):
             nodes.append(helper.make_node("Identity", [graph.value(result)], [name]))
-    return helper.make_graph(nodes, "body", taken, _infos(outputs, results))
+    return helper.make_graph(nodes, "body", body_inputs, _infos(outputs, results))
 
 
 def _infos(names: Sequence[str], values: Sequence[fx.Node]) -> list[onnx.ValueInfoProto]:

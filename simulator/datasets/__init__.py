@@ -123,17 +123,17 @@ def load(
         arguments.append(Path(data))
     if dataset.sized:
         arguments.append(count if partition is None else dataset.clients)
-    found = _loaded(name, dataset, arguments)
+    population = _loaded(name, dataset, arguments)
     if partition is not None or (dataset.clients is not None and not dataset.sized):
-        return dealt(found, partition or PARTITION, len(found) if count is None else count)
-    if clients is None or clients == len(found):
-        return found
-    if clients > len(found):
+        return dealt(population, partition or PARTITION, len(population) if count is None else count)
+    if clients is None or clients == len(population):
+        return population
+    if clients > len(population):
         raise DatasetError(
-            f"data set {name!r} has {len(found)} users; to deal their examples to {clients} clients, say how, as with "
-            f"--partition {PARTITION}"
+            f"data set {name!r} has {len(population)} users; to deal their examples to {clients} clients, say how, "
+            f"as with --partition {PARTITION}"
         )
-    return found.subset(sorted(draw(len(found), clients, seed=0)))
+    return population.subset(sorted(draw(len(population), clients, seed=0)))
 
 
 def _loaded(name: str, dataset: Dataset, arguments: Sequence[Path | int | None]) -> Population:

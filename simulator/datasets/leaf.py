@@ -85,9 +85,9 @@ def _population(
     shards: dict[str, list[Fields]] = {}
     for path in _files(folder):
         try:
-            found = decode(path.read_bytes())
-            for user, count in zip(found.users, found.num_samples, strict=True):
-                of_user = found.user_data[user]
+            leaf = decode(path.read_bytes())
+            for user, count in zip(leaf.users, leaf.num_samples, strict=True):
+                of_user = leaf.user_data[user]
                 if not len(of_user.x) == len(of_user.y) == count:
                     raise ValueError(f"user {user!r} has {len(of_user.x)} x and {len(of_user.y)} y, not {count}")
                 shards.setdefault(user, []).append(convert(of_user))
@@ -98,7 +98,7 @@ def _population(
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    found = sorted(path for place in (folder, folder / "train", folder / "test") for path in place.glob("*.json"))
-    if not found:
+    paths = sorted(path for place in (folder, folder / "train", folder / "test") for path in place.glob("*.json"))
+    if not paths:
         raise DatasetError(f"{folder} holds no .json, nor do train/ and test/ in it")
-    yield from found
+    yield from paths

@@ -35,9 +35,9 @@ def _returned_by(name: str) -> Population:
             "or folder is called so"
         ) from error
     try:
-        found = make()
+        population = make()
     except Exception as error:
         raise DatasetError(f"data set {name} fails with {reason(error)}") from error
-    if not isinstance(found, Population):
-        raise DatasetError(f"{name} returned {type(found).__name__}, expected simulator.population.Population")
-    return found
+    if not isinstance(population, Population):
+        raise DatasetError(f"{name} returned {type(population).__name__}, expected simulator.population.Population")
+    return population

@@ -77,13 +77,13 @@ def stackoverflow(data: Path, clients: int | None) -> Population:
         ("train", "heldout", "test"),
         ("tokens",),
     )
-    known = _vocabulary(folder / "stackoverflow.word_count")
+    vocabulary = _vocabulary(folder / "stackoverflow.word_count")
     unknown, start, end = (WORDS + place for place in (1, 2, 3))
 
     def convert(raw: Fields) -> Fields:
         padded = np.zeros((len(raw["tokens"]), SENTENCE + 1), np.int64)
         for row, text in zip(padded, _texts(raw["tokens"]), strict=True):
-            sentence = [start, *(known.get(word, unknown) for word in text.split()), end][: SENTENCE + 1]
+            sentence = [start, *(vocabulary.get(word, unknown) for word in text.split()), end][: SENTENCE + 1]
             row[: len(sentence)] = sentence
         return {"x": padded[:, :-1].copy(), "y": padded[:, 1:].copy()}
 

@@ -58,7 +58,7 @@ def sparse_logistic(users: int = 200, features: int = 1000, seed: int = 0) -> Po
 
 def _examples(generator: Generator, size: int, taste: NDArray[np.float64]) -> NDArray[np.float32]:
     """Which words are in each example: float32 (size, words) of zeros and ones."""
-    drawn = generator.choice(len(taste), (size, WORDS), p=taste / taste.sum())
+    words = generator.choice(len(taste), (size, WORDS), p=taste / taste.sum())
     x = np.zeros((size, len(taste)), np.float32)
-    np.put_along_axis(x, drawn, 1, axis=1)
+    np.put_along_axis(x, words, 1, axis=1)
     return x

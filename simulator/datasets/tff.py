@@ -89,10 +89,10 @@ def _splits(folder: Path, files: Files) -> Iterator[_Split]:
             clients = [row[0] for row in _rows(database, query, split)]
             yield _Split(split, clients, functools.partial(_from_sqlite, database, split, files.fields))
         return
-    found = [folder / name for name in files.hdf5 if (folder / name).is_file()]
-    if not found:
+    paths = [folder / name for name in files.hdf5 if (folder / name).is_file()]
+    if not paths:
         raise DatasetError(f"{folder} holds neither {files.sqlite} nor {' or '.join(files.hdf5)}")
-    for path in found:
+    for path in paths:
         yield _Split(path.stem, _in_hdf5(path, list), functools.partial(_from_hdf5, path, files.fields))
 
 
@@ -108,8 +108,8 @@ def _in_hdf5(path: Path, look: Callable[[Any], Any]) -> Any:
 
 
 def _from_hdf5(path: Path, fields: Sequence[str], client: str) -> Fields:
-    found: Fields = _in_hdf5(path, lambda group: {field: group[client][field][()] for field in fields})
-    return found
+    values: Fields = _in_hdf5(path, lambda group: {field: group[client][field][()] for field in fields})
+    return values
 
 
 def _from_sqlite(database: Path, split: str, fields: Sequence[str], client: str) -> Fields:

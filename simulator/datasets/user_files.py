@@ -44,18 +44,18 @@ def users_of(path: Path) -> Population:
 def _files(path: Path) -> list[Path]:
     if not path.exists():
         raise DatasetError(f"{path} does not exist")
-    found = [path] if path.is_file() else sorted(file for file in path.iterdir() if not file.name.startswith("."))
-    if not found:
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if not file.name.startswith("."))
+    if not files:
         raise DatasetError(f"{path} is empty; it needs a file USER.npz or USER.parquet for each user")
-    folders = [file.name for file in found if file.is_dir()]
+    folders = [file.name for file in files if file.is_dir()]
     if folders:
         raise DatasetError(f"{path} holds a folder, {folders[0]!r}; a data set is a folder of files")
-    others = [file.name for file in found if file.suffix not in READERS]
+    others = [file.name for file in files if file.suffix not in READERS]
     if others:
         raise DatasetError(
             f"{path} holds {others[0]!r}, of another format; data sets are files of {' or '.join(READERS)}"
         )
-    return found
+    return files
 
 
 def _read(path: Path) -> dict[str, Array]:

@@ -83,8 +83,10 @@ class Computing:
         """The computing of one of the processes that are forked."""
         return replace(self, device=f"cuda:{number}" if self.on_gpu else self.device, processes=1)
 
-    def trainer(self, model: Model, algorithm: Algorithm, population: Population, kept: ClientStates) -> ClientTrainer:
-        """What trains the clients of a population; `kept` is what they keep between rounds.
+    def trainer(
+        self, model: Model, algorithm: Algorithm, population: Population, client_states: ClientStates
+    ) -> ClientTrainer:
+        """The trainer of a population's clients. client_states: what they keep between rounds.
 
         Raises EngineError when this machine or installation cannot compute so.
         """
@@ -92,16 +94,18 @@ class Computing:
             device = compute_device(self.device)
             programs = Programs(device, CudaGraphs(device) if device.type == "cuda" else None)
             at_once = functools.partial(self.together, model)
-            return VectorisedTrainer(model.on(device), algorithm, population, kept, programs=programs, at_once=at_once)
+            return VectorisedTrainer(
+                model.on(device), algorithm, population, client_states, programs=programs, at_once=at_once
+            )
         from simulator.engines.graphs import GraphsTrainer  # needs ONNX Runtime, which torch does not
 
         return GraphsTrainer(self.graphs, population)
 
     def hosted_trainer(
-        self, model: Model, algorithm: Algorithm, population: Population, kept: ClientStates
+        self, model: Model, algorithm: Algorithm, population: Population, client_states: ClientStates
     ) -> ClientTrainer:
         """The same, for a process whose vectors lie on the host."""
-        trainer = self.trainer(model, algorithm, population, kept)
+        trainer = self.trainer(model, algorithm, population, client_states)
         return OnGpu(trainer, compute_device(self.device)) if self.on_gpu else trainer
 
 

@@ -111,8 +111,8 @@ class _TripRunner:
         self._received = {spec.name: aligned((spec.size,)) for spec in plan.broadcast}
         self._known = prefixed(BROADCAST, self._received) | prefixed(FROZEN, _frozen(trip))
         self._runners = [
-            PassRunner(one, index, self._examples, many=steps_graph(one.name) in graphs)
-            for index, one in enumerate(plan.passes)
+            PassRunner(pass_plan, index, self._examples, many=steps_graph(pass_plan.name) in graphs)
+            for index, pass_plan in enumerate(plan.passes)
         ]
         self._values_V = aligned((sum(spec.size for spec in plan.report.means),))
         ends = np.cumsum([spec.size for spec in plan.report.means]).tolist()
@@ -129,14 +129,14 @@ class _TripRunner:
         """Train one client, and add its report to the sums if it is finite once weighted."""
         rows = slice(self._starts[client.index], self._starts[client.index + 1])
         local = Local({name: array[rows] for name, array in self._examples.items()}, client.key)
-        known: dict[str, Float32] = dict(self._known)
+        inputs: dict[str, Float32] = dict(self._known)
         metrics = []
-        for one, runner in zip(self._plan.passes, self._runners, strict=True):
-            runner.begin(self._graphs[begin_graph(one.name)], known)
-            swept = runner.sweep(self._graphs[loop_graph(self._graphs, one.name)], known, local)
-            known.update(prefixed(final_carry(one.name), swept.carry))
+        for pass_plan, runner in zip(self._plan.passes, self._runners, strict=True):
+            runner.begin(self._graphs[begin_graph(pass_plan.name)], inputs)
+            swept = runner.sweep(self._graphs[loop_graph(self._graphs, pass_plan.name)], inputs, local)
+            inputs.update(prefixed(final_carry(pass_plan.name), swept.carry))
             metrics.append(swept.metrics)
-        self._graphs[REPORT].run(known, self._means)
+        self._graphs[REPORT].run(inputs, self._means)
         weight = self._plan.report.weight(local.count)
         np.multiply(self._values_V, np.float32(weight), out=self._values_V)
         sums_M = np.concatenate(metrics)

@@ -45,10 +45,10 @@ def free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
-        known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     except OSError:  # not Linux
         return None
-    return 1024 * int(known["MemAvailable"].split()[0])
+    return 1024 * int(meminfo["MemAvailable"].split()[0])
 
 
 def may_stay(nbytes: int, device: torch.device) -> bool:

@@ -76,15 +76,15 @@ class OneStep:
 
     def gradient_weights(self, weight_K: Tensor) -> Tensor:
         """The v_k of Σ v_k g_k, which the sum of the reports needs. Raises NotAffine where it needs several."""
-        found = [weight_K * _by_client(one.slope) for one in self.report.values() if isinstance(one, Affine)]
-        if not found or any(not torch.equal(one, found[0]) for one in found):
+        weights = [weight_K * _by_client(part.slope) for part in self.report.values() if isinstance(part, Affine)]
+        if not weights or any(not torch.equal(other, weights[0]) for other in weights):
             raise NotAffine
-        weights_K: Tensor = found[0]
+        weights_K: Tensor = weights[0]
         return weights_K
 
     def sums(self, gradient_D: Tensor, weight_K: Tensor) -> Report:
         """The weighted sums of the reports. gradient_D: Σ v_k g_k."""
-        return {name: _sum(one, gradient_D, weight_K) for name, one in self.report.items()}
+        return {name: _sum(part, gradient_D, weight_K) for name, part in self.report.items()}
 
 
 def one_step(trip: Trip, received: Broadcast, count_K1: Tensor) -> OneStep:
@@ -105,7 +105,7 @@ def one_step(trip: Trip, received: Broadcast, count_K1: Tensor) -> OneStep:
     except Exception as error:  # whatever an algorithm does that only tensors can; they also say what is wrong with it
         raise NotAffine from error
     alone = len(points) == 1 and points[0].dim() == 1
-    if not alone or not all(isinstance(one, Affine | Tensor) for one in report.values()):
+    if not alone or not all(isinstance(part, Affine | Tensor) for part in report.values()):
         raise NotAffine
     return OneStep(points[0], report)
 
@@ -119,13 +119,13 @@ def _by_client(slope: Vector) -> Vector:
     return slope[:, 0]
 
 
-def _sum(one: Affine | Tensor, gradient_D: Tensor, weight_K: Tensor) -> Tensor:
+def _sum(part: Affine | Tensor, gradient_D: Tensor, weight_K: Tensor) -> Tensor:
     """The weighted sum of a report, where `gradient_D` has the part of the slope that differs between clients."""
-    if isinstance(one, Tensor):
-        return one * weight_K.sum() if one.dim() == 1 else weight_K @ one
-    offset_D = one.offset if isinstance(one.offset, Tensor) else gradient_D.new_tensor([one.offset])
-    shared = one.slope if isinstance(one.slope, Tensor) and one.slope.dim() == 1 else None
+    if isinstance(part, Tensor):
+        return part * weight_K.sum() if part.dim() == 1 else weight_K @ part
+    offset_D = part.offset if isinstance(part.offset, Tensor) else gradient_D.new_tensor([part.offset])
+    shared = part.slope if isinstance(part.slope, Tensor) and part.slope.dim() == 1 else None
     summed_D = _sum(offset_D, gradient_D, weight_K)
     if shared is not None:
         return torch.addcmul(summed_D, shared, gradient_D)
-    return torch.add(summed_D, gradient_D, alpha=1 if isinstance(one.slope, Tensor) else one.slope)
+    return torch.add(summed_D, gradient_D, alpha=1 if isinstance(part.slope, Tensor) else part.slope)

@@ -87,21 +87,21 @@ class RoundSums:
         ]
         sums = [self._sum(group) for group in groups]
         # A sum is finite only where all its terms are, and takes no memory; finite values may overflow it, too.
-        totals = [_total(one, group.kept) for one, group in zip(sums, groups, strict=True)]
+        totals = [_total(part, group.kept) for part, group in zip(sums, groups, strict=True)]
         finite = map(math.isfinite, torch.stack(totals).tolist())  # of all groups at once, as this waits for a GPU
-        return torch.cat([self._add(*one) for one in zip(groups, sums, finite, strict=True)])
+        return torch.cat([self._add(*arguments) for arguments in zip(groups, sums, finite, strict=True)])
 
     def add_summed(self, report: Report, metrics_K: Mapping[str, Tensor], weight_K: Tensor) -> bool:
         """Add clients whose reports are summed already, if every value of their sum is finite. Gives whether it is.
 
         report: Σ weight · report of each name.
         """
-        found = [(self.report[name], one) for name, one in report.items()]
-        found += [(self.metrics[name], one.sum(0)) for name, one in metrics_K.items()]
-        finite = math.isfinite(float(torch.stack([one.sum() for _, one in found]).sum()))
+        pairs = [(self.report[name], value) for name, value in report.items()]
+        pairs += [(self.metrics[name], value.sum(0)) for name, value in metrics_K.items()]
+        finite = math.isfinite(float(torch.stack([value.sum() for _, value in pairs]).sum()))
         if finite:
-            for total, one in found:
-                total.add_(one)
+            for total, value in pairs:
+                total.add_(value)
             self.weight += weight_K.sum(dtype=torch.float64)
             self.contributors += len(weight_K)
         return finite
@@ -141,11 +141,11 @@ class _Group(NamedTuple):
 
     def only(self, finite_K: Tensor) -> _Group:
         """The clients that are finite, in float64."""
-        report, metrics, kept = (
+        report, metrics, new_state = (
             {name: value[finite_K].double() for name, value in vectors.items()}
             for vectors in (self.report, self.metrics, self.kept)
         )
-        return _Group(report, metrics, kept, self.weight[finite_K].double(), self.factor[finite_K].double())
+        return _Group(report, metrics, new_state, self.weight[finite_K].double(), self.factor[finite_K].double())
 
 
 def _within(report_K: Report, clip: Tensor) -> Tensor:

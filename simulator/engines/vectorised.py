@@ -58,8 +58,8 @@ BATCH_SIZES = 8
 class VectorisedTrainer:
     """Trains several clients together on one compute device.
 
-    kept: what clients keep between rounds; it is moved. programs: say on which device, and whether steps are captured.
-    at_once: says how many clients that take so many steps train together.
+    client_states: what clients keep between rounds; they are moved to the device. programs: choose the device and whether
+    steps are captured. at_once: the number of clients that train together, by the steps they take.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class VectorisedTrainer:
         model: Model,
         algorithm: Algorithm,
         population: Population,
-        kept: ClientStates,
+        client_states: ClientStates,
         *,
         programs: Programs,
         at_once: Callable[[int], int],
     ) -> None:
-        self._model, self._algorithm, self._kept = model, algorithm, kept
+        self._model, self._algorithm, self._kept = model, algorithm, client_states
         self._device, self._at_once, self._programs = programs.device, at_once, programs
         self._examples, self._sizes = Examples(programs.device, population), population.sizes.tolist()
 
@@ -103,18 +103,18 @@ class VectorisedTrainer:
         if self._in_one_step(turn, received, group, sums):
             return
         indices, trip = _indices(group.clients), trips_of(self._algorithm)[turn]
-        known = {**received, **self._programs.hold((turn, KEPT), self._kept.gather(indices))}
+        inputs = {**received, **self._programs.hold((turn, KEPT), self._kept.gather(indices))}
         carries: dict[str, Carry] = {}
         metrics: dict[str, Tensor] = {}
         for index, item in enumerate(trip.passes):
-            carried = with_carries(known, carries)
+            carried = with_carries(inputs, carries)
             carries[item.name], metrics[item.name] = self._run_pass((turn, index), item, carried, group)
-        end = functools.partial(self._end, trip, known, carries)
-        arguments = [*known.values(), *(vector for carry in carries.values() for vector in carry.values())]
+        end = functools.partial(self._end, trip, inputs, carries)
+        arguments = [*inputs.values(), *(vector for carry in carries.values() for vector in carry.values())]
         ended = self._programs.run((turn, len(indices)), end, arguments, {})
-        report, kept = unprefixed(REPORT, ended), unprefixed(KEPT, ended)
-        finite = sums.add(report, metrics, self._weights(indices), kept, received.get(CLIP))
-        self._kept.scatter(indices, kept, finite)
+        report, new_state = unprefixed(REPORT, ended), unprefixed(KEPT, ended)
+        finite = sums.add(report, metrics, self._weights(indices), new_state, received.get(CLIP))
+        self._kept.scatter(indices, new_state, finite)
 
     def _in_one_step(self, turn: int, received: Broadcast, group: _Group, sums: RoundSums) -> bool:
         """Train clients by one gradient of all their losses, if each takes one step and all that they report is finite.
@@ -123,28 +123,28 @@ class VectorisedTrainer:
         """
         trip = trips_of(self._algorithm)[turn]
         loops = [item.loop for item in trip.passes]
-        few = len(loops) == 1 and all(loops[0].step_count(self._sizes[one.index]) == 1 for one in group.clients)
+        few = len(loops) == 1 and all(loops[0].step_count(self._sizes[client.index]) == 1 for client in group.clients)
         if not few or len(group.clients) == 1 or sums.layout.bounded or keeps_client_state(self._algorithm):
             return False
         ((_, rows, mask),) = self._steps(0, trip.passes[0], group)
         weight_K = self._weights(_indices(group.clients))
         try:
-            asked = one_step(trip, received, mask.sum(1, keepdim=True))
-            gradient_weight_K = asked.gradient_weights(weight_K)
+            step = one_step(trip, received, mask.sum(1, keepdim=True))
+            gradient_weight_K = step.gradient_weights(weight_K)
         except NotAffine:
             return False
         where = (turn, "one step")
         edge = self._batch((turn, 0, 0), group, rows, mask)
-        held = self._programs.hold((*where, *mask.shape), {"point": asked.point, "weight": gradient_weight_K})
-        gradient = functools.partial(self._weighted_gradient, held, edge)
-        found = self._programs.run((*where, *mask.shape), gradient, [*held.values(), *edge.values()], {})
-        summed = asked.sums(found["gradient"], weight_K)
-        return sums.add_summed(summed, {trip.passes[0].name: found[METRICS]}, weight_K)
+        inputs = self._programs.hold((*where, *mask.shape), {"point": step.point, "weight": gradient_weight_K})
+        gradient = functools.partial(self._weighted_gradient, inputs, edge)
+        outputs = self._programs.run((*where, *mask.shape), gradient, [*inputs.values(), *edge.values()], {})
+        summed = step.sums(outputs["gradient"], weight_K)
+        return sums.add_summed(summed, {trip.passes[0].name: outputs[METRICS]}, weight_K)
 
-    def _weighted_gradient(self, held: Mapping[str, Tensor], edge: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _weighted_gradient(self, inputs: Mapping[str, Tensor], edge: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weighted sum of the gradients of clients at one point, and their metric sums."""
         oracle = CohortOracle(self._model, unprefixed(EXAMPLE, edge), edge[MASK], edge.get(NOISE))
-        return {"gradient": oracle.weighted(held["point"], held["weight"]), METRICS: oracle.sums_KM}
+        return {"gradient": oracle.weighted(inputs["point"], inputs["weight"]), METRICS: oracle.sums_KM}
 
     def _run_pass(self, where: tuple[int, int], item: Pass, received: Broadcast, group: _Group) -> tuple[Carry, Tensor]:
         """The last carry (K, …) and the metric sums (K, M) of every client. where: which trip and pass."""
@@ -191,10 +191,10 @@ class VectorisedTrainer:
             METRICS: oracle.sums_KM
         }
 
-    def _end(self, trip: Trip, known: Broadcast, carries: Mapping[str, Carry]) -> dict[str, Tensor]:
+    def _end(self, trip: Trip, inputs: Broadcast, carries: Mapping[str, Carry]) -> dict[str, Tensor]:
         """What clients report, and what they keep."""
-        kept = self._algorithm.keep(known, carries) if keeps_client_state(self._algorithm) else {}
-        return prefixed(REPORT, trip.report(known, carries)) | prefixed(KEPT, kept)
+        client_state = self._algorithm.keep(inputs, carries) if keeps_client_state(self._algorithm) else {}
+        return prefixed(REPORT, trip.report(inputs, carries)) | prefixed(KEPT, client_state)
 
     def _batch(self, at: tuple[int, int, int], group: _Group, rows: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Examples, mask and noise of a step, in memory of its own. at: which trip, pass and step."""
@@ -205,8 +205,10 @@ class VectorisedTrainer:
         for name, array in group.fields.items():
             torch.index_select(array, 0, rows.flatten(), out=edge[f"{EXAMPLE}.{name}"].flatten(0, 1))
         if self._model.noisy:  # from which dropout draws
-            drawn = np.stack([noise(one.key, where[1], step, rows.shape[1]) for one in group.clients[: len(mask)]])
-            edge[NOISE].copy_(torch.from_numpy(drawn))
+            values = np.stack(
+                [noise(client.key, where[1], step, rows.shape[1]) for client in group.clients[: len(mask)]]
+            )
+            edge[NOISE].copy_(torch.from_numpy(values))
         return edge
 
     def _room(self, where: tuple[int, int], group: _Group, trained: int, size: int) -> dict[str, Tensor]:
@@ -226,7 +228,7 @@ class VectorisedTrainer:
         clients still have one, no more of it than they fill, rounded up to one of BATCH_SIZES.
         """
         clients = group.clients
-        counts = [item.loop.step_count(self._sizes[one.index]) for one in clients]
+        counts = [item.loop.step_count(self._sizes[client.index]) for client in clients]
         rows_SKB, mask_SKB = self._rows(index, item.loop, group, counts[0])
         rows, masks = (torch.from_numpy(array).to(self._device) for array in (rows_SKB, mask_SKB))
         real_SK, every = mask_SKB.sum(2), self._example_steps(item.loop.batch_size)
@@ -241,16 +243,16 @@ class VectorisedTrainer:
     def _rows(self, index: int, loop: Loop, group: _Group, steps: int) -> tuple[NDArray[np.int64], Float32]:
         """For each of so many steps, rows into the group's examples, and masks."""
         shape = (steps, len(group.clients), loop.batch_size)
-        sizes = [self._sizes[one.index] for one in group.clients]
+        sizes = [self._sizes[client.index] for client in group.clients]
         if max(sizes) <= loop.batch_size and not self._model.noisy:
             # All batches of a client hold all of its examples, whose order matters to nothing but round-off then.
             mask_KB = np.arange(loop.batch_size) < np.array(sizes)[:, None]
             rows_KB = np.array(group.starts)[:, None] + mask_KB * np.arange(loop.batch_size)
             return np.broadcast_to(rows_KB, shape).copy(), np.broadcast_to(mask_KB, shape).astype(np.float32)
         rows_SKB, mask_SKB = np.zeros(shape, np.int64), np.ones(shape, np.float32)
-        for place, (one, size) in enumerate(zip(group.clients, sizes, strict=True)):
+        for place, (client, size) in enumerate(zip(group.clients, sizes, strict=True)):
             step = 0
-            for indices, mask in sweeps(loop, size, one.key, index):
+            for indices, mask in sweeps(loop, size, client.key, index):
                 rows_SKB[step : step + len(indices), place] = group.starts[place] + indices
                 mask_SKB[step : step + len(indices), place] = mask
                 step += len(indices)

@@ -67,13 +67,13 @@ def check_page(coordinator: str) -> None:
         raise FleetError(f"no coordinator answers at {coordinator}: {error}") from error
 
 
-def run_session(browser: webdriver.Chrome, window: str, given: dict[str, Any]) -> bytes:
+def run_session(browser: webdriver.Chrome, window: str, arguments: dict[str, Any]) -> bytes:
     """The outcome of one session in a window with a still file of the page, as JSON. Needs CAPABILITIES.
 
-    given: coordinator, population, policy and examples (`fields`). Raises WebDriverException when the page is gone.
+    arguments: coordinator, population, policy and examples (`fields`). Raises WebDriverException when the page is gone.
     """
     script = browser.script
-    script.execute(_BEGIN.format(session=_SCRIPT.read_text()), json.dumps(given), context_id=window)
+    script.execute(_BEGIN.format(session=_SCRIPT.read_text()), json.dumps(arguments), context_id=window)
     while (answer := script.execute(_AWAIT, context_id=window))["type"] == "null":
         pass
     return str(answer["value"]).encode()
@@ -119,14 +119,14 @@ class BrowserHost:
     def _session(self, start: Start) -> None:
         from selenium.common.exceptions import WebDriverException
 
-        given = {
+        arguments = {
             "coordinator": start.coordinator,
             "population": start.population,
             "policy": msgspec.to_builtins(start.policy) or {},
             "examples": fields(Path(start.examples)),
         }
         try:
-            outcome = msgspec.Raw(run_session(self._browser, self._window(start), given))
+            outcome = msgspec.Raw(run_session(self._browser, self._window(start), arguments))
         except WebDriverException as error:
             detail = (error.msg or "").partition("\n")[0]
             outcome = msgspec.Raw(msgspec.json.encode({"reason": "page", "detail": detail, "retryable": "transient"}))

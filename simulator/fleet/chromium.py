@@ -28,10 +28,10 @@ def programs() -> tuple[str, str]:
     """The paths of Chromium and of its driver. Raises BrowserMissing, and ModuleNotFoundError without selenium."""
     import selenium  # noqa: F401  # the extra `browser`
 
-    found, driver = program(), shutil.which("chromedriver")
-    if found is None or driver is None:
+    browser, driver = program(), shutil.which("chromedriver")
+    if browser is None or driver is None:
         raise BrowserMissing("there is no Chromium with its driver: apt-get install chromium chromium-driver")
-    return found, driver
+    return browser, driver
 
 
 @contextmanager
@@ -40,11 +40,11 @@ def chromium(*arguments: str, capabilities: Mapping[str, object]) -> Iterator[we
 
     capabilities: of WebDriver, by name. Raises BrowserMissing.
     """
-    found, driver = programs()
+    browser, driver = programs()
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
-    options.binary_location = found
+    options.binary_location = browser
     for argument in (*_ARGUMENTS, *(_OF_ROOT if os.geteuid() == 0 else ()), *arguments):
         options.add_argument(argument)
     for name, value in capabilities.items():

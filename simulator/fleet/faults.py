@@ -221,10 +221,10 @@ class RecordedTransport:
 
     def send(self, request: HttpRequest) -> HttpResponse:
         """Send one request."""
-        found = SECAGG_MESSAGE.search(request.target) if request.method == "PUT" else None
-        if found is None:
+        match = SECAGG_MESSAGE.search(request.target) if request.method == "PUT" else None
+        if match is None:
             return self._carrier.send(request)
-        assignment, number = found["assignment"], MessageType(int(found["number"]))
+        assignment, number = match["assignment"], MessageType(int(match["number"]))
         self._die(assignment, PlannedDeath(number, sent=False))
         body = b"".join(request.body)
         if self._recorder is not None:

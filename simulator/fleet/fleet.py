@@ -116,10 +116,12 @@ class Fleet:
         if servers is not None:
             return self._run(on_session, servers)
         loaded: dict[str, list[str]] = {}
-        for host, backend in dict.fromkeys((one.kind.host, one.kind.backend) for one in self._devices.values()):
+        for host, backend in dict.fromkeys(
+            (emulated.kind.host, emulated.kind.backend) for emulated in self._devices.values()
+        ):
             loaded.setdefault(host, []).append(backend)
-        with fork_servers(loaded) as made:
-            return self._run(on_session, made)
+        with fork_servers(loaded) as started:
+            return self._run(on_session, started)
 
     def _run(self, on_session: Callable[[Session], None], servers: ForkServers) -> FleetSummary:
         summary = FleetSummary(Counter(device.kind.name for device in self._devices.values()))
@@ -222,10 +224,12 @@ def state_folder(folder: Path, client: str) -> Path:
     return folder / client / "state"
 
 
-def _check(what: str, names: list[str], known: tuple[str, ...]) -> None:
-    unknown = [name for name in names if name not in known]
+def _check(what: str, names: list[str], choices: tuple[str, ...]) -> None:
+    unknown = [name for name in names if name not in choices]
     if unknown or not names:
-        raise ProfileError(f"no {what} is called {', '.join(map(repr, unknown))}; {offered(', '.join(unknown), known)}")
+        raise ProfileError(
+            f"no {what} is called {', '.join(map(repr, unknown))}; {offered(', '.join(unknown), choices)}"
+        )
 
 
 def _is_final(outcome: Outcome) -> bool:

@@ -95,7 +95,7 @@ class _Call:
     body: bytes = b""
     digest: str = ""
     prefer_s: float | None = None
-    known: str = ""
+    etag: str = ""
 
 
 class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
@@ -179,8 +179,8 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         key = Ed25519PrivateKey.generate()
         newcomer = LoadDevice(Signer(PublicKey.of(key).text, key), behaviour)
         call = _Call("POST", "/v1/devices", encode(Enrol(attestation=Unattested())))
-        known: Enrolled = await self._retrying(lambda: self._message(newcomer, call, Enrolled))
-        return LoadDevice(Signer(known.device, key), behaviour)
+        enrolled: Enrolled = await self._retrying(lambda: self._message(newcomer, call, Enrolled))
+        return LoadDevice(Signer(enrolled.device, key), behaviour)
 
     async def _run(self, device: LoadDevice) -> None:
         while not self._over.is_set():
@@ -199,22 +199,22 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         if isinstance(arrived, Rejected):
             return arrived.reason, self._delay_s(arrived)
         call = _Call("POST", f"/v1/sessions/{arrived.session}/assignments", prefer_s=self.config.wait_s)
-        given: AssignmentAnswer = await self._retrying(lambda: self._message(device, call, AssignmentAnswer))
-        if isinstance(given, Rejected):
-            return given.reason, self._delay_s(given)
+        answer: AssignmentAnswer = await self._retrying(lambda: self._message(device, call, AssignmentAnswer))
+        if isinstance(answer, Rejected):
+            return answer.reason, self._delay_s(answer)
         if device.behaviour == "silent":
-            await self._report(device, given)
-            return "silent", given.report_within_s
-        held = asyncio.create_task(self._hold(device, given))
+            await self._report(device, answer)
+            return "silent", answer.report_within_s
+        hold = asyncio.create_task(self._hold(device, answer))
         try:
-            return await self._work(device, given)
+            return await self._work(device, answer)
         finally:
-            held.cancel()
+            hold.cancel()
 
-    async def _hold(self, device: LoadDevice, given: Assignment) -> None:
+    async def _hold(self, device: LoadDevice, assignment: Assignment) -> None:
         """Hold the assignment during the session; a device that is not needed learns so when it sends its report."""
-        wait_s = _HOLD_SHARE * (given.lost_after_s or given.report_within_s)
-        call = _Call("GET", f"/v1/assignments/{given.assignment}", prefer_s=self.config.wait_s)
+        wait_s = _HOLD_SHARE * (assignment.lost_after_s or assignment.report_within_s)
+        call = _Call("GET", f"/v1/assignments/{assignment.assignment}", prefer_s=self.config.wait_s)
         while True:
             await asyncio.sleep(wait_s)
             try:
@@ -225,12 +225,12 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
             except (aiohttp.ClientError, OSError):
                 continue
 
-    async def _work(self, device: LoadDevice, given: Assignment) -> tuple[str, float]:
-        body, digest = await self._report(device, given)
-        upload = _Call("PUT", f"/v1/assignments/{given.assignment}/report", body, digest)
+    async def _work(self, device: LoadDevice, assignment: Assignment) -> tuple[str, float]:
+        body, digest = await self._report(device, assignment)
+        upload = _Call("PUT", f"/v1/assignments/{assignment.assignment}/report", body, digest)
         if device.behaviour == "killed":
             await self._die_uploading(device, upload)
-            return "killed", given.report_within_s
+            return "killed", assignment.report_within_s
         self.trained += 1
         await self.may_upload.wait()
         async with self._uploads:
@@ -240,29 +240,29 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
     def _delay_s(self, rejected: Rejected) -> float:
         return self._random.uniform(rejected.retry.min_s, rejected.retry.max_s)
 
-    async def _report(self, device: LoadDevice, given: Assignment) -> tuple[bytes, str]:
+    async def _report(self, device: LoadDevice, assignment: Assignment) -> tuple[bytes, str]:
         """The report that a device without examples has, and its digest.
 
         One device fetches the plan for all. Every device asks for the checkpoint, and gets it unless another has it.
         """
-        model, plan = given.checkpoint, given.plan.sha256
+        model, plan = assignment.checkpoint, assignment.plan.sha256
         async with self._cache_lock:
             if plan not in self._plans:
-                trips = Plan.decode(await self._blob(device, given.plan)).trips
+                trips = Plan.decode(await self._blob(device, assignment.plan)).trips
                 self._plans[plan] = [_zeros(trip.report) for trip in trips]
-            known = self._checkpoint == model.sha256
-            if not known:
+            cached = self._checkpoint == model.sha256
+            if not cached:
                 await self._blob(device, model)
                 self._checkpoint = model.sha256
-        if known:
-            await self._blob(device, model, known=True)
-        return in_turn(self._plans[plan], given.round)
+        if cached:
+            await self._blob(device, model, cached=True)
+        return in_turn(self._plans[plan], assignment.round)
 
-    async def _blob(self, device: LoadDevice, ref: BlobRef, *, known: bool = False) -> bytes:
-        """A blob's bytes; none when they are known, since blobs never change."""
-        call = _Call("GET", f"/v1/blobs/{ref.sha256}", known=f'"{ref.sha256}"' if known else "")
+    async def _blob(self, device: LoadDevice, ref: BlobRef, *, cached: bool = False) -> bytes:
+        """A blob's bytes; none if they are cached, since blobs never change."""
+        call = _Call("GET", f"/v1/blobs/{ref.sha256}", etag=f'"{ref.sha256}"' if cached else "")
         data: bytes = await self._retrying(lambda: self._ask(device, call))
-        return data if known else ref.check(data)
+        return data if cached else ref.check(data)
 
     async def _die_uploading(self, device: LoadDevice, call: _Call) -> None:
         """Send half a body, then close the connection."""
@@ -319,8 +319,8 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
             headers["Content-Digest"] = call.digest or content_digest(call.body)
         if call.prefer_s is not None:
             headers["Prefer"] = f"wait={call.prefer_s:.0f}"
-        if call.known:
-            headers["If-None-Match"] = call.known
+        if call.etag:
+            headers["If-None-Match"] = call.etag
         digest = headers.get("Content-Digest")
         about = SignableRequest(call.method, self._authority, call.path, {DIGEST: digest}.get)
         return headers | device.signer.headers(about, int(time.time()))

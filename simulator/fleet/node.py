@@ -22,13 +22,13 @@ def program() -> str:
     """Node's program, once it can run the device runtime in TypeScript. Raises FleetError, saying what is missing."""
     if not _FLEET.exists():
         raise FleetError(f"there is no device runtime in TypeScript at {FOLDER}: run this from a checkout of Muster")
-    found = shutil.which("node")
-    is_new = [found or "", str(FOLDER / "node-is-new.cjs")]
-    if found is None or subprocess.run(is_new, check=False, capture_output=True).returncode != 0:
-        what = f"{found} is older" if found else "there is none on the PATH"
+    path = shutil.which("node")
+    is_new = [path or "", str(FOLDER / "node-is-new.cjs")]
+    if path is None or subprocess.run(is_new, check=False, capture_output=True).returncode != 0:
+        what = f"{path} is older" if path else "there is none on the PATH"
         raise FleetError(
             f"devices on Node need Node 22.18 or newer, and {what}: `npm install --global node@24` has one"
         )
     if not (FOLDER / "node_modules" / ".package-lock.json").exists():
         raise FleetError(f"devices on Node need their packages: `npm ci --prefix {FOLDER}` installs them")
-    return found
+    return path

@@ -116,15 +116,15 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def draw_failure(self, rng: random.Random) -> PlannedFailure:
         """Draw the failure of a device of this kind in one session; most often it is none."""
-        drawn, step = rng.random(), rng.randint(*map(int, _ends(self.drop_out_step)))
+        chance, step = rng.random(), rng.randint(*map(int, _ends(self.drop_out_step)))
         death = PlannedDeath(rng.choice(DEVICE_MESSAGES), sent=rng.random() < 0.5)
-        if drawn < self.silence:
+        if chance < self.silence:
             return PlannedFailure(silent=True)
-        if drawn < self.silence + self.drop_out:
+        if chance < self.silence + self.drop_out:
             return PlannedFailure(dies_after=step)
         return (
             PlannedFailure(dies_at=death)
-            if drawn < self.silence + self.drop_out + self.drop_out_secagg
+            if chance < self.silence + self.drop_out + self.drop_out_secagg
             else PlannedFailure()
         )
 
@@ -165,13 +165,13 @@ def assign_kinds(kinds: Sequence[Kind], count: int) -> list[Kind]:
     Smooth weighted round-robin: of the first n devices, each kind has its share of n to within about one.
     """
     whole = sum(kind.weight for kind in kinds)
-    credits, given = [0.0] * len(kinds), []
+    credits, assigned = [0.0] * len(kinds), []
     for _ in range(count):
         credits = [credit + kind.weight for credit, kind in zip(credits, kinds, strict=True)]
         chosen = credits.index(max(credits))
         credits[chosen] -= whole
-        given.append(kinds[chosen])
-    return given
+        assigned.append(kinds[chosen])
+    return assigned
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -200,9 +200,9 @@ def load_profile(path: Path) -> tuple[Kind, ...]:
 def _kind(path: Path, number: int, values: dict[str, Any]) -> Kind:
     try:
         kind = _to_kind(_known(values))
-        for key, value, known in (("arch", kind.arch, architectures()), ("backend", kind.backend, tuple(BACKENDS))):
-            if value not in known:
-                raise ConfigError(f"{key} = {value!r}: there are {', '.join(known)}")
+        for key, value, choices in (("arch", kind.arch, architectures()), ("backend", kind.backend, tuple(BACKENDS))):
+            if value not in choices:
+                raise ConfigError(f"{key} = {value!r}: there are {', '.join(choices)}")
         conditions = kind.conditions
         if conditions is None:
             return kind

@@ -90,7 +90,7 @@ class Recording:
         """The report that an assignment's device quantised last."""
         with np.load(self._quantised[assignment]) as file:
             segments, w_max = json.loads(file["terms"].item())
-            return Quantised(file["words"], tuple(PackedSegment(**one) for one in segments), w_max)
+            return Quantised(file["words"], tuple(PackedSegment(**segment) for segment in segments), w_max)
 
     def uploads(self) -> dict[str, Words]:
         """The masked words of every upload that was sent, by assignment."""
@@ -108,7 +108,7 @@ class Recording:
 
     def deaths(self) -> dict[str, list[str]]:
         """The messages at which processes were killed, by assignment."""
-        found = defaultdict(list)
+        deaths = defaultdict(list)
         for path, assignment in self._files["died"].items():
-            found[assignment].append(path.read_text())
-        return dict(found)
+            deaths[assignment].append(path.read_text())
+        return dict(deaths)

@@ -30,9 +30,9 @@ def counted_cohort(store: CoordinatorStore, task: str, number: int, clients: Map
 
     Raises EngineError when the round cannot be replayed: it was secure, and its plan reads noise.
     """
-    found = store.task(task)
-    noisy = any(one.noise for trip in store.plan(found.plan_sha256).trips for one in trip.passes)
-    if found.settings.secagg is not None and noisy:
+    row = store.task(task)
+    noisy = any(pass_plan.noise for trip in store.plan(row.plan_sha256).trips for pass_plan in trip.passes)
+    if row.settings.secagg is not None and noisy:
         raise EngineError(
             f"task {task} has secure rounds and a plan with noise (dropout), which only devices know: it cannot be "
             "replayed; compare it in plain rounds"
@@ -52,7 +52,9 @@ def rounding_error(secagg: Secagg, layout: ReportLayout, examples: Sequence[int]
     weights = [min(int(layout.weight(count)), w_max) for count in examples]
     bounds = SumBounds(clip_norm=secagg.clip_norm, bits=secagg.bits, max_examples=w_max, min_sum=1)
     points = zip(layout.unweighted, fixed_points(layout, bounds), strict=True)
-    square = sum((one.size * point.step) ** 2 / point.size for one, point in points if one.reduction == "mean")
+    square = sum(
+        (segment.size * point.step) ** 2 / point.size for segment, point in points if segment.reduction == "mean"
+    )
     return float(w_max * math.sqrt(len(weights) * square) / (2 * sum(weights)))
 
 

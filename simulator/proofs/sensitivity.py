@@ -90,4 +90,4 @@ def sensitivity(
     start = engine(algorithm).state["params"]
     exact = list(replay(engine(algorithm), population, cohorts))
     rounded = (_Rounded(algorithm, errors, np.random.default_rng(draw)) for draw in range(DRAWS))
-    return max(worst_distance(start, exact, replay(engine(one), population, cohorts)) for one in rounded)
+    return max(worst_distance(start, exact, replay(engine(variant), population, cohorts)) for variant in rounded)

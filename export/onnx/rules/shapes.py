@@ -32,8 +32,8 @@ def reshaped(otherwise: Rule) -> Rule:
             source = arguments(source)[0]
         if _alike(node, source):
             return graph.value(source)
-        shape, known = node.meta["val"].shape, source.meta["val"].shape
-        sizes = _sizes(shape, known)
+        shape, source_shape = node.meta["val"].shape, source.meta["val"].shape
+        sizes = _sizes(shape, source_shape)
         if 0 in shape or sizes.count(-1) > 1:
             return graph.shaped(otherwise(graph, node), node)
         name = graph.emit("Reshape", [graph.value(source), graph.constant(sizes, np.int64)], allowzero=0)
@@ -60,9 +60,9 @@ def _axes(node: fx.Node) -> list[int]:
     return [axis % rank_of(node) for axis in arguments(node)[1]]
 
 
-def _sizes(shape: Sequence[Any], known: Sequence[Any]) -> list[int]:
+def _sizes(shape: Sequence[Any], source_shape: Sequence[Any]) -> list[int]:
     """Sizes as Reshape reads them: 0 is what the axis had before, and so keeps its symbol, and -1 is what is left."""
-    before = [*map(str, known), *("" for _ in shape)]
+    before = [*map(str, source_shape), *("" for _ in shape)]
     return [
         size if isinstance(size, int) else 0 if str(size) == had else -1
         for size, had in zip(shape, before, strict=False)

@@ -35,15 +35,15 @@ def _makers(users: Users, call: Call) -> list[Call]:
     if not isinstance(start, Place) or not isinstance(added, Place) or start.dtype is not whole.dtype:
         return []
     recording, readers = users.recording, users.of(added.buffer)
-    makers = [one for one in readers if added.buffer in one.made or _copies_to(one, added.buffer)]
-    if added.buffer in recording.given or not any(maker.operator in ADDED for maker in makers):
+    makers = [reader for reader in readers if added.buffer in reader.made or _copies_to(reader, added.buffer)]
+    if added.buffer in recording.external or not any(maker.operator in ADDED for maker in makers):
         return []
     elsewhere = {place.buffer for place in [start, *recording.outputs.values()]}
     if len(readers) > len(makers) + 1 or added.buffer in elsewhere or users.write(whole.buffer):
         return []
     lies = (whole.dtype, whole.size, row_major(whole.size))
-    alike = all((one.dtype, one.size, one.stride) == lies for one in (added, whole))
-    fill = alike and all(fills_buffer(one, users.of(one.buffer), recording) for one in (added, whole))
+    alike = all((place.dtype, place.size, place.stride) == lies for place in (added, whole))
+    fill = alike and all(fills_buffer(place, users.of(place.buffer), recording) for place in (added, whole))
     return makers if fill else []
 
 
@@ -73,7 +73,7 @@ def _additions(maker: Call, buffer: int, users: Users) -> Iterator[tuple[Any, Pl
 
     The part itself is the term where what it is made of is written to, and may be something else at the end.
     """
-    lasts = not any(users.write(one) for one in maker.read - {buffer})
+    lasts = not any(users.write(other) for other in maker.read - {buffer})
     if maker.operator in ADDED and lasts:
         yield ADDED[maker.operator], next(place for place in maker.results if place), maker.args
     elif maker.operator is aten.copy_.default:

@@ -58,12 +58,12 @@ class Users:
 
     def replace(self, call: Call, by: list[Call]) -> None:
         """Put other calls in the place of one."""
-        at = next(index for index, one in enumerate(self.recording.calls) if one is call)
+        at = next(index for index, existing in enumerate(self.recording.calls) if existing is call)
         self.recording.calls[at : at + 1] = by
         for buffer in call.touched:
             del self._calls[buffer][id(call)]
-        for one in by:
-            self._note(one)
+        for replacement in by:
+            self._note(replacement)
 
     def _note(self, call: Call) -> None:
         for buffer in call.touched:
@@ -128,7 +128,7 @@ def _can_move(users: Users, part: Place, rows: _Rows) -> bool:
         return False
     there = _places_in(part.buffer, calls, users.recording)
     in_order = part.stride == row_major(part.size)
-    return fills_buffer(part, calls, users.recording) and in_order and all(rows.can_place(one) for one in there)
+    return fills_buffer(part, calls, users.recording) and in_order and all(rows.can_place(source) for source in there)
 
 
 def fills_buffer(place: Place, calls: list[Call], recording: Recording) -> bool:
@@ -137,7 +137,7 @@ def fills_buffer(place: Place, calls: list[Call], recording: Recording) -> bool:
     calls: at least those that touch the buffer.
     """
     whole = place.offset == 0 and recording.nbytes[place.buffer] == math.prod(place.size) * place.dtype.itemsize
-    return whole and all(one.dtype == place.dtype for one in _places_in(place.buffer, calls, recording))
+    return whole and all(other.dtype == place.dtype for other in _places_in(place.buffer, calls, recording))
 
 
 def row_major(size: tuple[int, ...]) -> tuple[int, ...]:
@@ -148,23 +148,23 @@ def row_major(size: tuple[int, ...]) -> tuple[int, ...]:
 def may_lie_in(recording: Recording, place: Place, target: Tensor) -> bool:
     """Whether a result may be made in memory that arguments lie in: nobody reads those once it is written to."""
     first = next((index for index, call in enumerate(recording.calls) if place.buffer in call.touched), None)
-    if first is None or place.buffer in recording.given or writer_of(recording.calls[first]) is None:
+    if first is None or place.buffer in recording.external or writer_of(recording.calls[first]) is None:
         return False
     shape = (target.dtype, tuple(target.shape), target.stride())
     fills = fills_buffer(place, recording.calls, recording)
     if (place.dtype, place.size, place.stride) != shape or not fills:
         return False
     storage = target.untyped_storage()
-    given = {buffer for buffer, one in recording.given.items() if one._cdata == storage._cdata}
-    if given & {one.buffer for one in recording.outputs.values()}:
+    buffers = {buffer for buffer, memory in recording.external.items() if memory._cdata == storage._cdata}
+    if buffers & {output.buffer for output in recording.outputs.values()}:
         return False
-    if any(call.touched & given for call in recording.calls[first + 1 :]):
+    if any(call.touched & buffers for call in recording.calls[first + 1 :]):
         return False
     maker = recording.calls[first]
-    read = [one for one in places((maker.args, maker.kwargs)) if one.buffer in given]
+    read = [source for source in places((maker.args, maker.kwargs)) if source.buffer in buffers]
     # An operator of single values reads each before it writes there.
     lies = (place.size, place.stride, target.storage_offset())
-    alike = all((one.size, one.stride, one.offset) == lies for one in read)
+    alike = all((source.size, source.stride, source.offset) == lies for source in read)
     single = torch.Tag.pointwise in maker.operator.tags or maker.operator is aten.copy_.default
     return not read or (single and alike)
 

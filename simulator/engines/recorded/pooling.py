@@ -42,9 +42,9 @@ def _may_turn(recording: Recording, relu: Call, pool: Call, pool_backward: Call,
 
 def _turn(recording: Recording, relu: Call, pool: Call, pool_backward: Call, relu_backward: Call) -> None:
     pooled, indices = (place for place in pool.results if place)
-    found, passed, gradient = recording.like(pooled), recording.like(pooled), pool_backward.args[0]
-    inner = Call(pool.operator, (relu.args[0], *pool.args[1:]), pool.kwargs, [found, indices], one_result=False)
-    outer = Call(relu.operator, (found, 0), {}, [pooled])
+    maxima, passed, gradient = recording.like(pooled), recording.like(pooled), pool_backward.args[0]
+    inner = Call(pool.operator, (relu.args[0], *pool.args[1:]), pool.kwargs, [maxima, indices], one_result=False)
+    outer = Call(relu.operator, (maxima, 0), {}, [pooled])
     outer_backward = Call(relu_backward.operator, (gradient, pooled, 0), {}, [passed])
     inner_backward = Call(
         pool_backward.operator,
@@ -58,4 +58,4 @@ def _turn(recording: Recording, relu: Call, pool: Call, pool_backward: Call, rel
         id(pool_backward): [outer_backward, inner_backward],
         id(relu_backward): [],
     }
-    recording.calls = [one for call in recording.calls for one in turned.get(id(call), [call])]
+    recording.calls = [replacement for call in recording.calls for replacement in turned.get(id(call), [call])]

@@ -34,7 +34,9 @@ def _gains(recording: Recording, call: Call) -> bool:
     (whole,) = (place for place in call.results if place)
     *added, left, right = call.args
     large = prod(left.size) * right.size[1] >= LARGE
-    vectors = all(isinstance(one, Place) and (one.size, one.stride) == (right.size[1:], (1,)) for one in added)
+    vectors = all(
+        isinstance(argument, Place) and (argument.size, argument.stride) == (right.size[1:], (1,)) for argument in added
+    )
     return (
         large
         and vectors

@@ -59,7 +59,7 @@ class _Reservation:
         fitting = [block for block in self._free if nbytes <= block.numel() <= 2 * nbytes + 4096]
         if fitting:
             block = min(reversed(fitting), key=Tensor.numel)
-            self._free = [one for one in self._free if one is not block]
+            self._free = [other for other in self._free if other is not block]
             return block
         self._blocks.append(torch.empty(max(nbytes, 1), dtype=torch.uint8, device=self._device))
         return self._blocks[-1]
@@ -86,12 +86,12 @@ class Program:
             multiply_by_onednn(recording)
             sum_for_biases(recording)
             differentiate_by_winograd(recording)
-        self._given = dict(recording.given)
+        self._memory = dict(recording.external)
         copies = self._aim(recording, targets)
         recording.calls = [call for call in recording.calls if not self._is_there(call)]
-        add_early(recording, self._given)
+        add_early(recording, self._memory)
         self._plan(recording, workspace)
-        self._copies = [(target, self._reader(place), place.buffer in recording.given) for target, place in copies]
+        self._copies = [(target, self._reader(place), place.buffer in recording.external) for target, place in copies]
         self._outputs = {name: self._reader(place) for name, place in recording.outputs.items() if name not in targets}
 
     def run(self) -> dict[str, Tensor]:
@@ -99,7 +99,7 @@ class Program:
         for step in self._steps:
             step()
         # What was not computed may be an argument, whose memory another output is to go to.
-        copies = [(target, read().clone() if given else read()) for target, read, given in self._copies]
+        copies = [(target, read().clone() if is_input else read()) for target, read, is_input in self._copies]
         for target, value in copies:
             target.copy_(value)
         outputs = {name: read() for name, read in self._outputs.items()}
@@ -111,9 +111,9 @@ class Program:
         copies = []
         for name, target in targets.items():
             place = recording.outputs[name]
-            if place.buffer not in self._given and may_lie_in(recording, place, target):
+            if place.buffer not in self._memory and may_lie_in(recording, place, target):
                 recording.move(place.buffer, functools.partial(_shifted, int(target.storage_offset())))
-                self._given[place.buffer] = target.untyped_storage()
+                self._memory[place.buffer] = target.untyped_storage()
             else:
                 copies.append((target, place))
         return copies
@@ -126,18 +126,20 @@ class Program:
         reservation, blocks = workspace.reservation(), dict[int, Tensor]()
         for index, call in enumerate(recording.calls):
             # Not a difference of sets, which would go through all that is given.
-            for buffer in (one for one in call.touched - loose if one not in self._given):
+            for buffer in (touched for touched in call.touched - loose if touched not in self._memory):
                 blocks[buffer] = reservation.take(recording.nbytes[buffer])
-                self._given[buffer] = blocks[buffer].untyped_storage()
+                self._memory[buffer] = blocks[buffer].untyped_storage()
             ended = [buffer for buffer in call.touched if last[buffer] == index]
-            self._steps.append(self._step(call, [buffer for buffer in ended if buffer not in self._given]))
+            self._steps.append(self._step(call, [buffer for buffer in ended if buffer not in self._memory]))
             for buffer in ended:
                 if buffer in blocks:
                     reservation.give_back(blocks.pop(buffer))
 
     def _is_there(self, call: Call) -> bool:
         """Whether a call copies something to where it is."""
-        if call.operator is not aten.copy_.default or not all(one.buffer in self._given for one in places(call.args)):
+        if call.operator is not aten.copy_.default or not all(
+            place.buffer in self._memory for place in places(call.args)
+        ):
             return False
         to, start = map(self._tensor, places(call.args))
         return to.is_set_to(start)
@@ -145,8 +147,8 @@ class Program:
     def _step(self, call: Call, ended: list[int]) -> Callable[[], Any]:
         """What runs a call; `ended`: the loose results that nobody needs then."""
         writer, read = writer_of(call), self._arguments(call)
-        results = [self._tensor(place) for place in call.results if place and place.buffer in self._given]
-        if writer and all(place.buffer in self._given for place in places((call.args, call.kwargs))):
+        results = [self._tensor(place) for place in call.results if place and place.buffer in self._memory]
+        if writer and all(place.buffer in self._memory for place in places((call.args, call.kwargs))):
             args, kwargs = read()
             return writer(args, kwargs, results)
 
@@ -156,10 +158,10 @@ class Program:
             if writer:
                 writer(args, kwargs, results)()
             else:
-                made = call.operator(*args, **kwargs)
-                for place, one in zip(call.results, [made] if call.one_result else made, strict=True):
+                result = call.operator(*args, **kwargs)
+                for place, tensor in zip(call.results, [result] if call.one_result else result, strict=True):
                     if place is not None:
-                        self._loose[place.buffer] = one
+                        self._loose[place.buffer] = tensor
             for buffer in ended:
                 self._loose.pop(buffer, None)
 
@@ -177,11 +179,11 @@ class Program:
         return read
 
     def _tensor(self, place: Place) -> Tensor:
-        return place.of(self._given[place.buffer])
+        return place.of(self._memory[place.buffer])
 
     def _reader(self, place: Place) -> Callable[[], Tensor]:
         """A function for the tensor at a place."""
-        if place.buffer in self._given:
+        if place.buffer in self._memory:
             tensor = self._tensor(place)
             return lambda: tensor
 
@@ -232,8 +234,8 @@ class Programs:
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` gives, by key, until memory moves."""
         if key not in self._bound:
-            made = make()  # which may move memory
-            self._bound[key] = made
+            value = make()  # which may move memory
+            self._bound[key] = value
         bound: T = self._bound[key]
         return bound
 
@@ -265,12 +267,12 @@ class Programs:
             return None, _called(function, targets)
         before = Before([*recording.overwritten, *(target.untyped_storage() for target in targets.values())])
         # A target takes values as they fit there.
-        taken = {name: target.clone().copy_(recording.found[name]) for name, target in targets.items()}
+        expected = {name: target.clone().copy_(recording.expected[name]) for name, target in targets.items()}
         with contextlib.suppress(Exception):  # whatever a program fails at, its function has just done
             program = Program(recording, self._workspace, targets)
             self._workspace.spoil()
             outputs = program.run()
-            if agree({**outputs, **targets}, recording.found | taken) and before.same_around(targets.values()):
+            if agree({**outputs, **targets}, recording.expected | expected) and before.same_around(targets.values()):
                 return self._capture(program.run), outputs
         self._say("a recorded step gave something else than the step itself")
         before.put_back()
@@ -289,7 +291,9 @@ def _called(function: Callable[[], dict[str, Tensor]], targets: Mapping[str, Ten
     # An output may be an argument, whose memory another output is to go to.
     written = {target.untyped_storage()._cdata for target in targets.values()}
     moved = {name: outputs.pop(name) for name in targets}
-    moved = {name: one.clone() if one.untyped_storage()._cdata in written else one for name, one in moved.items()}
+    moved = {
+        name: tensor.clone() if tensor.untyped_storage()._cdata in written else tensor for name, tensor in moved.items()
+    }
     for name, target in targets.items():
         target.copy_(moved[name])
     return outputs

@@ -92,8 +92,8 @@ def _written(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Map
     if torch.Tag.inplace_view in operator.tags:
         return set()
     schema = operator._schema.arguments
-    named = dict(zip((item.name for item in schema), args, strict=False)) | dict(kwargs)
-    written = [named.get(item.name) for item in schema if item.alias_info is not None and item.alias_info.is_write]
+    by_name = dict(zip((item.name for item in schema), args, strict=False)) | dict(kwargs)
+    written = [by_name.get(item.name) for item in schema if item.alias_info is not None and item.alias_info.is_write]
     return {place.buffer for place in places(written)}
 
 
@@ -101,15 +101,15 @@ def _written(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Map
 class Recording:
     """The calls of a function, in order. Whoever has it may change it.
 
-    given: the memory that is there before the first call: arguments and constants. nbytes: the size of every other
-    buffer. outputs: where the function's results are, by name. found: what they were when it was recorded.
+    external: the memory that is there before the first call: arguments and constants. nbytes: the size of every other
+    buffer. outputs: where the function's results are, by name. expected: what they were when it was recorded.
     """
 
     calls: list[Call]
-    given: dict[int, torch.UntypedStorage]
+    external: dict[int, torch.UntypedStorage]
     nbytes: dict[int, int]
     outputs: dict[str, Place]
-    found: dict[str, Tensor]
+    expected: dict[str, Tensor]
 
     @property
     def written(self) -> set[int]:
@@ -118,9 +118,9 @@ class Recording:
 
     @property
     def overwritten(self) -> list[torch.UntypedStorage]:
-        """The given memory that calls write to."""
+        """The memory of `external` that calls write to."""
         written = self.written
-        return [storage for buffer, storage in self.given.items() if buffer in written]
+        return [storage for buffer, storage in self.external.items() if buffer in written]
 
     def like(self, place: Place) -> Place:
         """A place in a new buffer, where a tensor lies as at another."""
@@ -137,11 +137,11 @@ class Recording:
     def constant(self, tensor: Tensor) -> Place:
         """The place of a tensor whose values are always the same."""
         buffer = self._next()
-        self.given[buffer] = tensor.untyped_storage()
+        self.external[buffer] = tensor.untyped_storage()
         return _place(tensor, buffer)
 
     def _next(self) -> int:
-        return max(self.given.keys() | self.nbytes.keys()) + 1
+        return max(self.external.keys() | self.nbytes.keys()) + 1
 
     def move(self, buffer: int, moved: Callable[[Place], Place], users: Iterable[Call] | None = None) -> None:
         """Put all that lies in a buffer somewhere else. users: the calls that touch it, where they are known."""
@@ -213,7 +213,7 @@ def record(function: Callable[[], Mapping[str, Tensor]], arguments: Iterable[Ten
     try:
         with _Recorder(notes) as recorder, _Readings(recorder):
             outputs = function()
-        found = {name: one.clone() for name, one in outputs.items()}
+        values = {name: tensor.clone() for name, tensor in outputs.items()}
     finally:
         notes.put_back()
         random.put_back()
@@ -224,8 +224,8 @@ def record(function: Callable[[], Mapping[str, Tensor]], arguments: Iterable[Ten
         )
     if recorder.refused:
         raise NotRecordable
-    results = {name: notes.place(one) for name, one in outputs.items()}
-    recording = Recording(recorder.calls, notes.given, notes.nbytes, results, found)
+    results = {name: notes.place(tensor) for name, tensor in outputs.items()}
+    recording = Recording(recorder.calls, notes.external, notes.nbytes, results, values)
     _fold_constants(recording, notes)
     _drop_unused(recording)
     _merge_scaled(recording)
@@ -238,34 +238,34 @@ class _Notes:
     def __init__(self, arguments: Iterable[Tensor]) -> None:
         self.storages: list[torch.UntypedStorage] = []
         self._numbers: dict[int, int] = {}
-        self.given: dict[int, torch.UntypedStorage] = {}
+        self.external: dict[int, torch.UntypedStorage] = {}
         self.nbytes: dict[int, int] = {}
         self._kept: dict[int, torch.UntypedStorage] = {}
-        self.arguments = {self.place(one).buffer for one in arguments}
+        self.arguments = {self.place(tensor).buffer for tensor in arguments}
 
     def place(self, tensor: Tensor) -> Place:
-        """Where a tensor lies. Memory that nothing has made is given."""
+        """Where a tensor lies. Memory that no call made is external."""
         storage = tensor.untyped_storage()
         number = self._number(storage)
         if number is None:
             number = self._add(storage)
-            self.given[number] = storage
+            self.external[number] = storage
         return _place(tensor, number)
 
     def keep(self, buffers: Iterable[int]) -> None:
-        """Copy given memory that is about to be written."""
-        for buffer in (set(buffers) & self.given.keys()) - self._kept.keys():
-            self._kept[buffer] = self.given[buffer].clone()  # type: ignore[no-untyped-call]
+        """Copy external memory that is about to be written."""
+        for buffer in (set(buffers) & self.external.keys()) - self._kept.keys():
+            self._kept[buffer] = self.external[buffer].clone()  # type: ignore[no-untyped-call]
 
     def put_back(self) -> None:
-        """Let the given memory hold again what it held at first."""
+        """Restore what the external memory held at first."""
         for buffer, before in self._kept.items():
-            self.given[buffer].copy_(before)
+            self.external[buffer].copy_(before)
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Call | None:
         """A call with places as arguments; none where its results are views."""
         one_result = isinstance(result, Tensor)
-        results = [self._made(one) for one in ([result] if one_result else result or ())]
+        results = [self._made(tensor) for tensor in ([result] if one_result else result or ())]
         if func is aten.relu.default:  # as it cannot write into memory that is there
             func, args = aten.clamp_min.default, (*args, 0)
         call = Call(SAME.get(func, func), args, kwargs, results, one_result)
@@ -298,7 +298,7 @@ def _shaped_by_values(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> boo
 def _all_tensors(results: Any) -> bool:
     if results is None or isinstance(results, Tensor):
         return True
-    return isinstance(results, list | tuple) and all(one is None or isinstance(one, Tensor) for one in results)
+    return isinstance(results, list | tuple) and all(result is None or isinstance(result, Tensor) for result in results)
 
 
 def _place(tensor: Tensor, buffer: int) -> Place:
@@ -308,26 +308,26 @@ def _place(tensor: Tensor, buffer: int) -> Place:
 def _fold_constants(recording: Recording, notes: _Notes) -> None:
     """Take out the calls whose results are always the same."""
     written = recording.written
-    constant, kept = set(recording.given) - notes.arguments - written, []
+    constant, calls = set(recording.external) - notes.arguments - written, []
     for call in recording.calls:
-        drawn = torch.Tag.nondeterministic_seeded in call.operator.tags
+        is_random = torch.Tag.nondeterministic_seeded in call.operator.tags
         read = set() if call.operator in SHAPED else call.read
-        if drawn or call.written or call.made & written or not read <= constant:
-            kept.append(call)
+        if is_random or call.written or call.made & written or not read <= constant:
+            calls.append(call)
             continue
         constant |= call.made
-        recording.given |= {buffer: notes.storages[buffer] for buffer in call.made}
-    recording.calls = kept
+        recording.external |= {buffer: notes.storages[buffer] for buffer in call.made}
+    recording.calls = calls
 
 
 def _drop_unused(recording: Recording) -> None:
     """Take out the calls whose results nobody reads."""
-    needed, kept = {place.buffer for place in recording.outputs.values()} | set(recording.given), []
+    needed, calls = {place.buffer for place in recording.outputs.values()} | set(recording.external), []
     for call in reversed(recording.calls):
         if (call.made | call.written) & needed:
             needed |= call.read
-            kept.append(call)
-    recording.calls = kept[::-1]
+            calls.append(call)
+    recording.calls = calls[::-1]
 
 
 def _merge_scaled(recording: Recording) -> None:

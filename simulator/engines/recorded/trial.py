@@ -49,20 +49,20 @@ class Before:
         return all(torch.equal(_bytes(storage), _bytes(before[storage._cdata])) for storage in memory)
 
 
-def agree(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
+def agree(actual: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
     """Whether outputs are what they were when they were recorded, up to round-off."""
-    return found.keys() == wanted.keys() and all(_close(found[name], one) for name, one in wanted.items())
+    return actual.keys() == wanted.keys() and all(_close(actual[name], tensor) for name, tensor in wanted.items())
 
 
-def _close(found: Tensor, wanted: Tensor) -> bool:
-    if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
+def _close(actual: Tensor, wanted: Tensor) -> bool:
+    if (actual.shape, actual.dtype) != (wanted.shape, wanted.dtype):
         return False
     if not wanted.dtype.is_floating_point and not wanted.dtype.is_complex:
-        return torch.equal(found, wanted)
+        return torch.equal(actual, wanted)
     finite = wanted.isfinite()
-    found, wanted = found[finite], wanted[finite]
+    actual, wanted = actual[finite], wanted[finite]
     # NaN is not below anything.
-    return not len(wanted) or bool(((found - wanted).abs() <= CLOSE * wanted.abs().max() + TINY).all())
+    return not len(wanted) or bool(((actual - wanted).abs() <= CLOSE * wanted.abs().max() + TINY).all())
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:

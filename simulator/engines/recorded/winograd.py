@@ -37,11 +37,11 @@ TOGETHER = 128
 
 def differentiate_by_winograd(recording: Recording) -> None:
     """Compute the gradients of convolutions by Winograd's algorithm where it is faster."""
-    found = []
+    calls = []
     for call in recording.calls:
         gains = call.operator is aten.convolution_backward.default and _gains(*call.args[:3], *call.args[4:])
-        found += _Layer(recording, call).calls() if gains else [call]
-    recording.calls = found
+        calls += _Layer(recording, call).calls() if gains else [call]
+    recording.calls = calls
 
 
 def _gains(gradient: Place, image: Place, kernel: Place, stride: list[int], padding: list[int], *rest: Any) -> bool:
@@ -93,9 +93,9 @@ class _Layer:
             whole = self._padded(_some(self._image, start, stop), PATCH - TILE, self._padding)
             patches = self._transform(self._of_patch, self._squares(whole, PATCH))
             self._call(aten.baddbmm_.default, products, _turned(patches), gradients)
-        found = self._transform(_turned(self._of_kernel), products)  # (9, I, O)
-        found = replace(found, size=kernel.size, stride=(1, outward, 3 * inward * outward, inward * outward))
-        self._call(aten.clone.default, found, result=kernel)
+        gradient = self._transform(_turned(self._of_kernel), products)  # (9, I, O)
+        gradient = replace(gradient, size=kernel.size, stride=(1, outward, 3 * inward * outward, inward * outward))
+        self._call(aten.clone.default, gradient, result=kernel)
         return self._calls
 
     def _parts(self) -> Iterator[tuple[int, int]]:
@@ -213,5 +213,7 @@ def _transforms() -> tuple[Tensor, Tensor, Tensor]:
     patch = np.vstack([*(np.append(np.poly(other)[::-1], 0) for other in others), np.poly(points)[::-1]])
     kernel = np.vstack([np.vander(points, 3, increasing=True) / np.array(scale)[:, None], infinity[:, -3:]])
     tile = np.vstack([np.vander(points, TILE, increasing=True), infinity[:, -TILE:]]).T
-    of_patch, of_kernel, of_tile = (torch.from_numpy(np.kron(one, one)).float() for one in (patch, kernel, tile))
+    of_patch, of_kernel, of_tile = (
+        torch.from_numpy(np.kron(matrix, matrix)).float() for matrix in (patch, kernel, tile)
+    )
     return of_patch, of_kernel, of_tile

@@ -37,9 +37,9 @@ def _writing(operator: torch._ops.OpOverload) -> Writer | None:
     for name in operator.overloadpacket.overloads():
         other = getattr(operator.overloadpacket, name)
         outs = [item.name for item in other._schema.arguments if item.is_out]
-        taken = [(item.name, str(item.type)) for item in other._schema.arguments if not item.is_out]
+        parameters = [(item.name, str(item.type)) for item in other._schema.arguments if not item.is_out]
         # What is generated calls the other form, and copies.
-        if outs and taken == wanted and torch.Tag.generated not in other.tags:
+        if outs and parameters == wanted and torch.Tag.generated not in other.tags:
             return lambda args, kwargs, results: functools.partial(
                 other, *args, **kwargs, **dict(zip(outs, results, strict=True))
             )

@@ -69,5 +69,5 @@ def _settings(own: Path, arch: str) -> str:
 
 def _mirror() -> str:
     """The mirror that this machine takes Debian from; the public one where it takes it from none."""
-    found = call(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Label: Debian"])
-    return next(iter(found.split()), MIRROR).rstrip("/")
+    uris = call(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Label: Debian"])
+    return next(iter(uris.split()), MIRROR).rstrip("/")

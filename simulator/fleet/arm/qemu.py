@@ -20,17 +20,17 @@ SUITE = "bookworm-backports"
 
 def find(folder: Path) -> Path | None:
     """A qemu that will do: one on the PATH, or the one in the sysroot `folder`."""
-    known = (shutil.which(NAME), shutil.which(f"{NAME}-static"), folder / NAME)
-    return next((Path(path) for path in known if path and version(Path(path)) >= OLDEST), None)
+    candidates = (shutil.which(NAME), shutil.which(f"{NAME}-static"), folder / NAME)
+    return next((Path(path) for path in candidates if path and version(Path(path)) >= OLDEST), None)
 
 
 def version(program: Path) -> tuple[int, int]:
     """The version of a qemu; 0.0 when it is not there or does not say."""
     try:
-        said = re.search(r"version (\d+)\.(\d+)", call([str(program), "--version"]))
+        match = re.search(r"version (\d+)\.(\d+)", call([str(program), "--version"]))
     except SysrootError:
-        said = None
-    return (int(said[1]), int(said[2])) if said else (0, 0)
+        match = None
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def fetch(folder: Path) -> Path:

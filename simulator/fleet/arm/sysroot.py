@@ -59,11 +59,11 @@ class Sysroot:
 
     def environment(self, **more: str) -> dict[str, str]:
         """The environment of an emulated program: this process's, less what is for its own Python and loader."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_"))}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_"))}
         paths = (self.folder / "site", self.folder / f"muster-{source_digest()}")
         return {
             "QEMU_CPU": CPU,
-            **kept,
+            **inherited,
             "OMP_NUM_THREADS": "1",
             "PYTHONNOUSERSITE": "1",
             "PYTHONSAFEPATH": "1",
@@ -138,12 +138,12 @@ def build(out: Path | None = None, tell: Tell = lambda doing: None) -> Built:
         if program is None:
             tell("qemu (60 MB)")
             program = qemu.fetch(folder)
-        made = Sysroot(folder, program)
-        lacks = _make_executorch(made, tell)
+        sysroot = Sysroot(folder, program)
+        lacks = _make_executorch(sysroot, tell)
         tell("try it")
-        call(made.python("-c", LOADS), made.environment())
+        call(sysroot.python("-c", LOADS), sysroot.environment())
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return Built(str(folder), str(program), made.backends, size, lacks)
+    return Built(str(folder), str(program), sysroot.backends, size, lacks)
 
 
 def _current(folder: Path) -> bool:
@@ -167,15 +167,15 @@ def _make_base(folder: Path, tell: Tell) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise SysrootError(f"{folder} holds something else, or an older sysroot: remove it, or name another folder")
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
-        made = Path(place) / "made"
-        made.mkdir()
+        staging = Path(place) / "made"
+        staging.mkdir()
         tell("Debian packages for 64-bit ARM (20 MB)")
-        debian.unpack(PACKAGES, "arm64", SUITE, made / "root")
+        debian.unpack(PACKAGES, "arm64", SUITE, staging / "root")
         tell("Python packages for 64-bit ARM (40 MB)")
-        options = ["--quiet", "--disable-pip-version-check", "--no-compile", "--target", str(made / "site")]
+        options = ["--quiet", "--disable-pip-version-check", "--no-compile", "--target", str(staging / "site")]
         call([sys.executable, "-m", "pip", "install", *options, *wheels_for_arm(), *device_requirements()])
-        (made / "recipe").write_text(recipe())
-        made.replace(folder)
+        (staging / "recipe").write_text(recipe())
+        staging.replace(folder)
 
 
 def wheels_for_arm() -> list[str]:
@@ -186,10 +186,10 @@ def wheels_for_arm() -> list[str]:
 
 def _make_sources(target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".muster-", dir=target.parent) as place:
-        made = Path(place) / "made"
+        staging = Path(place) / "made"
         with zipfile.ZipFile(build_wheel(Path(place))) as wheel:
-            wheel.extractall(made)
-        made.replace(target)
+            wheel.extractall(staging)
+        staging.replace(target)
 
 
 def _make_executorch(sysroot: Sysroot, tell: Tell) -> str:
