@@ -58,8 +58,8 @@ BATCH_SIZES = 8
 class VectorisedTrainer:
     """Trains several clients together on one compute device.
 
-    client_states: what clients keep between rounds; they are moved to the device. programs: choose the device and whether
-    steps are captured. at_once: the number of clients that train together, by the steps they take.
+    client_states: what clients keep between rounds; moved to the device. programs: choose the device and whether steps
+    are captured. at_once: the number of clients that train together, by the number of steps they take.
     """
 
     def __init__(
