@@ -1,7 +1,7 @@
-"""Low-rank factors: of every matrix travels its product with a random orthonormal basis. Konečný et al. 2016, §3.
+"""Low-rank factors: a device sends each matrix times a random orthonormal basis. Konečný et al. 2016, §3.
 
-As in PowerSGD (Vogels, Karimireddy, Jaggi 2019) the basis is known to all, which makes the map linear; but it is drawn
-anew every round, so that no device or coordinator must remember the one before.
+As in PowerSGD (Vogels, Karimireddy, Jaggi 2019), all parties know the basis, which makes the map linear. Unlike there,
+each round draws a new basis, so that no device or coordinator has to remember the previous one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LowRank(Codec, frozen=True, tag="low_rank"):
         return sum(self._sent(shape) for shape in self.matrices)
 
     def growth(self, size: int) -> float:
-        """That of the matrix of which the smallest part travels."""
+        """The growth of the matrix that is compressed most."""
         return max((max(shape) / self.rank for shape in self.matrices if min(shape) > self.rank), default=1.0)
 
     def encode(self, values_V: Values[Floating], key: CodecKey) -> Values[Floating]:
@@ -68,7 +68,7 @@ class LowRank(Codec, frozen=True, tag="low_rank"):
         return np.concatenate(parts)
 
     def _sent(self, shape: tuple[int, int]) -> int:
-        """Values of a matrix that travel."""
+        """The number of values sent for a matrix."""
         return self.rank * min(shape) if min(shape) > self.rank else shape[0] * shape[1]
 
     def _bases(self, key: CodecKey, dtype: np.dtype[Floating]) -> Iterator[Values[Floating] | None]:

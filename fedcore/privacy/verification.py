@@ -1,4 +1,4 @@
-"""Verification of a privacy certificate, from the model's file and the ledger beside it alone."""
+"""Verification of a privacy certificate. It needs only the model's file and the ledger beside it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from fedcore.privacy.settings import LedgerEntry, Noise
 from fedcore.signing import verified_certificate
 
 SAME_EPSILON = 1e-6
-"""By what share two computations of ε may differ: other versions of the accountant round otherwise."""
+"""The relative difference that two computations of ε may have: versions of the accountant round differently."""
 
 
 def same_epsilon(first: float, second: float) -> bool:
-    """Whether two computations may be of the same ε."""
+    """Whether two computed values may be the same ε."""
     return math.isclose(first, second, rel_tol=SAME_EPSILON)
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What a certificate says, its signer, ε computed again, and what does not hold, in sentences: none if all does.
+    """A certificate, its signer, ε computed again, and sentences about what does not hold: none if all does.
 
-    demanded: whether the signer had to be one that is known. Else nothing holds but for who trusts that signer: anybody
-    can sign what they like.
+    demanded: whether the caller named the signer. If not, the verdict is worth as much as one's trust in the signer:
+    anybody can sign anything.
     """
 
     certificate: PrivacyCertificate
@@ -37,9 +37,9 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def verify(model: bytes, certified: CertifiedLedger, signer: str | None = None) -> Verdict:
-    """Compute all that a certificate says again. Raises PrivacyError when it cannot be read, or ε not be computed.
+    """Recompute everything in a certificate. Raises PrivacyError if it cannot be read, or ε cannot be computed.
 
-    model: the bytes of the model's file. signer: the public key that must have signed, where it is known.
+    model: the bytes of the model's file. signer: the public key that must have signed it, if known.
     """
     signed, rows = certified.certificate, certified.ledger
     certificate = decode_certificate(signed.text)
@@ -65,7 +65,7 @@ def verify(model: bytes, certified: CertifiedLedger, signer: str | None = None) 
 
 
 def _rows(certificate: PrivacyCertificate, rows: tuple[LedgerEntry, ...]) -> list[str]:
-    """What the rows of a ledger contradict in its certificate."""
+    """Sentences about the contradictions between a ledger's rows and its certificate."""
     wrong = []
     if len(rows) != certificate.rounds:
         wrong.append(f"rounds: the ledger has {len(rows)}, the certificate says {certificate.rounds}")

@@ -1,7 +1,7 @@
-"""Signed requests: the profile of RFC 9421 by which a device shows who it is. Spec: docs/spec/wire.md §10.
+"""Signed requests: the profile of RFC 9421 by which a device proves its identity. Spec: docs/spec/wire.md §10.
 
-Both ends build the same text of a request, the signature base, and sign it or check it. What time it is, whose a key
-is, and whether a request came before, is for the caller to know.
+Both ends build the same text of a request, the signature base, and sign it or check it. The caller knows the time, the
+owner of a key, and whether a request came before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SIGNED_FIELDS = (DIGEST, "upload-offset", "upload-length", "upload-complete", "r
 WINDOW_S = 300
 """The longest validity of a signature, and its greatest age."""
 AHEAD_S = 1.0
-"""How far ahead of the receiver's a device's clock may be."""
+"""The most that a device's clock may be ahead of the receiver's."""
 LABEL = "device"
 _P256_COORDINATE = 32
 _ID_HEX = 32
@@ -47,7 +47,7 @@ _ITEM = r'"[a-z@][a-z0-9-]*"'
 _INPUT = re.compile(rf"([a-z*][a-z0-9_.*-]*)=(\(({_ITEM}(?: {_ITEM})*)\)((?:;[a-z]+=[^;]+)+))")
 _PARAMETERS = {"created", "expires", "nonce", "keyid"}
 KEY_ID = re.compile(r"[A-Za-z0-9_.:=+/-]{1,200}")
-"""Ids that a signature can name."""
+"""The form of the key ids that a signature can name."""
 _PARAMETER = re.compile(rf';(created|expires)=([0-9]{{1,15}})|;(nonce|keyid)="({KEY_ID.pattern})"')
 _VALUE = re.compile(r"([a-z*][a-z0-9_.*-]*)=:([A-Za-z0-9+/]+=*):")
 _DIGEST = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?:$|[,;])")
@@ -181,7 +181,7 @@ class Signature:
         )
 
     def check_time(self, now: float) -> None:
-        """Raise StaleSignature unless it is fresh, MalformedSignature when it is valid for too long."""
+        """Raise StaleSignature if the signature is not fresh, MalformedSignature if it is valid for too long."""
         if not 0 <= self.expires - self.created <= WINDOW_S:
             raise MalformedSignature(f"a signature is good for at most {WINDOW_S} s, from `created` to `expires`")
         if not now - WINDOW_S <= self.created <= now + AHEAD_S:
@@ -195,7 +195,8 @@ class Signature:
 
 
 def read_signature(method: str, target: str, fields: Mapping[str, str]) -> tuple[Signature, SignableRequest]:
-    """The signature of a request, which covers all that it must, and what it is over. Neither is checked yet.
+    """The signature of a request, and the request that it covers. The signature covers all that it must, and is not
+    verified yet.
 
     fields: by name in lower case, those of the signature among them. Raises MalformedSignature.
     """
@@ -209,7 +210,7 @@ def read_signature(method: str, target: str, fields: Mapping[str, str]) -> tuple
 
 
 def device_id(key: str) -> str:
-    """The id of the device with this public key (as text): the same whenever and wherever it enrols."""
+    """The id of the device with this public key (as text); it depends on nothing else."""
     return hashlib.sha256(key.encode()).hexdigest()[:_ID_HEX]
 
 
