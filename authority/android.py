@@ -1,4 +1,4 @@
-"""Android Key Attestation: a chain of certificates in which a phone's secure hardware tells of its system and its app.
+"""Android Key Attestation: a certificate chain in which a phone's secure hardware describes its system and its app.
 
 Spec: docs/spec/wire.md §9. Layout of the extension: https://source.android.com/docs/security/features/keystore/attestation
 """
@@ -25,7 +25,7 @@ from fedcore.wire.messages import MOST_CERTIFICATES
 KEY_DESCRIPTION = x509.ObjectIdentifier("1.3.6.1.4.1.11129.2.1.17")
 TEE, STRONGBOX = b"\x01", b"\x02"
 ENOUGH = {"tee": {TEE, STRONGBOX}, "strongbox": {STRONGBOX}}
-"""Security levels that are enough, by the least one that is asked for. Software is none of them."""
+"""Sufficient security levels, by the least one required. Software never suffices."""
 ROOT_OF_TRUST, APPLICATION_ID = b"\xbf\x85\x40", b"\xbf\x85\x45"
 """Tags of an authorization list: [704] and [709], explicit."""
 VERIFIED = b"\x00"
@@ -38,11 +38,12 @@ _NO_PLAY_INTEGRITY = (
 
 
 class AndroidSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The phones that are taken. Paths are relative to the file that names them.
+    """The phones that are accepted. Paths are relative to the file that names them.
 
-    roots: certificates, PEM, at which every chain must end. package, signer: the name of the one app that is taken, and
-    the SHA-256 of the certificate that signs it, in hex. security_level: the least. verified_boot: whether the
-    boot loader must be locked and the system the maker's. revoked: a list of revoked serial numbers, as Google's.
+    roots: certificates, PEM, at which every chain must end. package, signer: the name of the only accepted app, and the
+    SHA-256 of the certificate that signs it, in hex. security_level: the least accepted. verified_boot: whether the
+    boot loader must be locked and the system the maker's. revoked: a list of revoked serial numbers, in Google's
+    format.
     """
 
     roots: str
@@ -58,7 +59,7 @@ _SETTINGS = converter(AndroidSettings)
 
 @dataclass(frozen=True)
 class AndroidPhones:
-    """The check of what phones show. revoked: serial numbers of certificates that are no longer good."""
+    """The check of phones' evidence. revoked: serial numbers of revoked certificates."""
 
     settings: AndroidSettings
     roots: Roots
@@ -81,7 +82,7 @@ class AndroidPhones:
             raise BadAndroidFile(f"{path} does not say which phones are taken: {error}") from error
 
     def check(self, chain: Sequence[bytes], challenge: bytes, now: int) -> None:
-        """Raise NotAttested unless a chain, leaf first and each in DER, is of a phone that is taken, and for this.
+        """Raise NotAttested unless a chain (DER, leaf first) is of an accepted phone and names this challenge.
 
         challenge: the 32 bytes that the leaf must name. now: seconds since 1970.
         """
@@ -90,7 +91,7 @@ class AndroidPhones:
             if certificate.serial_number in self.revoked:
                 raise NotAttested(f"the certificate with the serial number {certificate.serial_number:x} is revoked")
         try:
-            # Else a key that was attested for any app could vouch for a phone that there is not.
+            # Otherwise a key that was attested for any app could vouch for a phone that does not exist.
             if any(
                 extension.oid == KEY_DESCRIPTION for certificate in verified[1:] for extension in certificate.extensions
             ):
@@ -152,7 +153,7 @@ class _KeyDescription:
 
 
 def _entry(entries: list[asn1.TLV], tag: bytes, kind: type[Any]) -> Any:
-    """The one entry of an authorization list with this tag. Raises NotAttested, or ValueError."""
+    """The only entry of an authorization list with this tag. Raises NotAttested, or ValueError."""
     matching = [entry for entry in entries if entry.tag_bytes == tag]
     if len(matching) != 1:
         raise NotAttested(f"the description of the key has {len(matching)} entries of the tag {tag.hex()}, and not one")
@@ -175,7 +176,7 @@ def _serials(path: Path) -> frozenset[int]:
     """Serial numbers in a list like https://android.googleapis.com/attestation/status. Raises OSError, ValueError."""
     try:
         entries = list(json.loads(path.read_bytes())["entries"])
-        # Google's list is in hex, but has entries in decimal too: digits alone are taken as both.
+        # Google's list is in hex but also has decimal entries, so an entry of only digits counts as both.
         return frozenset(int(serial, 16) for serial in entries) | {
             int(serial) for serial in entries if serial.isdecimal()
         }

@@ -70,12 +70,12 @@ from secagg.shamir import PRIME, split
 
 @dataclass(frozen=True, slots=True)
 class SessionInput:
-    """The input of a device to a session, which is also the state that the session begins in.
+    """The input of a device to a session, which is also the session's first state.
 
     vector: float32 (D,). weight: an integer, 0 … w_max. model_hash, layout_hash: of the model and the
     layout that the device holds, 32 bytes each. credential: the device's own, as `secagg.credentials` has it.
-    last_round: the greatest round of the task that the device ever answered for. now: the device's time, in seconds
-    since 1970, at which its peers' credentials must still be good; 0 when its clock is not to be trusted.
+    last_round: the greatest round of the task for which the device ever answered. now: the device's time, in seconds
+    since 1970; its peers' credentials must be valid then. 0 if its clock cannot be trusted.
     """
 
     vector: NDArray[np.float32]
@@ -92,8 +92,8 @@ class Reply:
     """The answer to a message.
 
     message: the bytes to send next; None when the session is over. keep: the state that must be durable before
-    `message` is sent, in the place of the state that was kept before; None when there is no new state to keep. Its
-    bytes hold secrets of others: keep them as one keeps a key. done: whether the device's part is over.
+    `message` is sent, replacing the one kept before; None when there is no new state to keep. It holds secrets of other
+    devices: protect it like a key. done: whether the device's part is over.
     """
 
     message: bytes | None = None
@@ -146,7 +146,7 @@ class Client:
     def __init__(
         self, identity: Ed25519PrivateKey, policy: AggregationPolicy, state: SessionInput | ClientState
     ) -> None:
-        """`state` is the device's input at the start of a session; for a session that goes on see `restore`."""
+        """`state` is the device's input at the start of a session; to continue a session use `restore`."""
         self._identity = identity
         self._policy = policy
         self._state: _State | None = state
@@ -154,7 +154,7 @@ class Client:
 
     @classmethod
     def restore(cls, identity: Ed25519PrivateKey, policy: AggregationPolicy, keep: bytes) -> Client:
-        """The client of a device that was restarted, from the last `Reply.keep`. Raises Malformed."""
+        """The client of a restarted device, from the last `Reply.keep`. Raises Malformed."""
         return cls(identity, policy, ClientState.decode(keep))
 
     @property
@@ -165,7 +165,7 @@ class Client:
         return self._result
 
     def receive(self, message: bytes) -> Reply:
-        """Take in a message of the server. Any SecaggError ends the session and forgets its secrets."""
+        """Handle a message of the server. Any SecaggError ends the session and forgets its secrets."""
         state, self._state = self._state, None  # so that an error leaves nothing
         self._state, reply = self._step(state, message)
         return reply
@@ -220,7 +220,7 @@ class Client:
         return after, Reply(Shares(commitment(sid, own, seed), boxes).encode(sid))
 
     def _mask(self, opened: _Opened, message: bytes) -> _Step:
-        """M6 to M7. The device's own secrets are then gone."""
+        """M6 to M7. Afterwards the device no longer has its own secrets."""
         state, client_state = opened.before, _included(opened, message)
         invite, sid, own = state.invite, state.sid, state.roster.position
         words = packing.encode(invite.segments, state.session_input.vector, state.session_input.weight, invite.w_max)
@@ -250,7 +250,7 @@ class Client:
         return _reveal(state)
 
     def _finish(self, state: ClientState, message: bytes) -> _Step:
-        """M12. All that the device still held is forgotten, and the host can delete what it kept."""
+        """M12. The client forgets its state, and the host can delete the kept one."""
         result = SessionResult.decode(message, state.sid)
         if state.mode == ACTIVE:
             keys.verify(self._policy.server_key, result.signature, "result", state.sid, result.body())
@@ -316,7 +316,7 @@ def _open_boxes(state: _Shared, message: bytes) -> _Step:
 
 
 def _included(opened: _Opened, message: bytes) -> ClientState:
-    """The state to keep after M6: the shares of every neighbour that the session goes on with."""
+    """The state to keep after M6: the shares of every neighbour that stays in the session."""
     state, roster = opened.before, opened.before.roster
     shared = Included.decode(message, state.sid, roster.n).devices
     if not shared <= opened.delivered:

@@ -74,7 +74,7 @@ def head(number: MessageType, session: bytes = b"") -> bytes:
 
 
 def ascending(reader: Reader, count: int) -> Iterator[int]:
-    """The positions before `count` entries, whose other fields the caller takes. Each must exceed the one before."""
+    """The positions at the start of `count` entries; the caller reads the other fields. Positions must ascend."""
     last = -1
     for _ in range(count):
         position = reader.integer(4)

@@ -1,7 +1,7 @@
 """Messages of a session, from M1 on, each with its one encoding. Spec: docs/spec/secagg.md §4.
 
-`encode` gives the bytes; `decode` refuses, with Malformed, all that `encode` would not give. This module checks the
-form of a message, and its receiver checks the values.
+`encode` gives the bytes; `decode` refuses, with Malformed, any bytes that `encode` cannot give. This module checks the
+form of a message; the receiver checks the values.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """M4. The devices that shared (U0), and the boxes of those among the neighbours, by position."""
+    """M4. The devices that shared (U0), and the boxes from neighbours in U0, by position."""
 
     shared: frozenset[int]
     boxes: dict[int, bytes]
@@ -167,7 +167,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class _Devices:
-    """A message that is a set of positions, and nothing else."""
+    """A message that is only a set of positions."""
 
     devices: frozenset[int]
 
@@ -195,7 +195,7 @@ class Complaints(_Devices):
 
 
 class Included(_Devices):
-    """M6. The devices that the session goes on with (U1), now that the boxes were opened."""
+    """M6. The devices that stay in the session after the boxes were opened (U1)."""
 
     __slots__ = ()
     TYPE, NAME = MessageType.INCLUDED, "the included devices"
@@ -237,7 +237,7 @@ def survivors_digest(shared: frozenset[int], alive: frozenset[int], n: int) -> b
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """M9. A device's signature over the survivor set that it was shown."""
+    """M9. A device's signature over the survivor set that it received."""
 
     signature: bytes
 

@@ -114,9 +114,9 @@ class Server:
         self._masked_sum: Words = np.zeros(0, np.uint64)
 
     def receive(self, slot: int, message: bytes, device: bytes | None = None) -> None:
-        """Take in a message of a device. A refusal, any SecaggError, changes nothing.
+        """Handle a message of a device. A refusal, any SecaggError, changes nothing.
 
-        device: its id, where the host knows whose message it is: its credential must be that device's.
+        device: the sender's id, if the host knows it: the credential must be that device's.
         """
         number = MessageType.of(message)
         if number not in DEVICE_MESSAGES:
@@ -137,7 +137,7 @@ class Server:
         return take(self._positions[slot], message)
 
     def divide(self, groups: Sequence[Iterable[int]]) -> list[Server]:
-        """A session for each of some disjoint groups of the slots that advertised; this one is then over."""
+        """A session for each of several disjoint groups of the slots that advertised. This session is then over."""
         if self.phase is not SessionPhase.ADVERTISING:
             raise OutOfOrder(f"a cohort is divided while it advertises, not in phase {self.phase.name.lower()}")
         self.phase = SessionPhase.OVER
@@ -149,7 +149,7 @@ class Server:
         return server
 
     def advance(self, beacon: bytes = b"") -> PhaseEnd:
-        """End the phase, without the devices that are missing.
+        """End the phase, without the missing devices.
 
         `beacon`, 64 bytes, is for the phase DRAWING, and only where advertising ended with a roster to draw for. Raises
         OutOfOrder for a beacon in another phase, or after the end; any other SecaggError ends the session.
@@ -175,11 +175,11 @@ class Server:
         return end
 
     def settle(self, unmasked: UnmaskedSum) -> None:
-        """Take up the sum that `unmasking` gave. Results then say that the session came to a sum, with its hash."""
+        """Accept the sum from `unmasking`. The results then contain its hash."""
         self._sum = unmasked
 
     def results(self) -> dict[int, bytes]:
-        """M12 by slot, once the session is over, for the whole roster; nothing if there never was one."""
+        """M12 by slot for the whole roster, once the session is over; empty if there was no roster."""
         if self.phase is not SessionPhase.OVER:
             raise OutOfOrder("the session goes on, so there is no result")
         if not self._neighbours:
@@ -192,7 +192,7 @@ class Server:
 
     @property
     def suspects(self) -> frozenset[int]:
-        """The slots of the devices that were left out for complaints: as many corrupt ones among them as honest."""
+        """The slots of the devices that were left out for complaints; at least half of them are corrupt."""
         return self.slots(self._suspects)
 
     def slots(self, positions: Iterable[int]) -> frozenset[int]:
@@ -206,7 +206,7 @@ class Server:
             self._forget()
 
     def _forget(self) -> None:
-        """Let go of the shares, which could take a mask off one device's vector, and of the sum's words."""
+        """Forget the shares, which could unmask one device's vector, and the sum's words."""
         self._shares, self._revealed = {}, {}
         self._masked_sum = np.zeros(0, np.uint64)
 
@@ -381,7 +381,7 @@ class Server:
         return SessionPhase.REVEALING, self._by_slot(messages)
 
     def _unmask(self) -> tuple[SessionPhase, PhaseEnd]:
-        """The work that is left, of which nothing stays here."""
+        """The remaining work. The session keeps none of it."""
         commitments = {position: shares.commitment for position, shares in self._shares.items()}
         revealed = RevealedShares(
             self._sid, self.parameters, self._devices, self._neighbours, self._shared, self._alive,
