@@ -1,4 +1,4 @@
-"""The work of one assignment: fetch plan, graphs and checkpoint, and train. It tells the coordinator nothing."""
+"""The work of one assignment: fetch plan, graphs and checkpoint, and train. It sends the coordinator nothing."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _UNWEIGHTED = "values"
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A trainer, the examples that it trains on, and the cache that blobs come from.
+    """A trainer, its examples, and the cache of blobs.
 
-    keep_going: asked while it trains: whether there is time left. It raises what ends the work otherwise.
+    keep_going: called while training; whether there is time left. It may raise to end the work.
     """
 
     trainer: Trainer
@@ -46,7 +46,7 @@ class Worker:
             raise PlanRefused(
                 f"plan {plan.name!r} has graphs in {sorted(plan.graphs)}, this device runs {self.trainer.format!r}"
             )
-        # In a secure round nobody else may know what noise a graph reads: it could place examples by it in the sum.
+        # In a secure round a graph's noise must stay secret: a plan could use it to place examples apart in the sum.
         secret = b"" if assignment.secagg is None else secrets.token_bytes(SECRET_BYTES)
         try:
             job = Job(
@@ -69,15 +69,15 @@ class Worker:
         return checkpoint.decode(self.cache.get(plan.frozen.blob), plan.frozen.vectors)
 
     def to_move(self, assignment: Assignment, plan: Plan) -> int:
-        """Bytes still to come and go: graphs and frozen vectors that are not kept here, the checkpoint, the report."""
+        """Bytes still to transfer: graphs and frozen vectors that are not cached, the checkpoint, the report."""
         missing = sum(ref.size for ref in plan.kept_refs(self.trainer.format) if not self.cache.holds(ref))
         return missing + assignment.checkpoint.size + upload_bytes(plan.report)
 
 
 def encode_report(assignment: Assignment, plan: Plan, result: TrainingResult) -> bytes:
-    """A report as it is stored: weighed, the body of an upload; in a secure round unweighted, to be masked.
+    """The stored form of a report: weighted, as the body of an upload; in a secure round unweighted, for masking.
 
-    Raises NonFiniteReport when its numbers are too far apart to be quantised.
+    Raises NonFiniteReport when its numbers are too far apart to quantise.
     """
     if assignment.secagg is not None:
         return checkpoint.encode({_UNWEIGHTED: result.values})

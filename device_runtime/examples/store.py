@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an append: examples added, those that retention removed, and where a damaged store was put."""
+    """The result of an append: examples added, examples removed by retention, and where a damaged store was put."""
 
     added: int
     removed: int
@@ -38,7 +38,7 @@ class Appended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of one collection; times in seconds since 1970, None without examples."""
+    """The content of one collection. Times are in seconds since 1970; None without examples."""
 
     collection: str
     examples: int
@@ -53,13 +53,14 @@ class ExampleStore(ExampleSource):
     """A SQLite file. An app may append while a device reads, from another process too; examples never leave it.
 
     Methods raise StoreError when the file cannot be used, and ExamplesError when it is no example store. A damaged file
-    is kept aside, at `put_aside`, and a new one is made: appending goes on there, all else raises StoreDamaged, once.
+    is moved to `put_aside`, and a new one is made. Appending continues there; any other call raises StoreDamaged, once.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time, keystore: KeyStore | None = None) -> None:
         """The store in the file `path`; `clock` gives seconds since 1970, `keystore` the key that seals examples.
 
-        Without one the key is in a file beside the store, `.key` after its name, for its owner alone.
+        Without `keystore` the key is in a file beside the store, named with the suffix `.key`, which only its owner may
+        read.
         """
         super().__init__(path)
         self._sealer = Sealer(keystore or KeyFile(path.with_name(f"{path.name}.key")))
@@ -71,15 +72,15 @@ class ExampleStore(ExampleSource):
     def open(
         cls, folder: Path, clock: Callable[[], float] = time.time, keystore: KeyStore | None = None
     ) -> ExampleStore:
-        """The store in a folder of its own; both are made when missing."""
+        """The store in its own folder. Both are made when missing."""
         store = cls(folder / FILE, clock, keystore)
         store._going_on(store._database.create)
         return store
 
     def declare(self, collection: Collection) -> None:
-        """Say what a collection's examples are and how long they are kept; once, or again with the same fields.
+        """Declare a collection's fields and retention. It may be declared again with the same fields.
 
-        Raises ExampleRefused when no plan could ask for such examples, or the collection has other fields already.
+        Raises ExampleRefused when no plan could use such examples, or the collection already has other fields.
         """
         self.extend(collection, ())
 
@@ -96,11 +97,11 @@ class ExampleStore(ExampleSource):
         return self.append_all(collection, [example], at)
 
     def append_all(self, collection: str, examples: Iterable[Example], at: float | None = None) -> Appended:
-        """Add several examples, all or none; see `append`."""
+        """Add all of several examples, or none; see `append`."""
         return self.extend(self._known(collection), examples, at)
 
     def extend(self, collection: Collection, examples: Iterable[Example], at: float | None = None) -> Appended:
-        """Declare a collection, and add examples to it: all of this or nothing. See `declare` and `append`."""
+        """Declare a collection and add examples to it, in one transaction. See `declare` and `append`."""
         collection = collection.checked()
         at = None if at is None else _seconds(at)
         what = _what(collection)
@@ -111,16 +112,16 @@ class ExampleStore(ExampleSource):
         )
 
     def retain(self, collection: str, retention: Retention) -> int:
-        """Change how long a declared collection keeps its examples; the number of those removed, the oldest.
+        """Change the retention of a declared collection. Returns the number of removed examples, which are the oldest.
 
-        Raises ExampleRefused when it was not declared, or the retention is none that could keep an example.
+        Raises ExampleRefused when it was not declared, or the retention could not keep a single example.
         """
         return self.extend(replace(self._known(collection), retention=retention), ()).removed
 
     def delete(self, collection: str | None = None, before: float | None = None) -> int:
-        """Remove examples of one collection or of all, those from before a time or all; the number of those removed.
+        """Remove examples of one or all collections, from before a time or all. Returns the number of removed examples.
 
-        Without a time the declarations go too.
+        Without a time the declarations are removed too.
         """
         with self._database.writing() as connection:
             ids = [key for key, declared in _collections(connection) if collection in {None, declared.name}]
@@ -133,23 +134,23 @@ class ExampleStore(ExampleSource):
                 removed += oldest.rowcount
                 if before is None:
                     connection.execute("DELETE FROM collections WHERE id = ?", (key,))
-        # They are gone; that the file gets shorter can wait for a better day.
+        # The examples are gone; shrinking the file may fail and can wait.
         with contextlib.suppress(StoreError), self._database.reading() as connection:
             connection.executescript("PRAGMA incremental_vacuum")
         return removed
 
     def holdings(self) -> list[Holding]:
-        """The content of each collection that was declared, by name."""
+        """The content of each declared collection, by name."""
         self._enforce()
         with self._database.reading() as connection:
             return [_holding(connection, key, collection) for key, collection in _collections(connection)]
 
     def counts(self) -> dict[str, int]:
-        """Number of examples per collection that has any, after retention."""
+        """Number of examples of each non-empty collection, after retention."""
         return {holding.collection: holding.examples for holding in self.holdings() if holding.examples}
 
     def count_recent(self, collection: str, max_age_s: float) -> int:
-        """Number of examples that are no older than that."""
+        """Number of examples that are at most `max_age_s` old."""
         query = "SELECT count(*) FROM examples WHERE collection = ? AND at >= ?"
         with self._database.reading() as connection:
             entry = _find(connection, collection)
@@ -203,7 +204,7 @@ class ExampleStore(ExampleSource):
             return _drop(connection, key, collection, now)
 
     def _enforce(self) -> None:
-        """Remove examples that are kept too long. A store that is read-only stays untouched when there are none."""
+        """Remove examples that exceed retention. Without any, nothing is written, so the store may be read-only."""
         now = self._clock()
         with self._database.reading() as connection:
             due = any(_overdue(connection, key, collection, now) for key, collection in _collections(connection))
@@ -242,7 +243,7 @@ def _find(connection: sqlite3.Connection, name: str) -> tuple[int, Collection] |
 
 
 def _declare(connection: sqlite3.Connection, collection: Collection) -> int:
-    """The id of a collection, which is declared if it was not; a changed retention replaces the old one."""
+    """The id of a collection, after declaring it if necessary. A changed retention replaces the old one."""
     entry = _find(connection, collection.name)
     if entry and entry[1].fields != collection.fields:
         raise ExampleRefused(
@@ -257,7 +258,7 @@ def _declare(connection: sqlite3.Connection, collection: Collection) -> int:
 
 
 def _overdue(connection: sqlite3.Connection, key: int, collection: Collection, now: float) -> int:
-    """The number of the oldest examples that are to go."""
+    """The number of examples that exceed retention; they are the oldest."""
     age = math.inf if collection.retention.max_age_s is None else collection.retention.max_age_s
     query = "SELECT count(*), count(*) FILTER (WHERE at < ?) FROM examples WHERE collection = ?"
     examples, old = connection.execute(query, (now - age, key)).fetchone()
@@ -266,7 +267,7 @@ def _overdue(connection: sqlite3.Connection, key: int, collection: Collection, n
 
 
 def _drop(connection: sqlite3.Connection, key: int, collection: Collection, now: float) -> int:
-    """Remove what retention does not keep; the number of those removed."""
+    """Remove examples that exceed retention. Returns their number."""
     overdue = _overdue(connection, key, collection, now)
     oldest = "SELECT id FROM examples WHERE collection = ? ORDER BY at, id LIMIT ?"
     connection.execute(f"DELETE FROM examples WHERE id IN ({oldest})", (key, overdue))  # noqa: S608

@@ -1,6 +1,6 @@
 """The build of the library that runs ExecuTorch programs without torch: parts from PyPI, and a C interface to them.
 
-This needs pip, a way to PyPI and a C++ compiler. The result needs none of them and may be copied to devices.
+The build needs pip, access to PyPI and a C++ compiler. The result needs none of them and may be copied to devices.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ class Build(msgspec.Struct, frozen=True):
 def build(arch: str | None = None, out: Path | None = None) -> Build:
     """Build for `arch` into `out`; by default for this machine, into the folder where a device looks.
 
-    Every file replaces an older one in a single step, the shim last: a reader never finds half a build, and two builds
-    at a time do no harm. Raises ConfigError when the architecture is unknown, or pip or the compiler is missing or
-    fails.
+    Every file is replaced atomically, the shim last, so readers never find half a build and concurrent builds are safe.
+    Raises ConfigError when the architecture is unknown, or pip or the compiler is missing or fails.
     """
     arch = arch or platform.machine()
     if arch not in SHA256:

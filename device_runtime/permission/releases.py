@@ -1,8 +1,8 @@
-"""Releases: what this device demands of a secure round before it trains. Spec: docs/spec/plan.md §9.
+"""Releases: this device's demands on a secure round before it trains. Spec: docs/spec/plan.md §9.
 
-A secure round hides a report among others, but what is in the report the plan decides. So the plan, its first
-checkpoint and the way sums are made must be released with a key that the owner's policy names, and every later
-checkpoint must descend from the first.
+A secure round hides a report among others, but the plan decides what is in the report. So a key that the owner's policy
+names must have released the plan, its first checkpoint and the parameters of sums. Every later checkpoint must descend
+from the first.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _LOG = "require_release_log"
 
 @dataclass(frozen=True, slots=True)
 class Releases:
-    """The check of releases for one population, with a memory in the state database against going back.
+    """The check of releases for one population. The state database remembers them, so that none can be rolled back.
 
-    Methods raise PlanRefused, which names the rule that is broken, or StateError.
+    Methods raise PlanRefused, which names the broken rule, or StateError.
     """
 
     policy: Policy
@@ -35,9 +35,9 @@ class Releases:
     population: str
 
     def check(self, assignment: Assignment, *, again: bool = False) -> None:
-        """Hold an assignment of a secure round against its release, and remember both it and its checkpoint.
+        """Check an assignment of a secure round against its release, and remember the release and the checkpoint.
 
-        again: an earlier session accepted it, so that a head of the log may have been shown since.
+        again: an earlier session accepted it, so that a newer head of the log may have been shown since.
         """
         signed = assignment.release
         if signed is None:
@@ -119,7 +119,7 @@ class Releases:
 
 
 def _check_descent(entry: LineageEntry, last: LineageEntry) -> None:
-    """Raise PlanRefused unless a checkpoint can come after, or again as, the last one that this device was shown."""
+    """Raise PlanRefused unless a checkpoint equals or can follow the last one that this device was shown."""
     if entry.round < last.round:
         raise _refused("lineage", f"the checkpoint of round {entry.round} comes after that of round {last.round}")
     if entry.round == last.round and entry != last:

@@ -1,4 +1,4 @@
-"""Credentials of enrolment authorities: asked for, checked, kept, and renewed before they end.
+"""Credentials of enrolment authorities: requested, checked, stored, and renewed before they expire.
 
 Spec: docs/spec/wire.md §9.
 """
@@ -25,7 +25,7 @@ from secagg.credentials import check_credential, prove_possession
 from secagg.errors import SecaggError
 
 SPENT = 2 / 3
-"""The part of its time after which a credential is renewed."""
+"""The fraction of its validity after which a credential is renewed."""
 
 
 class KeptCredential(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +43,9 @@ _KEPT = decoder(KeptCredential)
 
 @dataclass(frozen=True, slots=True)
 class DeviceKeys:
-    """The two private keys of a device: of its requests, and of secure aggregation; and the evidence that it may have.
+    """The two private keys of a device, for requests and for secure aggregation, and its evidence, if any.
 
-    secret: one that the receiver knows. attest: gives the platform's attestation for a challenge.
+    secret: shared with the receiver. attest: gives the platform's attestation for a challenge.
     """
 
     device: Ed25519PrivateKey
@@ -70,7 +70,7 @@ class DeviceKeys:
 class Credentials:
     """The credentials of a device, by authority, in its state database. Every method raises StateError.
 
-    connect: what makes the way to an authority, from its URL. wall: the device's time, in seconds since 1970.
+    connect: makes the transport to an authority from its URL. wall: the device's time, in seconds since 1970.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Credentials:
         self._connect = connect
         self._wall = wall
         self._unheard = False
-        """Whether an authority could not be reached in this session: it is asked once."""
+        """Whether an authority was unreachable in this session; it is tried once."""
 
     def of(self, authority: bytes, url: str) -> KeptCredential:
-        """The credential of an authority, whose public key the device has pinned.
+        """The credential of an authority whose public key the device has pinned.
 
-        It is renewed in the last third of its time; until it ends, the old one is good while the authority cannot be
-        reached. Raises TransportError when there is none and the authority gives none, SecaggRefused when what it gives
-        is not its credential for this device.
+        It is renewed in the last third of its validity. While the authority is unreachable, the old one is used until
+        it expires. Raises TransportError when there is no credential and the authority issues none, SecaggRefused when
+        the issued one is not the authority's for this device.
         """
         credential, now = self._read(authority), self._wall()
         if credential is not None and self._good(credential, now) and (now < credential.renew_at or self._unheard):
@@ -109,7 +109,7 @@ class Credentials:
         return fresh
 
     def forget(self, authority: bytes) -> None:
-        """Ask for a credential before the next is used: the coordinator did not take this one."""
+        """Drop the credential, which the coordinator did not accept, so that a new one is requested."""
         self._database.execute("DELETE FROM credential WHERE authority = ?", authority.hex())
 
     def _ask(self, authority: bytes, url: str, now: float) -> KeptCredential:
@@ -143,7 +143,7 @@ class Credentials:
         return False
 
     def _read(self, authority: bytes) -> KeptCredential | None:
-        """The credential that is kept, if it is one of the keys that the device has now."""
+        """The stored credential, if it is for the device's current keys."""
         query = "SELECT kept FROM credential WHERE authority = ?"
         for (text,) in self._database.execute(query, authority.hex()):
             try:

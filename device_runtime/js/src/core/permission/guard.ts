@@ -167,7 +167,7 @@ export class Guard {
   async #checkRound(given: Assignment, again: boolean): Promise<void> {
     const { require_secure_aggregation, min_cohort, min_noise_multiplier } = this.policy;
     if (require_secure_aggregation && given.secagg === null) {
-      throw refused("require_secure_aggregation", "the round asks for the report in clear");
+      throw refused("require_secure_aggregation", "the round asks for the report in the clear");
     }
     if (min_cohort > (given.minimum ?? 1)) {
       throw refused(
@@ -176,7 +176,7 @@ export class Guard {
       );
     }
     if (min_noise_multiplier > 0 && given.secagg === null) {
-      throw refused("min_noise_multiplier", "the round asks for the report in clear, without noise");
+      throw refused("min_noise_multiplier", "the round asks for the report in the clear, without noise");
     }
     if (given.secagg === null) {
       await this.#checkSignature(given);

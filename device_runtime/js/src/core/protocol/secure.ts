@@ -177,7 +177,7 @@ async function held({ plan, checkpoint, seed }: Assignment, layout: ReportLayout
 /** The message, which must be of that number: else a coordinator could have the same step done without end. */
 function only(number: number, message: Bytes): Bytes {
   if (numberOf(message) !== number) {
-    throw new SecaggRefused(`M${message[0]} of the secure aggregation came in the place of M${number}`);
+    throw new SecaggRefused(`M${message[0]} of the secure aggregation came instead of M${number}`);
   }
   return message;
 }
