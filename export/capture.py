@@ -55,8 +55,8 @@ from fedcore.plan import (
 # The batch size of the example inputs. Any size above 1 will do: torch specialises on 0 and 1.
 TRACE_BATCH = 7
 Table = Mapping[Any, Callable[..., Any]]
-"""What to trace instead of an operator, by operator."""
-# What a model may not change in place, by the kind of input that holds it; the operator and its layer are named.
+"""The functions to trace instead of operators, by operator."""
+# Values that a model may not change in place, by kind of input; the message names the operator and its layer.
 IN_PLACE = {
     CARRY: "its weights in forward by {}{}; only their gradient may: compute with a changed copy of them instead",
     EXAMPLE: "its inputs in place by {}{}; work on a copy",
@@ -112,15 +112,15 @@ def capture(
     layers: Layers | None = None,
     table: Table = TABLE,
 ) -> Captured:
-    """Trace `function`, which takes and returns tensors by name. An input that nothing depends on is left out.
+    """Trace `function`, which takes and returns tensors by name. Unused inputs are left out.
 
-    batch: the batch size, fixed; symbolic when None. layers: whom messages name. table: the forms of operators.
+    batch: the fixed batch size; symbolic when None. layers: for messages. table: the forms of operators.
     Raises DynamicControlFlow when its Python depends on values or fixes the batch size.
     """
     layers = layers or Layers(nn.Identity())
     environment = ShapeEnv()
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
-    mode.cache_enabled = False  # shapes seldom come twice, and to remember them takes a fifth of a trace
+    mode.cache_enabled = False  # shapes seldom repeat, and the cache would take a fifth of a trace
     names: list[str] = []
 
     def positional(*tensors: Tensor) -> list[Tensor]:
@@ -130,7 +130,7 @@ def capture(
 
     examples = [_fake(mode, port, batch) for port in inputs]
     try:
-        # What fails while values are made up is said in an error of ours.
+        # Failures while example values are made become our own errors.
         with quiet("torch._subclasses.fake_tensor"), layers.watch(), unhinted(layers.module), Traceable():
             module = make_fx(
                 positional,
@@ -153,7 +153,7 @@ def capture(
     if environment.replacements:
         raise DynamicControlFlow(
             "the model's Python takes the batch size as a number, as a loop over its examples does; work on all of "
-            "them at once, and write x.shape[0], or -1 in reshape, in the place of a number"
+            "them at once, and write x.shape[0], or -1 in reshape, instead of a number"
         )
     _refuse(module)
     fold_constants(module)
@@ -182,7 +182,7 @@ def _functional(
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs a graph under `functionalize`, which must be told of constants: they are no arguments."""
+    """Runs a graph under `functionalize`, which has to be given constants, as they are not arguments."""
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """The constant, as a value of this run."""
@@ -231,7 +231,7 @@ def _refuse(module: fx.GraphModule) -> None:
 
 
 def _refuse_constant(node: fx.Node, value: Any) -> None:
-    """What a graph holds is neither a function, of which control flow is made, nor a parameter, which must be given."""
+    """Refuse a graph's constant that is a function (control flow) or a parameter, which must be an input."""
     if isinstance(value, fx.GraphModule) and all(user.target is scan_op for user in node.users):
         return  # the loop of an LSTM layer
     if not isinstance(value, Tensor):
@@ -263,14 +263,14 @@ def vector_ports(prefix: str, specs: Sequence[VectorSpec]) -> list[Port]:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a pass can read of what came before it: the broadcast, and the last carries of earlier passes by name."""
+    """The inputs of a pass from before it: the broadcast, and the last carries of earlier passes by name."""
 
     broadcast: Sequence[VectorSpec]
     carries: Mapping[str, Sequence[VectorSpec]]
 
     @property
     def ports(self) -> list[Port]:
-        """The inputs that hold it."""
+        """The graph inputs for them."""
         ports = vector_ports(BROADCAST, self.broadcast)
         for name, specs in self.carries.items():
             ports += vector_ports(final_carry(name), specs)
@@ -281,12 +281,12 @@ class Received:
         return {name: unprefixed(final_carry(name), values) for name in self.carries}
 
     def of(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All of it, as a pass reads it."""
+        """All of them, as a pass reads them."""
         return with_carries(unprefixed(BROADCAST, values), self.last(values))
 
 
 def capture_begin(algorithm_pass: Pass, received: Received) -> Captured:
-    """Graph `<pass>.begin`: what was received in, first carry out."""
+    """Graph `<pass>.begin`: received vectors in, first carry out."""
     return capture(lambda values: prefixed(NEXT, algorithm_pass.begin(received.of(values))), received.ports)
 
 
@@ -298,10 +298,10 @@ def capture_step(
     batch: int | None = None,
     table: Table = TABLE,
 ) -> Captured:
-    """Graph `<pass>.step`: carry, what was received and is frozen, one batch, its mask and noise in; next carry and
-    metric sums out.
+    """Graph `<pass>.step`: carry, received and frozen vectors, one batch, its mask and noise in; next carry and metric
+    sums out.
 
-    batch: the batch size when it is to be fixed. table: the forms of operators.
+    batch: the batch size if it is fixed. table: the forms of operators.
     """
 
     def step(values: dict[str, Tensor]) -> dict[str, Tensor]:

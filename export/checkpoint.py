@@ -1,4 +1,4 @@
-"""A checkpoint that a model starts from: a safetensors file of its tensors by name, held to a digest."""
+"""A checkpoint from which a model starts: a safetensors file of its tensors by name, checked against a digest."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SHOWN = 3
 class Checkpoint:
     """A safetensors file with the values of a module's tensors, under their names in its state_dict.
 
-    sha256: the digest of the file, in hex. Parameters that are trained may be absent, such as those of a new head, and
-    keep the values that they have; all other tensors of the module must be there.
+    sha256: the digest of the file, in hex. Trained parameters may be absent, such as those of a new head, and then keep
+    their values; all other tensors of the module must be in the file.
     """
 
     path: Path | str

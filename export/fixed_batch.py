@@ -14,8 +14,8 @@ SIZES = (2, 3, 4, 5, 7, 8, 10, 16, 20, 32, 50, 64, 100, 128)
 
 
 def fixed_batch(model: Model) -> str:
-    """What to say of a model that runs for some sizes of its batch and not for others; else nothing."""
-    # One example again and again, so that no other reason to fail comes and goes.
+    """A message about a model that runs for some batch sizes and not for others; else an empty text."""
+    # The same example repeated, so that only the batch size can make the model fail.
     examples = draw_examples(model.spec, 1, np.random.default_rng(0))
     first_size: dict[bool, int] = {}
     for size in SIZES:

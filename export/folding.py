@@ -1,4 +1,4 @@
-"""Constant folding at export, of what depends on no input: positions, causal masks, their comparisons."""
+"""Constant folding at export of values that depend on no input: positions, causal masks, their comparisons."""
 
 from __future__ import annotations
 

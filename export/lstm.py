@@ -1,8 +1,8 @@
 """LSTM layers as differentiable functions that trace into few, large operators.
 
-The input projection of all steps is one product, and the backward pass keeps what depends on time in the loop alone:
-factors of all steps are made at once, and every weight gradient is one product after the loop. The loop itself is
-`unrolled`, or what a trace's table has in its place: `scanned`, which is one operator however many steps there are.
+The input projection of all steps is one product. The backward pass has only time-dependent work in the loop: factors of
+all steps are computed at once, and every weight gradient is one product after the loop. The loop itself is `unrolled`,
+or the trace's table replaces it by `scanned`, which is one operator for any number of steps.
 Derivation: docs/decisions/0010-forms-before-tracing.md.
 
 Shapes: T steps, B batch, I inputs, H hidden, P hidden after a projection.
@@ -19,7 +19,7 @@ from torch._higher_order_ops.scan import scan_op
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 Cell = Callable[..., list[Tensor]]
-"""One step of a loop over time: from state, parts of the step and what steps share to the next state and results."""
+"""One step of a loop over time: from the state, the step's parts and shared values to the next state and results."""
 
 
 def unrolled(
@@ -126,7 +126,7 @@ class LstmLayer(torch.autograd.Function):
         entry, forget = torch.split(both, c.shape[-1], -1)
         before, cell = (torch.cat([first.unsqueeze(0), rest[:-1]]) for first, rest in ((h, outputs), (c, after)))
         tanh_c = after.tanh()
-        # What a gradient of the cell's output and of c becomes at each gate's input; nothing here depends on the steps
+        # The factors from a gradient of the cell's output and of c to each gate's input; none depends on the steps
         # after.
         to_c = leave * (1 - tanh_c * tanh_c)
         to_gates = torch.cat(

@@ -1,7 +1,7 @@
 """Proof that exported graphs compute what torch computes: the same steps on torch and on a device's own runtime.
 
-Parameters after several steps are compared, not one loss: a wrong gradient can hide behind one loss. What the numbers
-are relative to, and how large they may be: docs/models.md.
+It compares parameters after several steps, not one loss: a wrong gradient can hide behind one loss. The denominators of
+the numbers, and their limits: docs/models.md.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from fedcore.plan import BlobRef, Plan
 
 _FOOTPRINT = decoder(Footprint)
 
-# For networks with kinks, on which torch's own float32 and float64 part ways: as many times as far as they are, and the
-# most. See `certify`.
+# For networks with kinks, where torch's own float32 and float64 diverge: the tolerance as a multiple of their distance,
+# and its maximum. See `certify`.
 OWN_TIMES, KINKED_TOLERANCE = 20, 5e-3
 SINGLES = 5
 NOT_FINITE = (
@@ -49,7 +49,7 @@ OTHERWISE = (
 
 
 class _FarApart(ParityFailed):
-    """A distance that a kink may make; other examples hardly meet it."""
+    """A distance that a kink may cause; other examples hardly meet it."""
 
 
 def certify(
@@ -61,12 +61,12 @@ def certify(
 ) -> Certificate:
     """Run every pass for a few steps and the report on every format's runtime and on torch, and measure the cost.
 
-    Networks of ReLU and group normalisation are chaotic: torch's own float32 and float64 end too far apart to say
-    anything about where the steps lead. There every step starts where torch's did, and the tolerance grows with how
-    far those two are apart. To notice what that would hide, five more steps see one example each, and start there too:
-    a step size that suits batches can send a model away that sees one example after the other. One example seldom
-    meets a kink, so the median of these is held to the tolerance of every other model. What is too far off with one
-    draw of examples is tried with another: a wrong graph is wrong there, too.
+    Networks of ReLU and group normalisation are chaotic: torch's own float32 and float64 end too far apart for a
+    comparison after several steps. For these, every step starts where torch's step did, and the tolerance grows with
+    the distance between the two. Five more steps see one example each, to notice errors that this hides; they also
+    start at torch's, since a step size that suits batches can make a model diverge on single examples. A single
+    example seldom meets a kink, so the median of these steps must meet the tolerance of every other model. If one draw
+    of examples fails, another is tried: a wrong graph fails there, too.
 
     graphs: serialised. Raises ParityFailed, naming format and graph, when a vector is too far off both times.
     """
@@ -84,7 +84,7 @@ def _certify_trip(
     graphs: Mapping[BlobRef, bytes],
     progress: Callable[[str, str], None],
 ) -> dict[str, Evidence]:
-    """The evidence about trip `index`, whose plan is given, by format."""
+    """The evidence about trip `index`, with the trip's plan, by format."""
     progress("", "run torch")
 
     @functools.cache
@@ -112,7 +112,7 @@ def _certify_trip(
 
 
 def _together(trips: Sequence[Evidence], shared: int) -> Evidence:
-    """The evidence about all trips of a format: what the worst of them costs, and every graph.
+    """The evidence about all trips of a format: the cost of the worst trip, and every graph.
 
     shared: the bytes that the trips have in common.
     """
@@ -131,7 +131,7 @@ def _together(trips: Sequence[Evidence], shared: int) -> Evidence:
 
 
 class _References:
-    """What torch makes of two trials: of whole batches, and of one example a step."""
+    """Torch's outcomes of two trials: with whole batches, and with one example per step."""
 
     def __init__(self, whole: Trial, single: Trial) -> None:
         self._whole, self._single = whole, single
@@ -148,7 +148,7 @@ class _References:
         return self._single.reference(guide=self._outcome)
 
     def compare(self, plan: Plan, name: str, graphs: Mapping[str, Executable]) -> tuple[float, tuple[Parity, ...]]:
-        """What is allowed, and how far each of a format's graphs is from torch on its runtime. Raises ParityFailed."""
+        """The tolerance, and the distance of each of a format's graphs from torch. Raises ParityFailed."""
         distances, steps = (
             self._whole.distances(_exported(self._whole, plan, name, graphs), self._outcome),
             self._whole.steps,

@@ -13,7 +13,7 @@ FEW = 4
 
 
 def draw_examples(spec: ModelSpec, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
-    """So many examples, every field (count, *shape). Raises InvalidModel when the model's own are not its fields."""
+    """`count` examples, every field (count, *shape). Raises InvalidModel when the model's own do not fit its fields."""
     if spec.examples is None:
         return {item.name: _random(item, count, random) for item in spec.fields}
     try:
@@ -43,7 +43,7 @@ def _checked(model: str, item: Field, values: np.ndarray, count: int) -> np.ndar
 
 
 def _random(item: Field, count: int, random: np.random.Generator) -> np.ndarray:
-    """Random values; of integers half are among the first few, so that 0 comes up and others come up again."""
+    """Random values. Half of the integers are among the first few, so that 0 occurs and others repeat."""
     values = random_field(item, count, random)
     if item.high is None:
         return values

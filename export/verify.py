@@ -1,4 +1,4 @@
-"""Verification of a bundle from the outside: digests, and plan and certificate made again from the model's source."""
+"""Verification of a bundle: digests, and plan and certificate rebuilt from the model's source."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedcore.plan import Plan
 
 
 def verify_bundle(bundle: Bundle, source: str | None = None, own: str | None = None) -> Certificate:
-    """A fresh certificate for the graphs in `bundle`, whose every blob is checked on the way.
+    """A new certificate for the graphs in `bundle`, after checking every blob.
 
-    source, own: where model and algorithm are found. Without them only built-in ones are loaded (`source_of`).
+    source, own: the sources of model and algorithm. Without them only built-in ones are loaded (`source_of`).
     Raises UnknownModel or UntrustedAlgorithm when one of them is needed, PlanError or DigestMismatch for a damaged
-    bundle, ParityFailed when the rest of the plan, or its graphs, are not what export makes of this model.
+    bundle, ParityFailed when plan or graphs differ from an export of this model.
     """
     for _ in bundle.blobs():
         pass
@@ -49,7 +49,7 @@ def verify_bundle(bundle: Bundle, source: str | None = None, own: str | None = N
 
 
 def _compare(plan: Plan, rebuilt: Plan, manifest: Manifest) -> None:
-    """All but the graphs: loops, weighting, noise and labels as much as the parameters."""
+    """Compare everything but the graphs: parameters, loops, weighting, noise and labels."""
     differ = ["number of trips"] if len(plan.trips) != len(rebuilt.trips) else []
     for trip, trip_now in zip(plan.trips, rebuilt.trips, strict=False):
         ours, theirs = (msgspec.structs.asdict(side) for side in (trip, trip_now))
@@ -62,7 +62,7 @@ def _compare(plan: Plan, rebuilt: Plan, manifest: Manifest) -> None:
 
 
 def _compare_manifest(bundle: Bundle, algorithm: Algorithm, state: State) -> None:
-    """The server's half: every setting spelled out, the name, an initial state to start from."""
+    """Check the server's half: all settings, the name, a usable initial state."""
     manifest, settings = bundle.manifest, settings_of(algorithm)
     declared = manifest.algorithm
     if manifest.name != bundle.plan.name or declared.name != name_of(algorithm) or declared.settings != settings:
@@ -71,7 +71,7 @@ def _compare_manifest(bundle: Bundle, algorithm: Algorithm, state: State) -> Non
 
 
 def _compare_certificates(certificate: Certificate, fresh: Certificate) -> None:
-    """What the bundle says of itself must be possible: figures differ from machine to machine, the rest does not."""
+    """Check that the bundle's certificate is plausible: its measurements depend on the machine, all else must match."""
     if set(certificate.formats) != set(fresh.formats):
         raise ParityFailed(
             f"the certificate is about {sorted(certificate.formats)}, the plan has {sorted(fresh.formats)}"

@@ -1,6 +1,6 @@
-"""A captured graph with fewer kinds of operators and fewer of them, before it is split into delegates.
+"""A captured graph with fewer kinds of operators and fewer operators, before it is split into delegates.
 
-Every value is contiguous from here on: what torch has as a stride is a copy, and views are free.
+Every value is contiguous from here on: torch's strides become copies, and views are free.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def simplify(module: fx.GraphModule) -> fx.Graph:
 
 
 def _simpler(node: fx.Node, seen: dict[Any, fx.Node]) -> Any:
-    """What stands for `node`: itself, an operator put in its place, or an equal one from before."""
+    """The replacement of `node`: itself, a simpler operator, or an equal earlier one."""
     if node.op != "call_function":
         return node
     rule = RULES.get(node.target)
@@ -66,7 +66,7 @@ def _simpler(node: fx.Node, seen: dict[Any, fx.Node]) -> Any:
 
 def _once(node: fx.Node, seen: dict[Any, fx.Node]) -> fx.Node:
     if node.op != "call_function" or node.target is aten.as_strided_copy.default:
-        return node  # patches are large: to gather them again is cheaper than to keep them for the backward pass
+        return node  # patches are large: gathering them again is cheaper than keeping them for the backward pass
     key = (node.target, _hashable(node.args), _hashable(node.kwargs))
     first = seen.setdefault(key, node)
     if first is not node and not node.users:
@@ -83,12 +83,12 @@ def _hashable(value: Any) -> Any:
 
 
 def arguments(node: fx.Node) -> tuple[Any, ...]:
-    """The positional arguments; which types they have is the operator's to say."""
+    """The positional arguments; the operator determines their types."""
     return node.args
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
-    """The sizes of what a node computes."""
+    """The sizes of a node's result."""
     return tuple(int(size) for size in node.meta["val"].shape)
 
 
@@ -120,7 +120,7 @@ def _same(node: fx.Node) -> Any:
 
 
 def _as_strided(node: fx.Node) -> Any:
-    """A view of all values in order is a view; anything else would need strides that are gone."""
+    """A view of all values in order stays a view; anything else would need strides, which are gone."""
     source = arguments(node)[0]
     before, after = source.meta["val"], node.meta["val"]
     if before.is_contiguous() and after.is_contiguous() and before.numel() == after.numel():
@@ -168,7 +168,7 @@ def _order(node: fx.Node) -> list[int]:
 
 
 def _sink(node: fx.Node) -> Any:
-    """A permutation of the operands becomes one of the result, where it may meet its inverse."""
+    """Move a permutation from the operands to the result, where it may cancel with its inverse."""
     sources = [argument for argument in arguments(node) if isinstance(argument, fx.Node)]
     orders = [arguments(source)[1] if source.target is aten.permute.default else None for source in sources]
     shapes = {shape_of(source) for source in sources}
@@ -180,7 +180,7 @@ def _sink(node: fx.Node) -> Any:
 
 
 def _slice(node: fx.Node) -> Any:
-    """With every bound said, and none where nothing is cut off."""
+    """A slice with explicit bounds; no slice if nothing is cut off."""
     defaults: tuple[Any, ...] = (0, None, None, 1)
     source, axis, start, end, step = arguments(node) + defaults[len(node.args) - 1 :]
     shape = shape_of(source)
@@ -223,7 +223,7 @@ def _expand(node: fx.Node) -> Any:
 
 
 def _binary(node: fx.Node) -> Any:
-    """alpha is a product, and a Scalar overload is the Tensor one."""
+    """alpha becomes a product, and a Scalar overload the Tensor one."""
     left, right = arguments(node)[:2]
     alpha = node.kwargs.get("alpha", 1)
     if alpha != 1:
@@ -251,7 +251,7 @@ def _mean(node: fx.Node) -> Any:
 
 
 def _sum(node: fx.Node) -> Any:
-    """Over axes that are named and kept; axes of size 1 need no sum."""
+    """A sum over named, kept axes; axes of size 1 need no sum."""
     source = _cast(node, arguments(node)[0], node.meta["val"].dtype)
     shape = shape_of(source)
     real = [axis for axis in _axes(node) if shape[axis] != 1]
@@ -271,7 +271,7 @@ def _reciprocal(node: fx.Node) -> Any:
 
 
 def _where(node: fx.Node) -> Any:
-    """Under a constant condition zeros are a product, and infinities a sum, with a constant."""
+    """With a constant condition, choosing zeros is a product with a constant, and choosing infinities a sum."""
     condition, number, other = arguments(node)
     if condition.op != "get_attr" or number.op != "get_attr" or number.meta["val"].numel() != 1:
         return node
@@ -299,7 +299,7 @@ def _full(node: fx.Node) -> Any:
 
 
 def _addmm(node: fx.Node) -> Any:
-    """With a bias that is not one vector, or a factor, a product and a sum."""
+    """A product and a sum, if the bias is not one vector or there is a factor."""
     bias, left, right = arguments(node)
     alpha, beta = (node.kwargs.get(name, 1) for name in ("alpha", "beta"))
     if (alpha, beta) == (1, 1) and shape_of(bias) == shape_of(node)[1:]:
@@ -318,7 +318,7 @@ def bmm_turned(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _product(node: fx.Node) -> Any:
-    """By the transpose of a matrix, which costs nothing."""
+    """A product with the transpose of a matrix, which costs nothing."""
     left, right = arguments(node)[-2:]
     rank = len(shape_of(right))
     swapped = [*range(rank - 2), rank - 1, rank - 2]

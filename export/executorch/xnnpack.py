@@ -23,7 +23,7 @@ TRANSPOSED = 1
 KEEP_AXES = 0x40
 MOST_AXES = 6
 MOST_PARTS = 5
-# A sum of more terms is made in two stages: one running sum of float32 would lose digits.
+# A sum of more terms is computed in two stages: a single running sum in float32 would lose digits.
 LONGEST_SUM = 256
 ALIGNMENT = 16
 # More constants than this for an expansion would be a waste of bytes.
@@ -55,7 +55,7 @@ class Subgraph:
         self.ids[node] = RULES[node.target](self, node)
 
     def result(self, node: fx.Node) -> int:
-        """A value for what a node computes."""
+        """A value for a node's result."""
         if node not in self._external:
             return self.new(shape_of(node))
         result = self._value(shape_of(node), self._external[node], OUTPUT)
@@ -229,7 +229,7 @@ def _repeat(graph: Subgraph, node: fx.Node) -> int:
 
 
 def _expand(graph: Subgraph, node: fx.Node) -> int:
-    """As a product with ones, because every XNNPACK operator of two values broadcasts."""
+    """A product with ones, because every XNNPACK operator of two values broadcasts."""
     source, shape = arguments(node)[0], shape_of(node)
     padded_shape = (1,) * (len(shape) - len(shape_of(source))) + shape_of(source)
     more = [size if have == 1 else 1 for size, have in zip(shape, padded_shape, strict=True)]
@@ -266,7 +266,7 @@ def _runs(axes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _sum_last(graph: Subgraph, value: int, outer: int, count: int) -> int:
-    """As a product with ones, for which XNNPACK has the faster kernel: (outer, count) -> (1, outer)."""
+    """A product with ones, for which XNNPACK has the faster kernel: (outer, count) -> (1, outer)."""
     stages = [count]
     while stages[-1] > LONGEST_SUM:
         whole = stages.pop()
@@ -284,7 +284,7 @@ def _sum_last(graph: Subgraph, value: int, outer: int, count: int) -> int:
 
 
 def _sum_middle(graph: Subgraph, value: int, count: int) -> int:
-    """As an average over an image, which is XNNPACK's only other sum: (N, H, W, C) -> (N, 1, 1, C)."""
+    """An average over an image, XNNPACK's only other sum: (N, H, W, C) -> (N, 1, 1, C)."""
     outer, *_, inner = graph.shape(value)
     mean, total = graph.new((outer, 1, 1, inner)), graph.new((outer, 1, 1, inner))
     graph.emit(schema.XNNGlobalAvgPooling2d(value, mean, KEEP_AXES))

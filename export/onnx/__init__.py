@@ -37,13 +37,13 @@ def to_onnx(captured: Captured) -> bytes:
     builder = GraphBuilder()
     _write_all(builder, captured.module, [port.name for port in captured.inputs])
     for name, result in zip(captured.outputs, captured.results, strict=True):
-        # An output needs a name of its own, also where it is an input or leaves twice.
+        # Every output needs its own name, even if it is an input or is returned twice.
         builder.nodes.append(helper.make_node("Identity", [builder.value(result)], [name]))
     return _serialised(builder, [_input(port) for port in captured.inputs], _outputs(captured))
 
 
 def steps_to_onnx(captured: Captured) -> bytes | None:
-    """A captured step as a graph of many steps, one after the other; None for one that has a loop inside.
+    """A captured step as a graph of many steps, one after the other; None if it has a loop inside.
 
     Loops do not nest on devices. Raises as `to_onnx`.
     """
@@ -78,8 +78,8 @@ def _serialised(
 
 
 def _reachable(nodes: Iterable[onnx.NodeProto], needed: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
-    """The nodes that the needed values need, and what these read: a symbolic size that became -1 leaves its arithmetic
-    unused.
+    """The nodes that compute the needed values, and all values that these read. Others are unused, such as the
+    arithmetic of a symbolic size that became -1.
     """
     reachable: list[onnx.NodeProto] = []
     for node in reversed(list(nodes)):

@@ -1,4 +1,4 @@
-"""Loops as ONNX's `Scan`: over time, whose number of steps a device can read in the graph, and over local steps."""
+"""Loops as ONNX's `Scan`: over time, with a number of steps that the graph states, and over local steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WriteAll = Callable[[GraphBuilder, fx.GraphModule, Sequence[Any]], None]
 def scan(graph: GraphBuilder, node: fx.Node, write_all: WriteAll) -> tuple[str, ...]:
     """torch's `scan`, with its body as a graph inside, which sees values and constants of the outer graph by name.
 
-    The last value that the loop goes over is a byte of each step, unused, in the graph: devices run no loop without
+    The last value that the loop scans is a constant with an unused byte per step, which devices require to bound a loop
     (docs/spec/plan.md §2.1). Raises UnsupportedOperator for a loop over a batch.
     """
     body, state, parts, shared = arguments(node)
@@ -43,7 +43,7 @@ def scan(graph: GraphBuilder, node: fx.Node, write_all: WriteAll) -> tuple[str, 
 def scan_steps(graph: GraphBuilder, captured: Captured, write_all: WriteAll) -> None:
     """A captured step as a loop over many, under the names at the edge of a graph of steps.
 
-    The last value that it goes over is the mask, which the device makes: it knows how often the loop turns.
+    The last value that it scans is the mask, which the device makes, so the device knows the number of turns.
     """
     ports = {port.name: (port, node) for port, node in zip(captured.inputs, captured.placeholders, strict=True)}
     results = dict(zip(captured.outputs, captured.results, strict=True))
@@ -73,7 +73,7 @@ def _body(  # a graph with its inputs and outputs
     """A traced graph as one inside the graph."""
     with graph.inside() as nodes:
         write_all(graph, module, inputs)
-        # A result needs a name of its own, also where it is another one too.
+        # Every result needs its own name, even if it equals another one.
         outputs = graph.fresh(len(results))
         for name, result in zip(outputs, results, strict=True):
             nodes.append(helper.make_node("Identity", [graph.value(result)], [name]))

@@ -7,7 +7,7 @@ const UNSEEN =
 /** A text as one line that is safe to show: all but letters, marks, numbers, signs and plain spaces is escaped as in
  * JSON.
  *
- * A JSON document stays the same document.
+ * A JSON document keeps its meaning.
  */
 export function visible(text: string): string {
   return text.replace(UNSEEN, (letter) => letter.split("").map(escaped).join(""));
