@@ -1,8 +1,8 @@
 """Data sets in the layout of LEAF: JSON with `users`, `num_samples` and `user_data`.
 
 Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar, "LEAF: a benchmark for federated settings", 2018. Files lie
-in the data set's folder, or in its folders `train` and `test`, as LEAF's preprocessing writes them. A user of both gets
-the examples of both: users are held out here, not examples.
+in the data set's folder, or in its folders `train` and `test`, as LEAF's preprocessing writes them. A user in both gets
+the examples of both, because users are held out here, not examples.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def leaf_femnist(data: Path) -> Population:
 def leaf_shakespeare(data: Path) -> Population:
     """Roles. `x` and `y` int64 (80,): characters, and the ones that follow.
 
-    As in LEAF every character of a role is an example's last, so that examples overlap; LEAF predicts the last one
-    alone, and this every one.
+    As in LEAF, every character of a role is the last of an example, so examples overlap. LEAF predicts only the last
+    character, this data set every one.
     """
 
     def convert(user: Texts) -> Fields:

@@ -1,4 +1,4 @@
-"""Data sets of a user's own: a function that returns a population, or files with the examples of users."""
+"""A user's own data sets: a function that returns a population, or files with the examples of users."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from simulator.population import Population
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is `package.module:function`, or a path: one that exists, or has a separator in it."""
+    """Whether a name is `package.module:function`, or a path that exists or has a separator."""
     return ":" in name or "/" in name or Path(name).exists()
 
 
 def own(name: str) -> Population:
-    """The population that `package.module:function` returns, or that lies at a path.
+    """The population that `package.module:function` returns, or the one at a path.
 
     Raises DatasetError, naming what is wrong with the data.
     """

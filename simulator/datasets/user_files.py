@@ -1,8 +1,8 @@
-"""Files with users' examples, npz or Parquet: a user in every file, or a field that says whose each example is.
+"""Files with users' examples, npz or Parquet: one user per file, or a field that names each example's user.
 
-An npz holds an array for each field, an example in every row. A Parquet file holds a column for each field; a vector or
-an image is a list, or lists of lists, of one length. A field `user` says whose an example is; without it a file is a
-user, called as the file. Numbers become what models read: float32, int64 or uint8.
+An npz holds an array for each field, with an example in every row. A Parquet file holds a column for each field; a
+vector or an image is a list, or lists of lists, of equal length. A field `user` names each example's user; without it a
+file is one user, named after the file. Numbers become types that models read: float32, int64 or uint8.
 """
 
 from __future__ import annotations
@@ -135,4 +135,4 @@ def _array(column: Any, where: str) -> Array:
 
 
 READERS = {".npz": read_npz, ".parquet": _read_parquet}
-"""What reads the arrays of a file, by the end of its name."""
+"""The readers of files' arrays, by suffix."""

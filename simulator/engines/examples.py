@@ -1,4 +1,4 @@
-"""The examples of a population for one compute device: all of them there where they fit, else a group's at a time."""
+"""The examples of a population for one compute device: all of them if they fit, else a group's at a time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Examples:
 
     def _copied(self, array: Tensor, ranges: Sequence[slice], total: int) -> Tensor:
         """Some ranges of an array on the host, one after the other, on the compute device."""
-        # A GPU copies by itself, while the CPU goes on, from memory that cannot be swapped out.
+        # From pinned memory a GPU copies asynchronously, while the CPU continues.
         pinned = self._device.type == "cuda"
         staged = torch.empty((total, *array.shape[1:]), dtype=array.dtype, pin_memory=pinned)
         torch.cat([array[rows] for rows in ranges], out=staged)

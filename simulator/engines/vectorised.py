@@ -44,14 +44,14 @@ from simulator.errors import EngineError
 from simulator.population import Population
 
 KEPT = "kept"
-# So many parameters at most are vectorised together in networks with convolutions.
+# The most parameters that are vectorised together in networks with convolutions.
 CONVOLVED_TOGETHER = 1_000_000
-# A GPU's memory has room for so many vectors of every client that trains there: parameters, gradients, activations.
+# The number of vectors per client that a GPU's memory must hold: parameters, gradients, activations.
 VECTORS = 32
-# On a CPU so many clients are vectorised together, as the parameters of all are to stay in cache from step to step;
-# where none takes more than BRIEF steps, more of them share the cost of calls, if a block of the cohort has so many.
+# The clients that are vectorised together on a CPU, so that all their parameters stay in cache from step to step. If
+# none takes more than BRIEF steps, more clients share the cost of calls, if a block of the cohort has as many.
 TOGETHER, BRIEFLY, BRIEF = 10, 20, 2
-# On a CPU batches have so many sizes at most: padding beyond the next size is left out.
+# The most sizes of batches on a CPU: padding beyond the next size is left out.
 BATCH_SIZES = 8
 
 
@@ -90,7 +90,7 @@ class VectorisedTrainer:
                 ) from error
 
     def _groups(self, turn: int, clients: Sequence[Client]) -> Iterator[Sequence[Client]]:
-        """Clients that train together. The first of a group, the longest, says how many."""
+        """Clients that train together. The first and longest client of a group determines the group's size."""
         loops = [item.loop for item in trips_of(self._algorithm)[turn].passes]
         start = 0
         while start < len(clients):
@@ -117,9 +117,9 @@ class VectorisedTrainer:
         self._kept.scatter(indices, new_state, finite)
 
     def _in_one_step(self, turn: int, received: Broadcast, group: _Group, sums: RoundSums) -> bool:
-        """Train clients by one gradient of all their losses, if each takes one step and all that they report is finite.
+        """Train clients by one gradient of all their losses, if each takes one step and all reports are finite.
 
-        Gives whether it is done.
+        Returns whether it did.
         """
         trip = trips_of(self._algorithm)[turn]
         loops = [item.loop for item in trip.passes]
@@ -147,7 +147,7 @@ class VectorisedTrainer:
         return {"gradient": oracle.weighted(inputs["point"], inputs["weight"]), METRICS: oracle.sums_KM}
 
     def _run_pass(self, where: tuple[int, int], item: Pass, received: Broadcast, group: _Group) -> tuple[Carry, Tensor]:
-        """The last carry (K, …) and the metric sums (K, M) of every client. where: which trip and pass."""
+        """The last carry (K, …) and the metric sums (K, M) of every client. where: indices of trip and pass."""
         clients = group.clients
         # Vectors that all clients share stay single, so the first step multiplies the examples of all by one matrix.
         carry = self._programs.hold((*where, "begin"), item.begin(received))
@@ -163,7 +163,7 @@ class VectorisedTrainer:
             step = self._programs.once(key, functools.partial(self._bind, key, item, carry, received, edge, rows))
             ended = {name: vector[active:trained].clone() for name, vector in rows.items() if trained > active}
             sums_KM[:active] += step()[METRICS][:active]
-            for name, vector in ended.items():  # who has no batch left keeps what the last one made
+            for name, vector in ended.items():  # clients without a batch left keep their last carry
                 rows[name][active:trained] = vector
             carry = rows
         return carry, sums_KM
@@ -177,7 +177,7 @@ class VectorisedTrainer:
         edge: Mapping[str, Tensor],
         rows: Carry,
     ) -> Callable[[], dict[str, Tensor]]:
-        """A step of so many clients, which is the same until their memory moves."""
+        """A step of these clients, which stays valid until their memory moves."""
         trained = len(edge[MASK])
         step = functools.partial(self._step, item, _first(trained, carry), _first(trained, received), edge)
         arguments = [*carry.values(), *received.values(), *edge.values()]
@@ -192,12 +192,12 @@ class VectorisedTrainer:
         }
 
     def _end(self, trip: Trip, inputs: Broadcast, carries: Mapping[str, Carry]) -> dict[str, Tensor]:
-        """What clients report, and what they keep."""
+        """The reports and the kept states of clients."""
         client_state = self._algorithm.keep(inputs, carries) if keeps_client_state(self._algorithm) else {}
         return prefixed(REPORT, trip.report(inputs, carries)) | prefixed(KEPT, client_state)
 
     def _batch(self, at: tuple[int, int, int], group: _Group, rows: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """Examples, mask and noise of a step, in memory of its own. at: which trip, pass and step."""
+        """Examples, mask and noise of a step, in separate memory. at: indices of trip, pass and step."""
         where, step = at[:2], at[2]
         room = functools.partial(self._room, where, group, *rows.shape)
         edge = self._programs.once((*where, "batch", rows.shape), room)
@@ -222,10 +222,10 @@ class VectorisedTrainer:
         return room
 
     def _steps(self, index: int, item: Pass, group: _Group) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """For each step, how many clients have a batch, and rows into the group's examples and masks, both (A, B).
+        """For each step, the number of clients with a batch, and rows into the group's examples and masks, both (A, B).
 
-        A is that number, or a little more where steps are captured. B is the size of a batch; on a CPU, where all
-        clients still have one, no more of it than they fill, rounded up to one of BATCH_SIZES.
+        A is that number, or a little more if steps are captured. B is the size of a batch; on a CPU, while all clients
+        still have a batch, only the filled part of it, rounded up to one of BATCH_SIZES.
         """
         clients = group.clients
         counts = [item.loop.step_count(self._sizes[client.index]) for client in clients]
@@ -241,7 +241,7 @@ class VectorisedTrainer:
             yield active, rows[step, :trained, :size], masks[step, :trained, :size]
 
     def _rows(self, index: int, loop: Loop, group: _Group, steps: int) -> tuple[NDArray[np.int64], Float32]:
-        """For each of so many steps, rows into the group's examples, and masks."""
+        """Rows into the group's examples, and masks, for each step."""
         shape = (steps, len(group.clients), loop.batch_size)
         sizes = [self._sizes[client.index] for client in group.clients]
         if max(sizes) <= loop.batch_size and not self._model.noisy:
@@ -259,7 +259,7 @@ class VectorisedTrainer:
         return rows_SKB, mask_SKB
 
     def _example_steps(self, batch_size: int) -> int:
-        """In steps of how many examples batches are cut to what is real: a step is recorded for each size."""
+        """The granularity, in examples, to which batches are cut to real ones: each size has its own recording."""
         return -(-batch_size // BATCH_SIZES) if self._device.type == "cpu" else batch_size
 
     def _weights(self, clients: Sequence[int]) -> Tensor:
@@ -269,7 +269,7 @@ class VectorisedTrainer:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Clients that train together, longest first; `fields` has their examples, and theirs begin at `starts`."""
+    """Clients that train together, longest first; `fields` has their examples, each client's beginning at `starts`."""
 
     clients: Sequence[Client]
     fields: Mapping[str, Tensor]
@@ -281,12 +281,12 @@ def _indices(clients: Sequence[Client]) -> list[int]:
 
 
 def clients_at_once(model: Model, device: torch.device, steps: int | None = None) -> int:
-    """How many clients to vectorise together: on a GPU all that it has room for, on a CPU as many as stay in cache.
+    """The number of clients to vectorise together: on a GPU as many as fit, on a CPU as many as stay in cache.
 
-    steps: of each client at most, if that is known.
+    steps: the most of a client, if known.
 
-    Networks with convolutions of some size go one client at a time, because torch vectorises them over clients as
-    grouped convolutions, which are slow there; in tiny ones the cost of a call outweighs that (docs/performance.md).
+    Networks with larger convolutions train one client at a time, because torch vectorises them over clients as slow
+    grouped convolutions. In tiny ones the cost of a call outweighs that (docs/performance.md).
     """
     if device.type != "cpu":
         memory = torch.cuda.get_device_properties(device).total_memory
@@ -302,5 +302,5 @@ def _first(active: int, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _rows(vector: Tensor, clients: int) -> Tensor:
-    """A vector as (K, …), also where all clients share it."""
+    """A vector as (K, …), even if all clients share it."""
     return vector.expand(clients, vector.shape[-1])

@@ -1,7 +1,7 @@
-"""Devices in browsers: the process that runs those of a fleet, in one Chromium, each with its page and its storage.
+"""Devices in browsers: a process that runs a fleet's browser devices in one Chromium, each with its page and storage.
 
-It takes and gives the lines of a fork server. A device is the worker of the page that its coordinator serves. Its
-browser context is apart from all others, as a browser of its own would be: keys, examples and caches are its own.
+It reads and writes the lines of a fork server. A device is the worker of the page that its coordinator serves. Each has
+its own browser context, as if in a separate browser, with its own keys, examples and caches.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from selenium import webdriver
 
 MOST = 32
-"""Devices in one Chromium: each has processes of its own, of 250 MB together while it trains."""
+"""The most devices in one Chromium: each has its own processes, which use 250 MB while it trains."""
 CAPABILITIES = {"webSocketUrl": True}
-"""WebDriver BiDi, by which many pages can be waited for at a time."""
+"""WebDriver BiDi, which can wait for many pages at a time."""
 _SCRIPT = Path(__file__).with_name("browser_session.js")
 _STILL = "icon.svg"
-"""A file of the page that does nothing by itself."""
+"""A file of the page without a script."""
 _PATIENCE_S = 10.0
 _BEGIN = "(given) => {{ globalThis.ended = ({session})(JSON.parse(given)).then(JSON.stringify); }}"
 # The driver waits for no answer longer than 30 seconds.
@@ -80,7 +80,7 @@ def run_session(browser: webdriver.Chrome, window: str, arguments: dict[str, Any
 
 
 def fields(path: Path) -> dict[str, dict[str, Any]]:
-    """The arrays of an .npz file as JSON has them."""
+    """The arrays of an .npz file in the form of JSON."""
     with np.load(path) as arrays:
         return {
             name: {
@@ -133,7 +133,7 @@ class BrowserHost:
         self._tell({"client": start.client, "outcome": outcome, "exit_code": 0})
 
     def _window(self, start: Start) -> str:
-        """The window of a device, whose state is kept as long as the browser runs."""
+        """The window of a device. Its state lasts as long as the browser runs."""
         if start.state not in self._windows:
             apart = self._browser.browser.create_user_context()
             window = self._browser.browsing_context.create(type="window", user_context=apart)

@@ -1,4 +1,4 @@
-"""A real Chromium without a window, and its driver: what runs devices in browsers."""
+"""A real, headless Chromium and its driver, which run devices in browsers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OF_ROOT = ("--no-sandbox",)
 
 
 def program() -> str | None:
-    """The path of the first Chromium that there is; None where there is none."""
+    """The path of the first installed Chromium; None if there is none."""
     return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 
@@ -36,7 +36,7 @@ def programs() -> tuple[str, str]:
 
 @contextmanager
 def chromium(*arguments: str, capabilities: Mapping[str, object]) -> Iterator[webdriver.Chrome]:
-    """A browser for as long as the block runs, with nothing kept from before unless arguments name a profile.
+    """A browser for as long as the block runs, with a fresh profile unless arguments name one.
 
     capabilities: of WebDriver, by name. Raises BrowserMissing.
     """

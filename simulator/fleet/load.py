@@ -1,7 +1,7 @@
-"""Load for a coordinator: thousands of devices in one process, which speak the real protocol and do not train.
+"""Load for a coordinator: thousands of devices in one process, which use the real protocol but do not train.
 
-Each device signs with a key of its own over real HTTP. It has no state folder, policy, journal or runtime, and its
-report is zeros. So one machine can load a coordinator with more devices than it could run (docs/performance.md).
+Each device signs with its own key over real HTTP. It has no state folder, policy, journal or runtime, and its report is
+zeros. So one machine can load a coordinator with more devices than it could run (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -53,11 +53,10 @@ _CAPABILITIES = StatedCapabilities(runtime="muster-load", version="1", engine="n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadConfig:
-    """Which devices. silent: the share of them that never report; killed: of those that die in the middle of an upload.
+    """The devices. silent: the share that never reports; killed: the share that dies in the middle of an upload.
 
-    Either share is of the devices, not of the sessions: a device keeps its behaviour. uploading: how many send reports
-    at the same time. pause_s: how long one rests between a receipt and its next check-in. seed: of behaviours and
-    delays.
+    Both are shares of devices, not of sessions: a device keeps its behaviour. uploading: the most reports sent at the
+    same time. pause_s: the pause between a receipt and the next check-in. seed: of behaviours and delays.
     """
 
     coordinator: str
@@ -73,7 +72,7 @@ class LoadConfig:
 
 @dataclass(slots=True)
 class LoadDevice:
-    """One device: how it signs, and how it ends its sessions."""
+    """One device: its signer, and its way of ending sessions."""
 
     signer: Signer
     behaviour: Behaviour
@@ -99,9 +98,9 @@ class _Call:
 
 
 class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
-    """The devices. `endings` counts how sessions ended; `requests` all requests by status, 0 for broken connections.
+    """The devices. `endings` counts sessions by ending, `requests` requests by status (0: broken connection).
 
-    `trained` counts reports that were made; they are held back while `may_upload` is not set.
+    `trained` counts finished reports; they are held back while `may_upload` is not set.
     """
 
     def __init__(self, config: LoadConfig) -> None:
@@ -148,7 +147,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         self._random.shuffle(self.devices)
 
     async def run(self, while_: Callable[[], Awaitable[T]]) -> T:
-        """Run every device until `while_` has ended, and return its result. Sessions in progress are cut off then."""
+        """Run every device until `while_` has ended, then cut off sessions in progress. Returns `while_`'s result."""
         self._over.clear()
         tasks = [asyncio.create_task(self._run(device)) for device in self.devices]
         try:
@@ -160,12 +159,12 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def check_in(self, device: LoadDevice) -> Accepted | Rejected:
-        """One check-in, asked once. Raises Refusal, or aiohttp's errors."""
+        """One check-in without retries. Raises Refusal, or aiohttp's errors."""
         answer: CheckInAnswer = await self._message(device, self._checking_in(), CheckInAnswer)
         return answer
 
     def signed_check_in(self, device: LoadDevice) -> bytes:
-        """A signed check-in as bytes, for a client of another kind to send within five minutes."""
+        """A signed check-in as bytes, for another client to send within five minutes."""
         call = self._checking_in()
         fields = {"Host": self._authority, "Content-Length": str(len(call.body))} | self._headers(device, call)
         lines = [f"{call.method} {call.path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
@@ -194,7 +193,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
             await asyncio.sleep(rest_s)
 
     async def _session(self, device: LoadDevice) -> tuple[str, float]:
-        """One session; how it ended, and how long the device rests after it."""
+        """One session. Returns its ending, and the device's rest after it."""
         arrived = await self._retrying(lambda: self.check_in(device))
         if isinstance(arrived, Rejected):
             return arrived.reason, self._delay_s(arrived)
@@ -212,7 +211,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
             hold.cancel()
 
     async def _hold(self, device: LoadDevice, assignment: Assignment) -> None:
-        """Hold the assignment during the session; a device that is not needed learns so when it sends its report."""
+        """Hold the assignment during the session. A device that is not needed learns it when it sends its report."""
         wait_s = _HOLD_SHARE * (assignment.lost_after_s or assignment.report_within_s)
         call = _Call("GET", f"/v1/assignments/{assignment.assignment}", prefer_s=self.config.wait_s)
         while True:
@@ -241,9 +240,9 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         return self._random.uniform(rejected.retry.min_s, rejected.retry.max_s)
 
     async def _report(self, device: LoadDevice, assignment: Assignment) -> tuple[bytes, str]:
-        """The report that a device without examples has, and its digest.
+        """A report of zeros and its digest.
 
-        One device fetches the plan for all. Every device asks for the checkpoint, and gets it unless another has it.
+        One device fetches the plan for all. Every device requests the checkpoint; only the first one receives it.
         """
         model, plan = assignment.checkpoint, assignment.plan.sha256
         async with self._cache_lock:

@@ -1,4 +1,4 @@
-"""Devices in TypeScript: the process of Node that runs those of a fleet, and what it needs of this machine."""
+"""Devices in TypeScript: the Node process that runs a fleet's devices, and its requirements on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fleet_command() -> list[str]:
 
 
 def program() -> str:
-    """Node's program, once it can run the device runtime in TypeScript. Raises FleetError, saying what is missing."""
+    """The path of Node, if it can run the device runtime in TypeScript. Raises FleetError, saying what is missing."""
     if not _FLEET.exists():
         raise FleetError(f"there is no device runtime in TypeScript at {FOLDER}: run this from a checkout of Muster")
     path = shutil.which("node")

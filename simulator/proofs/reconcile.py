@@ -1,6 +1,6 @@
 """Comparison of a coordinator's rows with the journals of its devices and the sessions of the fleet that ran them.
 
-No report may be counted twice, no receipt may be for one that was not counted, and no session may be missing.
+No report may be counted twice, every receipt must be for a counted report, and no session may be missing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from simulator.fleet.summary import FleetSummary
 class Reconciliation:
     """The result of a comparison.
 
-    assignments, accepted: rows of the coordinator, reports among them. sessions: what the fleet ran. journalled: what
-    the devices' journals hold; interrupted are those that were killed. receipts: reports that the devices know were
-    counted. discrepancies: sentences; empty when everything agrees.
+    assignments, accepted: rows of the coordinator, and reports among them. sessions: those of the fleet. journalled:
+    sessions in the devices' journals; interrupted: killed ones. receipts: reports that devices know to be counted.
+    discrepancies: sentences; empty when everything agrees.
     """
 
     assignments: int
@@ -63,7 +63,7 @@ def reconcile(store: CoordinatorStore, task: str, folder: Path, summary: FleetSu
 def _in_rows(
     seats: Sequence[AssignmentRecord], sums: Sequence[tuple[RoundRecord, Sequence[AssignmentRecord]]]
 ) -> list[str]:
-    """Every sum holds as many reports as were accepted for it, none of a device twice."""
+    """Check that every sum has as many reports as were accepted for it, and none of a device twice."""
     discrepancies = []
     having = {seat.id for seat in seats if seat.report_sha256 is not None}
     if having != {seat.id for seat in seats if seat.state is AssignmentState.REPORTED}:
@@ -78,7 +78,7 @@ def _in_rows(
 
 
 def _in_journals(sessions: Mapping[str, Sequence[Entry]], summary: FleetSummary) -> list[str]:
-    """Every session that the fleet began is in its device's journal, and has an end there."""
+    """Check that every session of the fleet is in its device's journal, and has an end there."""
     discrepancies = []
     for client, entries in sessions.items():
         count = sum(entry.times for entry in entries)
@@ -91,7 +91,7 @@ def _in_journals(sessions: Mapping[str, Sequence[Entry]], summary: FleetSummary)
 def _in_receipts(
     sessions: Mapping[str, Sequence[Entry]], seats: Sequence[AssignmentRecord], summary: FleetSummary
 ) -> list[str]:
-    """Every receipt is for a report that was accepted from this very device, and no report has two."""
+    """Check that every receipt is for a report accepted from the same device, and no report has two."""
     accepted = {(seat.id, summary.clients.get(seat.device), seat.report_sha256) for seat in seats}
     claimed = Counter(
         (entry.assignment, client, entry.receipt) for client, entries in sessions.items() for entry in entries

@@ -1,6 +1,6 @@
-"""The order of calls: a product that is added in place is added as soon as that changes nothing else.
+"""The order of calls: a product that is added in place is added as soon as that is safe.
 
-What it is added to, such as the parameters of a dense layer, was read shortly before, and is still in cache then.
+Its target, such as the parameters of a dense layer, was read shortly before, and is then still in cache.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Use:
         return cls(spans(arguments, call.read), spans(arguments, call.written) + spans(call.results, call.made))
 
     def depends_on(self, other: _Use) -> bool:
-        """Whether it gives something else before the other than after."""
+        """Whether its result depends on running before or after the other."""
         return _meet(self.read, other.written) or _meet(self.written, other.read + other.written)
 
 

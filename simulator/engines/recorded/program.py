@@ -1,6 +1,6 @@
-"""Programs: recordings with memory for every buffer, to run as often as one likes.
+"""Programs: recordings with memory for every buffer, which can be run repeatedly.
 
-Operators write into memory that is theirs from the start, as far as they can, so a run allocates next to nothing.
+Operators write into preallocated memory as far as they can, so a run allocates next to nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Workspace:
             block.fill_(255)
 
     def reservation(self) -> _Reservation:
-        """The use of all of it by one program."""
+        """The use of the whole workspace by one program."""
         return _Reservation(self._blocks, self.device)
 
 
@@ -55,7 +55,7 @@ class _Reservation:
         self._blocks, self._device, self._free = blocks, device, list(blocks)
 
     def take(self, nbytes: int) -> Tensor:
-        """A block of at least so many bytes; of those that fit, the one that was used last if they are of one size."""
+        """A block of at least `nbytes`; among equally large ones, the last used."""
         fitting = [block for block in self._free if nbytes <= block.numel() <= 2 * nbytes + 4096]
         if fitting:
             block = min(reversed(fitting), key=Tensor.numel)
@@ -95,10 +95,10 @@ class Program:
         self._outputs = {name: self._reader(place) for name, place in recording.outputs.items() if name not in targets}
 
     def run(self) -> dict[str, Tensor]:
-        """Run it on what its arguments hold now."""
+        """Run it on the present values of its arguments."""
         for step in self._steps:
             step()
-        # What was not computed may be an argument, whose memory another output is to go to.
+        # An output that was not computed may be an argument whose memory another output will overwrite.
         copies = [(target, read().clone() if is_input else read()) for target, read, is_input in self._copies]
         for target, value in copies:
             target.copy_(value)
@@ -107,7 +107,7 @@ class Program:
         return outputs
 
     def _aim(self, recording: Recording, targets: Mapping[str, Tensor]) -> list[tuple[Tensor, Place]]:
-        """Let results be made where they are to be; give those that must be copied there."""
+        """Let results be written into their targets. Returns those that must be copied there."""
         copies = []
         for name, target in targets.items():
             place = recording.outputs[name]
@@ -125,7 +125,7 @@ class Program:
         loose = {buffer for call in recording.calls if writer_of(call) is None for buffer in call.made}
         reservation, blocks = workspace.reservation(), dict[int, Tensor]()
         for index, call in enumerate(recording.calls):
-            # Not a difference of sets, which would go through all that is given.
+            # Not a difference of sets, which would iterate over all of `_memory`.
             for buffer in (touched for touched in call.touched - loose if touched not in self._memory):
                 blocks[buffer] = reservation.take(recording.nbytes[buffer])
                 self._memory[buffer] = blocks[buffer].untyped_storage()
@@ -136,7 +136,7 @@ class Program:
                     reservation.give_back(blocks.pop(buffer))
 
     def _is_there(self, call: Call) -> bool:
-        """Whether a call copies something to where it is."""
+        """Whether a call copies something onto itself."""
         if call.operator is not aten.copy_.default or not all(
             place.buffer in self._memory for place in places(call.args)
         ):
@@ -145,7 +145,7 @@ class Program:
         return to.is_set_to(start)
 
     def _step(self, call: Call, ended: list[int]) -> Callable[[], Any]:
-        """What runs a call; `ended`: the loose results that nobody needs then."""
+        """A function that runs a call. ended: the loose results that are no longer needed afterwards."""
         writer, read = writer_of(call), self._arguments(call)
         results = [self._tensor(place) for place in call.results if place and place.buffer in self._memory]
         if writer and all(place.buffer in self._memory for place in places((call.args, call.kwargs))):
@@ -153,7 +153,7 @@ class Program:
             return writer(args, kwargs, results)
 
         def run() -> None:
-            """Run the call, keep its loose results, and let go of those that have ended."""
+            """Run the call, keep its loose results, and drop those that have ended."""
             args, kwargs = read()
             if writer:
                 writer(args, kwargs, results)()
@@ -200,10 +200,10 @@ def _shifted(by: int, place: Place) -> Place:
 
 
 class Programs:
-    """Programs by key, each recorded when it is first needed, and memory for their arguments.
+    """Programs by key, each recorded on first use, and memory for their arguments.
 
-    Functions that cannot be recorded, and those whose program fails its trial, are called each time. capture: makes of
-    a program's run what is run from then on.
+    Functions that cannot be recorded, and those whose program fails its trial, are called each time. capture: turns a
+    program's run into the one that is used from then on.
     """
 
     def __init__(self, device: torch.device, capture: Capture | None = None) -> None:
@@ -215,7 +215,7 @@ class Programs:
         self._said = False
 
     def memory(self, key: Hashable, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        """Memory that is the same in every call with a key and with no longer a first axis."""
+        """Memory that is the same in every call with an equal key and a first axis that is not longer."""
         whole = self._memory.get((key, len(shape)))
         if whole is None or len(whole) < shape[0]:
             if whole is not None:  # programs know where the arguments were
@@ -232,7 +232,7 @@ class Programs:
         return {name: self.memory((key, name), vector.shape).copy_(vector) for name, vector in vectors.items()}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gives, by key, until memory moves."""
+        """The cached result of `make` by key, until memory moves."""
         if key not in self._bound:
             value = make()  # which may move memory
             self._bound[key] = value
@@ -246,9 +246,9 @@ class Programs:
         arguments: Iterable[Tensor],
         targets: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
-        """What a function gives, by name: some in `targets`, and the rest as it is until the next run.
+        """The results of a function, by name: some in `targets`, the rest valid until the next run.
 
-        key: the same for the same function of the same arguments. arguments: all tensors that it reads and that change.
+        key: equal for the same function of the same arguments. arguments: all tensors that it reads and that change.
         """
         if key not in self._programs:
             self._programs[key], outputs = self._first_run(function, arguments, targets)
@@ -259,7 +259,7 @@ class Programs:
     def _first_run(
         self, function: Callable[[], dict[str, Tensor]], arguments: Iterable[Tensor], targets: Mapping[str, Tensor]
     ) -> tuple[Run | None, dict[str, Tensor]]:
-        """The run of the function's program after its trial, and outputs; None and those of a call where it fails."""
+        """The run of the function's program after its trial, and outputs; if it fails, None and a call's outputs."""
         try:
             recording = record(function, arguments)
         except NotRecordable:
@@ -268,7 +268,7 @@ class Programs:
         before = Before([*recording.overwritten, *(target.untyped_storage() for target in targets.values())])
         # A target takes values as they fit there.
         expected = {name: target.clone().copy_(recording.expected[name]) for name, target in targets.items()}
-        with contextlib.suppress(Exception):  # whatever a program fails at, its function has just done
+        with contextlib.suppress(Exception):  # any failure of a program: its function has just succeeded
             program = Program(recording, self._workspace, targets)
             self._workspace.spoil()
             outputs = program.run()
@@ -286,7 +286,7 @@ class Programs:
 
 
 def _called(function: Callable[[], dict[str, Tensor]], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a function gives, some of it moved to targets."""
+    """The results of a function, some of them moved to targets."""
     outputs = function()
     # An output may be an argument, whose memory another output is to go to.
     written = {target.untyped_storage()._cdata for target in targets.values()}

@@ -1,10 +1,10 @@
 """Winograd's algorithm for the gradients of convolutions with 3×3 kernels that move by one pixel.
 
 A tile of 4×4 results depends on a patch of 6×6 pixels. Transformed, a patch, a kernel and the gradient of a tile have
-36 numbers each, which are multiplied one by one: a quarter of the multiplications, as 36 products of small matrices.
-The results of layers are left to torch, as their round-off decides on which side of a kink a value falls, and with it
-what the gradients are. Source: A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016,
-with other points for less round-off.
+36 numbers each, which are multiplied elementwise: a quarter of the multiplications, as 36 products of small matrices.
+Torch still computes the results of layers, because their rounding decides on which side of a kink a value falls, and so
+the gradients. Source: A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, with other
+points for smaller rounding errors.
 
 Shapes: B images, I channels in, O channels out, T tiles; 36 = 6×6 numbers of a transformed patch, kernel or gradient.
 """
@@ -45,7 +45,7 @@ def differentiate_by_winograd(recording: Recording) -> None:
 
 
 def _gains(gradient: Place, image: Place, kernel: Place, stride: list[int], padding: list[int], *rest: Any) -> bool:
-    """Whether the gradients of a convolution are ones that this algorithm computes, and faster."""
+    """Whether this algorithm can compute the gradients of a convolution, and is faster."""
     *others, wanted = rest
     if (kernel.size[2:], stride, *others) != ((3, 3), [1, 1], [1, 1], False, [0, 0], 1) or not all(wanted[:2]):
         return False
@@ -118,14 +118,14 @@ class _Layer:
         return result
 
     def _squares(self, images: Place, side: int) -> Place:
-        """The squares of pixels that tiles have in images, as (side², T, channels)."""
+        """The squares of pixels in images, one for each tile, as (side², T, channels)."""
         cut = self._cut(images, side)
         result = self._recording.new((side**2, math.prod(cut.size[2:5]), cut.size[5]))
         self._call(aten.clone.default, cut, result=_shaped(result, *cut.size))
         return result
 
     def _cut(self, images: Place, side: int) -> Place:
-        """Where squares lie in images: (side, side, images, rows, columns, channels). Patches overlap."""
+        """The places of squares in images: (side, side, images, rows, columns, channels). Patches overlap."""
         count, channels, *_ = images.size
         image, channel, down, across = images.stride
         size = (side, side, count, self._rows, self._columns, channels)
@@ -140,7 +140,7 @@ class _Layer:
         return whole
 
     def _whole(self, images: Place, beyond: int) -> Place:
-        """A place for images as large as all tiles and `beyond` pixels: where they are, if they are so large."""
+        """A place for images as large as all tiles and `beyond` pixels: their own, if they are that large."""
         count, channels, *sides = images.size
         height, width = TILE * self._rows + beyond, TILE * self._columns + beyond
         if sides == [height, width]:
@@ -164,7 +164,7 @@ class _Layer:
 
 
 def _shaped(place: Place, *size: int) -> Place:
-    """What lies row after row at a place, in another shape."""
+    """A row-major place in another shape."""
     return replace(place, size=size, stride=row_major(size))
 
 
@@ -191,7 +191,7 @@ def _some(images: Place, start: int, stop: int) -> Place:
 
 
 def _window(whole: Place, padding: list[int], images: Place) -> Place:
-    """Where images lie in larger ones."""
+    """The place of images in larger ones."""
     offset = sum(added * step for added, step in zip(padding, whole.stride[2:], strict=True))
     return replace(whole, size=images.size, offset=whole.offset + offset)
 

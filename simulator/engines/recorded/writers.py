@@ -1,4 +1,4 @@
-"""Forms of operators that write their results into memory that is there."""
+"""Forms of operators that write their results into existing memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ aten = torch.ops.aten
 COPIES = {aten.clone.default, aten._to_copy.default}
 
 Writer = Callable[[tuple[Any, ...], dict[str, Any], list[Tensor]], Callable[[], Any]]
-"""Binds arguments and results to a function that computes the one from the other."""
+"""Binds arguments and results to a function that computes the results from the arguments."""
 
 
 def writer_of(call: Call) -> Writer | None:
-    """What binds a call so that it writes its results into memory that is there; None where torch has no such form."""
+    """A writer that makes a call write its results into existing memory; None if torch has no such form."""
     if call.operator in COPIES:
         return _copying
     if not call.made:

@@ -1,4 +1,4 @@
-"""qemu-user: the machine's own where it is new enough, else Debian's, unpacked into a sysroot."""
+"""qemu-user: the machine's own if it is new enough, else Debian's, unpacked into a sysroot."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SUITE = "bookworm-backports"
 
 
 def find(folder: Path) -> Path | None:
-    """A qemu that will do: one on the PATH, or the one in the sysroot `folder`."""
+    """A suitable qemu: one on the PATH, or the one in the sysroot `folder`."""
     candidates = (shutil.which(NAME), shutil.which(f"{NAME}-static"), folder / NAME)
     return next((Path(path) for path in candidates if path and version(Path(path)) >= OLDEST), None)
 
 
 def version(program: Path) -> tuple[int, int]:
-    """The version of a qemu; 0.0 when it is not there or does not say."""
+    """The version of a qemu; 0.0 when it is missing or does not say."""
     try:
         match = re.search(r"version (\d+)\.(\d+)", call([str(program), "--version"]))
     except SysrootError:
@@ -34,7 +34,7 @@ def version(program: Path) -> tuple[int, int]:
 
 
 def fetch(folder: Path) -> Path:
-    """Put Debian's qemu into the sysroot `folder`. Raises SysrootError where that cannot be done."""
+    """Put Debian's qemu into the sysroot `folder`. Raises SysrootError if that fails."""
     if platform.machine() != "x86_64":
         raise SysrootError(f"this machine needs {NAME} {'.'.join(map(str, OLDEST))} or newer on its PATH")
     with tempfile.TemporaryDirectory(prefix=f".{NAME}-", dir=folder) as place:

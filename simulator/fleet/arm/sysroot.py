@@ -1,4 +1,4 @@
-"""The folder that an emulated ARM device sees as its machine, and how to start a program there.
+"""The folder that an emulated ARM device sees as its machine, and the start of programs in it.
 
 root/             Debian's Python, C library and what they need, for 64-bit ARM
 site/             the wheels that a device needs
@@ -58,7 +58,7 @@ class Sysroot:
         return [str(self.qemu), "-L", str(root), str(root / "usr" / "bin" / f"python{PYTHON}"), *arguments]
 
     def environment(self, **more: str) -> dict[str, str]:
-        """The environment of an emulated program: this process's, less what is for its own Python and loader."""
+        """The environment of an emulated program: this process's, without variables for its own Python and loader."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_"))}
         paths = (self.folder / "site", self.folder / f"muster-{source_digest()}")
         return {
@@ -88,7 +88,7 @@ class Sysroot:
 
 
 class Built(msgspec.Struct, frozen=True):
-    """Where a sysroot lies, its qemu, what devices can run there, its size, and what it lacks and why."""
+    """A sysroot's folder, its qemu, the backends of its devices, its size, and what it lacks and why."""
 
     folder: str
     qemu: str
@@ -98,7 +98,7 @@ class Built(msgspec.Struct, frozen=True):
 
 
 def default_folder() -> Path:
-    """Where a sysroot is made and looked for: what MUSTER_SYSROOT names, else in the user's cache."""
+    """The default folder of a sysroot: the one that MUSTER_SYSROOT names, else one in the user's cache."""
     if os.environ.get(FOLDER):
         return Path(os.environ[FOLDER]).absolute()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -106,7 +106,7 @@ def default_folder() -> Path:
 
 
 def recipe() -> str:
-    """A digest of what root and site are made of. Raises SysrootError without a source tree."""
+    """A digest of the ingredients of root and site. Raises SysrootError without a source tree."""
     parts = repr((SUITE, PACKAGES, PLATFORMS, sorted(device_requirements())))
     return hashlib.sha256(parts.encode()).hexdigest()[:12]
 
@@ -121,10 +121,10 @@ def ready() -> Sysroot:
 
 
 def build(out: Path | None = None, tell: Tell = lambda doing: None) -> Built:
-    """Make the sysroot in `out`, by default where a fleet looks; what is there already is kept.
+    """Make the sysroot in `out`, by default where a fleet looks. Existing parts are kept.
 
-    Every part appears in a single step and a second process waits for the first. Raises SysrootError, naming the
-    program that failed and what it said.
+    Every part appears atomically, and a second process waits for the first. Raises SysrootError, with the name and the
+    output of the failed program.
     """
     folder = (out or default_folder()).absolute()
     with _locked(folder):
@@ -193,7 +193,7 @@ def _make_sources(target: Path) -> None:
 
 
 def _make_executorch(sysroot: Sysroot, tell: Tell) -> str:
-    """Build the ExecuTorch library; why there is none where it cannot be built."""
+    """Build the ExecuTorch library. Returns the reason if it cannot be built, else an empty text."""
     if "executorch" not in sysroot.backends:
         tell("ExecuTorch for 64-bit ARM")
         try:

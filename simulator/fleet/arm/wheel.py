@@ -35,7 +35,7 @@ def source_digest() -> str:
 def build_wheel(folder: Path) -> Path:
     """Build the wheel into `folder`. Raises SysrootError without a source tree, or when pip fails.
 
-    It is built from a copy: setuptools leaves files in the tree, and takes up old ones that it finds there.
+    It is built from a copy, because setuptools leaves files in the tree and reuses old ones.
     """
     with tempfile.TemporaryDirectory(prefix="muster-wheel-") as place:
         for path in _sources():
