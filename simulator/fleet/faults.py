@@ -181,7 +181,7 @@ class ThrottledTransport:
         return _Throttled(response, self)
 
     def close(self) -> None:
-        """Close the carrier below."""
+        """Close the wrapped carrier."""
         self._carrier.close()
 
     def throttled(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -235,7 +235,7 @@ class RecordedTransport:
         return response
 
     def close(self) -> None:
-        """Close the carrier below."""
+        """Close the wrapped carrier."""
         self._carrier.close()
 
     def _die(self, assignment: str, here: PlannedDeath) -> None:
@@ -255,7 +255,7 @@ class SlowBackend:
 
     @property
     def format(self) -> str:
-        """That of the backend below."""
+        """The format of the wrapped backend."""
         return self._backend.format
 
     @property

@@ -63,7 +63,7 @@ class FleetConfig:
 
 @dataclass(slots=True)
 class _Device:
-    """One device: its kind and faults, the number of its sessions, the last one's failure, and its next time to wake."""
+    """One device: its kind and faults, the number of its sessions, the last failure, and its next time to wake."""
 
     client: str
     kind: Kind
