@@ -21,11 +21,11 @@ class ServerSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The default changes nothing. Raises ScheduleError naming the field.
 
     warmup_rounds: W; round r < W has r / W of the server learning rate.
-    scaling: by which power of the cohort over `reference_cohort` the server learning rate grows: "none" is 0, "sqrt" ½,
+    scaling: the server learning rate grows with a power of the cohort over `reference_cohort`: "none" is 0, "sqrt" ½,
         "linear" 1.
     reference_cohort: the cohort for which the learning rate is meant; needed for a scaling.
     double_every: R; the cohort doubles after every R rounds. 0 is never.
-    largest_cohort: where the doubling ends; needed for it.
+    largest_cohort: where the doubling ends; needed for `double_every`.
     """
 
     warmup_rounds: Count = 0

@@ -25,11 +25,11 @@ NODE, BROWSER = "node", "browser"
 DIED = "a process that runs emulated devices died; standard error says why"
 
 StartSession = Callable[[str, Start], None]
-"""Starts a session at a host, which an architecture, NODE or BROWSER names."""
+"""Starts a session at a host: an architecture, NODE or BROWSER."""
 EndedSessions = queue.SimpleQueue[Ended | None]
 """Ends of sessions at all hosts; None once a host has died."""
 ForkServers = tuple[StartSession, EndedSessions]
-"""Where devices run, for one fleet at a time."""
+"""The hosts of devices, for one fleet at a time."""
 
 
 def architectures() -> tuple[str, ...]:
@@ -41,8 +41,8 @@ def architectures() -> tuple[str, ...]:
 def fork_servers(backends: Mapping[str, Sequence[str]]) -> Iterator[ForkServers]:
     """A host for every name in `backends`: NODE, BROWSER, and architectures with the backends that their devices load.
 
-    Raises SysrootError when an architecture cannot be emulated here yet, or not with these backends, and FleetError
-    where there is no Node for devices in TypeScript, or no browser.
+    Raises SysrootError when an architecture cannot be emulated here yet, or not with these backends, and FleetError if
+    Node or a browser is needed and missing.
     """
     ended: EndedSessions = queue.SimpleQueue()
     commands = {host: _command(host, names) for host, names in backends.items()}

@@ -229,7 +229,7 @@ def test_a_compression_becomes_the_codecs_of_long_segments():
         ("rotation=3", "write rotation without a number, not 3"),
         ("low_rank=1.5", "a whole number of 1 or more, not 1.5"),
         ("low_rank=inf", "not inf"),
-        ("bits=3", "write bits=NUMBER, 1, 2, 4 or 8 for each value in clear, not 3"),
+        ("bits=3", "write bits=NUMBER, 1, 2, 4 or 8 for each unencrypted value, not 3"),
         ("bits=4,rotation", "bits come last"),
         ("rotation,low_rank=2", "low_rank comes first"),
     ],
