@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 from coordinator.errors import NotPrivate
-from coordinator.store.tasks import CoordinatorStore
 from fedcore.privacy.accounting import spent
 from fedcore.privacy.certificate import CertifiedLedger, PrivacyCertificate, ledger_digest
 from fedcore.signing import SigningKey
+
+if TYPE_CHECKING:
+    from coordinator.store.tasks import CoordinatorStore
 
 
 def certify(store: CoordinatorStore, key: SigningKey, task_id: str, number: int | None = None) -> CertifiedLedger:

@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.admin.task_creation import NewTask, TaskCreation
+from coordinator.api.admin.task_creation import TaskCreation
 from coordinator.api.http import read_hashed
 from coordinator.api.service import Service
 from coordinator.dashboard.forms import SHOWN, read_fields, status_of
@@ -16,6 +16,7 @@ from coordinator.dashboard.rendering import HEADERS, Renderer, redirect
 from coordinator.dashboard.settings_table import groups, settings_of
 from coordinator.dashboard.web_sessions import CSRF_FIELD, Visitor, WebSessions
 from coordinator.errors import BadToken, DigestMismatch, InvalidTask, TooLarge
+from coordinator.operations import NewTask
 from coordinator.rules.entities import Role, Token
 from fedcore.bundle import Manifest
 from fedcore.decoding import UNDECODABLE, decoder
