@@ -18,12 +18,13 @@ from coordinator.api.admin.task_creation import TaskCreation
 from coordinator.api.http import read_hashed
 from coordinator.api.openapi import BYTES, Answer, ApiDocument
 from coordinator.api.service import Service
-from coordinator.errors import DigestMismatch, InvalidTask, MalformedMessage, UnknownBlob
+from coordinator.errors import InvalidTask, MalformedMessage, UnknownBlob
 from coordinator.operations import OPERATIONS, PREFIX, NewTask, Operation
 from coordinator.rules.assumption import Assumption
 from coordinator.rules.entities import Role, Token
 from coordinator.security import of_running
 from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.errors import WrongBody
 from fedcore.validation import misnamed
 
 _BOUNDS = {
@@ -70,9 +71,7 @@ class AdminApi:
         """Store the body."""
         data, digest = await read_hashed(request, self._settings.upload_limit_bytes)
         if digest.hex() != sha256:
-            raise DigestMismatch(
-                "the body does not have the SHA-256 that the address names, as 64 lower-case hex digits"
-            )
+            raise WrongBody("the body does not have the SHA-256 that the address names, as 64 lower-case hex digits")
         await run_in_threadpool(self._store.blobs.put, data)
         return Response(status_code=204)
 

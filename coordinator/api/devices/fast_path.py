@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from coordinator.api.devices.routes import DeviceRoute
 from coordinator.errors import Refusal
+from fedcore.errors import RequestError
 
 
 class FastPath:
@@ -34,8 +35,9 @@ class FastPath:
     async def _answer(self, handle: Callable[[Request], Awaitable[Response]], request: Request, send: Send) -> None:
         try:
             answer = await handle(request)
-        except (Refusal, ClientDisconnect) as error:
-            answer = await self._problem(Refusal if isinstance(error, Refusal) else ClientDisconnect, request, error)
+        except (Refusal, RequestError, ClientDisconnect) as error:
+            kind = next(kind for kind in (Refusal, RequestError, ClientDisconnect) if isinstance(error, kind))
+            answer = await self._problem(kind, request, error)
         except Exception as error:
             answer = await self._problem(Exception, request, error)
             await answer(request.scope, request.receive, send)
