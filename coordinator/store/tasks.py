@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +12,7 @@ from types import TracebackType
 
 import safetensors.numpy
 
-from coordinator.certificates import certify
-from coordinator.errors import StoreConflict, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
+from coordinator.errors import NotPrivate, StoreConflict, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
 from coordinator.failpoints import reach
 from coordinator.lineage import check_signer, entry
 from coordinator.operations import LineageKey, TaskStore
@@ -47,7 +47,8 @@ from fedcore import algorithms, checkpoint
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import AlgorithmRef, Bundle
 from fedcore.plan import BlobRef, Plan
-from fedcore.privacy.certificate import CertifiedLedger
+from fedcore.privacy.accounting import spent
+from fedcore.privacy.certificate import CertifiedLedger, PrivacyCertificate, ledger_digest
 from fedcore.release import Signed
 from fedcore.signing import SigningKey
 
@@ -273,7 +274,26 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
         return safetensors.numpy.save(schema.unflatten(self.checkpoint(task_id, number)["params"]))
 
     def certificate(self, task_id: str, number: int | None = None) -> CertifiedLedger:
-        return certify(self, self.lineage_key(), task_id, number)
+        key = self.lineage_key()
+        with self.database.reading() as records:
+            task = records.task(task_id)
+            last = records.snapshot(task, number).number
+            rows = records.ledger.entries(task_id, last)  # every round up to that one, those before a rollback too
+        if task.settings.privacy is None:
+            raise NotPrivate(
+                f"task {task_id} was created without --privacy: no noise was added, and no certificate exists"
+            )
+        privacy = task.settings.promise
+        certificate = PrivacyCertificate(
+            task=task_id,
+            round=last,
+            model=hashlib.sha256(self.model_file(task_id, last)).hexdigest(),
+            privacy=privacy,
+            rounds=len(rows),
+            epsilon=spent(rows, privacy.delta),
+            ledger=ledger_digest(rows),
+        )
+        return CertifiedLedger(key.sign_certificate(certificate), rows)
 
     def devices(self, limit: int = 100, *, revoked: bool = False) -> list[Device]:
         with self.database.reading() as records:
