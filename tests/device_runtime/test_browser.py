@@ -270,6 +270,18 @@ def test_a_browser_whose_clock_is_an_hour_off_takes_part(tmp_path, coordinators,
         await_commit(local, made)
 
 
+def test_a_text_that_stood_for_a_moment_is_seen(tmp_path, coordinators, page, browser):
+    with coordinators.local(tmp_path, page=str(page)) as local:
+        person = Person(browser, local.url, "p")
+        browser.execute_async_script(
+            "const [done] = arguments, state = document.getElementById('state');"
+            "state.innerText = 'Done: round 1';"
+            "setTimeout(() => { state.innerText = 'There is nothing to train now'; done(); }, 20);"
+        )
+        assert person.waits_for("state", "Done") == "Done: round 1"
+        assert person.waits_for("state", "nothing to train") == "There is nothing to train now"
+
+
 def test_a_worker_that_crashes_is_said_and_followed_by_another(tmp_path, coordinators, task, page, browser):
     crashing = with_worker(page, tmp_path / "crashing", CRASH_WHEN_TOLD)
     with coordinators.local(tmp_path, page=str(crashing)) as local, road_to(local.url) as road:
