@@ -23,9 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.errors import PrivacyError
-from fedcore.privacy.settings import Mechanism, Noise
+from fedcore.privacy.settings import MOST_TREE_ROUNDS, Mechanism, Noise
 
-MOST_TREE_ROUNDS = 1024
 """Rounds that a tree may have: every commit computes its sensitivity, by the square of their number."""
 Floats = NDArray[np.float64]
 

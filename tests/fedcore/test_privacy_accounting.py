@@ -176,7 +176,7 @@ def test_a_missing_accountant_is_named_with_what_to_install(monkeypatch):
         ({"delta": 0.001}, "delta must be below 1 / users, which is 0.001, not 0.001"),
         ({"delta": 0.0}, "delta"),
         ({"epsilon": 0.0}, "epsilon"),
-        ({"epsilon": math.inf}, "epsilon must be finite"),
+        ({"epsilon": math.inf}, "epsilon must be a number above 0, not inf"),
         ({"noise_multiplier": 0.0}, "noise_multiplier"),
         ({"noise_multiplier": math.nan}, "noise_multiplier"),
         ({"users": 0}, "users"),

@@ -177,7 +177,7 @@ def test_the_same_numbers_make_the_same_task_at_each_door(doors, named):
     [
         ({"delta": 0.5}, "delta must be below 1 / users, which is 0.001, not 0.5"),
         ({"epsilon": 0.0}, "epsilon"),
-        ({"epsilon": None}, "missing required field `epsilon`"),
+        ({"epsilon": None}, "privacy: epsilon is missing: it must be a number above 0"),
         ({"noise_multiplier": 0.0}, "noise_multiplier"),
         ({"mechanism": "banded", "bands": 30}, "bands must be from 2 to min_separation_rounds (20), not 30"),
         ({"mechanism": "gauss"}, "mechanism"),

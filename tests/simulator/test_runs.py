@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedcore.schedule import ServerSchedule
-from simulator.configuration import SimulationConfig
+from simulator.configuration import SimulationConfig, to_config
 from simulator.errors import EngineError, ProcessDied, RunError, RunNotKept
-from simulator.options import to_config
 from simulator.runs.config_file import to_toml
 from simulator.runs.reading import read_metrics, read_result, read_run
 from simulator.runs.running import resume_run, start_run
