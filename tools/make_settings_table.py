@@ -7,6 +7,7 @@ holds the document.
 from pathlib import Path
 
 from coordinator.dashboard.settings_table import groups
+from fedcore.validation import Setting
 from muster.markdown import table
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "settings.md"
@@ -29,13 +30,17 @@ def document() -> str:
     chapters = [INTRODUCTION]
     for group in groups():
         rows = [
-            [f"`{one.name}`", one.about, one.allowed, "required" if one.required else one.shown_default or "–"]
+            [f"`{one.name}`", one.about, one.allowed, "required" if one.required else _default(one)]
             for one in group.settings
         ]
         head = f"## `{group.name}`\n\n{group.about}" if group.name else "## The task"
-        without = " A task may do without." if group.optional else ""
+        without = " By default a task has none." if group.optional else ""
         chapters.append(f"{head}{without}\n\n{table(['setting', 'what', 'may be', 'default'], rows)}")
     return "\n".join(chapters)
+
+
+def _default(one: Setting) -> str:
+    return f"{one.default}".lower() if one.kind == "flag" else one.shown_default or "–"
 
 
 if __name__ == "__main__":
