@@ -73,10 +73,21 @@ test("an upload that is never answered is counted", async () => {
   expect(moved.up).toBe(10);
 });
 
-async function ask(call: Call, listener: RequestListener) {
+test("a call stays at the host of its coordinator, whatever the path of that address is", async () => {
+  let asked: string | undefined;
+  const answers: RequestListener = (request, response) => {
+    asked = request.url;
+    response.end();
+  };
+  const [answer] = await ask({ method: "GET", path: "/v1/server" }, answers, "//elsewhere.invalid/here/");
+  expect((await answer).status).toBe(200);
+  expect(asked).toBe("//elsewhere.invalid/here/v1/server");
+});
+
+async function ask(call: Call, listener: RequestListener, path = "") {
   server = createServer(listener);
   await new Promise<void>((resolve) => server?.listen(0, "127.0.0.1", resolve));
-  const base = new URL(`http://127.0.0.1:${(server.address() as AddressInfo).port}`);
+  const base = new URL(`http://127.0.0.1:${(server.address() as AddressInfo).port}${path}`);
   const signer = { keyid: "d-0", key: await signingKey(new Uint8Array(32)) };
   const moved = { up: 0, down: 0 };
   return [send(platform, base, call, signer, 1, moved), moved] as const;

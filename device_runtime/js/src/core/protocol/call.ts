@@ -64,7 +64,7 @@ export async function send(
   moved: BytesMoved,
 ): Promise<Answer> {
   const name = `${call.method} ${call.path}`;
-  const url = new URL(base.pathname.replace(/\/$/, "") + call.path, base);
+  const url = new URL(base.origin + base.pathname.replace(/\/$/, "") + call.path);
   const fields: Record<string, string> = { ...call.headers };
   if (call.body !== undefined) {
     fields["content-digest"] = digestField(await sha256(call.body));
