@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -16,12 +16,14 @@ from muster.options.key_values import parse_key_values
 _METAVARS = {"whole number": "<int>", "number": "<float>", "list": "<names>", "part": "KEY=VALUE"}
 
 
-def with_settings(kind: type, spread: Collection[str] = ()) -> Callable[[Command], Command]:
+def with_settings(kind: type, spread: Collection[str] = (), only: Collection[str] = ()) -> Callable[[Command], Command]:
     """Have a command take the settings of a class as options; its parameter `settings` gets those given, as a mapping.
 
-    spread: the parts of which each setting is an option. One that may be left out has a switch of its name.
+    spread: the parts of which each setting is an option. One that may be left out has a switch of its name. only: the
+    settings of the class that the command takes, by default all.
     """
-    options = list(_options(kind, spread))
+    chosen = [one for one in settings_of(kind) if not only or one.name in only]
+    options = list(_options(chosen, spread))
     return with_parameters("settings", (one.parameter for one in options), lambda given: _mapping(options, given))
 
 
@@ -65,8 +67,8 @@ class _Option:
         return f"{about}  [{one.facts}]" if one.facts else about
 
 
-def _options(kind: type, spread: Collection[str]) -> Iterator[_Option]:
-    for one in settings_of(kind):
+def _options(settings: Iterable[Setting], spread: Collection[str]) -> Iterator[_Option]:
+    for one in settings:
         if one.part is None or one.name not in spread:
             yield _Option(one)
             continue

@@ -10,26 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from coordinator.rules.task_settings import TaskSettings
 from fedcore.validation import build, build_one
 from muster.options.compress import COMPRESS
 from muster.options.key_values import parse_key_values
+from muster.options.settings import with_settings
 from muster.output import Settings
 
 if TYPE_CHECKING:
     from simulator.configuration import SimulationConfig
 
 T = TypeVar("T")
-SCHEDULE = (
-    "How rounds change: warmup_rounds, scaling (sqrt or linear) with reference_cohort, double_every with "
-    "largest_cohort; may be repeated."
-)
 PRIVACY = (
     "Noise on every sum, of clipped reports (clip_norm): delta with epsilon, from which the noise follows, or with "
     "noise_multiplier; mechanism (gaussian, tree, banded with bands, or with --secagg distributed), "
     "min_separation_rounds, poisson; may be repeated."
-)
-SECAGG = (
-    "Round reports as under secure aggregation: clip_norm, bits, max_examples, group_size, as of a task; repeatable."
 )
 ALGORITHM = "An algorithm (`muster algorithms list`), or your own as package.module:Class.  [default: fedavg]"
 DATASET = (
@@ -70,6 +65,10 @@ RAY = (
 )
 
 
+with_shared_settings = with_settings(TaskSettings, spread=("secagg",), only=("schedule", "same_cohort", "secagg"))
+"""Have a command take the settings that a simulation has in common with a task, as its parameter `settings`."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
     """The options of a simulation; None where one is not given."""
@@ -83,7 +82,6 @@ class SimulateOptions:
     algorithm: Annotated[str | None, typer.Option(help=ALGORITHM)] = None
     baseline: Annotated[str | None, typer.Option(help=BASELINE)] = None
     settings: Settings = None
-    schedule: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=SCHEDULE)] = None
     privacy: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=PRIVACY)] = None
     rounds: Annotated[int | None, typer.Option(help="Rounds to run.  [default: 100]")] = None
     cohort: Annotated[int | None, typer.Option(help="Users per round.  [default: 10]")] = None
@@ -93,19 +91,17 @@ class SimulateOptions:
     target_accuracy: Annotated[float | None, typer.Option(help=TARGET)] = None
     patience: Annotated[int | None, typer.Option(metavar="ROUNDS", help=PATIENCE)] = None
     engine: Annotated[str | None, typer.Option(help=ENGINE)] = None
-    same_cohort: Annotated[
-        bool | None, typer.Option("--same-cohort", help="Of an algorithm of two trips: the same users in both.")
-    ] = None
     device: Annotated[str | None, typer.Option(help=DEVICE)] = None
     processes: Annotated[int | None, typer.Option(help=PROCESSES)] = None
     at_once: Annotated[int | None, typer.Option(help=AT_ONCE)] = None
     ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help=RAY)] = None
     compress: Annotated[str | None, typer.Option(metavar="STEPS", help=COMPRESS)] = None
-    secagg: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=SECAGG)] = None
     seed: Annotated[int | None, typer.Option(help="Seed of split, weights, cohorts, order.  [default: 0]")] = None
 
-    def configuration(self, files: Sequence[Path]) -> SimulationConfig:
+    def configuration(self, files: Sequence[Path], shared: Mapping[str, Any]) -> SimulationConfig:
         """The configuration of files, later ones before earlier ones, overridden by the options.
+
+        shared: the settings that it has in common with a task, as `with_shared_settings` gives them.
 
         A wrong algorithm is reported before torch is loaded. A baseline may have other settings, which are looked at
         later.
@@ -114,7 +110,7 @@ class SimulateOptions:
 
         read = {path: _read(path) for path in files}
         values: dict[str, Any] = {}
-        for found in (*read.values(), self._given()):
+        for found in (*read.values(), self._given(shared)):
             values |= found
         settings = parse_key_values(self.settings)
         if settings:
@@ -124,17 +120,15 @@ class SimulateOptions:
             create(algorithm, values.get("settings"), [module_of(algorithm)])
         return _converted(values, read)
 
-    def _given(self) -> dict[str, Any]:
-        """The options that were given, but for the settings."""
-        from coordinator.rules.task_settings import Secagg
-        from fedcore.schedule import ServerSchedule
+    def _given(self, shared: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that were given, but for the settings of the algorithm."""
         from simulator.private_training import PrivateTraining
 
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given["settings"] = None
-        for part, kind in (("schedule", ServerSchedule), ("secagg", Secagg), ("privacy", PrivateTraining)):
-            if given[part]:
-                given[part] = build(kind, parse_key_values(given[part], f"--{part}"), text=True)
+        if self.privacy:
+            given["privacy"] = build(PrivateTraining, parse_key_values(self.privacy, "--privacy"), text=True)
+        given |= {name: build_one(TaskSettings, name, value, text=True) for name, value in shared.items()}
         return {name: value for name, value in given.items() if value is not None}
 
 
