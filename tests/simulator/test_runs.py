@@ -269,7 +269,7 @@ def test_other_folders_are_refused_and_left_as_they_are(tmp_path):
 def test_values_of_a_wrong_type_are_refused_by_name():
     for options in ({"rounds": "3"}, {"seed": 1.5}, {"data": "/data"}, {"settings": 3}):
         (name,) = options
-        with pytest.raises(EngineError, match=f"^{name} cannot be .*: Expected `"):
+        with pytest.raises(EngineError, match=f"^{name} must be .*, not "):
             SimulationConfig(**{"model": "mlp"} | options)
 
 
