@@ -63,7 +63,10 @@ def test_draws_lie_in_their_intervals_and_stay_when_there_are_more(sweep):
         (OPTIONS, "a sweep varies something"),
         (OPTIONS + "[grid]\nseed = 3\n", "grid.seed must be a list of values, not 3"),
         (OPTIONS + "[grid]\nsead = [3]\n", r"the run sead=3 cannot be: there is no 'sead'; did you mean seed"),
-        (OPTIONS + "[grid]\nschedule.warmup = [3]\n", "the run warmup=3 cannot be: schedule: there is no 'warmup'; did you mean warmup_rounds"),
+        (
+            OPTIONS + "[grid]\nschedule.warmup = [3]\n",
+            "the run warmup=3 cannot be: schedule: there is no 'warmup'; did you mean warmup_rounds",
+        ),
         (OPTIONS + '[grid]\npartition = ["shard:2"]\n', "cannot be: no partition is called 'shard'"),
         (OPTIONS + '[grid]\ndataset = ["digit"]\n', "the run dataset=digit cannot be: no data set is called"),
         (OPTIONS + '[grid]\nmodel = ["logrec"]\n', "the run model=logrec cannot be: no model is called 'logrec'"),
