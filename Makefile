@@ -13,7 +13,7 @@ JS := device_runtime/js
 NODE_IS_NEW := node $(JS)/node-is-new.cjs 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test js page docs check format migration algorithms filemap reference lock sbom clean
+.PHONY: help install demo test js page docs check format migration algorithms filemap settings reference lock sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -54,6 +54,9 @@ algorithms: $(INSTALLED) ## write the table of docs/algorithms.md and the pages 
 
 filemap: $(INSTALLED) ## write the file map of docs/architecture.md anew
 	$(BIN)/python -m tools.make_file_map
+
+settings: $(INSTALLED) ## write docs/settings.md anew
+	$(BIN)/python -m tools.make_settings_table
 
 reference: $(INSTALLED) ## write the reference of docs/python.md anew
 	$(BIN)/python -m tools.make_python_reference

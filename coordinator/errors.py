@@ -44,9 +44,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from fedcore import validation
+
 
 class CoordinatorError(Exception):
     """Base of every error raised by `coordinator`."""
+
+
+def demand(met: bool, name: str, allowed: str, value: object) -> None:
+    """Raise InvalidTask, naming a setting and what it may be, unless `met`."""
+    validation.demand(InvalidTask, met, name, allowed, value)
 
 
 class InvalidSettings(CoordinatorError):

@@ -6,13 +6,12 @@ unknown, the rule does not hold.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any
 
 import msgspec
 
-from fedcore.decoding import converter
-from fedcore.validation import Count, Fraction, NotNegative, checked, type_error
+from fedcore.validation import Count, Fraction, NotNegative, build, check, checked, setting
 
 MEBIBYTE = 1 << 20
 
@@ -21,14 +20,7 @@ class _Checked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Values that are checked in every constructor. Raises ValueError naming the wrong one."""
 
     def __post_init__(self) -> None:
-        error = type_error(self)
-        if error is not None:
-            name, value, words = error
-            raise ValueError(f"{name} = {value!r}: {words}")
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{name} = {value}: it must be finite")
+        check(self)
 
 
 class StatedConditions(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +41,7 @@ class StatedConditions(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.free_storage_mb is None else self.free_storage_mb * MEBIBYTE
 
 
-@checked
+@checked(ValueError)
 class Conditions(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One reading of a device; None means unknown. Raises ValueError when a value is impossible.
 
@@ -82,17 +74,13 @@ ConditionSource = Callable[[], Conditions]
 
 
 class ConditionRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules on conditions that a task may set; by default there are none. `min_<name>` bounds `<name>` from below.
+    """Rules on conditions that a task may set; by default there are none. `min_<name>` bounds `<name>` from below."""
 
-    charging: the device must be on external power. idle: other programs must hardly use its processors. unmetered:
-    bytes on its network must cost nothing. min_battery: a fraction from 0 to 1. min_free_storage_bytes: of its storage.
-    """
-
-    charging: bool = False
-    idle: bool = False
-    unmetered: bool = False
-    min_battery: Fraction | None = None
-    min_free_storage_bytes: Count | None = None
+    charging: Annotated[bool, setting("The device must be on external power.")] = False
+    idle: Annotated[bool, setting("Other programs must hardly use its processors.")] = False
+    unmetered: Annotated[bool, setting("Bytes on its network must cost nothing.")] = False
+    min_battery: Annotated[Fraction, setting("Least charge of its battery, as a fraction.")] | None = None
+    min_free_storage_bytes: Annotated[Count, setting("Least free storage.", unit="bytes")] | None = None
 
     def unmet(self, conditions: Conditions | StatedConditions) -> tuple[str, ...]:
         """The reasons, in words, for which rules do not hold; empty when all do."""
@@ -111,7 +99,7 @@ class ConditionRules(msgspec.Struct, frozen=True, kw_only=True):
                 yield f"unknown: {noun}" if value is None else f"{noun} {words(value)} is below {words(least)}"
 
 
-@checked
+@checked(ValueError)
 class Requirements(ConditionRules, _Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rules that a device's owner sets: what must hold for the device to train. By default nothing.
 
@@ -122,8 +110,9 @@ class Requirements(ConditionRules, _Checked, frozen=True, kw_only=True, forbid_u
     min_thermal_headroom_c: NotNegative | None = None
 
 
-to_requirements = converter(Requirements, strict=False)
-"""Requirements from their names and values, as they are or in words. Raises msgspec.ValidationError."""
+def to_requirements(given: Mapping[str, Any]) -> Requirements:
+    """Requirements from their names and values, as they are or in words. Raises ValueError."""
+    return build(Requirements, given, text=True)
 
 
 def rounded_mb(size_bytes: int) -> int:

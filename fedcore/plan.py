@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Container, Mapping, Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -28,12 +28,13 @@ from fedcore.errors import DigestMismatch, PlanError, ReportError, SchemaError
 from fedcore.loop import Loop
 from fedcore.params import ParamSchema, Size, VectorSpec
 from fedcore.report import ReportLayout
+from fedcore.schedule import first_of_pair
+from fedcore.validation import Digest
 
 PLAN_VERSION = 1
 # The longest plan, in bytes of JSON.
 MOST_PLAN_BYTES = 4 * 2**20
 T = TypeVar("T")
-Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Dtype = Literal["float32", "int64", "int32", "uint8"]
 
 REPORT = "report"
@@ -80,11 +81,6 @@ def unprefixed(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
 def in_turn(trips: Sequence[T], number: int) -> T:
     """The trip that round `number` runs, counted from 1: rounds take an algorithm's trips in turn."""
     return trips[(number - 1) % len(trips)]
-
-
-def first_of_pair(number: int) -> int:
-    """The first round of the pair of rounds that contains round `number`; it runs the first of two trips."""
-    return number - (number - 1) % 2
 
 
 def is_second(number: int) -> bool:

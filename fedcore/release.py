@@ -13,8 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import BadRelease
-from fedcore.plan import Digest
-from fedcore.validation import Count
+from fedcore.validation import Count, Digest
 
 T = TypeVar("T")
 RELEASE_VERSION = 1

@@ -6,38 +6,36 @@ from 1.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from fedcore.errors import ScheduleError
-from fedcore.validation import Count, checked, type_error
+from fedcore.validation import Count, check, checked, setting
 
+LONGEST_REPORTING_S = 7 * 86_400
+"""The longest time that a device may have for a report, in seconds."""
 _POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 
 
-@checked
+@checked(ScheduleError)
 class ServerSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The default changes nothing. Raises ScheduleError naming the field.
 
-    warmup_rounds: W; round r < W has r / W of the server learning rate.
-    scaling: the server learning rate grows with a power of the cohort over `reference_cohort`: "none" is 0, "sqrt" ½,
-        "linear" 1.
-    reference_cohort: the cohort for which the learning rate is meant; needed for a scaling.
-    double_every: R; the cohort doubles after every R rounds. 0 is never.
-    largest_cohort: where the doubling ends; needed for `double_every`.
+    Round r < `warmup_rounds` W has r / W of the server learning rate. The powers of `scaling` are 0, ½ and 1.
     """
 
-    warmup_rounds: Count = 0
-    scaling: Literal["none", "sqrt", "linear"] = "none"
-    reference_cohort: Count = 0
-    double_every: Count = 0
-    largest_cohort: Count = 0
+    warmup_rounds: Annotated[Count, setting("Rounds in which the server learning rate grows to its value.")] = 0
+    scaling: Annotated[
+        Literal["none", "sqrt", "linear"],
+        setting("How the server learning rate grows with the cohort over reference_cohort."),
+    ] = "none"
+    reference_cohort: Annotated[Count, setting("Cohort that the learning rate is meant for; needed for a scaling.")] = 0
+    double_every: Annotated[Count, setting("Rounds after which the cohort doubles; 0 is never.")] = 0
+    largest_cohort: Annotated[Count, setting("Cohort at which the doubling ends; needed for it.")] = 0
 
     def __post_init__(self) -> None:
-        wrong = type_error(self)
-        if wrong:
-            raise ScheduleError(f"{wrong[0]} cannot be {wrong[1]!r}: {wrong[2]}")
+        check(self)
         if self.scaling != "none" and not self.reference_cohort:
             raise ScheduleError(
                 f"scaling {self.scaling} needs reference_cohort, the cohort that server_lr is meant for"
@@ -57,3 +55,8 @@ class ServerSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return first
         doublings = min((number - 1) // self.double_every, self.largest_cohort.bit_length())
         return min(first << doublings, self.largest_cohort)
+
+
+def first_of_pair(number: int) -> int:
+    """The round that runs the first of two trips, of the pair of rounds to which round `number` belongs."""
+    return number - (number - 1) % 2

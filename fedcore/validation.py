@@ -1,11 +1,13 @@
-"""Types with bounds, and classes whose values are checked however they were made, not only when they were decoded."""
+"""Settings that describe themselves: the annotation of a field is its check, its option, its form and its document."""
 
 from __future__ import annotations
 
-import inspect
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, dataclass, is_dataclass
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -15,79 +17,230 @@ from fedcore.names import offered
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Kind: TypeAlias = Literal["flag", "whole number", "number", "choice", "list", "text", "part"]
 
 T = TypeVar("T")
-_FIELDS: dict[type, tuple[tuple[str, Any, Callable[[object], Any]], ...]] = {}
+NEEDED = msgspec.NODEFAULT
+"""The default of a setting that has none."""
+_LEAVES: dict[Any, Kind] = {bool: "flag", int: "whole number", float: "number", tuple: "list", Literal: "choice"}
+_ROOM = 2**31 - 1
+"""Bounds from here on say only what a number has room for."""
+_SIDES = ("ge", "gt", "le", "lt")
+_WORDED = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "from": "from ", "and": " and "}
+_SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "from": "", "and": ", "}
+_WORDS = {"yes": "true", "no": "false"}
 
 
-def checked(kind: type[T]) -> type[T]:
-    """Decorate a struct or a dataclass whose fields `type_error` is to check."""
-    types = get_type_hints(kind, include_extras=True)
-    names = inspect.signature(kind).parameters
-    _FIELDS[kind] = tuple((name, types[name], converter(types[name])) for name in names)
-    return kind
+def setting(about: str, *, unit: str = "", allowed: str = "", **bounds: Any) -> msgspec.Meta:
+    """What an annotated field is, in a sentence, with its unit and its bounds, those of `msgspec.Meta`.
 
-
-def type_error(values: object) -> tuple[str, Any, str] | None:
-    """The first field whose value is not of its declared type: name, value and what is wrong; None when all are."""
-    for name, kind, convert in _FIELDS[type(values)]:
-        value = getattr(values, name)
-        try:
-            convert(value)
-        except msgspec.ValidationError as error:
-            return name, value, explained(error, value, kind)
-    return None
-
-
-def explained(error: msgspec.ValidationError, value: object, kind: object) -> str:
-    """What is wrong with a value that is not of a kind: the choices or fields there are, or msgspec's words."""
-    if get_origin(kind) is Literal:
-        return offered(value, get_args(kind))
-    for one in get_args(kind) or (kind,):
-        if _names(one) and not isinstance(value, Mapping):
-            return f"expected {one.__name__}(…), or a mapping with some of {', '.join(_names(one))}"
-    return str(error)
-
-
-def field_converter(kind: type, dec_hook: Callable[[type, Any], Any] | None = None) -> Callable[[str, object], Any]:
-    """A function from the name of a field of a dataclass and a plain value, such as a file has, to the field's value.
-
-    It raises msgspec.ValidationError, naming the field, for a value of a wrong type, and for names in it that are none.
+    allowed: what it may be, in words, where its type and bounds do not say it.
     """
-    kinds = get_type_hints(kind)
-    converters = {name: converter(one, dec_hook=dec_hook) for name, one in kinds.items()}
-
-    def convert(name: str, value: object) -> Any:
-        try:
-            made = converters[name](value)
-        except msgspec.ValidationError as error:
-            raise msgspec.ValidationError(
-                f"{name} cannot be {value!r}: {explained(error, value, kinds[name])}"
-            ) from error
-        unknown = misnamed(value, made)
-        if unknown is not None:
-            raise msgspec.ValidationError(f"{name} cannot be {value!r}: {unknown}")
-        return made
-
-    return convert
+    return msgspec.Meta(description=about, extra={"unit": unit, "allowed": allowed}, **bounds)
 
 
-def misnamed(value: object, made: object) -> str | None:
-    """What is wrong with the first name in a plain value that a dataclass made of it does not have; None without one.
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting as people read it: `allowed` says what it may be, and `range` that without its type.
 
-    msgspec leaves such names out in silence, as a struct can forbid, and a dataclass cannot.
+    default: NEEDED where there is none, None where it may be left out. part: the class of the settings in it.
+    optional: whether it may be None.
     """
-    if not isinstance(value, Mapping) or not is_dataclass(made):
-        return None
-    known = _names(type(made))
-    for name, part in value.items():
-        if name not in known:
-            return f"there is no {name!r}; {offered(name, known)}"
-        if (found := misnamed(part, getattr(made, name))) is not None:
-            return found
-    return None
+
+    name: str
+    about: str
+    unit: str
+    kind: Kind
+    allowed: str
+    range: str
+    default: Any
+    choices: tuple[str, ...] = ()
+    part: type | None = None
+    optional: bool = False
+
+    @property
+    def required(self) -> bool:
+        """Whether it must be given."""
+        return self.default is NEEDED
+
+    @property
+    def shown_default(self) -> str:
+        """Its default as people write it; "" without one."""
+        return "" if self.required else text_of(self.default)
+
+    @property
+    def facts(self) -> str:
+        """Its range and its default, as far as there is something to say."""
+        default = "" if self.kind == "flag" else self.shown_default
+        return "; ".join(words for words in (self.range, default and f"default: {default}") if words)
 
 
-def _names(kind: Any) -> tuple[str, ...]:
-    """The names of the fields of a dataclass or a struct; none of other types."""
-    return tuple(getattr(kind, "__dataclass_fields__", ())) or getattr(kind, "__struct_fields__", ())
+def text_of(value: object) -> str:
+    """A value as people write it, in a form or an option; "" for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Checks:
+    """What is known of a class of settings: the error of its values, and a converter of each, for values and text."""
+
+    error: type[Exception]
+    settings: Mapping[str, Setting]
+    values: Mapping[str, Callable[[object], Any]]
+    texts: Mapping[str, Callable[[object], Any]]
+
+
+_CHECKS: dict[type, _Checks] = {}
+
+
+def checked(error: type[Exception]) -> Callable[[type[T]], type[T]]:
+    """Decorate a struct or a dataclass of settings, whose `__post_init__` calls `check`. error: of a wrong value."""
+
+    def decorate(kind: type[T]) -> type[T]:
+        """Describe the class to itself, at import."""
+        hints = get_type_hints(kind, include_extras=True)
+        found = {name: _described(name, hints[name], default) for name, default in _defaults(kind).items()}
+        values, texts = (
+            {name: converter(hints[name], strict=strict, dec_hook=_made_of_text) for name in found}
+            for strict in (True, False)
+        )
+        _CHECKS[kind] = _Checks(error, found, values, texts)
+        return kind
+
+    return decorate
+
+
+def settings_of(kind: type) -> tuple[Setting, ...]:
+    """The settings of a class that is `checked`, in order."""
+    return tuple(_CHECKS[kind].settings.values())
+
+
+def check(values: object) -> None:
+    """Raise the error of its class, naming the first setting that is not what it may be."""
+    checks = _CHECKS[type(values)]
+    for name in checks.settings:
+        _converted(checks, name, getattr(values, name))
+
+
+def demand(error: type[Exception], met: bool, name: str, allowed: str, value: object) -> None:
+    """Raise an error that names a setting, what it may be and what it is, unless `met`."""
+    if not met:
+        raise error(f"{name} must be {allowed}, not {value!r}")
+
+
+def build(kind: type[T], given: Mapping[str, Any], *, text: bool = False) -> T:
+    """Settings of plain values, such as JSON and TOML have; parts are mappings. text: values may be text.
+
+    Raises the error of the class, naming the setting that is unknown, missing or not what it may be.
+    """
+    made = {name: build_one(kind, name, value, text=text) for name, value in given.items()}
+    for one in settings_of(kind):
+        if one.required and one.name not in made:
+            raise _CHECKS[kind].error(f"{one.name} is missing: it must be {one.allowed}")
+    return kind(**made)
+
+
+def build_one(kind: type, name: str, value: object, *, text: bool = False) -> Any:
+    """One setting of a class, of a plain value. Raises as `build`."""
+    checks = _CHECKS[kind]
+    if name not in checks.settings:
+        raise checks.error(f"there is no {name!r}; {offered(name, checks.settings)}")
+    one = checks.settings[name]
+    if one.part in _CHECKS and isinstance(value, Mapping):
+        try:
+            return build(one.part, value, text=text)
+        except _CHECKS[one.part].error as error:
+            raise checks.error(f"{name}: {error}") from error
+    if text and isinstance(value, str):
+        value = [word.strip() for word in value.split(",")] if one.kind == "list" else _WORDS.get(value, value)
+    return _converted(checks, name, value, text=text)
+
+
+def _converted(checks: _Checks, name: str, value: object, *, text: bool = False) -> Any:
+    convert = (checks.texts if text else checks.values)[name]
+    try:
+        made = convert(value)
+    except msgspec.ValidationError:
+        made = math.nan
+    if isinstance(made, float) and not math.isfinite(made):
+        given = value if text else repr(value)
+        raise checks.error(f"{name} must be {checks.settings[name].allowed}, not {given}")
+    return made
+
+
+def _made_of_text(kind: type, value: Any) -> Any:
+    return kind(value) if kind is Path and isinstance(value, str | Path) else value
+
+
+def _defaults(kind: Any) -> dict[str, Any]:
+    """The default of each field; None for one that is made anew each time, as an empty mapping is."""
+    if is_dataclass(kind):
+        given = {one.name: one.default if one.default_factory is MISSING else None for one in dataclass_fields(kind)}
+        return {name: NEEDED if default is MISSING else default for name, default in given.items()}
+    fields = msgspec.structs.fields(kind)
+    return {one.name: one.default if one.default_factory is msgspec.NODEFAULT else None for one in fields}
+
+
+def _described(name: str, hint: Any, default: Any) -> Setting:
+    metas, kinds = _taken_apart(hint)
+    leaf = next(one for one in kinds if one is not type(None))
+    names = getattr(leaf, "__struct_fields__", None) or tuple(getattr(leaf, "__dataclass_fields__", ()))
+    kind: Kind = "part" if names else _LEAVES.get(get_origin(leaf) or leaf, "text")
+    choices = tuple(map(str, get_args(leaf))) if kind == "choice" else ()
+    extra = {key: value for meta in metas for key, value in (meta.extra or {}).items() if value}
+    sides = {side: bound for meta in metas for side in _SIDES if (bound := getattr(meta, side)) is not None}
+    noun = {
+        "flag": "true or false",
+        "list": "names",
+        "text": "text",
+        "choice": f"one of {', '.join(choices)}",
+        "part": f"{getattr(leaf, '__name__', '')}(…), or a mapping with some of {', '.join(names)}",
+    }.get(kind, f"a {kind}" + (f" of {extra['unit']}" if "unit" in extra else ""))
+    bounds = _bounds(sides, _WORDED)
+    allowed = extra.get("allowed") or noun + (", " if bounds.startswith("at ") else " " if bounds else "") + bounds
+    meant = {side: bound for side, bound in sides.items() if bound < _ROOM}
+    return Setting(
+        name=name,
+        about=next((meta.description for meta in metas if meta.description), ""),
+        unit=extra.get("unit", ""),
+        kind=kind,
+        allowed=allowed,
+        range=extra.get("allowed") or ", ".join(choices) or _bounds(meant, _SIGNS),
+        default=default,
+        choices=choices,
+        part=leaf if names else None,
+        optional=type(None) in kinds,
+    )
+
+
+def _taken_apart(hint: Any) -> tuple[list[msgspec.Meta], list[Any]]:
+    """All annotations in a hint, and the types that it is one of."""
+    if get_origin(hint) is Annotated:
+        metas, kinds = _taken_apart(get_args(hint)[0])
+        return [*(one for one in hint.__metadata__ if isinstance(one, msgspec.Meta)), *metas], kinds
+    if type(None) not in get_args(hint):
+        return [], [hint]
+    both = [_taken_apart(one) for one in get_args(hint)]
+    return [meta for metas, _ in both for meta in metas], [kind for _, kinds in both for kind in kinds]
+
+
+def _bounds(sides: Mapping[str, float], words: Mapping[str, str]) -> str:
+    """Bounds in words, such as `from 2 to 20` or `above 0`, or in signs."""
+    if "ge" in sides and "le" in sides:
+        return f"{words['from']}{_figure(sides['ge'])} to {_figure(sides['le'])}"
+    return words["and"].join(f"{words[side]} {_figure(bound)}" for side, bound in sides.items())
+
+
+def _figure(bound: float) -> str:
+    """A bound as people read it: those at a power of two, which are long, as that."""
+    power = round(math.log2(bound)) if bound > 1 else 0
+    if power >= 20 and 0 <= 2**power - bound <= 1:
+        return f"2^{power}" + (" - 1" if bound < 2**power else "")
+    return f"{bound:,.10g}"

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.plan import first_of_pair
-from fedcore.schedule import ServerSchedule
+from fedcore.schedule import ServerSchedule, first_of_pair
 from simulator.errors import EngineError
 from simulator.population import Population, draw
 

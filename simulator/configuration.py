@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from coordinator.rules.task_settings import Secagg
 from fedcore.codecs.compression import Compression
 from fedcore.names import offered
 from fedcore.schedule import ServerSchedule
-from fedcore.validation import checked, type_error
+from fedcore.validation import build, check, checked
 from simulator import datasets
 from simulator.baselines import BASELINES, METHODS
 from simulator.baselines.linear import LOSSES
@@ -21,7 +22,7 @@ from simulator.errors import EngineError
 from simulator.private_training import PrivateTraining
 
 
-@checked
+@checked(EngineError)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
     """Settings of a simulation. Held-out users measure the model every `evaluate_every` rounds and after the last.
@@ -74,10 +75,8 @@ class SimulationConfig:
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:  # values may be NumPy's, as a notebook computes them
-            object.__setattr__(self, name, plain(getattr(self, name)))
-        wrong = type_error(self)
-        if wrong:
-            raise EngineError(f"{wrong[0]} cannot be {wrong[1]!r}: {wrong[2]}")
+            object.__setattr__(self, name, without_numpy(getattr(self, name)))
+        check(self)
         for name in ("rounds", "clients", "cohort", "evaluate_every", "patience", "processes", "at_once"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise EngineError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -125,8 +124,13 @@ class SimulationConfig:
             raise EngineError(f"{self.baseline} trains a linear model: {' or '.join(LOSSES)}, not {self.model!r}")
 
 
-def plain(value: Any) -> Any:
+def to_config(values: Mapping[str, Any]) -> SimulationConfig:
+    """A configuration from plain values, such as a TOML file has. Raises EngineError naming the option."""
+    return build(SimulationConfig, without_numpy(dict(values)))
+
+
+def without_numpy(value: Any) -> Any:
     """A value with Python's own numbers in place of NumPy's."""
     if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: without_numpy(one) for key, one in value.items()}
     return value.item() if isinstance(value, np.generic) else value

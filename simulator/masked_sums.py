@@ -21,7 +21,6 @@ from coordinator.rules.settings_fit import check_masked_rounding
 from coordinator.rules.task_settings import PrivacyBudget, Secagg, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.batching import StreamKey
-from fedcore.decoding import converter
 from fedcore.masking import greatest_weight, join_weight
 from fedcore.params import Float32
 from fedcore.privacy.settings import Privacy
@@ -32,8 +31,6 @@ from secagg.packing import Total, decode, encode
 from simulator.cohorts import Cohorts
 from simulator.errors import EngineError
 
-from_words = converter(Secagg, strict=False)
-"""How reports are masked, from parts whose values may be text. Raises msgspec.ValidationError and InvalidTask."""
 log = logging.getLogger(__name__)
 _LABEL = b"muster.simulated-masking.v1"
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from fedcore.algorithms.algorithm import Broadcast
 from fedcore.bound import CLIP
-from fedcore.decoding import converter
+from fedcore.errors import PrivacyError
 from fedcore.privacy.accounting import calibrated, spent
 from fedcore.privacy.mechanisms import NoiseOfRounds
 from fedcore.privacy.settings import LedgerEntry, Mechanism, Noise, Privacy, WholeFromOne
-from fedcore.validation import Count, NotNegative, checked, type_error
+from fedcore.validation import Count, NotNegative, check, checked
 from simulator.cohorts import Cohorts
 from simulator.errors import EngineError
 
@@ -27,7 +27,7 @@ _NOISE = 1 << 60
 """Added to a round's number it keys its noise, apart from all that the number alone keys."""
 
 
-@checked
+@checked(EngineError)
 class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a simulation is private; by default not at all. Raises EngineError naming what is wrong.
 
@@ -47,15 +47,11 @@ class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     poisson: bool = False
 
     def __post_init__(self) -> None:
-        wrong = type_error(self)
-        if wrong:
-            raise EngineError(f"privacy: {wrong[0]} cannot be {wrong[1]!r}: {wrong[2]}")
+        check(self)
         if self.asked and bool(self.epsilon) == bool(self.noise_multiplier):
-            raise EngineError("privacy: give either epsilon, from which the noise follows, or noise_multiplier")
+            raise EngineError("give either epsilon, from which the noise follows, or noise_multiplier")
         if self.asked and not self.delta:
-            raise EngineError(
-                "privacy needs delta, the chance that its ε does not hold: below 1 / users, as delta=1e-6"
-            )
+            raise EngineError("delta is missing: the chance that its ε does not hold: below 1 / users, as delta=1e-6")
 
     @property
     def asked(self) -> bool:
@@ -87,8 +83,6 @@ class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return msgspec.structs.replace(promise, epsilon=promise.spent(rounds))
 
 
-from_words = converter(PrivateTraining, strict=False)
-"""How a simulation is private, from parts whose values may be text. Raises msgspec.ValidationError and EngineError."""
 _NOTHING = dict(zip(PrivateTraining.__struct_fields__, PrivateTraining.__struct_defaults__, strict=True))
 
 
@@ -100,7 +94,7 @@ def row_of(noise: Noise, square: int) -> Noise:
     return LedgerEntry(**parts, round=0, clip=1.0, devices=0, square=square)
 
 
-@checked
+@checked(PrivacyError)
 class SimulatedPrivacy(Privacy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The privacy of a simulation: all that ε of its rounds is computed from.
 

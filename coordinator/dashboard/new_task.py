@@ -13,7 +13,7 @@ from coordinator.api.http import read_hashed
 from coordinator.api.service import Service
 from coordinator.dashboard.forms import SHOWN, read_fields, status_of
 from coordinator.dashboard.rendering import HEADERS, Renderer, redirect
-from coordinator.dashboard.settings_table import groups, settings_of
+from coordinator.dashboard.settings_table import from_form, groups
 from coordinator.dashboard.web_sessions import CSRF_FIELD, Visitor, WebSessions
 from coordinator.errors import BadToken, InvalidTask, TooLarge
 from coordinator.operations import NewTask
@@ -71,7 +71,7 @@ class NewTaskForm:
         try:
             self._sessions.check_form(visitor, fields)
             manifest, release = _manifest(fields.get("manifest", "")), _release(fields.get("release", ""))
-            new = NewTask(manifest, settings_of(fields), release, fields.get("name", "").strip() or None)
+            new = NewTask(manifest, from_form(fields), release, fields.get("name", "").strip() or None)
             task = self._creation.create(new, operator.signature)
         except SHOWN as error:
             return self._show(request, visitor, status_of(error), fields, str(error))

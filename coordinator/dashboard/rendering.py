@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from coordinator.dashboard.curves import HEIGHT, WIDTH
-from coordinator.dashboard.settings_table import text_of
 from coordinator.dashboard.times import age, clock, date
 from coordinator.dashboard.web_sessions import CSRF_FIELD, Visitor
+from fedcore.validation import text_of
 from fedcore.visible import visible_lines
 
 HEADERS = {

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.errors import InvalidTask
+from coordinator.errors import InvalidTask, demand
 from coordinator.rules.aggregation import Vectors
-from coordinator.rules.eligibility import demand
 from coordinator.rules.packed_segments import honest_devices_and_norm
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm, Trip

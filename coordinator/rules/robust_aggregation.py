@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.rules.aggregation import ReportSum
-from coordinator.rules.clear_reports import ClearReports
+from coordinator.rules.task_settings import ClearReports
 from fedcore.params import Float32
 from fedcore.report import WEIGHT, ReportLayout
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coordinator.errors import InvalidTask
+from coordinator.rules.clear_reports import check_room
 from coordinator.rules.packed_segments import check_device_noise
 from coordinator.rules.private_sums import check_private
 from coordinator.rules.rounding_trial import check_rounding
@@ -29,7 +30,7 @@ def check_settings(settings: TaskSettings, algorithm: Algorithm, plan: Plan) -> 
     if settings.privacy is not None:
         check_private(settings, algorithm, plan)
     for trip in plan.trips:
-        settings.clear.check_room(trip.report, settings.largest_goal)
+        check_room(settings.clear, trip.report, settings.largest_goal)
 
 
 def check_masked_rounding(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.rules.eligibility import demand
+from coordinator.errors import demand
 
 LONGEST_NAME = 100
 

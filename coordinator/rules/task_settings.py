@@ -2,118 +2,150 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Annotated, Literal, TypeAlias
 
-from coordinator.errors import InvalidTask
-from coordinator.rules.clear_reports import ClearReports
-from coordinator.rules.eligibility import OnDevice, Requires, demand
+import msgspec
+
+from coordinator.errors import InvalidTask, demand
+from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.rounds import RoundPolicy
-from fedcore.decoding import converter
 from fedcore.errors import PrivacyError
-from fedcore.plan import first_of_pair
-from fedcore.privacy.matrices import MOST_TREE_ROUNDS
-from fedcore.privacy.settings import Mechanism, Privacy
+from fedcore.privacy.settings import MOST_TREE_ROUNDS, Mechanism, Privacy
 from fedcore.release import SumBounds
-from fedcore.schedule import ServerSchedule
-from fedcore.wire.messages import LONGEST_REPORTING_S
+from fedcore.schedule import LONGEST_REPORTING_S, ServerSchedule, first_of_pair
+from fedcore.validation import check, checked, setting
 from secagg.parameters import LEAST_COHORT, least_honest
 
 LEAST_GROUP, MOST_GROUP = 2 * LEAST_COHORT, 500
 """Bounds on the size of a group in a secure round: a group of one too many, halved, still holds LEAST_COHORT."""
 MOST_COUNT = 2**31 - 1
-"""The largest number of rounds, reports or examples in a setting: columns hold no more."""
+"""The largest number of rounds, reports or examples in a setting."""
 MOST_STALENESS = 1000
 """The largest bound on staleness: so many models may have to be kept for devices that have not fetched theirs."""
 PHASES_AFTER_TRAINING = 5
 """Phases of a secure round that follow the training: shares, masked reports, confirmations, shares revealed."""
+Estimator: TypeAlias = Literal["mean", "trimmed-mean", "median", "krum"]
+NAME, GROWTH = "a name of 1 to 200 printable characters", "a number above 1, or 0"
+Seconds = partial(setting, unit="seconds", gt=0)
+"""Describes a time that is above 0."""
 
 
+@checked(InvalidTask)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FootprintBudget:
     """The largest footprint that a task's devices can bear, of each format; None bounds nothing.
 
-    peak_rss_mb: memory at the peak, in megabytes. step_cpu_ms: CPU time of a step, in milliseconds. graph_bytes: all
-    graphs and what is frozen.
-
     Raises InvalidTask naming the part and what it may be.
     """
 
-    peak_rss_mb: float | None = None
-    step_cpu_ms: float | None = None
-    graph_bytes: float | None = None
+    peak_rss_mb: Annotated[float, setting("Most memory at the peak.", unit="MB", gt=0)] | None = None
+    step_cpu_ms: Annotated[float, setting("Most CPU time of a step.", unit="milliseconds", gt=0)] | None = None
+    graph_bytes: Annotated[float, setting("Most bytes of graphs and frozen vectors.", unit="bytes", gt=0)] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("peak_rss_mb", "step_cpu_ms", "graph_bytes"):
-            most = getattr(self, name)
-            demand(most is None or 0 < most < math.inf, name, "a finite number above 0", most)
+        check(self)
 
 
+@checked(InvalidTask)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearReports:
+    """The bounds on a report of a task without secure aggregation, and the estimate that is made of all of them.
+
+    A longer mean segment is scaled down to `max_norm` (docs/spec/rounds.md §8).
+    No honest device is expected to meet the defaults.
+
+    Raises InvalidTask naming the setting and what it may be.
+    """
+
+    max_norm: Annotated[float, setting("Longest update, as an L2 norm.", ge=1e-6, le=1e6)] = 1000.0
+    max_weight: Annotated[float, setting("Greatest weight that a report counts with.", ge=1, le=2**31)] = 10_000.0
+    estimator: Annotated[Estimator, setting("Estimate of a round; all but the mean keep every report in memory.")] = (
+        "mean"
+    )
+    tolerate: Annotated[int, setting("False reports that a trimmed mean or krum expects.", ge=0, le=2**31 - 1)] = 0
+
+    def __post_init__(self) -> None:
+        check(self)
+        counts = self.estimator in ("trimmed-mean", "krum")
+        wording = f"at least 1 with {self.estimator}" if counts else f"0 with {self.estimator}"
+        demand(self.tolerate >= 1 if counts else self.tolerate == 0, "tolerate", wording, self.tolerate)
+
+    @property
+    def least_reports(self) -> int:
+        """So many reports a round must have for the estimate to exist."""
+        return {"trimmed-mean": 2 * self.tolerate + 1, "krum": 2 * self.tolerate + 3}.get(self.estimator, 1)
+
+
+@checked(InvalidTask)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secagg:
     """How reports are masked (docs/spec/wire.md §8).
 
-    clip_norm: the L2 norm to which a device scales a longer mean segment down, and the range of its values. bits: of
-    precision per value of a mean segment. max_examples: the weight that a device with more examples counts with, under
-    weighting by examples; precision is lost by the factor that devices stay below it. phase_s: how long each phase
-    after training waits for devices. group_size: how many devices are summed together at most; a larger cohort is
-    divided. With more, the coordinator learns sums over more devices, and a device and the coordinator make more masks
-    (docs/performance.md).
+    `clip_norm` is also the range of a segment's values. Precision is lost by the factor that devices stay below
+    `max_examples`. With a larger `group_size` the coordinator learns sums over more devices, and a device and the
+    coordinator make more masks (docs/performance.md).
 
     Raises InvalidTask naming the setting and what it may be.
     """
 
-    clip_norm: float = 10.0
-    bits: int = 20
-    max_examples: int = 100
-    phase_s: float = 30.0
-    group_size: int = 200
+    clip_norm: Annotated[float, setting("Longest update, as an L2 norm.", ge=1e-6, le=1e6)] = 10.0
+    bits: Annotated[int, setting("Precision of each value, in bits.", ge=2, le=20)] = 20
+    max_examples: Annotated[int, setting("Greatest weight of a device.", ge=1, le=2**20)] = 100
+    phase_s: Annotated[float, Seconds("How long each later phase waits for devices.")] = 30.0
+    group_size: Annotated[
+        int, setting("Most devices in a sum; a larger cohort is divided into groups.", ge=LEAST_GROUP, le=MOST_GROUP)
+    ] = 200
 
     def __post_init__(self) -> None:
-        demand(1e-6 <= self.clip_norm <= 1e6, "clip_norm", "from 1e-6 to 1e6", self.clip_norm)
-        demand(2 <= self.bits <= 20, "bits", "from 2 to 20", self.bits)
-        demand(1 <= self.max_examples <= 2**20, "max_examples", "from 1 to 2**20", self.max_examples)
-        demand(0 < self.phase_s < math.inf, "phase_s", "a finite number of seconds above 0", self.phase_s)
-        within = LEAST_GROUP <= self.group_size <= MOST_GROUP
-        demand(within, "group_size", f"from {LEAST_GROUP} to {MOST_GROUP}", self.group_size)
+        check(self)
 
 
+@checked(InvalidTask)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffered:
     """How devices come and report at their own speed (docs/spec/rounds.md §10).
 
-    concurrency: devices at work at once, at most. max_staleness: how many versions of the model may be committed while
-    a device works; after more, its report is refused.
-
     Raises InvalidTask naming the setting and what it may be.
     """
 
-    concurrency: int = 100
-    max_staleness: int = 50
+    concurrency: Annotated[int, setting("Most devices at work at once.", ge=1, le=MOST_COUNT)] = 100
+    max_staleness: Annotated[
+        int, setting("Most versions of the model that a report may be behind.", ge=0, le=MOST_STALENESS)
+    ] = 50
 
     def __post_init__(self) -> None:
-        demand(1 <= self.concurrency <= MOST_COUNT, "concurrency", "from 1 to below 2**31", self.concurrency)
-        most = self.max_staleness
-        demand(0 <= most <= MOST_STALENESS, "max_staleness", f"from 0 to {MOST_STALENESS}", most)
+        check(self)
 
 
+@checked(InvalidTask)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyBudget:
     """The noise on the sums of rounds, and the budget at which a task ends before its last (docs/spec/privacy.md).
 
-    epsilon: the most that all models together may say of a device; a round that would exceed it is not begun. delta:
-    the chance that epsilon leaves open, below 1 / users. users: size of the population. mechanism: how sums are noised;
-    distributed goes with secagg, and the others without. bands: diagonals of the matrix of the mechanism banded, from 2
-    to the min_separation_rounds of the task. noise_multiplier: standard deviation of the noise on a sum, over the bound
-    on a report; by default the least with which the budget lasts for all rounds.
+    Raises InvalidTask naming the setting and what it may be.
     """
 
-    epsilon: float
-    delta: float
-    users: int
-    mechanism: Mechanism = "gaussian"
-    bands: int = 1
-    noise_multiplier: float | None = None
+    epsilon: Annotated[float, setting("Most that all models together may say of a device.", gt=0)]
+    delta: Annotated[float, setting("Chance that epsilon leaves open, below 1 / users.", gt=0, lt=1)]
+    users: Annotated[int, setting("Size of the population.", ge=1, le=2**63 - 1)]
+    mechanism: Annotated[
+        Mechanism, setting("How sums are noised; distributed goes with secagg, and the others without.")
+    ] = "gaussian"
+    bands: Annotated[
+        int, setting("Diagonals of the matrix of banded, from 2 to min_separation_rounds.", ge=1, le=2**63 - 1)
+    ] = 1
+    noise_multiplier: (
+        Annotated[
+            float,
+            setting("Noise on a sum over the bound on a report; by default the least that lasts for all rounds.", gt=0),
+        ]
+        | None
+    ) = None
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def promise(self, noise_multiplier: float, min_separation_rounds: int) -> Privacy:
         """The promise with such noise, of a task with such a separation. Raises InvalidTask naming what cannot be."""
@@ -122,10 +154,6 @@ class PrivacyBudget:
             return Privacy(**asdict(self) | found)
         except PrivacyError as error:
             raise InvalidTask(f"privacy: {error}") from error
-
-
-to_privacy_budget = converter(PrivacyBudget, strict=False)
-"""A function from plain values, also of text, to a budget; it raises msgspec.ValidationError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,91 +167,84 @@ class Separation:
     rounds: int
 
 
+@checked(InvalidTask)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSettings:
-    """How a task runs.
+    """How a task runs. Raises InvalidTask naming the setting and what it may be.
 
-    population: whose devices take part. goal: reports that end a round. rounds: committed rounds after which the task
-    is completed. minimum: reports that a round must have to count; the goal when not given. over_selection: devices
-    selected per report wanted. selection_timeout_s: how long a round waits for devices. reporting_deadline_s: how long
-    it waits for reports, from the draw to the last one; in a secure round the last five `phase_s` of it follow the
-    training. max_attempts: failed attempts at a round in a row after which the task is paused. max_loss_growth: how
-    many times the median of its first five values a loss may be; after three rounds in a row above that the task is
-    paused as diverged; 0 looks at no loss.
-
-    min_examples: examples that a device must hold. requires: rules on its check-in. on_device: rules that only the
-    device checks. min_separation_s, min_separation_rounds: how far two participations of a device are apart, at least.
-
-    seed: key of every random number that a device draws. formats: formats that the plan must have, because a runtime of
-    the population needs them. budget: the largest footprint that its devices can bear. secagg: how reports are masked,
-    so that the coordinator sees only sums; None lets it see every report, and then `clear` bounds each of them.
-
-    schedule: how the server learning rate and the goal change from round to round; `goal` and `minimum` are those of
-    round 1.
-
-    same_cohort: whether the second of two trips draws only devices that the first one counted. Then both rounds of a
-    pair have the goal and the minimum of the first, and no separation may be asked for.
-
-    buffered: how devices come and report at their own speed, in mode "buffered", where `goal` reports of any age make
-    the next version; over_selection and selection_timeout_s mean nothing then. None draws a cohort for every round.
-
-    privacy: the noise on the sums of rounds, and the budget at which the task ends before its last round. The
-    separation in rounds is that of the task. None promises nothing.
-
-    Raises InvalidTask naming the setting and what it may be.
+    In a secure round the last five `phase_s` of `reporting_deadline_s` follow the training. `goal` and `minimum` are
+    those of round 1; with `same_cohort` both rounds of a pair have those of the first. In mode "buffered", `goal`
+    reports of any age make the next version, and `over_selection` and `selection_timeout_s` mean nothing.
     """
 
-    population: str
-    goal: int
-    rounds: int
-    minimum: int | None = None
-    over_selection: float = 1.3
-    selection_timeout_s: float = 60.0
-    reporting_deadline_s: float = 600.0
-    max_attempts: int = 5
-    max_loss_growth: float = 10.0
-    min_examples: int = 1
-    min_separation_s: float = 0.0
-    min_separation_rounds: int = 1
-    requires: Requires = field(default_factory=Requires)
-    on_device: OnDevice = field(default_factory=OnDevice)
-    seed: int = 0
-    formats: tuple[str, ...] = ("onnx",)
-    budget: FootprintBudget = field(default_factory=FootprintBudget)
-    secagg: Secagg | None = None
-    clear: ClearReports = field(default_factory=ClearReports)
-    schedule: ServerSchedule = field(default_factory=ServerSchedule)
-    same_cohort: bool = False
-    buffered: Buffered | None = None
-    privacy: PrivacyBudget | None = None
+    population: Annotated[str, setting("Whose devices take part.", min_length=1, max_length=200, allowed=NAME)]
+    goal: Annotated[int, setting("Reports that end a round.", ge=1, le=MOST_COUNT)]
+    rounds: Annotated[int, setting("Rounds to commit.", ge=1, le=MOST_COUNT)]
+    minimum: Annotated[int, setting("Reports that a round needs; by default the goal.", ge=1, le=MOST_COUNT)] | None = (
+        None
+    )
+    over_selection: Annotated[float, setting("Devices drawn per report wanted.", ge=1, le=100)] = 1.3
+    selection_timeout_s: Annotated[float, Seconds("How long a round waits for devices.")] = 60.0
+    reporting_deadline_s: Annotated[float, Seconds("How long a round waits for reports.", le=LONGEST_REPORTING_S)] = (
+        600.0
+    )
+    max_attempts: Annotated[int, setting("Failed attempts at a round that pause the task.", ge=1, le=MOST_COUNT)] = 5
+    max_loss_growth: Annotated[
+        float,
+        setting("Pause when the loss exceeds this multiple of its first values; 0 disables.", allowed=GROWTH, ge=0),
+    ] = 10.0
+    min_examples: Annotated[int, setting("Examples that a device must hold.", ge=1, le=MOST_COUNT)] = 1
+    min_separation_s: Annotated[
+        float, setting("Least time between two participations of a device.", unit="seconds", ge=0)
+    ] = 0.0
+    min_separation_rounds: Annotated[
+        int, setting("Least rounds between two participations; 1 is none.", ge=1, le=MOST_COUNT)
+    ] = 1
+    requires: Annotated[Requires, setting("Rules on what a device states at check-in.")] = field(
+        default_factory=Requires
+    )
+    on_device: Annotated[OnDevice, setting("Rules that only the device checks, telling nobody.")] = field(
+        default_factory=OnDevice
+    )
+    seed: Annotated[int, setting("Key of every random number that a device draws.", ge=0, le=2**63 - 1)] = 0
+    formats: Annotated[
+        tuple[Annotated[str, msgspec.Meta(min_length=1)], ...],
+        setting("Formats that the plan must have.", allowed="the name of one format or more", min_length=1),
+    ] = ("onnx",)
+    budget: Annotated[FootprintBudget, setting("Largest footprint that its devices can bear.")] = field(
+        default_factory=FootprintBudget
+    )
+    secagg: Annotated[Secagg | None, setting("Mask reports, so that the coordinator sees only sums.")] = None
+    clear: Annotated[ClearReports, setting("Bounds on reports that are not masked, and their estimate.")] = field(
+        default_factory=ClearReports
+    )
+    schedule: Annotated[ServerSchedule, setting("How learning rate and goal change from round to round.")] = field(
+        default_factory=ServerSchedule
+    )
+    same_cohort: Annotated[bool, setting("Of two trips: draw for the second only devices that the first counted.")] = (
+        False
+    )
+    buffered: Annotated[Buffered | None, setting("Let devices come and report at their own speed, not in cohorts.")] = (
+        None
+    )
+    privacy: Annotated[
+        PrivacyBudget | None, setting("Noise on the sums of rounds, and a budget that ends the task.")
+    ] = None
 
     def __post_init__(self) -> None:
-        for name in ("goal", "rounds", "max_attempts", "min_examples", "min_separation_rounds"):
-            demand(1 <= getattr(self, name) <= MOST_COUNT, name, "from 1 to below 2**31", getattr(self, name))
-        for name in ("selection_timeout_s", "reporting_deadline_s"):
-            seconds = getattr(self, name)
-            demand(0 < seconds < math.inf, name, "a finite number of seconds above 0", seconds)
-        deadline_s = self.reporting_deadline_s
-        demand(deadline_s <= LONGEST_REPORTING_S, "reporting_deadline_s", "a week at most", deadline_s)
-        apart_s = self.min_separation_s
-        demand(0 <= apart_s < math.inf, "min_separation_s", "a finite number of seconds, at least 0", apart_s)
+        check(self)
         wording = "left out with same_cohort: a device of a first trip must take part in the next round too"
         demand(not self.same_cohort or self.separation is None, "min_separation", wording, self.separation)
-        named = 0 < len(self.population) <= 200 and self.population.isprintable()
-        demand(named, "population", "a name of 1 to 200 printable characters", self.population)
-        reachable = "/" not in self.population and self.population not in {".", ".."}
-        demand(
-            reachable, "population", "a name without / that is not . or .., as it is a part of a URL", self.population
-        )
-        demand(1 <= self.over_selection <= 100, "over_selection", "from 1 to 100", self.over_selection)
+        name = self.population
+        demand(name.isprintable(), "population", NAME, name)
+        wording = "a name without / that is not . or .., as it is a part of a URL"
+        demand("/" not in name and name not in {".", ".."}, "population", wording, name)
         grown = self.max_loss_growth
-        demand(grown == 0 or 1 < grown < math.inf, "max_loss_growth", "a finite number above 1, or 0", grown)
-        demand(0 <= self.seed < 2**63, "seed", "from 0 to below 2**63", self.seed)
-        demand(bool(self.formats) and all(self.formats), "formats", "the name of one format or more", self.formats)
+        demand(grown == 0 or grown > 1, "max_loss_growth", GROWTH, grown)
         largest = self.schedule.largest_cohort
         demand(largest <= MOST_COUNT, "largest_cohort of schedule", "below 2**31", largest)
         if self.minimum is not None:
-            demand(1 <= self.minimum <= self.goal, "minimum", f"from 1 to the goal, {self.goal}", self.minimum)
+            demand(self.minimum <= self.goal, "minimum", f"from 1 to the goal, {self.goal}", self.minimum)
         least = self.clear.least_reports
         wording = f"at least {least} with estimator {self.clear.estimator} and tolerate {self.clear.tolerate}"
         demand(

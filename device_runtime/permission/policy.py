@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import msgspec
 
@@ -14,22 +13,18 @@ from device_runtime.errors import ConfigError
 from device_runtime.protocol.connection import address_of
 from fedcore.errors import InvalidKey, why
 from fedcore.signing import public_key
-from fedcore.validation import NotNegative, checked, type_error
+from fedcore.validation import NotNegative, build, check, checked, setting
 
 FILE = "policy.toml"
 Amount = Annotated[int, msgspec.Meta(ge=0)]
-Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-P = TypeVar("P", bound="_Part")
+Names = Annotated[tuple[str, ...], setting("", allowed="a list of one name or more", min_length=1)]
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that are checked in every constructor. Raises ConfigError naming the key and its value."""
 
     def __post_init__(self) -> None:
-        error = type_error(self)
-        if error is not None:
-            name, value, words = error
-            raise ConfigError(f"{name} = {_shown(value)}: {words}")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +35,7 @@ class NamedAuthority:
     url: str = ""
 
 
-@checked
+@checked(ConfigError)
 class PerDay(_Part, frozen=True, kw_only=True):
     """The most that a device uses within any 24 hours. None is no limit.
 
@@ -52,7 +47,7 @@ class PerDay(_Part, frozen=True, kw_only=True):
     sessions: Amount | None = None
 
 
-@checked
+@checked(ConfigError)
 class PlanLimits(_Part, frozen=True, kw_only=True):
     """The largest plan that a device runs, and the most that training uses. None is no limit.
 
@@ -69,7 +64,7 @@ class PlanLimits(_Part, frozen=True, kw_only=True):
     compute_seconds: NotNegative = 600.0
 
 
-@checked
+@checked(ConfigError)
 class Policy(_Part, frozen=True, kw_only=True):
     """The limits of a device, which no coordinator can change. The default allows everything but secure rounds.
 
@@ -107,7 +102,7 @@ class Policy(_Part, frozen=True, kw_only=True):
             try:
                 public_key(signer)
             except InvalidKey as error:
-                raise ConfigError(f"signers = {_shown(self.signers)}: {error}") from error
+                raise ConfigError(f"signers = {self.signers!r}: {error}") from error
         if self.authority_url is not None:
             address_of(self.authority_url, "authority_url")
             if self.authority is None:
@@ -116,7 +111,7 @@ class Policy(_Part, frozen=True, kw_only=True):
             try:
                 public_key(self.authority)
             except InvalidKey as error:
-                raise ConfigError(f"authority = {_shown(self.authority)}: {error}") from error
+                raise ConfigError(f"authority = {self.authority!r}: {error}") from error
 
     @property
     def named_authority(self) -> NamedAuthority | None:
@@ -133,10 +128,7 @@ class Policy(_Part, frozen=True, kw_only=True):
         except (OSError, ValueError) as error:
             raise ConfigError(f"policy {path} cannot be read: {why(error)}") from error
         try:
-            for name, kind in (("per_day", PerDay), ("plan", PlanLimits)):
-                if name in values:
-                    values[name] = _table(name, kind, values[name])
-            return _made(cls, values)
+            return build(cls, values)
         except ConfigError as error:
             raise ConfigError(f"policy {path}: {error}") from error
 
@@ -145,24 +137,3 @@ def policy_in(state: Path) -> Policy:
     """The policy of a state folder: its policy.toml, or the default when there is none. Raises ConfigError."""
     path = state / FILE
     return Policy.load(path) if path.exists() else Policy()
-
-
-def _table(name: str, kind: type[_Part], values: object) -> _Part:
-    if not isinstance(values, dict):
-        raise ConfigError(f"{name} = {_shown(values)}: it must be a table, [{name}]")
-    try:
-        return _made(kind, values)
-    except ConfigError as error:
-        raise ConfigError(f"{name}.{error}") from error
-
-
-def _made(kind: type[P], values: Mapping[str, Any]) -> P:
-    keys = kind.__struct_fields__
-    for name, value in values.items():
-        if name not in keys:
-            raise ConfigError(f"{name} = {_shown(value)}: there is no such key; there are {', '.join(keys)}")
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
-
-
-def _shown(value: object) -> str:
-    return repr(list(value) if isinstance(value, tuple) else value)

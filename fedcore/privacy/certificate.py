@@ -14,10 +14,9 @@ import msgspec
 
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import PrivacyError
-from fedcore.plan import Digest
 from fedcore.privacy.settings import LedgerEntry, Privacy
 from fedcore.release import Signed
-from fedcore.validation import Count, NotNegative
+from fedcore.validation import Count, Digest, NotNegative
 
 CERTIFICATE_VERSION = 1
 CERTIFIED = ".privacy.json"

@@ -23,10 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.errors import PrivacyError
-from fedcore.privacy.settings import Mechanism, Noise
+from fedcore.privacy.settings import MOST_TREE_ROUNDS, Mechanism, Noise
 
-MOST_TREE_ROUNDS = 1024
-"""The most rounds of a tree: every commit computes its sensitivity in time quadratic in the rounds."""
 Floats = NDArray[np.float64]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
+from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
 from fedcore.errors import PrivacyError
-from fedcore.validation import Count, checked, type_error
+from fedcore.validation import Count, check, checked, demand
 
 Mechanism: TypeAlias = Literal["gaussian", "tree", "banded", "distributed"]
 """How the sums of rounds are noised.
@@ -17,14 +17,17 @@ gaussian: by new noise in every round. tree, banded: by noise of DP-FTRL from a 
 which later rounds cancel (`fedcore.privacy.matrices`). distributed: by the devices of secure rounds, each of which adds
 a share to its own report (`fedcore.privacy.skellam`).
 """
+MOST_TREE_ROUNDS = 1024
+"""The most rounds of a tree: every commit computes its sensitivity in time quadratic in the rounds."""
 LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
 """Noise multipliers whose ε an accountant can compute: less hides nothing, and more leaves nothing to learn from."""
+_demand = partial(demand, PrivacyError)
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 WholeFromOne = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Probability = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
-@checked
+@checked(PrivacyError)
 class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The noise of a round, and assumptions about the rounds that a device is in: all that an accountant needs.
 
@@ -39,19 +42,14 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         sampling), as only a simulation can; 1 claims nothing about which devices come.
     """
 
-    noise_multiplier: Positive
+    noise_multiplier: Annotated[float, msgspec.Meta(ge=LEAST_NOISE, le=MOST_NOISE)]
     mechanism: Mechanism = "gaussian"
     min_separation_rounds: WholeFromOne = 1
     bands: WholeFromOne = 1
     sampling_probability: Probability = 1.0
 
     def __post_init__(self) -> None:
-        wrong = type_error(self)
-        if wrong:
-            raise PrivacyError(f"{wrong[0]} cannot be {wrong[1]!r}: {wrong[2]}")
-        allowed = f"from {LEAST_NOISE:g} to {MOST_NOISE:g}"
-        within = LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE
-        _demand(within, "noise_multiplier", allowed, self.noise_multiplier)
+        check(self)
         if self.mechanism == "banded":
             allowed = f"from 2 to min_separation_rounds ({self.min_separation_rounds})"
             _demand(2 <= self.bands <= self.min_separation_rounds, "bands", allowed, self.bands)
@@ -64,7 +62,7 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
 
 
-@checked
+@checked(PrivacyError)
 class Privacy(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a task promises: (ε, δ)-differential privacy for every device, and the noise by which it is kept.
 
@@ -81,7 +79,6 @@ class Privacy(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _demand(self.epsilon < math.inf, "epsilon", "finite", self.epsilon)
         _demand(self.delta < 1 / self.users, "delta", f"below 1 / users, which is {1 / self.users:g}", self.delta)
 
     @property
@@ -90,7 +87,7 @@ class Privacy(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.noise_multiplier if self.mechanism == "distributed" else 0.0
 
 
-@checked
+@checked(PrivacyError)
 class LedgerEntry(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A noised sum that was released: one row of a task's ledger.
 
@@ -110,8 +107,3 @@ class LedgerEntry(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
         super().__post_init__()
         _demand((self.square > 0) is (self.mechanism == "distributed"), "square", "above 0 if distributed", self.square)
         _demand(self.honest <= self.devices, "honest", f"at most the devices ({self.devices})", self.honest)
-
-
-def _demand(holds: bool, name: str, allowed: str, value: object) -> None:
-    if not holds:
-        raise PrivacyError(f"{name} must be {allowed}, not {value!r}")

@@ -15,6 +15,7 @@ from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WireError
 from fedcore.plan import BlobRef, PlanSignature
 from fedcore.release import LogProof, Signed
+from fedcore.schedule import LONGEST_REPORTING_S
 from fedcore.succession import Key, Succession
 from fedcore.validation import Count
 
@@ -30,8 +31,6 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 MOST_CERTIFICATES = 6
 """The longest chain of certificates, with leaf and root. Phones have up to five."""
 Certificate = Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
-LONGEST_REPORTING_S = 7 * 86_400
-"""The longest time that a device may have for a report."""
 RoundNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 AttemptNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 """Bounds under which round and attempt make one number of 63 bits (`fedcore.masking.session_number`)."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.options.key_values import parse_settings
+from muster.options.key_values import parse_key_values
 from muster.output import Json, Settings, emit, say, show_fields, show_table
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def show(
     from fedcore.algorithms.check import check
     from fedcore.algorithms.facts import facts_of
 
-    algorithm = create(name, parse_settings(settings), [module_of(name)])
+    algorithm = create(name, parse_key_values(settings), [module_of(name)])
     check(algorithm)
     facts = facts_of(algorithm)
     if json:

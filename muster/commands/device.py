@@ -174,17 +174,14 @@ def _add_state(command: argparse.ArgumentParser, what: str) -> None:
 
 def _requirements(text: str) -> dict[str, object]:
     """`charging,min_battery=0.5` as settings of Requirements. Raises argparse.ArgumentTypeError."""
-    import msgspec
-
-    from fedcore.conditions import Requirements, to_requirements
+    from fedcore.conditions import to_requirements
 
     pairs = [word.strip().partition("=") for word in text.split(",")]
     settings: dict[str, object] = {name: least if equals else True for name, equals, least in pairs}
     try:
         to_requirements(settings)
-    except msgspec.ValidationError as error:
-        known = ", ".join(Requirements.__struct_fields__)
-        raise argparse.ArgumentTypeError(f"{text}: {error}; there is {known}") from error
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from error
     return settings
 
 

@@ -12,7 +12,7 @@ import typer
 
 from muster.commands.task import FIRST_TASK
 from muster.options.compress import COMPRESS
-from muster.options.key_values import parse_settings
+from muster.options.key_values import parse_key_values
 from muster.output import Json, Settings, emit, progress, remark, say, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _checked(algorithm: str, settings: list[str] | None, compress: str) -> tuple
     from fedcore.algorithms import create, module_of
     from fedcore.algorithms.algorithm import check_cross_device
 
-    chosen = create(algorithm, parse_settings(settings), [module_of(algorithm)])
+    chosen = create(algorithm, parse_key_values(settings), [module_of(algorithm)])
     check_cross_device(chosen)
     from fedcore.codecs.compression import Compression  # loads NumPy
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from fedcore.decoding import converter
+from fedcore.errors import PrivacyError
 from fedcore.privacy.settings import Noise
-from muster.options.key_values import parse_settings
-from muster.options.private_training import PrivateParts, parse_private_training
+from fedcore.validation import build
+from muster.options.key_values import parse_key_values
+from muster.options.simulate import PRIVACY
 from muster.output import Json, Settings, emit, loading, progress, remark, say, show_fields, show_table
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ privacy_app = typer.Typer(
 )
 
 
-_noise = converter(Noise)
 _NOBODYS = 3
 """The exit code for a certificate that holds if its signer does, whom nobody named."""
 
@@ -164,8 +164,8 @@ def epsilon(
         "sampling_probability": sampling_probability,
     }
     try:
-        noise = _noise(facts)
-    except msgspec.ValidationError as error:
+        noise = build(Noise, facts)
+    except PrivacyError as error:
         raise typer.BadParameter(str(error)) from error
     found = facts | {"rounds": rounds, "delta": delta, "epsilon": spent([noise] * rounds, delta)}
     return emit(found) if json else show_fields(found)
@@ -215,7 +215,7 @@ def plan(
             param_hint="--min-separation-rounds",
         )
     found = ways(planned)
-    costs = _costs(planned, found, model, (dataset, data), parse_settings(settings)) if model else {}
+    costs = _costs(planned, found, model, (dataset, data), parse_key_values(settings)) if model else {}
     if json:
         return emit({"planned": planned, "ways": found, "accuracy": costs})
     return _show_ways(planned, found, costs)
@@ -277,7 +277,7 @@ def audit(
     dataset: Annotated[str, typer.Option(help="A data set (`muster data list`).")] = "digits",
     data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
     settings: Settings = None,
-    privacy: PrivateParts = None,
+    privacy: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=PRIVACY)] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to train.")] = 20,
     cohort: Annotated[int, typer.Option(min=1, help="Users per round.")] = 10,
     canaries: Annotated[
@@ -305,13 +305,14 @@ def audit(
     with loading():
         from simulator.audit import audit as run
         from simulator.configuration import SimulationConfig
+        from simulator.private_training import PrivateTraining
 
     config = SimulationConfig(
         model=model,
         dataset=dataset,
         data=data,
-        settings={"weighting": "uniform", "clip_norm": 0.5} | parse_settings(settings),
-        privacy=parse_private_training(privacy or ["epsilon=2", "delta=1e-5"]),
+        settings={"weighting": "uniform", "clip_norm": 0.5} | parse_key_values(settings),
+        privacy=build(PrivateTraining, parse_key_values(privacy or ["epsilon=2,delta=1e-5"], "--privacy"), text=True),
         rounds=rounds,
         cohort=cohort,
         seed=seed,

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from coordinator.rules.task_settings import TaskSettings
+from fedcore.validation import build
 from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store
-from muster.options.fields import with_options
-from muster.options.task import ReleaseCounter, ReleaseDays, ReleaseKey, TaskOptions
+from muster.options.task import ReleaseCounter, ReleaseDays, ReleaseKey, with_task_settings
 from muster.output import Json, at_utc, emit, remark, say, say_next, show_fields, show_table
 from muster.releasing import FIRST_COUNTER, VALID_DAYS, release_facts, released
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from coordinator.operations import TaskStore
     from coordinator.rules.entities import RoundRecord, Task
     from coordinator.rules.progress import Progress
-    from coordinator.rules.task_settings import TaskSettings
     from coordinator.settings import Settings
     from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
@@ -39,11 +39,11 @@ FIRST_TASK = ("--population", "demo", "--goal", "20", "--rounds", "10")
 
 
 @task_app.command()
-@with_options(TaskOptions)
+@with_task_settings
 def create(
     *,
     plan: Annotated[Path, typer.Option(help="The plan bundle to run.")],
-    options: TaskOptions,
+    settings: dict[str, Any],
     name: Annotated[str | None, typer.Option(help="A name for people.  [default: that of the bundle]")] = None,
     release_key: ReleaseKey = None,
     release_counter: ReleaseCounter = FIRST_COUNTER,
@@ -55,27 +55,21 @@ def create(
 ) -> None:
     """Register a plan bundle as a task.
 
-    A running coordinator starts it within a second. A plan without such a format, or whose certificate shows more than
-    --max-… allows, is refused. With --secagg values are rounded in steps of 2 × clip-norm ÷ 2^bits × max-examples ÷ a
-    device's examples: keep --max-examples and --clip-norm as small as devices allow.
-
-    With --secagg the task needs a release, signed with --release-key on this machine: devices whose policy names its
-    public key take part, and no others. Give it elsewhere than on the coordinator, which cannot release plans then.
-
-    A population in which too few devices meet --require, or too many rest after taking part (--min-separation-…), fills
-    no round: `muster task metrics` shows what becomes of them.
+    A running coordinator starts it within a second. docs/settings.md explains the settings. With --secagg the task
+    needs a release, signed with --release-key on this machine: devices whose policy names its public key take part, and
+    no others. Sign elsewhere than on the coordinator, which cannot release plans then.
     """
     from coordinator.rules.longest_updates import in_words
     from coordinator.rules.packed_segments import device_noise, report_bytes
     from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
 
-    settings = options.settings()
+    chosen = build(TaskSettings, settings, text=True)
     with open_store(db, blobs, coordinator) as store:
         bundle, signed = Bundle(plan), None
         if release_key is not None:
-            signed = _release(store, db, bundle, settings, release_key, counter=release_counter, days=release_days)
-        task = store.register_task(bundle, settings, signed, name=name)
+            signed = _release(store, db, bundle, chosen, release_key, counter=release_counter, days=release_days)
+        task = store.register_task(bundle, chosen, signed, name=name)
         _describe(store, task.id, json, device_noise(bundle.plan.report, task.settings))
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
     if not json:
@@ -85,11 +79,11 @@ def create(
 
 
 @task_app.command()
-@with_options(TaskOptions)
+@with_task_settings
 def release(
     *,
     plan: Annotated[Path, typer.Option(help="The plan bundle to release.")],
-    options: TaskOptions,
+    settings: dict[str, Any],
     release_key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The private key, from `muster key new`.")],
     release_counter: ReleaseCounter = FIRST_COUNTER,
     release_days: ReleaseDays = VALID_DAYS,
@@ -107,11 +101,11 @@ def release(
     """
     from fedcore.bundle import Bundle
 
-    settings = options.settings()
-    if settings.secagg is None:
+    chosen = build(TaskSettings, settings, text=True)
+    if chosen.secagg is None:
         raise typer.BadParameter("a task without --secagg needs no release", param_hint="--secagg")
     with open_store(db, blobs, coordinator) as store:
-        signed = _release(store, db, Bundle(plan), settings, release_key, counter=release_counter, days=release_days)
+        signed = _release(store, db, Bundle(plan), chosen, release_key, counter=release_counter, days=release_days)
     out.write_bytes(msgspec.json.encode(signed))
     facts = {"file": str(out), **release_facts(signed)}
     emit(facts) if json else show_fields(facts)

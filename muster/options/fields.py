@@ -1,14 +1,16 @@
-"""Options of a command as the fields of a dataclass, so that a command with many has one value for all of them."""
+"""Options of a command as one value: the fields of a dataclass, or the settings of a class that describes them."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from typer.models import OptionInfo
+
+Command = Callable[..., None]
 
 
 def parameters_of(options: type) -> Iterator[inspect.Parameter]:
@@ -21,26 +23,33 @@ def parameters_of(options: type) -> Iterator[inspect.Parameter]:
             yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def with_options(options: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Have a command of keyword parameters take the fields of `options` as options of its own.
+def with_options(options: type) -> Callable[[Command], Command]:
+    """Have a command of keyword parameters take the fields of `options` as options of its own."""
+    return with_parameters("options", parameters_of(options), lambda given: options(**given))
 
-    The command gets the value as its parameter `options`, and the fields stand at that parameter's place in its help.
+
+def with_parameters(
+    place: str, parameters: Iterable[inspect.Parameter], make: Callable[[dict[str, Any]], Any]
+) -> Callable[[Command], Command]:
+    """Have a command of keyword parameters take others as options of its own.
+
+    The command gets what is made of them as its parameter `place`, where they stand in its help.
     """
-    taken = {one.name: one for one in parameters_of(options)}
+    taken = {one.name: one for one in parameters}
 
-    def decorate(act: Callable[..., None]) -> Callable[..., None]:
+    def decorate(act: Command) -> Command:
         """Give the command its options."""
         hints = get_type_hints(act, include_extras=True)
-        parameters: list[inspect.Parameter] = []
+        shown: list[inspect.Parameter] = []
         for name, own in inspect.signature(act).parameters.items():
-            parameters += taken.values() if name == "options" else [own.replace(annotation=hints[name])]
+            shown += taken.values() if name == place else [own.replace(annotation=hints[name])]
 
         @functools.wraps(act)
         def command(**given: Any) -> None:
-            act(options=options(**{name: given.pop(name) for name in taken}), **given)
+            act(**{place: make({name: given.pop(name) for name in taken})}, **given)
 
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {one.name: one.annotation for one in parameters}
+        command.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in shown}
         return command
 
     return decorate

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import msgspec
 import typer
 
+from coordinator.rules.task_settings import TaskSettings
+from fedcore.validation import build, build_one
 from muster.options.compress import COMPRESS
-from muster.options.key_values import parse_settings
-from muster.options.masking import MaskedParts, parse_masking
-from muster.options.private_training import PrivateParts, parse_private_training
-from muster.options.schedule import Schedule, parse_schedule
+from muster.options.key_values import parse_key_values
+from muster.options.settings import with_settings
 from muster.output import Settings
 
 if TYPE_CHECKING:
     from simulator.configuration import SimulationConfig
 
 T = TypeVar("T")
+PRIVACY = (
+    "Noise on every sum, of clipped reports (clip_norm): delta with epsilon, from which the noise follows, or with "
+    "noise_multiplier; mechanism (gaussian, tree, banded with bands, or with --secagg distributed), "
+    "min_separation_rounds, poisson; may be repeated."
+)
 ALGORITHM = "An algorithm (`muster algorithms list`), or your own as package.module:Class.  [default: fedavg]"
 DATASET = (
     "A data set by name (`muster data list`), package.module:function, or a path to npz or Parquet files.  "
@@ -61,6 +65,10 @@ RAY = (
 )
 
 
+with_shared_settings = with_settings(TaskSettings, spread=("secagg",), only=("schedule", "same_cohort", "secagg"))
+"""Have a command take the settings that a simulation has in common with a task, as its parameter `settings`."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
     """The options of a simulation; None where one is not given."""
@@ -74,8 +82,7 @@ class SimulateOptions:
     algorithm: Annotated[str | None, typer.Option(help=ALGORITHM)] = None
     baseline: Annotated[str | None, typer.Option(help=BASELINE)] = None
     settings: Settings = None
-    schedule: Schedule = None
-    privacy: PrivateParts = None
+    privacy: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=PRIVACY)] = None
     rounds: Annotated[int | None, typer.Option(help="Rounds to run.  [default: 100]")] = None
     cohort: Annotated[int | None, typer.Option(help="Users per round.  [default: 10]")] = None
     evaluate_every: Annotated[
@@ -84,19 +91,17 @@ class SimulateOptions:
     target_accuracy: Annotated[float | None, typer.Option(help=TARGET)] = None
     patience: Annotated[int | None, typer.Option(metavar="ROUNDS", help=PATIENCE)] = None
     engine: Annotated[str | None, typer.Option(help=ENGINE)] = None
-    same_cohort: Annotated[
-        bool | None, typer.Option("--same-cohort", help="Of an algorithm of two trips: the same users in both.")
-    ] = None
     device: Annotated[str | None, typer.Option(help=DEVICE)] = None
     processes: Annotated[int | None, typer.Option(help=PROCESSES)] = None
     at_once: Annotated[int | None, typer.Option(help=AT_ONCE)] = None
     ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help=RAY)] = None
     compress: Annotated[str | None, typer.Option(metavar="STEPS", help=COMPRESS)] = None
-    secagg: MaskedParts = None
     seed: Annotated[int | None, typer.Option(help="Seed of split, weights, cohorts, order.  [default: 0]")] = None
 
-    def configuration(self, files: Sequence[Path]) -> SimulationConfig:
+    def configuration(self, files: Sequence[Path], shared: Mapping[str, Any]) -> SimulationConfig:
         """The configuration of files, later ones before earlier ones, overridden by the options.
+
+        shared: the settings that it has in common with a task, as `with_shared_settings` gives them.
 
         A wrong algorithm is reported before torch is loaded. A baseline may have other settings, which are looked at
         later.
@@ -105,9 +110,9 @@ class SimulateOptions:
 
         read = {path: _read(path) for path in files}
         values: dict[str, Any] = {}
-        for found in (*read.values(), self._given()):
+        for found in (*read.values(), self._given(shared)):
             values |= found
-        settings = parse_settings(self.settings)
+        settings = parse_key_values(self.settings)
         if settings:
             values["settings"] = {**values.get("settings", {}), **settings}
         if "plan" not in values and "baseline" not in values:
@@ -115,12 +120,15 @@ class SimulateOptions:
             create(algorithm, values.get("settings"), [module_of(algorithm)])
         return _converted(values, read)
 
-    def _given(self) -> dict[str, Any]:
-        """The options that were given, but for the settings."""
+    def _given(self, shared: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that were given, but for the settings of the algorithm."""
+        from simulator.private_training import PrivateTraining
+
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        given |= {"settings": None, "schedule": parse_schedule(self.schedule) if self.schedule else None}
-        given["secagg"] = parse_masking(self.secagg) if self.secagg else None
-        given["privacy"] = parse_private_training(self.privacy) if self.privacy else None
+        given["settings"] = None
+        if self.privacy:
+            given["privacy"] = build(PrivateTraining, parse_key_values(self.privacy, "--privacy"), text=True)
+        given |= {name: build_one(TaskSettings, name, value, text=True) for name, value in shared.items()}
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -141,20 +149,18 @@ def _converted(values: dict[str, Any], read: Mapping[Path, dict[str, Any]]) -> S
     from muster.output import loading
 
     with loading():
-        from simulator.options import to_config, to_options
+        from simulator.configuration import SimulationConfig, to_config
+        from simulator.errors import EngineError
         from simulator.planned import completed_by_plan
 
     for path, found in read.items():
-        _named(to_options, found, str(path))
+        for name, value in found.items():
+            try:
+                build_one(SimulationConfig, name, value)
+            except EngineError as error:
+                raise typer.BadParameter(str(error), param_hint=str(path)) from error
     if "plan" in values:
         values = completed_by_plan(values)
     if "model" not in values:
         raise typer.BadParameter("name a model, for instance --model mlp, or a plan with --plan", param_hint="--model")
-    return _named(to_config, values)
-
-
-def _named(convert: Callable[[dict[str, Any]], T], values: dict[str, Any], where: str | None = None) -> T:
-    try:
-        return convert(values)
-    except msgspec.ValidationError as error:
-        raise typer.BadParameter(str(error), param_hint=where) from error
+    return to_config(values)

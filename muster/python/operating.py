@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-import msgspec
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
@@ -19,16 +18,13 @@ from coordinator.rules.entities import Task as Facts
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle
-from fedcore.names import offered
 from fedcore.signing import SigningKey
-from fedcore.validation import field_converter
+from fedcore.validation import build
 from muster.python.arguments import of_kind
 from muster.releasing import FIRST_COUNTER, released
 from muster.remote import RemoteStore
 
 OVER = {TaskState.COMPLETED, TaskState.CANCELLED}
-NO_DEFAULT = ("population", "goal", "rounds")
-_convert = field_converter(TaskSettings)
 
 
 class Task:
@@ -134,13 +130,13 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         """Start a task on a plan bundle, which is uploaded.
 
         settings: those of `coordinator.rules.task_settings.TaskSettings`; `population`, `goal` and `rounds` have no
-        default. name: for people, by default that of the bundle. release_key: signs the release that a task with
-        `secagg` needs, and `counter` its number.
+        default, and a part such as `secagg` is a mapping or an object. name: for people, by default that of the bundle.
+        release_key: signs the release that a task with `secagg` needs, and `counter` its number.
 
-        Raises InvalidTask, naming the setting and what it may be, and TypeError for one that does not exist.
+        Raises InvalidTask, naming the setting and what it may be.
         """
         of_kind("bundle", bundle, (Bundle,), "a Bundle, as muster.export gives it; Bundle(folder) reads one")
-        chosen = _settings(settings)
+        chosen = build(TaskSettings, settings)
         release = None
         if release_key is not None:
             modules = (
@@ -150,18 +146,3 @@ class Coordinator(AbstractContextManager["Coordinator"]):
                 bundle, chosen, release_key, self._store.lineage().lineage, counter=counter, algorithm_modules=modules
             )
         return Task(self._store, self._store.register_task(bundle, chosen, release, name=name).id)
-
-
-def _settings(given: dict[str, Any]) -> TaskSettings:
-    """Settings of a task. Raises TypeError for a name or a type that is wrong, and InvalidTask."""
-    known = TaskSettings.__dataclass_fields__
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise TypeError(f"a task has no setting {unknown[0]!r}; {offered(unknown[0], known)}")
-    missing = [name for name in NO_DEFAULT if name not in given]
-    if missing:
-        raise TypeError(f"a task needs {', '.join(NO_DEFAULT)}; missing: {', '.join(missing)}")
-    try:
-        return TaskSettings(**{name: _convert(name, value) for name, value in given.items()})
-    except msgspec.ValidationError as error:
-        raise TypeError(f"settings of a task: {error}") from error

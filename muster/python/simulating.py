@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-import msgspec
 import numpy as np
 
 from coordinator.rules.task_settings import Secagg
@@ -17,11 +16,10 @@ from fedcore.names import offered
 from fedcore.params import Float32
 from fedcore.schedule import ServerSchedule
 from muster.python.arguments import check_trained, of_kind
-from simulator.configuration import SimulationConfig
+from simulator.configuration import SimulationConfig, to_config
 from simulator.course import ACCURACY, Point
 from simulator.engines.choice import Wanted
 from simulator.errors import EngineError
-from simulator.options import to_config
 from simulator.planned import completed_by_plan
 from simulator.population import Population
 from simulator.private_training import PrivateTraining
@@ -142,8 +140,7 @@ def simulate(
     ray, seed, schedule, same_cohort, compress, privacy, secagg, plan, as `simulator.SimulationConfig` has them. With
     `plan`, the folder of a bundle, its graphs train; `algorithm` is then the plan's, and only one's own is named.
 
-    Raises TypeError for an unknown option, and an argument of a wrong type; SimulatorError, ExportError or
-    AlgorithmError, naming what is wrong.
+    Raises TypeError for an unknown option, and SimulatorError, ExportError or AlgorithmError, naming what is wrong.
     """
     _check_names(options)
     check_trained(model, algorithm, settings)
@@ -159,7 +156,7 @@ def simulate(
         "algorithm": algorithm if isinstance(algorithm, str) else algorithm.name,
         "settings": dict(settings or {}),
     }
-    config = _config(_completed({**named, **options}, given))
+    config = to_config(_completed({**named, **options}, given))
     if out is None:
         return _in_memory(given.named(config), given, on_round)
     if given != Overrides():
@@ -180,13 +177,6 @@ def _check_names(options: Iterable[str]) -> None:
         known = ("users", "algorithm", "settings", "out", "on_round", *Options.__annotations__)
         meant = CALLED.get(unknown[0], unknown[0])
         raise TypeError(f"simulate() has no option {unknown[0]!r}; {offered(meant, known)}")
-
-
-def _config(values: dict[str, Any]) -> SimulationConfig:
-    try:
-        return to_config(values)
-    except msgspec.ValidationError as error:
-        raise TypeError(str(error)) from error
 
 
 def _completed(values: dict[str, Any], given: Overrides) -> dict[str, Any]:

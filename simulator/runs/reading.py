@@ -17,11 +17,10 @@ import safetensors.numpy
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import why
 from fedcore.names import offered
-from simulator.configuration import SimulationConfig
+from simulator.configuration import SimulationConfig, to_config
 from simulator.course import LOSS, Point
 from simulator.engines.computing import EngineName
-from simulator.errors import RunError
-from simulator.options import to_config
+from simulator.errors import EngineError, RunError
 from simulator.simulation import SimulationResult
 from simulator.training import Vectors
 
@@ -98,7 +97,7 @@ def read_config(path: Path) -> SimulationConfig:
     """The configuration of the run in a folder. Raises RunError when there is none."""
     try:
         return to_config(tomllib.loads((path / CONFIG).read_text()))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, EngineError) as error:
         raise RunError(f"{path} is not the folder of a run: its {CONFIG} cannot be read: {why(error)}") from error
 
 

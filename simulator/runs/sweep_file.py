@@ -17,10 +17,9 @@ import numpy as np
 from export.errors import UnknownModel
 from fedcore.decoding import converter
 from fedcore.errors import AlgorithmError, ScheduleError, why
-from simulator.configuration import SimulationConfig
+from simulator.configuration import SimulationConfig, to_config
 from simulator.engines.computing import EVERY_GPU
 from simulator.errors import RunError, SimulatorError
-from simulator.options import to_config
 from simulator.simulation import completed
 
 
@@ -149,7 +148,7 @@ def _config(options: Mapping[str, Any], varied: Mapping[str, Any], name: str) ->
         values.setdefault("processes", 1)  # runs are parallel, not what one does
     try:
         return completed(to_config(values))
-    except (msgspec.ValidationError, SimulatorError, AlgorithmError, ScheduleError, UnknownModel) as error:
+    except (SimulatorError, AlgorithmError, ScheduleError, UnknownModel) as error:
         raise RunError(f"the run {name} cannot be: {error}") from error
 
 

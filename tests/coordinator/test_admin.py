@@ -175,10 +175,10 @@ def test_unusable_uploads_bundles_and_settings_leave_no_task(store, tmp_path, ad
             refused(client.put(f"/admin/v1/blobs/{digest(large)}", content=body), "too-large")
         upload(client, bundle)
         upload(client, damaged)
-        assert "goal must be from 1" in refused(create(client, bundle, goal=0), "invalid-task")
+        assert "goal must be a whole number from 1" in refused(create(client, bundle, goal=0), "invalid-task")
         assert "goals" in refused(create(client, bundle, goals=3), "invalid-task")
         assert "'max_nom'" in refused(create(client, bundle, clear={"max_nom": 5}), "invalid-task")
-        assert "$.settings.goal" in refused(create(client, bundle, goal="two"), "malformed-message")
+        assert "goal must be a whole number" in refused(create(client, bundle, goal="two"), "invalid-task")
         for name, value in (("rounds", 10**20), ("goal", 10**30), ("seed", 10**30)):
             assert name in refused(create(client, bundle, **{name: value}), "invalid-task")
         assert "'coreml'" in refused(create(client, bundle, formats=["coreml"]), "invalid-task")

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from coordinator.commands import CountReport
 from coordinator.errors import DatabaseLocked, InvalidTask, NoLongerNeeded, TooStale, Unavailable, UnexpectedEvent
 from coordinator.rules.buffers import discount, open_buffer, places, step
-from coordinator.rules.clear_reports import ClearReports
 from coordinator.rules.rounds import (
     Abandon,
     Aborted,
@@ -23,7 +22,7 @@ from coordinator.rules.rounds import (
     Waiting,
 )
 from coordinator.rules.states import RoundState, TaskState
-from coordinator.rules.task_settings import Buffered, Secagg, TaskSettings
+from coordinator.rules.task_settings import Buffered, ClearReports, Secagg, TaskSettings
 from coordinator.store.garbage_collection import Retention, collect
 from fedcore.codecs.rotation import Rotation
 from fedcore.report import Segment

@@ -7,9 +7,9 @@ import pytest
 
 from coordinator.errors import InvalidTask, TaskEnded, UnknownRound, UnknownTask
 from coordinator.rules.aggregation import ReportSum, aggregate
-from coordinator.rules.clear_reports import ClearReports
+from coordinator.rules.clear_reports import bounded_report
 from coordinator.rules.states import RoundState, TaskState
-from coordinator.rules.task_settings import MOST_COUNT
+from coordinator.rules.task_settings import MOST_COUNT, ClearReports
 from coordinator.store.garbage_collection import Retention, collect
 from fedcore import algorithms
 from fedcore.codecs.codec import RoundKey
@@ -22,7 +22,7 @@ LAYOUT, KEY = make_plan().report, RoundKey(0, 1)
 def mean_of(clear, *reports):
     """The mean delta, and the metrics, of reports within the bounds."""
     total = ReportSum(LAYOUT.size)
-    total.add(*(clear.bound(report, LAYOUT, KEY) for report in reports))
+    total.add(*(bounded_report(clear, report, LAYOUT, KEY) for report in reports))
     made = aggregate(LAYOUT, algorithms.create("fedavg"), {"params": np.zeros(4, np.float32)}, total.total_L)
     return made.state["params"], made.metrics
 
@@ -51,7 +51,7 @@ def test_one_finite_report_of_1e30_does_not_end_a_fedadam_task(store, register, 
 
 def test_report_within_bounds_is_added_as_it_came():
     honest = report_vector([600, 0, -800, 0], 3.0, loss=2.0)
-    assert ClearReports().bound(honest, LAYOUT, KEY) is honest
+    assert bounded_report(ClearReports(), honest, LAYOUT, KEY) is honest
 
 
 @pytest.mark.parametrize("size", [11.0, 1e18, 1e30, 3e37])
@@ -77,9 +77,9 @@ def test_greater_weight_counts_as_the_bound_in_means_and_metrics():
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"max_norm": 0}, "max_norm must be from 1e-6 to 1e6"),
+        ({"max_norm": 0}, "max_norm must be a number from 1e-06 to 1,000,000, not 0"),
         ({"max_norm": float("nan")}, "max_norm"),
-        ({"max_weight": 0.5}, "max_weight must be from 1 to"),
+        ({"max_weight": 0.5}, "max_weight must be a number from 1 to"),
     ],
 )
 def test_bounds_that_cannot_be_are_refused_by_name(wrong, says):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from coordinator.commands import CountReport
-from coordinator.rules.clear_reports import ClearReports
+from coordinator.rules.clear_reports import bounded_report
+from coordinator.rules.task_settings import ClearReports
 from coordinator.store.tasks import Secagg
 from fedcore.codecs.codec import RoundKey
 from fedcore.codecs.compression import Compression
@@ -109,7 +110,7 @@ def test_honest_updates_of_max_norm_lose_nothing_on_average(steps):
         key = RoundKey(SEED, number)
         honest = report_vector(plan.report.encode({"delta": update}, key)["delta"], 1.0, plan=plan)
         along += update @ plan.report.decode(honest, key)[:SIZE]
-        of_bounded += update @ plan.report.decode(clear.bound(honest, plan.report, key), key)[:SIZE]
+        of_bounded += update @ plan.report.decode(bounded_report(clear, honest, plan.report, key), key)[:SIZE]
     assert 0.998 * along < of_bounded <= along
 
 

@@ -60,7 +60,7 @@ def test_versions_compare_by_their_numbers(least, version, new):
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: Requires(min_battery=1.5), "min_battery must be from 0 to 1, not 1.5"),
+        (lambda: Requires(min_battery=1.5), "min_battery must be a number from 0 to 1, not 1.5"),
         (lambda: Requires(min_free_storage_bytes=-1), "min_free_storage_bytes"),
         (lambda: Requires(min_memory_bytes=-1), "min_memory_bytes"),
         (lambda: Requires(min_version="new"), "min_version must be numbers with points between, .* not 'new'"),

@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 
 from coordinator.api.check_in_counts import OTHER, SPAN_S, CheckInCounts
 from coordinator.api.tokens import issue
-from coordinator.dashboard.settings_table import groups, settings_of, values
+from coordinator.dashboard.settings_table import from_form, groups, values
 from coordinator.dashboard.watch import alerts
 from coordinator.errors import InvalidTask
 from coordinator.recent_lines import RecentLines
@@ -65,8 +65,8 @@ def test_form_creates_a_task_of_an_uploaded_bundle(store, bundle, operating):
 @pytest.mark.parametrize(
     ("wrong", "status", "words"),
     [
-        ({"goal": "many"}, 422, "goal: Expected `int`"),
-        ({"goal": "0"}, 422, "goal must be from 1"),
+        ({"goal": "many"}, 422, "goal must be a whole number from 1 to 2^31 - 1, not many"),
+        ({"goal": "0"}, 422, "goal must be a whole number from 1"),
         ({"manifest": ""}, 422, "choose the folder of a bundle"),
         ({"manifest": "{}"}, 422, "no manifest of a bundle"),
         ({}, 404, "there is no blob"),
@@ -117,21 +117,22 @@ def test_form_explains_every_setting(operating):
     for group in groups():
         for one in group.settings:
             assert f'name="{one.name}"' in page
-            assert one.meaning
+            assert one.about
     assert "sampling_probability" not in page  # which a task refuses to change
-    for explained in ("selected per report wanted. Default: 1.3.", "size of the population. Required with privacy."):
+    drawn = "Devices drawn per report wanted. [1 to 100; default: 1.3]"
+    for explained in (drawn, "Size of the population. [≥ 1] Required with privacy."):
         assert explained in page
 
 
 def test_settings_from_text_have_the_defaults_and_the_parts_asked_for():
-    settings = settings_of(GIVEN | {"formats": "onnx, executorch", "secagg.bits": "9", "buffered": "yes"})
+    settings = from_form(GIVEN | {"formats": "onnx, executorch", "secagg.bits": "9", "buffered": "yes"})
     assert (settings.formats, settings.secagg) == (("onnx", "executorch"), None)
     assert (settings.over_selection, settings.buffered.concurrency) == (1.3, 100)
     shown = values(settings)
     assert (shown["formats"], shown["buffered.concurrency"]) == ("onnx, executorch", "100")
     assert not any(name.startswith("secagg") for name in shown)
-    with pytest.raises(InvalidTask, match="privacy: Object missing required field `epsilon`"):
-        settings_of(GIVEN | {"privacy": "yes"})
+    with pytest.raises(InvalidTask, match="privacy: epsilon is missing: it must be a number above 0"):
+        from_form(GIVEN | {"privacy": "yes"})
 
 
 def test_population_shows_its_devices_versions_and_check_ins(register, served):

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.rules.clear_reports import ClearReports
-from coordinator.rules.task_settings import Buffered
+from coordinator.rules.task_settings import Buffered, ClearReports
 from fedcore import checkpoint
 from tests.coordinator.bundles import make_bundle, make_plan, report_vector
 from tests.coordinator.conftest import committed

@@ -10,11 +10,10 @@ import pytest
 from coordinator.commands import CountReport
 from coordinator.driver.writing import commit_round
 from coordinator.errors import InvalidTask, TaskEnded, UnknownRound
-from coordinator.rules.clear_reports import ClearReports
 from coordinator.rules.entities import Spent
 from coordinator.rules.private_sums import with_least_noise
 from coordinator.rules.states import TaskState
-from coordinator.rules.task_settings import Buffered, PrivacyBudget, TaskSettings
+from coordinator.rules.task_settings import Buffered, ClearReports, PrivacyBudget, TaskSettings
 from coordinator.store.tasks import Secagg
 from fedcore.masking import fixed_points
 from fedcore.privacy.accounting import calibrated, spent

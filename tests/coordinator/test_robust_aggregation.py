@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from coordinator.errors import InvalidTask
-from coordinator.rules.clear_reports import MOST_KEPT_BYTES, ClearReports
+from coordinator.rules.clear_reports import MOST_KEPT_BYTES
 from coordinator.rules.robust_aggregation import KeptReports, collector
-from coordinator.rules.task_settings import Secagg, TaskSettings
+from coordinator.rules.task_settings import ClearReports, Secagg, TaskSettings
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
 from tests.coordinator.conftest import states
 

@@ -10,8 +10,7 @@ from coordinator.rules.states import TaskState
 from coordinator.store.garbage_collection import Retention, collect
 from coordinator.store.tasks import TaskSettings
 from fedcore.errors import InvalidSetting
-from fedcore.plan import first_of_pair
-from fedcore.schedule import ServerSchedule
+from fedcore.schedule import ServerSchedule, first_of_pair
 from fedcore.wire.messages import RetryWindow
 from tests.coordinator.bundles import START, make_bundle
 from tests.coordinator.conftest import Desk, states

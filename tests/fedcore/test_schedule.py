@@ -38,8 +38,8 @@ def test_the_cohort_doubles_every_few_rounds_up_to_a_cap():
     [
         ({"scaling": "sqrt"}, "scaling sqrt needs reference_cohort"),
         ({"double_every": 5}, "double_every needs largest_cohort"),
-        ({"warmup_rounds": -1}, "warmup_rounds cannot be -1"),
-        ({"scaling": "cubic"}, "scaling cannot be 'cubic'"),
+        ({"warmup_rounds": -1}, "warmup_rounds must be a whole number from 0 to .*, not -1"),
+        ({"scaling": "cubic"}, "scaling must be one of none, sqrt, linear, not 'cubic'"),
     ],
 )
 def test_a_schedule_that_makes_no_sense_is_refused_by_name(wrong, says):

@@ -15,7 +15,7 @@ TRAINED = [
 FED_AVG = ["--set", "weighting=uniform"]
 DISTRIBUTED = [
     *("--privacy", "epsilon=50", "--privacy", "mechanism=distributed"),
-    *("--secagg", "clip_norm=0.5", "--secagg", "bits=10"),
+    *("--secagg", "--clip-norm", "0.5", "--bits", "10"),
 ]
 
 

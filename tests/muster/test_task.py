@@ -15,6 +15,7 @@ from fedcore.codecs.low_rank import LowRank
 from fedcore.codecs.rotation import Rotation
 from fedcore.codecs.subsample import Subsample
 from fedcore.report import Segment
+from fedcore.validation import text_of
 from tests.coordinator.bundles import make_bundle, make_plan
 from tests.muster.test_cli import in_process, muster
 
@@ -71,12 +72,12 @@ def test_options_that_are_not_given_are_the_defaults_of_the_settings(bundle, whe
     listed = " ".join(in_process("task", "create", "--help").stdout.split())
     for name, default in (task | secagg | clear).items():
         option = name.replace("_", "-")
-        assert re.search(rf"--{option} <\w+> .*?\[default: ([^\]]+)\]", listed)[1] == str(default)
+        assert re.search(rf"--{option} <\w+> [^\[]*\[[^\]]*default: ([^\]]+)\]", listed)[1] == text_of(default)
 
 
 def test_formats_and_budget_are_kept_and_shown_in_words(bundle, where):
-    limits = ["--minimum", 2, "--max-rss-mb", 64, "--max-step-ms", 2.5, "--max-graph-mb", 1.5]
-    made = create(bundle, "--format", "executorch", "--format", "onnx", *limits, *where, "--json")
+    limits = ["--minimum", 2, "--peak-rss-mb", 64, "--step-cpu-ms", 2.5, "--graph-bytes", 1.5e6]
+    made = create(bundle, "--formats", "executorch", "--formats", "onnx", *limits, *where, "--json")
     assert made.exit_code == 0, made.output
     facts = json.loads(made.stdout)
     assert facts["formats"] == ["executorch", "onnx"]
@@ -107,9 +108,9 @@ def test_the_longest_update_that_counts_is_said(tmp_path, where, codecs, options
 
 def test_rules_on_devices_are_kept_and_shown_in_words(bundle, where):
     rules = [
-        "--require",
+        "--requires",
         "charging,min_battery=0.4",
-        "--require",
+        "--requires",
         "min_version=0.2",
         "--min-separation-s",
         60,
@@ -131,23 +132,24 @@ def test_rules_on_devices_are_kept_and_shown_in_words(bundle, where):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--require", "plugged"], "'plugged' is no rule; there are charging, idle, unmetered"),
-        (["--require", "charging=yes"], "charging takes no value"),
-        (["--require", "min_battery"], "min_battery needs a value: min_battery=…"),
-        (["--require", "min_battery=full"], "float"),
-        (["--require", "min_battery=2"], "min_battery must be from 0 to 1, not 2.0"),
-        (["--require", "min_version=new"], "min_version must be numbers with points between"),
+        (["--requires", "plugged"], "requires: there is no 'plugged'; there are charging, idle, unmetered"),
+        (["--requires", "charging=often"], "charging must be true or false, not often"),
+        (["--requires", "min_battery"], "min_battery must be a number from 0 to 1, not True"),
+        (["--requires", "min_battery=full"], "requires: min_battery must be a number from 0 to 1, not full"),
+        (["--requires", "min_battery=2"], "requires: min_battery must be a number from 0 to 1, not 2"),
+        (["--requires", "min_version=new"], "min_version must be numbers with points between"),
         (["--on-device", "max_example_age_s=60"], "min_examples must be at least 1 with max_example_age_s"),
-        (["--min-separation-rounds", "0"], "min_separation_rounds must be from 1 to below"),
-        (["--format", "coreml"], "the task needs graphs in format 'coreml', the plan has executorch, onnx"),
-        (["--max-rss-mb", "49"], "memory at the peak of format 'executorch' is 50 MB, the budget 49 MB"),
-        (["--max-step-ms", "1.5"], "CPU time of a step of format 'executorch' is 2 ms, the budget 1.5 ms"),
+        (["--min-separation-rounds", "0"], "min_separation_rounds must be a whole number from 1 to 2^31 - 1, not 0"),
+        (["--formats", "coreml"], "the task needs graphs in format 'coreml', the plan has executorch, onnx"),
+        (["--peak-rss-mb", "49"], "memory at the peak of format 'executorch' is 50 MB, the budget 49 MB"),
+        (["--step-cpu-ms", "1.5"], "CPU time of a step of format 'executorch' is 2 ms, the budget 1.5 ms"),
         (
-            ["--max-graph-mb", "0.002"],
+            ["--graph-bytes", "2000"],
             "size of all graphs of format 'executorch' is 3,000 bytes, the budget 2,000 bytes",
         ),
-        (["--max-graph-mb", "nan"], "graph_bytes must be a finite number above 0"),
-        (["--max-rss-mb", "-1"], "peak_rss_mb must be a finite number above 0, not -1.0"),
+        (["--graph-bytes", "nan"], "budget: graph_bytes must be a number of bytes above 0, not nan"),
+        (["--peak-rss-mb", "-1"], "budget: peak_rss_mb must be a number of MB above 0, not -1"),
+        (["--bits", "9"], "it is a setting of secagg: add --secagg"),
     ],
 )
 def test_plan_that_the_devices_cannot_bear_is_a_usage_error_and_no_task(bundle, where, options, words, typed):
@@ -192,7 +194,7 @@ def test_metrics_show_why_devices_gave_up(bundle, where):
 def test_device_that_runs_another_format_is_told_at_check_in_over_http(where, coordinators, tmp_path):
     bundle = make_bundle(tmp_path / "executorch", plan=make_plan(formats=("executorch",)))
     np.savez(tmp_path / "mine.npz", x=np.zeros((3, 2), np.float32))
-    made = create(bundle.folder, "--format", "executorch", *where)
+    made = create(bundle.folder, "--formats", "executorch", *where)
     assert made.exit_code == 0, made.output
     with coordinators.local(tmp_path) as local:
         device = ["device", "run", "--coordinator", local.url, "--population", "p", "--examples", tmp_path / "mine.npz"]

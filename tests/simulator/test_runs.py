@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedcore.schedule import ServerSchedule
-from simulator.configuration import SimulationConfig
+from simulator.configuration import SimulationConfig, to_config
 from simulator.errors import EngineError, ProcessDied, RunError, RunNotKept
-from simulator.options import to_config
 from simulator.runs.config_file import to_toml
 from simulator.runs.reading import read_metrics, read_result, read_run
 from simulator.runs.running import resume_run, start_run
@@ -270,7 +269,7 @@ def test_other_folders_are_refused_and_left_as_they_are(tmp_path):
 def test_values_of_a_wrong_type_are_refused_by_name():
     for options in ({"rounds": "3"}, {"seed": 1.5}, {"data": "/data"}, {"settings": 3}):
         (name,) = options
-        with pytest.raises(EngineError, match=f"^{name} cannot be .*: Expected `"):
+        with pytest.raises(EngineError, match=f"^{name} must be .*, not "):
             SimulationConfig(**{"model": "mlp"} | options)
 
 

@@ -115,7 +115,7 @@ def test_numbers_of_numpy_are_taken_as_pythons():
     config = SimulationConfig(model="logreg", **numbers)
     assert (type(config.rounds), config.target_accuracy) == (int, 0.5)
     assert completed(config).settings["client_lr"] == 0.5
-    with pytest.raises(EngineError, match=r"rounds cannot be 1\.5"):
+    with pytest.raises(EngineError, match=r"rounds must be a whole number, not 1\.5"):
         SimulationConfig(model="logreg", rounds=np.float64(1.5))
 
 

@@ -18,14 +18,17 @@ from coordinator.api.admin.task_creation import TaskCreation
 from coordinator.api.http import read_hashed
 from coordinator.api.openapi import BYTES, Answer, ApiDocument
 from coordinator.api.service import Service
-from coordinator.errors import InvalidTask, MalformedMessage, UnknownBlob
+from coordinator.errors import MalformedMessage, UnknownBlob
 from coordinator.operations import OPERATIONS, PREFIX, NewTask, Operation
 from coordinator.rules.assumption import Assumption
 from coordinator.rules.entities import Role, Token
+from coordinator.rules.task_settings import TaskSettings
 from coordinator.security import of_running
+from fedcore.bundle import Manifest
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WrongBody
-from fedcore.validation import misnamed
+from fedcore.release import Signed
+from fedcore.validation import build
 
 _BOUNDS = {
     "round": Query(ge=0, lt=2**31),
@@ -160,19 +163,21 @@ def _response(value: object, status: int) -> Response:
 
 
 def _new_task(data: bytes) -> NewTask:
-    """Raises MalformedMessage; InvalidTask when a setting is unknown or cannot be."""
+    """Raises MalformedMessage; InvalidTask when a setting is unknown, missing or not what it may be."""
     try:
-        task, given = _NEW_TASK.decode(data), _ANY_SETTINGS.decode(data)
+        posted = _POSTED.decode(data)
     except UNDECODABLE as error:
         raise MalformedMessage(str(error)) from error
-    if (wrong := misnamed(given.settings, task.settings)) is not None:
-        raise InvalidTask(f"settings of a task: {wrong}")
-    return task
+    return NewTask(posted.manifest, build(TaskSettings, posted.settings), posted.release, posted.name)
 
 
-class _AnySettings(msgspec.Struct, frozen=True):
+class _Posted(msgspec.Struct, frozen=True):
+    """A NewTask whose settings are yet to be checked."""
+
+    manifest: Manifest
     settings: dict[str, Any]
+    release: Signed | None = None
+    name: str | None = None
 
 
-_ANY_SETTINGS = decoder(_AnySettings)
-_NEW_TASK = decoder(NewTask)
+_POSTED = decoder(_Posted)

@@ -39,6 +39,7 @@ from coordinator.errors import (
 )
 from coordinator.rules.attempts import FAILURES
 from coordinator.rules.buffers import open_buffer, refusal, staleness_weight
+from coordinator.rules.clear_reports import bounded_report
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord
 from coordinator.rules.leases import new_id
 from coordinator.rules.rounds import (
@@ -159,7 +160,7 @@ class Transaction:
         self._digests[found.id] = round_.id, command.sha256
         self._assignments[found.id] = replace(found, state=AssignmentState.REPORTED, report_sha256=command.sha256)
         counted = self._counted.setdefault(round_.id, ReportsCounted(round_, []))
-        bounded = round_.task.settings.clear.bound(command.vector, round_.plan.report, round_.codec_key)
+        bounded = bounded_report(round_.task.settings.clear, command.vector, round_.plan.report, round_.codec_key)
         staleness = round_.number - found.number
         counted.vectors.append(staleness_weight(staleness) * bounded.astype(np.float64) if staleness else bounded)
         self._end(round_, found, AssignmentState.REPORTED)

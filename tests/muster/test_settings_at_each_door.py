@@ -1,0 +1,159 @@
+"""Every setting of a task means the same at each door: one value is stored alike, a bad one is refused alike, and what
+people read of it is what its field says."""
+
+import json
+import re
+
+import httpx2
+import pytest
+
+from coordinator.dashboard.settings_table import groups
+from coordinator.rules.task_settings import TaskSettings
+from fedcore.validation import settings_of
+from tests.muster.doors import DOORS, PAIRS, Doors, opened
+from tests.muster.test_cli import in_process
+from tools import make_settings_table
+
+NEEDED = {"population": "phones", "goal": 10, "rounds": 4}
+PRIVACY = {"epsilon": 8.0, "delta": 1e-6, "users": 1000}
+CLEAR = {
+    "population": "tablets",
+    "goal": 12,
+    "rounds": 5,
+    "minimum": 9,
+    "over_selection": 1.5,
+    "selection_timeout_s": 30.0,
+    "reporting_deadline_s": 900.0,
+    "max_attempts": 3,
+    "max_loss_growth": 4.5,
+    "min_examples": 2,
+    "min_separation_s": 60.0,
+    "min_separation_rounds": 2,
+    "requires": {
+        "charging": True,
+        "idle": True,
+        "unmetered": True,
+        "min_battery": 0.4,
+        "min_free_storage_bytes": 5000,
+        "min_version": "0.2",
+        "min_memory_bytes": 2000,
+    },
+    "on_device": {
+        "charging": True,
+        "idle": True,
+        "unmetered": True,
+        "min_battery": 0.25,
+        "min_free_storage_bytes": 7000,
+        "min_examples": 20,
+        "max_example_age_s": 604800.0,
+    },
+    "seed": 7,
+    "formats": ["onnx"],
+    "budget": {"peak_rss_mb": 640.0, "step_cpu_ms": 250.0, "graph_bytes": 150000.0},
+    "clear": {"max_norm": 5.5, "max_weight": 50.0, "estimator": "krum", "tolerate": 1},
+    "schedule": {
+        "warmup_rounds": 2,
+        "scaling": "sqrt",
+        "reference_cohort": 10,
+        "double_every": 2,
+        "largest_cohort": 24,
+    },
+}
+MASKED = NEEDED | {
+    "secagg": {"clip_norm": 2.5, "bits": 8, "max_examples": 40, "phase_s": 12.5, "group_size": 32},
+    "privacy": PRIVACY | {"mechanism": "distributed"},
+}
+BUFFERED = NEEDED | {"buffered": {"concurrency": 50, "max_staleness": 5}}
+NOISED = NEEDED | {
+    "min_separation_rounds": 3,
+    "privacy": PRIVACY | {"mechanism": "banded", "bands": 2, "noise_multiplier": 3.5},
+}
+REFUSED_OF_ONE_TRIP = {"same_cohort"}
+BAD = {"flag": "often", "whole number": -1, "number": -1.0, "choice": "none such", "list": ["", ""], "text": "a/ü"}
+
+
+def named(settings):
+    """All names in some settings, such as `secagg.bits`."""
+    for name, value in settings.items():
+        yield from (f"{name}.{inner}" for inner in value) if isinstance(value, dict) else [name]
+
+
+def squeezed(text):
+    """Text without spaces and ends of lines, at which help is broken anywhere."""
+    return "".join(text.split())
+
+
+def every_setting():
+    """The part, "" for the task itself, and each setting of it."""
+    for one in settings_of(TaskSettings):
+        yield from (("", one),) if one.part is None else ((one.name, inner) for inner in settings_of(one.part))
+
+
+@pytest.fixture
+def doors(tmp_path, monkeypatch):
+    with opened(tmp_path, monkeypatch) as doors:
+        yield doors
+
+
+@pytest.mark.parametrize("settings", [CLEAR, MASKED, BUFFERED, NOISED], ids=["clear", "masked", "buffered", "noised"])
+def test_every_setting_is_stored_alike_at_each_door(doors, settings):
+    made = {door.__name__: door(doors, settings) for door in DOORS}
+    known = {task.id: task.settings for task in doors.store.tasks()}
+    assert set(made.values()) == set(known), made
+    assert len({repr(one) for one in known.values()}) == 1
+    stored = json.loads(json.dumps(httpx2.get(f"{doors.urls.admin}/admin/v1/tasks", headers=doors.headers).json()))
+    for name, value in settings.items():
+        found = stored[0]["settings"][name]
+        wanted = {key: found[key] for key in value} if isinstance(value, dict) else found
+        assert wanted == value, name
+
+
+def test_no_setting_is_left_out_of_these_tests():
+    tried = {name for settings in (CLEAR, MASKED, BUFFERED, NOISED) for name in named(settings)} | REFUSED_OF_ONE_TRIP
+    assert tried == {f"{part}.{one.name}".lstrip(".") for part, one in every_setting()}
+
+
+def test_a_bad_value_of_every_setting_is_refused_in_the_same_words_at_each_door(doors):
+    asked = 0
+    for part, one in every_setting():
+        bad = {one.name: BAD[one.kind]}
+        if part == "privacy":
+            bad = PRIVACY | bad
+        settings = NEEDED | ({part: bad} if part else bad)
+        wanted = f"{part}: {one.name}" if part else one.name
+        for door in set(DOORS) - {Doors.command_elsewhere}:  # which refuses before it asks anybody, as the one here
+            if one.kind == "flag" and not part and door.__name__.startswith("command"):
+                continue  # whose switch has no value
+            said = " ".join(door(doors, settings).split())
+            assert f"{wanted} must be {one.allowed}, not " in said or one.kind == "text", (door.__name__, said)
+            assert f"{wanted} must be " in said, (door.__name__, said)
+            asked += 1
+    assert asked > 200
+    assert doors.store.tasks() == []
+
+
+def test_what_cannot_be_of_a_plan_of_one_trip_is_refused_alike(doors):
+    said = {door.__name__: door(doors, NEEDED | {"same_cohort": True}) for door in DOORS}
+    assert all("same_cohort" in words for words in said.values()), said
+
+
+def test_people_read_the_words_of_the_field_at_each_door(doors):
+    listed = squeezed(in_process("task", "create", "--help").stdout)
+    page = doors.page()
+    schemas = httpx2.get(f"{doors.urls.admin}/openapi.json").json()["components"]["schemas"]
+    for part, one in every_setting():
+        about = f"{part}: {one.about[0].lower()}{one.about[1:]}" if part else one.about
+        assert squeezed(f"{one.name} ({one.facts})" if part in PAIRS and one.facts else one.name) in listed, one.name
+        assert part in PAIRS or squeezed(f"{about} [{one.facts}]" if one.facts else about) in listed, one.name
+        assert f'name="{f"{part}.{one.name}".lstrip(".")}"' in page
+        assert one.about in page, one.name
+        described = [kind["properties"].get(one.name) for name, kind in schemas.items() if "properties" in kind]
+        assert any(one.about in json.dumps(found, ensure_ascii=False) for found in described if found), one.name
+    for group in groups()[1:]:
+        assert squeezed(group.about) in listed or group.name not in PAIRS, group.name
+        assert group.about in page
+
+
+def test_the_document_of_settings_is_that_of_the_fields():
+    assert make_settings_table.DOCUMENT.read_text() == make_settings_table.document(), "run `make settings`"
+    assert re.findall(r"ESTIMATORS|`\w+` \|  \|", make_settings_table.document()) == []
