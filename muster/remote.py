@@ -35,12 +35,14 @@ class RemoteError(Exception):
     """The coordinator cannot be reached, or refused for a reason that the store does not know."""
 
 
+_ANSWERS = {each.call: decoder(each.answer) for each in OPERATIONS if each.answer not in (bytes, type(None))}
+
+
 def _call(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[RemoteStore, P], T]:
     """The method that asks the coordinator for an operation: it takes and gives what the operation's own does."""
     (operation,) = (one for one in OPERATIONS if one.call is method)
     parameters, signature = operation.parameters, inspect.signature(method)
-    kind = operation.answer
-    answer: msgspec.json.Decoder[T] | None = None if kind in (bytes, type(None)) else decoder(kind)
+    answer: msgspec.json.Decoder[T] | None = _ANSWERS.get(method)
 
     def call(self: RemoteStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         given = signature.bind(self, *args, **kwargs).arguments

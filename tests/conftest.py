@@ -1,6 +1,7 @@
 """Shared by all tests: one thread per process, and where real data lies, if anywhere."""
 
 import fcntl
+import functools
 import gc
 import os
 import platform
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer.main
+import typer.testing
 
 from device_runtime.errors import ConfigError
 from device_runtime.native.build import build
@@ -45,6 +48,16 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def commands_made_once():
+    """The command line is made of its functions once in this process, not at each call: that takes 50 ms."""
+    made_once = functools.cache(typer.main.get_command)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", made_once)
+        patch.setattr(typer.testing, "_get_command", made_once)
+        yield
 
 
 @pytest.fixture(scope="session")

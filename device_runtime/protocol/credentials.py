@@ -124,14 +124,14 @@ class Credentials:
             issued: IssuedCredential = transport.credential(Signer(key, self._keys.device), message)
         try:
             current = issued.authority.follow("authority", authority)
-            checked = check_credential(current, secagg, issued.credential, 0)
+            valid = check_credential(current, secagg, issued.credential, 0)
         except (BrokenSuccession, SecaggError) as error:
             raise SecaggRefused(
                 "the authority at its URL is not the one that this device pinned", str(error)
             ) from error
-        if checked.device.hex() != device_id(key):
+        if valid.device.hex() != device_id(key):
             raise SecaggRefused("the authority gave this device the credential of another")
-        renew_at = now + SPENT * max(0.0, checked.expires - now)
+        renew_at = now + SPENT * max(0.0, valid.expires - now)
         return KeptCredential(
             key=key, secagg=secagg, authority=current, credential=issued.credential, renew_at=renew_at
         )

@@ -108,13 +108,13 @@ class Channel:
             except OSError as error:
                 raise Broken from error
 
-    def receive(self, decoder: msgspec.json.Decoder[M]) -> M:
+    def receive(self, kind: msgspec.json.Decoder[M]) -> M:
         """The next message. Raises Broken."""
         (size,) = _LENGTH.unpack(self.receive_bytes(_LENGTH.size))
         if size > MOST_BYTES:
             raise Broken
         try:
-            return decoder.decode(self.receive_bytes(size))
+            return kind.decode(self.receive_bytes(size))
         except UNDECODABLE as error:
             raise Broken from error
 

@@ -22,7 +22,7 @@ from tests.coordinator.bundles import START, make_bundle, make_plan, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.devices import CAPABILITIES
 
-pytestmark = pytest.mark.every_engine
+every_engine = pytest.mark.every_engine
 
 
 def refused(response, slug):
@@ -79,6 +79,7 @@ def abort(client, assignment, reason="runtime-failed"):
     return client.post(f"/v1/assignments/{assignment}:abort", content=messages.encode(Abort(reason)), auth=owner)
 
 
+@every_engine
 def test_a_checkpoint_is_served_as_the_delta_to_an_earlier_one(store, register, client, tmp_path):
     size = 4000
     plan = make_plan(size)
@@ -115,6 +116,7 @@ def test_quantised_reports_are_counted_and_damaged_ones_refused(store, register,
     np.testing.assert_allclose(moved, [2.55, 0, 1, 0], atol=0.011)
 
 
+@every_engine
 def test_round_over_http_equals_exact_arithmetic(store, register, client):
     task = register(goal=2, rounds=1)
     first, second = assign(client, "a", "b")
@@ -130,6 +132,7 @@ def test_round_over_http_equals_exact_arithmetic(store, register, client):
     assert put(client, first.assignment, body).content == receipt.content
 
 
+@every_engine
 def test_device_whose_connection_breaks_may_wait_again(register, client):
     register(goal=2)
     session = check_in(client).json()["session"]
@@ -178,6 +181,7 @@ def test_device_that_breaks_the_connection_while_waiting_is_not_selected(store, 
     assert [seat.device for seat in store.cohort(task, 1)] == [client.devices.id("here")]
 
 
+@every_engine
 def test_unknown_population_session_assignment_and_blob_are_named(register, client):
     refused(check_in(client), "unknown-population")
     register()
@@ -218,6 +222,7 @@ def test_oversized_bodies_are_refused_declared_or_streamed(register, client):
     refused(put(client, assignment.assignment, large), "too-large")
 
 
+@every_engine
 def test_wrong_reports_are_refused_and_the_right_one_still_counts(store, register, client):
     task = register(goal=1, rounds=1)
     (assignment,) = assign(client, "a")
@@ -237,6 +242,7 @@ def test_wrong_reports_are_refused_and_the_right_one_still_counts(store, registe
     np.testing.assert_array_equal(committed(store, task, 1), START + np.array([1, 0, 0, 0]))
 
 
+@every_engine
 def test_conflicting_late_and_aborted_reports_are_refused(register, client):
     register(goal=1, over_selection=3)
     first, second, third = assign(client, "a", "b", "c")
@@ -251,6 +257,7 @@ def test_conflicting_late_and_aborted_reports_are_refused(register, client):
     assert late.headers["retry-after"] == "3"
 
 
+@every_engine
 def test_blob_answers_conditions_and_ranges(store, register, client):
     sha256 = store.task(register()).plan_sha256
     etag = f'"{sha256}"'
@@ -283,6 +290,7 @@ def test_blob_answers_conditions_and_ranges(store, register, client):
         assert response.headers["content-range"] == f"bytes */{size}"
 
 
+@every_engine
 def test_numbers_of_thousands_of_digits_are_refused_or_ignored(register, client):
     register(goal=1, rounds=1)
     (given,) = assign(client, "a")
@@ -304,6 +312,7 @@ def test_server_state_is_not_served_to_devices(register, client, tmp_path):
     refused(blob(client, adam.manifest.state.sha256), "unknown-blob")
 
 
+@every_engine
 def test_cancel_is_seen_by_the_running_service(store, register, client):
     task = register(goal=1)
     (assignment,) = assign(client, "a")
@@ -353,11 +362,13 @@ def test_bug_in_the_driver_refuses_and_the_driver_lives_on(register, client, mon
     assert check_in(client).json()["outcome"] == "accepted"
 
 
+@every_engine
 def test_health_and_readiness(client):
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ready"}
 
 
+@every_engine
 @pytest.mark.parametrize("path", ["/v1/blobs/%00", "/v1/assignments/%00/report", "/v1/populations/%00/checkins"])
 def test_a_path_with_a_nul_is_refused_and_not_asked_of_the_database(path, client):
     method = "POST" if path.endswith("checkins") else "GET"

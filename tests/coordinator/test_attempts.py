@@ -9,7 +9,7 @@ from coordinator.rules.states import TaskState
 from tests.coordinator.bundles import START
 from tests.coordinator.conftest import states
 
-pytestmark = pytest.mark.every_engine
+every_engine = pytest.mark.every_engine
 
 
 def test_next_round_collects_devices_while_one_reports(store, register, desk):
@@ -26,6 +26,7 @@ def test_next_round_collects_devices_while_one_reports(store, register, desk):
     assert store.rounds(task)[0].seconds is not None
 
 
+@every_engine
 def test_round_behind_an_abandoned_one_becomes_its_next_attempt(store, register, desk):
     task = register(goal=1, rounds=3)
     (first,) = desk.assign("a")
@@ -79,6 +80,7 @@ def test_selection_with_too_few_behind_a_round_has_its_whole_timeout(store, regi
     assert {early.result(timeout=0).round, late.result(timeout=0).round} == {2}
 
 
+@every_engine
 def test_cancelling_ends_the_round_that_runs_and_the_one_behind_it(store, register, desk):
     task = register(goal=1)
     desk.assign("a")
@@ -107,6 +109,7 @@ def fail(desk, *devices):
         desk.give_up(assignment)
 
 
+@every_engine
 def test_failing_attempts_slow_down_and_then_pause_the_task(store, register, desk):
     task = register(goal=1, max_attempts=4)
     fail(desk, "a")
@@ -124,6 +127,7 @@ def test_failing_attempts_slow_down_and_then_pause_the_task(store, register, des
     assert desk.arrive("a").reason == "no-task"
 
 
+@every_engine
 def test_task_paused_by_its_last_failure_draws_nobody_behind_it(store, register, desk):
     task = register(goal=1, max_attempts=1)
     (only,) = desk.assign("a")
@@ -134,6 +138,7 @@ def test_task_paused_by_its_last_failure_draws_nobody_behind_it(store, register,
     assert states(store, task) == [(1, 1, "abandoned", "too-few-reports"), (2, 1, "abandoned", "paused")]
 
 
+@every_engine
 @pytest.mark.parametrize(("end", "reason"), [("pause", "paused"), ("cancel", "cancelled")])
 def test_nobody_is_drawn_for_a_task_just_paused_or_cancelled(store, register, desk, end, reason):
     task = register(goal=1)
@@ -146,6 +151,7 @@ def test_nobody_is_drawn_for_a_task_just_paused_or_cancelled(store, register, de
     assert states(store, task)[-1] == (2, 1, "abandoned", reason)
 
 
+@every_engine
 def test_operator_who_resumes_a_failing_task_gets_all_attempts_again(store, register, desk):
     task = register(goal=1, max_attempts=2)
     fail(desk, "a")
@@ -158,6 +164,7 @@ def test_operator_who_resumes_a_failing_task_gets_all_attempts_again(store, regi
     assert store.task(task).state is TaskState.PAUSED
 
 
+@every_engine
 def test_lack_of_devices_and_restarts_never_pause_a_task(store, register, new_desk):
     task = register(goal=2, max_attempts=1, selection_timeout_s=5)
     for _ in range(2):

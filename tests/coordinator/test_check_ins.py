@@ -21,7 +21,7 @@ from tests.coordinator.bundles import make_bundle, make_plan
 from tests.coordinator.conftest import RETRY
 from tests.coordinator.devices import CAPABILITIES
 
-pytestmark = pytest.mark.every_engine
+every_engine = pytest.mark.every_engine
 ABLE = msgspec.to_builtins(CAPABILITIES)
 
 
@@ -29,11 +29,12 @@ def writes(observer):
     """A number that grows with every transaction of another connection that writes."""
     sqlite = observer.dialect.name == "sqlite"
     query = "PRAGMA data_version" if sqlite else "SELECT pg_snapshot_xmax(pg_current_snapshot())"
-    value = observer.exec_driver_sql(query).scalar()
+    value = int(observer.exec_driver_sql(query).scalar())  # psycopg gives an xid8 as text
     observer.rollback()  # within one transaction an SQLite reader sees nothing of later ones
     return value
 
 
+@every_engine
 def test_idle_task_and_rejected_check_ins_write_nothing(store, register, desk):
     task = register(min_examples=50)
     with store.database.engine.connect() as observer:
@@ -127,6 +128,7 @@ def test_device_is_drawn_for_no_task_that_it_is_not_willing_for(store, register,
     assert store.rounds(unwanted) == []
 
 
+@every_engine
 def test_check_in_to_an_unknown_population_is_refused_until_it_exists(store, register, desk):
     with pytest.raises(UnknownPopulation, match="phones"):
         desk.arrive("a")
@@ -137,6 +139,7 @@ def test_check_in_to_an_unknown_population_is_refused_until_it_exists(store, reg
     assert desk.arrive("a") == Rejected("no-task", RETRY)
 
 
+@every_engine
 def test_check_ins_to_unknown_populations_cost_one_look_up_a_turn(store, desk):
     statements = []
     for engine in (store.database.engine, store.database._engines.writer):
@@ -159,6 +162,7 @@ def test_a_device_is_judged_once_from_its_check_in_to_its_assignment(register, d
     assert len(judged) == 1
 
 
+@every_engine
 def test_device_is_answered_from_memory_while_the_database_cannot_be_read(store, register, desk, monkeypatch):
     register(goal=2)
     desk.turn()
@@ -220,6 +224,7 @@ def test_whoever_hangs_up_on_a_refused_wait_ends_no_other(register, desk):
     assert waiting.result(timeout=0).round == 1
 
 
+@every_engine
 def test_lost_assignment_is_told_again_with_the_time_that_is_left(register, desk):
     register(goal=1, reporting_deadline_s=60)
     session = desk.arrive("a").session

@@ -11,7 +11,7 @@ from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Buffered
 from tests.coordinator.conftest import Desk, states
 
-pytestmark = pytest.mark.every_engine
+every_engine = pytest.mark.every_engine
 LATE_ROUNDS, SELECTION_S = 20, 60
 HONEST, SLOW = [f"honest{number}" for number in range(12)], [f"slow{number}" for number in range(5)]
 SETTINGS = {"goal": 9, "over_selection": 1.3, "rounds": 1000, "reporting_deadline_s": 60.0, "max_attempts": 100}
@@ -73,12 +73,14 @@ def test_who_let_the_deadline_pass_is_left_out_of_the_next_attempt(store, regist
     assert (drawn, waited_s) == (set(HONEST[:4]), SELECTION_S)
 
 
+@every_engine
 def test_a_restarted_coordinator_knows_who_let_the_deadline_pass(store, register, new_desk):
     stalled(store, register, new_desk())
     drawn, _ = Crowd(new_desk(), HONEST[:4] + SLOW, SLOW).attempt()
     assert drawn == set(HONEST[:4])
 
 
+@every_engine
 def test_another_replica_knows_who_let_the_deadline_pass(store, register, new_desk):
     first = new_desk()
     stalled(store, register, first)
@@ -104,6 +106,7 @@ def test_a_plan_that_is_too_slow_for_all_still_pauses_its_task(store, register, 
     assert "round 1 failed 2 times in a row, at last with too-few-reports" in store.task(task).reason
 
 
+@every_engine
 def test_late_devices_fill_the_places_that_are_left_and_come_back(store, register, new_desk):
     """In every round after theirs they are drawn only at its timeout, for 20 rounds; then they are as the others."""
     stalled(store, register, new_desk())

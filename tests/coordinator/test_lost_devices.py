@@ -11,9 +11,10 @@ from tests.coordinator.bundles import START
 from tests.coordinator.conftest import states
 from tests.coordinator.test_secure import NAMES, PHASES, SECURE, Device, run, seat
 
-pytestmark = pytest.mark.every_engine
+every_engine = pytest.mark.every_engine
 
 
+@every_engine
 def test_waiting_device_takes_the_place_of_a_lost_one(store, register, desk):
     task = register(goal=2, rounds=1)
     here, lost = desk.assign("a", "b")
@@ -32,6 +33,7 @@ def test_waiting_device_takes_the_place_of_a_lost_one(store, register, desk):
     assert [one.state for one in store.cohort(task, 1)][lost.slot] is AssignmentState.LOST
 
 
+@every_engine
 def test_round_without_a_replacement_is_tried_again_at_once(store, register, desk):
     task = register(goal=2)
     here, _ = desk.assign("a", "b")
@@ -76,6 +78,7 @@ def test_attempts_that_only_lost_devices_do_not_pause_the_task(store, register, 
     assert store.task(task).state is TaskState.ACTIVE
 
 
+@every_engine
 def test_attempts_that_lost_every_device_count_as_failures(store, register, desk):
     task = register(goal=2, max_attempts=2)
     for _ in range(2):
@@ -85,6 +88,7 @@ def test_attempts_that_lost_every_device_count_as_failures(store, register, desk
     assert store.task(task).state is TaskState.PAUSED
 
 
+@every_engine
 def test_device_that_vanished_does_not_rest(register, desk):
     register(goal=2, rounds=9, min_separation_rounds=3)
     here, _ = desk.assign("a", "b")
@@ -97,6 +101,7 @@ def test_device_that_vanished_does_not_rest(register, desk):
     assert sorted(getattr(answer, "reason", "") for answer in answers.values()) == ["", "resting", "resting"]
 
 
+@every_engine
 def test_lost_devices_are_counted_apart(store, register, desk):
     task = register(goal=1, minimum=1, over_selection=3, rounds=9)
     here, gone, spare = desk.assign("a", "b", "c")
@@ -149,6 +154,7 @@ def test_secure_round_goes_on_without_a_device_that_vanishes_in_any_phase(store,
     assert next(one.state for one in store.cohort(task, 1) if one.id == devices[0].given.assignment) is state
 
 
+@every_engine
 def test_secure_round_below_its_minimum_is_tried_again_at_once(store, register, desk):
     task = register(**SECURE)
     devices = seat(desk)
@@ -171,6 +177,7 @@ def test_device_replaces_the_last_one_a_secure_round_waits_for(store, register, 
     assert states(store, task) == [(1, 1, "committed", "")]
 
 
+@every_engine
 def test_driver_recovers_from_a_failed_transaction_while_devices_are_lost(store, register, desk, failing_commit):
     task = register(goal=2, minimum=2, over_selection=1.0)
     desk.assign("a", "b")
@@ -181,6 +188,7 @@ def test_driver_recovers_from_a_failed_transaction_while_devices_are_lost(store,
     assert [state for _, _, state, _ in states(store, task)] == ["abandoned"]
 
 
+@every_engine
 def test_device_replaces_one_lost_in_training_in_a_secure_round(store, register, desk):
     task = register(**SECURE)
     devices = seat(desk)

@@ -20,7 +20,7 @@ from tests.coordinator.bundles import make_private_bundle
 from tests.coordinator.conftest import Desk
 from tests.coordinator.test_secure import SECURE, run, seat
 
-pytestmark = pytest.mark.every_engine
+every_engine = pytest.mark.every_engine
 
 EPOCH = 1_000_000_000.0
 
@@ -63,6 +63,7 @@ def at_length(desk, seconds, *here, step_s=1.0):
     desk.live(seconds, *here, step_s=step_s)
 
 
+@every_engine
 def test_task_that_no_coordinator_drives_or_has_looked_at_says_so(store, register, desk):
     first = register()
     takes = "no coordinator drives population phones yet: one that runs takes it up in seconds"
@@ -74,6 +75,7 @@ def test_task_that_no_coordinator_drives_or_has_looked_at_says_so(store, registe
     assert said(store, second) == ("selecting", "round 1: 0 of 2 devices wait")
 
 
+@every_engine
 def test_silent_driver_is_named_until_another_takes_over(store, register, desk, clock):
     task = register()
     at_length(desk, 12)
@@ -88,6 +90,7 @@ def test_silent_driver_is_named_until_another_takes_over(store, register, desk, 
     assert said(store, task)[0] == "no-devices"
 
 
+@every_engine
 def test_driver_that_takes_a_population_back_at_once_speaks_for_it_again(store, register, desk):
     task = register()
     desk.pass_time(2)
@@ -137,6 +140,7 @@ def test_devices_that_are_rejected_are_counted_by_what_keeps_them_out(
     assert said(store, task)[0] == "no-devices"
 
 
+@every_engine
 def test_devices_that_wait_are_counted_by_what_keeps_them_from_a_task(store, register, desk):
     other = register(goal=1, rounds=9, over_selection=2, minimum=1)
     task = register(goal=9, min_examples=20)
@@ -192,6 +196,7 @@ def test_selection_is_expected_first_and_too_few_on_its_retry(store, register, d
     assert said(store, task) == ("reporting", "round 1: 0 of 3 reports, 598 s left")
 
 
+@every_engine
 def test_reports_and_seconds_of_a_round_are_those_of_now(store, register, desk):
     task = register(goal=2, over_selection=1.5, minimum=1)
     first, second, third = desk.assign("a", "b", "c")
@@ -229,6 +234,7 @@ def test_round_waits_for_silent_devices_and_not_for_lost_ones(store, register, d
     assert said(store, task) == ("reporting", f"{lost}; {again}")
 
 
+@every_engine
 def test_task_that_is_over_says_how_it_ended(store, register, desk, tmp_path):
     done, stopped = register(goal=1, rounds=1), register(goal=1, population="tablets")
     desk.report(*desk.assign("a"))
@@ -245,6 +251,7 @@ def test_task_that_is_over_says_how_it_ended(store, register, desk, tmp_path):
     assert sentence.startswith("1 of 9 rounds are committed: another round would exceed the privacy budget: ε 1.")
 
 
+@every_engine
 def test_a_task_whose_blob_is_gone_says_so_and_counts_as_stalled(store, register, desk, tmp_path):
     lost = register()
     (tmp_path / "blobs" / store.task(lost).plan_sha256).unlink()
@@ -255,6 +262,7 @@ def test_a_task_whose_blob_is_gone_says_so_and_counts_as_stalled(store, register
     assert "resume" in words
 
 
+@every_engine
 def test_failed_attempts_hold_the_next_one_and_then_pause_the_task(store, register, desk):
     task = register(goal=1, max_attempts=3)
     desk.pass_time(1)
@@ -271,6 +279,7 @@ def test_failed_attempts_hold_the_next_one_and_then_pause_the_task(store, regist
     assert said(store, task) == ("paused-after-failures", f"paused: {why}")
 
 
+@every_engine
 def test_model_that_cannot_be_written_is_said_after_the_grace(store, register, desk, monkeypatch):
     task = register(goal=1)
     (assignment,) = desk.assign("a")
@@ -290,6 +299,7 @@ def test_model_that_cannot_be_written_is_said_after_the_grace(store, register, d
     assert said(store, task)[0] == "selecting"
 
 
+@every_engine
 def test_secure_round_says_which_phase_it_is_in_and_who_has_answered(store, register, desk):
     task = register(**SECURE)
     devices = seat(desk)
@@ -304,6 +314,7 @@ def test_secure_round_says_which_phase_it_is_in_and_who_has_answered(store, regi
     assert said(store, task) == ("reporting", "round 1: 5 of 8 devices have sent their shares, 594 s left")
 
 
+@every_engine
 def test_progress_is_not_written_while_only_time_passes(store, register, desk):
     task, other = register(), register(population="tablets", goal=1)
     desk.arrive("a", formats=("other",))
@@ -322,6 +333,7 @@ def test_progress_is_not_written_while_only_time_passes(store, register, desk):
         assert said(store, task)[1].endswith(f" {words} ago")
 
 
+@every_engine
 def test_task_that_diverged_says_in_which_round_and_why(store, register):
     task = register()
     with store.database.writing() as records:

@@ -321,12 +321,12 @@ def test_a_device_says_at_its_start_what_its_kernel_lacks_and_trains(tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("model", ["logreg", "digits_cnn", "char_lstm"])
-def test_reports_from_a_sandbox_have_the_bytes_of_those_without(model, form, request):
+@pytest.mark.parametrize(("model", "sizes"), [("logreg", ()), ("digits_cnn", ()), ("char_lstm", ((7,), 11))])
+def test_reports_from_a_sandbox_have_the_bytes_of_those_without(model, sizes, form, request):
     if form == "executorch":
         pytest.importorskip("executorch")
         request.getfixturevalue("executorch")
-    plan, blobs = build_plan(Model(load(model)), create("fedavg", {"batch_size": 5}), (form,))
+    plan, blobs = build_plan(Model(load(model, *sizes)), create("fedavg", {"batch_size": 5}), (form,))
     graphs = {name: blobs[ref] for name, ref in plan.graphs[form].items()}
     backend = FORMATS[form]
     reports = [

@@ -6,9 +6,13 @@ import pytest
 
 from tests.tree import ROOT
 
-nbformat = pytest.importorskip("nbformat")
-nbclient = pytest.importorskip("nbclient")
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+
+
+@pytest.fixture
+def nbformat():
+    """Imported by the tests that use it: that takes seconds, and every worker collects this file."""
+    return pytest.importorskip("nbformat")
 
 
 @pytest.fixture
@@ -23,7 +27,8 @@ def away(tmp_path, commands, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_from_top_to_bottom(path, away):
+def test_a_notebook_runs_from_top_to_bottom(path, away, nbformat):
+    nbclient = pytest.importorskip("nbclient")
     book = nbformat.read(path, as_version=4)
     nbclient.NotebookClient(book, timeout=200, resources={"metadata": {"path": str(away)}}).execute()
     shown = {kind for cell in book.cells for output in cell.get("outputs", []) for kind in output.get("data", {})}
@@ -31,7 +36,7 @@ def test_a_notebook_runs_from_top_to_bottom(path, away):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_kept_without_outputs(path):
+def test_a_notebook_is_kept_without_outputs(path, nbformat):
     book = nbformat.read(path, as_version=4)
     nbformat.validate(book)
     code = [cell for cell in book.cells if cell.cell_type == "code"]

@@ -113,7 +113,7 @@ def test_no_setting_is_left_out_of_these_tests():
     assert tried == {f"{part}.{one.name}".lstrip(".") for part, one in every_setting()}
 
 
-def test_a_bad_value_of_every_setting_is_refused_in_the_same_words_at_each_door(doors):
+def test_bad_values_are_refused_in_the_same_words_at_each_door(doors):
     asked = 0
     for part, one in every_setting():
         bad = {one.name: BAD[one.kind]}

@@ -20,7 +20,13 @@ from pathlib import Path
 from muster.cli import main
 
 ROOT = Path(__file__).parents[2]
-LIBRARIES = "torch export.build export.verify simulator.runs.running simulator.fleet.fleet coordinator.app muster.app"
+OWN = "export.build export.verify simulator.runs.running simulator.fleet.fleet coordinator.app muster.app"
+LAZY = (
+    "torch._dynamo torch._inductor.output_code torch.export._trace sympy.combinatorics sympy.tensor.tensor "
+    "export.onnx.rules onnx device_runtime.backends.onnxruntime networkx "  # an export and its check
+    "pygal matplotlib.backends.backend_svg matplotlib.backends.backend_agg matplotlib.figure scipy.stats dp_accounting"
+)
+"""What a command imports only once it exports, draws or accounts: seconds, which each would pay again."""
 NAMES = ("muster", "python")
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
@@ -57,7 +63,7 @@ def warm_commands(folder):
 
 def serve(address):
     """Fork a process for every command that comes to the socket at `address`."""
-    for name in LIBRARIES.split():
+    for name in f"{OWN} {LAZY}".split():
         __import__(name)
     sys.modules["torch"].set_num_threads(1)
     listener = socket.socket(socket.AF_UNIX)
