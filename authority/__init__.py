@@ -1,4 +1,4 @@
-"""The enrolment authority: a process apart from the coordinator that decides who is a device, and says so with its key.
+"""The enrolment authority: a process separate from the coordinator, which attests devices and signs their credentials.
 
 Spec: docs/spec/wire.md §9.
 """

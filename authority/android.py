@@ -1,4 +1,4 @@
-"""Android Key Attestation: a chain of certificates in which a phone's secure hardware tells of its system and its app.
+"""Android Key Attestation: a certificate chain in which a phone's secure hardware describes its system and its app.
 
 Spec: docs/spec/wire.md §9. Layout of the extension: https://source.android.com/docs/security/features/keystore/attestation
 """
@@ -25,7 +25,7 @@ from fedcore.wire.messages import MOST_CERTIFICATES
 KEY_DESCRIPTION = x509.ObjectIdentifier("1.3.6.1.4.1.11129.2.1.17")
 TEE, STRONGBOX = b"\x01", b"\x02"
 ENOUGH = {"tee": {TEE, STRONGBOX}, "strongbox": {STRONGBOX}}
-"""Security levels that are enough, by the least one that is asked for. Software is none of them."""
+"""Sufficient security levels, by the least one required. Software never suffices."""
 ROOT_OF_TRUST, APPLICATION_ID = b"\xbf\x85\x40", b"\xbf\x85\x45"
 """Tags of an authorization list: [704] and [709], explicit."""
 VERIFIED = b"\x00"
@@ -38,11 +38,12 @@ _NO_PLAY_INTEGRITY = (
 
 
 class AndroidSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The phones that are taken. Paths are relative to the file that names them.
+    """The phones that are accepted. Paths are relative to the file that names them.
 
-    roots: certificates, PEM, at which every chain must end. package, signer: the name of the one app that is taken, and
-    the SHA-256 of the certificate that signs it, in hex. security_level: the least. verified_boot: whether the
-    boot loader must be locked and the system the maker's. revoked: a list of revoked serial numbers, as Google's.
+    roots: certificates, PEM, at which every chain must end. package, signer: the name of the only accepted app, and the
+    SHA-256 of the certificate that signs it, in hex. security_level: the least accepted. verified_boot: whether the
+    boot loader must be locked and the system the maker's. revoked: a list of revoked serial numbers, in Google's
+    format.
     """
 
     roots: str
@@ -58,7 +59,7 @@ _SETTINGS = converter(AndroidSettings)
 
 @dataclass(frozen=True)
 class AndroidPhones:
-    """The check of what phones show. revoked: serial numbers of certificates that are no longer good."""
+    """The check of phones' evidence. revoked: serial numbers of revoked certificates."""
 
     settings: AndroidSettings
     roots: Roots
@@ -68,10 +69,10 @@ class AndroidPhones:
     def load(cls, path: Path) -> AndroidPhones:
         """The phones that a TOML file describes. Raises BadAndroidFile, also for a file that it names."""
         try:
-            said = tomllib.loads(path.read_text("utf-8"))
-            if "play_integrity" in said:
+            table = tomllib.loads(path.read_text("utf-8"))
+            if "play_integrity" in table:
                 raise BadAndroidFile(f"{path}: play_integrity {_NO_PLAY_INTEGRITY}")
-            settings = _SETTINGS(said)
+            settings = _SETTINGS(table)
             roots = Roots.load(path.parent / settings.roots, MOST_CERTIFICATES)
             listed = path.parent / settings.revoked if settings.revoked is not None else None
             return cls(settings, roots, frozenset() if listed is None else _serials(listed))
@@ -81,20 +82,22 @@ class AndroidPhones:
             raise BadAndroidFile(f"{path} does not say which phones are taken: {error}") from error
 
     def check(self, chain: Sequence[bytes], challenge: bytes, now: int) -> None:
-        """Raise NotAttested unless a chain, leaf first and each in DER, is of a phone that is taken, and for this.
+        """Raise NotAttested unless a chain (DER, leaf first) is of an accepted phone and names this challenge.
 
         challenge: the 32 bytes that the leaf must name. now: seconds since 1970.
         """
         verified = self.roots.verify(chain, now)
-        for one in verified:
-            if one.serial_number in self.revoked:
-                raise NotAttested(f"the certificate with the serial number {one.serial_number:x} is revoked")
+        for certificate in verified:
+            if certificate.serial_number in self.revoked:
+                raise NotAttested(f"the certificate with the serial number {certificate.serial_number:x} is revoked")
         try:
-            # Else a key that was attested for any app could vouch for a phone that there is not.
-            if any(extension.oid == KEY_DESCRIPTION for one in verified[1:] for extension in one.extensions):
+            # Otherwise a key that was attested for any app could vouch for a phone that does not exist.
+            if any(
+                extension.oid == KEY_DESCRIPTION for certificate in verified[1:] for extension in certificate.extensions
+            ):
                 raise NotAttested("a certificate that signs another is itself that of an attested key")
-            found = extension_of(verified[0], KEY_DESCRIPTION, "description of a key")
-            self._check_description(asn1.decode_der(_KeyDescription, found), challenge)
+            description = extension_of(verified[0], KEY_DESCRIPTION, "description of a key")
+            self._check_description(asn1.decode_der(_KeyDescription, description), challenge)
         except UNREADABLE as error:
             raise NotAttested(f"the chain of certificates cannot be read: {error}") from error
 
@@ -109,7 +112,7 @@ class AndroidPhones:
         if self.settings.verified_boot:
             _check_boot(_entry(described.hardware_enforced, ROOT_OF_TRUST, _RootOfTrust))
         app = asn1.decode_der(_ApplicationId, _entry(described.software_enforced, APPLICATION_ID, bytes))
-        names = {one.name for one in app.packages.as_list()}
+        names = {package.name for package in app.packages.as_list()}
         if (
             self.settings.package.encode() not in names
             or bytes.fromhex(self.settings.signer) not in app.signers.as_list()
@@ -150,11 +153,11 @@ class _KeyDescription:
 
 
 def _entry(entries: list[asn1.TLV], tag: bytes, kind: type[Any]) -> Any:
-    """The one entry of an authorization list with this tag. Raises NotAttested, or ValueError."""
-    found = [one for one in entries if one.tag_bytes == tag]
-    if len(found) != 1:
-        raise NotAttested(f"the description of the key has {len(found)} entries of the tag {tag.hex()}, and not one")
-    return asn1.decode_der(kind, bytes(found[0].data))
+    """The only entry of an authorization list with this tag. Raises NotAttested, or ValueError."""
+    matching = [entry for entry in entries if entry.tag_bytes == tag]
+    if len(matching) != 1:
+        raise NotAttested(f"the description of the key has {len(matching)} entries of the tag {tag.hex()}, and not one")
+    return asn1.decode_der(kind, bytes(matching[0].data))
 
 
 def _enumerated(tlv: asn1.TLV) -> bytes:
@@ -173,7 +176,9 @@ def _serials(path: Path) -> frozenset[int]:
     """Serial numbers in a list like https://android.googleapis.com/attestation/status. Raises OSError, ValueError."""
     try:
         entries = list(json.loads(path.read_bytes())["entries"])
-        # Google's list is in hex, but has entries in decimal too: digits alone are taken as both.
-        return frozenset(int(one, 16) for one in entries) | {int(one) for one in entries if one.isdecimal()}
+        # Google's list is in hex but also has decimal entries, so an entry of only digits counts as both.
+        return frozenset(int(serial, 16) for serial in entries) | {
+            int(serial) for serial in entries if serial.isdecimal()
+        }
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path.name} is no list of revoked certificates: {error!r}") from error

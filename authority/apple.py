@@ -1,4 +1,4 @@
-"""Apple's App Attest: a statement in which the hardware of a phone, and Apple, vouch for an app and a key of its own.
+"""Apple's App Attest: a statement in which a phone's hardware, and Apple, vouch for an app and its key.
 
 Spec: docs/spec/wire.md §9. The checks, in Apple's order:
 https://developer.apple.com/documentation/devicecheck/validating-apps-that-connect-to-your-server
@@ -34,10 +34,10 @@ _DEPTH = 3
 
 
 class AppleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The phones that are taken. Paths are relative to the file that names them.
+    """The phones that are accepted. Paths are relative to the file that names them.
 
-    roots: certificates, PEM, at which every chain must end. app: the one app that is taken, as TEAM.BUNDLE.
-    development: whether builds that Xcode installed are taken too.
+    roots: certificates, PEM, at which every chain must end. app: the only accepted app, as TEAM.BUNDLE. development:
+    whether builds that Xcode installed are accepted too.
     """
 
     roots: str
@@ -65,7 +65,7 @@ _SETTINGS, _STATEMENT = converter(AppleSettings), converter(_Statement)
 
 @dataclass(frozen=True)
 class ApplePhones:
-    """The check of what phones show."""
+    """The check of phones' evidence."""
 
     settings: AppleSettings
     roots: Roots
@@ -82,17 +82,17 @@ class ApplePhones:
             raise BadAppleFile(f"{path} does not say which phones are taken: {error}") from error
 
     def check(self, statement: bytes, challenge: bytes, now: int) -> None:
-        """Raise NotAttested unless a statement, an attestation object in CBOR, is of a taken app, and for this.
+        """Raise NotAttested unless a statement (a CBOR attestation object) is of the accepted app and this challenge.
 
         challenge: the 32 bytes that the app gave as clientDataHash. now: seconds since 1970.
         """
-        found = _decoded(statement)
-        leaf = self.roots.verify(found.evidence.x5c, now)[0]
-        if not hmac.compare_digest(_nonce(leaf), hashlib.sha256(found.authenticator + challenge).digest()):
+        attestation = _decoded(statement)
+        leaf = self.roots.verify(attestation.evidence.x5c, now)[0]
+        if not hmac.compare_digest(_nonce(leaf), hashlib.sha256(attestation.authenticator + challenge).digest()):
             raise NotAttested("the challenge is not that of this key and this request")
-        if len(found.authenticator) < _AUTHENTICATOR.size:
+        if len(attestation.authenticator) < _AUTHENTICATOR.size:
             raise NotAttested("the authenticator data end too early")
-        app, _, counter, environment, length, key_id = _AUTHENTICATOR.unpack_from(found.authenticator)
+        app, _, counter, environment, length, key_id = _AUTHENTICATOR.unpack_from(attestation.authenticator)
         if (length, key_id) != (len(key_id), _key_id(leaf)):
             raise NotAttested("the certificate is for another key than the statement")
         if app != hashlib.sha256(self.settings.app.encode()).digest():
@@ -124,7 +124,7 @@ def _refuse(value: object, immutable: bool) -> NoReturn:
 
 
 _NO_TAGS: dict[int, Any] = dict.fromkeys((*range(300), 1004, 43_000, 55_799), _refuse)
-"""The tags to which the library gives a meaning: no stranger shall have it make dates, patterns or huge numbers."""
+"""The tags that the library interprets: untrusted input must not make it build dates, patterns or huge numbers."""
 
 
 def _nonce(leaf: x509.Certificate) -> bytes:

@@ -1,4 +1,4 @@
-"""Attestation: evidence that a key belongs to a device, and not to anybody who can send a request.
+"""Attestation: evidence that a key belongs to a device, and not to any sender of requests.
 
 An authority checks it for every credential that it issues, a coordinator when a device enrols without one. Spec:
 docs/spec/wire.md §9. A further kind is a message in `fedcore.wire.messages`, and a case here.
@@ -37,7 +37,7 @@ class Attestation:
         android_file: Path | None = None,
         apple_file: Path | None = None,
     ) -> Attestation:
-        """The same from files: the secret without the white space around it.
+        """An attestation from files. White space around the secret is dropped.
 
         Raises BadSecret, BadAndroidFile or BadAppleFile.
         """

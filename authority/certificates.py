@@ -1,4 +1,4 @@
-"""Chains of certificates, by which the makers of phones vouch for keys in their hardware."""
+"""Certificate chains, with which phone makers vouch for keys in their hardware."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ UNREADABLE = (
     x509.DuplicateExtension,
     x509.InvalidVersion,
 )
-"""What reading certificates of strangers raises; warnings where they are errors."""
+"""Errors of reading untrusted certificates; warnings, if they are errors."""
 
 
 @dataclass(frozen=True)
 class Roots:
-    """The certificates at which chains must end. longest: the most certificates of a chain, its root included."""
+    """The certificates at which chains must end. longest: the most certificates of a chain, including its root."""
 
     certificates: tuple[x509.Certificate, ...]
     longest: int
@@ -40,7 +40,7 @@ class Roots:
         return cls(tuple(x509.load_pem_x509_certificates(path.read_bytes())), longest)
 
     def verify(self, chain: Sequence[bytes], now: int) -> list[x509.Certificate]:
-        """The certificates of a chain in DER, leaf first, up to a root: their signatures, dates and right to sign.
+        """The certificates of a chain (DER, leaf first), after checking signatures, dates and the right to sign.
 
         now: seconds since 1970. Raises NotAttested.
         """
@@ -69,7 +69,7 @@ class Roots:
 
 
 def extension_of(certificate: x509.Certificate, oid: x509.ObjectIdentifier, what: str) -> bytes:
-    """An extension in DER. what: it holds, in words. Raises NotAttested when there is none."""
+    """An extension in DER. what: a description of it. Raises NotAttested when there is none."""
     try:
         return certificate.extensions.get_extension_for_oid(oid).value.public_bytes()
     except x509.ExtensionNotFound as error:

@@ -2,10 +2,10 @@
 
 AuthorityError
 ├── NotAttested     evidence does not show that a key is a device's
-├── BeaconRefused   a beacon is not drawn: for this coordinator, or a second time for a device
+├── BeaconRefused   the authority does not draw a beacon: for this coordinator, or a second time for a device
 ├── BadSecret       the enrolment secret cannot be read, or is too short to be one
-├── BadAndroidFile  the file that says which Android phones are taken, or one that it names, cannot be used
-├── BadAppleFile    the file that says which iOS devices are taken, or one that it names, cannot be used
+├── BadAndroidFile  the file that says which Android phones are accepted, or one that it names, cannot be used
+├── BadAppleFile    the file that says which iOS devices are accepted, or one that it names, cannot be used
 └── KeyMissing      there is no file of the authority's key
 """
 
@@ -19,7 +19,7 @@ class NotAttested(AuthorityError):
 
 
 class BeaconRefused(AuthorityError):
-    """A beacon is not drawn: for this coordinator, or a second time for a device; the message says which."""
+    """The authority does not draw a beacon: for this coordinator, or a second time for a device."""
 
 
 class BadSecret(AuthorityError):
@@ -27,11 +27,11 @@ class BadSecret(AuthorityError):
 
 
 class BadAndroidFile(AuthorityError):
-    """The file that says which Android phones are taken, or one that it names, cannot be used."""
+    """The file that says which Android phones are accepted, or one that it names, cannot be used."""
 
 
 class BadAppleFile(AuthorityError):
-    """The file that says which iOS devices are taken, or one that it names, cannot be used."""
+    """The file that says which iOS devices are accepted, or one that it names, cannot be used."""
 
 
 class KeyMissing(AuthorityError):

@@ -22,23 +22,22 @@ from ingress.connection_limits import ConnectionLimits
 from ingress.listener import listening
 from ingress.newcomers import Newcomers
 from ingress.origins import open_to
-from ingress.rate_limit import RateLimit
 from ingress.server import HttpConfig
 
 DAY_S = 86_400
 DRAIN_S = 10.0
-"""How long a stop waits for requests in progress."""
+"""The longest time that a stop waits for requests in progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorityConfig:
-    """How an authority runs. key: the file of its private key. credential_days: for how long a credential is good.
+    """The configuration of an authority. key: the file of its private key. credential_days: validity of a credential.
 
-    server_keys: the public keys, as text, of the coordinators for which it draws beacons. connection_limit: how many
-    connections may wait for a request, and how many bodies may be on their way; address_connection_limit: how many of
-    one address may wait; address_limit_per_minute: how many credentials one address may ask for; 0 is no limit. Those
-    of `proxies` are not limited by address. The defaults are within the 1024 open files that a process may usually
-    have. origins: of the web pages that may be devices.
+    server_keys: the public keys, as text, of the coordinators for which it draws beacons. connection_limit: the most
+    connections that wait for a request, and the most bodies that arrive at a time. address_connection_limit: the most
+    waiting connections of one address. address_limit_per_minute: the most requests for credentials from one address,
+    and the most for beacons; 0 is no limit. Addresses in `proxies` are not limited. The defaults fit into the 1024 open
+    files that a process may usually have. origins: of the web pages that may be devices.
     """
 
     key: Path
@@ -59,7 +58,7 @@ class AuthorityConfig:
     origins: tuple[str, ...] = ()
 
     def issuer(self) -> Issuer:
-        """What issues credentials. Raises KeyMissing, InvalidKey, BadSecret, BadAndroidFile or BadAppleFile."""
+        """The issuer of credentials. Raises KeyMissing, InvalidKey, BadSecret, BadAndroidFile or BadAppleFile."""
         if not self.key.exists():
             raise KeyMissing(
                 f"there is no key at {self.key}: `muster authority new-key {self.key}` makes one, and if there was "
@@ -81,8 +80,8 @@ def serve(config: AuthorityConfig, on_ready: Callable[[str], None] = lambda url:
 def _app(config: AuthorityConfig) -> Starlette:
     issuer = config.issuer()
     servers = {key_text(public_key(text).public_bytes_raw()) for text in config.server_keys}
-    newcomers, limit = Newcomers(config.connection_limit), RateLimit(config.address_limit_per_minute)
-    return authority_app(issuer, Beacons(issuer.key.private, servers), newcomers, limit)
+    newcomers = Newcomers(config.connection_limit)
+    return authority_app(issuer, Beacons(issuer.key.private, servers), newcomers, config.address_limit_per_minute)
 
 
 class AuthorityServer(uvicorn.Server):
@@ -96,12 +95,12 @@ class AuthorityServer(uvicorn.Server):
         self._on_ready = on_ready
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and serve until it is to stop. Raises ingress.errors.CannotListen."""
+        """Listen, and serve until told to stop. Raises ingress.errors.CannotListen."""
         with listening(self._wanted.host, self._wanted.port, self._limits) as listener:
             super().run([listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and say the URL."""
+        """Start, and report the URL."""
         await super().startup(sockets)
         if sockets and self.started:
             self._on_ready(self._http.url(sockets[0]))

@@ -1,4 +1,4 @@
-"""The authority's HTTP service: routes that issue credentials, draw beacons, and say that it is there.
+"""The authority's HTTP service: routes that issue credentials, draw beacons, and report health.
 
 Spec: docs/spec/wire.md §9.
 """
@@ -37,7 +37,7 @@ from ingress.rate_limit import RateLimit
 from ingress.signed_requests import Signed, named_key, read, signer_of
 
 MOST_BYTES = 1 << 16
-"""Bytes of a message: a chain of certificates is the longest part of a device's, a roster of a coordinator's."""
+"""The most bytes of a message: the largest have a certificate chain (from a device) or a roster (coordinator)."""
 
 
 class _TooLarge(Exception):
@@ -45,7 +45,7 @@ class _TooLarge(Exception):
 
 
 class _TooOften(Exception):
-    """An address has asked too often; it is admitted again after `wait_s` seconds."""
+    """An address has made too many requests; it is admitted again after `wait_s` seconds."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__("more requests than one address may make in a minute; come back later")
@@ -65,25 +65,30 @@ _SLUGS: Mapping[type[Exception], str] = {
 }
 
 
-def authority_app(issuer: Issuer, beacons: Beacons, newcomers: Newcomers, limit: RateLimit) -> Starlette:
-    """The service. newcomers: the requests whose bodies are on their way. limit: of an address that asks."""
+def authority_app(issuer: Issuer, beacons: Beacons, newcomers: Newcomers, per_minute: int) -> Starlette:
+    """The service. newcomers: the requests whose bodies are arriving.
+
+    per_minute: the most requests for credentials from one address, and the most for beacons; 0 is no limit.
+    """
+    of_credentials, of_beacons = RateLimit(per_minute), RateLimit(per_minute)
 
     async def credentials(request: Request) -> IssuedCredential:
         """A credential for the device that signed."""
-        _admit(request, limit)
+        _admit(request, of_credentials)
         signed = _signer(request, time.time())
-        asked = messages.decode(await _body(request, signed, newcomers), RequestCredential)
-        return issuer.issue(asked, signed.keyid, signed.created, time.time())
+        message = messages.decode(await _body(request, signed, newcomers), RequestCredential)
+        return issuer.issue(message, signed.keyid, signed.created, time.time())
 
     async def draws(request: Request) -> DrawnBeacon:
         """A beacon for the coordinator that signed."""
-        beacons.admit(read(request)[0].keyid)  # a stranger's signature costs nothing
+        _admit(request, of_beacons)
+        beacons.admit(read(request)[0].keyid)  # before the signature of an unknown key is checked
         signed = _signer(request, time.time())
-        asked = messages.decode(await _body(request, signed, newcomers), RequestBeacon)
-        return DrawnBeacon(beacons.draw(asked, time.time()))
+        message = messages.decode(await _body(request, signed, newcomers), RequestBeacon)
+        return DrawnBeacon(beacons.draw(message, time.time()))
 
     async def health(_: Request) -> Response:
-        """That the authority is there."""
+        """Answer 200: the authority is running."""
         return Response("ok\n", media_type="text/plain")
 
     return Starlette(
@@ -96,7 +101,7 @@ def authority_app(issuer: Issuer, beacons: Beacons, newcomers: Newcomers, limit:
 
 
 def _endpoint(answer: Callable[[Request], Awaitable[Struct]]) -> Callable[[Request], Awaitable[Response]]:
-    """The endpoint that gives an answer's message, or the problem document of its error."""
+    """An endpoint that sends the message of `answer`, or the problem document of its error."""
 
     async def endpoint(request: Request) -> Response:
         """The response to one request."""
@@ -112,7 +117,7 @@ def _endpoint(answer: Callable[[Request], Awaitable[Struct]]) -> Callable[[Reque
 
 
 def _admit(request: Request, limit: RateLimit) -> None:
-    """Count a request of an address, before anything is done for it. Raises _TooOften."""
+    """Count a request of an address, before any work for it. Raises _TooOften."""
     caller = caller_of(request.client.host) if request.client else None
     wait_s = 0.0 if caller is None else limit.wait_s(caller)
     if wait_s:
@@ -120,14 +125,14 @@ def _admit(request: Request, limit: RateLimit) -> None:
 
 
 def _signer(request: Request, now: float) -> Signed:
-    """The signer of a request, a key that names itself. Raises WireError."""
+    """The signer of a request, whose key id is the key itself. Raises WireError."""
     signature, about = read(request)
     signature.check_time(now)
     return signer_of(signature, about, named_key(signature))
 
 
 async def _body(request: Request, signed: Signed, newcomers: Newcomers) -> bytes:
-    """The body that was signed."""
+    """The signed body."""
     body = bytearray()
     with newcomers.hold(partial(hang_up, request.scope)):
         async for piece in request.stream():

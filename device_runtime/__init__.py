@@ -1,8 +1,8 @@
 """The device runtime: a session loop that downloads graphs, runs them over local examples and uploads one vector.
 
 It contains no algorithm and no tensor library: a new algorithm reaches a device as data, never as an update of the app.
-A host application needs the names below and nothing else (docs/device.md). Each is loaded when it is first asked for,
-so that a part of this package can be used without the dependencies of the others.
+A host application needs only the names below (docs/device.md). Each is loaded on first use, so that a part of this
+package works without the dependencies of the others.
 """
 
 from __future__ import annotations

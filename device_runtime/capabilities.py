@@ -1,4 +1,4 @@
-"""Capabilities of this installation, as a coordinator is told at check-in."""
+"""Capabilities of this installation, as stated to a coordinator at check-in."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def capabilities(trainer: Trainer) -> StatedCapabilities:
 
 
 def stated_examples(counts: Mapping[str, int]) -> dict[str, int]:
-    """The numbers of examples that a coordinator is told, by collection: rounded down, and of the largest ones."""
+    """The numbers of examples that a device states, by collection: rounded down, only for the largest collections."""
     short = (name for name in counts if len(name) <= LONGEST_NAME)
     return {name: rounded_down(counts[name]) for name in nlargest(MOST_COLLECTIONS, short, key=counts.__getitem__)}
 
 
 @cache
 def _version() -> str:
-    # Looked up among the files of all that is installed, which costs milliseconds.
+    # The lookup searches the files of all installed packages, which takes milliseconds.
     return version("muster-fl")
 
 
 def _memory_mb() -> int | None:
     try:
         return rounded_mb(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (ValueError, OSError):  # a system that does not tell
+    except (ValueError, OSError):  # a system that does not say
         return None

@@ -1,4 +1,4 @@
-"""Time that survives restarts: a wall clock that may jump, and the time since boot, which may not."""
+"""Time that survives restarts: the wall clock, which may jump, and the time since boot, which does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedcore.decoding import decoder
 
 
 def _seconds_since_boot() -> float:
-    # The time asleep counts too, where a system can tell.
+    # Time asleep counts too, if the system can measure it.
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -22,12 +22,12 @@ def _boot() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
-        return secrets.token_hex(16)  # a name that no other process has: from one to the next, the wall clock serves
+        return secrets.token_hex(16)  # unique to this process, so between processes the wall clock counts
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Seconds since 1970 as people see them, seconds since boot, and a name for this boot."""
+    """Seconds since 1970 by the wall clock, seconds since boot, and a name for this boot."""
 
     wall: Callable[[], float] = time.time
     since_boot: Callable[[], float] = _seconds_since_boot
@@ -35,7 +35,7 @@ class Clock:
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """A time in the future that can be written down: `length_s` seconds after it was made."""
+    """A time in the future that can be stored: `length_s` seconds after its creation."""
 
     wall: float
     since_boot: float
@@ -44,17 +44,17 @@ class Moment(msgspec.Struct, frozen=True):
 
     @classmethod
     def after(cls, seconds: float, clock: Clock) -> Moment:
-        """The moment so many seconds from now."""
+        """The moment `seconds` from now."""
         return cls(clock.wall() + seconds, clock.since_boot() + seconds, clock.boot, seconds)
 
     def carried_over(self, clock: Clock) -> Moment:
-        """The same moment on the clock of this boot: from here on it comes nearer, however the wall clock is set."""
+        """The same moment on the clock of this boot, so that later changes of the wall clock do not move it."""
         return self if self.boot == clock.boot else Moment.after(self.remaining_s(clock), clock)
 
     def remaining_s(self, clock: Clock) -> float:
-        """Seconds until then, 0 to `length_s`: within one boot exact, and after another never more than it ever was."""
-        left = self.since_boot - clock.since_boot() if self.boot == clock.boot else self.wall - clock.wall()
-        return max(min(left, self.length_s), 0.0)
+        """Seconds until then, 0 to `length_s`. Exact within one boot; after a reboot, never above the original."""
+        remaining = self.since_boot - clock.since_boot() if self.boot == clock.boot else self.wall - clock.wall()
+        return max(min(remaining, self.length_s), 0.0)
 
 
 MOMENT = decoder(Moment)

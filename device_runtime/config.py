@@ -17,17 +17,18 @@ from fedcore.wire.messages import Attestation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    """One device. `state` is a folder of its own; `wait_s` is how long it waits to be selected.
+    """One device. `state` is its own folder; `wait_s` is the time that it waits to be selected.
 
-    policy: what it may do; None is the `policy.toml` of the state folder. enrolment_secret: what it proves to know when
-    it enrols; None proves nothing. attest: what gives the platform's attestation in the place of that, for a challenge
-    of 32 bytes, or raises KeyUnavailable. keystore: where the key is that seals what it keeps; None is files beside
-    that.
+    policy: what it may do; None means the `policy.toml` of the state folder. enrolment_secret: the secret that it
+    proves to know when it enrols; None proves nothing. attest: instead of a secret, a function that returns the
+    platform's attestation for a challenge of 32 bytes, or raises KeyUnavailable. keystore: holds the key that seals
+    stored data; None means files beside that data.
 
-    conditions: read before a session, while it downloads and while it trains, and held against `requirements`. Without
+    conditions: read before a session, while it downloads and while it trains, and compared with `requirements`. Without
     a source nothing is known, so no requirement holds. stopping: whether to give up at once.
 
-    connect, trainer: what makes the way to the coordinator, from its URL, and the trainer, from the backend's name.
+    connect, trainer: functions that make the transport, from the coordinator's URL, and the trainer, from the backend's
+    name.
     """
 
     coordinator: str
@@ -47,7 +48,7 @@ class DeviceConfig:
     trainer: Callable[[str], Trainer] = Sandbox
 
     def unmet(self, now: Conditions) -> tuple[str, ...]:
-        """The reasons not to work under the conditions of now, in words; empty when there are none."""
+        """The reasons, in words, not to work under the current conditions; empty when there are none."""
         if self.stopping():
             return ("the application is stopping",)
         return self.requirements.unmet(now)

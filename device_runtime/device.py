@@ -31,13 +31,13 @@ _LOG = logging.getLogger(__name__)
 class Device:
     """One device: it serves one population of one coordinator, with examples and a state folder of its own.
 
-    examples: a SQLite example store or an `.npz` file. policy: what the device may do, as a Policy or its file; None is
-    `policy.toml` in the state folder, or everything when there is none. conditions, requirements: under which
-    conditions it may work. wait_s: how long it waits to be selected, in seconds. enrolment_secret: what the
-    device proves to know when it enrols, as bytes or the file with it. attest: what gives the platform's attestation in
-    the place of that, for a challenge of 32 bytes. keystore: where the key is that seals what the device keeps, in the
-    place of files. Raises ConfigError when one of these is not valid: a coordinator that is no URL, a backend that
-    there is not, a policy that is none.
+    examples: a SQLite example store or an `.npz` file. policy: what the device may do, as a Policy or its file; None
+    means `policy.toml` in the state folder, or everything if that is missing. conditions, requirements: the source of
+    conditions, and those under which the device may work. wait_s: the seconds that it waits to be selected.
+    enrolment_secret: the secret that the device proves to know when it enrols, as bytes or its file. attest: instead of
+    a secret, a function that returns the platform's attestation for a challenge of 32 bytes. keystore: holds the key
+    that seals stored data, instead of a file. Raises ConfigError when an argument is not valid, such as a malformed
+    URL, an unknown backend or a file that is no policy.
     """
 
     def __init__(  # noqa: PLR0913  # one parameter per setting, most of them by name
@@ -82,8 +82,8 @@ class Device:
     def run_forever(self, stop: threading.Event, on_outcome: Callable[[Outcome], None] = lambda outcome: None) -> None:
         """Run sessions at the times that the coordinator names, until `stop` is set.
 
-        Work on a plan then stops at once, and the coordinator hears of it. A device that waits to be selected
-        comes back at the latest after `wait_s`. While the device may not work, `on_outcome` hears of each reason once.
+        Work on a plan then stops at once, and the device tells the coordinator. A device that waits to be selected
+        returns after at most `wait_s`. While the device may not work, `on_outcome` is called once for each reason.
         """
         self._say_what_is_open()
 
@@ -116,7 +116,7 @@ class _Stopped(Exception):
 
 
 def _check(coordinator: str, population: str, backend: str, wait_s: float) -> None:
-    """Raise ConfigError for what no session could use."""
+    """Raise ConfigError for values that no session could use."""
     address_of(coordinator)
     if not (isinstance(population, str) and population and _is_text(population)):
         raise ConfigError(f"population {population!r} is not a name")
@@ -133,20 +133,20 @@ def _check_paths(**paths: Path | str) -> None:
 
 
 def _is_text(name: str) -> bool:
-    """Whether a name can be sent as text: half a surrogate pair cannot."""
+    """Whether a name can be sent as text; half a surrogate pair cannot."""
     return all(not 0xD800 <= ord(character) < 0xE000 for character in name)
 
 
-def _policy(given: Policy | Path | str | None, state: Path) -> Policy:
-    if isinstance(given, Policy):
-        return given
-    return policy_in(state) if given is None else Policy.load(Path(given))
+def _policy(policy: Policy | Path | str | None, state: Path) -> Policy:
+    if isinstance(policy, Policy):
+        return policy
+    return policy_in(state) if policy is None else Policy.load(Path(policy))
 
 
-def _secret(given: bytes | Path | str | None) -> bytes | None:
-    if given is None or isinstance(given, bytes):
-        return given
+def _secret(secret: bytes | Path | str | None) -> bytes | None:
+    if secret is None or isinstance(secret, bytes):
+        return secret
     try:
-        return Path(given).read_bytes().strip()
+        return Path(secret).read_bytes().strip()
     except OSError as error:
-        raise ConfigError(f"the enrolment secret {given} cannot be read: {why(error)}") from error
+        raise ConfigError(f"the enrolment secret {secret} cannot be read: {why(error)}") from error

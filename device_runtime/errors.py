@@ -2,9 +2,9 @@
 
 DeviceError
 ├── ConfigError             the configuration, or the policy file, is not one
-├── PolicyForbids           this device's policy lets it take no part now; the coordinator was not called
+├── PolicyForbids           this device's policy does not let it take part now; the coordinator was not called
 ├── AssignmentError         this device cannot carry out the assignment; the coordinator is told `reason`
-│   ├── ExamplesError       local examples are missing, too few, or not what the plan asks for
+│   ├── ExamplesError       local examples are missing, too few, or do not fit the plan
 │   │   └── StoreDamaged    the example store was damaged; it is kept aside, and a new one was made
 │   ├── PlanRefused         the plan or one of its graphs cannot be run here, now or later
 │   ├── NotAllowedNow       a condition under which this device may work failed, or its owner stopped it
@@ -14,17 +14,17 @@ DeviceError
 │   ├── NonFiniteReport     the report holds an infinity or NaN: training diverged, say
 │   └── RuntimeFailed       a graph failed while it ran
 │       └── DeadlinePassed  the coordinator stopped waiting before the work was done
-├── ExampleRefused          an example is not what its collection was declared to hold, or no plan could train on it
+├── ExampleRefused          an example does not fit its collection's declaration, or no plan could train on it
 ├── StoreError              the example store cannot be used: no space, no permission, locked
-├── KeyUnavailable          a key of the platform, to seal or to attest, cannot be had
+├── KeyUnavailable          a key of the platform, to seal or to attest, is not available
 ├── StateError              the state folder cannot be used
 │   ├── StateInUse          another process runs a session with this state folder
 │   ├── StateDamaged        the state database does not hold what it should
 │   ├── SealBroken          sealed bytes were changed, or sealed under another key
 │   └── ReportLost          a finished report is gone or was changed before it was counted
 └── TransportError          talking to the coordinator failed
-    ├── Unreachable         no whole answer arrived, however often it was asked for
-    ├── BadAnswer           the answer is not one of this protocol, or not the bytes that were asked for
+    ├── Unreachable         no complete answer arrived in any attempt
+    ├── BadAnswer           the answer does not follow the protocol, or is not the requested bytes
     └── Refused             the coordinator answered with a problem
 """
 
@@ -36,29 +36,29 @@ from pathlib import Path
 from fedcore.visible import visible
 from fedcore.wire.messages import AbortReason, RetryWindow
 
-# These name what a coordinator keeps for a while only: it may have restarted, or the round may be over.
+# These name things that a coordinator keeps only for a while: it may have restarted, or the round may be over.
 NOT_WANTED = frozenset({"no-longer-needed", "too-stale"})
 PASSING = frozenset({"unknown-session", "unknown-assignment", "unknown-blob", "conflicting-report"}) | NOT_WANTED
-# These are about when a request was signed and by whom, and say nothing of what it asks.
+# These are about a request's signer and time of signing, not about the request.
 ABOUT_SIGNATURES = frozenset({"stale-signature", "replayed-signature", "unknown-device"})
 
 
-# Of a text that others wrote, at most so many characters are kept and shown.
+# The most characters of a foreign text that are kept and shown.
 MOST_SHOWN = 500
 
 
 def plain(text: str) -> str:
-    """A text of others as it may be kept and printed: made visible, and not longer than MOST_SHOWN."""
-    shown = visible(text[:MOST_SHOWN])
-    return shown if len(text) <= MOST_SHOWN >= len(shown) else f"{shown[:MOST_SHOWN]}…"
+    """A foreign text that is safe to keep and print: made visible, and at most MOST_SHOWN characters."""
+    escaped = visible(text[:MOST_SHOWN])
+    return escaped if len(text) <= MOST_SHOWN >= len(escaped) else f"{escaped[:MOST_SHOWN]}…"
 
 
 class DeviceError(Exception):
     """Base of every error raised by `device_runtime`.
 
-    `reason` is its name in an outcome; `permanent` says that coming back within minutes is of no use. `detail` is
-    what the journal keeps; the private part, which may hold paths or an engine's words about the data, is in the
-    outcome alone. The coordinator hears neither.
+    `reason` is its name in an outcome; `permanent` says that retrying within minutes is useless. The journal keeps
+    `detail`. The private part, which may hold paths or an engine's words about the data, is only in the outcome. The
+    coordinator receives neither.
     """
 
     reason: str
@@ -78,7 +78,7 @@ class ConfigError(DeviceError):
 
 
 class PolicyForbids(DeviceError):
-    """This device's policy lets it take no part now; the coordinator was not called."""
+    """This device's policy does not let it take part now; the coordinator was not called."""
 
     reason = "policy"
     permanent = True
@@ -98,7 +98,7 @@ class AssignmentError(DeviceError):
 
 
 class ExamplesError(AssignmentError):
-    """Local examples are missing, too few, or not what the plan asks for."""
+    """Local examples are missing, too few, or do not fit the plan."""
 
     def __init__(self, reason: AbortReason, detail: str, private: str = "") -> None:
         super().__init__(detail, private)
@@ -128,7 +128,7 @@ class NotAllowedNow(AssignmentError):
 
 
 class SecaggRefused(AssignmentError):
-    """This device refused a step of a secure aggregation, or cannot go on with it. No share leaves it any more."""
+    """This device refused a step of a secure aggregation, or cannot continue it. It reveals no more shares."""
 
     reason = "secagg-refused"
     permanent = False
@@ -164,7 +164,7 @@ class DeadlinePassed(RuntimeFailed):
 
 
 class ExampleRefused(DeviceError):
-    """An example is not what its collection was declared to hold, or no plan could train on it."""
+    """An example does not fit its collection's declaration, or no plan could train on it."""
 
     reason = "example-refused"
     permanent = True
@@ -177,7 +177,7 @@ class StoreError(DeviceError):
 
 
 class KeyUnavailable(DeviceError):
-    """A key of the platform, to seal or to attest, cannot be had now. Nothing is given up because of it."""
+    """A key of the platform, to seal or to attest, is not available now. The device gives nothing up because of it."""
 
     reason = "key-unavailable"
 
@@ -216,13 +216,13 @@ class TransportError(DeviceError):
 
 
 class Unreachable(TransportError):
-    """No whole answer arrived, however often it was asked for."""
+    """No complete answer arrived in any attempt."""
 
     reason = "unreachable"
 
 
 class BadAnswer(TransportError):
-    """The answer is not one of this protocol, or not the bytes that were asked for."""
+    """The answer does not follow the protocol, or is not the requested bytes."""
 
     reason = "bad-answer"
 
@@ -233,7 +233,7 @@ class BadAnswer(TransportError):
 
 @dataclass(frozen=True, slots=True)
 class RefusalHints:
-    """The rest of a refusal besides its problem: a retry window, Retry-After in seconds, and its Date if it has one."""
+    """The parts of a refusal besides its problem: a retry window, Retry-After in seconds, and its Date, if any."""
 
     retry: RetryWindow | None = None
     after_s: float = 0.0
@@ -241,10 +241,10 @@ class RefusalHints:
 
 
 class Refused(TransportError):
-    """The coordinator answered with a problem: its `status`, its registered `slug`, and when to come back if it said.
+    """The coordinator answered with a problem: its `status`, its registered `slug`, and when to return, if stated.
 
-    Permanent: a fault of the request or of this installation, which time does not mend. Final: the same request would
-    be refused again, as after a round is over. `their_time` is the coordinator's, in seconds since 1970.
+    Permanent: a fault of the request or of this installation, which does not pass. Final: the same request would be
+    refused again, as after the end of a round. `their_time` is the coordinator's, in seconds since 1970.
     """
 
     def __init__(self, status: int, slug: str, detail: str, hints: RefusalHints | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The footprint of a plan on this machine: each pass once over random examples, in a process that holds nothing else.
+"""The footprint of a plan on this machine: each pass once over random examples, in a process that loads nothing else.
 
     python -m device_runtime.footprint FOLDER FORMAT
 
@@ -34,7 +34,7 @@ STEPS = 5
 
 
 class _Timed:
-    """An executable that notes the least CPU time of a run, or of a step of it, in `best_s`, under its name."""
+    """An executable that records the least CPU time of a run, or of one of its steps, in `best_s` under its name."""
 
     def __init__(self, name: str, graph: Executable, best_s: dict[str, float]) -> None:
         self._name, self._graph, self._best_s = name, graph, best_s
@@ -56,7 +56,7 @@ def measure(plan: Plan, graphs: Mapping[str, bytes], form: str) -> Footprint:
     }
     with contextlib.suppress(NonFiniteReport):  # a random model may diverge; its steps cost the same
         execute(job.plan, loaded, job.broadcast, job.examples, job.key, frozen=job.frozen)
-    dearest = max(best_s[loop_graph(graphs, one.name)] for one in plan.passes)
+    dearest = max(best_s[loop_graph(graphs, pass_plan.name)] for pass_plan in plan.passes)
     return Footprint(
         step_cpu_ms=1e3 * dearest,
         peak_rss_mb=peak_rss_mb(),
@@ -65,13 +65,16 @@ def measure(plan: Plan, graphs: Mapping[str, bytes], form: str) -> Footprint:
 
 
 def random_job(plan: Plan, graphs: Mapping[str, bytes]) -> Job:
-    """A job of a few steps in every pass, over random examples; of small ones twice, as the first call takes longer."""
+    """A job of a few steps in every pass, over random examples; short steps run twice, as the first call is slower."""
     passes = tuple(
-        replace(one, loop=replace(one.loop, epochs=2 if steps_graph(one.name) in graphs else 1, steps=None))
-        for one in plan.passes
+        replace(
+            pass_plan,
+            loop=replace(pass_plan.loop, epochs=2 if steps_graph(pass_plan.name) in graphs else 1, steps=None),
+        )
+        for pass_plan in plan.passes
     )
     random = np.random.default_rng(0)
-    count = STEPS * max(one.loop.batch_size for one in passes)
+    count = STEPS * max(pass_plan.loop.batch_size for pass_plan in passes)
     return Job(
         plan=replace(plan, passes=passes),
         graphs=dict(graphs),
@@ -91,7 +94,7 @@ def random_field(item: Field, count: int, random: np.random.Generator) -> NDArra
 
 
 def _vector(size: int, random: np.random.Generator) -> Float32:
-    """Positive and small: an optimizer's second moment must be, and no model should leave the finite numbers."""
+    """A vector of small positive values: a second moment must be positive, and models should stay finite."""
     values = random.standard_normal(size, np.float32)
     np.abs(values, out=values)
     values *= np.float32(0.01)
@@ -101,7 +104,7 @@ def _vector(size: int, random: np.random.Generator) -> Float32:
 def peak_rss_mb() -> float:
     """The peak of this process's resident memory, in 2^20 bytes.
 
-    Not ru_maxrss, which a process inherits from the one that started it.
+    This is not ru_maxrss, which a process inherits from its parent.
     """
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):

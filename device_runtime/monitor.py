@@ -1,4 +1,4 @@
-"""The monitor of a session: the conditions as it reads them, and whether work may go on."""
+"""The monitor of a session: it reads conditions, and decides whether work may continue."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from device_runtime.record import SessionRecord
 
 # Reading conditions costs more than a small model's step, so in training they are read no more often than this.
 LOOK_EVERY_S = 0.1
-# How often work that goes on is written into the journal: a kill takes no more than this out of a day's budget.
+# How often progress is written into the journal: after a kill, at most this much of a day's use is uncounted.
 NOTE_EVERY_S = 2.0
 
 
 class Monitor:
     """Everything that may stop the work of one session: conditions, the guard's limits, the deadline, the coordinator.
 
-    hold: that of the assignment in work, if there is one.
+    hold: the hold request of the current assignment, if there is one.
     """
 
     def __init__(self, config: DeviceConfig, clock: Clock, guard: Guard, record: SessionRecord) -> None:
@@ -34,7 +34,7 @@ class Monitor:
         self._look_at, self._note_at = 0.0, time.monotonic() + NOTE_EVERY_S
 
     def conditions(self) -> Conditions:
-        """The conditions of now. A source that fails, an application's own function, tells nothing; the owner hears."""
+        """The current conditions. If the application's source fails, all are unknown, and a notice says so."""
         try:
             now = self._config.conditions()
             if not isinstance(now, Conditions):
@@ -48,7 +48,7 @@ class Monitor:
         return now
 
     def keep_going(self, due: Moment) -> bool:
-        """Whether limits and deadline let the work go on. It is asked between steps, and keeps the journal up to date.
+        """Whether limits and deadline let the work continue. Called between steps; also keeps the journal up to date.
 
         Raises NotAllowedNow when a condition for work no longer holds, and Refused when the report is not needed.
         """

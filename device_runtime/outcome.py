@@ -33,10 +33,10 @@ class Outcome(SessionFacts, frozen=True, kw_only=True):
     reported: the report was counted. rejected: no work now. not-needed: the round ended first. not-now: a condition
     under which this device may work does not hold, and nothing was sent. aborted: the device gave its assignment up.
     failed: the rest. `reason` is the coordinator's, or an AbortReason, or one of errors.py.
-    `retryable` says, unless the report was counted, whether coming back within minutes is of use. `notices` tell the
-    device's owner what was found and mended: a damaged state database, a report that came too late.
-    `phases` are seconds of wall time (phases.py), `seconds` all of them.
-    `arch` is the machine's architecture as it names itself, `backend` what runs graphs on it.
+    `retryable`: if the report was not counted, whether a retry within minutes is useful. `notices` tell the device's
+    owner of repairs and losses: a damaged state database, a report that came too late.
+    `phases` are seconds of wall time (phases.py), `seconds` their sum.
+    `arch` is the machine's own name of its architecture, `backend` the engine that runs graphs.
     """
 
     outcome: Literal["reported", "rejected", "aborted", "not-needed", "not-now", "failed"] = "failed"
@@ -52,7 +52,7 @@ class Outcome(SessionFacts, frozen=True, kw_only=True):
 
 
 def failed(outcome: Outcome, error: DeviceError) -> Outcome:
-    """The outcome after an error that nothing inside the session could answer."""
+    """The outcome after an error that the session could not handle."""
     outcome = replace(
         outcome,
         outcome="failed",

@@ -1,4 +1,4 @@
-"""Phases of a session, and the seconds that each took."""
+"""Phases of a session, and the seconds of each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Literal, TypeAlias, get_args
 
 Phase: TypeAlias = Literal["start", "wait", "fetch", "train", "mask", "upload"]
-"""start: state, engine and examples are opened, and all that is none of the rest. wait: for an assignment. fetch: of
-plan, graphs and checkpoint. train: graphs are loaded and run. mask: secrets are shared and the report is masked.
-upload: from the first byte of a report or of a message of secure aggregation to the answer, waiting for others too.
+"""start: opening state, engine and examples, and anything outside the other phases. wait: for an assignment. fetch: of
+plan, graphs and checkpoint. train: loading and running graphs. mask: sharing secrets and masking the report. upload:
+from the first byte of a report or of a secure-aggregation message to the answer, including waits for other devices.
 """
 
 
@@ -24,7 +24,7 @@ class Phases:
 
     @contextmanager
     def __call__(self, phase: Phase) -> Iterator[None]:
-        """All inside is of this phase."""
+        """Count the time inside the block to this phase."""
         outer = self._phase
         self._turn(phase)
         try:
@@ -33,7 +33,7 @@ class Phases:
             self._turn(outer)
 
     def stop(self) -> dict[Phase, float]:
-        """The seconds of every phase up to now."""
+        """Stop, and return the seconds of every phase."""
         self._turn(self._phase)
         return dict(self.seconds)
 

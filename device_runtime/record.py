@@ -1,4 +1,4 @@
-"""The record of a running session: its outcome so far, and the same for the owner in the journal."""
+"""The record of a running session: its outcome so far, and its entry in the owner's journal."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class SessionRecord:
         self._public: str | None = None
         self._number, self._entry = journal.open(coordinator, population)
 
-    def note(self, **known: Any) -> None:
+    def note(self, **facts: Any) -> None:
         """Add to the outcome."""
-        self.outcome = replace(self.outcome, **known)
+        self.outcome = replace(self.outcome, **facts)
 
     def notice(self, kind: str, words: str) -> None:
-        """Tell the owner something that is not the session's own end, in the journal too. Raises StateError."""
+        """Tell the owner about something else than the session's end, also in the journal. Raises StateError."""
         self.note(notices=(*self.outcome.notices, words))
         self._journal.remark(kind, words)
 
-    def know(self, **known: Any) -> None:
-        """Add to the journal's entry; it is written with what comes next."""
-        self._entry = replace(self._entry, **known)
+    def know(self, **facts: Any) -> None:
+        """Add to the journal's entry. The next write stores it."""
+        self._entry = replace(self._entry, **facts)
 
-    def write(self, **known: Any) -> None:
-        """Add to the journal's entry, and write it down. Raises StateError."""
-        self.know(**known)
+    def write(self, **facts: Any) -> None:
+        """Add to the journal's entry, and store it. Raises StateError."""
+        self.know(**facts)
         entry = replace(self._merged(), outcome=RUNNING)
         self._count(entry)
         self._journal.write(self._number, entry)
@@ -50,12 +50,12 @@ class SessionRecord:
     def fail(self, error: DeviceError) -> None:
         """The session ends with this error."""
         self.outcome = failed(self.outcome, error)
-        # What an error says in private may quote a path or a value, and the journal is for showing around.
+        # The private part of an error may quote a path or a value, and the journal may be shown to others.
         self._public = str(error) if isinstance(error, NotAllowedNow) else error.detail
 
-    def close(self, **known: Any) -> Outcome:
-        """Write the entry, which `known` changes, for the last time. A journal that cannot be written is a notice."""
-        entry = replace(self._merged(), **known)
+    def close(self, **facts: Any) -> Outcome:
+        """Write the entry, with `facts` added, for the last time. A failure becomes a notice."""
+        entry = replace(self._merged(), **facts)
         self.note(bytes_up=entry.bytes_up, bytes_down=entry.bytes_down)
         try:
             self._count(entry)
@@ -65,15 +65,15 @@ class SessionRecord:
         return self.outcome
 
     def _count(self, entry: Entry) -> None:
-        """Add to the day's spending what was used since the last time."""
+        """Add the use since the last call to the day's spending."""
         before, now = self._counted, Spent(entry.compute_s, entry.bytes_up + entry.bytes_down)
         if now != before:
             self._spending.add(Spent(now.seconds - before.seconds, now.bytes - before.bytes))
             self._counted = now
 
     def _merged(self) -> Entry:
-        known = {name: getattr(self.outcome, name) for name in SessionFacts.__struct_fields__}
+        facts = {name: getattr(self.outcome, name) for name in SessionFacts.__struct_fields__}
         if self._public is not None:
-            known["detail"] = self._public
-        known |= {"bytes_up": self._transport.bytes_up, "bytes_down": self._transport.bytes_down}
-        return replace(self._entry, **known)
+            facts["detail"] = self._public
+        facts |= {"bytes_up": self._transport.bytes_up, "bytes_down": self._transport.bytes_down}
+        return replace(self._entry, **facts)

@@ -41,17 +41,17 @@ from fedcore.plan import (
 from fedcore.report import metrics_segment
 
 ALIGNMENT = 64
-# The steps of one call, where a graph takes many: enough that the call costs little beside them, and whether to keep
-# going is still asked often.
+# The steps of one call, if a graph takes many: enough to make the cost of the call small, and few enough to ask often
+# whether to keep going.
 MOST_STEPS = 64
 MOST_CALL_BYTES = 2**19
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """The unweighted `values` float32 (V,) of a report and its `weight`, from so many local `examples`.
+    """The unweighted `values` float32 (V,) of a report, its `weight`, and the number of local `examples`.
 
-    steps: of all passes together.
+    steps: over all passes.
     """
 
     values: Float32
@@ -72,26 +72,26 @@ def execute(  # noqa: PLR0913  # one for each kind of input
 ) -> TrainingResult:
     """Run every pass of `plan` and make the report.
 
-    graphs: one executable for every graph name of the plan. Each is taken out when its work is done, so that its memory
-    is free again before the next pass and the report ask for theirs.
+    graphs: one executable for every graph name of the plan. Each is removed after its use, so that its memory is free
+    before the next pass and the report need theirs.
     broadcast: the vectors of `plan.broadcast`; examples: `(n, *shape)` for every field of the plan, n at least 1.
-    frozen: the vectors of `plan.frozen`, if it has any. keep_going: asked before every call of a graph of steps.
+    frozen: the vectors of `plan.frozen`, if it has any. keep_going: called before every call of a graph of steps.
     Raises PlanRefused when the plan contradicts itself or its graphs, RuntimeFailed when a graph fails, DeadlinePassed
-    when `keep_going` says no, NonFiniteReport, which says where it began, when the report is not finite.
+    when `keep_going` returns false, NonFiniteReport, which says where it began, when the report is not finite.
     """
     _check(plan)
-    known: dict[str, NDArray[Any]] = prefixed(BROADCAST, broadcast) | prefixed(FROZEN, frozen or {})
+    inputs: dict[str, NDArray[Any]] = prefixed(BROADCAST, broadcast) | prefixed(FROZEN, frozen or {})
     local = Local(prefixed(EXAMPLE, examples), key, keep_going)
     parts: dict[str, Float32] = {}
     steps, finite = 0, 0
-    for index, one in enumerate(plan.passes):
-        swept = _run_pass(one, index, graphs, known, local)
-        known.update(prefixed(final_carry(one.name), swept.carry))
-        parts[metrics_segment(one.name)] = swept.metrics
+    for index, pass_plan in enumerate(plan.passes):
+        swept = _run_pass(pass_plan, index, graphs, inputs, local)
+        inputs.update(prefixed(final_carry(pass_plan.name), swept.carry))
+        parts[metrics_segment(pass_plan.name)] = swept.metrics
         finite += swept.finite if finite == steps else 0
         steps += swept.steps
     means = {spec.name: aligned((spec.size,)) for spec in plan.report.means}
-    graphs.pop(REPORT).run(known, means)
+    graphs.pop(REPORT).run(inputs, means)
     weight = plan.report.weight(local.count)
     try:
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported as a non-finite segment
@@ -105,9 +105,9 @@ def execute(  # noqa: PLR0913  # one for each kind of input
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """What is one client's own: its examples (n, …) under their names at a graph's edge, and the key of its streams.
+    """The data of one client: its examples (n, …) under their names at a graph's edge, and the key of its streams.
 
-    keep_going: asked before every call of a graph of steps.
+    keep_going: called before every call of a graph of steps.
     """
 
     examples: Arrays
@@ -122,7 +122,7 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """The end of a pass: its last carry, its metric sums (M,), its steps, and how many of the first were finite."""
+    """The end of a pass: its last carry, its metric sums (M,), its steps, and the steps before a non-finite sum."""
 
     carry: dict[str, Float32]
     metrics: Float32
@@ -133,48 +133,46 @@ class PassResult:
 class PassRunner:
     """Runs one pass over the examples of one client after the other, on buffers that it allocates once.
 
-    one, index: the pass, and its place in the plan. examples: those of any client, for dtypes and shapes. many: whether
-    its graph takes many steps, and not one. Raises PlanRefused when there is no memory for the buffers.
+    pass_plan, index: the pass, and its index in the plan. examples: of any client, for dtypes and shapes. many: whether
+    its graph takes many steps instead of one. Raises PlanRefused when there is no memory for the buffers.
     """
 
-    def __init__(self, one: PassPlan, index: int, examples: Arrays, *, many: bool) -> None:
-        self._pass, self._index, self._many = one, index, many
-        size = one.loop.batch_size
+    def __init__(self, pass_plan: PassPlan, index: int, examples: Arrays, *, many: bool) -> None:
+        self._pass, self._index, self._many = pass_plan, index, many
+        size = pass_plan.loop.batch_size
         self._most = _steps_of_a_call(size, examples) if many else 1
         lead = (self._most, size)
         self._batch = {name: aligned((*lead, *array.shape[1:]), array.dtype) for name, array in examples.items()}
         self._mask, self._noise = aligned(lead), aligned(lead, np.int32)
-        self._metrics = aligned((self._most, len(one.metrics)))
+        self._metrics = aligned((self._most, len(pass_plan.metrics)))
         # The carry lives in two sets of buffers, read and written in turns: a graph must not write what it reads.
-        self._carries = [{spec.name: aligned((spec.size,)) for spec in one.carry} for _ in range(2)]
+        self._carries = [{spec.name: aligned((spec.size,)) for spec in pass_plan.carry} for _ in range(2)]
         self._views: dict[int, tuple[dict[str, NDArray[Any]], Arrays]] = {}
 
-    def begin(self, graph: Executable, known: Arrays) -> None:
-        """Run the begin graph. known: the broadcast and the last carries of earlier passes, by names at the edge."""
-        graph.run(known, prefixed(NEXT, self._carries[0]))
+    def begin(self, graph: Executable, inputs: Arrays) -> None:
+        """Run the begin graph. inputs: the broadcast and the last carries of earlier passes, by names at the edge."""
+        graph.run(inputs, prefixed(NEXT, self._carries[0]))
 
-    def sweep(self, step: Executable, known: Arrays, local: Local) -> PassResult:
+    def sweep(self, step: Executable, inputs: Arrays, local: Local) -> PassResult:
         """Run the graph of steps for all batches. The next `begin` overwrites the carry of the result.
 
-        Raises DeadlinePassed when the client is not to keep going.
+        Raises DeadlinePassed when the client must stop.
         """
-        one, steps, finite, now, after = self._pass, 0, 0, *self._carries
-        totals, calls = np.zeros(len(one.metrics)), dict[tuple[int, bool], tuple[Arrays, Arrays]]()
+        pass_plan, steps, finite, now, after = self._pass, 0, 0, *self._carries
+        totals, calls = np.zeros(len(pass_plan.metrics)), dict[tuple[int, bool], tuple[Arrays, Arrays]]()
         for indices, real in self._calls(local):
             if not local.keep_going():
                 raise DeadlinePassed(
-                    f"stopped in pass {one.name!r} after {steps} steps: the report would come too late"
+                    f"stopped in pass {pass_plan.name!r} after {steps} steps: the report would come too late"
                 )
             count = len(indices)
             self._fill(indices, real, local, steps)
             call = count, now is self._carries[0]
             if call not in calls:
-                calls[call] = self._edge(known, now, after, count)
+                calls[call] = self._edge(inputs, now, after, count)
             step.run(*calls[call])
             sums = self._metrics[:count]
-            totals = np.vstack((totals, sums)).cumsum(axis=0)[
-                -1
-            ]  # one after the other, however many steps a call takes
+            totals = np.vstack((totals, sums)).cumsum(axis=0)[-1]  # one by one, for any steps in a call
             if finite == steps:
                 finite += int(np.isfinite(sums).all(axis=1).cumprod().sum())
             steps += count
@@ -183,14 +181,14 @@ class PassRunner:
             return PassResult(now, totals.astype(np.float32), steps, finite)
 
     def _calls(self, local: Local) -> Iterator[tuple[NDArray[np.int64], Float32]]:
-        """The indices (S, B) and masks (S, B) of every call, of steps within one sweep."""
+        """The indices (S, B) and masks (S, B) of every call; its steps are within one sweep."""
         for indices, real in sweeps(self._pass.loop, local.count, local.key, self._index):
             for start in range(0, len(indices), self._most):
                 steps = slice(start, start + self._most)
                 yield indices[steps], real[steps]
 
     def _fill(self, indices: NDArray[np.int64], real: Float32, local: Local, first: int) -> None:
-        """Take over the examples, masks and noise of steps from `first` on."""
+        """Copy the examples, masks and noise of the steps from `first` on into the buffers."""
         count, size = indices.shape
         for name, array in local.examples.items():
             array.take(indices, axis=0, out=self._batch[name][:count], mode="clip")  # any other mode copies twice
@@ -199,39 +197,41 @@ class PassRunner:
             for place in range(count):
                 np.copyto(self._noise[place], noise(local.key, self._index, first + place, size))
 
-    def _edge(self, known: Arrays, now: Arrays, after: Arrays, count: int) -> tuple[Arrays, Arrays]:
-        """The inputs and outputs of a call of so many steps. The views are the same each time: engines know them."""
+    def _edge(self, inputs: Arrays, now: Arrays, after: Arrays, count: int) -> tuple[Arrays, Arrays]:
+        """The inputs and outputs of a call with `count` steps. Equal counts get the same views, which engines cache."""
         if count not in self._views:
             part: Any = slice(count) if self._many else 0
             buffers = {**self._batch, MASK: self._mask, NOISE: self._noise}
             fed = {name: array[part] for name, array in buffers.items()}
             self._views[count] = fed, {METRICS: self._metrics[part]}
         fed, sums = self._views[count]
-        return {**known, **fed, **prefixed(CARRY, now)}, {**prefixed(NEXT, after), **sums}
+        return {**inputs, **fed, **prefixed(CARRY, now)}, {**prefixed(NEXT, after), **sums}
 
 
 def steps_of(inputs: Arrays) -> int:
-    """The steps that a graph takes in one call with these inputs; 1 for one that takes none."""
+    """The number of steps of one call with these inputs; 1 without an axis of steps."""
     mask = inputs.get(MASK)
     return len(mask) if mask is not None and mask.ndim == 2 else 1  # steps, and examples of each
 
 
 def _steps_of_a_call(size: int, examples: Arrays) -> int:
-    """The steps that one call takes at most, of batches of `size`."""
+    """The most steps of one call, with batches of `size`."""
     fields_bytes = sum(math.prod(array.shape[1:]) * array.itemsize for array in examples.values())
     mask_bytes = noise_bytes = np.dtype(np.float32).itemsize
     return max(1, min(MOST_STEPS, MOST_CALL_BYTES // (size * (fields_bytes + mask_bytes + noise_bytes))))
 
 
-def _run_pass(one: PassPlan, index: int, graphs: dict[str, Executable], known: Arrays, local: Local) -> PassResult:
-    """Run a pass whose graphs and buffers, but for the last carry, are free again afterwards."""
-    runner = PassRunner(one, index, local.examples, many=steps_graph(one.name) in graphs)
-    runner.begin(graphs.pop(begin_graph(one.name)), known)
-    return runner.sweep(graphs.pop(loop_graph(graphs, one.name)), known, local)
+def _run_pass(
+    pass_plan: PassPlan, index: int, graphs: dict[str, Executable], inputs: Arrays, local: Local
+) -> PassResult:
+    """Run a pass. Afterwards its graphs and buffers are free, except the last carry."""
+    runner = PassRunner(pass_plan, index, local.examples, many=steps_graph(pass_plan.name) in graphs)
+    runner.begin(graphs.pop(begin_graph(pass_plan.name)), inputs)
+    return runner.sweep(graphs.pop(loop_graph(graphs, pass_plan.name)), inputs, local)
 
 
 def _cause(steps: int, finite: int) -> str:
-    """The reason that a report is not finite, when the loss was finite in so many of the steps; examples always are."""
+    """The reason for a report that is not finite, after `finite` steps with a finite loss. Examples are finite."""
     if finite == 0:
         return "the loss was not finite in the first step, before any training here, though the examples are"
     if finite == 1 < steps:
@@ -247,7 +247,7 @@ def _check(plan: Plan) -> None:
         raise PlanRefused(f"plan {plan.name!r} names no example field, so there is nothing to count")
     if plan.report.bounded and VectorSpec(CLIP, 1) not in plan.broadcast:
         raise PlanRefused(f"plan {plan.name!r} bounds the report, and its broadcast has no {CLIP!r}: the bound")
-    sums = {metrics_segment(one.name): len(one.metrics) for one in plan.passes}
+    sums = {metrics_segment(pass_plan.name): len(pass_plan.metrics) for pass_plan in plan.passes}
     for segment in plan.report.unweighted:
         if segment.reduction == "sum" and sums.get(segment.name) != segment.size:
             raise PlanRefused(
@@ -256,9 +256,9 @@ def _check(plan: Plan) -> None:
 
 
 def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
-    """An uninitialised array whose memory begins at a multiple of 64 bytes, as that of engines does.
+    """An uninitialised array whose memory begins at a multiple of 64 bytes, as engines' own arrays do.
 
-    Where an array begins decides which of its values vector instructions add first, and so how a sum is rounded.
+    The alignment decides which values vector instructions add first, and so how a sum is rounded.
     Raises PlanRefused when there is no memory for it.
     """
     try:

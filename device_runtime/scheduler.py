@@ -1,4 +1,4 @@
-"""The scheduler of sessions: for ever, as the coordinator's retry windows and the device's conditions allow."""
+"""The scheduler: it runs sessions forever, as the coordinator's retry windows and the device's conditions allow."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from device_runtime.state.retry import Retry
 from fedcore.wire.messages import RetryWindow
 
 _LOG = logging.getLogger(__name__)
-# Faults that are mended on this device. After a restart it need not wait.
+# Faults that the owner repairs on this device. After a restart it need not wait.
 MENDED_HERE = frozenset({"bad-configuration", "invalid-examples"})
-# When to come back where the coordinator did not say; after a report at once, as it says so at the next check-in.
+# When to return if the coordinator did not say; after a report at once, as the next check-in has an answer.
 AFTER_WORK = RetryWindow(0.0, 2.0)
 MINUTES = RetryWindow(60.0, 300.0)
 HOURS = RetryWindow(2 * 3600.0, 6 * 3600.0)
-# A coordinator may name any window; a device neither comes back in a busy loop nor stays away for ever.
+# A coordinator may name any window; a device neither returns in a busy loop nor stays away forever.
 SHORTEST_S, LONGEST_S = 1.0, 86_400.0
-# How often to look whether conditions hold. Nothing is sent, so nobody needs these spread.
+# How often to check conditions. Nothing is sent, so the checks need no random spread.
 CONDITIONS = RetryWindow(60.0, 60.0)
-# The clock is looked at this often: a machine that slept, or a clock that was set, shows.
+# How often to read the clock, so as to notice that the machine slept or the clock was set.
 LONGEST_NAP_S = 60.0
 
 
@@ -42,18 +42,18 @@ def run_forever(
     rng: random.Random | None = None,
     clock: Clock | None = None,
 ) -> NoReturn:
-    """Run sessions for ever: each comes at a random time in the window that the last one's outcome names.
+    """Run sessions forever, each at a random time in the window that the last outcome names.
 
-    That time is kept in the state folder and honoured after a restart. While conditions do not hold, they are looked at
-    every minute; `on_outcome` hears of each reason once. Ends with the exception that ends the process, and leaves a
-    state that the next start uses.
+    That time is stored in the state folder and honoured after a restart. While conditions do not hold, they are checked
+    every minute; `on_outcome` is called once for each reason. Ends with the exception that ends the process, and leaves
+    a state that the next start uses.
     """
     rng, clock = rng or random.Random(), clock or Clock()
     due, told = None, ("", "")
     if left_s := _left_s(_kept_time(config, clock), clock):
         _LOG.warning("this device comes back in %.0f s: the time is kept in %s", left_s, config.state)
     while True:
-        # Before every session, as another process with this state folder may have been told to stay away meanwhile.
+        # Before every session, because another process with this state folder may have been told to stay away.
         while left_s := max(_left_s(moment, clock) for moment in (due, _kept_time(config, clock))):
             sleep(min(left_s, LONGEST_NAP_S))
         outcome = run_session(config, clock)
@@ -75,7 +75,7 @@ def _drawn_s(outcome: Outcome, rng: random.Random) -> float:
 
 
 def default_window(outcome: Outcome) -> RetryWindow:
-    """When to come back after an outcome for which the coordinator named no window."""
+    """The window after an outcome for which the coordinator named none."""
     if outcome.outcome in {"reported", "not-needed"}:
         return AFTER_WORK
     if outcome.outcome == "not-now":
@@ -88,7 +88,7 @@ def _left_s(due: Moment | None, clock: Clock) -> float:
 
 
 def _kept_time(config: DeviceConfig, clock: Clock) -> Moment | None:
-    # A state folder that cannot be used is no reason to wait: the session says what is wrong with it.
+    # If the state folder cannot be used, do not wait: the session will say what is wrong with it.
     with contextlib.suppress(DeviceError), only_session(config.state), open_database(config.state, clock) as database:
         retry = Retry(database, config.coordinator, config.population)
         due = retry.not_before()
@@ -100,6 +100,6 @@ def _kept_time(config: DeviceConfig, clock: Clock) -> Moment | None:
 
 
 def _keep_time(config: DeviceConfig, clock: Clock, due: Moment) -> None:
-    # This process waits all the same, and the next session says what is wrong.
+    # This process waits anyway, and the next session will say what is wrong.
     with contextlib.suppress(DeviceError), only_session(config.state), open_database(config.state, clock) as database:
         Retry(database, config.coordinator, config.population).stay_away_until(due)

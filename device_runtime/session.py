@@ -1,6 +1,6 @@
 """One session: check in, wait to be selected, do the work, upload once. Spec: docs/spec/wire.md.
 
-A device that was killed finds its last assignment in the state folder (state/assignment.py), and finishes that first.
+A device that was killed finds its last assignment in the state folder (state/assignment.py), and first finishes that.
 """
 
 from __future__ import annotations
@@ -63,17 +63,18 @@ from fedcore.wire.messages import MOST_TASKS, Abort, AbortReason, Assignment, Ch
 if TYPE_CHECKING:
     from device_runtime.protocol.secure import SecureDelivery
 
-# Answers to an upload after which there is no assignment left to give up: unknown, decided, too late.
+# Answers to an upload that leave no assignment to give up: unknown, decided, too late.
 OVER = frozenset({404, 409, 410})
-# How a process is told to end: Ctrl-C, and the handler that an application has for SIGTERM.
+# Exceptions that tell a process to end: Ctrl-C, and an application's handler of SIGTERM.
 STOPS = (KeyboardInterrupt, SystemExit)
 OWN_FAULT = "the device's own code failed"
 
 
 def run_session(config: DeviceConfig, clock: Clock | None = None) -> Outcome:
-    """Run one session. Errors are in the outcome, and the coordinator was told if it was waiting.
+    """Run one session. Errors are in the outcome, and the coordinator is told if it was waiting.
 
-    When the process is told to end (KeyboardInterrupt, SystemExit), so is the coordinator, and the exception goes on.
+    When the process is told to end (KeyboardInterrupt, SystemExit), the coordinator is told and the exception
+    propagates.
     """
     started, phases = time.monotonic(), Phases()
     clock = clock or Clock()
@@ -140,7 +141,7 @@ class _Session:
                     self._take_part(now)
             trim(self._config.state / "blobs", self._policy.cache_bytes)
         except StateDamaged:
-            raise  # nothing can be written down any more
+            raise  # nothing can be stored any more
         except PolicyForbids as error:
             self._record.fail(error)
             self._record.note(outcome="not-now")
@@ -152,7 +153,7 @@ class _Session:
         return self._record.close()
 
     def _finish_earlier(self) -> bool:
-        """Finish the assignment that a killed process left, or give it up. True when that was this session's work."""
+        """Finish the assignment that a killed process left, or give it up. True if that was this session's work."""
         self._assignments.sweep()
         stored = self._assignments.get()
         if stored is None or stored.phase == "uploaded":
@@ -176,13 +177,13 @@ class _Session:
         try:
             self._guard.check_stored(self._config.population, stored, self._assignments.size(stored))
         except (PlanRefused, PolicyForbids) as error:
-            # Nobody is told: a population that is not allowed now must not hear from this device.
+            # The coordinator is not told: a population that is no longer allowed must not hear from this device.
             self._assignments.drop()
             self._record.notice("dropped", f"what an earlier session left {stored.phase} is {error.detail}: not sent")
             return False
         self._note_assignment(stored.given)
         if stored.phase == "assigned":
-            # Not trained again: what stopped the device may well have been this work.
+            # It is not trained again, because this work may have been what stopped the device.
             self._give_up(stored.given, RuntimeFailed("the device was stopped while it worked"))
         else:
             self._record.note(examples=stored.examples, steps=stored.steps)
@@ -207,48 +208,50 @@ class _Session:
             return self._rejected(answer, trainer)
         tasks = acceptable_tasks(answer.offers, examples, now, self._guard.shows)[:MOST_TASKS]
         if not tasks:
-            # Nobody is told: what the device found may be private, and its silence is the same as a lost connection.
+            # The coordinator is not told: the finding may be private, and silence looks like a lost connection.
             return self._record.note(outcome="rejected", reason="unwilling", retry=answer.retry, retryable="transient")
         self._after_work = answer.retry
         with self._phase("wait"):
-            given = transport.await_assignment(answer.session, config.wait_s, tasks)
-        if isinstance(given, Rejected):
-            return self._rejected(given, trainer)
-        return self._work(given, trainer, examples)
+            assignment = transport.await_assignment(answer.session, config.wait_s, tasks)
+        if isinstance(assignment, Rejected):
+            return self._rejected(assignment, trainer)
+        return self._work(assignment, trainer, examples)
 
-    def _work(self, given: Assignment, trainer: Trainer, examples: ExampleSource) -> None:
-        """Carry out the assignment, and be there meanwhile."""
-        due = Moment.after(given.report_within_s, self._clock)
+    def _work(self, assignment: Assignment, trainer: Trainer, examples: ExampleSource) -> None:
+        """Carry out the assignment, and hold it meanwhile."""
+        due = Moment.after(assignment.report_within_s, self._clock)
         last = self._assignments.get()
-        if last is not None and last.given.assignment == given.assignment:
-            raise BadAnswer(f"assignment {given.assignment} came again after its report was counted")
-        self._note_assignment(given)
-        with Hold(self._transport, given) as self._monitor.hold:
-            self._carry_out(given, due, trainer, examples)
+        if last is not None and last.given.assignment == assignment.assignment:
+            raise BadAnswer(f"assignment {assignment.assignment} came again after its report was counted")
+        self._note_assignment(assignment)
+        with Hold(self._transport, assignment) as self._monitor.hold:
+            self._carry_out(assignment, due, trainer, examples)
 
-    def _carry_out(self, given: Assignment, due: Moment, trainer: Trainer, examples: ExampleSource) -> None:
+    def _carry_out(self, assignment: Assignment, due: Moment, trainer: Trainer, examples: ExampleSource) -> None:
         """Train and deliver, or tell the coordinator why not."""
         try:
-            stored = self._train(given, due, trainer, examples)
+            stored = self._train(assignment, due, trainer, examples)
         except DeviceError as error:
-            self._give_up(given, error)
+            self._give_up(assignment, error)
         except Exception as error:
-            # A fault of this runtime or of what an application gave it: the round must not wait for this device.
-            self._give_up(given, RuntimeFailed(OWN_FAULT, type(error).__name__))
+            # A fault of this runtime, or of the application: the round must not wait for this device.
+            self._give_up(assignment, RuntimeFailed(OWN_FAULT, type(error).__name__))
             raise
         except STOPS:
             with contextlib.suppress(TransportError):
-                self._transport.leave(given.assignment, Abort("conditions"))
+                self._transport.leave(assignment.assignment, Abort("conditions"))
             self._assignments.drop()
             raise
         else:
             self._deliver(stored)
 
-    def _train(self, given: Assignment, due: Moment, trainer: Trainer, examples: ExampleSource) -> StoredAssignment:
-        """Train, and store the report. The journal knows at every moment how far it came."""
+    def _train(
+        self, assignment: Assignment, due: Moment, trainer: Trainer, examples: ExampleSource
+    ) -> StoredAssignment:
+        """Train, and store the report. The journal always knows the progress."""
         record = self._record
         with self._database.transaction():
-            stored = self._assignments.assigned(given, due)
+            stored = self._assignments.assigned(assignment, due)
             self._spending.add(Spent(sessions=1))
             record.write()
 
@@ -257,22 +260,22 @@ class _Session:
                 raise DeadlinePassed("stopped before training: the report would come too late")
 
         worker = Worker(trainer, examples, self._cache(watch), lambda: self._monitor.keep_going(due))
-        self._guard.check_assignment(given, self._transport.bytes_moved)
-        plan = worker.plan(given)
+        self._guard.check_assignment(assignment, self._transport.bytes_moved)
+        plan = worker.plan(assignment)
         record.write(plan=plain(plan.name))
-        to_move = self._transport.bytes_moved + worker.to_move(given, plan)
-        self._guard.check_plan(given, plan, trainer.format, examples.count, to_move=to_move)
-        if given.secagg is not None:
-            self._secure(due).check(given, plan.report)
+        to_move = self._transport.bytes_moved + worker.to_move(assignment, plan)
+        self._guard.check_plan(assignment, plan, trainer.format, examples.count, to_move=to_move)
+        if assignment.secagg is not None:
+            self._secure(due).check(assignment, plan.report)
         try:
             with self._phase("train"):
-                result = worker.train(given, plan, self._guard.limits())
+                result = worker.train(assignment, plan, self._guard.limits())
         finally:
             record.know(compute_s=self._guard.seconds)
         record.note(examples=result.examples, steps=result.steps)
         with self._database.transaction():
             made_of = {"collection": plan.examples.collection, "examples": result.examples, "steps": result.steps}
-            stored = self._assignments.trained(replace(stored, **made_of), encode_report(given, plan, result))
+            stored = self._assignments.trained(replace(stored, **made_of), encode_report(assignment, plan, result))
             record.write()
         return stored
 
@@ -288,7 +291,7 @@ class _Session:
         return BlobCache(self._config.state / "blobs", fetch, fetch_delta)
 
     def _deliver(self, stored: StoredAssignment) -> None:
-        """Send the stored report. It stays stored until its receipt is in, unless nobody wants it any more."""
+        """Send the stored report. It stays stored until its receipt has arrived, unless it is no longer needed."""
         try:
             if stored.given.secagg is None:
                 self._send(stored)
@@ -339,10 +342,10 @@ class _Session:
             least=self._guard.min_cohort,
             keep_going=lambda: self._monitor.keep_going(due),
             phase=self._phase,
-            plan=lambda given: plan_of(given, self._cache(lambda: None)),
+            plan=lambda assignment: plan_of(assignment, self._cache(lambda: None)),
         )
 
-    def _give_up(self, given: Assignment, error: DeviceError) -> None:
+    def _give_up(self, assignment: Assignment, error: DeviceError) -> None:
         """End an assignment without a report, and say why."""
         self._record.fail(error)
         reason: AbortReason = "runtime-failed"
@@ -350,14 +353,14 @@ class _Session:
             self._record.note(outcome="aborted")
             reason = error.reason
         if not (isinstance(error, Refused) and error.status in OVER):
-            # The outcome keeps the first failure; a coordinator that hears nothing has its own deadline.
+            # The outcome keeps the first failure. A coordinator that hears nothing has its own deadline.
             with contextlib.suppress(TransportError):
-                # No words: what went wrong may depend on the examples.
-                self._transport.abort(given.assignment, Abort(reason))
+                # Without details, as they may depend on the examples.
+                self._transport.abort(assignment.assignment, Abort(reason))
         self._assignments.drop()
 
     def _cpu_s(self) -> float:
-        """CPU seconds of this process, and of those that train for it."""
+        """CPU seconds of this process and of its training processes."""
         return time.process_time() + (self._trainer.cpu_s if self._trainer else 0.0)
 
     def _rejected(self, answer: Rejected, trainer: Trainer) -> None:
@@ -366,6 +369,8 @@ class _Session:
             # Only another backend or another task helps. The window stays: when tasks change, the coordinator knows.
             self._record.note(detail=unsupported(trainer.format, answer.formats), retryable="permanent")
 
-    def _note_assignment(self, given: Assignment) -> None:
-        self._record.note(task=given.task, round=given.round, attempt=given.attempt, slot=given.slot)
-        self._record.know(assignment=given.assignment, plan_sha256=given.plan.sha256)
+    def _note_assignment(self, assignment: Assignment) -> None:
+        self._record.note(
+            task=assignment.task, round=assignment.round, attempt=assignment.attempt, slot=assignment.slot
+        )
+        self._record.know(assignment=assignment.assignment, plan_sha256=assignment.plan.sha256)

@@ -1,4 +1,4 @@
-"""Trainers: what runs a plan's graphs over local examples, in this process or in one of its own (sandbox/)."""
+"""Trainers: they run a plan's graphs over local examples, in this process or in a separate one (sandbox/)."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ class Limits(msgspec.Struct, frozen=True):
     cpu_s: float
 
     def bound(self) -> None:
-        """Bound this process by them from now on. A later call may raise them again.
+        """Apply these limits to this process. A later call may raise them again.
 
-        Its memory is what it may write to, libraries' own included (RLIMIT_DATA; only Linux holds it). When its time is
-        up, SIGXCPU ends it.
+        Memory means writable memory, including that of libraries (RLIMIT_DATA; only Linux enforces it). At the limit of
+        time, SIGXCPU ends the process.
         """
         bound(resource.RLIMIT_DATA, self.memory_bytes)
         bound(resource.RLIMIT_CPU, math.ceil(time.process_time() + self.cpu_s))
 
 
 def bound(kind: int, most: int) -> None:
-    """Set one limit of this process, which it may raise again. Raises OSError or ValueError where that is forbidden."""
+    """Set one limit of this process, which it may raise again. Raises OSError or ValueError if that is forbidden."""
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The training of one assignment: a plan, its graphs of the trainer's format as bytes by name, and their inputs.
+    """The training of one assignment: a plan, its graphs in the trainer's format (bytes by name), and their inputs.
 
-    broadcast: the vectors of `plan.broadcast`; frozen: those of `plan.frozen`; examples: `(n, *shape)` for every field
-    of the plan, n at least 1.
+    broadcast: the vectors of `plan.broadcast`; frozen: the vectors of `plan.frozen`; examples: `(n, *shape)` for every
+    field of the plan, n at least 1.
     """
 
     plan: Plan
@@ -63,7 +63,7 @@ class Job:
 
 
 class Trainer(Protocol):
-    """An engine for graphs of one `format`, at some place; `runtime` is its name and version."""
+    """An engine for graphs of one `format`, in this or another process; `runtime` is its name and version."""
 
     @property
     def format(self) -> str:
@@ -75,21 +75,22 @@ class Trainer(Protocol):
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds that its work has taken in other processes, ended or not."""
+        """CPU seconds of its work in other processes, running or ended."""
 
     def train(self, job: Job, limits: Limits, keep_going: Callable[[], bool]) -> TrainingResult:
-        """Run the plan. `keep_going` is asked all the while, and may raise what ends the work.
+        """Run the plan. `keep_going` is called regularly, and may raise to end the work.
 
         Raises PlanRefused when a graph cannot be loaded or contradicts the plan, RuntimeFailed when one fails or uses
-        up its limits, DeadlinePassed when `keep_going` says no, NonFiniteReport.
+        up its limits, DeadlinePassed when `keep_going` returns false, NonFiniteReport.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
-    """The trainer in this process: for processes that train and do nothing else, as emulated devices are.
+    """The trainer in this process, for processes that only train, such as emulated devices.
 
-    A graph that crashes its engine ends the process. confine: what makes the limits hold here; by default nothing does.
+    A graph that crashes its engine ends the process. confine: applies the limits to this process; by default it does
+    nothing.
     """
 
     backend: Backend
@@ -107,11 +108,11 @@ class InProcess:
 
     @property
     def cpu_s(self) -> float:
-        """None: all of its work is this process's own."""
+        """0: all work is in this process."""
         return 0.0
 
     def train(self, job: Job, limits: Limits, keep_going: Callable[[], bool]) -> TrainingResult:
-        """Run the plan: see Trainer. `keep_going` is asked before every batch."""
+        """Run the plan: see Trainer. `keep_going` is called before every batch."""
         self.confine(limits)
         try:
             graphs = {name: self.backend.load(graph, name) for name, graph in job.graphs.items()}
@@ -119,5 +120,5 @@ class InProcess:
             return execute(job.plan, graphs, *received, frozen=job.frozen, keep_going=keep_going)
         except DeviceError:
             raise
-        except Exception as error:  # whatever an engine raises is the outcome of a session
+        except Exception as error:  # any error of an engine becomes the outcome of the session
             raise RuntimeFailed("the engine failed", f"{type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""The work of one assignment: fetch plan, graphs and checkpoint, and train. It tells the coordinator nothing."""
+"""The work of one assignment: fetch plan, graphs and checkpoint, and train. It sends the coordinator nothing."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _UNWEIGHTED = "values"
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A trainer, the examples that it trains on, and the cache that blobs come from.
+    """A trainer, its examples, and the cache of blobs.
 
-    keep_going: asked while it trains: whether there is time left. It raises what ends the work otherwise.
+    keep_going: called while training; whether there is time left. It may raise to end the work.
     """
 
     trainer: Trainer
@@ -35,27 +35,29 @@ class Worker:
     cache: BlobCache
     keep_going: Callable[[], bool]
 
-    def plan(self, given: Assignment) -> Plan:
+    def plan(self, assignment: Assignment) -> Plan:
         """The plan of an assignment's round. Raises PlanRefused, StateError or TransportError."""
-        return plan_of(given, self.cache)
+        return plan_of(assignment, self.cache)
 
-    def train(self, given: Assignment, plan: Plan, limits: Limits) -> TrainingResult:
+    def train(self, assignment: Assignment, plan: Plan, limits: Limits) -> TrainingResult:
         """Run the plan on this device's examples. Raises AssignmentError, StateError or TransportError."""
         refs = plan.graphs.get(self.trainer.format)
         if refs is None:
             raise PlanRefused(
                 f"plan {plan.name!r} has graphs in {sorted(plan.graphs)}, this device runs {self.trainer.format!r}"
             )
-        # In a secure round nobody else may know what noise a graph reads: it could place examples by it in the sum.
-        secret = b"" if given.secagg is None else secrets.token_bytes(SECRET_BYTES)
+        # In a secure round a graph's noise must stay secret: a plan could use it to place examples apart in the sum.
+        secret = b"" if assignment.secagg is None else secrets.token_bytes(SECRET_BYTES)
         try:
             job = Job(
                 plan=plan,
                 examples=self.examples.load(plan.examples),
                 graphs={name: self.cache.get(ref) for name, ref in refs.items()},
                 frozen=self._frozen(plan),
-                broadcast=checkpoint.decode(self.cache.newest(given.checkpoint, given.plan.sha256), plan.broadcast),
-                key=StreamKey(given.seed, given.round, given.slot, secret),
+                broadcast=checkpoint.decode(
+                    self.cache.newest(assignment.checkpoint, assignment.plan.sha256), plan.broadcast
+                ),
+                key=StreamKey(assignment.seed, assignment.round, assignment.slot, secret),
             )
         except FedcoreError as error:
             raise PlanRefused(str(error)) from error
@@ -66,24 +68,24 @@ class Worker:
             return {}
         return checkpoint.decode(self.cache.get(plan.frozen.blob), plan.frozen.vectors)
 
-    def to_move(self, given: Assignment, plan: Plan) -> int:
-        """Bytes still to come and go: graphs and frozen vectors that are not kept here, the checkpoint, the report."""
+    def to_move(self, assignment: Assignment, plan: Plan) -> int:
+        """Bytes still to transfer: graphs and frozen vectors that are not cached, the checkpoint, the report."""
         missing = sum(ref.size for ref in plan.kept_refs(self.trainer.format) if not self.cache.holds(ref))
-        return missing + given.checkpoint.size + upload_bytes(plan.report)
+        return missing + assignment.checkpoint.size + upload_bytes(plan.report)
 
 
-def encode_report(given: Assignment, plan: Plan, result: TrainingResult) -> bytes:
-    """A report as it is stored: weighed, the body of an upload; in a secure round unweighted, to be masked.
+def encode_report(assignment: Assignment, plan: Plan, result: TrainingResult) -> bytes:
+    """The stored form of a report: weighted, as the body of an upload; in a secure round unweighted, for masking.
 
-    Raises NonFiniteReport when its numbers are too far apart to be quantised.
+    Raises NonFiniteReport when its numbers are too far apart to quantise.
     """
-    if given.secagg is not None:
+    if assignment.secagg is not None:
         return checkpoint.encode({_UNWEIGHTED: result.values})
     report_L = plan.report.weigh(result.values, result.weight)
     if not plan.report.bits:
         return checkpoint.encode({"report": report_L})
     try:
-        return quantise(plan.report, report_L, StreamKey(given.seed, given.round, given.slot))
+        return quantise(plan.report, report_L, StreamKey(assignment.seed, assignment.round, assignment.slot))
     except ReportError as error:
         raise NonFiniteReport(str(error)) from error
 
@@ -94,9 +96,9 @@ def decode_unweighted(data: bytes, layout: ReportLayout) -> Float32:
     return checkpoint.decode(data, (spec,))[_UNWEIGHTED]
 
 
-def plan_of(given: Assignment, cache: BlobCache) -> Plan:
+def plan_of(assignment: Assignment, cache: BlobCache) -> Plan:
     """The plan of the trip that an assignment's round runs. Raises PlanRefused, StateError or TransportError."""
     try:
-        return Plan.decode(cache.get(given.plan)).of_round(given.round)
+        return Plan.decode(cache.get(assignment.plan)).of_round(assignment.round)
     except FedcoreError as error:
         raise PlanRefused(str(error)) from error

@@ -46,10 +46,11 @@ Graphs = dict[BlobRef, bytes]
 """The blobs that a plan names: serialised graphs, of all trips and formats, and the frozen vectors."""
 
 FEW_VALUES = 2**15
-"""Values of all vectors that a step reads, at most, for its call to be a share of it that is worth a graph of many."""
+"""The most values of all vectors that a step reads for a graph of many steps to be worthwhile: in a larger step the
+cost of the call hardly counts."""
 
 Progress = Callable[[str, str], None]
-"""Told for which format (or none) what is being done now."""
+"""Called with a format (or none) and the current activity."""
 
 
 def export_bundle(  # noqa: PLR0913  # what is exported, how, and where it goes
@@ -115,7 +116,7 @@ def build_plan(
 
 
 def _try_out(model: Model) -> None:
-    """Raise ImpureModel where the model is none to trace, before a trace leaves its values in layers."""
+    """Raise ImpureModel if the model cannot be traced, before a trace leaves its values in layers."""
     try:
         check_pure(model, draw_examples(model.spec, EXAMPLES, np.random.default_rng(0)))
     except ExportError:
@@ -136,7 +137,7 @@ def _build_trip(model: Model, algorithm: Algorithm, trip: Trip, state: State, wr
         ports = writer.write_step(item.name, step, item.loop.batch_size).inputs
         noisy = any(port.name == NOISE for port in ports)
         passes.append(PassPlan(item.name, item.loop, begin.specs, model.metrics, noisy))
-        if not bounded:  # beside a report that is clipped for privacy, sums of losses would give away what it hides
+        if not bounded:  # sums of losses would reveal what a report that is clipped for privacy hides
             metrics.append(Segment(metrics_segment(item.name), len(model.metrics), "sum", model.metrics))
         carries[item.name] = begin.specs
     report = writer.write(REPORT, functools.partial(capture_report, trip, Received(broadcast, carries)))
@@ -158,11 +159,11 @@ class _Writer:
         self._chosen, self._progress = chosen, progress
 
     def begin_trip(self) -> None:
-        """Gather graphs anew: names are those of one trip."""
+        """Start a new set of graphs, because names are unique only within a trip."""
         self.graphs = {form.name: {} for form in self._chosen}
 
     def add_frozen(self, vectors: dict[str, Float32]) -> FrozenVectors | None:
-        """The reference of the frozen vectors, where there are any."""
+        """The reference of the frozen vectors, if there are any."""
         if not vectors:
             return None
         data = encode(vectors)
@@ -170,7 +171,7 @@ class _Writer:
         return FrozenVectors(ref, specs_of(vectors))
 
     def write(self, name: str, capture: Callable[[], Captured]) -> Captured:
-        """Write a graph that has no batch, and so is captured once."""
+        """Write a graph without a batch, which is captured once for all formats."""
         self._progress("", f"trace {name}")
         captured = capture()
         for form in self._chosen:
@@ -178,9 +179,9 @@ class _Writer:
         return captured
 
     def write_step(self, name: str, capture: Callable[[int | None, Table], Captured], batch: int) -> Captured:
-        """Write the step of the pass `name`, or of many if it is small.
+        """Write the graph of one step of the pass `name`, or of many if steps are small.
 
-        Some formats fix the batch, and each has its own forms of operators.
+        It is captured for each format, as some fix the batch, and each has its own forms of operators.
         """
         captured = None
         for form in self._chosen:

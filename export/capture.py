@@ -55,8 +55,8 @@ from fedcore.plan import (
 # The batch size of the example inputs. Any size above 1 will do: torch specialises on 0 and 1.
 TRACE_BATCH = 7
 Table = Mapping[Any, Callable[..., Any]]
-"""What to trace instead of an operator, by operator."""
-# What a model may not change in place, by the kind of input that holds it; the operator and its layer are named.
+"""The functions to trace instead of operators, by operator."""
+# Values that a model may not change in place, by kind of input; the message names the operator and its layer.
 IN_PLACE = {
     CARRY: "its weights in forward by {}{}; only their gradient may: compute with a changed copy of them instead",
     EXAMPLE: "its inputs in place by {}{}; work on a copy",
@@ -112,15 +112,15 @@ def capture(
     layers: Layers | None = None,
     table: Table = TABLE,
 ) -> Captured:
-    """Trace `function`, which takes and returns tensors by name. An input that nothing depends on is left out.
+    """Trace `function`, which takes and returns tensors by name. Unused inputs are left out.
 
-    batch: the batch size, fixed; symbolic when None. layers: whom messages name. table: the forms of operators.
+    batch: the fixed batch size; symbolic when None. layers: for messages. table: the forms of operators.
     Raises DynamicControlFlow when its Python depends on values or fixes the batch size.
     """
     layers = layers or Layers(nn.Identity())
     environment = ShapeEnv()
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
-    mode.cache_enabled = False  # shapes seldom come twice, and to remember them takes a fifth of a trace
+    mode.cache_enabled = False  # shapes seldom repeat, and the cache would take a fifth of a trace
     names: list[str] = []
 
     def positional(*tensors: Tensor) -> list[Tensor]:
@@ -130,7 +130,7 @@ def capture(
 
     examples = [_fake(mode, port, batch) for port in inputs]
     try:
-        # What fails while values are made up is said in an error of ours.
+        # Failures while example values are made become our own errors.
         with quiet("torch._subclasses.fake_tensor"), layers.watch(), unhinted(layers.module), Traceable():
             module = make_fx(
                 positional,
@@ -153,7 +153,7 @@ def capture(
     if environment.replacements:
         raise DynamicControlFlow(
             "the model's Python takes the batch size as a number, as a loop over its examples does; work on all of "
-            "them at once, and write x.shape[0], or -1 in reshape, in the place of a number"
+            "them at once, and write x.shape[0], or -1 in reshape, instead of a number"
         )
     _refuse(module)
     fold_constants(module)
@@ -170,19 +170,19 @@ def _functional(
     if not mutable:
         return module
     kinds = [port.name.partition(".")[0] for port in inputs]
-    given = dict(zip(module.graph.find_nodes(op="placeholder"), kinds, strict=True))
+    kinds_by_input = dict(zip(module.graph.find_nodes(op="placeholder"), kinds, strict=True))
     for node in mutable:
         for index, argument in enumerate(node.target._schema.arguments):
             if argument.alias_info and argument.alias_info.is_write:
                 changed = node.kwargs[argument.name] if index >= len(node.args) else node.args[index]
-                _refuse_state(node, changed, given)
+                _refuse_state(node, changed, kinds_by_input)
     run = functionalize(_Interpreter(module).run, remove="mutations")
     with traceback.preserve_node_meta():
         return make_fx(run, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs a graph under `functionalize`, which must be told of constants: they are no arguments."""
+    """Runs a graph under `functionalize`, which has to be given constants, as they are not arguments."""
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """The constant, as a value of this run."""
@@ -190,13 +190,13 @@ class _Interpreter(fx.Interpreter):
         return torch.ops.aten.lift_fresh(value) if isinstance(value, Tensor) else value
 
 
-def _refuse_state(node: fx.Node, changed: Any, given: Mapping[fx.Node, str]) -> None:
-    """What an operator changes in place must have been made by this run. given: inputs, and what kind they are."""
+def _refuse_state(node: fx.Node, changed: Any, kinds_by_input: Mapping[fx.Node, str]) -> None:
+    """Refuse an operator that changes an input or a frozen weight in place. kinds_by_input: the kind of each input."""
     while isinstance(changed, fx.Node) and _shows(changed):
         changed = changed.args[0]
     if not isinstance(changed, fx.Node):
         return
-    kind = FROZEN if changed.op == "get_attr" else given.get(changed)
+    kind = FROZEN if changed.op == "get_attr" else kinds_by_input.get(changed)
     if kind is not None:
         raise InvalidModel(
             f"the model changes {IN_PLACE.get(kind, IN_PLACE[CARRY])}".format(node.target, layer_of(node))
@@ -231,7 +231,7 @@ def _refuse(module: fx.GraphModule) -> None:
 
 
 def _refuse_constant(node: fx.Node, value: Any) -> None:
-    """What a graph holds is neither a function, of which control flow is made, nor a parameter, which must be given."""
+    """Refuse a graph's constant that is a function (control flow) or a parameter, which must be an input."""
     if isinstance(value, fx.GraphModule) and all(user.target is scan_op for user in node.users):
         return  # the loop of an LSTM layer
     if not isinstance(value, Tensor):
@@ -246,14 +246,14 @@ def _refuse_constant(node: fx.Node, value: Any) -> None:
 
 
 def _drop_unused(module: fx.GraphModule, inputs: Sequence[Port]) -> tuple[Port, ...]:
-    kept = []
+    used = []
     for node, port in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
         if node.users:
-            kept.append(port)
+            used.append(port)
         else:
             module.graph.erase_node(node)
     module.recompile()
-    return tuple(kept)
+    return tuple(used)
 
 
 def vector_ports(prefix: str, specs: Sequence[VectorSpec]) -> list[Port]:
@@ -263,14 +263,14 @@ def vector_ports(prefix: str, specs: Sequence[VectorSpec]) -> list[Port]:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a pass can read of what came before it: the broadcast, and the last carries of earlier passes by name."""
+    """The inputs of a pass from before it: the broadcast, and the last carries of earlier passes by name."""
 
     broadcast: Sequence[VectorSpec]
     carries: Mapping[str, Sequence[VectorSpec]]
 
     @property
     def ports(self) -> list[Port]:
-        """The inputs that hold it."""
+        """The graph inputs for them."""
         ports = vector_ports(BROADCAST, self.broadcast)
         for name, specs in self.carries.items():
             ports += vector_ports(final_carry(name), specs)
@@ -281,36 +281,36 @@ class Received:
         return {name: unprefixed(final_carry(name), values) for name in self.carries}
 
     def of(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All of it, as a pass reads it."""
+        """All of them, as a pass reads them."""
         return with_carries(unprefixed(BROADCAST, values), self.last(values))
 
 
-def capture_begin(algorithm_pass: Pass, known: Received) -> Captured:
-    """Graph `<pass>.begin`: what was received in, first carry out."""
-    return capture(lambda values: prefixed(NEXT, algorithm_pass.begin(known.of(values))), known.ports)
+def capture_begin(algorithm_pass: Pass, received: Received) -> Captured:
+    """Graph `<pass>.begin`: received vectors in, first carry out."""
+    return capture(lambda values: prefixed(NEXT, algorithm_pass.begin(received.of(values))), received.ports)
 
 
 def capture_step(
     model: Model,
     algorithm_pass: Pass,
-    known: Received,
+    received: Received,
     carry: Sequence[VectorSpec],
     batch: int | None = None,
     table: Table = TABLE,
 ) -> Captured:
-    """Graph `<pass>.step`: carry, what was received and is frozen, one batch, its mask and noise in; next carry and
-    metric sums out.
+    """Graph `<pass>.step`: carry, received and frozen vectors, one batch, its mask and noise in; next carry and metric
+    sums out.
 
-    batch: the batch size when it is to be fixed. table: the forms of operators.
+    batch: the batch size if it is fixed. table: the forms of operators.
     """
 
     def step(values: dict[str, Tensor]) -> dict[str, Tensor]:
-        given = model.with_frozen(unprefixed(FROZEN, values))
-        oracle = GradientOracle(given, unprefixed(EXAMPLE, values), values[MASK], values[NOISE])
-        after = algorithm_pass.step(unprefixed(CARRY, values), known.of(values), oracle)
+        bound = model.with_frozen(unprefixed(FROZEN, values))
+        oracle = GradientOracle(bound, unprefixed(EXAMPLE, values), values[MASK], values[NOISE])
+        after = algorithm_pass.step(unprefixed(CARRY, values), received.of(values), oracle)
         return prefixed(NEXT, after) | {METRICS: oracle.sums}
 
-    ports = vector_ports(CARRY, carry) + known.ports + vector_ports(FROZEN, specs_of(model.frozen_vectors))
+    ports = vector_ports(CARRY, carry) + received.ports + vector_ports(FROZEN, specs_of(model.frozen_vectors))
     ports += [_example_port(field) for field in model.spec.fields]
     ports += [Port(MASK, (), batched=True), Port(NOISE, (), torch.int32, batched=True)]
     layers = Layers(model.module)
@@ -321,13 +321,13 @@ def capture_step(
         raise (DynamicControlFlow(f"{fixed}{layers.here}") if fixed else error) from error.__cause__
 
 
-def capture_report(trip: Trip, known: Received) -> Captured:
+def capture_report(trip: Trip, received: Received) -> Captured:
     """Graph `report`: broadcast and the last carry of every pass in, the averaged segments out."""
 
     def report(values: dict[str, Tensor]) -> dict[str, Vector]:
-        return trip.report(unprefixed(BROADCAST, values), known.last(values))
+        return trip.report(unprefixed(BROADCAST, values), received.last(values))
 
-    return capture(report, known.ports)
+    return capture(report, received.ports)
 
 
 def _fake(mode: FakeTensorMode, port: Port, batch: int | None) -> Tensor:

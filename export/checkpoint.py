@@ -1,4 +1,4 @@
-"""A checkpoint that a model starts from: a safetensors file of its tensors by name, held to a digest."""
+"""A checkpoint from which a model starts: a safetensors file of its tensors by name, checked against a digest."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SHOWN = 3
 class Checkpoint:
     """A safetensors file with the values of a module's tensors, under their names in its state_dict.
 
-    sha256: the digest of the file, in hex. Parameters that are trained may be absent, such as those of a new head, and
-    keep the values that they have; all other tensors of the module must be there.
+    sha256: the digest of the file, in hex. Trained parameters may be absent, such as those of a new head, and then keep
+    their values; all other tensors of the module must be in the file.
     """
 
     path: Path | str
@@ -27,9 +27,9 @@ class Checkpoint:
 
     def load_into(self, module: nn.Module) -> None:
         """Set the module's tensors. Raises InvalidModel when file or digest are wrong, or the tensors do not fit."""
-        found, wanted = self._read(), module.state_dict()
-        self._refuse("has tensors that the model lacks", [name for name in found if name not in wanted])
-        for name, value in found.items():
+        tensors, wanted = self._read(), module.state_dict()
+        self._refuse("has tensors that the model lacks", [name for name in tensors if name not in wanted])
+        for name, value in tensors.items():
             if (
                 value.shape != wanted[name].shape
                 or not value.dtype.is_floating_point == wanted[name].is_floating_point()
@@ -39,10 +39,10 @@ class Checkpoint:
                 )
         trained = {name for name, value in module.named_parameters() if value.requires_grad}
         # A tensor that the module has under two names needs to be in the file once.
-        given = {wanted[name].data_ptr() for name in found}
-        lacking = [name for name in wanted if name not in trained and wanted[name].data_ptr() not in given]
+        loaded_pointers = {wanted[name].data_ptr() for name in tensors}
+        lacking = [name for name in wanted if name not in trained and wanted[name].data_ptr() not in loaded_pointers]
         self._refuse("lacks tensors that are not trained", lacking)
-        for name, value in found.items():
+        for name, value in tensors.items():
             wanted[name].copy_(value)
 
     def _read(self) -> Mapping[str, Tensor]:

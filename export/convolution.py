@@ -1,8 +1,8 @@
-"""Convolutions and their gradients in the forms that a CPU runtime does fast, chosen by shape.
+"""Convolutions and their gradients in forms that are fast on a CPU runtime, chosen by shape.
 
-Weights are inputs of a graph, so no runtime can repack them ahead of time. On large images its own convolution is good;
-on small ones it makes a tiny product per image and a product over the whole batch is better. Grouped convolutions are
-slow everywhere. Figures: docs/decisions/0010-forms-before-tracing.md.
+Weights are inputs of a graph, so no runtime can repack them ahead of time. On large images the runtime's own
+convolution is good. On small ones it computes a tiny product per image, so a product over the whole batch is better.
+Grouped convolutions are slow everywhere. Figures: docs/decisions/0010-forms-before-tracing.md.
 
 Shapes: B batch, C channels in, O channels out, K kernel taps, P places of one image.
 """
@@ -36,7 +36,7 @@ def convolution(  # noqa: PLR0913, PLR0917, the operator's own signature
     output_padding: Sequence[int],
     groups: int,
 ) -> Any:
-    """A product over the whole batch where images are small; else the runtime's own operator (NotImplemented)."""
+    """A product over the whole batch if images are small; else the runtime's own operator (NotImplemented)."""
     window = Window.of(weight.shape[2:], stride, padding, dilation)
     if transposed or math.prod(inputs.shape[2:]) > SMALL:
         return NotImplemented
@@ -77,7 +77,7 @@ def convolution_backward(  # noqa: PLR0913, PLR0917, the operator's own signatur
 def transposed_backward(
     grad_output: Tensor, inputs: Tensor, weight: Tensor, slide: Sequence[Sequence[int]], groups: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of a transposed convolution: those of the convolution that it is the transpose of, the other way round.
+    """Gradients of a transposed convolution: those of the underlying convolution, with roles exchanged.
 
     slide: stride, padding and dilation.
     """
@@ -129,11 +129,11 @@ def _weight_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: Windo
 
 
 def _flat_weight_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: Window) -> Tensor:
-    """Each tap as one run of memory: with gradients laid out like the padded image, a tap is a shift of all places."""
+    """Each tap reads one run of memory: if gradients are laid out like the padded image, a tap is a shift."""
     pads = [side for pad in reversed(window.padding) for side in (pad, pad)]
     padded = torch.nn.functional.pad(inputs, pads)
     space = padded.shape[2:]
-    margins = [part for size, made in zip(space, grad.shape[2:], strict=True) for part in (size - made, 0)]
+    margins = [part for size, out in zip(space, grad.shape[2:], strict=True) for part in (size - out, 0)]
     spread = torch.nn.functional.pad(grad, margins[::-1]).flatten(2)
     steps = [math.prod(space[axis + 1 :]) * spread for axis, spread in enumerate(window.dilation)]
     shifts = [sum(offset * step for offset, step in zip(tap, steps, strict=True)) for tap in window.offsets]
@@ -183,7 +183,7 @@ def _from_rows(flat: Tensor, weight: Tensor) -> Tensor:
 
 
 def _depthwise(weight: Tensor, groups: int) -> bool:
-    """Whether every channel is convolved by itself, into one."""
+    """Whether every channel is convolved separately, into one channel."""
     return weight.shape[0] == groups and weight.shape[1] == 1
 
 
@@ -207,17 +207,17 @@ def _matrices(weight: Tensor, inputs: Tensor, output: Tensor, window: Window) ->
 
 
 def _meetings(inputs: Tensor, output: Tensor, window: Window) -> Tensor:
-    """Which tap takes which input place to which output place: a constant of zeros and ones, (K, P in · P out)."""
-    size, made = inputs.shape[2:], output.shape[2:]
+    """A constant of zeros and ones, (K, P in · P out): 1 where a tap maps an input place to an output place."""
+    size, out_shape = inputs.shape[2:], output.shape[2:]
     places = np.arange(math.prod(size)).reshape(size)
     grid = np.pad(places, [(pad, pad) for pad in window.padding], constant_values=-1)
-    found = np.zeros((window.taps, places.size, math.prod(made)), np.float32)
+    meets = np.zeros((window.taps, places.size, math.prod(out_shape)), np.float32)
     for tap, offsets in enumerate(window.offsets):
         met = tuple(
             slice(offset * spread, offset * spread + (out - 1) * step + 1, step)
-            for offset, spread, out, step in zip(offsets, window.dilation, made, window.stride, strict=True)
+            for offset, spread, out, step in zip(offsets, window.dilation, out_shape, window.stride, strict=True)
         )
         source = grid[met].ravel()
         real = np.flatnonzero(source >= 0)
-        found[tap, source[real], real] = 1
-    return torch.from_numpy(found.reshape(len(found), -1)).to(inputs.dtype)
+        meets[tap, source[real], real] = 1
+    return torch.from_numpy(meets.reshape(len(meets), -1)).to(inputs.dtype)

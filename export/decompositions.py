@@ -1,4 +1,4 @@
-"""Operators written in simpler ones, the backward ones above all, so that an inference runtime can train.
+"""Operators, mainly backward ones, written in simpler operators, so that an inference runtime can train.
 
 torch supplies most; the rest is ours. Each is checked against torch by tests/export.
 """
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 
 def max_pool2d_backward(grad_output: Tensor, inputs: Tensor, *pool: Any) -> Tensor:
-    """Each gradient goes to the place its maximum came from; of equal ones, to the first.
+    """Each gradient goes to the place of its maximum; among equal values, to the first.
 
     pool: kernel, stride, padding, dilation, ceil_mode and indices, as the operator has them.
     """
@@ -48,10 +48,10 @@ def _tiled_max_pool_backward(grad_output: Tensor, inputs: Tensor, window: Window
     rows, columns = (have * step for have, step in zip(grad_output.shape[2:], kernel, strict=True))
     taps = [inputs[:, :, down : rows : kernel[0], right : columns : kernel[1]] for down, right in window.offsets]
     largest = functools.reduce(torch.maximum, taps)
-    left, parts = grad_output, []
+    remaining, parts = grad_output, []
     for tap in taps:
-        parts.append(left * (tap == largest).to(left.dtype))
-        left = left - parts[-1]
+        parts.append(remaining * (tap == largest).to(remaining.dtype))
+        remaining = remaining - parts[-1]
     spread = torch.stack(parts, -1).reshape(*grad_output.shape, *kernel)
     whole = spread.transpose(3, 4).reshape(*grad_output.shape[:2], rows, columns)
     return torch.nn.functional.pad(whole, (0, inputs.shape[3] - columns, 0, inputs.shape[2] - rows))
@@ -112,7 +112,7 @@ def slice_scatter(
     end: int | None = None,
     step: int = 1,
 ) -> Tensor:
-    """What a slice is set to, between what lies before and after; with a step, a choice by place."""
+    """The values before the slice, its new values, and those after; with a step, a choice by place."""
     axis, size = dim % inputs.dim(), inputs.shape[dim]
     if not start and step == 1 and (end is None or end is size or end == sys.maxsize):
         return source
@@ -122,14 +122,14 @@ def slice_scatter(
     if step == 1:
         parts = [inputs.narrow(axis, 0, first), source, inputs.narrow(axis, last, size - last)]
         return torch.cat([part for part in parts if part.shape[axis]], axis)
-    taken = np.zeros([size, *(1 for _ in inputs.shape[axis + 1 :])], np.bool_)
-    taken[first:last:step] = True
+    mask = np.zeros([size, *(1 for _ in inputs.shape[axis + 1 :])], np.bool_)
+    mask[first:last:step] = True
     spread = slice_backward(source, inputs.shape, axis, first, last, step)
-    return torch.where(torch.from_numpy(taken).to(inputs.device), spread, inputs)
+    return torch.where(torch.from_numpy(mask).to(inputs.device), spread, inputs)
 
 
 def select_scatter(inputs: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    """What one place along an axis is set to, between what lies before and after."""
+    """The values before one place along an axis, its new value, and those after."""
     return slice_scatter(inputs, source.unsqueeze(dim), dim, index, None if index == -1 else index + 1)
 
 
@@ -138,7 +138,9 @@ def _pad_axis(values: Tensor, axis: int, before: int, after: int, value: float =
 
 
 def replication_pad_backward(grad_output: Tensor, inputs: Tensor, sides: Sequence[int]) -> Tensor:
-    """Every gradient outside goes to the border that was repeated there. What negative padding cut off gets none."""
+    """Every gradient in the padding goes to the border value repeated there. Values cut off by negative padding get
+    none.
+    """
     for pair in range(len(sides) // 2):
         axis = grad_output.dim() - 1 - pair
         before, after = sides[2 * pair : 2 * pair + 2]
@@ -167,7 +169,7 @@ def embedding_backward(
 
 
 def _within(inputs: Tensor, dim: int, what: str) -> tuple[int, int]:
-    """An axis and its size. Raises UnsupportedOperator when it is the batch, whose size is not known."""
+    """An axis and its size. Raises UnsupportedOperator for the batch axis, whose size is unknown."""
     axis = dim % max(inputs.dim(), 1)
     size = inputs.shape[axis] if inputs.dim() else 1
     if not isinstance(size, int):
@@ -176,7 +178,7 @@ def _within(inputs: Tensor, dim: int, what: str) -> tuple[int, int]:
 
 
 def cumprod(inputs: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Products with what is one place before, then two, then four: a few steps instead of one for every value."""
+    """Products with the value one place before, then two, then four: a few steps instead of one per value."""
     products, (axis, size) = _multiplied(inputs, dtype), _within(inputs, dim, "a cumulative product")
     for step in (2**power for power in range((size - 1).bit_length())):
         products = products * _pad_axis(products.narrow(axis, 0, size - step), axis, step, 0, 1)
@@ -199,7 +201,7 @@ def _multiplied(inputs: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def median(inputs: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The lower one of the two in the middle, and where it is."""
+    """The lower of the two middle values, and its index."""
     axis, size = _within(inputs, dim, "a median")
     middle = [part.narrow(axis, (size - 1) // 2, 1) for part in inputs.sort(dim=axis, stable=True)]
     values, places = middle if keepdim else (part.squeeze(axis) for part in middle)
@@ -209,7 +211,7 @@ def median(inputs: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Ten
 def sort(
     inputs: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None
 ) -> tuple[Tensor, Tensor]:
-    """All of the largest or smallest: ONNX leaves equal values in their order, as a stable sort does."""
+    """TopK over all values: ONNX keeps the order of equal values, as a stable sort does."""
     axis, size = _within(inputs, dim, "a sort")
     return inputs.topk(size, axis, descending)
 
@@ -245,7 +247,7 @@ def cdist_backward(grad_output: Tensor, left: Tensor, right: Tensor, p: float, d
 
 
 def divide(inputs: Tensor, other: Any, *, rounding_mode: str | None) -> Any:
-    """Rounded down, by the operator of `//`; otherwise as it is (NotImplemented)."""
+    """With rounding down, the operator of `//`; otherwise unchanged (NotImplemented)."""
     return aten.floor_divide(inputs, other) if rounding_mode == "floor" else NotImplemented
 
 
@@ -261,17 +263,17 @@ def var_mean(
 
 
 def max_dim(inputs: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The largest along an axis, and where it is."""
+    """The largest along an axis, and its index."""
     return inputs.amax(dim, keepdim), inputs.argmax(dim, keepdim)
 
 
 def min_dim(inputs: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The smallest along an axis, and where it is."""
+    """The smallest along an axis, and its index."""
     return inputs.amin(dim, keepdim), inputs.argmin(dim, keepdim)
 
 
 def argmax(inputs: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Of truth, as numbers; of anything else as it is (NotImplemented)."""
+    """Of booleans, as numbers; otherwise unchanged (NotImplemented)."""
     return inputs.to(torch.int32).argmax(dim, keepdim) if inputs.dtype == torch.bool else NotImplemented
 
 
@@ -281,7 +283,7 @@ def any_dim(inputs: Tensor, dim: int, keepdim: bool = False) -> Tensor:
 
 
 def empty(size: Sequence[int], *order: Any, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
-    """Zeros, which will be written over."""
+    """Zeros, which will be overwritten."""
     return torch.zeros(size, dtype=dtype)
 
 

@@ -2,17 +2,17 @@
 
 ExportError
 ├── UnknownModel            no built-in model or importable function has that name
-├── UnknownFormat           graphs cannot be written in that form, or not by this installation
+├── UnknownFormat           graphs cannot be written in that format, or not by this installation
 ├── InvalidModel            a ModelSpec that cannot be trained as it stands (integer parameters, …)
 │   ├── UnsupportedModule   a layer that federated training cannot use, with what to use instead
-│   └── ImpureModel         a model whose loss hangs on more than parameters and example
+│   └── ImpureModel         a model whose loss depends on more than parameters and example
 ├── UnsupportedOperator     an operator for which there is no on-device form
 ├── DynamicControlFlow      the model's Python branches on data or fixes the batch size
 └── ParityFailed            the exported graphs do not compute what torch computes
 """
 
 MOST_CHARACTERS = 200
-"""Characters of somebody else's message that are shown."""
+"""The most characters shown of a foreign message."""
 
 
 class ExportError(Exception):
@@ -24,7 +24,7 @@ class UnknownModel(ExportError):
 
 
 class UnknownFormat(ExportError):
-    """Graphs cannot be written in that form, or not by this installation."""
+    """Graphs cannot be written in that format, or not by this installation."""
 
 
 class InvalidModel(ExportError):
@@ -36,7 +36,7 @@ class UnsupportedModule(InvalidModel):
 
 
 class ImpureModel(InvalidModel):
-    """A model whose loss of an example hangs on more than parameters, that example and its noise."""
+    """A model whose loss of an example depends on more than parameters, that example and its noise."""
 
 
 class UnsupportedOperator(ExportError):
@@ -52,7 +52,7 @@ class ParityFailed(ExportError):
 
 
 def reason(error: BaseException) -> str:
-    """What someone else's code raised, in one line: the kind, and the start of the first line of its words."""
+    """An error of foreign code in one line: its kind, and the start of the first line of its message."""
     words = str(error).strip().partition("\n")[0]
     if len(words) > MOST_CHARACTERS:
         words = f"{words[:MOST_CHARACTERS]}…"

@@ -14,16 +14,18 @@ SIZES = (2, 3, 4, 5, 7, 8, 10, 16, 20, 32, 50, 64, 100, 128)
 
 
 def fixed_batch(model: Model) -> str:
-    """What to say of a model that runs for some sizes of its batch and not for others; else nothing."""
-    # One example again and again, so that no other reason to fail comes and goes.
+    """A message about a model that runs for some batch sizes and not for others; else an empty text."""
+    # The same example repeated, so that only the batch size can make the model fail.
     examples = draw_examples(model.spec, 1, np.random.default_rng(0))
-    found: dict[bool, int] = {}
+    first_size: dict[bool, int] = {}
     for size in SIZES:
-        found.setdefault(_runs(model, {name: np.repeat(one, size, 0) for name, one in examples.items()}), size)
-        if len(found) == 2:
+        first_size.setdefault(
+            _runs(model, {name: np.repeat(values, size, 0) for name, values in examples.items()}), size
+        )
+        if len(first_size) == 2:
             return (
-                f"the model fixes its batch size: it runs for {found[True]} examples and not for {found[False]}; write "
-                "x.shape[0], or -1 in reshape, in the place of the number"
+                f"the model fixes its batch size: it runs for {first_size[True]} examples and not for "
+                f"{first_size[False]}; write x.shape[0], or -1 in reshape, instead of the number"
             )
     return ""
 

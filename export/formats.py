@@ -1,4 +1,4 @@
-"""Formats in which graphs reach devices, and the writer of each."""
+"""The formats of graphs for devices, and the writer of each."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedcore.names import offered
 class Format:
     """One form of a graph.
 
-    version: of the form itself, such as an opset. fixed_batch: graphs hold the loop's batch size, and fewer examples
-    come under the mask. table: the forms of operators when a step is captured. write: a captured graph as bytes.
-    write_steps: a captured step as a graph of many, or None where there is no such form of it.
+    version: of the format itself, such as an opset. fixed_batch: graphs have the loop's batch size fixed, and the mask
+    marks fewer examples. table: the forms of operators when a step is captured. write: a captured graph as bytes.
+    write_steps: a captured step as a graph of many steps, or None if there is no such form of it.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Group normalisation in few operators, statistics by sums: the gradient reads the large arrays as often as it must.
+"""Group normalisation in few operators, with statistics by sums, so that the gradient rarely reads the large arrays.
 
 Shapes: B batch, C channels, G groups, S positions of a channel; values are seen as (B, G, C / G, S).
 """
@@ -43,7 +43,7 @@ def group_norm_backward(  # noqa: PLR0913, PLR0917, the operator's own signature
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of input, weight and bias. Two sums over positions are all that is between them and the gradient."""
+    """Gradients of input, weight and bias, by two sums over positions."""
     grad, x = _by_group(grad_output, groups), _by_group(inputs, groups)
     rstd = rstd[:, :, None, None]
     centred = x - mean[:, :, None, None]

@@ -1,4 +1,4 @@
-"""The layer of a model that is at work, forward and backward, so that a message about an operator can name it."""
+"""The active layer of a model, forward and backward, so that a message about an operator can name it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch.fx import traceback
 from torch.utils._pytree import tree_leaves
 
 KEY = "layer"
-# In the place of a layer's path: no layer has this one.
+# A value that no layer has as its path.
 LOSS = "/"
 
 
 def layer_of(node: TracedNode) -> str:
-    """Where a traced operator came from, for a message: " (in layer 'x')", or nothing when it is the loss's."""
+    """The origin of a traced operator, for a message: " (in layer 'x')", or empty if it is in the loss."""
     return _words(node.meta.get("custom", {}).get(KEY, LOSS))
 
 
 class Layers:
-    """Marks what a trace records with the path of the layer that computed it."""
+    """Marks traced operators with the path of the layer that computed them."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -32,7 +32,7 @@ class Layers:
 
     @property
     def here(self) -> str:
-        """The layer at work, in the words of `layer_of`."""
+        """The active layer, in the words of `layer_of`."""
         return _words(self._paths[-1])
 
     @contextmanager
@@ -64,7 +64,7 @@ class Layers:
         return hook
 
     def _mark(self, values: Any, path: str) -> None:
-        """Have the gradient of everything that led to `values`, and is not marked yet, name the layer too."""
+        """Mark the backward operators of `values` that are not marked yet with the layer, too."""
         pending = [value.grad_fn for value in tree_leaves(values) if isinstance(value, Tensor)]
         while pending:
             node = pending.pop()

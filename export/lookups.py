@@ -1,4 +1,4 @@
-"""Values at places that tensors name, as look-ups and sums of whole rows, which every runtime has."""
+"""Indexing by tensors, as look-ups and sums of whole rows, which every runtime has."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Indices = Sequence[Tensor | None]
 
 
 class _Rows:
-    """The axes of `inputs` that indices name, laid out as one axis of rows; and each place's row by its number."""
+    """The indexed axes of `inputs` as one axis of rows, and the row number of each place."""
 
     def __init__(self, inputs: Tensor, indices: Indices) -> None:
-        named = {axis: index for axis, index in enumerate(indices) if index is not None}
-        axes = list(named)
-        rest = [axis for axis in range(inputs.dim()) if axis not in named]
+        indexed = {axis: index for axis, index in enumerate(indices) if index is not None}
+        axes = list(indexed)
+        rest = [axis for axis in range(inputs.dim()) if axis not in indexed]
         self.shape, self._order = inputs.shape, [*axes, *rest]
         self._rest = [inputs.shape[axis] for axis in rest]
-        # torch puts the axes of the places where the named ones were, and in front if others lie between these.
+        # torch puts the axes of the places where the indexed axes were, or in front if others lie between these.
         self._front = 0 if axes != list(range(axes[0], axes[-1] + 1)) else axes[0]
-        self.places = self._numbers(inputs, named)
+        self.places = self._numbers(inputs, indexed)
 
     @staticmethod
-    def _numbers(inputs: Tensor, named: dict[int, Tensor]) -> Tensor:
+    def _numbers(inputs: Tensor, indexed: dict[int, Tensor]) -> Tensor:
         number: Any = 0
-        for axis, index in named.items():
+        for axis, index in indexed.items():
             size, counted = inputs.shape[axis], index.long()
             number = number * size + torch.where(counted < 0, counted + size, counted)
         places: Tensor = number
@@ -47,13 +47,13 @@ class _Rows:
         return whole.permute([self._order.index(axis) for axis in range(len(self._order))])
 
     def at_places(self, rows: Tensor) -> Tensor:
-        """(places, values of a row) with its axes where torch has them."""
+        """(places, values of a row) with the axes in torch's order."""
         deep = self.places.dim()
         apart = rows.reshape(*self.places.shape, *self._rest)
         return apart.movedim(tuple(range(deep)), tuple(range(self._front, self._front + deep)))
 
     def of_places(self, values: Tensor) -> Tensor:
-        """The inverse of `at_places`, of values that may have to be spread first."""
+        """The inverse of `at_places`, for values that may have to be broadcast first."""
         deep = self.places.dim()
         shape = [*self._rest[: self._front], *self.places.shape, *self._rest[self._front :]]
         apart = values.expand(shape).movedim(tuple(range(self._front, self._front + deep)), tuple(range(deep)))
@@ -65,16 +65,16 @@ def _has_mask(indices: Indices) -> bool:
 
 
 def index(inputs: Tensor, indices: Indices) -> Any:
-    """Rows of a table, looked up. What a mask picks has a size of its own, and is left as it is (NotImplemented)."""
+    """Rows of a table, looked up. Indexing by a mask is unchanged (NotImplemented), as its size depends on values."""
     if _has_mask(indices):
         return NotImplemented
     rows = _Rows(inputs, indices)
-    found: Tensor = aten.embedding(rows.laid_out(inputs), rows.places.reshape(-1))
-    return rows.at_places(found)
+    values: Tensor = aten.embedding(rows.laid_out(inputs), rows.places.reshape(-1))
+    return rows.at_places(values)
 
 
 def index_put(inputs: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Any:
-    """Rows written or added at one index of the first axis; that itself as it is (NotImplemented)."""
+    """Write or add rows at indices. One index of the first axis is unchanged (NotImplemented)."""
     if _has_mask(indices):
         raise UnsupportedOperator("aten.index_put with a mask; use torch.where instead")
     only = indices[0] if len(indices) == 1 else None

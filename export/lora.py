@@ -1,4 +1,4 @@
-"""Low-rank adapters: a module of which everything is frozen but small factors beside its layers.
+"""Low-rank adapters: a frozen module with small trained factors beside its layers.
 
 LoRA (Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen 2021), equation 3: h = W x + s B A x with A (r, in) and
 B (out, r); W is frozen. B starts at zero, so training starts from the module as it is.
@@ -20,13 +20,13 @@ DOWN, UP = "lora_down", "lora_up"
 
 
 def lora(module: M, rank: int, layers: Sequence[str] = ("*",), train: Sequence[str] = (), scale: float = 1.0) -> M:
-    """The same module, frozen, with adapters in those of its dense and convolutional layers that `layers` names.
+    """The same module, frozen, with adapters in the dense and convolutional layers that `layers` names.
 
     rank: r, the size between A and B. layers: paths of layers, or patterns of them such as "blocks.*.mlp.*". train:
     names or patterns of parameters that are trained as a whole, such as "head.*"; their layers get no adapters. scale:
     s, which the paper calls α / r. Adapters become `lora_down` and `lora_up` in their layer; other names stay, so a
     checkpoint of the module still fits.
-    Raises InvalidModel for a rank below 1, and for a pattern that no layer or parameter has.
+    Raises InvalidModel for a rank below 1, and for a pattern that matches no layer or parameter.
     """
     if rank < 1:
         raise InvalidModel(f"adapters of rank {rank}; the least is 1")

@@ -1,8 +1,8 @@
 """LSTM layers as differentiable functions that trace into few, large operators.
 
-The input projection of all steps is one product, and the backward pass keeps what depends on time in the loop alone:
-factors of all steps are made at once, and every weight gradient is one product after the loop. The loop itself is
-`unrolled`, or what a trace's table has in its place: `scanned`, which is one operator however many steps there are.
+The input projection of all steps is one product. The backward pass has only time-dependent work in the loop: factors of
+all steps are computed at once, and every weight gradient is one product after the loop. The loop itself is `unrolled`,
+or the trace's table replaces it by `scanned`, which is one operator for any number of steps.
 Derivation: docs/decisions/0010-forms-before-tracing.md.
 
 Shapes: T steps, B batch, I inputs, H hidden, P hidden after a projection.
@@ -19,7 +19,7 @@ from torch._higher_order_ops.scan import scan_op
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 Cell = Callable[..., list[Tensor]]
-"""One step of a loop over time: from state, parts of the step and what steps share to the next state and results."""
+"""One step of a loop over time: from the state, the step's parts and shared values to the next state and results."""
 
 
 def unrolled(
@@ -43,8 +43,8 @@ def scanned(
 ) -> list[Tensor]:
     """As `unrolled`, by torch's operator, which has no reverse, and whose results may not share memory."""
 
-    def apart(*given: Tensor) -> list[Tensor]:
-        return [value.clone() for value in cell(*given)]
+    def apart(*inputs: Tensor) -> list[Tensor]:
+        return [value.clone() for value in cell(*inputs)]
 
     if not reverse:
         return list(scan_op(apart, state, parts, shared))
@@ -55,8 +55,8 @@ def scanned(
 def _over_time(*loop: Any, **options: Any) -> list[Tensor]:
     mode = get_proxy_mode()
     forms: Any = mode.decomposition_table if mode else {}
-    found: list[Tensor] = forms.get(unrolled, unrolled)(*loop, **options)
-    return found
+    outputs: list[Tensor] = forms.get(unrolled, unrolled)(*loop, **options)
+    return outputs
 
 
 def _forward_cell(h: Tensor, c: Tensor, projected: Tensor, recurrent: Tensor, *projection: Tensor) -> list[Tensor]:
@@ -108,8 +108,8 @@ class LstmLayer(torch.autograd.Function):
         """
         projected = inputs @ from_input.t() + bias
         shared = [from_hidden.t().contiguous(), *projection]
-        last_h, last_c, outputs, *kept = _over_time(_forward_cell, [h, c], [projected], shared)
-        return outputs, last_h.clone(), last_c.clone(), *kept
+        last_h, last_c, outputs, *saved = _over_time(_forward_cell, [h, c], [projected], shared)
+        return outputs, last_h.clone(), last_c.clone(), *saved
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -126,7 +126,7 @@ class LstmLayer(torch.autograd.Function):
         entry, forget = torch.split(both, c.shape[-1], -1)
         before, cell = (torch.cat([first.unsqueeze(0), rest[:-1]]) for first, rest in ((h, outputs), (c, after)))
         tanh_c = after.tanh()
-        # What a gradient of the cell's output and of c becomes at each gate's input; nothing here depends on the steps
+        # The factors from a gradient of the cell's output and of c to each gate's input; none depends on the steps
         # after.
         to_c = leave * (1 - tanh_c * tanh_c)
         to_gates = torch.cat(
@@ -174,9 +174,9 @@ def lstm(  # noqa: PLR0913, PLR0917, torch's own signature
             index = layer * (1 + bidirectional) + way
             from_input, from_hidden, *more = weights[index * per_layer : (index + 1) * per_layer]
             bias = more[0] + more[1] if has_biases else from_input.new_zeros(from_input.shape[0])
-            given = (x.flip(0) if way else x, states[0][index], states[1][index], from_input, from_hidden, bias)
+            arguments = (x.flip(0) if way else x, states[0][index], states[1][index], from_input, from_hidden, bias)
             projection = more[-1:] if projected else []
-            results = LstmLayer.apply(*given, *projection)  # type: ignore[no-untyped-call]
+            results = LstmLayer.apply(*arguments, *projection)  # type: ignore[no-untyped-call]
             ways.append(results[0].flip(0) if way else results[0])
             last_h.append(results[1])
             last_c.append(results[2])

@@ -62,10 +62,11 @@ def _mean_over_tokens(values: Tensor, label: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What a person writes to train a model.
+    """A user's description of a model to train.
 
     make: builds the module; its initial weights are drawn under the seed given to `Model`.
-    loss: per example, never averaged over the batch: the framework takes the masked mean, so that padding cannot count.
+    loss: per example, never averaged over the batch: the framework takes the masked mean, so that padding does not
+    count.
     inputs: the module's positional arguments, as fields of an example. label: the field the loss compares with.
     metrics: more per-example numbers, averaged for the learning curve.
     Parameters that do not require a gradient, and float32 buffers, are frozen: they are no part of the flat vector, and
@@ -97,7 +98,7 @@ class GradientOracle:
         self.sums = mask.new_zeros(len(model.metrics))
 
     def __call__(self, params_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """params: (D,). Gives the masked-mean loss (1,), its gradient (D,) and the number of examples (1,)."""
+        """params: (D,). Returns the masked-mean loss (1,), its gradient (D,) and the number of examples (1,)."""
         # Separate leaves, not slices of one: differentiating through slices makes a zero-filled D-vector per tensor.
         leaves = {name: part.detach().requires_grad_() for name, part in self._model.tensors(params_D).items()}
         loss, self.sums = self._model.loss(leaves, self._batch, self._mask, self._noise)
@@ -107,7 +108,7 @@ class GradientOracle:
 
 
 class Model:
-    """A built ModelSpec, stateless: everything is a function of parameters given from outside.
+    """A built ModelSpec. It is stateless: everything is a function of given parameters.
 
     Raises InvalidModel or UnsupportedModule, naming the layer, when it cannot be trained on devices.
     """
@@ -127,10 +128,10 @@ class Model:
         if spec.checkpoint is not None:
             spec.checkpoint.load_into(self.module)
         self.frozen = _frozen(self.module)
-        named = {name: value for name, value in self.module.named_parameters() if value.requires_grad}
-        self.schema = ParamSchema(tuple(TensorSpec(name, tuple(value.shape)) for name, value in named.items()))
-        self.initial: Float32 = self.schema.flatten({name: value.detach().numpy() for name, value in named.items()})
-        for name, value in (named | self.frozen).items():
+        trainable = {name: value for name, value in self.module.named_parameters() if value.requires_grad}
+        self.schema = ParamSchema(tuple(TensorSpec(name, tuple(value.shape)) for name, value in trainable.items()))
+        self.initial: Float32 = self.schema.flatten({name: value.detach().numpy() for name, value in trainable.items()})
+        for name, value in (trainable | self.frozen).items():
             if not torch.isfinite(value).all():
                 raise InvalidModel(f"{spec.name}: the initial weights of {name} hold a number that is not finite")
         self._given: Mapping[str, Tensor] = {}
@@ -139,21 +140,21 @@ class Model:
 
     @functools.cached_property
     def noisy(self) -> bool:
-        """Whether anything is drawn in training. Raises InvalidModel when the module does not take its inputs."""
+        """Whether training draws random numbers. Raises InvalidModel when the module does not accept its inputs."""
         example = {
             item.name: torch.zeros((1, *item.shape), dtype=getattr(torch, item.dtype), device=self._device)
             for item in self.spec.fields
         }
         try:
-            with torch.no_grad(), KeyedNoise(torch.zeros(1, dtype=torch.int32, device=self._device)) as drawn:
+            with torch.no_grad(), KeyedNoise(torch.zeros(1, dtype=torch.int32, device=self._device)) as noise:
                 self.module(*(example[item.name] for item in self.spec.inputs))
         except Exception as error:  # whatever the user's own code raises
             shapes = ", ".join(f"{item.name} {[1, *item.shape]}" for item in self.spec.inputs)
             raise InvalidModel(f"{self.spec.name} does not run on a batch of {shapes}: {reason(error)}") from error
-        return bool(drawn.turns)
+        return bool(noise.turns)
 
     def on(self, device: torch.device) -> Model:
-        """The same model with what is frozen, and its buffers, on a compute device."""
+        """The same model with its frozen tensors and buffers on a compute device."""
         if device == self._device:
             return self
         moved = copy.copy(self)
@@ -167,12 +168,12 @@ class Model:
 
     def with_frozen(self, vectors: Mapping[str, Tensor]) -> Model:
         """The same model with other frozen tensors, each given flat as (size,)."""
-        given = copy.copy(self)
-        given._given = {name: value.reshape(self.frozen[name].shape) for name, value in vectors.items()}
-        return given
+        bound = copy.copy(self)
+        bound._given = {name: value.reshape(self.frozen[name].shape) for name, value in vectors.items()}
+        return bound
 
     def freeze(self, vectors: Mapping[str, Float32]) -> None:
-        """Set the values of all frozen tensors, as `frozen_vectors` gives them."""
+        """Set the values of all frozen tensors, in the form of `frozen_vectors`."""
         with torch.no_grad():
             for name, value in self.frozen.items():
                 value.copy_(torch.from_numpy(vectors[name]).reshape(value.shape))
@@ -190,9 +191,9 @@ class Model:
     ) -> dict[str, Tensor]:
         """The loss and every metric, per example (B,).
 
-        batch: fields (B, …). noise: int32 (B,), from which dropout and random numbers draw; without it nothing is
-        drawn. Parameters that are not given are the module's own. Raises InvalidModel when the loss or a metric is not
-        one number per example.
+        batch: fields (B, …). noise: int32 (B,), the source of dropout and random numbers; without it nothing is drawn.
+        Missing parameters are the module's own. Raises InvalidModel when the loss or a metric is not one number per
+        example.
         """
         inputs = tuple(batch[item.name] for item in self.spec.inputs)
         label = batch[self.spec.label.name]
@@ -231,31 +232,35 @@ class Model:
 
 @contextlib.contextmanager
 def held(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """The module with other parameters and buffers meanwhile, each by the first of its names.
+    """Replace parameters and buffers of the module during the block, each by the first of its names.
 
-    A parameter of several names is replaced under all of them. torch.func.functional_call would put back what it found
-    name by name, and for a layer of two names that is what it had put there itself: the tie is lost from then on.
+    A parameter with several names is replaced under all of them. torch.func.functional_call restores name by name; for
+    a layer with two names it would restore its own replacement, and the tie would be lost.
     """
-    names: dict[Any, str] = {one: name for name, one in (*module.named_parameters(), *module.named_buffers())}
+    names: dict[Any, str] = {tensor: name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     stores: list[Any] = [store for layer in module.modules() for store in (layer._parameters, layer._buffers)]
-    own = [(store, key, one) for store in stores for key, one in store.items() if names.get(one, "") in tensors]
+    own = [
+        (store, key, tensor) for store in stores for key, tensor in store.items() if names.get(tensor, "") in tensors
+    ]
     try:
-        for store, key, one in own:
-            store[key] = tensors[names[one]]
+        for store, key, tensor in own:
+            store[key] = tensors[names[tensor]]
         yield
     finally:
-        for store, key, one in own:
-            store[key] = one
+        for store, key, tensor in own:
+            store[key] = tensor
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A deep copy. What forward left in a layer, such as an activation or a normalised weight, loses its history."""
-    left = [one for layer in module.modules() for one in tree_leaves(vars(layer)) if isinstance(one, Tensor)]
-    return copy.deepcopy(module, {id(one): one.detach() for one in left if not one.is_leaf})
+    """A deep copy. Tensors that forward left in a layer, such as activations, lose their autograd history."""
+    tensors = [
+        tensor for layer in module.modules() for tensor in tree_leaves(vars(layer)) if isinstance(tensor, Tensor)
+    ]
+    return copy.deepcopy(module, {id(tensor): tensor.detach() for tensor in tensors if not tensor.is_leaf})
 
 
 def parameter_count(spec: ModelSpec) -> int:
-    """The parameters that a model trains, counted without memory for any. Raises InvalidModel when make() fails."""
+    """The number of trained parameters, without allocating them. Raises InvalidModel when make() fails."""
     with torch.device("meta"):
         return sum(value.numel() for value in _made(spec).parameters() if value.requires_grad)
 
@@ -324,7 +329,7 @@ def _refuse_unsupported(module: nn.Module) -> None:
 
 
 def _refuse_unsaid(path: str, layer: nn.Module) -> None:
-    """Layers that would do something else on a device without a word, or that hide what they do."""
+    """Refuse layers that would silently behave differently on a device, or that hide their operators."""
     if isinstance(layer, torch.jit.ScriptModule) or hasattr(layer, "_orig_mod"):
         raise UnsupportedModule(
             f"{path or 'the model'} was compiled by torch.jit or torch.compile; give the plain module, the export "

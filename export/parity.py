@@ -1,7 +1,7 @@
 """Proof that exported graphs compute what torch computes: the same steps on torch and on a device's own runtime.
 
-Parameters after several steps are compared, not one loss: a wrong gradient can hide behind one loss. What the numbers
-are relative to, and how large they may be: docs/models.md.
+It compares parameters after several steps, not one loss: a wrong gradient can hide behind one loss. The denominators of
+the numbers, and their limits: docs/models.md.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from fedcore.plan import BlobRef, Plan
 
 _FOOTPRINT = decoder(Footprint)
 
-# For networks with kinks, on which torch's own float32 and float64 part ways: as many times as far as they are, and the
-# most. See `certify`.
+# For networks with kinks, where torch's own float32 and float64 diverge: the tolerance as a multiple of their distance,
+# and its maximum. See `certify`.
 OWN_TIMES, KINKED_TOLERANCE = 20, 5e-3
 SINGLES = 5
 NOT_FINITE = (
@@ -49,7 +49,7 @@ OTHERWISE = (
 
 
 class _FarApart(ParityFailed):
-    """A distance that a kink may make; other examples hardly meet it."""
+    """A distance that a kink may cause; other examples hardly meet it."""
 
 
 def certify(
@@ -61,12 +61,12 @@ def certify(
 ) -> Certificate:
     """Run every pass for a few steps and the report on every format's runtime and on torch, and measure the cost.
 
-    Networks of ReLU and group normalisation are chaotic: torch's own float32 and float64 end too far apart to say
-    anything about where the steps lead. There every step starts where torch's did, and the tolerance grows with how
-    far those two are apart. To notice what that would hide, five more steps see one example each, and start there too:
-    a step size that suits batches can send a model away that sees one example after the other. One example seldom
-    meets a kink, so the median of these is held to the tolerance of every other model. What is too far off with one
-    draw of examples is tried with another: a wrong graph is wrong there, too.
+    Networks of ReLU and group normalisation are chaotic: torch's own float32 and float64 end too far apart for a
+    comparison after several steps. For these, every step starts where torch's step did, and the tolerance grows with
+    the distance between the two. Five more steps see one example each, to notice errors that this hides; they also
+    start at torch's, since a step size that suits batches can make a model diverge on single examples. A single
+    example seldom meets a kink, so the median of these steps must meet the tolerance of every other model. If one draw
+    of examples fails, another is tried: a wrong graph fails there, too.
 
     graphs: serialised. Raises ParityFailed, naming format and graph, when a vector is too far off both times.
     """
@@ -84,7 +84,7 @@ def _certify_trip(
     graphs: Mapping[BlobRef, bytes],
     progress: Callable[[str, str], None],
 ) -> dict[str, Evidence]:
-    """The evidence about trip `index`, whose plan is given, by format."""
+    """The evidence about trip `index`, with the trip's plan, by format."""
     progress("", "run torch")
 
     @functools.cache
@@ -112,23 +112,26 @@ def _certify_trip(
 
 
 def _together(trips: Sequence[Evidence], shared: int) -> Evidence:
-    """The evidence about all trips of a format: what the worst of them costs, and every graph.
+    """The evidence about all trips of a format: the cost of the worst trip, and every graph.
 
     shared: the bytes that the trips have in common.
     """
     first, *others = trips
-    parity = [*first.parity, *(replace(one, graph=f"second.{one.graph}") for trip in others for one in trip.parity)]
-    footprints = [one.footprint for one in trips]
+    parity = [
+        *first.parity,
+        *(replace(entry, graph=f"second.{entry.graph}") for trip in others for entry in trip.parity),
+    ]
+    footprints = [trip.footprint for trip in trips]
     footprint = Footprint(
-        step_cpu_ms=max(one.step_cpu_ms for one in footprints),
-        peak_rss_mb=max(one.peak_rss_mb for one in footprints),
-        graph_bytes=sum(one.graph_bytes - shared for one in footprints) + shared,
+        step_cpu_ms=max(cost.step_cpu_ms for cost in footprints),
+        peak_rss_mb=max(cost.peak_rss_mb for cost in footprints),
+        graph_bytes=sum(cost.graph_bytes - shared for cost in footprints) + shared,
     )
-    return replace(first, tolerance=max(one.tolerance for one in trips), parity=tuple(parity), footprint=footprint)
+    return replace(first, tolerance=max(trip.tolerance for trip in trips), parity=tuple(parity), footprint=footprint)
 
 
 class _References:
-    """What torch makes of two trials: of whole batches, and of one example a step."""
+    """Torch's outcomes of two trials: with whole batches, and with one example per step."""
 
     def __init__(self, whole: Trial, single: Trial) -> None:
         self._whole, self._single = whole, single
@@ -145,27 +148,29 @@ class _References:
         return self._single.reference(guide=self._outcome)
 
     def compare(self, plan: Plan, name: str, graphs: Mapping[str, Executable]) -> tuple[float, tuple[Parity, ...]]:
-        """What is allowed, and how far each of a format's graphs is from torch on its runtime. Raises ParityFailed."""
-        found, steps = (
+        """The tolerance, and the distance of each of a format's graphs from torch. Raises ParityFailed."""
+        distances, steps = (
             self._whole.distances(_exported(self._whole, plan, name, graphs), self._outcome),
             self._whole.steps,
         )
-        if worst(found.values()) <= TOLERANCE:
-            return TOLERANCE, tuple(Parity(graph, steps(graph), l2, self._own[graph]) for graph, l2 in found.items())
+        if worst(distances.values()) <= TOLERANCE:
+            return TOLERANCE, tuple(
+                Parity(graph, steps(graph), l2, self._own[graph]) for graph, l2 in distances.items()
+            )
         outcome = _exported(self._whole, plan, name, graphs, self._outcome)
-        found = self._whole.distances(outcome, self._outcome, self._outcome, by_tensor=False)
+        distances = self._whole.distances(outcome, self._outcome, self._outcome, by_tensor=False)
         subject = f"{self._whole.model.spec.name}: {name}"
         tolerance = min(KINKED_TOLERANCE, max(TOLERANCE, OWN_TIMES * worst(self._own_guided.values())))
-        self._check(subject, found, tolerance, "at one of its steps")
+        self._check(subject, distances, tolerance, "at one of its steps")
         outcome = _exported(self._single, plan, name, graphs, self._outcome)
         single = self._single.distances(outcome, self._single_outcome, self._outcome, _median)
         self._check(subject, single, TOLERANCE, "after a step of one example")
         own = self._own_guided
-        parity = (Parity(graph, steps(graph), l2, own[graph], single[graph]) for graph, l2 in found.items())
+        parity = (Parity(graph, steps(graph), l2, own[graph], single[graph]) for graph, l2 in distances.items())
         return tolerance, tuple(parity)
 
-    def _check(self, subject: str, found: Mapping[str, float], tolerance: float, when: str) -> None:
-        for graph, l2 in found.items():
+    def _check(self, subject: str, distances: Mapping[str, float], tolerance: float, when: str) -> None:
+        for graph, l2 in distances.items():
             if not l2 <= tolerance:
                 kind, why = (ParityFailed, NOT_FINITE) if math.isnan(l2) else (_FarApart, self._reason())
                 raise kind(

@@ -1,4 +1,4 @@
-"""The model of a plan bundle, made again from its source."""
+"""The model of a plan bundle, rebuilt from its source."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fedcore.plan import ExampleSpec
 
 
 def source_of(bundle: Bundle, named: str | None = None) -> str:
-    """Where the model of a bundle is found: as `named`, else as the bundle says if that is a built-in model.
+    """The source of a bundle's model: `named`, else the bundle's own if that is a built-in model.
 
-    A bundle may come from anywhere, and importing what it names would run its author's code. Raises UnknownModel when
+    A bundle is untrusted, and importing a module that it names would run its author's code. Raises UnknownModel when
     the model has to be named.
     """
     if named is None and bundle.manifest.model not in MODELS:
@@ -26,10 +26,10 @@ def source_of(bundle: Bundle, named: str | None = None) -> str:
 
 
 def planned_model(bundle: Bundle, source: str | ModelSpec, seed: int = 0) -> Model:
-    """The model of a bundle, sized for its examples, with its frozen values. seed: of the weights that are trained.
+    """The model of a bundle, sized for its examples, with its frozen values. seed: of the trained weights.
 
-    Raises UnknownModel, InvalidModel, PlanError for examples without fields or a model that is larger than the initial
-    state, and SchemaError where the plan has other frozen values than the model.
+    Raises UnknownModel, InvalidModel, PlanError for examples without fields or a model larger than the initial state,
+    and SchemaError if the plan's frozen values are not the model's.
     """
     plan = bundle.plan
     if not plan.examples.fields:
@@ -41,17 +41,17 @@ def planned_model(bundle: Bundle, source: str | ModelSpec, seed: int = 0) -> Mod
 
 
 def _sized(bundle: Bundle, examples: ExampleSpec, source: str) -> ModelSpec:
-    """A model for the examples of a bundle, which may come from anywhere.
+    """A model for the examples of a bundle, which is untrusted.
 
     Raises PlanError when a built-in model would be larger than the initial state, before it takes memory.
     """
     spec = load(source, examples.fields[0].shape, examples.fields[-1].high)
     if source not in MODELS:  # its size is its own
         return spec
-    wanted, held = parameter_count(spec), len(bundle.read(bundle.manifest.state)) // FLOAT_BYTES
-    if wanted > held:
+    wanted, capacity = parameter_count(spec), len(bundle.read(bundle.manifest.state)) // FLOAT_BYTES
+    if wanted > capacity:
         raise PlanError(
             f"the model {spec.name} has {wanted:,} parameters with the examples of the plan in {bundle.folder}, whose "
-            f"initial state holds {held:,} numbers at most; name the model of the plan, or export it again"
+            f"initial state holds {capacity:,} numbers at most; name the model of the plan, or export it again"
         )
     return spec

@@ -1,7 +1,7 @@
-"""The purity of a model: its loss of an example hangs on parameters, that example and its noise, and on nothing else.
+"""The purity of a model: its loss of an example depends only on parameters, that example and its noise.
 
-Graphs and recorded steps hold a model's operators and run none of its Python, and batches are padded. So both are tried
-on a few examples against plain torch: the module as it is, called with weights in its own parameters. Shapes: B batch,
+Graphs and recorded steps contain a model's operators and run none of its Python, and batches are padded. So both are
+compared on a few examples with plain torch: the unmodified module, with weights in its own parameters. Shapes: B batch,
 D parameters, M metric sums.
 """
 
@@ -23,10 +23,10 @@ from export.python_state import NUMPY, kept, watched
 
 REAL, EXAMPLES = 3, 5
 """The examples of a trial that the mask keeps, and all of them."""
-# A gradient may be so far from plain torch's, or as many times as far as round-off of the parameters moves that.
+# The allowed distance of a gradient from plain torch's, or as a multiple of the effect of rounding the parameters.
 TOLERANCE, OWN_TIMES = 1e-4, 5
 ROUND_OFF, TINY = float(np.finfo(np.float32).eps), 1e-30
-# How many points are tried before a model is accused, how near they are, and how long a step is, in parts of the model.
+# The number of points tried before a model is refused, their distance, and the length of a step, relative to the model.
 POINTS, NEAR, STEP = 4, 1e-3, 1e-2
 ONCE = "graphs and recorded steps run none of a model's Python, so that would happen once and never again"
 LEAVE = "Leave it out of forward, loss and metrics: only parameters are kept from one step to the next"
@@ -51,27 +51,27 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a batch gives. sums: (M,), of the metrics. gradient: (D,), of the loss."""
+    """The results of a batch. sums: (M,), of the metrics. gradient: (D,), of the loss."""
 
     sums: Tensor
     gradient: Tensor
 
 
 Gradient = Callable[[Model, Tensor, Sample], Found]
-"""What is held against plain torch, at parameters (D,)."""
+"""The function to compare with plain torch, at parameters (D,)."""
 
 
 def of_oracle(model: Model, params_D: Tensor, sample: Sample) -> Found:
-    """What the gradient oracle gives, which the exporter traces."""
+    """The result of the gradient oracle, which the exporter traces."""
     oracle = GradientOracle(model, sample.fields, sample.mask, sample.noise)
     gradient_D = oracle(params_D)[1]
     return Found(oracle.sums, gradient_D)
 
 
 def check_pure(model: Model, examples: Mapping[str, np.ndarray], gradient: Gradient = of_oracle) -> None:
-    """Hold a padded batch against its real examples in plain torch, and again at parameters a step further.
+    """Compare a padded batch with its real examples in plain torch, and again at parameters one step further.
 
-    examples: EXAMPLES of them, every field. A gradient that is not finite on them is left to others to notice.
+    examples: EXAMPLES of them, every field. A gradient that is not finite on them passes; other checks notice it.
     Raises ImpureModel, naming the cause, and whatever the user's own code raises.
     """
     trial = _Trial(model, examples, gradient)
@@ -86,7 +86,7 @@ def check_pure(model: Model, examples: Mapping[str, np.ndarray], gradient: Gradi
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Examples for a model, and what is held against plain torch on them."""
+    """Examples for a model, and the function to compare with plain torch on them."""
 
     model: Model
     examples: Mapping[str, np.ndarray]
@@ -94,11 +94,11 @@ class _Trial:
 
     @property
     def name(self) -> str:
-        """The model's."""
+        """The model's name."""
         return self.model.spec.name
 
     def plain(self, params_D: Tensor) -> Found:
-        """What the module gives by itself on the real examples. Raises ImpureModel if it changes its parameters."""
+        """The results of the plain module on the real examples. Raises ImpureModel if it changes its parameters."""
         own = {name: value for name, value in self.model.module.named_parameters() if value.requires_grad}
         sample, values = Sample.of(self.examples, REAL), self.model.tensors(params_D)
         with _set(own, values):
@@ -110,7 +110,7 @@ class _Trial:
         return Found(sums_M, torch.cat([gradient.reshape(-1) for gradient in gradients]))
 
     def called_twice(self, params_D: Tensor) -> Found:
-        """What plain torch gives. Raises ImpureModel where Python draws or keeps something, or it differs again."""
+        """Results of plain torch. Raises ImpureModel if Python draws or keeps anything, or a second call differs."""
         with watched(self.model.module) as called:
             first, before = self.plain(params_D), kept(self.model)
             again, after = self.plain(params_D), kept(self.model)
@@ -129,9 +129,9 @@ class _Trial:
         return first
 
     def hold(self, params_D: Tensor, expected: Found) -> None:
-        """Raise ImpureModel unless a padded batch gives what is expected: there, or at points nearby.
+        """Raise ImpureModel unless a padded batch gives the expected results, there or at nearby points.
 
-        Where round-off turns a ReLU the gradient jumps; seldom at one point after the other.
+        The gradient jumps where rounding flips a ReLU, but seldom at several points in a row.
         """
         random, point_D = torch.Generator().manual_seed(0), params_D
         for _ in range(POINTS):
@@ -145,32 +145,32 @@ class _Trial:
         raise ImpureModel(f"{self.name}: {_held(wrong) if wrong else _mixed(self.model, self.examples)}")
 
     def _padded_apart(self, params_D: Tensor, expected: Found, examples: int) -> dict[str, float]:
-        found = self.gradient(self.model, params_D, Sample.of(self.examples, examples))
-        return self._apart(found, expected)
+        actual = self.gradient(self.model, params_D, Sample.of(self.examples, examples))
+        return self._apart(actual, expected)
 
     def _own_apart(self, params_D: Tensor, expected: Found, random: torch.Generator) -> float:
-        """How far round-off of the parameters moves plain torch."""
+        """The effect on plain torch of rounding the parameters."""
         rounded_D = params_D * (1 + ROUND_OFF * torch.randint(-1, 2, params_D.shape, generator=random))
         return max(self._apart(self.plain(rounded_D), expected).values())
 
-    def _apart(self, found: Found, expected: Found) -> dict[str, float]:
-        """How far off the gradient of each tensor is, and as "" the worst metric sum: in parts of what is expected.
+    def _apart(self, actual: Found, expected: Found) -> dict[str, float]:
+        """The relative error of each tensor's gradient, and as "" that of the worst metric sum.
 
-        The gradient of a tensor may be zero but for round-off, so a hundredth of the whole gradient counts as well.
+        The gradient of a tensor may be zero up to rounding, so the denominator adds a hundredth of the whole gradient.
         """
         sizes_M = expected.sums.abs() + 0.01 * REAL
-        apart = {"": max(map(_off, found.sums, expected.sums, sizes_M))}
-        whole, of_found = expected.gradient.norm(), self.model.tensors(found.gradient)
+        apart = {"": max(map(_off, actual.sums, expected.sums, sizes_M))}
+        whole, of_found = expected.gradient.norm(), self.model.tensors(actual.gradient)
         for name, gradient in self.model.tensors(expected.gradient).items():
             apart[name] = _off(of_found[name], gradient, gradient.norm() + 0.01 * whole)
         return apart
 
 
-def _off(found: Tensor, expected: Tensor, size: Tensor) -> float:
-    """The difference over a size; nothing where no number is expected."""
+def _off(actual: Tensor, expected: Tensor, size: Tensor) -> float:
+    """The difference over a size; 0 if the expected value is not a number."""
     if not expected.isfinite().all():
         return 0.0
-    difference = (found - expected).norm().item()
+    difference = (actual - expected).norm().item()
     return difference / max(size.item(), TINY) if np.isfinite(difference) else np.inf
 
 
@@ -182,7 +182,7 @@ def _as_long(direction_D: Tensor, params_D: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _set(own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Parameters that hold other values meanwhile, which whoever holds on to one sees."""
+    """Change the values of parameters in place during the block, so that every reference to one sees them."""
     before = {name: value.detach().clone() for name, value in own.items()}
     try:
         _copy(own, values)
@@ -198,7 +198,7 @@ def _copy(own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
 
 
 def _held(wrong: list[str]) -> str:
-    """The message about parameters that are read behind the module's back; wrong: those whose gradients are."""
+    """The message about parameters that are read outside the module. wrong: parameters with wrong gradients."""
     which = next((f"the parameter {name!r}" for name in wrong if name), "a parameter")
     return (
         f"the loss or forward holds on to {which} outside of its layer, as in a variable or a list, and does not see "
@@ -216,31 +216,33 @@ def _mixed(model: Model, examples: Mapping[str, np.ndarray]) -> str:
 
 
 def _mixer(model: Model, examples: Mapping[str, np.ndarray]) -> str:
-    """The layer, loss or metric which gives other values for the same examples when others are beside them."""
+    """The layer, loss or metric whose values for the same examples change when other examples join the batch."""
     with torch.no_grad():
-        (among, found), (alone, expected) = (_calls(model, Sample.of(examples, count)) for count in (EXAMPLES, REAL))
+        (among, metrics), (alone, expected) = (_calls(model, Sample.of(examples, count)) for count in (EXAMPLES, REAL))
     for (path, *ours), (_, *theirs) in zip(among, alone, strict=False):
-        given, made = (_same_rows(*pair) for pair in zip(ours, theirs, strict=True))
-        if not made:
-            # What comes in is mixed where the layer around it has mixed it.
-            where = path if given else path.rpartition(".")[0]
+        same_input, same_output = (_same_rows(*pair) for pair in zip(ours, theirs, strict=True))
+        if not same_output:
+            # If the inputs differ already, the surrounding layer has mixed them.
+            where = path if same_input else path.rpartition(".")[0]
             return f"layer {where!r}" if where else "the model's own forward"
-    metric = next((name for name, values in found.items() if not _same_rows(values, expected[name])), "loss")
+    metric = next((name for name, values in metrics.items() if not _same_rows(values, expected[name])), "loss")
     return "the loss" if metric == "loss" else f"the metric {metric!r}"
 
 
 def _calls(model: Model, sample: Sample) -> tuple[list[tuple[str, Any, Any]], dict[str, Tensor]]:
-    """The calls of layers, in the order in which they end: path, inputs, outputs; and loss and metrics by example."""
+    """The calls of layers in the order of their ends (path, inputs, outputs), and loss and metrics by example."""
     calls: list[tuple[str, Any, Any]] = []
     with contextlib.ExitStack() as hooks:
         for path, layer in model.module.named_modules():
-            hook = layer.register_forward_hook(lambda layer, given, made, path=path: calls.append((path, given, made)))
+            hook = layer.register_forward_hook(
+                lambda layer, inputs, outputs, path=path: calls.append((path, inputs, outputs))
+            )
             hooks.callback(hook.remove)
         return calls, model.measure({}, sample.fields, sample.noise)
 
 
 def _same_rows(among: Any, alone: Any) -> bool:
-    """Whether values have the same rows of the real examples; where they have no such rows, nothing is said."""
+    """Whether values have equal rows for the real examples; true if they have no such rows."""
     for ours, theirs in zip(tree_leaves(among), tree_leaves(alone), strict=False):
         if isinstance(ours, Tensor) and isinstance(theirs, Tensor) and ours.shape == (EXAMPLES, *theirs.shape[1:]):
             rows = ours[: len(theirs)]

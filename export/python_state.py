@@ -1,6 +1,6 @@
-"""The Python of a model: what it draws from generators, reads from clocks, and keeps between two calls.
+"""The Python side of a model: what it draws from generators, reads from clocks, and keeps between two calls.
 
-None of it is in a graph or in a recorded step: there it would stay for good as it was when they were made.
+Graphs and recorded steps contain none of it: its value at their creation would stay forever.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from export.model import Model
 Note = Callable[[str], None]
 PLAIN = (bool, int, float, complex, str, bytes, types.NoneType)
 NUMPY = "numpy.random"
-"""The name of NumPy's own generator among what is kept: its calls cannot be seen, its state can."""
+"""The name of NumPy's own generator among the kept state: its calls cannot be observed, its state can."""
 LIBRARIES = ("torch", "numpy", "logging")
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 SKIPPED = (type, types.ModuleType, types.FunctionType, nn.Module, torch.Tensor)
 LONGEST = 10_000
-"""A container of more values is data, and not looked at."""
+"""A container of more values is data, and is skipped."""
 
 
 @contextlib.contextmanager
 def watched(module: nn.Module) -> Iterator[list[str]]:
-    """A block that runs the module; gives what it called there to draw numbers or read a clock, and in which layer.
+    """Watch a block that runs the module. Yields its calls that draw numbers or read a clock, with their layers.
 
-    Where a profiler is at work already, only torch's own draws are noticed. No garbage is collected in the block:
-    what others hang on the collector may read a clock, and is not the module's doing.
+    If a profiler is already active, only torch's own draws are noticed. No garbage is collected in the block, because
+    callbacks of the collector may read a clock.
     """
-    layers, found, profiler, collecting = Layers(module), list[str](), sys.getprofile(), gc.isenabled()
+    layers, calls, profiler, collecting = Layers(module), list[str](), sys.getprofile(), gc.isenabled()
 
     def note(what: str) -> None:
-        found.append(what + layers.here)
+        calls.append(what + layers.here)
 
     try:
         with layers.watch(), _Draws(note):
             gc.disable()
             sys.setprofile(profiler or _profile(note))
-            yield found
+            yield calls
     finally:
         sys.setprofile(profiler)
         if collecting:
@@ -62,7 +62,7 @@ def watched(module: nn.Module) -> Iterator[list[str]]:
 
 
 class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operators that draw from torch's generator. Some are marked as if they did, and draw nothing."""
+    """Notes the operators that draw from torch's generator, except some that are marked so but draw nothing."""
 
     def __init__(self, note: Note) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -84,7 +84,7 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _profile(note: Note) -> Callable[[types.FrameType, str, Any], None]:
-    """What Python is to tell of calls: it tells of functions written in C under whatever name they are called."""
+    """A profile function. Python reports calls of C functions whatever name they are called by."""
 
     def told(frame: types.FrameType, event: str, function: Any) -> None:
         if event == "c_call" and (what := _outside(function)):
@@ -96,7 +96,7 @@ def _profile(note: Note) -> Callable[[types.FrameType, str, Any], None]:
 
 
 def _logs(frame: types.FrameType | None) -> bool:
-    """Whether a call is made on the way of a line to a log, whose handlers and formatters may be anybody's."""
+    """Whether a call happens inside logging, whose handlers and formatters may be foreign."""
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == "logging":
             return True
@@ -117,16 +117,16 @@ def _outside(function: Any) -> str:
 
 
 def kept(model: Model) -> dict[str, list[str]]:
-    """What the model keeps beside its parameters, in comparable form by name, as far as it can be found.
+    """The state of a model besides its parameters, in comparable form by name, as far as it can be found.
 
     These are buffers, attributes of layers, their classes and the loss, the state of NumPy's own generator, and the
-    outer variables that forward, loss and metrics read. Tensors in attributes are left out: as a rule they are what
-    forward has just computed.
+    outer variables that forward, loss and metrics read. Tensors in attributes are left out: usually forward has just
+    computed them.
     """
     spec = model.spec
-    found = {NUMPY: list(_leaves(mtrand.get_bit_generator().state, set()))}
+    fingerprints = {NUMPY: list(_leaves(mtrand.get_bit_generator().state, set()))}
     for name, buffer in model.module.named_buffers():
-        found[f"the buffer {name!r}"] = [_digest(buffer.reshape(-1).view(torch.uint8).numpy())]
+        fingerprints[f"the buffer {name!r}"] = [_digest(buffer.reshape(-1).view(torch.uint8).numpy())]
     layers = {f"layer {path!r}" if path else "the model": layer for path, layer in model.module.named_modules()}
     kinds = {type(layer) for layer in layers.values()}
     losses = {"the loss": spec.loss} | {f"the metric {name!r}": metric for name, metric in spec.metrics.items()}
@@ -134,7 +134,7 @@ def kept(model: Model) -> dict[str, list[str]]:
     for owner, holder in holders.items():
         for name, value in vars(_holder(holder)).items():
             if name not in _OF_EVERY_LAYER:
-                found[f"the attribute {name!r} of {owner}"] = list(_leaves(value, set()))
+                fingerprints[f"the attribute {name!r} of {owner}"] = list(_leaves(value, set()))
     functions, seen = [kind.forward for kind in kinds] + list(losses.values()), set()
     functions += [value for layer in layers.values() for value in vars(layer).values()]
     while functions:
@@ -142,29 +142,29 @@ def kept(model: Model) -> dict[str, list[str]]:
         if id(function) not in seen:
             seen.add(id(function))
             for name, value in _outer_variables(function).items():
-                found[f"the variable {name!r}"] = list(_leaves(value, set()))
+                fingerprints[f"the variable {name!r}"] = list(_leaves(value, set()))
                 functions.append(value)
-    return found
+    return fingerprints
 
 
 _OF_EVERY_LAYER = vars(nn.Module()).keys() - {"training"}
 
 
 def _holder(thing: Any) -> Any:
-    """What holds the attributes of a layer, of a class, or of a function."""
+    """The mapping that holds the attributes of a layer, a class or a function."""
     thing = thing.__self__ if inspect.ismethod(thing) else thing
     return thing if hasattr(thing, "__dict__") else types.SimpleNamespace()
 
 
 def _outer_variables(function: Any) -> Mapping[str, Any]:
-    """The variables outside of a user's function that it reads; of what is none, nothing."""
+    """The outer variables that a user's function reads; empty for anything else."""
     if not (inspect.isfunction(function) or inspect.ismethod(function)) or _is_of(function, *LIBRARIES):
         return {}
     try:
-        found = inspect.getclosurevars(function)
+        variables = inspect.getclosurevars(function)
     except ValueError:  # a function around it has not set all of them yet
         return {}
-    return {**found.globals, **found.nonlocals}
+    return {**variables.globals, **variables.nonlocals}
 
 
 def _is_of(thing: Any, *packages: str) -> bool:
@@ -184,7 +184,7 @@ def _leaves(value: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """What is within a value; of what is too long, or a library's own, nothing."""
+    """The parts of a value; empty if it is too long or belongs to a library."""
     if isinstance(value, GENERATORS):
         return [_state(value)]
     if isinstance(value, Mapping | Sequence | Set):

@@ -1,4 +1,4 @@
-"""Loggers of other libraries that must not speak to our users."""
+"""Silencing of other libraries' loggers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet(name: str) -> Iterator[None]:
-    """Nothing of the logger `name` meanwhile."""
+    """Silence the logger `name` during the block."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)

@@ -1,4 +1,4 @@
-"""Pools, interpolation and their like in operators that every runtime has: sums of slices, and constant matrices.
+"""Pools, interpolation and similar in operators that every runtime has: sums of slices, and constant matrices.
 
 Each of them works on one axis after the other. The constants are made with NumPy, so that a trace sees constants.
 """
@@ -20,7 +20,7 @@ from export.windows import Window
 
 
 def _each(value: Any, axes: int) -> tuple[int, ...]:
-    """A number per axis, of which torch takes one for all."""
+    """A number per axis, where torch accepts one for all."""
     numbers = (value,) if isinstance(value, int) else tuple(value)
     return numbers * (axes // len(numbers))
 
@@ -78,7 +78,7 @@ def _line_sums(inputs: Tensor, axis: int, line: Window, overhang: int) -> Tensor
 
 
 def _counts(line: Window, size: int, windows: int, *, padded: bool) -> np.ndarray:
-    """How many places each window counts: those within the axis, and its padding too if that is `padded`."""
+    """The number of places that each window counts: those within the axis and, if `padded`, in its padding."""
     (kernel,), (step,), (pad,) = line.kernel, line.stride, line.padding
     starts = np.arange(windows) * step - pad
     ends = np.minimum(starts + kernel, size + pad)
@@ -86,7 +86,7 @@ def _counts(line: Window, size: int, windows: int, *, padded: bool) -> np.ndarra
 
 
 def _bins(size: int, wanted: int) -> list[tuple[int, int]]:
-    """From where to where each cell of an adaptive pool reaches along an axis of `size`."""
+    """The first place and the end of each cell of an adaptive pool along an axis of `size`."""
     return [(cell * size // wanted, -(-(cell + 1) * size // wanted)) for cell in range(wanted)]
 
 
@@ -109,7 +109,7 @@ def adaptive_avg_pool(axes: int) -> Callable[..., Tensor]:
 
 
 def adaptive_max_pool(axes: int) -> Callable[..., Tensor]:
-    """The largest of each cell; of equal ones, the first has the gradient."""
+    """The largest of each cell; among equal ones, the first gets the gradient."""
 
     def form(inputs: Tensor, output_size: Any, return_indices: bool = False) -> Tensor:
         """The largest of each cell of an output of this size. Raises UnsupportedOperator for indices."""
@@ -149,7 +149,7 @@ def interpolate(  # noqa: PLR0913, PLR0917, torch's own signature
     for axis, factor in enumerate(factors, 2):
         have = inputs.shape[axis]
         cells = _each(size, axes)[axis - 2] if factor is None else int(have * factor)
-        # torch walks by the factor that it was given, if it was, also where that does not divide evenly.
+        # torch steps by the given factor, if any, even if it does not divide evenly.
         walk = have / cells if factor is None or recompute_scale_factor else 1 / factor
         if mode in {"nearest", "nearest-exact"} and cells % have == 0 and walk == have / cells:
             inputs = inputs.repeat_interleave(cells // have, axis)

@@ -1,7 +1,7 @@
-"""Functions of torch in a form that a device can run, put in their place while a model runs.
+"""Functions of torch in a form that a device can run, substituted while a model runs.
 
-Both are modes, so a user's module needs no change: `KeyedNoise` draws from integers given from outside, in training
-anywhere; `Traceable` replaces what torch would trace into operators that no device runtime has, or into slow ones.
+Both are modes, so a user's module needs no change: `KeyedNoise` draws from given integers, in training anywhere;
+`Traceable` replaces functions that torch would trace into slow operators, or into ones that no device runtime has.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from export.lstm import lstm
 from export.resizing import adaptive_avg_pool, adaptive_max_pool, avg_pool, interpolate
 
 INT32 = 2**32
-# Where torch's transformers take the hint that a mask is causal: layer, name and position.
+# The arguments of torch's transformers that hint at a causal mask: layer, name and position.
 HINTS = ((nn.TransformerEncoder, "is_causal", 3), (nn.TransformerDecoder, "tgt_is_causal", 6))
 
 
@@ -67,7 +67,7 @@ class KeyedNoise(TorchFunctionMode):
         return self._noise is not None
 
     def _within(self, form: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Run a function that drops something inside, which a mode does not see of its own accord."""
+        """Run a function that applies dropout inside, which a mode does not see by itself."""
         with self:
             return form(*args, **kwargs)
 
@@ -79,11 +79,11 @@ class KeyedNoise(TorchFunctionMode):
         self._take_turn(self._noise, "dropout on", inputs)
         if p == 1:
             return inputs * 0.0
-        kept = keep(self._noise, self.turns, tuple(inputs.shape[1:]), p, inputs.device)
-        return inputs * (kept.to(inputs.dtype) * (1 / (1 - p)))
+        mask = keep(self._noise, self.turns, tuple(inputs.shape[1:]), p, inputs.device)
+        return inputs * (mask.to(inputs.dtype) * (1 / (1 - p)))
 
     def _channels(self, *ranks: int) -> Callable[..., Tensor]:
-        """Dropout of whole channels, axis 1, of values of these ranks: others torch takes for those of one example."""
+        """Dropout of whole channels, axis 1, for these ranks; torch treats other ranks as values of one example."""
 
         def dropout(inputs: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
             if inputs.dim() not in ranks:
@@ -91,8 +91,8 @@ class KeyedNoise(TorchFunctionMode):
                     f"dropout of channels on values of {inputs.dim()} axes, of which torch takes the first for "
                     "channels; put an axis of channels after the batch"
                 )
-            kept = self._dropout(inputs.new_ones(inputs.shape[:2]), p, training)
-            return inputs * kept.reshape(*kept.shape, *(1 for _ in inputs.shape[2:]))
+            mask = self._dropout(inputs.new_ones(inputs.shape[:2]), p, training)
+            return inputs * mask.reshape(*mask.shape, *(1 for _ in inputs.shape[2:]))
 
         return dropout
 
@@ -124,15 +124,15 @@ class KeyedNoise(TorchFunctionMode):
 
 
 def keep(noise: Tensor, turn: int, shape: tuple[int, ...], p: float, device: torch.device) -> Tensor:
-    """Which values to keep: bool (B, *shape), true with probability 1 − p. noise: int32 (B,)."""
+    """The values to keep: bool (B, *shape), true with probability 1 − p. noise: int32 (B,)."""
     return mix(noise, turn, shape, device, rounds=2) >= min(round(p * INT32), INT32 - 1) - INT32 // 2
 
 
 def mix(noise: Tensor, turn: int, shape: tuple[int, ...], device: torch.device, rounds: int) -> Tensor:
     """An integer for every place: int32 (B, *shape). noise: int32 (B,).
 
-    Row noise plus a constant per place, mixed by x·(2x + 1) modulo 2³², of which the high bits count: the round
-    function of RC6 (Rivest, Robshaw, Sidney, Yin 1998), which needs no operator but + and ×.
+    Row noise plus a constant per place, mixed by x·(2x + 1) modulo 2³², whose high bits are used: the round function of
+    RC6 (Rivest, Robshaw, Sidney, Yin 1998), which needs only + and ×.
     """
     start = np.frombuffer(hashlib.sha256(f"muster.dropout.v1 {turn}".encode()).digest()[:4], "<u4")
     places = start + np.arange(math.prod(shape), dtype=np.uint32) * np.uint32(0x9E3779B9)
@@ -155,9 +155,9 @@ class Traceable(TorchFunctionMode):
 
 @contextlib.contextmanager
 def unhinted(module: nn.Module) -> Iterator[None]:
-    """Transformers of torch that do not look whether their mask is causal, which would branch on its values.
+    """Keep torch's transformers from checking whether their mask is causal, which would branch on its values.
 
-    They take the mask as it is then, which comes to the same.
+    They use the mask itself instead, with the same result.
     """
     with contextlib.ExitStack() as hooks:
         for layer in module.modules():
@@ -177,9 +177,9 @@ def _hinting(name: str, place: int) -> Callable[..., tuple[Any, Any]]:
 
 
 def _opened(function: Any, **others: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of torch.nn.functional that does not hand itself to modes, so that what it calls meets them.
+    """A function of torch.nn.functional that does not dispatch itself to modes, so that its inner calls reach them.
 
-    others: what it calls by these names instead.
+    others: replacements of functions that it calls, by name.
     """
     scope = {**function.__globals__, "has_torch_function": lambda arguments: False, **others}
     copied = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
@@ -228,7 +228,7 @@ def _batch_norm(  # noqa: PLR0913, PLR0917, torch's own signature
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """A factor and a summand for every channel (axis 1), from statistics that training leaves as they are."""
+    """A factor and a summand for every channel (axis 1), from statistics that training does not change."""
     if training:
         raise UnsupportedOperator("batch normalisation by the statistics of a batch, which padding would be part of")
     factor = (running_var + eps).rsqrt()
@@ -240,7 +240,7 @@ def _batch_norm(  # noqa: PLR0913, PLR0917, torch's own signature
 
 
 def _weight_norm(direction: Tensor, length: Tensor, dim: int = 0) -> Tensor:
-    """A weight by its direction and its length; of each slice along `dim`, or of everything where that is -1."""
+    """A weight from its direction and its length, for each slice along `dim`, or for all values if `dim` is -1."""
     axes = [axis for axis in range(direction.dim()) if axis != dim % direction.dim() or dim == -1]
     return direction * (length / direction.square().sum(axes, keepdim=True).sqrt())
 
@@ -258,7 +258,7 @@ def _embedding_bag(  # noqa: PLR0913, PLR0917, torch's own signature
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """Rows of the table, looked up and then put together over the axis of the bag; padding does not count."""
+    """Rows of the table, looked up and combined over the axis of the bag; padding does not count."""
     if offsets is not None or inputs.dim() != 2:
         raise UnsupportedOperator("an EmbeddingBag with offsets; give it bags of one length, filled with padding_idx")
     if mode == "max" and padding_idx is not None:
@@ -283,14 +283,14 @@ def _instance_norm(  # noqa: PLR0913, PLR0917, torch's own signature
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Group normalisation of every channel by itself."""
+    """Group normalisation with one channel per group."""
     if running_mean is not None or not use_input_stats:
         raise UnsupportedOperator("instance normalisation with running statistics; leave out track_running_stats")
     return functional.group_norm(inputs, inputs.shape[1], weight, bias, eps)
 
 
 def _one_hot(label: Tensor, num_classes: int = -1) -> Tensor:
-    """Comparisons. torch also looks whether every label is in range, which the range of a field says."""
+    """Comparisons. torch also checks that labels are in range, which a field's range already ensures."""
     if num_classes < 0:
         raise UnsupportedOperator("one_hot that counts the classes in the batch; give it num_classes")
     return (label.unsqueeze(-1) == torch.arange(num_classes, device=label.device)).to(torch.int64)
@@ -304,7 +304,7 @@ def _gaussian_nll(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """By its definition. torch also looks whether a variance is negative, which would branch on values."""
+    """By its definition. torch also checks for negative variances, which would branch on values."""
     spread = var if isinstance(var, Tensor) else torch.full_like(inputs, var)
     if inputs.dim() > spread.dim() == inputs[..., 0].dim():  # one for all of the last axis
         spread = spread.unsqueeze(-1)
@@ -339,7 +339,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _cross_entropy(logits: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
-    """The usual case by itself; every other one as torch has it."""
+    """The usual case by `_CrossEntropy`; every other one by torch."""
     unusual = kwargs.get("weight") is not None or kwargs.get("label_smoothing", 0.0) or target.is_floating_point()
     unusual = unusual or kwargs.get("ignore_index", -100) >= 0
     if unusual or kwargs.get("reduction") != "none" or logits.dim() != 2:

@@ -1,4 +1,4 @@
-"""Equal values among which torch takes any: `topk`, and a sort that is not asked to be stable."""
+"""Ties, among which torch chooses arbitrarily: in `topk`, and in a sort that need not be stable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDS = (
 
 
 class Ties(TorchFunctionMode):
-    """Watches a model that runs. words: what to say when it met ties; else nothing."""
+    """Watches a running model. words: a message if it met ties; else empty."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def _among_largest(inputs: Tensor, k: int, dim: int = -1, largest: bool = True, 
 
 
 def _anywhere(inputs: Tensor, dim: int = -1, descending: bool = False, *, stable: bool = False) -> bool:
-    """Whether any two values are equal, unless the sort says what becomes of them."""
+    """Whether any two values are equal, unless the sort is stable."""
     return not stable and _neighbours(inputs.detach().sort(dim=dim).values, dim)
 
 

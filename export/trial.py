@@ -1,4 +1,4 @@
-"""A trial: the same steps of training on every runtime, and how far apart two of them end."""
+"""A trial: the same steps of training on every runtime, and the distance between two outcomes."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ from fedcore.plan import (
 
 STEPS = 3
 FEW_STEPS = 2
-"""The steps of one call of a graph that takes many: a trial has more than one call, and more than one step in it."""
+"""The steps of one call of a graph of many, so that a trial has several calls with several steps each."""
 ROOM = 2**26
-"""Bytes of models after the steps of a pass that fixes how many it takes; a larger model is tried with fewer."""
+"""The most bytes of models kept after each step of a pass with a fixed number of steps; larger models take fewer."""
 TOLERANCE = 1e-5
 TINY = 1e-30
 ROUND_OFF = float(np.finfo(np.float32).eps)
@@ -56,8 +56,8 @@ Arrays = dict[str, np.ndarray]
 
 def worst(distances: Iterable[float]) -> float:
     """The largest; not a number if any is."""
-    found = list(distances)
-    return math.nan if any(map(math.isnan, found)) else max(found)
+    values = list(distances)
+    return math.nan if any(map(math.isnan, values)) else max(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """What came of a trial: by pass, the carry after every step with that step's metric sums; and the report."""
+    """The outcome of a trial: by pass, the carry after every step with its metric sums; and the report."""
 
     trails: dict[str, list[Arrays]]
     report: Arrays
@@ -88,7 +88,7 @@ class TrialOutcome:
         return self.trails[name][-1] | {METRICS: sums}
 
     def start_of(self, name: str, number: int) -> Arrays:
-        """The carry from which step `number` of a pass starts where this outcome guides it, from 1."""
+        """The carry from which step `number` (from 1) of a pass starts if this outcome guides it."""
         trail = self.trails[name]
         return _vectors_of(trail[(number - 1) % len(trail)])
 
@@ -113,11 +113,11 @@ class Trial:
         trip_index: int = 0,
         seed: int = 0,
     ) -> Trial:
-        """Random batches, and the initial model with every other vector moved off zero, which could hide a term.
+        """Random batches and the initial model. All other vectors are moved off zero, as zeros could hide a term.
 
-        A pass takes `steps`. One whose loop fixes more takes those: what it does may depend on how many came before.
-        real: how many examples of every batch the mask keeps; when None all, and half of the last batch. trip_index:
-        which of the algorithm's trips, from 0. seed: of the examples.
+        A pass takes `steps` steps, or more if its loop fixes more, because a step may depend on the number before it.
+        real: the number of examples of every batch that the mask keeps; if None all, and half of the last batch.
+        trip_index: the index of the algorithm's trip, from 0. seed: of the examples.
         """
         random = np.random.default_rng(seed)
         state, trip = algorithm.init(torch.from_numpy(model.initial)), trips_of(algorithm)[trip_index]
@@ -129,8 +129,8 @@ class Trial:
         for item in trip.passes:
             size = item.loop.batch_size
             fixed = min(item.loop.steps or 0, ROOM // model.initial.nbytes)
-            kept = [real or size] * (max(steps, fixed) - 1) + [real or (size + 1) // 2]
-            batches[item.name] = [_batch(model, size, count, random) for count in kept]
+            real_counts = [real or size] * (max(steps, fixed) - 1) + [real or (size + 1) // 2]
+            batches[item.name] = [_batch(model, size, count, random) for count in real_counts]
         return cls(model, trip, broadcast, batches)
 
     def steps(self, graph: str) -> int:
@@ -139,10 +139,10 @@ class Trial:
         return by_graph.get(graph, sum(by_graph.values()))
 
     def reference(self, dtype: torch.dtype = torch.float32, guide: TrialOutcome | None = None) -> TrialOutcome:
-        """The work done by torch, with none of the exporter's rewriting but dropout, and on real examples alone.
+        """The outcome in torch, with no rewriting by the exporter except dropout, and only on real examples.
 
-        guide: an outcome from whose carries every step but the first starts, in the place of its own; of more steps
-        than it has, the next starts from its first again.
+        guide: an outcome; every step but the first starts from its carries instead of its own. If there are more steps
+        than it has, they start from its first again.
         Raises InvalidModel when the model does not run in `dtype`.
         """
         model: Model = self.model
@@ -181,50 +181,50 @@ class Trial:
         return TrialOutcome(trails, _arrays(self.trip.report(broadcast, last)))
 
     def exported(self, plan: Plan, graphs: Mapping[str, Executable], guide: TrialOutcome | None = None) -> TrialOutcome:
-        """The work done by exported graphs; guide: as in `reference`."""
+        """The outcome of exported graphs; guide: as in `reference`."""
         received, trails = prefixed(BROADCAST, self.broadcast) | prefixed(FROZEN, self.model.frozen_vectors), {}
-        for one in plan.passes:
-            trails[one.name] = self._exported_pass(one, graphs, received, guide)
-            last = (guide.trails if guide else trails)[one.name][-1]
-            received |= prefixed(final_carry(one.name), _vectors_of(last))
+        for pass_plan in plan.passes:
+            trails[pass_plan.name] = self._exported_pass(pass_plan, graphs, received, guide)
+            last = (guide.trails if guide else trails)[pass_plan.name][-1]
+            received |= prefixed(final_carry(pass_plan.name), _vectors_of(last))
         report = _empty({spec.name: spec.size for spec in plan.report.means})
         graphs[REPORT].run(received, report)
         return TrialOutcome(trails, report)
 
     def _exported_pass(
-        self, one: PassPlan, graphs: Mapping[str, Executable], received: Arrays, guide: TrialOutcome | None
+        self, pass_plan: PassPlan, graphs: Mapping[str, Executable], received: Arrays, guide: TrialOutcome | None
     ) -> list[Arrays]:
-        sizes, batches = {spec.name: spec.size for spec in one.carry}, self.batches[one.name]
+        sizes, batches = {spec.name: spec.size for spec in pass_plan.carry}, self.batches[pass_plan.name]
         carry, trail = _empty(sizes), []
-        graphs[begin_graph(one.name)].run(received, prefixed(NEXT, carry))
-        many = steps_graph(one.name) in graphs
+        graphs[begin_graph(pass_plan.name)].run(received, prefixed(NEXT, carry))
+        many = steps_graph(pass_plan.name) in graphs
         count = FEW_STEPS if many and guide is None else 1
-        for number, taken in enumerate(batches[at : at + count] for at in range(0, len(batches), count)):
+        for number, chunk in enumerate(batches[at : at + count] for at in range(0, len(batches), count)):
             if guide and number:
-                carry = guide.start_of(one.name, number)
-            after, metrics = _empty(sizes), np.empty((len(taken), len(one.metrics)), np.float32)
-            stacked = [_edge(batch) for batch in taken]
+                carry = guide.start_of(pass_plan.name, number)
+            after, metrics = _empty(sizes), np.empty((len(chunk), len(pass_plan.metrics)), np.float32)
+            stacked = [_edge(batch) for batch in chunk]
             fed = {name: np.stack([batch[name] for batch in stacked]) for name in stacked[0]} if many else stacked[0]
-            given = received | prefixed(CARRY, carry) | fed
-            made = prefixed(NEXT, after) | {METRICS: metrics if many else metrics[0]}
-            graphs[loop_graph(graphs, one.name)].run(given, made)
+            inputs = received | prefixed(CARRY, carry) | fed
+            outputs = prefixed(NEXT, after) | {METRICS: metrics if many else metrics[0]}
+            graphs[loop_graph(graphs, pass_plan.name)].run(inputs, outputs)
             carry = after
             trail.append(after | {METRICS: metrics.sum(axis=0)})
         return trail
 
     def distances(
         self,
-        found: TrialOutcome,
+        actual: TrialOutcome,
         expected: TrialOutcome,
         guide: TrialOutcome | None = None,
         over: Callable[[Iterable[float]], float] = worst,
         *,
         by_tensor: bool = True,
     ) -> dict[str, float]:
-        """By graph, how far it is from what was expected: after all steps; or after each, summed up by `over`.
+        """By graph, the distance from the expected outcome: after all steps, or after each, combined by `over`.
 
-        guide: what guided both; then it is after each step. The worst vector counts; by_tensor: the worst tensor of
-        the model in it.
+        guide: the guide of both outcomes, if any; then distances are after each step. The worst vector counts, with
+        by_tensor the worst tensor of the model in it.
         """
         distance = functools.partial(self._distance, by_tensor=by_tensor)
         received = _tensors(self.broadcast, torch.float32)
@@ -234,27 +234,27 @@ class Trial:
             last = _tensors(_vectors_of((guide or expected).trails[item.name][-1]), torch.float32)
             received = with_carries(received, {item.name: last})
             if guide is None:
-                apart[step_graph(item.name)] = distance(found.last(item.name), expected.last(item.name), start)
+                apart[step_graph(item.name)] = distance(actual.last(item.name), expected.last(item.name), start)
             else:
-                ours, theirs = found.trails[item.name], expected.trails[item.name]
+                ours, theirs = actual.trails[item.name], expected.trails[item.name]
                 starts = [start, *(guide.start_of(item.name, number) for number in range(1, len(theirs)))]
                 apart[step_graph(item.name)] = over(map(distance, ours, theirs, starts))
-        return apart | {REPORT: distance(found.report, expected.report, {})}
+        return apart | {REPORT: distance(actual.report, expected.report, {})}
 
-    def _distance(self, found: Arrays, expected: Arrays, start: Arrays, *, by_tensor: bool) -> float:
+    def _distance(self, actual: Arrays, expected: Arrays, start: Arrays, *, by_tensor: bool) -> float:
         """The worst l2 difference of any part of any vector, over how far that part moved.
 
-        It moved from `start`, or from zero when absent there. A difference of two models loses digits to cancellation
-        however right the graph is: the denominator grows by what makes one unit of float32 round-off of the model's
-        part count as the tolerance. And by a hundredth of the whole vector's way, as the gradient of a tensor may be
-        zero but for round-off. Not a number if any is.
+        It moved from `start`, or from zero if absent there. The denominator has two more terms. The first makes one
+        float32 rounding error of the model's part count as the tolerance, because a difference of two models loses
+        digits. The second is a hundredth of the whole vector's movement, because a single tensor's gradient can be zero
+        up to rounding. Not a number if any is.
         """
         apart = []
         for name, vector in expected.items():
             change = vector.astype(np.float64) - start.get(name, 0.0)
-            error = found[name].astype(np.float64) - vector
+            error = actual[name].astype(np.float64) - vector
             whole = _norm(change)
-            # Metric sums are of the model's size in nothing.
+            # The size of metric sums is unrelated to the model's.
             model = self.broadcast["params"] * (name != METRICS)
             cuts: Sequence[int] = self._cuts if by_tensor and vector.size == model.size else []
             for error_t, change_t, model_t in zip(*(np.split(v, cuts) for v in (error, change, model)), strict=True):
@@ -264,12 +264,12 @@ class Trial:
 
     @property
     def _cuts(self) -> list[int]:
-        """Where the model's tensors part in a vector (D,)."""
+        """The indices between the model's tensors in a vector (D,)."""
         return list(itertools.accumulate(spec.size for spec in self.model.schema.tensors[:-1]))
 
 
 class _Widened(TorchFunctionMode):
-    """What a model's own code fixes to float32 is float64 instead."""
+    """Turns float32 that a model's own code requests into float64."""
 
     def __torch_function__(
         self, func: Callable[..., Any], kinds: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None

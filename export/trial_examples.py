@@ -13,17 +13,19 @@ FEW = 4
 
 
 def draw_examples(spec: ModelSpec, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
-    """So many examples, every field (count, *shape). Raises InvalidModel when the model's own are not its fields."""
+    """`count` examples, every field (count, *shape). Raises InvalidModel when the model's own do not fit its fields."""
     if spec.examples is None:
         return {item.name: _random(item, count, random) for item in spec.fields}
     try:
-        made = dict(spec.examples(count, random))
+        examples = dict(spec.examples(count, random))
     except Exception as error:  # whatever the user's own code raises
         raise InvalidModel(f"{spec.name}: examples({count}, generator) fails with {reason(error)}") from error
     names = [item.name for item in spec.fields]
-    if sorted(made) != sorted(names):
-        raise InvalidModel(f"{spec.name}: examples() gives {', '.join(made) or 'nothing'}; expected {', '.join(names)}")
-    return {item.name: _checked(spec.name, item, np.asarray(made[item.name]), count) for item in spec.fields}
+    if sorted(examples) != sorted(names):
+        raise InvalidModel(
+            f"{spec.name}: examples() gives {', '.join(examples) or 'nothing'}; expected {', '.join(names)}"
+        )
+    return {item.name: _checked(spec.name, item, np.asarray(examples[item.name]), count) for item in spec.fields}
 
 
 def _checked(model: str, item: Field, values: np.ndarray, count: int) -> np.ndarray:
@@ -41,7 +43,7 @@ def _checked(model: str, item: Field, values: np.ndarray, count: int) -> np.ndar
 
 
 def _random(item: Field, count: int, random: np.random.Generator) -> np.ndarray:
-    """Random values; of integers half are among the first few, so that 0 comes up and others come up again."""
+    """Random values. Half of the integers are among the first few, so that 0 occurs and others repeat."""
     values = random_field(item, count, random)
     if item.high is None:
         return values

@@ -1,4 +1,4 @@
-"""Verification of a bundle from the outside: digests, and plan and certificate made again from the model's source."""
+"""Verification of a bundle: digests, and plan and certificate rebuilt from the model's source."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedcore.plan import Plan
 
 
 def verify_bundle(bundle: Bundle, source: str | None = None, own: str | None = None) -> Certificate:
-    """A fresh certificate for the graphs in `bundle`, whose every blob is checked on the way.
+    """A new certificate for the graphs in `bundle`, after checking every blob.
 
-    source, own: where model and algorithm are found. Without them only built-in ones are loaded (`source_of`).
+    source, own: the sources of model and algorithm. Without them only built-in ones are loaded (`source_of`).
     Raises UnknownModel or UntrustedAlgorithm when one of them is needed, PlanError or DigestMismatch for a damaged
-    bundle, ParityFailed when the rest of the plan, or its graphs, are not what export makes of this model.
+    bundle, ParityFailed when plan or graphs differ from an export of this model.
     """
     for _ in bundle.blobs():
         pass
@@ -35,12 +35,12 @@ def verify_bundle(bundle: Bundle, source: str | None = None, own: str | None = N
     if not plan.graphs:
         raise PlanError(f"plan {plan.name} has no graphs")
     model = planned_model(bundle, source)
-    named = manifest.algorithm.name
-    if own is None and module_of(named):
+    algorithm_name = manifest.algorithm.name
+    if own is None and module_of(algorithm_name):
         raise UntrustedAlgorithm(
-            f"the bundle's algorithm is {named!r}; if you trust its code, name it with --algorithm"
+            f"the bundle's algorithm is {algorithm_name!r}; if you trust its code, name it with --algorithm"
         )
-    algorithm = create(own or named, manifest.algorithm.settings, [module_of(own or "")])
+    algorithm = create(own or algorithm_name, manifest.algorithm.settings, [module_of(own or "")])
     _compare(plan, Compression.parse(manifest.compress).applied(build_plan(model, algorithm, ())[0]), manifest)
     _compare_manifest(bundle, algorithm, algorithm.init(torch.from_numpy(model.initial)))
     certificate = certify(model, algorithm, plan, {ref: bundle.read(ref) for ref in plan.graph_refs})
@@ -49,10 +49,10 @@ def verify_bundle(bundle: Bundle, source: str | None = None, own: str | None = N
 
 
 def _compare(plan: Plan, rebuilt: Plan, manifest: Manifest) -> None:
-    """All but the graphs: loops, weighting, noise and labels as much as the parameters."""
+    """Compare everything but the graphs: parameters, loops, weighting, noise and labels."""
     differ = ["number of trips"] if len(plan.trips) != len(rebuilt.trips) else []
     for trip, trip_now in zip(plan.trips, rebuilt.trips, strict=False):
-        ours, theirs = (msgspec.structs.asdict(one) for one in (trip, trip_now))
+        ours, theirs = (msgspec.structs.asdict(side) for side in (trip, trip_now))
         differ += [name for name in ours if name != "graphs" and ours[name] != theirs[name]]
     if differ:
         raise ParityFailed(
@@ -62,25 +62,29 @@ def _compare(plan: Plan, rebuilt: Plan, manifest: Manifest) -> None:
 
 
 def _compare_manifest(bundle: Bundle, algorithm: Algorithm, state: State) -> None:
-    """The server's half: every setting spelled out, the name, an initial state to start from."""
+    """Check the server's half: all settings, the name, a usable initial state."""
     manifest, settings = bundle.manifest, settings_of(algorithm)
-    said = manifest.algorithm
-    if manifest.name != bundle.plan.name or said.name != name_of(algorithm) or said.settings != settings:
+    declared = manifest.algorithm
+    if manifest.name != bundle.plan.name or declared.name != name_of(algorithm) or declared.settings != settings:
         raise ParityFailed(f"the manifest is not that of {bundle.plan.name} by {name_of(algorithm)} with {settings}")
     decode(bundle.read(manifest.state), [VectorSpec(name, vector.numel()) for name, vector in state.items()])
 
 
-def _compare_certificates(kept: Certificate, fresh: Certificate) -> None:
-    """What the bundle says of itself must be possible: figures differ from machine to machine, the rest does not."""
-    if set(kept.formats) != set(fresh.formats):
-        raise ParityFailed(f"the certificate is about {sorted(kept.formats)}, the plan has {sorted(fresh.formats)}")
+def _compare_certificates(certificate: Certificate, fresh: Certificate) -> None:
+    """Check that the bundle's certificate is plausible: its measurements depend on the machine, all else must match."""
+    if set(certificate.formats) != set(fresh.formats):
+        raise ParityFailed(
+            f"the certificate is about {sorted(certificate.formats)}, the plan has {sorted(fresh.formats)}"
+        )
     for name, now in fresh.formats.items():
-        said = kept.formats[name]
-        if [parity.graph for parity in said.parity] != [parity.graph for parity in now.parity]:
+        recorded = certificate.formats[name]
+        if [parity.graph for parity in recorded.parity] != [parity.graph for parity in now.parity]:
             raise ParityFailed(f"the certificate of {name} is about other graphs than the plan has")
-        if said.version != now.version or said.footprint.graph_bytes != now.footprint.graph_bytes:
-            raise ParityFailed(f"the certificate of {name} is for other graphs: {said.version}, now {now.version}")
-        if not said.worst <= said.tolerance <= KINKED_TOLERANCE:
-            raise ParityFailed(f"the certificate of {name} allows {said.tolerance:.1e} and found {said.worst:.1e}")
-        if not (said.footprint.peak_rss_mb > 0 and said.footprint.step_cpu_ms > 0):
+        if recorded.version != now.version or recorded.footprint.graph_bytes != now.footprint.graph_bytes:
+            raise ParityFailed(f"the certificate of {name} is for other graphs: {recorded.version}, now {now.version}")
+        if not recorded.worst <= recorded.tolerance <= KINKED_TOLERANCE:
+            raise ParityFailed(
+                f"the certificate of {name} allows {recorded.tolerance:.1e} and found {recorded.worst:.1e}"
+            )
+        if not (recorded.footprint.peak_rss_mb > 0 and recorded.footprint.step_cpu_ms > 0):
             raise ParityFailed(f"the certificate of {name} has a footprint that nothing can have")

@@ -1,4 +1,4 @@
-"""Windows: how the kernel of a convolution or a pool slides over its input."""
+"""Windows: the positions of a convolution's or a pool's kernel on its input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A kernel on its way: everything per spatial axis."""
+    """A sliding kernel; every field has a number per spatial axis."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -19,14 +19,14 @@ class Window:
 
     @staticmethod
     def of(kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Window:
-        """torch's arguments, of which a single number stands for all axes, and no stride for the kernel's size."""
+        """A window from torch's arguments, where one number means all axes, and no stride the kernel's size."""
         axes = len(kernel)
-        given = (stride or kernel, padding, dilation)
-        return Window(tuple(kernel), *(tuple(part) * (axes // len(part)) for part in given))
+        options = (stride or kernel, padding, dilation)
+        return Window(tuple(kernel), *(tuple(part) * (axes // len(part)) for part in options))
 
     @staticmethod
     def pool(kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Window:
-        """Of a pool over two axes, of which torch may give the kernel as one number too."""
+        """The window of a pool over two axes, where torch may give the kernel as one number."""
         return Window.of(tuple(kernel) * (2 // len(kernel)), stride, padding, dilation)
 
     @property
@@ -55,7 +55,7 @@ class Window:
         return tuple((size - 1) * step - 2 * pad + reach + 1 + extra for size, pad, reach, step, extra in each)
 
     def overhang(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """By how much one more window that begins inside would pass the end: what `ceil_mode` adds to pad with."""
+        """The padding that `ceil_mode` adds: the part of one more window, begun inside, that is past the end."""
         missing = []
         for size, pad, reach, step in zip(sizes, self.padding, self.reach, self.stride, strict=True):
             rest = (size + 2 * pad - reach - 1) % step

@@ -1,4 +1,4 @@
-"""Batches: which examples a device visits, and in which order, the same on a phone and in the simulator.
+"""Batches: the examples that a device visits, in order. A phone and the simulator compute the same ones.
 
 Spec: docs/spec/plan.md §4. The order comes from a random stream that is keyed by (task seed, round, slot, pass, epoch).
 """
@@ -20,10 +20,10 @@ SECRET_BYTES = 32
 
 
 class StreamKey(msgspec.Struct, frozen=True):
-    """The key of a device's random streams in one round: every random number that it draws depends on it.
+    """The key of a device's random streams in one round: it determines every random number of the device.
 
-    secret: in a secure round, bytes that only the device knows, on which its noise depends too; else empty. The order
-    of examples does not depend on it.
+    secret: in a secure round, bytes that only the device knows; the device's noise depends on them, the order of
+    examples does not. Else empty.
     """
 
     seed: int
@@ -38,7 +38,7 @@ def permutation(key: StreamKey, pass_index: int, epoch: int, examples: int) -> N
 
 
 def noise(key: StreamKey, pass_index: int, step: int, size: int) -> NDArray[np.int32]:
-    """Random integers (size,), uniform over all of int32, one for every place of a batch: what dropout draws from."""
+    """Random integers (size,), uniform over all of int32, one for every place of a batch. Dropout draws from them."""
     return (
         _stream(b"muster.noise.v1" + key.secret, key, pass_index, step, -(-size // 2)).astype("<u8").view("<i4")[:size]
     )
@@ -74,7 +74,7 @@ def sweeps(loop: Loop, examples: int, key: StreamKey, pass_index: int) -> Iterat
 
 @functools.lru_cache(maxsize=1024)
 def _mask(examples: int, size: int) -> Float32:
-    """The mask (S, B) of a sweep, which is for reading alone."""
+    """The read-only mask (S, B) of a sweep."""
     steps = -(-examples // size)
     mask = (np.arange(steps * size) < examples).astype(np.float32).reshape(steps, size)
     mask.flags.writeable = False

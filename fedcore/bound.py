@@ -1,4 +1,4 @@
-"""The bound on a report that is clipped: its name, apart from what loads NumPy."""
+"""The name of the bound on a clipped report, in a module that loads no NumPy."""
 
 CLIP = "clip"
-"""The vector of a broadcast, of one value, that no report of the round is longer than."""
+"""The vector of a broadcast that bounds the L2 norm of every report of the round: one value."""

@@ -30,11 +30,11 @@ class AlgorithmRef(msgspec.Struct, frozen=True):
 
 
 class Parity(msgspec.Struct, frozen=True):
-    """The distance of a graph on the real runtime from torch: relative l2 after `steps` steps, the last one masked.
+    """The distance between a graph on the real runtime and torch: relative l2 after `steps` steps, the last one masked.
 
-    `float64` is how far torch's own float32 is from its float64, on the same steps: the round-off of the model itself.
-    `single` is there for a model whose round-off is too large for steps in a row. Then every step started where torch's
-    did, `l2` and `float64` are the worst of the steps, and `single` is the median over steps of one example each.
+    `float64` is the distance between torch's own float32 and float64 on the same steps: the model's own rounding error.
+    `single` is set for a model whose rounding error is too large for steps in a row. Then every step started where
+    torch's step did. `l2` and `float64` are the worst of these steps; `single` is the median over steps of one example.
     """
 
     graph: str
@@ -45,10 +45,10 @@ class Parity(msgspec.Struct, frozen=True):
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
-    """The cost for a device, measured at export in a process of its own that holds the runtime and no torch.
+    """The cost for a device. Export measures it in a separate process, which loads the runtime and no torch.
 
-    step_cpu_ms: the dearest step of a batch, least of several. peak_rss_mb: of the process after all passes and the
-    report. graph_bytes: all graphs of the format, and the frozen vectors.
+    step_cpu_ms: the most expensive pass's step, the least of several measurements. peak_rss_mb: of the process after
+    all passes and the report. graph_bytes: all graphs of the format, and the frozen vectors.
     """
 
     step_cpu_ms: float
@@ -59,7 +59,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The evidence of export about the graphs of one format on its runtime.
 
-    version: of the format, such as the ONNX opset. tolerance: what every `l2` had to keep.
+    version: of the format, such as the ONNX opset. tolerance: the upper limit of every `l2`.
     """
 
     runtime: str
@@ -113,7 +113,7 @@ def decode_certificate(data: bytes) -> Certificate:
 
 
 class Bundle:
-    """A bundle on disk; every blob is checked against its digest as it is read."""
+    """A bundle on disk. Each read checks the blob against its digest."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -144,7 +144,7 @@ class Bundle:
         return signature.signer
 
     def sign(self, key: SigningKey) -> Bundle:
-        """The same bundle on disk with its plan signed, in place of any signature before. Raises PlanError."""
+        """Sign the plan of the bundle on disk, replacing any earlier signature. Raises PlanError."""
         plan = BlobRef.of(self.read(self.manifest.plan))
         _write_manifest(self.folder, msgspec.structs.replace(self.manifest, signature=key.sign(plan)))
         return Bundle(self.folder)
@@ -167,20 +167,20 @@ class Bundle:
 
     @classmethod
     def write(cls, folder: Path, manifest: Manifest, blobs: Iterable[bytes]) -> Bundle:
-        """Write a bundle, in place of one that is there; the manifest comes last, so a folder with one is complete.
+        """Write a bundle, replacing an existing one. The manifest comes last, so a folder with a manifest is complete.
 
         Raises DigestMismatch when a blob that the manifest names was not given.
         """
         replaced = set((folder / "blobs").glob("*")) if (folder / "manifest.json").exists() else set()
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
-        given = {BlobRef.of(blob): blob for blob in blobs}
+        blobs_by_ref = {BlobRef.of(blob): blob for blob in blobs}
         for ref in (manifest.plan, manifest.state, manifest.certificate):
-            if ref not in given:
+            if ref not in blobs_by_ref:
                 raise DigestMismatch(f"the manifest names blob {ref.sha256[:12]}…, which was not given")
-        for ref, blob in given.items():
+        for ref, blob in blobs_by_ref.items():
             (folder / "blobs" / ref.sha256).write_bytes(blob)
         _write_manifest(folder, manifest)
-        for path in replaced - {folder / "blobs" / ref.sha256 for ref in given}:
+        for path in replaced - {folder / "blobs" / ref.sha256 for ref in blobs_by_ref}:
             path.unlink()
         return cls(folder)
 

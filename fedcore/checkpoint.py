@@ -33,7 +33,7 @@ def encode(vectors: Mapping[str, Float32]) -> bytes:
 
 
 def view(data: memoryview, spec: VectorSpec) -> Float32:
-    """The one vector in `data`, as `decode` gives it, but without a copy when the bytes are as `encode` makes them."""
+    """The only vector in `data`, as `decode` gives it. It is a view, not a copy, if `encode` made the bytes."""
     if is_plain(data, spec):
         return np.frombuffer(data, np.float32, offset=values_at(spec))
     return decode(bytes(data), (spec,))[spec.name]

@@ -1,7 +1,7 @@
 """Conditions of a device, and the rules on them that a task or a device's owner sets: defined and evaluated here only.
 
-Their meaning: docs/device.md. How a device states them: docs/spec/wire.md §2. A condition that a rule asks for and
-that is not known does not hold.
+Their meaning: docs/device.md. How a device states them: docs/spec/wire.md §2. If a rule needs a condition that is
+unknown, the rule does not hold.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ MEBIBYTE = 1 << 20
 
 
 class _Checked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Values that are checked however they were made. Raises ValueError naming the one that is wrong."""
+    """Values that are checked in every constructor. Raises ValueError naming the wrong one."""
 
     def __post_init__(self) -> None:
         check(self)
 
 
 class StatedConditions(msgspec.Struct, frozen=True, kw_only=True):
-    """The conditions that a device tells a coordinator; None is what it does not know.
+    """The conditions that a device tells a coordinator; None means unknown.
 
     `battery` is a fraction, to a tenth; `free_storage_mb` is in MiB, rounded down to a power of two.
     """
@@ -43,7 +43,7 @@ class StatedConditions(msgspec.Struct, frozen=True, kw_only=True):
 
 @checked(ValueError)
 class Conditions(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One reading of a device; None is what the device does not know. Raises ValueError when a value is impossible.
+    """One reading of a device; None means unknown. Raises ValueError when a value is impossible.
 
     `charging`: on external power. `idle`: other programs hardly use the processors. `unmetered`: bytes on the network
     cost nothing. `battery` is a fraction, `thermal_headroom_c` the degrees Celsius left until the device slows down.
@@ -70,7 +70,7 @@ class Conditions(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 ConditionSource = Callable[[], Conditions]
-"""Reads the conditions now. A host application that knows more than the operating system gives its own."""
+"""Reads the current conditions. A host application may give its own, if it knows more than the operating system."""
 
 
 class ConditionRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ class ConditionRules(msgspec.Struct, frozen=True, kw_only=True):
 
     def _unmet_minima(self, conditions: Conditions | StatedConditions) -> Iterator[str]:
         for name, (noun, words) in _MINIMA.items():
-            # Not every set of rules has all of them, nor every reading.
+            # Some rule sets and some readings lack some of these names.
             least, value = getattr(self, f"min_{name}", None), getattr(conditions, name, None)
             if least is not None and (value is None or value < least):
                 yield f"unknown: {noun}" if value is None else f"{noun} {words(value)} is below {words(least)}"
@@ -103,7 +103,7 @@ class ConditionRules(msgspec.Struct, frozen=True, kw_only=True):
 class Requirements(ConditionRules, _Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rules that a device's owner sets: what must hold for the device to train. By default nothing.
 
-    On a machine that never tells a condition, leave out its rule. Raises ValueError when a value is impossible.
+    Leave out the rule for a condition that the machine cannot report. Raises ValueError when a value is impossible.
     """
 
     min_free_memory_bytes: Count | None = None
@@ -121,7 +121,7 @@ def rounded_mb(size_bytes: int) -> int:
 
 
 def rounded_down(count: int) -> int:
-    """The greatest power of two that is not above a count; 0 for 0. Larger counts never round to smaller ones."""
+    """The greatest power of two that is at most `count`; 0 for 0. Larger counts never round to smaller ones."""
     return 1 << (count.bit_length() - 1) if count else 0
 
 

@@ -1,8 +1,8 @@
-"""Decoders and converters of structs, built when the module that uses them is imported, and nowhere else.
+"""Decoders and converters of structs. Modules build them only at import.
 
-msgspec describes a type to itself when it first meets it, and keeps the description with the type. When several threads
-do that at once for one type, the process ends in a segmentation fault (msgspec 0.22). Imports of two modules may run at
-the same time and share a type, so the building itself is for one thread at a time.
+msgspec inspects a type when it first meets it, and keeps the result with the type. If several threads do that at once
+for one type, the process ends in a segmentation fault (msgspec 0.22). Two modules that share a type may be imported at
+the same time, so a lock lets one thread build at a time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import msgspec
 
 T = TypeVar("T")
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""The errors of a decoder on bytes that are no such value."""
+"""The errors that a decoder raises for bytes that it cannot decode."""
 _building = Lock()
 
 
 def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """A decoder of JSON; its `decode` raises one of UNDECODABLE, and what the type's own checks raise."""
+    """A decoder of JSON. Its `decode` raises one of UNDECODABLE, or an error of the type's own checks."""
     with _building:
         return msgspec.json.Decoder(kind)
 
@@ -31,7 +31,7 @@ def converter(
 ) -> Callable[[object], T]:
     """A function from plain values (dicts, lists, numbers, text) to a `kind`; it raises msgspec.ValidationError.
 
-    strict, dec_hook: those of `msgspec.convert`.
+    strict, dec_hook: as in `msgspec.convert`.
     """
     decoder(kind)  # which describes the type and all that it holds
     return partial(msgspec.convert, type=kind, strict=strict, dec_hook=dec_hook)

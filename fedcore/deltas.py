@@ -1,7 +1,7 @@
 """Deltas between versions of a blob of float32 values, such as the checkpoints of two rounds: smaller, and exact.
 
-Spec: docs/spec/params.md §4. Values move little from round to round, so the upper bytes of the difference of their bit
-patterns are mostly zero: they are put together, and zstandard takes them out.
+Spec: docs/spec/params.md §4. Values change little from round to round, so the upper bytes of the difference of their
+bit patterns are mostly zero. A delta puts these bytes side by side, and zstandard compresses them away.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from fedcore.params import FLOAT_BYTES
 from fedcore.plan import BlobRef
 
 _BLOCK = 1 << 16
-"""Values of which differences are made at a time."""
+"""The number of values whose differences are computed at a time."""
 
 
 def delta_between(base: bytes, target: bytes) -> bytes:
-    """The delta with which `applied` makes `target` of `base`. Raises DeltaError when they differ in length."""
+    """The delta that turns `base` into `target` (see `applied`). Raises DeltaError when they differ in length."""
     if len(base) != len(target):
         raise DeltaError(f"there is no delta between blobs of {len(base)} and {len(target)} bytes")
     words, before = _words(target), _words(base)
     planes = np.empty((FLOAT_BYTES, len(words)), np.uint8)
-    for start in range(0, len(words), _BLOCK):  # so that what is between takes no memory to speak of
+    for start in range(0, len(words), _BLOCK):  # so that temporary arrays stay small
         part = slice(start, start + _BLOCK)
         moved = (words[part] - before[part]).view("<i4")
         # Small moves up and down alike become small numbers: 0, −1, 1, −2, 2, …
@@ -34,14 +34,14 @@ def delta_between(base: bytes, target: bytes) -> bytes:
 
 
 def applied(delta: bytes, base: bytes, ref: BlobRef) -> bytes:
-    """The blob that `ref` names, from another one and the delta between them.
+    """The blob that `ref` names, made from another one and the delta between them.
 
-    Raises DeltaError when the delta is damaged, of other blobs, or would be longer than the blob: nothing is
-    decompressed beyond that.
+    Raises DeltaError when the delta is damaged, is for other blobs, or would decompress to more than the blob; it is
+    never decompressed beyond that.
     """
     size = _padded(ref.size)
     try:
-        # A frame says how long its content is, and zstandard makes room for as much.
+        # A frame states the length of its content, and zstandard allocates that much.
         if len(base) != ref.size or zstandard.frame_content_size(delta) != size:
             raise DeltaError(f"a delta to a blob of {ref.size} bytes has {size} bytes when it is decompressed")
         planes = zstandard.ZstdDecompressor().decompress(delta, max_output_size=size, allow_extra_data=False)

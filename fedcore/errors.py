@@ -4,11 +4,11 @@ FedcoreError
 ├── SchemaError             a vector or tensor does not have the declared name, shape or type
 ├── PlanError               a plan or manifest is malformed or of an unknown version
 │   ├── DigestMismatch      bytes do not have the digest that names them
-│   ├── BadSignature        a plan does not have the signature that it is said to have
-│   └── BadRelease          a release or an entry of its lineage is malformed, or says something else than it must
+│   ├── BadSignature        a plan's signature is not its signer's
+│   └── BadRelease          a release or an entry of its lineage is malformed, or contradicts the rules
 ├── NotWritten              a file could not be written
 ├── InvalidKey              a key is malformed, or a file that should hold one does not
-├── BrokenSuccession        no chain of signatures leads from the pinned key to the one that is shown
+├── BrokenSuccession        no chain of signatures leads from the pinned key to the presented one
 ├── WireError               a message is malformed or of an unknown version
 │   ├── MalformedSignature  a request's signature is not of the form that this protocol has, or covers too little
 │   │   └── Unsigned        a request has no signature
@@ -16,20 +16,20 @@ FedcoreError
 │   └── StaleSignature      a request's signature is too old, too new or expired
 ├── ReportError             a report has the wrong length or layout, or holds a non-finite number
 ├── PrivacyError            a promise of privacy has a value that it cannot have, or cannot be accounted for
-├── DeltaError              a delta is damaged, or does not lead from the blob that is here to the one that it should
+├── DeltaError              a delta is damaged, or does not turn the present blob into the wanted one
 ├── CompressionError        no compression has that name, its number is out of range, or it does not commute with sums
 ├── ScheduleError           a server schedule has a value out of range, or lacks one that another needs
 └── AlgorithmError
     ├── UnknownAlgorithm    no algorithm has that name
-    │   └── UntrustedAlgorithm  an algorithm of a user's own is in a module that must not be imported here
-    ├── InvalidAlgorithm    an algorithm of a user's own does not keep the contract
+    │   └── UntrustedAlgorithm  a user's own algorithm is in a module that must not be imported here
+    ├── InvalidAlgorithm    a user's own algorithm breaks the contract
     ├── InvalidSetting      the algorithm has no such setting, or the value is out of range
-    └── NotCrossDevice      the algorithm is for the simulator alone, and was to run on devices
+    └── NotCrossDevice      the algorithm runs only in the simulator, and was asked to run on devices
 """
 
 
 def why(error: Exception) -> str:
-    """What an error says, for a sentence that names the file: of the operating system's, the words alone."""
+    """The words of an error, for a sentence that names the file; of an OSError, only the operating system's words."""
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
@@ -50,15 +50,15 @@ class DigestMismatch(PlanError):
 
 
 class BadSignature(PlanError):
-    """A plan does not have the signature that it is said to have."""
+    """A plan's signature is not its signer's."""
 
 
 class BadRelease(PlanError):
-    """A release or an entry of its lineage is malformed, or says something else than it must."""
+    """A release or an entry of its lineage is malformed, or contradicts the rules."""
 
 
 class NotWritten(FedcoreError, OSError):
-    """A file could not be written: an OSError whose words are a sentence with the file's name."""
+    """A file could not be written. An OSError whose message is a sentence that names the file."""
 
     def __str__(self) -> str:
         return f"{self.filename} cannot be written: {self.strerror}"
@@ -69,7 +69,7 @@ class InvalidKey(FedcoreError):
 
 
 class BrokenSuccession(FedcoreError):
-    """No chain of signatures leads from the pinned key to the one that is shown."""
+    """No chain of signatures leads from the pinned key to the presented one."""
 
 
 class WireError(FedcoreError):
@@ -101,7 +101,7 @@ class PrivacyError(FedcoreError):
 
 
 class DeltaError(FedcoreError):
-    """A delta is damaged, or does not lead from the blob that is here to the one that it should."""
+    """A delta is damaged, or does not turn the present blob into the wanted one."""
 
 
 class CompressionError(FedcoreError):
@@ -113,7 +113,7 @@ class ScheduleError(FedcoreError):
 
 
 class AlgorithmError(FedcoreError):
-    """An algorithm was asked for in a way it cannot serve."""
+    """An algorithm cannot be used as requested."""
 
 
 class UnknownAlgorithm(AlgorithmError):
@@ -121,11 +121,11 @@ class UnknownAlgorithm(AlgorithmError):
 
 
 class UntrustedAlgorithm(UnknownAlgorithm):
-    """An algorithm of a user's own is in a module that must not be imported here."""
+    """A user's own algorithm is in a module that must not be imported here."""
 
 
 class InvalidAlgorithm(AlgorithmError):
-    """An algorithm of a user's own does not keep the contract."""
+    """A user's own algorithm breaks the contract."""
 
 
 class InvalidSetting(AlgorithmError):
@@ -133,4 +133,4 @@ class InvalidSetting(AlgorithmError):
 
 
 class NotCrossDevice(AlgorithmError):
-    """The algorithm is for the simulator alone, and was to run on devices."""
+    """The algorithm runs only in the simulator, and was asked to run on devices."""

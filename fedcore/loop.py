@@ -10,8 +10,8 @@ from fedcore.errors import PlanError
 class Loop(msgspec.Struct, frozen=True, kw_only=True):
     """The sweeps of a pass over the local examples.
 
-    `epochs` sweeps in batches of `batch_size`, at most `steps` steps in all when given; every sweep in a fresh order
-    when `shuffle`.
+    `epochs` sweeps in batches of `batch_size`. `steps` limits the steps of all sweeps, if set; with `shuffle` every
+    sweep has a new order.
     """
 
     batch_size: int

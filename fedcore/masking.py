@@ -1,4 +1,4 @@
-"""Derivations of a secure round that both ends make alike: hashes, layout, weight. Spec: docs/spec/wire.md §8.
+"""Derived values of a secure round, the same at both ends: hashes, layout, weight. Spec: docs/spec/wire.md §8.
 
 Secure aggregation sums a weight and a vector: the unweighted values of a report. They are multiplied by the weight on
 the way to fixed-point numbers (`secagg.packing`).
@@ -29,7 +29,7 @@ LN2 = log(2)
 
 @dataclass(frozen=True, slots=True)
 class FixedPoint:
-    """How the values of a segment become fixed-point numbers of `bits` in [low, high]; the rest as in a session's.
+    """How the values of a segment become fixed-point numbers of `bits` in [low, high].
 
     norm: the L2 norm to which a longer segment is scaled down; 0 is no limit. weighted: multiplied by the weight.
     """
@@ -48,39 +48,40 @@ class FixedPoint:
 
 
 def fixed_points(layout: ReportLayout, bounds: SumBounds) -> tuple[FixedPoint, ...]:
-    """The fixed-point numbers of all values that a round sums: plan and release leave no choice.
+    """The fixed-point formats of all values that a round sums. Plan and release determine them.
 
-    With noise, all mean segments are one: they are scaled down together, and 0 is one of the steps.
+    With noise, all mean segments are treated as one: they are scaled down together, and 0 is one of the steps.
     """
     clip = bounds.clip_norm
     if bounds.noise_multiplier:
-        means = [one for one in layout.unweighted if one.reduction == "mean"]
+        means = [segment for segment in layout.unweighted if segment.reduction == "mean"]
         half = 1 << bounds.bits - 1
-        step = max(_reach(one, clip) for one in means) / (half - 1)
-        values = sum(one.coded_size for one in means)
+        step = max(_reach(segment, clip) for segment in means) / (half - 1)
+        values = sum(segment.coded_size for segment in means)
         return (FixedPoint(values, bounds.bits, -half * step, (half - 1) * step, clip, weighted=True),)
     half = 1 << METRIC_BITS - 1
     lowest, highest = -half * METRIC_STEP, (half - 1) * METRIC_STEP
     return tuple(
-        FixedPoint(one.coded_size, bounds.bits, -_reach(one, clip), _reach(one, clip), clip, weighted=True)
-        if one.reduction == "mean"
-        else FixedPoint(one.size, METRIC_BITS, lowest, highest, 0.0, weighted=False)
-        for one in layout.unweighted
+        FixedPoint(segment.coded_size, bounds.bits, -_reach(segment, clip), _reach(segment, clip), clip, weighted=True)
+        if segment.reduction == "mean"
+        else FixedPoint(segment.size, METRIC_BITS, lowest, highest, 0.0, weighted=False)
+        for segment in layout.unweighted
     )
 
 
 def least_square(bits: int) -> int:
-    """The squared l2 norm, in steps of `bits`, of a report as long as the bound: of whatever layout, at the least."""
+    """A lower bound, over all layouts, on the squared l2 norm of a report at the clip bound, in steps of `bits`."""
     return ((1 << bits - 1) - 1) ** 2
 
 
 def _reach(segment: Segment, clip: float) -> float:
-    """How far from 0 the values of a mean segment may be, whose L2 norm is `clip` at most.
+    """The greatest absolute value in a mean segment whose L2 norm is at most `clip`.
 
-    Rotated values are all small: one is beyond t with a chance below 2 exp(−t² block / 2 clip²), so that a report has
-    one beyond this with a chance below 2^-10, and that one is clamped. Suresh, Yu, Kumar, McMahan 2017, §4.
+    Rotated values are all small: a value exceeds t with probability below 2 exp(−t² block / 2 clip²). So a report has a
+    value beyond the returned bound with probability below 2^-10, and that value is clamped. Suresh, Yu, Kumar, McMahan
+    2017, §4.
     """
-    last = next((one for one in reversed(segment.codecs) if not isinstance(one, Subsample)), None)
+    last = next((codec for codec in reversed(segment.codecs) if not isinstance(codec, Subsample)), None)
     if not isinstance(last, Rotation):
         return clip
     exponent = (CLAMPED_BITS + 1 + segment.coded_size.bit_length()) * LN2
@@ -88,7 +89,7 @@ def _reach(segment: Segment, clip: float) -> float:
 
 
 def summed_values(layout: ReportLayout, bounds: SumBounds, values_V: Float32) -> Float32:
-    """The values of a report (V,) that a round sums: with noise no metrics, which would be summed without it."""
+    """The values of a report (V,) that a round sums. With noise there are no metrics, as nothing would hide them."""
     if not bounds.noise_multiplier:
         return values_V
     parts, begin = [], 0
@@ -100,7 +101,7 @@ def summed_values(layout: ReportLayout, bounds: SumBounds, values_V: Float32) ->
 
 
 def greatest_weight(layout: ReportLayout, bounds: SumBounds) -> int:
-    """The weight that a device counts with at most: 1 when all count alike."""
+    """The greatest weight of a device: 1 when all devices count equally."""
     return bounds.max_examples if layout.weighting == "examples" else 1
 
 
@@ -120,14 +121,14 @@ def last_session_number(number: int) -> int:
 
 
 def model_hash(plan: BlobRef, checkpoint: BlobRef) -> bytes:
-    """The model that masks are bound to, 32 bytes: with another plan or checkpoint they do not cancel out."""
+    """A hash of the model, 32 bytes, that masks depend on: with another plan or checkpoint they do not cancel out."""
     return hashlib.sha256(bytes.fromhex(plan.sha256) + bytes.fromhex(checkpoint.sha256)).digest()
 
 
 def layout_hash(layout: ReportLayout, seed: int) -> bytes:
-    """The digest of a report layout, 32 bytes; where it has codecs, with the task's seed, which keys them.
+    """The digest of a report layout, 32 bytes. With codecs it covers the task's seed, which keys them.
 
-    A coordinator that gave every device another key could have the others' values fall where they are all 0.
+    Otherwise a coordinator could give each device another key and so keep one device's values apart from the others'.
     """
     key = seed.to_bytes(8, "little") if layout.has_codecs else b""
     return hashlib.sha256(msgspec.json.encode(layout) + key).digest()

@@ -6,12 +6,12 @@ import difflib
 from collections.abc import Iterable
 
 
-def offered(name: object, known: Iterable[str]) -> str:
-    """The closest of the `known` names, where one is close, and all of them: `did you mean b? there are a, b`.
+def offered(name: object, choices: Iterable[str]) -> str:
+    """All `choices`, after the closest if one is close: `did you mean b? there are a, b`.
 
-    A name that holds the given one, such as `client_lr` of `lr`, is closer than one that is spelt a little alike.
+    A choice that contains `name`, as `client_lr` contains `lr`, is closer than one with a similar spelling.
     """
-    given, names = str(name), list(known)
-    holding = [one for one in names if len(given) > 1 and given in one]
-    close = difflib.get_close_matches(given, names, 1, 0.8) or holding or difflib.get_close_matches(given, names, 1)
+    typed, names = str(name), list(choices)
+    holding = [candidate for candidate in names if len(typed) > 1 and typed in candidate]
+    close = difflib.get_close_matches(typed, names, 1, 0.8) or holding or difflib.get_close_matches(typed, names, 1)
     return f"{f'did you mean {close[0]}? ' if close else ''}there are {', '.join(names)}"

@@ -1,6 +1,6 @@
-"""Modules of a user's own, which are looked up in the working folder too.
+"""A user's own modules, which are looked up in the working folder too.
 
-To import a module runs its author's code, so callers import only what somebody who may decide that has named.
+Importing a module runs its author's code, so callers import only a module that an authorised person has named.
 """
 
 from __future__ import annotations

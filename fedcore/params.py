@@ -1,4 +1,4 @@
-"""A model's schema: which tensor lies where in the flat float32 vector of its parameters.
+"""A model's schema: the place of each tensor in the flat float32 vector of parameters.
 
 Spec: docs/spec/params.md.
 """

@@ -53,12 +53,12 @@ def step_graph(pass_name: str) -> str:
 
 
 def steps_graph(pass_name: str) -> str:
-    """The name of the graph that runs batches of a pass one after the other, as many as it is given."""
+    """The name of the graph that runs any number of batches of a pass, one after the other."""
     return f"{pass_name}.steps"
 
 
 def loop_graph(graphs: Container[str], pass_name: str) -> str:
-    """The name of that of the two graphs, of one batch or of many, which is among `graphs`."""
+    """The name of the pass's loop graph that is in `graphs`: `step`, for one batch, or `steps`, for many."""
     many = steps_graph(pass_name)
     return many if many in graphs else step_graph(pass_name)
 
@@ -74,12 +74,12 @@ def prefixed(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
 
 
 def unprefixed(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
-    """Those of the values that have the prefix, by name: the inverse of `prefixed`."""
+    """The values whose names have the prefix, without it: the inverse of `prefixed`."""
     return {name.removeprefix(f"{prefix}."): value for name, value in values.items() if name.startswith(f"{prefix}.")}
 
 
 def in_turn(trips: Sequence[T], number: int) -> T:
-    """That of an algorithm's trips which round `number` runs, from 1: rounds take the trips in turn."""
+    """The trip that round `number` runs, counted from 1: rounds take an algorithm's trips in turn."""
     return trips[(number - 1) % len(trips)]
 
 
@@ -100,7 +100,7 @@ class BlobRef(msgspec.Struct, frozen=True):
         return cls(hashlib.sha256(data).hexdigest(), len(data))
 
     def check(self, data: bytes) -> bytes:
-        """`data` itself. Raises DigestMismatch when it is not what this reference names."""
+        """Return `data`. Raises DigestMismatch when this reference names other bytes."""
         actual = BlobRef.of(data)
         if actual != self:
             raise DigestMismatch(
@@ -117,7 +117,7 @@ class PlanSignature(msgspec.Struct, frozen=True):
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One array of an example; `shape` is that of a single example, without the batch axis.
+    """One array of an example; `shape` is without the batch axis.
 
     `high` bounds integers: they lie in 0 … high − 1 (classes of a label, words of a vocabulary).
     """
@@ -129,7 +129,7 @@ class Field(msgspec.Struct, frozen=True):
 
 
 class ExampleSpec(msgspec.Struct, frozen=True):
-    """The examples a plan trains on: a collection in the device's store, and the arrays of each example."""
+    """The examples that a plan trains on: a collection in the device's store, and the arrays of each example."""
 
     fields: tuple[Field, ...]
     collection: str = "default"
@@ -157,7 +157,7 @@ class PassPlan(msgspec.Struct, frozen=True):
 
 
 class TripPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device does in one trip: what it receives, runs and reports.
+    """A device's work in one trip: what it receives, runs and reports.
 
     `graphs` maps a format ("onnx", "executorch") to graph names to blobs.
     """
@@ -169,8 +169,8 @@ class TripPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for fmt, graphs in self.graphs.items():
-            loops = {loop_graph(graphs, one.name) for one in self.passes}
-            wanted = {begin_graph(one.name) for one in self.passes} | loops | {REPORT}
+            loops = {loop_graph(graphs, pass_plan.name) for pass_plan in self.passes}
+            wanted = {begin_graph(pass_plan.name) for pass_plan in self.passes} | loops | {REPORT}
             if set(graphs) != wanted:
                 raise PlanError(f"format {fmt!r} has graphs {sorted(graphs)}, the passes need {sorted(wanted)}")
 
@@ -192,8 +192,8 @@ class Plan(TripPlan, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.second is not None and set(self.second.graphs) != set(self.graphs):
-            found = f"{sorted(self.graphs)}, its second trip in {sorted(self.second.graphs)}"
-            raise PlanError(f"plan {self.name!r} has graphs in {found}; both need the same formats")
+            formats = f"{sorted(self.graphs)}, its second trip in {sorted(self.second.graphs)}"
+            raise PlanError(f"plan {self.name!r} has graphs in {formats}; both need the same formats")
 
     @property
     def trips(self) -> tuple[Plan, ...]:
@@ -218,7 +218,7 @@ class Plan(TripPlan, frozen=True, kw_only=True):
         return self.graph_refs | self._frozen_refs
 
     def kept_refs(self, form: str) -> frozenset[BlobRef]:
-        """The blobs that a device of the format `form` keeps between rounds: its graphs, and the frozen vectors."""
+        """The blobs that a device with format `form` keeps between rounds: its graphs, and the frozen vectors."""
         return frozenset(self.graphs.get(form, {}).values()) | self._frozen_refs
 
     @property
@@ -251,9 +251,11 @@ def decode_versioned(data: bytes, whole: msgspec.json.Decoder[T], version: int, 
     Raises PlanError.
     """
     try:
-        found = _VERSION.decode(data).version
-        if found != version:
-            raise PlanError(f"{noun} of version {found}, this installation knows {version}; update the older side")
+        data_version = _VERSION.decode(data).version
+        if data_version != version:
+            raise PlanError(
+                f"{noun} of version {data_version}, this installation knows {version}; update the older side"
+            )
         return whole.decode(data)
     except (*UNDECODABLE, SchemaError, ReportError) as error:
         raise PlanError(f"malformed {noun}: {error}") from error

@@ -1,4 +1,4 @@
-"""Files that are written whole and durably: private ones, such as keys, and others."""
+"""Files that are written atomically and durably: private ones, such as keys, and others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedcore.errors import NotWritten
 
 
 def write_private(path: Path, data: bytes, *, replace: bool = False) -> None:
-    """Write a file that only its owner may read. After a power cut it is there whole, or as it was before.
+    """Write a file that only its owner may read. After a power cut it is either complete or unchanged.
 
     Raises NotWritten; FileExistsError unless `replace`.
     """
@@ -21,7 +21,7 @@ def write_private(path: Path, data: bytes, *, replace: bool = False) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write or replace a file that others may read, as far as the umask lets them. Durable as `write_private`.
+    """Write or replace a file that others may read, if the umask allows. As durable as `write_private`.
 
     Raises NotWritten.
     """
@@ -58,9 +58,9 @@ def new_private(path: Path) -> BinaryIO:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder that only its owner may enter, whatever the umask, with those above it that are missing.
+    """Make a folder that only its owner may enter, whatever the umask, and its missing parents.
 
-    One that is there stays as it is. Raises OSError.
+    An existing folder stays unchanged. Raises OSError.
     """
     if not folder.is_dir():
         make_private_folder(folder.parent)

@@ -1,4 +1,4 @@
-"""Quantisation of reports in clear: few bits for each value, rounded at random so that the mean is exact on average.
+"""Quantisation of unencrypted reports: few bits per value, rounded at random so that the mean is unbiased.
 
 Spec: docs/spec/plan.md §5.2. Source: Suresh, Yu, Kumar, McMahan, "Distributed mean estimation with limited
 communication", ICML 2017, §2.2. In a secure round values are fixed-point numbers already (`secagg.packing`).
@@ -23,15 +23,15 @@ _LABEL = b"muster.quantise.v1"
 
 
 def upload_bytes(layout: ReportLayout) -> int:
-    """Bytes of a report in clear, quantised or not, without the header of a file of float32."""
+    """Bytes of an unencrypted report, quantised or not, without the header of a float32 file."""
     return sum(_size(segment, layout.bits) for segment in layout.segments)
 
 
 def quantise(layout: ReportLayout, report_L: Float32, key: StreamKey) -> bytes:
-    """The body of an upload with a weighed report: `layout.bits` for each value of a mean segment, all others whole.
+    """The upload body of a weighted report: `layout.bits` per value of a mean segment, all others in full precision.
 
-    key: of the device's random streams; a simulation with the same key rounds alike. Raises ReportError when the range
-    of a block is beyond float32.
+    key: of the device's random streams; a simulation with the same key rounds the same way. Raises ReportError when the
+    range of a block is beyond float32.
     """
     parts = []
     for index, (segment, where) in enumerate(layout.slices()):
@@ -46,9 +46,9 @@ def quantise(layout: ReportLayout, report_L: Float32, key: StreamKey) -> bytes:
 
 
 def dequantise(data: memoryview, layout: ReportLayout) -> Float32:
-    """The weighed report (L,) in the body of an upload. Raises ReportError for another length.
+    """The weighted report (L,) in the body of an upload. Raises ReportError for another length.
 
-    Its numbers are whatever the device sent, finite or not: `ReportLayout.check` looks at them.
+    Its numbers may be anything that the device sent, even not finite; `ReportLayout.check` checks them.
     """
     if len(data) != upload_bytes(layout):
         raise ReportError(f"a report of this plan has {upload_bytes(layout)} bytes, not {len(data)}")
@@ -73,7 +73,7 @@ def _size(segment: Segment, bits: int) -> int:
 
 
 def _quantised(values_C: Float32, uniform_C: NDArray[np.float64], bits: int) -> bytes:
-    """The least value and the step of every block, then all codes, the first in the lowest bits of a byte."""
+    """The least value and the step of every block, then all codes; the first code is in the lowest bits of a byte."""
     begins, most = np.arange(0, values_C.size, BLOCK), (1 << bits) - 1
     if not begins.size:
         return b""
@@ -84,7 +84,7 @@ def _quantised(values_C: Float32, uniform_C: NDArray[np.float64], bits: int) -> 
     if not np.isfinite(step_B).all():
         raise ReportError("the values of a block are too far apart to be quantised")
     whole_B = np.where(step_B > 0, step_B, 1).astype(np.float64)
-    low_C, step_C = (_spread(one, values_C.size) for one in (low_B.astype(np.float64), whole_B))
+    low_C, step_C = (_spread(per_block_B, values_C.size) for per_block_B in (low_B.astype(np.float64), whole_B))
     codes_C = np.minimum(np.floor((values_C - low_C) / step_C + uniform_C), most).astype(np.uint8)
     per_byte = 8 // bits
     padded = np.zeros(-(-codes_C.size // per_byte) * per_byte, np.uint8)
@@ -101,10 +101,10 @@ def _values(part: memoryview, count: int, bits: int) -> Float32:
     packed = np.frombuffer(part[_RANGE_BYTES * blocks :], np.uint8)
     shifts, most = np.arange(0, 8, bits, dtype=np.uint8), np.uint8((1 << bits) - 1)
     codes_C = (packed[:, None] >> shifts & most).reshape(-1)[:count]
-    low_C, step_C = (_spread(one, count) for one in ranges.T)
+    low_C, step_C = (_spread(per_block_B, count) for per_block_B in ranges.T)
     return (low_C + step_C * codes_C).astype(np.float32)
 
 
 def _spread(of_blocks: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """A number of each block for each of its values: (count,)."""
+    """Repeat a number of each block for each of its values: (count,)."""
     return np.repeat(of_blocks, BLOCK)[:count]

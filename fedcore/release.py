@@ -1,4 +1,4 @@
-"""A release: what devices may run in secure rounds, signed with a key that the coordinator does not have.
+"""A release: a signed statement of what devices may run in secure rounds. The coordinator does not have the key.
 
 Spec: docs/spec/plan.md §9. `fedcore.signing` makes and checks the signatures.
 """
@@ -41,13 +41,13 @@ class Signed(msgspec.Struct, frozen=True):
 
 
 class SumBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """How a secure round makes its sums: nobody but the release key may move it.
+    """The parameters of a secure round's sums, which only the release key can change.
 
     clip_norm: the L2 norm to which a longer mean segment is scaled down, and the range of its values. bits: of
     precision per value. max_examples: the greatest weight of a device. min_sum: the fewest devices in one sum.
     noise_multiplier: the standard deviation of the noise that `honest` devices together add to each value of a sum,
-    over the greatest L2 norm of a report; 0 is no noise. honest: how many of every sum are counted on to add theirs; 0
-    without noise.
+    over the greatest L2 norm of a report; 0 is no noise. honest: the number of devices in every sum that are assumed to
+    add their share; 0 without noise.
     """
 
     clip_norm: Positive
@@ -59,7 +59,7 @@ class SumBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
-    """What the devices of a population may run in secure rounds.
+    """The work that the devices of a population may do in secure rounds.
 
     plan, checkpoint: digests of the plan and of the first checkpoint. seed: the task's, if the plan has codecs, whose
     keys are made of it. lineage: the public key that signs every later checkpoint. counter: once a device has seen a
@@ -78,7 +78,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineageEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What made a checkpoint: committed round `round` of a release, from the checkpoint `parent`. All by digest."""
+    """The origin of a checkpoint: round `round` of a release, from the checkpoint `parent`. All by digest."""
 
     release: Digest
     round: Count
@@ -87,14 +87,14 @@ class LineageEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TreeHead(msgspec.Struct, frozen=True, kw_only=True):
-    """A log of releases at one moment: how many it had, and the root of the Merkle tree over them, in hex."""
+    """A log of releases at one moment: the number of releases, and the root of their Merkle tree, in hex."""
 
     size: Count
     root: Digest
 
 
 class LogProof(msgspec.Struct, frozen=True, kw_only=True):
-    """The proof that a release is in a log: its head, signed with the lineage key, the place from 0, and the path."""
+    """The proof that a release is in a log: the log's head, signed with the lineage key, the index and the path."""
 
     head: Signed
     position: Count
@@ -105,7 +105,7 @@ _RELEASE, _ENTRY, _HEAD = decoder(Release), decoder(LineageEntry), decoder(TreeH
 
 
 def decode_release(text: str) -> Release:
-    """The release that a signed statement holds; its signature was checked before. Raises BadRelease."""
+    """The release in a signed statement. The caller has checked the signature. Raises BadRelease."""
     release = _decoded(text, _RELEASE, "release")
     if release.version != RELEASE_VERSION:
         raise BadRelease(f"release of version {release.version}, this side knows {RELEASE_VERSION}")
@@ -113,12 +113,12 @@ def decode_release(text: str) -> Release:
 
 
 def decode_entry(text: str) -> LineageEntry:
-    """The entry of a lineage that a signed statement holds; its signature was checked before. Raises BadRelease."""
+    """The entry of a lineage in a signed statement. The caller has checked the signature. Raises BadRelease."""
     return _decoded(text, _ENTRY, "lineage entry")
 
 
 def decode_head(text: str) -> TreeHead:
-    """The head of a log that a signed statement holds; its signature was checked before. Raises BadRelease."""
+    """The head of a log in a signed statement. The caller has checked the signature. Raises BadRelease."""
     return _decoded(text, _HEAD, "head of the log")
 
 

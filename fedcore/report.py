@@ -1,14 +1,14 @@
-"""A device's report: one float32 vector of named segments that is only ever summed.
+"""A device's report: one float32 vector of named segments. Reports are only ever summed.
 
 Spec: docs/spec/plan.md §5. A "mean" segment is multiplied by the device's weight before it leaves the device, and the
 coordinator divides the sum by the summed weights; a "sum" segment (a metric) is added as it is.
 
-Until it leaves, a report is kept unweighted: its values (V,), which are all segments but the weight, and the weight
-beside them. It is weighed once: by `ReportLayout.weigh` when it is uploaded in clear, by `secagg.packing` when it is
-masked. L = V + 1.
+A device keeps its report unweighted until it sends it: the values (V,), which are all segments but the weight, and the
+weight beside them. The report is weighted once: by `ReportLayout.weigh` before an unencrypted upload, by
+`secagg.packing` when it is masked. L = V + 1.
 
-Mean segments may have codecs (§5.1): all of these values are then those that travel, and `ReportLayout.decode` makes a
-sum of what the graphs made. V and L are numbers of values that travel.
+Mean segments may have codecs (§5.1). Then all of these values are the coded ones, `ReportLayout.decode` undoes the
+codecs of a sum, and V and L count coded values.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ Vector = TypeVar("Vector", Float32, NDArray[np.float64])
 Weighting = Literal["examples", "uniform"]
 WEIGHT = "weight"
 """The segment that holds the device's weight."""
+MOST_SEGMENTS = 64
+"""Of a report: a coordinator goes over all of them for each report that comes. Export makes a few."""
 ROUNDING = 2.0**-23
-"""Twice what rounding to float32 may add to a norm, as a share of it."""
+"""Twice the relative error that rounding to float32 may add to a norm."""
 _METRICS = ".metrics"
 
 
 def weight_of(weighting: Weighting, examples: int) -> float:
-    """w of a device with that many examples: n under "examples", 1 under "uniform"."""
+    """The weight of a device with `examples` examples: their number under "examples", 1 under "uniform"."""
     return float(examples) if weighting == "examples" else 1.0
 
 
@@ -48,7 +50,7 @@ def metrics_segment(pass_name: str) -> str:
 
 
 def clip_to(values_V: Float32, clip: float) -> Float32:
-    """Finite values, scaled down in place to an l2 norm of `clip` at most, computed in float64."""
+    """Finite values, scaled down in place to an l2 norm of at most `clip`, computed in float64."""
     norm = math.sqrt(float(np.einsum("i,i->", values_V, values_V, dtype=np.float64)))
     if norm > clip:
         factor = clip / norm * (1 - ROUNDING)
@@ -58,14 +60,14 @@ def clip_to(values_V: Float32, clip: float) -> Float32:
 
 def all_finite(vector: Float32) -> bool:
     """Whether all values of (n,) are finite."""
-    # Their sum is not finite if any is not, and takes no memory; finite values may overflow it, too.
+    # If any value is not finite, neither is the sum, which needs no memory. Finite values may overflow it, too.
     return bool(np.isfinite(np.einsum("i->", vector)) or np.isfinite(vector).all())
 
 
 class Segment(msgspec.Struct, frozen=True):
     """One named range of the report: `size` values, as a graph or a pass makes them.
 
-    labels: the names of the values of a metrics segment. codecs: what a mean segment goes through before it travels.
+    labels: the names of the values of a metrics segment. codecs: the codecs that encode a mean segment.
     """
 
     name: str
@@ -89,11 +91,11 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class ReportLayout(msgspec.Struct, frozen=True):
-    """The segments of a report, in order. Exactly one is the device's weight.
+    """The segments of a report, in order. Exactly one of them is the device's weight.
 
-    bounded: whether the mean segments together are clipped to a norm. Then there is nothing else but the weight, which
-    is 1, and a device sends zeros in place of values that are not finite.
-    bits: for each value of a mean segment when a report is uploaded in clear; 0 for float32.
+    bounded: whether the mean segments together are clipped to a norm. Then the only other segment is the weight, which
+    is 1, and a device sends zeros instead of values that are not finite.
+    bits: per value of a mean segment in an unencrypted upload; 0 for float32.
     """
 
     segments: tuple[Segment, ...]
@@ -102,6 +104,8 @@ class ReportLayout(msgspec.Struct, frozen=True):
     bits: Literal[0, 1, 2, 4, 8] = 0
 
     def __post_init__(self) -> None:
+        if len(self.segments) > MOST_SEGMENTS:
+            raise ReportError(f"a report has {len(self.segments)} segments; there may be {MOST_SEGMENTS}")
         names = [segment.name for segment in self.segments]
         if len(set(names)) != len(names) or names.count(WEIGHT) != 1:
             raise ReportError(f"segments must be distinct and hold one {WEIGHT!r}: {names}")
@@ -124,7 +128,7 @@ class ReportLayout(msgspec.Struct, frozen=True):
 
     @property
     def has_codecs(self) -> bool:
-        """Whether segments have codecs: only devices with one key make reports of it that add up."""
+        """Whether segments have codecs. Then only reports that are encoded with the same key add up."""
         return any(segment.codecs for segment in self.segments)
 
     @property
@@ -139,24 +143,24 @@ class ReportLayout(msgspec.Struct, frozen=True):
 
     @property
     def unweighted(self) -> tuple[Segment, ...]:
-        """The segments of the values (V,) that are kept until the report is weighed: all but the weight."""
+        """The segments of the values (V,), which are kept until the report is weighted: all but the weight."""
         return tuple(segment for segment in self.segments if segment.name != WEIGHT)
 
     @property
     def means(self) -> tuple[VectorSpec, ...]:
         """The outputs of the report graph."""
-        return tuple(VectorSpec(one.name, one.size) for one in self.segments if one.reduction == "mean")
+        return tuple(VectorSpec(segment.name, segment.size) for segment in self.segments if segment.reduction == "mean")
 
     def encode(self, means: Mapping[str, Float32], key: RoundKey) -> dict[str, Float32]:
-        """The outputs of the report graph, by name, as they travel."""
+        """The outputs of the report graph, by name, encoded by the codecs."""
         return {
-            one.name: codecs.encode(one.codecs, means[one.name], key, index)
-            for index, one in enumerate(self.segments)
-            if one.reduction == "mean"
+            segment.name: codecs.encode(segment.codecs, means[segment.name], key, index)
+            for index, segment in enumerate(self.segments)
+            if segment.reduction == "mean"
         }
 
     def decode(self, summed_L: Vector, key: RoundKey) -> Vector:
-        """A sum of reports with its codecs undone: a vector of the layout `decoded`. Raises ReportError for its length.
+        """Undo the codecs of a sum of reports: a vector of the layout `decoded`. Raises ReportError for a wrong length.
 
         Trap: all reports in the sum must be of the round that `key` names.
         """
@@ -171,14 +175,15 @@ class ReportLayout(msgspec.Struct, frozen=True):
         )
 
     def weight(self, examples: int) -> float:
-        """w of a device with that many examples."""
+        """The weight of a device with `examples` examples."""
         return weight_of(self.weighting, examples)
 
     def concatenate(self, parts: Mapping[str, Float32], weight: float, clip: float = math.inf) -> Float32:
-        """The unweighted values (V,) of a report from what `encode` gives and sums; zeros if bounded but NaN or ∞.
+        """The unweighted values (V,) of a report, from the output of `encode` and metric sums. If the report is bounded
+        and a value is NaN or ∞, all are zeros.
 
-        clip: the bound that devices received, if the report is bounded. Its graph kept to it in float32, where the norm
-        of a million values may be some thousandths off: so the whole is held to it here.
+        clip: the bound that devices received, if the report is bounded. The graph clips in float32, where the norm of a
+        million values may be some thousandths off, so the whole report is clipped again here.
         Raises ReportError when a segment is missing, of another size, or not finite once it has the weight.
         """
         values_V, start = np.empty(self.size - 1, np.float32), 0
@@ -197,7 +202,7 @@ class ReportLayout(msgspec.Struct, frozen=True):
         return clip_to(values_V, clip) if self.bounded else values_V
 
     def weigh(self, values_V: Float32, weight: float) -> Float32:
-        """The report (L,) as it is uploaded: mean segments of `values_V` times the weight, and the weight itself."""
+        """The report (L,) to upload: mean segments of `values_V` times the weight, and the weight itself."""
         report_L, start = np.empty(self.size, np.float32), 0
         for segment, where in self.slices():
             if segment.name == WEIGHT:
@@ -211,8 +216,8 @@ class ReportLayout(msgspec.Struct, frozen=True):
     def check(self, vector: Float32, *, finite: bool = False) -> None:
         """Raise ReportError unless `vector` could be one device's report: its length, finite, a weight above 0.
 
-        Under "uniform" the weight is 1; under "examples" a device's own count is taken on trust. finite: whether it is
-        known that all values are.
+        Under "uniform" the weight is 1; under "examples" the device's own count is trusted. finite: whether all values
+        are already known to be finite.
         """
         self._check_size(vector)
         if not finite and not all_finite(vector):
@@ -225,8 +230,8 @@ class ReportLayout(msgspec.Struct, frozen=True):
     def split(self, summed: Any) -> dict[str, Any]:
         """Named views of a summed (L,) vector (NumPy or torch), with mean segments divided by the summed weight.
 
-        Trap: of a layout with codecs they are coded; take `decode` and the layout `decoded`. Raises ReportError when
-        the length is wrong or the summed weight is not positive.
+        Trap: with codecs these are coded values; use `decode` and the layout `decoded`. Raises ReportError when the
+        length is wrong or the summed weight is not positive.
         """
         self._check_size(summed)
         parts = {segment.name: (segment, summed[where]) for segment, where in self.slices()}
@@ -249,7 +254,7 @@ class ReportLayout(msgspec.Struct, frozen=True):
 
     @staticmethod
     def _factor(segment: Segment, weight: float) -> np.float32:
-        """The number that a device multiplies a segment by."""
+        """The factor by which a device multiplies a segment."""
         return np.float32(weight if segment.reduction == "mean" else 1)
 
     def slices(self) -> list[tuple[Segment, slice]]:

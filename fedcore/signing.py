@@ -1,8 +1,8 @@
-"""Ed25519 signatures of plans, releases and certificates, so that whoever has one can tell whose it is.
+"""Ed25519 signatures of plans, releases and certificates, which show their origin.
 
 Spec: docs/spec/plan.md §8, §9; docs/spec/privacy.md.
 
-The engine does without `cryptography`: nothing of `fedcore` that it needs loads this module.
+The engine works without `cryptography`: no module of `fedcore` that it needs imports this one.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from fedcore.release import LineageEntry, Release, Signed, TreeHead, decode_entr
 
 DOMAIN, RELEASE = b"muster.plan.v1\0", b"muster.release.v1\0"
 LINEAGE, LOG, PRIVACY = b"muster.lineage.v1\0", b"muster.log.v1\0", b"muster.privacy.v1\0"
-"""What a signed message begins with, so that no signature fits another purpose."""
+"""Prefixes of signed messages, so that no signature is valid for another purpose."""
 KIND = "ed25519:"
 
 
 def message(plan: BlobRef) -> bytes:
-    """The message that is signed: the domain, so that no other protocol's signature fits, and the plan's digest."""
+    """The message to sign: a prefix that excludes other protocols' signatures, and the plan's digest."""
     return DOMAIN + bytes.fromhex(plan.sha256)
 
 
 def verify(plan: BlobRef, signature: PlanSignature) -> None:
-    """Raise BadSignature unless `signature` is its signer's, over this plan; this does not check that it is trusted.
+    """Raise BadSignature unless its signer made `signature` over this plan. Does not check that the signer is trusted.
 
     Raises InvalidKey when the signer is not a public key.
     """
@@ -62,12 +62,12 @@ def verified_release(signed: Signed) -> Release:
 
 
 def verified_entry(signed: Signed) -> LineageEntry:
-    """The entry of a lineage, if its signer signed it. As `verified_release`."""
+    """The entry of a lineage, if its signer signed it. Raises as `verified_release`."""
     return decode_entry(_verified(signed, LINEAGE, "lineage entry"))
 
 
 def verified_head(signed: Signed) -> TreeHead:
-    """The head of a log of releases, if its signer signed it. As `verified_release`."""
+    """The head of a log of releases, if its signer signed it. Raises as `verified_release`."""
     return decode_head(_verified(signed, LOG, "head of the log"))
 
 
@@ -105,16 +105,16 @@ def key_text(public: bytes) -> str:
 
 
 class SigningKey:
-    """A private key that signs plans, releases or the checkpoints of a lineage. Who has its file can do so too."""
+    """A private key that signs plans, releases or the checkpoints of a lineage. Its file is all that signing needs."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
 
     @classmethod
     def new(cls, path: Path) -> SigningKey:
-        """Make a key and write it to `path`, durably and for its owner alone, as PKCS #8 in PEM.
+        """Make a key and write it to `path` as PKCS #8 in PEM, durably and readable only by its owner.
 
-        Raises OSError; FileExistsError rather than to replace a file.
+        Raises OSError; FileExistsError instead of replacing a file.
         """
         key = Ed25519PrivateKey.generate()
         write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
@@ -143,7 +143,7 @@ class SigningKey:
         return PlanSignature(self.signer, self._signature(message(plan)))
 
     def sign_release(self, release: Release) -> Signed:
-        """Sign a release. With the key's file anybody can say what devices run in secure rounds."""
+        """Sign a release: it decides what devices run in secure rounds."""
         return self._signed(release, RELEASE)
 
     def sign_entry(self, entry: LineageEntry) -> Signed:
@@ -159,7 +159,7 @@ class SigningKey:
         return self._signed(certificate, PRIVACY)
 
     def secret(self, purpose: bytes) -> bytes:
-        """32 secret bytes that the key has for a purpose: the same ones every time, and others for every purpose."""
+        """32 secret bytes derived from the key: always the same for one purpose, different for each purpose."""
         return HKDF(SHA256(), 32, salt=None, info=purpose).derive(self._key.private_bytes_raw())
 
     def _signed(self, statement: msgspec.Struct, domain: bytes) -> Signed:

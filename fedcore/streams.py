@@ -1,6 +1,6 @@
-"""Random streams that depend on a key alone: Philox4x64-10 (Salmon et al. 2011), of which NumPy guarantees the output.
+"""Random streams that depend only on a key: Philox4x64-10 (Salmon et al. 2011), whose output NumPy guarantees.
 
-Spec: docs/spec/plan.md §4. Whoever has the key draws the same words: a device, the coordinator, the simulator.
+Spec: docs/spec/plan.md §4. With the same key a device, the coordinator and the simulator draw the same words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def stream(label: bytes, *numbers: int, words: int) -> Words:
 
 
 class _Generator(threading.local):
-    """A Philox generator of each thread: to move it to another stream takes a quarter of the time of a new one."""
+    """One Philox generator per thread: moving it to another stream takes a quarter of the time of making a new one."""
 
     def __init__(self) -> None:
         self._philox = np.random.Philox(key=0)

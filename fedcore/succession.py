@@ -1,6 +1,6 @@
-"""Succession of keys: statements by which one public key follows another, and a private key's file with them.
+"""Succession of keys: signed statements that one public key follows another, and a private key's file with them.
 
-Whoever pinned a key follows these statements to the one that holds now, and nothing else. Spec: docs/spec/wire.md §9.
+A party that pinned a key follows these statements to the current key. Spec: docs/spec/wire.md §9.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedcore.private_files import write_private
 
 DOMAIN = b"muster.succession.v1\0"
 MOST_SUCCESSORS = 16
-"""Of a longer succession the oldest keys are left out: who pinned one of those enrols anew."""
+"""A longer succession drops its oldest keys: a device that pinned one of them has to enrol again."""
 
 Role: TypeAlias = Literal["server", "authority"]
 Key: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -26,14 +26,14 @@ Signature: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=64, max_length=6
 
 
 class Successor(msgspec.Struct, frozen=True):
-    """A public key, and the signature by which the key before it names it."""
+    """A public key, and the signature of the key before it."""
 
     key: Key
     signature: Signature
 
 
 class Succession(msgspec.Struct, frozen=True):
-    """A public key of Ed25519 and its successors in order, the last of which holds now."""
+    """An Ed25519 public key and its successors in order; the last one is current."""
 
     first: Key
     successors: Annotated[tuple[Successor, ...], msgspec.Meta(max_length=MOST_SUCCESSORS)] = ()
@@ -41,15 +41,15 @@ class Succession(msgspec.Struct, frozen=True):
     @property
     def keys(self) -> tuple[bytes, ...]:
         """The public keys, oldest first."""
-        return (self.first, *(one.key for one in self.successors))
+        return (self.first, *(successor.key for successor in self.successors))
 
     @property
     def current(self) -> bytes:
-        """The public key that holds now."""
+        """The current public key."""
         return self.keys[-1]
 
     def follow(self, role: Role, pinned: bytes) -> bytes:
-        """The key that holds now, for whoever pinned an earlier one, or this one, in that role.
+        """The current key, for a party that pinned `pinned`, this key or an earlier one, in that role.
 
         Raises BrokenSuccession unless signatures lead from the pinned key to it.
         """
@@ -102,7 +102,7 @@ class SucceedingKey:
         return self.succession.current
 
     def successor(self) -> SucceedingKey:
-        """A new key, signed by this one. From now on either may be shown, to whoever pinned this one."""
+        """A new key, signed by this one. From now on either may be shown to a party that pinned this one."""
         private = Ed25519PrivateKey.generate()
         signature = self.private.sign(_statement(self.role, self.public, _raw(private)))
         keys, successors = self.succession.keys, (*self.succession.successors, Successor(_raw(private), signature))
@@ -110,7 +110,9 @@ class SucceedingKey:
         return SucceedingKey(self.role, private, Succession(keys[left_out], successors[left_out:]))
 
     def save(self, path: Path, *, replace: bool = False) -> None:
-        """Write the file whole and durably, for its owner alone. Raises OSError; FileExistsError unless `replace`."""
+        """Write the file atomically, durably and readable only by its owner. Raises OSError; FileExistsError unless
+        `replace`.
+        """
         stored = _Stored(self.role, self.private.private_bytes_raw(), self.succession)
         write_private(path, msgspec.json.format(msgspec.json.encode(stored)) + b"\n", replace=replace)
 
@@ -125,7 +127,7 @@ _STORED = decoder(_Stored)
 
 
 def short(key: bytes) -> str:
-    """The first digits of a public key, by which people tell keys apart."""
+    """The first digits of a public key, for people to tell keys apart."""
     return f"{key.hex()[:16]}…"
 
 

@@ -1,4 +1,4 @@
-"""An orderly end on SIGTERM: what a `with` block or a `finally` holds is released."""
+"""An orderly end on SIGTERM: `with` blocks and `finally` clauses release what they hold."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _AGAIN_S = 0.01
 
 
 def exit_on_sigterm(code: int, unless: Callable[[], bool] = lambda: False) -> None:
-    """Have SIGTERM end this process with `code`, as `sys.exit` does. To be called in the main thread.
+    """Have SIGTERM end this process with `code`, as `sys.exit` does. Call this in the main thread.
 
-    unless: asked when the signal comes; where it gives true, nothing happens.
+    unless: called when the signal comes; if it returns true, nothing happens.
 
-    Python drops an exception that is raised within a destructor or a callback of a weak reference, such as every import
-    has: a signal that comes in one is taken once it is over.
+    Python drops an exception that is raised within a destructor or a callback of a weak reference, and every import has
+    such callbacks. So a signal that comes during one is handled after it.
     """
 
     def terminate(number: int, frame: FrameType | None) -> None:
@@ -43,7 +43,7 @@ def exit_on_sigterm(code: int, unless: Callable[[], bool] = lambda: False) -> No
 
 
 def _in_destructor(frame: FrameType | None) -> bool:
-    """A destructor is not cut short: what it releases would stay."""
+    """Whether a destructor is running. It is not cut short: it would not release what it holds."""
     while frame is not None:
         if frame.f_code.co_name == "__del__":
             return True

@@ -1,4 +1,4 @@
-"""Text of strangers made visible: nothing in it moves a cursor, hides, or turns the text around it."""
+"""Untrusted text made visible: nothing in it moves a cursor, hides, or reverses the text around it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ _INKLESS = re.compile(
 
 
 def visible(text: str) -> str:
-    """A text as one line that can be shown: what is not a letter, mark, number, sign or plain space is escaped.
+    """A text as one line that is safe to show: all but letters, marks, numbers, signs and plain spaces is escaped.
 
-    These are controls, line breaks among them, overrides of direction, and what has no width. They become `\\u001b` and
-    the like, as JSON escapes them: a JSON document stays the same document.
+    Escaped are controls with line breaks, overrides of direction, and characters without width. They become `\\u001b`
+    and the like, as in JSON, so a JSON document stays the same document.
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(one if one.isprintable() and not _INKLESS.match(one) else _escaped(one) for one in text)
+    return "".join(
+        character if character.isprintable() and not _INKLESS.match(character) else _escaped(character)
+        for character in text
+    )
 
 
 def visible_lines(text: str) -> str:
-    """As `visible`, of a text of several lines, such as a traceback."""
+    """As `visible`, for a text of several lines, such as a traceback."""
     return "\n".join(map(visible, text.split("\n")))
 
 

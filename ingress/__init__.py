@@ -1,1 +1,1 @@
-"""Ports for strangers: HTTP with limits on connections, and signed requests, for the coordinator and the authority."""
+"""Public ports: HTTP with limits on connections, and signed requests, for the coordinator and the authority."""

@@ -1,4 +1,4 @@
-"""A connection of uvicorn that bounds what it reads, and can receive a body straight into the memory where it stays."""
+"""A uvicorn connection that bounds what it reads, and can receive a body directly into its final memory."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ RECEIVE_INTO = "muster.receive_into"
 """The key of a request's scope for a `ReceiveInto`."""
 _HANG_UP = "muster.hang_up"
 HEAD_BYTES = 1 << 14
-"""The largest head of a request, and all that may surround the bytes of a body in chunked coding, trailers included."""
+"""The largest head of a request, and the most bytes around a body in chunked coding, including trailers."""
 HEAD_FIELDS = 100
 """The most header fields of a request, and the most trailers."""
 _PIPELINED = 16
 """The most requests of one connection that wait for the answer to an earlier one."""
 _CHUNK = 1 << 19
-"""Bytes read at a time of a body that arrives where it stays: they are hashed next, out of the cache."""
+"""Bytes read at a time of a body that arrives in its final memory: they are hashed while still in the cache."""
 _PIECE = 1 << 16
-"""Bytes read at a time of any other body. All connections may hold so much more than they may, before they are seen."""
+"""Bytes read at a time of any other body. A connection may exceed its limits by this much before they apply."""
 
 
 def _last_words(status: str, detail: str) -> bytes:
-    """An answer on a connection that is closed with it."""
+    """An answer after which the connection closes."""
     head = f"HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {len(detail)}\r\nconnection: close"
     return f"{head}\r\n\r\n{detail}".encode()
 
@@ -45,7 +45,7 @@ _HEAD_TOO_LARGE = _last_words(
 
 
 def hang_up(scope: MutableMapping[str, Any]) -> None:
-    """Close the connection of a request: it ends as when its sender hangs up."""
+    """Close the connection of a request. The request ends as if its sender had hung up."""
     scope.get(_HANG_UP, lambda: None)()
 
 
@@ -55,7 +55,7 @@ def memory_of(size: int) -> memoryview:
 
 
 class Body:
-    """A body that arrives in memory allocated before, and the SHA-256 of the bytes so far."""
+    """A body that arrives in preallocated memory, and the SHA-256 of its bytes so far."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
@@ -73,7 +73,7 @@ class Body:
         return self._memory[self.size : self.size + _CHUNK]
 
     def grow(self, count: int) -> None:
-        """Take `count` bytes that were written to the beginning of `free_space`."""
+        """Count `count` bytes that were written to the start of `free_space`."""
         end = self.size + count
         self._digest.update(self._memory[self.size : end])
         self.size = end
@@ -83,7 +83,7 @@ class Body:
         self._memory = self._memory[:size]
 
     def append(self, data: bytes) -> bool:
-        """Add bytes; false, and nothing done, when there is no room for them."""
+        """Add bytes. If there is no room for them, do nothing and return false."""
         fits = len(data) <= len(self._memory) - self.size
         if fits:
             self._memory[self.size : self.size + len(data)] = data
@@ -96,7 +96,7 @@ class Body:
 
 
 ReceiveInto: TypeAlias = Callable[[Body], Awaitable[bool]]
-"""Receives the rest of a request's body into a `Body` of Content-Length bytes; answers whether all of it arrived.
+"""Receives the rest of a request's body into a `Body` of Content-Length bytes; returns whether all of it arrived.
 
 If not, ASGI's `receive` gives the rest.
 """
@@ -134,7 +134,7 @@ class HeadBufferingTransport:
 class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     """A protocol for uvicorn. A body that no route receives with `RECEIVE_INTO` comes through ASGI's `receive`.
 
-    limits: of the connections of its port, which are told what this one waits for.
+    limits: of the connections of its port. This connection tells them what it waits for.
     """
 
     def __init__(self, limits: ConnectionLimits, *args: Any, **kwargs: Any) -> None:
@@ -156,41 +156,41 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     @property
     def moved(self) -> int:
-        """The bytes that have come, less those that wait to be sent."""
+        """The bytes received, minus those waiting to be sent."""
         return self._received - self.unread
 
     @property
     def unread(self) -> int:
-        """The bytes that wait to be sent."""
+        """The bytes waiting to be sent."""
         size: int = self.transport.get_write_buffer_size()
         return size
 
     def hang_up(self) -> None:
-        """Close the connection now; a request in progress ends as when its sender hangs up."""
+        """Close the connection now. A request in progress ends as if its sender had hung up."""
         self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, within the limits."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(1)  # what is not taken at once is counted; with 0, TLS would wait for nothing
+        transport.set_write_buffer_limits(1)  # count whatever is not sent at once; with 0, TLS would wait forever
         self._limits.opened(self, transport.get_extra_info("socket").fileno())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self._limits.closed(self)
         if (running := self._running) is not None and not running.response_complete:
-            # uvicorn tells only the latest request of a connection, behind which others may be.
+            # uvicorn tells only the latest request of a connection, and earlier ones may still be running.
             running.disconnected = True
             running.message_event.set()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The other end takes an answer more slowly than it comes."""
+        """The other end reads an answer more slowly than it is produced."""
         super().pause_writing()
         self._limits.stalls(self)
 
     def resume_writing(self) -> None:
-        """The other end has taken what was sent."""
+        """The other end has read what was sent."""
         super().resume_writing()
         self._limits.flows(self)
         self._wait()
@@ -217,7 +217,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._end()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has come; refuse what is no request, or has too much around its body."""
+        """Parse received bytes. Refuse what is not a request, or has too many bytes around its body."""
         self._unset_keepalive_if_required()
         parsed = True
         try:
@@ -233,7 +233,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._limits.moves(self)
 
     def on_headers_complete(self) -> None:
-        """Begin the request whose head was parsed, and offer RECEIVE_INTO to it."""
+        """Start the request whose head was parsed, and offer RECEIVE_INTO to it."""
         if len(self.headers) > HEAD_FIELDS or len(self.pipeline) == _PIPELINED:
             raise ValueError  # ends the parsing; `data_received` refuses
         before = self.cycle
@@ -269,14 +269,14 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._wait()
 
     def _wait(self) -> None:
-        """Let the time of the next request's head begin, if no answer is due, and the last one was taken."""
+        """Start the time limit of the next request's head, if no answer is due and the last one was read."""
         if self.transport.is_closing() or self.flow.write_paused or self.cycle is None:
             return
         if self.cycle.response_complete:
             self._limits.waits(self)
 
     def _refuse(self, answer: bytes) -> None:
-        """Close, with an answer where no other one is due."""
+        """Close the connection, with an answer if no other answer is due."""
         if self.cycle is None or self.cycle.response_complete:
             self.transport.write(answer)
         self.hang_up()

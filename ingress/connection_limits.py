@@ -1,4 +1,4 @@
-"""Limits of the connections of one port: how many wait for a request, and how slowly bytes may move on them."""
+"""Limits of the connections of one port: the number that wait for a request, and the least rate of bytes on them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Protocol
 from ingress.addresses import Network, caller_of
 
 HEAD_S = 30.0
-"""How long a TLS handshake may take, and then, or from the last answer on, the head of a request to its end."""
+"""The longest time for a TLS handshake, and from there, or from the last answer, to the end of a request's head."""
 WINDOW_S = 60.0
-"""How long a body, or an answer, may take to move by the least that is demanded of it."""
+"""The window over which the rate of a body or an answer is measured."""
 LEAST_BYTES_PER_S = 1000
-"""The least rate of a body and of an answer, on the average of a window."""
+"""The least mean rate of a body and of an answer in a window."""
 LOOK_S = 1.0
 
 
 class Limited(Protocol):
-    """A connection as its limits see it."""
+    """The part of a connection that its limits use."""
 
     @property
     def address(self) -> str | None:
@@ -30,28 +30,28 @@ class Limited(Protocol):
 
     @property
     def moved(self) -> int:
-        """The bytes that came, less those that wait to be sent: it grows while anything moves."""
+        """The bytes received, minus those waiting to be sent: it grows while anything moves."""
 
     @property
     def unread(self) -> int:
-        """The bytes that wait to be sent, as the other end has not read what came before."""
+        """The bytes waiting to be sent, because the other end has not read earlier ones."""
 
     def hang_up(self) -> None:
-        """Close the connection now, whatever is still to be sent."""
+        """Close the connection now, even if bytes are waiting to be sent."""
 
 
 class ConnectionLimits:
-    """The connections of a port, by what they wait for. Used by the event loop's thread only.
+    """The connections of a port, by state. Only the event loop's thread uses it.
 
     A connection *waits* from its beginning, before a TLS handshake, until the head of a request has arrived, and again
-    after each answer. Of those, `most` may be open, and `most_of_address` of one address (0 is no limit). For one more
-    in all, the one that has waited longest is closed: so connections that ask for nothing keep nobody out. A connection
-    is *moving* while a body arrives, or while its other end does not take an answer as fast as it comes. What such
-    answers hold is `most_unread` bytes at most, in all: for more, the connection is closed that has taken nothing for
-    the longest time. An answer that is larger by itself is sent when it is the only one.
+    after each answer. At most `most` connections may wait, and at most `most_of_address` of one address (0 is no
+    limit). If one more waits, the one that has waited longest is closed, so idle connections cannot keep others out. A
+    connection is *moving* while a body arrives, or while its other end reads an answer more slowly than it is produced.
+    Such answers may hold at most `most_unread` bytes together. Beyond that, the connection is closed whose reader has
+    read nothing for the longest time. A single larger answer is sent if it is the only one.
 
-    proxies: the networks whose addresses stand for many callers, and are not limited. count_closed: called with the
-    limit that was reached, for each connection that is closed: `address`, `crowded`, `head`, `rate` or `unread`.
+    proxies: the networks whose addresses stand for many callers, and are not limited. count_closed: called for each
+    closed connection with the limit that it reached: `address`, `crowded`, `head`, `rate` or `unread`.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class ConnectionLimits:
 
     @property
     def full(self) -> bool:
-        """Whether as many wait as may, or as many are open: `most` that wait, and as many that ask for something."""
+        """Whether the most connections wait, or the most are open: `most` that wait and `most` with requests."""
         return len(self._waiting) >= self._most or self._open >= 2 * self._most
 
     def accepted(self, connection: Limited, descriptor: int) -> None:
-        """Admit a new connection to its TLS handshake, where there is one, or close it or another one."""
+        """Admit a new connection (to its TLS handshake, if any), or close it or another one."""
         self._open += 1
         caller = self._caller_of(connection.address)
         if caller is not None and 0 < self._most_of_address <= self._waiting_of[caller]:
@@ -96,7 +96,7 @@ class ConnectionLimits:
             self._close(next(iter(self._waiting)), "crowded")
 
     def opened(self, connection: Limited, descriptor: int) -> None:
-        """Let a connection take the place of the one that was accepted, unless that was closed meanwhile."""
+        """Replace an accepted connection by its opened one, unless it was closed meanwhile."""
         accepted = self._handshakes.pop(descriptor, None)
         if accepted in self._waiting:
             self.closed(accepted)
@@ -136,7 +136,7 @@ class ConnectionLimits:
             self._look_soon()
 
     def stalls(self, connection: Limited) -> None:
-        """An answer waits for its reader."""
+        """The reader of an answer has stopped reading."""
         self.moves(connection)
         self._unread[connection] = size = connection.unread
         self._unread_bytes += size
@@ -144,12 +144,12 @@ class ConnectionLimits:
             self._close(next(iter(self._unread)), "unread")
 
     def flows(self, connection: Limited) -> None:
-        """The reader of an answer has taken all that waited."""
+        """The reader of an answer has read all that waited."""
         self._unread_bytes -= self._unread.pop(connection, 0)
         self.rests(connection)
 
     def rests(self, connection: Limited) -> None:
-        """Nothing has to move any more."""
+        """Nothing is moving any more."""
         self._moving.pop(connection, None)
 
     def closed(self, connection: Limited) -> None:
@@ -168,7 +168,7 @@ class ConnectionLimits:
             asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Close what takes too long."""
+        """Close connections that take too long."""
         now = time.monotonic()
         while self._waiting and now - next(iter(self._waiting.values())) > HEAD_S:
             self._close(next(iter(self._waiting)), "head")
@@ -186,5 +186,5 @@ class ConnectionLimits:
         """The caller that an address counts for; None, and no limit, for loopback and proxies."""
         if address is None:
             return None
-        known = ipaddress.ip_address(address.partition("%")[0])
-        return None if any(known in network for network in self.proxies) else caller_of(address)
+        ip = ipaddress.ip_address(address.partition("%")[0])
+        return None if any(ip in network for network in self.proxies) else caller_of(address)

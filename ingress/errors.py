@@ -1,7 +1,7 @@
 """Errors of ports.
 
 IngressError
-└── CannotListen    a port is taken, or cannot be had for another reason
+└── CannotListen    a port is taken, or cannot be opened for another reason
 """
 
 
@@ -10,4 +10,4 @@ class IngressError(Exception):
 
 
 class CannotListen(IngressError):
-    """A port is taken, or cannot be had for another reason; the message names the option that changes it."""
+    """A port is taken, or cannot be opened for another reason; the message names the option that changes it."""

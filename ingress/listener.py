@@ -1,4 +1,4 @@
-"""A listening socket whose connections are counted from their first moment on, before a TLS handshake."""
+"""A listening socket whose connections are counted as soon as they are accepted, before a TLS handshake."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ingress.errors import CannotListen
 BACKLOG = 2048
 """Connections that the system keeps for a listening socket until they are accepted."""
 _AT_ONCE = 16
-"""Connections that a turn of the event loop accepts where no more are expected: until the next, they are open too."""
+"""The most connections that a turn of the event loop accepts on a full port: they stay open until the next turn."""
 _UNSENT_BYTES = 1 << 17
-"""What the kernel takes of an answer beyond what the other end has room for: it would take megabytes."""
+"""The most bytes of an answer that the kernel buffers for a full receiver; by default it would buffer megabytes."""
 
 
 class Listener(socket.socket):
-    """A listening socket. limits: of the connections of its port, which are told of each one that it accepts."""
+    """A listening socket. limits: of its port's connections; they are told of each accepted one."""
 
     def __init__(self, limits: ConnectionLimits, listening: socket.socket) -> None:
         super().__init__(listening.family, listening.type, listening.proto, listening.detach())
@@ -51,7 +51,7 @@ class _Accepted(socket.socket):
         self._limits = limits
 
     def hang_up(self) -> None:
-        """End the connection: whoever reads it next finds its end."""
+        """Shut the connection down: the next read meets its end."""
         with suppress(OSError):  # the other end was faster
             self.shutdown(socket.SHUT_RDWR)
 
@@ -65,7 +65,7 @@ class _Accepted(socket.socket):
 def listening(host: str, port: int, limits: ConnectionLimits, option: str = "--port") -> Iterator[Listener]:
     """A socket that listens while the block runs; port 0 takes a free one.
 
-    option: the one of the command line that chooses another port. Raises CannotListen.
+    option: the command-line option that chooses another port. Raises CannotListen.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

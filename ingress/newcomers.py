@@ -1,4 +1,4 @@
-"""Newcomers: requests that anybody may begin, while their bodies are on their way."""
+"""Newcomers: requests of unknown senders, while their bodies arrive."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 
 class Newcomers:
-    """Requests of anybody whose bodies are on their way, `most` at a time: for one more, the oldest is cut off.
+    """Requests of unknown senders whose bodies are arriving. Beyond `most` at a time, the oldest is cut off.
 
-    So those that take long keep out nobody, not even each other's latest.
+    So slow requests cannot keep out new ones.
     """
 
     def __init__(self, most: int) -> None:
@@ -18,7 +18,7 @@ class Newcomers:
 
     @contextmanager
     def hold(self, cut_off: Callable[[], None]) -> Iterator[None]:
-        """Count a request while the block runs, which `cut_off` ends."""
+        """Count a request while the block runs. `cut_off` ends the request."""
         if len(self._cut_off) == self._most:
             self._cut_off.pop(next(iter(self._cut_off)))()
         me = object()

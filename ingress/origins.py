@@ -17,27 +17,27 @@ _ANSWER_FIELDS = (
     "Upload-Offset",
 )  # fmt: skip
 _PREFLIGHT_S = 7200
-"""The time for which a browser keeps what it was allowed: the most that Chromium takes."""
+"""The time for which a browser caches a preflight answer: the most that Chromium accepts."""
 
 
 def origins(text: str) -> tuple[str, ...]:
     """The origins of a text, such as `https://app.example, http://127.0.0.1:8000`.
 
-    Raises ValueError, which names what is none.
+    Raises ValueError naming the invalid part.
     """
-    found = tuple(filter(None, map(str.strip, text.split(","))))
-    for origin in found:
+    listed = tuple(filter(None, map(str.strip, text.split(","))))
+    for origin in listed:
         parts = urlsplit(origin)
         if parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc}" or not parts.hostname:
             raise ValueError(f"{origin!r} is no origin; an origin is a scheme and a host, such as https://app.example")
-    return found
+    return listed
 
 
 def open_to(allowed: tuple[str, ...], app: ASGIApp) -> ASGIApp:
-    """The application, which pages of these origins may speak to. It stands outside everything that can refuse.
+    """Wrap an application so that pages of these origins may use it. This must be the outermost layer.
 
-    A page cannot read an answer without the header fields that this adds: a refusal would look like a broken
-    connection.
+    A page cannot read an answer without the header fields that this adds, so a refusal by an outer layer would look
+    like a broken connection.
     """
     if not allowed:
         return app

@@ -1,4 +1,4 @@
-"""A limit on how often each caller asks."""
+"""A limit on the request rate of each caller."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable
 
 _WINDOW_S = 60.0
 _MOST_CALLERS = 500_000
-"""Callers that are remembered, about 100 MB; beyond it the one that asked longest ago is forgotten."""
+"""The most callers that are remembered, about 100 MB; beyond it the least recent one is forgotten."""
 
 
 class RateLimit:
     """At most `per_minute` requests of each caller in any minute, by the generic cell rate algorithm (ITU-T I.371).
 
-    A caller is one number, the time at which all its requests of a minute are free again: constant time and memory per
-    request, also for a million callers (docs/decisions/0016-rate-limits.md). 0 per minute is no limit.
+    Each caller is stored as one number, the time at which its whole allowance is free again. So a request takes
+    constant time and memory, even with a million callers (docs/decisions/0016-rate-limits.md). 0 per minute is no
+    limit.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,7 +25,7 @@ class RateLimit:
         self._free_at: OrderedDict[str, float] = OrderedDict()
 
     def wait_s(self, caller: str) -> float:
-        """Count a request and give 0. Beyond the limit, count nothing, and give the seconds until it is admitted."""
+        """Count a request and return 0. Beyond the limit, return the seconds until it is admitted, uncounted."""
         if not self._interval_s:
             return 0.0
         now = self._clock()

@@ -1,4 +1,4 @@
-"""HTTP servers on ports for strangers: their configuration and their URLs."""
+"""HTTP servers on public ports: their configuration and their URLs."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from ingress.listener import BACKLOG
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpConfig:
-    """How a port speaks HTTP: HTTPS with a certificate; a stop waits `drain_s` seconds for requests in progress."""
+    """The HTTP settings of a port: HTTPS if it has a certificate. A stop waits `drain_s` seconds for open requests."""
 
     tls_cert: Path | None
     tls_key: Path | None
     drain_s: float
 
     def url(self, listener: socket.socket) -> str:
-        """The URL at which a listening socket is reached."""
+        """The URL of a listening socket."""
         scheme = "https" if self.tls_cert else "http"
         host, port = listener.getsockname()[:2]
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def uvicorn(self, app: ASGIApp, limits: ConnectionLimits) -> uvicorn.Config:
-        """The same for uvicorn, which serves the application on a `Listener` of the same limits."""
+        """These settings for uvicorn, which serves `app` on a `Listener` with the same limits."""
         return uvicorn.Config(
             app,
             http=cast("type[Connection]", partial(Connection, limits)),
             ws="none",
-            loop="asyncio",  # also where uvloop is installed, whose turns are not what CheckInShedder takes them for
+            loop="asyncio",  # even if uvloop is installed, whose turns differ from what CheckInShedder assumes
             access_log=False,  # a path holds an assignment's secret id
             log_config=None,
             backlog=BACKLOG,

@@ -1,4 +1,4 @@
-"""Signed requests as they come over HTTP: their signatures, read and checked, and the bodies that they cover.
+"""Signed requests over HTTP: reading and checking signatures and the bodies that they cover.
 
 Spec: docs/spec/wire.md §10.
 """
@@ -15,20 +15,21 @@ from fedcore.wire.signatures import DIGEST, PublicKey, SignableRequest, Signatur
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """The signer of a request whose signature was checked. `digest` is that of the body."""
+    """The signer of a request whose signature was checked. `digest`: of the body."""
 
     keyid: str
     created: int
     digest: bytes | None
 
     def check(self, sha256: bytes) -> None:
-        """Raise DigestMismatch unless a body's SHA-256 is the signed one. Without one there was no body to sign."""
+        """Raise DigestMismatch unless a body's SHA-256 is the signed one. Without a digest no body was signed."""
         if self.digest is not None and self.digest != sha256:
             raise DigestMismatch("the body is not the one that Content-Digest was made of; send it again")
 
 
 def read(request: Request) -> tuple[Signature, SignableRequest]:
-    """The signature of a request, which covers all that it must, and what it is over. Neither is checked yet.
+    """The signature of a request, and the request that it covers. The signature covers all that it must, and is not
+    verified yet.
 
     Raises Unsigned or MalformedSignature.
     """
@@ -39,7 +40,7 @@ def read(request: Request) -> tuple[Signature, SignableRequest]:
 
 
 def named_key(signature: Signature) -> PublicKey:
-    """The public key that a signature names as its keyid. Raises MalformedSignature when that is none."""
+    """The public key that a signature names as its keyid. Raises MalformedSignature when the keyid is no public key."""
     try:
         return PublicKey.parse(signature.keyid)
     except InvalidKey as error:
@@ -47,9 +48,9 @@ def named_key(signature: Signature) -> PublicKey:
 
 
 def signer_of(signature: Signature, about: SignableRequest, key: PublicKey) -> Signed:
-    """The signer, when it is the holder of `key`, who signed this request. Raises ForgedSignature, MalformedSignature.
+    """The signer, if the holder of `key` signed this request. Raises ForgedSignature, MalformedSignature.
 
-    When the signature was made, and whether it came before, is not looked at.
+    This checks neither the time of the signature nor whether it came before.
     """
     signature.check(about, key)
     if DIGEST not in signature.covered:
@@ -67,8 +68,8 @@ def _target(request: Request) -> str:
 
 def _fields(request: Request) -> dict[str, str]:
     """The header fields by lower-case name, lines of one name joined as RFC 9110 joins them."""
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for name, value in request.scope["headers"]:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        found[key] = f"{found[key]}, {text}" if key in found else text
-    return found
+        fields[key] = f"{fields[key]}, {text}" if key in fields else text
+    return fields

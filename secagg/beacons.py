@@ -1,8 +1,7 @@
-"""Beacons: the enrolment authority's signatures over rosters, from which the neighbours of every device are drawn.
+"""Beacons: the enrolment authority's signatures over rosters. They determine the neighbours of every device.
 
-The authority signs no second roster with a device that is on one for the same invitation. So a server that lies gets
-one draw for each time that a device advertises. Up to 64 devices everyone is everyone's neighbour, and nothing is
-drawn.
+For one invitation the authority never signs two rosters with the same device. So a lying server gets one draw each
+time that a device advertises. With up to 64 devices all are neighbours of each other, and nothing is drawn.
 
 Spec: docs/spec/secagg.md §3.
 """
@@ -22,7 +21,7 @@ NO_BEACON = bytes(BEACON_BYTES)
 
 
 def draw_beacon(authority: Ed25519PrivateKey, invite_hash: bytes, chosen: GraphParameters, root: bytes) -> bytes:
-    """The beacon of a roster, 64 bytes: the same whenever it is drawn, and known to nobody before."""
+    """The beacon of a roster, 64 bytes: the same at every draw, and unpredictable before the first."""
     return keys.sign(authority, "beacon", invite_hash, _body(chosen, root))
 
 
@@ -31,7 +30,7 @@ def check_beacon(
 ) -> None:
     """Raise BadSignature unless the authority (a public key of 32 bytes; None trusts the server) drew the beacon.
 
-    Raises GraphMismatch for any beacon where everyone is everyone's neighbour.
+    Raises GraphMismatch for any beacon if all devices are neighbours of each other.
     """
     if chosen.complete:
         if beacon != NO_BEACON:
@@ -41,5 +40,5 @@ def check_beacon(
 
 
 def _body(chosen: GraphParameters, root: bytes) -> bytes:
-    """With the parameters, as n and k have a say in who is near, so that a server could try them too."""
+    """The signed bytes. They include n and k, which also decide the neighbours: else a server could try several."""
     return u32(chosen.n, chosen.k, chosen.t) + root

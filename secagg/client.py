@@ -70,12 +70,12 @@ from secagg.shamir import PRIME, split
 
 @dataclass(frozen=True, slots=True)
 class SessionInput:
-    """The input of a device to a session, which is also the state that the session begins in.
+    """The input of a device to a session, which is also the session's first state.
 
     vector: float32 (D,). weight: an integer, 0 … w_max. model_hash, layout_hash: of the model and the
     layout that the device holds, 32 bytes each. credential: the device's own, as `secagg.credentials` has it.
-    last_round: the greatest round of the task that the device ever answered for. now: the device's time, in seconds
-    since 1970, at which its peers' credentials must still be good; 0 when its clock is not to be trusted.
+    last_round: the greatest round of the task for which the device ever answered. now: the device's time, in seconds
+    since 1970; its peers' credentials must be valid then. 0 if its clock cannot be trusted.
     """
 
     vector: NDArray[np.float32]
@@ -92,8 +92,8 @@ class Reply:
     """The answer to a message.
 
     message: the bytes to send next; None when the session is over. keep: the state that must be durable before
-    `message` is sent, in the place of the state that was kept before; None when there is no new state to keep. Its
-    bytes hold secrets of others: keep them as one keeps a key. done: whether the device's part is over.
+    `message` is sent, replacing the one kept before; None when there is no new state to keep. It holds secrets of other
+    devices: protect it like a key. done: whether the device's part is over.
     """
 
     message: bytes | None = None
@@ -105,7 +105,7 @@ class Reply:
 class _Advertised:
     """The state between M1 and M2."""
 
-    given: SessionInput
+    session_input: SessionInput
     invite: Invite
     mask_key: PairKey
     box_key: PairKey
@@ -116,7 +116,7 @@ class _Advertised:
 class _Shared:
     """The state between M3 and M4."""
 
-    given: SessionInput
+    session_input: SessionInput
     invite: Invite
     roster: Roster
     sid: bytes
@@ -146,7 +146,7 @@ class Client:
     def __init__(
         self, identity: Ed25519PrivateKey, policy: AggregationPolicy, state: SessionInput | ClientState
     ) -> None:
-        """`state` is the device's input at the start of a session; for a session that goes on see `restore`."""
+        """`state` is the device's input at the start of a session; to continue a session use `restore`."""
         self._identity = identity
         self._policy = policy
         self._state: _State | None = state
@@ -154,7 +154,7 @@ class Client:
 
     @classmethod
     def restore(cls, identity: Ed25519PrivateKey, policy: AggregationPolicy, keep: bytes) -> Client:
-        """The client of a device that was restarted, from the last `Reply.keep`. Raises Malformed."""
+        """The client of a restarted device, from the last `Reply.keep`. Raises Malformed."""
         return cls(identity, policy, ClientState.decode(keep))
 
     @property
@@ -165,7 +165,7 @@ class Client:
         return self._result
 
     def receive(self, message: bytes) -> Reply:
-        """Take in a message of the server. Any SecaggError ends the session and forgets its secrets."""
+        """Handle a message of the server. Any SecaggError ends the session and forgets its secrets."""
         state, self._state = self._state, None  # so that an error leaves nothing
         self._state, reply = self._step(state, message)
         return reply
@@ -175,8 +175,8 @@ class Client:
             raise OutOfOrder("the session is over: this device answers nothing more")
         number = MessageType.of(message)
         match state, number:
-            case SessionInput() as given, MessageType.INVITE:
-                return self._advertise(given, message)
+            case SessionInput() as session_input, MessageType.INVITE:
+                return self._advertise(session_input, message)
             case _Advertised() as advertised, MessageType.ROSTER:
                 return self._share(advertised, message)
             case _Shared() as shared, MessageType.DELIVER:
@@ -191,14 +191,16 @@ class Client:
                 return self._finish(masked, message)
         raise OutOfOrder(f"M{number} is not due: a device answers in order, and once")
 
-    def _advertise(self, given: SessionInput, message: bytes) -> _Step:
+    def _advertise(self, session_input: SessionInput, message: bytes) -> _Step:
         """M0 to M1."""
-        invite = self._policy.accept(message, (given.model_hash, given.layout_hash), given.last_round)
+        invite = self._policy.accept(
+            message, (session_input.model_hash, session_input.layout_hash), session_input.last_round
+        )
         mask_key, box_key = (PairKey(secrets.token_bytes(KEY_BYTES)) for _ in range(2))
         own = self._identity.public_key().public_bytes_raw()
         signature = self._sign(invite, "advertise", invite.hash, mask_key.public + box_key.public)
-        device = Advertise(own, mask_key.public, box_key.public, signature, given.credential)
-        return _Advertised(given, invite, mask_key, box_key, device), Reply(device.encode(invite.hash))
+        device = Advertise(own, mask_key.public, box_key.public, signature, session_input.credential)
+        return _Advertised(session_input, invite, mask_key, box_key, device), Reply(device.encode(invite.hash))
 
     def _share(self, state: _Advertised, message: bytes) -> _Step:
         """M2 to M3."""
@@ -214,45 +216,45 @@ class Client:
             keys.seal(keys.derive(secret, sid, "box", own, peer), _join(pair), sid, own, peer)
             for (peer, secret), pair in zip(box_secrets.items(), shares, strict=True)
         )
-        after = _Shared(state.given, state.invite, roster, sid, seed, mask_secrets, box_secrets)
+        after = _Shared(state.session_input, state.invite, roster, sid, seed, mask_secrets, box_secrets)
         return after, Reply(Shares(commitment(sid, own, seed), boxes).encode(sid))
 
     def _mask(self, opened: _Opened, message: bytes) -> _Step:
-        """M6 to M7. The device's own secrets are then gone."""
-        state, kept = opened.before, _included(opened, message)
+        """M6 to M7. Afterwards the device no longer has its own secrets."""
+        state, client_state = opened.before, _included(opened, message)
         invite, sid, own = state.invite, state.sid, state.roster.position
-        words = packing.encode(invite.segments, state.given.vector, state.given.weight, invite.w_max)
-        pairs = (pair_mask(sid, own, peer.position, state.mask_secrets[peer.position]) for peer in kept.peers)
+        words = packing.encode(invite.segments, state.session_input.vector, state.session_input.weight, invite.w_max)
+        pairs = (pair_mask(sid, own, peer.position, state.mask_secrets[peer.position]) for peer in client_state.peers)
         add_masks(words, [self_mask(sid, own, state.seed), *pairs])
         data = words.astype(LITTLE, copy=False).tobytes()
         signature = self._sign(invite, "masked", sid, sha256(data) if invite.mode == ACTIVE else b"")
-        return kept, Reply(Masked(data, signature).encode(sid), kept.encode())
+        return client_state, Reply(Masked(data, signature).encode(sid), client_state.encode())
 
-    def _confirm(self, kept: ClientState, message: bytes) -> _Step:
+    def _confirm(self, state: ClientState, message: bytes) -> _Step:
         """M8 to M9, or to M11 in mode honest. The same M8 again gets the same answer, another M8 gets none."""
-        alive = Survivors.decode(message, kept.sid, kept.n).devices
-        if kept.stage is not ClientStage.MASKED and alive != kept.alive:
-            raise _second_view(kept)
-        _check_survivors(kept, alive)
-        settled = kept.confirm(alive) if kept.stage is ClientStage.MASKED else kept
-        if kept.mode != ACTIVE:
+        alive = Survivors.decode(message, state.sid, state.n).devices
+        if state.stage is not ClientStage.MASKED and alive != state.alive:
+            raise _second_view(state)
+        _check_survivors(state, alive)
+        settled = state.confirm(alive) if state.stage is ClientStage.MASKED else state
+        if state.mode != ACTIVE:
             return _reveal(settled)
         signature = keys.sign(self._identity, "survivors", settled.sid, settled.digest)
         return settled, Reply(Confirm(signature).encode(settled.sid), settled.encode())
 
-    def _check_and_reveal(self, kept: ClientState, message: bytes) -> _Step:
+    def _check_and_reveal(self, state: ClientState, message: bytes) -> _Step:
         """M10 to M11: one share of every neighbour."""
-        if kept.stage is ClientStage.MASKED or kept.mode != ACTIVE:
+        if state.stage is ClientStage.MASKED or state.mode != ACTIVE:
             raise OutOfOrder("confirmations came before survivors were settled, or in mode honest")
-        self._check_confirmations(kept, Confirmations.decode(message, kept.sid))
-        return _reveal(kept)
+        self._check_confirmations(state, Confirmations.decode(message, state.sid))
+        return _reveal(state)
 
-    def _finish(self, kept: ClientState, message: bytes) -> _Step:
-        """M12. All that the device still held is forgotten, and the host can delete what it kept."""
-        found = SessionResult.decode(message, kept.sid)
-        if kept.mode == ACTIVE:
-            keys.verify(self._policy.server_key, found.signature, "result", kept.sid, found.body())
-        self._result = found
+    def _finish(self, state: ClientState, message: bytes) -> _Step:
+        """M12. The client forgets its state, and the host can delete the kept one."""
+        result = SessionResult.decode(message, state.sid)
+        if state.mode == ACTIVE:
+            keys.verify(self._policy.server_key, result.signature, "result", state.sid, result.body())
+        self._result = result
         return None, Reply(done=True)
 
     def _sign(self, invite: Invite, what: str, context: bytes, body: bytes) -> bytes:
@@ -276,45 +278,45 @@ class Client:
                 raise GraphMismatch(f"position {peer.position} is not what the roster holds there", [peer.position])
         check_distinct([state.device, *(peer.device for peer in roster.neighbours)])
         if state.invite.mode == ACTIVE:
-            invite_hash, until = state.invite.hash, max(state.given.now, state.invite.deadline)
+            invite_hash, until = state.invite.hash, max(state.session_input.now, state.invite.deadline)
             for peer in roster.neighbours:
                 check_advertisement(peer.device, invite_hash, self._policy.authority, until)
 
-    def _check_confirmations(self, kept: ClientState, found: Confirmations) -> None:
-        peers, shown = kept.alive_peers, kept.digest
-        if len(found.signed) < kept.t:
-            raise BelowThreshold(f"{len(found.signed)} neighbours confirmed the survivors, and {kept.t} must")
-        for position, (digest, signature) in found.signed.items():
+    def _check_confirmations(self, state: ClientState, confirmations: Confirmations) -> None:
+        peers, own_digest = state.alive_peers, state.digest
+        if len(confirmations.signed) < state.t:
+            raise BelowThreshold(f"{len(confirmations.signed)} neighbours confirmed the survivors, and {state.t} must")
+        for position, (digest, signature) in confirmations.signed.items():
             if position not in peers:
                 raise BadSignature(f"position {position} confirmed, but is no neighbour that survived", [position])
-            keys.verify(peers[position], signature, "survivors", kept.sid, digest)
-            if digest != shown:
-                own = keys.sign(self._identity, "survivors", kept.sid, shown)
+            keys.verify(peers[position], signature, "survivors", state.sid, digest)
+            if digest != own_digest:
+                own = keys.sign(self._identity, "survivors", state.sid, own_digest)
                 raise InconsistentSurvivors(
                     f"position {position} signed another survivor set: the server shows several",
                     [position],
-                    [(shown, own), (digest, signature)],
+                    [(own_digest, own), (digest, signature)],
                 )
 
 
 def _open_boxes(state: _Shared, message: bytes) -> _Step:
     """M4 to M5: the shares of every neighbour whose box opens, and complaints about the others."""
     roster = state.roster
-    found = Deliver.decode(message, state.sid, roster.n, [peer.position for peer in roster.neighbours])
-    _check_shared(state, found.shared, found.boxes)
+    delivery = Deliver.decode(message, state.sid, roster.n, [peer.position for peer in roster.neighbours])
+    _check_shared(state, delivery.shared, delivery.boxes)
     peers, accused = [], set()
     for entry in roster.neighbours:
-        if entry.position in found.boxes:
+        if entry.position in delivery.boxes:
             try:
-                peers.append(_open(state, entry, found.boxes[entry.position]))
+                peers.append(_open(state, entry, delivery.boxes[entry.position]))
             except BadCiphertext:
                 accused.add(entry.position)
-    opened = _Opened(state, found.shared, tuple(peers), frozenset(accused))
+    opened = _Opened(state, delivery.shared, tuple(peers), frozenset(accused))
     return opened, Reply(Complaints(opened.accused).encode(state.sid, roster.n))
 
 
 def _included(opened: _Opened, message: bytes) -> ClientState:
-    """The state to keep after M6: the shares of every neighbour that the session goes on with."""
+    """The state to keep after M6: the shares of every neighbour that stays in the session."""
     state, roster = opened.before, opened.before.roster
     shared = Included.decode(message, state.sid, roster.n).devices
     if not shared <= opened.delivered:
@@ -349,26 +351,26 @@ def _open(state: _Shared, peer: RosterEntry, box: bytes) -> Peer:
     return Peer(sender, peer.device.id, seed_share, key_share)
 
 
-def _check_survivors(kept: ClientState, alive: frozenset[int]) -> None:
-    if kept.position not in alive:
-        raise SelfMarkedDead(f"position {kept.position} sent its vector, but is listed as gone")
-    if not alive <= kept.shared:
-        raise InconsistentSurvivors("devices are said to have survived that never shared", alive - kept.shared)
-    near = sum(peer.position in alive for peer in kept.peers)
-    if len(alive) < kept.min_sum or near < kept.t:
+def _check_survivors(state: ClientState, alive: frozenset[int]) -> None:
+    if state.position not in alive:
+        raise SelfMarkedDead(f"position {state.position} sent its vector, but is listed as gone")
+    if not alive <= state.shared:
+        raise InconsistentSurvivors("devices are said to have survived that never shared", alive - state.shared)
+    near = sum(peer.position in alive for peer in state.peers)
+    if len(alive) < state.min_sum or near < state.t:
         raise BelowThreshold(
-            f"{len(alive)} devices survived, {near} of them neighbours; at least {kept.min_sum} and {kept.t} must"
+            f"{len(alive)} devices survived, {near} of them neighbours; at least {state.min_sum} and {state.t} must"
         )
 
 
-def _second_view(kept: ClientState) -> AlreadyRevealed | InconsistentSurvivors:
-    if kept.stage is ClientStage.REVEALED:
+def _second_view(state: ClientState) -> AlreadyRevealed | InconsistentSurvivors:
+    if state.stage is ClientStage.REVEALED:
         return AlreadyRevealed("this device revealed its shares for another survivor set, and reveals no others")
-    return InconsistentSurvivors("this device was shown another survivor set before, and signs one", [kept.position])
+    return InconsistentSurvivors("this device was shown another survivor set before, and signs one", [state.position])
 
 
-def _reveal(kept: ClientState) -> _Step:
-    revealed = kept.reveal()
+def _reveal(state: ClientState) -> _Step:
+    revealed = state.reveal()
     return revealed, Reply(revealed.unmask(), revealed.encode())
 
 

@@ -1,4 +1,4 @@
-"""State that a device keeps after its upload: its peers' shares, what it signed, what it revealed.
+"""State that a device keeps after its upload: its peers' shares, its signatures, and what it revealed.
 
 Spec: docs/spec/secagg.md §6.
 """
@@ -19,7 +19,7 @@ FORMAT = 1
 
 
 class ClientStage(IntEnum):
-    """The last step that a device took after M6. It only ever grows."""
+    """The last step that a device took after M6. It only increases."""
 
     MASKED = 0
     CONFIRMED = 1
@@ -28,7 +28,7 @@ class ClientStage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A neighbour that shared its secrets: its id, and its share of either secret; 0 once it must never leave."""
+    """A neighbour that shared its secrets: its id, and a share of each secret; 0 for a share that must not leave."""
 
     position: int
     id: bytes
@@ -38,7 +38,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class ClientState:
-    """The state that must be durable. Its bytes hold secrets of others: keep them as one keeps a key."""
+    """The state that must be durable. It holds secrets of other devices: protect its bytes like a key."""
 
     sid: bytes
     mode: int
@@ -62,11 +62,11 @@ class ClientState:
         return {peer.position: peer.id for peer in self.peers if peer.position in self.alive}
 
     def confirm(self, alive: frozenset[int]) -> ClientState:
-        """The state after the survivors were settled."""
+        """The state once the survivors are known."""
         return replace(self, stage=ClientStage.CONFIRMED, alive=alive)
 
     def reveal(self) -> ClientState:
-        """The state after one share of every peer was revealed. The other shares are no longer in it."""
+        """The state after revealing one share of every peer. It no longer has the other shares."""
         peers = (
             replace(peer, key_share=0) if peer.position in self.alive else replace(peer, seed_share=0)
             for peer in self.peers
@@ -74,7 +74,7 @@ class ClientState:
         return replace(self, stage=ClientStage.REVEALED, peers=tuple(peers))
 
     def unmask(self) -> bytes:
-        """M11: the seed's share of every peer that survived, the mask key's share of the others."""
+        """M11: a share of the seed of every peer that survived, and of the mask key of the others."""
         shares = {
             peer.position: (SEED_SHARE, peer.seed_share) if peer.position in self.alive else (KEY_SHARE, peer.key_share)
             for peer in self.peers

@@ -1,4 +1,4 @@
-"""Credentials: the enrolment authority's word that a key for secure aggregation is a certain device's, for a time.
+"""Credentials: the enrolment authority's statement, valid for a time, that a secure-aggregation key is a device's.
 
 Spec: docs/spec/secagg.md §1.
 """
@@ -23,7 +23,7 @@ NO_CREDENTIAL = bytes(CREDENTIAL_BYTES)
 class Credential:
     """An authority's signature over a device's key, the device's id (16 bytes) and a time.
 
-    expires: the last second, since 1970, at which it is good.
+    expires: the last second, since 1970, at which it is valid.
     """
 
     device: bytes
@@ -38,9 +38,9 @@ class Credential:
     def decode(cls, data: bytes) -> Credential:
         """The inverse of `encode`. Raises Malformed."""
         reader = Reader(data, "the credential")
-        found = cls(reader.take(DEVICE_BYTES), reader.integer(8), reader.take(SIGNATURE_BYTES))
+        credential = cls(reader.take(DEVICE_BYTES), reader.integer(8), reader.take(SIGNATURE_BYTES))
         reader.close()
-        return found
+        return credential
 
     def body(self, id_: bytes) -> bytes:
         """The bytes that are signed, for a device's key."""
@@ -48,34 +48,34 @@ class Credential:
 
 
 def issue(authority: Ed25519PrivateKey, id_: bytes, device: bytes, expires: int) -> bytes:
-    """The credential of a device for its key `id_`, which the authority has checked that it possesses."""
+    """The credential of a device for its key `id_`. The authority has checked that the device holds the key."""
     unsigned = Credential(device, expires)
     return replace(unsigned, signature=keys.sign(authority, "credential", keys.NO_CONTEXT, unsigned.body(id_))).encode()
 
 
 def check_credential(authority: bytes, id_: bytes, credential: bytes, until: int) -> Credential:
-    """The credential, if the authority (a 32-byte public key) gave it to this key and it is good until that second.
+    """The credential, if the authority (a 32-byte public key) issued it for this key and it is valid until `until`.
 
     Raises Malformed, BadSignature or ExpiredCredential.
     """
-    found = _check_signature(authority, id_, credential)
-    if found.expires < until:
+    decoded = _check_signature(authority, id_, credential)
+    if decoded.expires < until:
         raise ExpiredCredential(
-            f"the credential of {id_.hex()[:12]}… ended at {found.expires}, and must be good until {until}"
+            f"the credential of {id_.hex()[:12]}… ended at {decoded.expires}, and must be good until {until}"
         )
-    return found
+    return decoded
 
 
 @lru_cache(maxsize=4096)
 def _check_signature(authority: bytes, id_: bytes, credential: bytes) -> Credential:
-    """One that was found good is remembered: the same devices meet in round after round."""
-    found = Credential.decode(credential)
-    keys.verify(authority, found.signature, "credential", keys.NO_CONTEXT, found.body(id_))
-    return found
+    """The credential, if the authority signed it. Valid ones are cached, as the same devices meet in many rounds."""
+    decoded = Credential.decode(credential)
+    keys.verify(authority, decoded.signature, "credential", keys.NO_CONTEXT, decoded.body(id_))
+    return decoded
 
 
 def prove_possession(key: Ed25519PrivateKey, about: bytes, created: int) -> bytes:
-    """A signature (64 bytes) by which a device shows its authority that it holds the key for secure aggregation.
+    """A signature (64 bytes) that proves to the authority that a device holds its key for secure aggregation.
 
     about: the digest, 32 bytes, of the key that signs the request; created: when that was signed.
     """
@@ -83,5 +83,5 @@ def prove_possession(key: Ed25519PrivateKey, about: bytes, created: int) -> byte
 
 
 def check_possession(id_: bytes, proof: bytes, about: bytes, created: int) -> None:
-    """Raise BadSignature unless the holder of a key made the proof for just that request."""
+    """Raise BadSignature unless the key's holder made the proof for exactly that request."""
     keys.verify(id_, proof, "possession", about, created.to_bytes(8, "little"))

@@ -58,9 +58,9 @@ def read_bitmap(data: bytes, n: int) -> frozenset[int]:
 def open_message(data: bytes, number: MessageType, name: str, session: bytes | None = None) -> Reader:
     """A reader behind the head of message `number`. Raises Malformed, UnsupportedSuite, WrongSession."""
     reader = Reader(data, name)
-    found, version = reader.take(2)
-    if found != number:
-        raise Malformed(f"message M{found} came instead of M{number}, {name}")
+    actual, version = reader.take(2)
+    if actual != number:
+        raise Malformed(f"message M{actual} came instead of M{number}, {name}")
     if version != VERSION:
         raise UnsupportedSuite(f"{name} has version {version}; this end speaks {VERSION}: update the older end")
     if session is not None and reader.take(DIGEST_BYTES) != session:
@@ -74,7 +74,7 @@ def head(number: MessageType, session: bytes = b"") -> bytes:
 
 
 def ascending(reader: Reader, count: int) -> Iterator[int]:
-    """The positions before `count` entries, whose other fields the caller takes. Each must exceed the one before."""
+    """The positions at the start of `count` entries; the caller reads the other fields. Positions must ascend."""
     last = -1
     for _ in range(count):
         position = reader.integer(4)

@@ -13,7 +13,7 @@ SecaggError
 │   ├── PolicyViolation       cohort, parameters or mode are weaker than the device's policy allows
 │   ├── HeadroomError         a field cannot hold the sum
 │   └── ModelMismatch         the model or layout is not the one that the device holds
-├── Forged                    a message that nobody could have made honestly
+├── Forged                    a message that no honest party can have made
 │   ├── BadSignature          a signature or credential is not its signer's
 │   ├── ExpiredCredential     a credential ends before the session does
 │   ├── BadPoint              a public key is not a good point of the curve
@@ -24,7 +24,7 @@ SecaggError
 ├── TooFewNeighbours          fewer neighbours are left than shares are needed
 ├── BelowThreshold            fewer devices are left than a sum must have
 ├── SelfMarkedDead            a device that takes part is listed as gone
-├── InconsistentSurvivors     there are two views of who survived
+├── InconsistentSurvivors     there are two sets of survivors
 ├── AlreadyRevealed           a share was revealed, and another is asked for
 └── Unsummable                the server cannot use a message of a device, or the sum
     ├── BadVector             an upload has another length, or no good signature
@@ -88,7 +88,7 @@ class ModelMismatch(InvitationRefused):
 
 
 class Forged(SecaggError):
-    """A message that nobody could have made honestly."""
+    """A message that no honest party can have made."""
 
 
 class BadSignature(Forged):
@@ -132,7 +132,7 @@ class SelfMarkedDead(SecaggError):
 
 
 class InconsistentSurvivors(SecaggError):
-    """There are two views of who survived. `evidence` holds the (digest, signature) of two devices that saw them."""
+    """There are two sets of survivors. `evidence` holds the (digest, signature) of two devices that saw them."""
 
     def __init__(
         self, message: str, culprits: Iterable[int] = (), evidence: Iterable[tuple[bytes, bytes]] = ()
@@ -166,4 +166,4 @@ class UnmaskCheckFailed(Unsummable):
 
 
 class SumOutOfRange(Unsummable):
-    """The sum is more than its devices may have sent: one of them, at least, sent a value beyond its bounds."""
+    """The sum is more than its devices may have sent: at least one of them sent a value out of range."""

@@ -1,4 +1,4 @@
-"""The neighbour graph: a Harary ring on a permutation that nobody chose. Spec: docs/spec/secagg.md §3."""
+"""The neighbour graph: a Harary ring on a permutation that no party can choose. Spec: docs/spec/secagg.md §3."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class NeighbourGraph:
         self._place[self._ring] = np.arange(parameters.n)
 
     def neighbours(self, position: int) -> list[int]:
-        """The k neighbours of a position; the one at index x − 1 has rank x. Being neighbours is mutual."""
+        """The k neighbours of a position; the one at index x − 1 has rank x. The relation is symmetric."""
         n, k = self._parameters.n, self._parameters.k
         if self._parameters.complete:
             distances = np.arange(1, n)
         else:
             distances = np.concatenate([np.arange(1, k // 2 + 1), np.arange(n - k // 2, n)])
-        found: list[int] = self._ring[(self._place[position] + distances) % n].tolist()
-        return found
+        positions: list[int] = self._ring[(self._place[position] + distances) % n].tolist()
+        return positions

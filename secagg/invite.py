@@ -24,7 +24,7 @@ INVITE_TERMS = struct.Struct("<BB32sQQIII32s32sH")
 class Invite:
     """M0. The terms of a session: segments to sum, number of devices, round.
 
-    `deadline` is in Unix seconds: credentials must be good until then.
+    `deadline` is in Unix seconds: credentials must be valid until then.
     """
 
     mode: int

@@ -18,7 +18,7 @@ KEY_BYTES = 32
 
 
 def tag(what: str) -> bytes:
-    """The domain of a hash, key or signature, so that none fits in another's place."""
+    """The domain of a hash, key or signature, so that none can be used as another."""
     return b"muster.secagg.v1." + what.encode() + b"\0"
 
 
@@ -33,7 +33,7 @@ def sign(key: Ed25519PrivateKey, what: str, context: bytes, body: bytes) -> byte
 
 
 def verify(signer: bytes, signature: bytes, what: str, context: bytes, body: bytes) -> None:
-    """Raise BadSignature unless `signature` is the signer's (a 32-byte public key) over just that."""
+    """Raise BadSignature unless `signature` is the signer's (a 32-byte public key) over exactly these values."""
     try:
         Ed25519PublicKey.from_public_bytes(signer).verify(signature, tag(what) + context + body)
     except (InvalidSignature, ValueError) as error:
@@ -43,7 +43,7 @@ def verify(signer: bytes, signature: bytes, what: str, context: bytes, body: byt
 
 
 class PairKey:
-    """An X25519 private key of one session, which makes keys with peers."""
+    """An X25519 private key of one session, which agrees on keys with peers."""
 
     def __init__(self, private: bytes) -> None:
         self._key = X25519PrivateKey.from_private_bytes(private)
@@ -55,7 +55,7 @@ class PairKey:
 
     @property
     def secret(self) -> int:
-        """The private scalar, clamped as RFC 7748 says: an integer below 2^255, which is shared out."""
+        """The private scalar, clamped as RFC 7748 says: an integer below 2^255, which is secret-shared."""
         return clamp(int.from_bytes(self._key.private_bytes_raw(), "little"))
 
     def agree(self, peer: bytes) -> bytes:
@@ -79,7 +79,7 @@ def check_encoding(point: bytes) -> None:
 
 
 def check_point(point: bytes) -> None:
-    """Raise BadPoint unless a public key is encoded as it must be, and not of low order."""
+    """Raise BadPoint unless a public key has the one valid encoding and is not of low order."""
     PairKey(bytes(32)).agree(point)
 
 
@@ -89,7 +89,7 @@ def derive(secret: bytes, sid: bytes, what: str, *numbers: int) -> bytes:
 
 
 def seal(key: bytes, shares: bytes, sid: bytes, sender: int, receiver: int) -> bytes:
-    """Shares in a box that says from whom to whom. A key must seal only one box."""
+    """Shares in a box that names sender and receiver. A key must seal only one box."""
     return AESGCM(key).encrypt(NONCE, shares, sid + u32(sender, receiver))
 
 

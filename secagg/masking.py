@@ -1,6 +1,6 @@
 """Masks: AES-256-CTR keystreams that are added to words. Spec: docs/spec/secagg.md §1, §6, §7.
 
-One key makes one stream, so the counter starts at zero; the counter also seeks, so any slice can be masked by itself.
+One key makes one stream, so the counter starts at zero. It can also seek, so any slice can be masked independently.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Keystream:
     """A stream read from front to end in pieces, without a new array for each."""
 
     def __init__(self, key: bytes, longest: int) -> None:
-        """`longest` is the greatest number of bytes asked for at once."""
+        """`longest` is the greatest number of bytes requested at once."""
         self._cipher = _open(key, 0)
         self._zeros, self._buffer = bytes(longest), bytearray(longest)
 
@@ -77,16 +77,16 @@ def add_masks(words: Words, masks: Sequence[Mask], start: int = 0) -> None:
         # Every stream over one chunk before the next chunk: the words are loaded once per batch.
         for begin in range(0, words.size, CHUNK_WORDS):
             chunk = words[begin : begin + CHUNK_WORDS]
-            data, made = (
+            data, stream = (
                 (zeros, keystream) if chunk.nbytes == len(zeros) else (zeros[: chunk.nbytes], keystream[: chunk.size])
             )
             for cipher, apply in batch:
                 cipher.update_into(data, buffer)
-                apply(chunk, made, out=chunk)
+                apply(chunk, stream, out=chunk)
 
 
 def add_masks_with(executor: Executor, parts: int, words: Words, masks: Sequence[Mask]) -> None:
-    """The same by an executor's workers, in slices of the words: bit for bit the same in any division."""
+    """Add masks with an executor's workers, each on a slice of the words; the bits do not depend on the slices."""
     step = -(-words.size // max(parts, 1))
     step += step % BLOCK_WORDS
     starts = range(0, words.size, max(step, BLOCK_WORDS))

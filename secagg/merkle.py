@@ -1,4 +1,4 @@
-"""Merkle trees: a root that stands for a list, and paths that prove a place in it. Spec: docs/spec/secagg.md §3."""
+"""Merkle trees: a root that commits to a list, and paths that prove a place in it. Spec: docs/spec/secagg.md §3."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Tree:
 
     @property
     def root(self) -> bytes:
-        """The hash that stands for all leaves and their order."""
+        """The hash that commits to all leaves and their order."""
         return self._levels[-1][0]
 
     def path(self, position: int) -> bytes:
@@ -35,7 +35,7 @@ class Tree:
 
 
 def hash_of(leaf: bytes) -> bytes:
-    """The hash by which a leaf is in the tree."""
+    """The hash of a leaf in the tree."""
     return sha256(b"\0" + leaf)
 
 
@@ -45,7 +45,7 @@ def root_of(hashes: Sequence[bytes]) -> bytes:
 
 
 def climb(leaf: bytes, position: int, path: bytes) -> bytes:
-    """The root that a leaf at a position has by its path."""
+    """The root that follows from a leaf, its position and its path."""
     node = hash_of(leaf)
     for height in range(len(path) // 32):
         sibling = path[32 * height : 32 * height + 32]

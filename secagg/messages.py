@@ -1,7 +1,7 @@
 """Messages of a session, from M1 on, each with its one encoding. Spec: docs/spec/secagg.md §4.
 
-`encode` gives the bytes; `decode` refuses, with Malformed, all that `encode` would not give. This module checks the
-form of a message, and its receiver checks the values.
+`encode` gives the bytes; `decode` refuses, with Malformed, any bytes that `encode` cannot give. This module checks the
+form of a message; the receiver checks the values.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Advertise:
     def decode(cls, data: bytes, invite_hash: bytes) -> Advertise:
         """The inverse of `encode`."""
         reader = open_message(data, cls.TYPE, "the advertisement", invite_hash)
-        found = cls.read(reader)
+        message = cls.read(reader)
         reader.close()
-        return found
+        return message
 
     @classmethod
     def read(cls, reader: Reader) -> Advertise:
@@ -137,14 +137,14 @@ class Shares:
     def decode(cls, data: bytes, sid: bytes, k: int) -> Shares:
         """The inverse of `encode`, for k neighbours."""
         reader = open_message(data, cls.TYPE, "the shares", sid)
-        found = cls(reader.take(DIGEST_BYTES), tuple(reader.take(BOX_BYTES) for _ in range(k)))
+        message = cls(reader.take(DIGEST_BYTES), tuple(reader.take(BOX_BYTES) for _ in range(k)))
         reader.close()
-        return found
+        return message
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """M4. The devices that shared (U0), and the boxes of those among the neighbours, by position."""
+    """M4. The devices that shared (U0), and the boxes from neighbours in U0, by position."""
 
     shared: frozenset[int]
     boxes: dict[int, bytes]
@@ -167,7 +167,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class _Devices:
-    """A message that is a set of positions, and nothing else."""
+    """A message that is only a set of positions."""
 
     devices: frozenset[int]
 
@@ -182,9 +182,9 @@ class _Devices:
     def decode(cls, data: bytes, sid: bytes, n: int) -> Self:
         """The inverse of `encode`."""
         reader = open_message(data, cls.TYPE, cls.NAME, sid)
-        found = cls(reader.bitmap(n))
+        message = cls(reader.bitmap(n))
         reader.close()
-        return found
+        return message
 
 
 class Complaints(_Devices):
@@ -195,7 +195,7 @@ class Complaints(_Devices):
 
 
 class Included(_Devices):
-    """M6. The devices that the session goes on with (U1), now that the boxes were opened."""
+    """M6. The devices that stay in the session after the boxes were opened (U1)."""
 
     __slots__ = ()
     TYPE, NAME = MessageType.INCLUDED, "the included devices"
@@ -225,9 +225,9 @@ class Masked:
     def decode(cls, data: bytes, sid: bytes, words: int) -> Masked:
         """The inverse of `encode`, for that many words."""
         reader = open_message(data, cls.TYPE, "the masked vector", sid)
-        found = cls(reader.take(8 * words), reader.take(SIGNATURE_BYTES))
+        message = cls(reader.take(8 * words), reader.take(SIGNATURE_BYTES))
         reader.close()
-        return found
+        return message
 
 
 def survivors_digest(shared: frozenset[int], alive: frozenset[int], n: int) -> bytes:
@@ -237,7 +237,7 @@ def survivors_digest(shared: frozenset[int], alive: frozenset[int], n: int) -> b
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """M9. A device's signature over the survivor set that it was shown."""
+    """M9. A device's signature over the survivor set that it received."""
 
     signature: bytes
 
@@ -251,9 +251,9 @@ class Confirm:
     def decode(cls, data: bytes, sid: bytes) -> Confirm:
         """The inverse of `encode`."""
         reader = open_message(data, cls.TYPE, "the confirmation", sid)
-        found = cls(reader.take(SIGNATURE_BYTES))
+        message = cls(reader.take(SIGNATURE_BYTES))
         reader.close()
-        return found
+        return message
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,10 +337,10 @@ class SessionResult:
     def decode(cls, data: bytes, sid: bytes) -> SessionResult:
         """The inverse of `encode`."""
         reader = open_message(data, cls.TYPE, "the result", sid)
-        found = cls(
+        message = cls(
             reader.integer(1), reader.take(DIGEST_BYTES), reader.take(DIGEST_BYTES), reader.take(SIGNATURE_BYTES)
         )
         reader.close()
-        if found.status not in {DONE, ABORTED}:
-            raise Malformed(f"status {found.status} does not exist")
-        return found
+        if message.status not in {DONE, ABORTED}:
+            raise Malformed(f"status {message.status} does not exist")
+        return message

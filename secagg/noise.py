@@ -1,7 +1,7 @@
-"""Noise: Skellam-distributed integers that devices add to their quantised values, and the sizes that go with them.
+"""Noise: Skellam-distributed integers that devices add to their quantised values, and bounds on their sizes.
 
 Spec: docs/spec/secagg.md §9. A Skellam variable of variance v is the difference of two Poisson variables of mean v/2.
-Sums of Skellam variables are Skellam, whoever is left: their variances add up. Agarwal, Kairouz, Liu 2021.
+Sums of Skellam variables are Skellam, whatever devices drop out: their variances add up. Agarwal, Kairouz, Liu 2021.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from numpy.typing import NDArray
 from secagg.masking import Keystream
 
 MOST_VARIANCE = 1 << 26
-"""The largest variance of one device's noise, in squared steps: finer steps than that cost bits and gain nothing."""
+"""The largest variance of one device's noise, in squared steps: finer steps would cost bits and gain nothing."""
 RARE_BITS = 40
-"""What has a chance below 2^-40 is taken not to happen, as in `secagg.parameters`; privacy rests on no such thing."""
+"""Events with probability below 2^-40 are assumed not to happen, as in `secagg.parameters`. Privacy does not depend on
+such an assumption."""
 _LN2 = log(2)
 _TAIL_BITS = 130
-"""A table ends where the chance of larger numbers is below 2^-130."""
+"""A table ends where larger numbers have a probability below 2^-130."""
 _COARSE, _FINE = 63, 64
-"""Bits of the number that is looked up, and those that follow it where it falls on a threshold."""
+"""Bits of the number that is looked up, and further bits, used if it equals a threshold."""
 _GUIDE_BITS = 16
 
 
 def most_square(norm: float, size: int) -> int:
     """The greatest squared L2 norm of a rounded vector (size,), in steps, whose own norm is at most `norm` steps.
 
-    Rounding without bias exceeds it with a chance below 2^-40, and is then done again. Kairouz, Liu, Steinke 2021, §4.
+    Unbiased rounding exceeds it with probability below 2^-40, and is then repeated. Kairouz, Liu, Steinke 2021, §4.
     """
     root = sqrt(size)
     likely = norm * norm + size / 4 + sqrt(2 * RARE_BITS * _LN2) * (norm + root / 2)
@@ -39,10 +40,10 @@ def most_square(norm: float, size: int) -> int:
 
 
 def rounding_bound(devices: int, size: int) -> float:
-    """A length, in steps, that the rounding errors (size,) of so many devices do not exceed when they are added up.
+    """A bound, in steps, on the L2 norm of the sum of the rounding errors (size,) of `devices` devices.
 
-    An error is below a step at each device, and so certainly below √size for each of them. It is sub-gaussian too, with
-    variance 1/4, and longer than the other bound with a chance below 2^-40. Hsu, Kakade, Zhang 2012, Proposition 1.1.
+    Each error is below one step, so √size per device is a certain bound. Errors are also sub-gaussian with variance
+    1/4; that bound is exceeded with probability below 2^-40. Hsu, Kakade, Zhang 2012, Proposition 1.1.
     """
     exponent = RARE_BITS * _LN2
     likely = sqrt(devices * (size + 2 * sqrt(size * exponent) + 2 * exponent)) / 2
@@ -50,7 +51,7 @@ def rounding_bound(devices: int, size: int) -> float:
 
 
 def share_of(noise_multiplier: float, square: int, honest: int) -> int:
-    """The variance of one device's noise, in squared steps, a whole number.
+    """The variance of one device's noise: a whole number of squared steps.
 
     With it the noise of `honest` devices has a standard deviation of noise_multiplier times the root of `square`.
     """
@@ -58,7 +59,7 @@ def share_of(noise_multiplier: float, square: int, honest: int) -> int:
 
 
 def bound(variance: float, size: int) -> int:
-    """A number that Skellam noise (size,) exceeds nowhere, in either direction, but with a chance below 2^-40.
+    """A bound on the absolute values of Skellam noise (size,); exceeded with probability below 2^-40.
 
     Skellam variables are sub-gamma: P[X > √(2 v u) + u / 3] ≤ e^-u, since cosh t − 1 ≤ t² / (2 − 2t/3).
     """
@@ -67,7 +68,7 @@ def bound(variance: float, size: int) -> int:
 
 
 def norm_bound(variance: float, size: int) -> float:
-    """A length that Skellam noise (size,) does not exceed, but with a chance below 2^-39.
+    """A bound on the L2 norm of Skellam noise (size,); exceeded with probability below 2^-39.
 
     Bernstein's inequality for the squares, of variance 2v² + v, of numbers that stay within `bound`.
     """
@@ -77,27 +78,27 @@ def norm_bound(variance: float, size: int) -> float:
 
 
 def draw(variance: int, uniform: Keystream, size: int) -> NDArray[np.int64]:
-    """Independent Skellam integers (size,) of this variance; every chance is right to 2^-120.
+    """Independent Skellam integers (size,) of this variance; every probability is exact to 2^-120.
 
-    uniform: a stream whose key nobody else knows, which holds 8 bytes for each number.
+    uniform: a stream with a secret key, which holds 8 bytes for each number.
     """
     table = _table(variance)
     words = uniform.u64(size)
     signs = (words & np.uint64(1)).astype(np.int64)
     words = words >> np.uint64(1)
-    found = table.find(words)
-    # A number on a threshold, 2^-63 of all for each, needs more bits to be told from its neighbour.
-    for place in np.flatnonzero((found > 0) & (table.coarse[found - 1] == words)):
+    magnitudes = table.find(words)
+    # A number on a threshold (one in 2^63 for each) needs more bits to decide between two values.
+    for place in np.flatnonzero((magnitudes > 0) & (table.coarse[magnitudes - 1] == words)):
         more = int(uniform.u64(1)[0])
-        found[place] = bisect_right(table.exact, int(words[place]) << _FINE | more)
-    return np.where(signs, -found, found)
+        magnitudes[place] = bisect_right(table.exact, int(words[place]) << _FINE | more)
+    return np.where(signs, -magnitudes, magnitudes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
     """The distribution of |X|. exact: 2^127 · P[|X| ≤ k] for k = 0, 1, …; coarse: the same times 2^-64.
 
-    guide: for every first 16 bits of a number, the place that the smallest such number has among the thresholds.
+    guide: for every value of a number's first 16 bits, the index of the smallest such number among the thresholds.
     """
 
     exact: list[int]
@@ -105,12 +106,12 @@ class _Table:
     guide: NDArray[np.int64]
 
     def find(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """How many thresholds are not above each number of 63 bits."""
-        found = self.guide[(words >> np.uint64(_COARSE - _GUIDE_BITS)).astype(np.intp)]
-        found += self.coarse[found] <= words
-        rest = np.flatnonzero(self.coarse[found] <= words)
-        found[rest] = np.searchsorted(self.coarse, words[rest], "right")
-        return found
+        """For each number of 63 bits, the number of thresholds that are not above it."""
+        entries = self.guide[(words >> np.uint64(_COARSE - _GUIDE_BITS)).astype(np.intp)]
+        entries += self.coarse[entries] <= words
+        rest = np.flatnonzero(self.coarse[entries] <= words)
+        entries[rest] = np.searchsorted(self.coarse, words[rest], "right")
+        return entries
 
 
 @lru_cache(maxsize=4)

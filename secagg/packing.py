@@ -1,4 +1,4 @@
-"""Packing: from a float vector to words that can be masked and added, and back. Spec: docs/spec/secagg.md §5."""
+"""Packing: a float vector as words that can be masked and added, and back. Spec: docs/spec/secagg.md §5."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLICE = 1 << 15  # values quantised at a time: their float64 stay in a core's se
 
 @dataclass(frozen=True, slots=True)
 class PackedSegment:
-    """A segment as it is packed: `size` values in [low, high] that share one encoding.
+    """A segment's packing: `size` values in [low, high] that share one encoding.
 
     `in_bits` of precision travel in fields of `field_bits`. A `weighted` segment is multiplied by weight / w_max.
     `norm` is the greatest L2 norm, to which a longer segment is scaled down; 0 is no limit. `noise` is the variance, in
@@ -48,7 +48,7 @@ class PackedSegment:
 
     @property
     def words(self) -> int:
-        """Words that the segment takes."""
+        """The number of words of the segment."""
         return -(-self.size // self.per_word)
 
     @property
@@ -63,16 +63,16 @@ class PackedSegment:
 
     @property
     def zero(self) -> int:
-        """The quantised value of 0, where 0 is one of the steps."""
+        """The quantised value of 0, if 0 is one of the steps."""
         return round(-self.low / self.step)
 
     @property
     def most_square(self) -> int:
-        """The greatest squared L2 norm of what a device sends of a segment with noise, in steps from 0."""
+        """The greatest squared L2 norm of a device's rounded values in a segment with noise, in steps from 0."""
         return noise.most_square(self.norm / self.step, self.size)
 
     def values_of(self, words: Words) -> Iterator[tuple[Words, slice, np.uint64]]:
-        """The words that hold a range of values, that range, and the bit at which these begin; in slices."""
+        """Slices of the words, each with the range of values that it holds and the bit at which these begin."""
         for plane, begin in enumerate(range(0, self.size, max(self.words, 1))):
             shift = np.uint64(plane * self.field_bits)
             end = min(begin + self.words, self.size)
@@ -115,7 +115,7 @@ def _check_noise(place: int, segment: PackedSegment, n_max: int) -> None:
 
 
 def with_noise(segment: PackedSegment, noise_multiplier: float, honest: int) -> PackedSegment:
-    """The segment with the noise that makes a sum as noisy as asked if `honest` devices or more add theirs.
+    """The segment with the noise that reaches `noise_multiplier` in a sum if at least `honest` devices add theirs.
 
     noise_multiplier: the standard deviation of the sum's noise, over the greatest norm of one device's rounded values.
     """
@@ -125,7 +125,7 @@ def with_noise(segment: PackedSegment, noise_multiplier: float, honest: int) -> 
 
 
 def field_bits(segment: PackedSegment, n_max: int) -> int:
-    """The narrowest fields that hold the sum of n_max devices, and its noise but with a chance below 2^-40."""
+    """The narrowest fields that hold the sum of n_max devices and, with probability 1 − 2^-40, its noise."""
     return (n_max * segment.most + 2 * noise.bound(n_max * segment.noise, segment.size)).bit_length()
 
 
@@ -135,7 +135,7 @@ def word_count(segments: Sequence[PackedSegment]) -> int:
 
 
 def fresh_key() -> bytes:
-    """A key of 32 bytes that nobody knows."""
+    """A new random key of 32 bytes."""
     return secrets.token_bytes(32)
 
 
@@ -148,8 +148,8 @@ def encode(
 ) -> Words:
     """The words (W,) of one device, ready to be masked. Raises BadInput.
 
-    new_key: gives the keys of rounding and noise. Only a simulation, whose reports nobody sends, gives its own.
-    Trap: values outside [low, high] are clamped, which is a bias; choose norm and range so that it is rare.
+    new_key: makes the keys of rounding and noise. Only a simulation, which sends no reports, passes its own.
+    Trap: values outside [low, high] are clamped, which adds bias; choose norm and range so that it is rare.
     """
     if not 0 <= weight <= w_max:
         raise BadInput(f"the weight must be 0 to {w_max}, not {weight}: cap it, or ask for a session with more room")
@@ -174,11 +174,11 @@ def encode(
 
 
 def _factor(segment: PackedSegment, values: NDArray[np.float32], share: float) -> float:
-    """The factor of a segment: clipping to its norm, times `share` if it is weighted. Only here is a report weighed.
+    """The factor of a segment: clipping to its norm, times `share` if it is weighted. Reports are weighted only here.
 
     Raises BadInput when the segment holds a value that is not finite.
     """
-    # A float32 squared fits into a float64 however often it is added; the sum is finite exactly when all values are.
+    # Sums of squared float32 cannot overflow a float64, so the sum is finite exactly when all values are.
     norm = float(np.sqrt(np.einsum("i,i->", values, values, dtype=np.float64)))
     if not isfinite(norm):
         raise BadInput("the vector holds a value that is not finite: the training diverged, and nothing is sent")
@@ -191,8 +191,8 @@ def _quantise(
 ) -> int:
     """Quantise and pack: value v goes into word v mod P, at field ⌊v / P⌋. Gives the squared norm in steps from 0.
 
-    A value becomes a number with 32 bits behind the point in the mantissa of a float64 between 2^52 and 2^53, where
-    neighbours differ by one: adding the uniform bits as an integer and cutting them off rounds without bias.
+    A value becomes a number with 32 fractional bits in the mantissa of a float64 between 2^52 and 2^53, where
+    neighbours differ by one. Adding the uniform bits as an integer and cutting them off rounds without bias.
     """
     scale, square = POINT / segment.step, 0
     for part, which, shift in segment.values_of(target):
@@ -212,16 +212,16 @@ def _quantise(
 
 
 def _add_noise(segment: PackedSegment, target: Words, key: bytes) -> None:
-    """Add noise from a stream of its own to every value: what a field lacks it borrows from the next, modulo 2^64."""
+    """Add noise from a separate stream to every value. A negative field borrows from the next one, modulo 2^64."""
     uniform = Keystream(key, 8 * SLICE)
     for part, which, shift in segment.values_of(target):
-        drawn = noise.draw(segment.noise, uniform, which.stop - which.start)
-        np.add(part, drawn.view(np.uint64) << shift, out=part)
+        noise_values = noise.draw(segment.noise, uniform, which.stop - which.start)
+        np.add(part, noise_values.view(np.uint64) << shift, out=part)
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The sum of some devices' reports, in whole numbers: totals of groups add up as if they were one.
+    """The sum of some devices' reports, in whole numbers. Totals of groups add up to the total of all.
 
     weight: Σ weight. fields: float64 (D,), Σ of each quantised value, exact since it stays below 2^53.
     """
@@ -233,7 +233,7 @@ class Total:
     fields: NDArray[np.float64]
 
     def __add__(self, other: Total) -> Total:
-        """The sum over the devices of both, which were invited to the same."""
+        """The sum over the devices of both. Raises ValueError when their invitations differ."""
         if (self.segments, self.w_max) != (other.segments, other.w_max):
             raise ValueError("the totals are of different invitations")
         devices, weight = self.devices + other.devices, self.weight + other.weight
@@ -253,9 +253,10 @@ class Total:
 
 
 def decode(segments: tuple[PackedSegment, ...], words: Words, devices: int, w_max: int) -> Total:
-    """The total in the summed words of so many devices.
+    """The total in the summed words of `devices` devices.
 
-    Raises UnmaskCheckFailed when they miss their check word, SumOutOfRange when no such devices can have sent them.
+    Raises UnmaskCheckFailed when the check word is wrong, SumOutOfRange when devices that keep to the rules cannot have
+    sent them.
     """
     if _check_word(words[:-1]) != words[-1]:
         raise UnmaskCheckFailed(
@@ -267,7 +268,8 @@ def decode(segments: tuple[PackedSegment, ...], words: Words, devices: int, w_ma
     for segment, summed in _slices(segments, words):
         values = fields[begin : begin + segment.size]
         ones = (1 << segment.field_bits) - 1
-        # Noise takes a sum as far below 0 as above its greatest value: half of what the field has left is each way.
+        # Noise can take a sum as far below 0 as above its greatest value, so half of the field's spare range is each
+        # way.
         below = (ones - devices * segment.most) // 2 if segment.noise else 0
         packed = _lifted(segment, summed, below)
         for part, which, shift in segment.values_of(packed):
@@ -292,14 +294,14 @@ def _lifted(segment: PackedSegment, packed: Words, by: int) -> Words:
 
 
 def _has_spare_bits(segment: PackedSegment, packed: Words) -> bool:
-    """Whether a bit is set that belongs to no value."""
+    """Whether a bit is set outside all values."""
     if not segment.size:
         return False
     planes = -(-segment.size // segment.words)
     last = segment.size - (planes - 1) * segment.words
     return any(
-        taken < WORD_BITS and bool((part >> np.uint64(taken)).any())
-        for part, taken in (
+        used_bits < WORD_BITS and bool((part >> np.uint64(used_bits)).any())
+        for part, used_bits in (
             (packed[:last], planes * segment.field_bits),
             (packed[last:], (planes - 1) * segment.field_bits),
         )
@@ -307,7 +309,7 @@ def _has_spare_bits(segment: PackedSegment, packed: Words) -> bool:
 
 
 def _check_range(total: Total) -> None:
-    """Raise SumOutOfRange unless the weights, the values and the norms are such as so many devices can send."""
+    """Raise SumOutOfRange unless that many devices can have sent the weights, the values and the norms."""
     if total.weight > total.devices * total.w_max:
         raise SumOutOfRange(
             f"the weights add up to {total.weight}, and {total.devices} devices may have {total.devices * total.w_max}"
@@ -334,7 +336,7 @@ def _slices(segments: Sequence[PackedSegment], words: Words) -> Iterator[tuple[P
 
 
 def _check_word(words: Words) -> int:
-    """Σ (2m + 1) · word m: linear, so it adds up, and no two words have the same factor."""
+    """Σ (2m + 1) · word m: linear, so that it adds up, with a different factor for each word."""
     odd = np.arange(1, 2 * SLICE, 2, dtype=np.uint64)
     total: int = 0
     for first in range(0, words.size, SLICE):

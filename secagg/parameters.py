@@ -1,7 +1,7 @@
-"""Parameters: how many neighbours and shares a cohort needs. Spec: docs/spec/secagg.md §2.
+"""Parameters: the number of neighbours and shares that a cohort needs. Spec: docs/spec/secagg.md §2.
 
 The conditions are those of Bell et al. (CCS 2020, §3 and §4) for a server that is semi-malicious: it forms the roster
-honestly and may lie afterwards. All arithmetic is exact, so that every implementation finds the same numbers.
+honestly and may lie afterwards. All arithmetic is exact, so that every implementation computes the same numbers.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from math import comb
 from secagg.errors import PolicyViolation
 
 LEAST_COHORT = 8
-"""A sum over fewer devices says too much about each."""
+"""A sum over fewer devices reveals too much about each."""
 COMPLETE_UP_TO = 64
 SECURITY_BITS, CORRECTNESS_BITS = 40, 20
 LARGEST_COHORT = 1 << 20
-MOST_NEIGHBOURS = 1000  # on a ring; beyond, the exact bound takes long to compute, and nobody needs it
+MOST_NEIGHBOURS = 1000  # on a ring; beyond, the exact bound takes long to compute and is never needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class GraphParameters:
 
     @property
     def complete(self) -> bool:
-        """Whether everyone is everyone's neighbour."""
+        """Whether all devices are neighbours of each other."""
         return self.k == self.n - 1
 
 
@@ -42,12 +42,12 @@ def find(n: int) -> GraphParameters:
     if n <= COMPLETE_UP_TO:
         return GraphParameters(n, n - 1, (n - 1 + _corrupt_neighbours(n)) // 2 + 1)
     candidates = (GraphParameters(n, k, _least_shares(n, k)) for k in range(2, n - 1, 2))
-    # Losing more than k − t of k neighbours costs the sum.
+    # The sum is lost if more than k − t of a device's k neighbours drop out.
     return next(p for p in candidates if p.t <= p.k and _is_rare(n, p.k, p.k - p.t + 1, CORRECTNESS_BITS))
 
 
 def check(parameters: GraphParameters) -> None:
-    """Raise PolicyViolation unless a server cannot collect both of a device's secrets, except with chance 2^-40."""
+    """Raise PolicyViolation if a server can collect both secrets of a device with probability above 2^-40."""
     n, k, t = parameters.n, parameters.k, parameters.t
     _check_size(n)
     well_formed = t <= k and (
@@ -71,14 +71,15 @@ def _check_size(n: int) -> None:
 def least_honest(min_sum: int, n_max: int) -> int:
     """The fewest honest devices in a sum of min_sum or more, when a roster has up to n_max devices.
 
-    As many are corrupt, and survive, as a graph of some such size must bear. 0 when all may be.
+    It assumes that as many devices are corrupt, and survive, as a graph of any size in this range must tolerate. 0 if
+    all may be corrupt.
     """
     corrupt = max(_corrupt_neighbours(n_max), _corrupt_neighbours(min(n_max, COMPLETE_UP_TO)))
     return max(0, min_sum - corrupt)
 
 
 def _corrupt_neighbours(n: int) -> int:
-    """How many corrupt devices a complete graph must bear."""
+    """The number of corrupt devices that a complete graph must tolerate."""
     return max(2, -(-n // 5)) if n <= COMPLETE_UP_TO else n // 10
 
 

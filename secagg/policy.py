@@ -1,4 +1,4 @@
-"""A device's policy for secure aggregation: what it insists on before it takes part. Spec: docs/spec/secagg.md §6."""
+"""A device's policy for secure aggregation: its conditions for taking part. Spec: docs/spec/secagg.md §6."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from secagg.parameters import GraphParameters
 
 @dataclass(frozen=True, slots=True)
 class AggregationPolicy:
-    """Constants of the device, which no server may change.
+    """Constants of the device, which no server can change.
 
     `server_key` and `authority` are Ed25519 public keys of 32 bytes: the server's, and the enrolment authority's.
     Without an authority the device cannot tell its peers from devices that the server made up. `min_sum` is the least
@@ -24,10 +24,10 @@ class AggregationPolicy:
     min_sum: int
     allow_honest: bool = False
 
-    def accept(self, message: bytes, held: tuple[bytes, bytes], last_round: int) -> Invite:
-        """The invitation in M0, if this device may follow it. It costs one signature, so ask before any work is done.
+    def accept(self, message: bytes, hashes: tuple[bytes, bytes], last_round: int) -> Invite:
+        """The invitation in M0, if this device may accept it. This checks one signature, so call it before other work.
 
-        `held` are the hashes of the model and the layout that the device holds, `last_round` is the greatest round of
+        `hashes` are of the model and the layout that the device holds, `last_round` is the greatest round of
         the task that it ever answered for. Raises Malformed, UnsupportedSuite, BadSignature, ReplayedRound,
         PolicyViolation, HeadroomError or ModelMismatch.
         """
@@ -38,7 +38,7 @@ class AggregationPolicy:
             raise ReplayedRound(f"round {invite.round} is over for this device: it answered for {last_round}")
         self._check_strength(invite)
         packing.check_headroom(invite.segments, invite.n_max)
-        if (invite.model_hash, invite.layout_hash) != held:
+        if (invite.model_hash, invite.layout_hash) != hashes:
             raise ModelMismatch("the invitation is for another model or layout than this device holds")
         return invite
 

@@ -18,13 +18,13 @@ class Recovery:
     def recover(
         self, points: Mapping[int, int], fits: Callable[[int], bool], suspects: Collection[int] = ()
     ) -> tuple[int, list[int]]:
-        """The secret that `fits`, from shares by rank, and the ranks whose shares are false, if any was in the way.
+        """The secret that `fits`, from shares by rank, and the ranks of the false shares that it came across.
 
         suspects: ranks whose devices sent other false shares. Their shares are used only if there is no secret without
         them, so a device that lies about many secrets costs one decoding.
 
-        Raises BelowThreshold when there are fewer than t shares. Raises BadShare when so many are false that the secret
-        is lost: with m shares it is found if ⌊(m − t) / 2⌋ are false, and always if only one is and m > t.
+        Raises BelowThreshold for fewer than t shares. Raises BadShare when too many of them are false. Of m shares up
+        to ⌊(m − t) / 2⌋ may be false, and one always if m > t.
         """
         ranks = tuple(sorted(points))
         if len(ranks) < self._t:
@@ -36,20 +36,20 @@ class Recovery:
             secret = self._lagrange.combine({rank: points[rank] for rank in some[: self._t]})
             if fits(secret):
                 return secret, []
-            found = self._decode({rank: points[rank] for rank in some}, fits)
-            if found:
-                return found[0], [rank for rank in ranks if evaluate(found, rank) != points[rank]]
+            polynomial = self._decode({rank: points[rank] for rank in some}, fits)
+            if polynomial:
+                return polynomial[0], [rank for rank in ranks if evaluate(polynomial, rank) != points[rank]]
         raise BadShare(f"no {self._t} of {len(ranks)} shares give the secret: its dealer lied, or too many others did")
 
     def _decode(self, points: Mapping[int, int], fits: Callable[[int], bool]) -> list[int]:
         """The polynomial whose secret fits; empty if there is none.
 
-        A secret that fits is certain. So where one share more is false than decoding corrects, as it may be when m − t
-        is odd, leaving out one share at a time finds the secret.
+        A secret that fits is certainly right. So if m − t is odd and one more share is false than decoding corrects,
+        leaving out one share at a time still finds the secret.
         """
         odd = (len(points) - self._t) % 2
         for left_out in (0, *points) if odd else (0,):
-            found = decode({rank: share for rank, share in points.items() if rank != left_out}, self._t)
-            if found and fits(found[0]):
-                return found
+            polynomial = decode({rank: share for rank, share in points.items() if rank != left_out}, self._t)
+            if polynomial and fits(polynomial[0]):
+                return polynomial
         return []

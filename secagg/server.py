@@ -114,9 +114,9 @@ class Server:
         self._masked_sum: Words = np.zeros(0, np.uint64)
 
     def receive(self, slot: int, message: bytes, device: bytes | None = None) -> None:
-        """Take in a message of a device. A refusal, any SecaggError, changes nothing.
+        """Handle a message of a device. A refusal, any SecaggError, changes nothing.
 
-        device: its id, where the host knows whose message it is: its credential must be that device's.
+        device: the sender's id, if the host knows it: the credential must be that device's.
         """
         number = MessageType.of(message)
         if number not in DEVICE_MESSAGES:
@@ -137,19 +137,19 @@ class Server:
         return take(self._positions[slot], message)
 
     def divide(self, groups: Sequence[Iterable[int]]) -> list[Server]:
-        """A session for each of some disjoint groups of the slots that advertised; this one is then over."""
+        """A session for each of several disjoint groups of the slots that advertised. This session is then over."""
         if self.phase is not SessionPhase.ADVERTISING:
             raise OutOfOrder(f"a cohort is divided while it advertises, not in phase {self.phase.name.lower()}")
         self.phase = SessionPhase.OVER
         return [self._of(group) for group in groups]
 
     def _of(self, group: Iterable[int]) -> Server:
-        made = Server(self._invite, self._key, self._authority, self._choose)
-        made._advertised = {slot: self._advertised[slot] for slot in group}
-        return made
+        server = Server(self._invite, self._key, self._authority, self._choose)
+        server._advertised = {slot: self._advertised[slot] for slot in group}
+        return server
 
     def advance(self, beacon: bytes = b"") -> PhaseEnd:
-        """End the phase, without the devices that are missing.
+        """End the phase, without the missing devices.
 
         `beacon`, 64 bytes, is for the phase DRAWING, and only where advertising ended with a roster to draw for. Raises
         OutOfOrder for a beacon in another phase, or after the end; any other SecaggError ends the session.
@@ -174,12 +174,12 @@ class Server:
             raise
         return end
 
-    def settle(self, found: UnmaskedSum) -> None:
-        """Take up the sum that `unmasking` gave. Results then say that the session came to a sum, with its hash."""
-        self._sum = found
+    def settle(self, unmasked: UnmaskedSum) -> None:
+        """Accept the sum from `unmasking`. The results then contain its hash."""
+        self._sum = unmasked
 
     def results(self) -> dict[int, bytes]:
-        """M12 by slot, once the session is over, for the whole roster; nothing if there never was one."""
+        """M12 by slot for the whole roster, once the session is over; empty if there was no roster."""
         if self.phase is not SessionPhase.OVER:
             raise OutOfOrder("the session goes on, so there is no result")
         if not self._neighbours:
@@ -192,7 +192,7 @@ class Server:
 
     @property
     def suspects(self) -> frozenset[int]:
-        """The slots of the devices that were left out for complaints: as many corrupt ones among them as honest."""
+        """The slots of the devices that were left out for complaints; at least half of them are corrupt."""
         return self.slots(self._suspects)
 
     def slots(self, positions: Iterable[int]) -> frozenset[int]:
@@ -206,7 +206,7 @@ class Server:
             self._forget()
 
     def _forget(self) -> None:
-        """Let go of the shares, which could take a mask off one device's vector, and of the sum's words."""
+        """Forget the shares, which could unmask one device's vector, and the sum's words."""
         self._shares, self._revealed = {}, {}
         self._masked_sum = np.zeros(0, np.uint64)
 
@@ -231,9 +231,9 @@ class Server:
         self._advertised[slot] = device
 
     def _take_shares(self, position: int, message: bytes) -> None:
-        found = Shares.decode(message, self._sid, self.parameters.k)
+        shares = Shares.decode(message, self._sid, self.parameters.k)
         self._once(position, self._shares)
-        self._shares[position] = found
+        self._shares[position] = shares
 
     def _take_complaints(self, position: int, message: bytes) -> None:
         if position not in self._shares:
@@ -249,20 +249,20 @@ class Server:
             raise OutOfOrder(f"position {position} is not included, so its mask could not be removed")
         self._once(position, self._uploads)
         try:
-            found = Masked.decode(message, self._sid, packing.word_count(self._invite.segments))
+            upload = Masked.decode(message, self._sid, packing.word_count(self._invite.segments))
             if self._active:
-                keys.verify(self._devices[position].id, found.signature, "masked", self._sid, sha256(found.words))
+                keys.verify(self._devices[position].id, upload.signature, "masked", self._sid, sha256(upload.words))
         except (Malformed, BadSignature) as error:
             raise BadVector(f"the upload of position {position} is unusable: {error}", [position]) from error
-        self._uploads[position] = found.signature
-        self._masked_sum += np.frombuffer(found.words, LITTLE)
+        self._uploads[position] = upload.signature
+        self._masked_sum += np.frombuffer(upload.words, LITTLE)
 
     def _take_confirmation(self, position: int, message: bytes) -> None:
         self._must_be_alive(position)
-        found = Confirm.decode(message, self._sid)
+        confirmation = Confirm.decode(message, self._sid)
         self._once(position, self._confirmed)
-        keys.verify(self._devices[position].id, found.signature, "survivors", self._sid, self._digest)
-        self._confirmed[position] = found.signature
+        keys.verify(self._devices[position].id, confirmation.signature, "survivors", self._sid, self._digest)
+        self._confirmed[position] = confirmation.signature
 
     def _take_revealed(self, position: int, message: bytes) -> None:
         self._must_be_alive(position)
@@ -381,7 +381,7 @@ class Server:
         return SessionPhase.REVEALING, self._by_slot(messages)
 
     def _unmask(self) -> tuple[SessionPhase, PhaseEnd]:
-        """The work that is left, of which nothing stays here."""
+        """The remaining work. The session keeps none of it."""
         commitments = {position: shares.commitment for position, shares in self._shares.items()}
         revealed = RevealedShares(
             self._sid, self.parameters, self._devices, self._neighbours, self._shared, self._alive,

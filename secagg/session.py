@@ -1,4 +1,4 @@
-"""Values that both ends compute alike: the session's id, commitments, masks, and checks of what devices advertise.
+"""Values that both ends compute the same way: the session's id, commitments, masks, checks of advertisements.
 
 Spec: docs/spec/secagg.md §3, §6.
 """
@@ -18,29 +18,29 @@ from secagg.parameters import GraphParameters
 
 
 def session_id(invite_hash: bytes, chosen: GraphParameters, root: bytes, beacon: bytes) -> bytes:
-    """sid: every key of the session depends on it, so devices with another view of anything in it share no key."""
+    """sid. Every key of the session depends on it, so devices that disagree on any part of it share no key."""
     return sha256(tag("sid") + invite_hash + u32(chosen.n, chosen.k, chosen.t) + root + beacon)
 
 
 def commitment(sid: bytes, position: int, seed: int) -> bytes:
-    """The commitment of a device to its self seed. The seed's 255 bits of chance hide it."""
+    """The commitment of a device to its self seed, which its 255 random bits hide."""
     return sha256(tag("commit") + sid + u32(position) + seed.to_bytes(KEY_BYTES, "little"))
 
 
 def self_mask(sid: bytes, position: int, seed: int) -> Mask:
-    """The mask of a device's own, as it adds it."""
+    """The device's self mask, with the sign with which it adds it."""
     return Mask(keys.derive(seed.to_bytes(KEY_BYTES, "little"), sid, "self", position), 1)
 
 
 def pair_mask(sid: bytes, own: int, peer: int, secret: bytes) -> Mask:
-    """The mask that a device shares with a peer, with the sign that the device gives it; the peer's is the other."""
+    """The mask that a device shares with a peer, with the device's sign; the peer adds the opposite."""
     return Mask(keys.derive(secret, sid, "mask", min(own, peer), max(own, peer)), 1 if own < peer else -1)
 
 
 def check_advertisement(device: Advertise, invite_hash: bytes, authority: bytes | None, until: int) -> None:
     """Raise BadSignature unless a device signed its keys for this session, and the authority, if any, knows it.
 
-    Raises ExpiredCredential unless its credential is good until that second.
+    Raises ExpiredCredential unless its credential is valid until `until`.
     """
     keys.verify(device.id, device.signature, "advertise", invite_hash, device.mask_key + device.box_key)
     if authority is not None:
@@ -48,12 +48,12 @@ def check_advertisement(device: Advertise, invite_hash: bytes, authority: bytes 
 
 
 def names_of(device: Advertise) -> list[bytes]:
-    """All that no other device of a session may have: id, keys, and the device that the credential names, if any."""
+    """Values that must be unique in a session: id, keys, and the device that the credential names, if any."""
     return [device.id, device.mask_key, device.box_key, *([device.device] if any(device.device) else [])]
 
 
 def check_distinct(devices: Iterable[Advertise]) -> None:
-    """Raise DuplicateKey when an id or a key occurs twice, in any role, or one device has two of them."""
+    """Raise DuplicateKey when an id or a key occurs twice, in any role, or a device takes part twice."""
     seen: set[bytes] = set()
     for device in devices:
         for key in names_of(device):

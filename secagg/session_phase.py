@@ -1,4 +1,4 @@
-"""Phases of a session at the server, and what the end of one gives. Spec: docs/spec/secagg.md §7."""
+"""Phases of a session at the server, and the result of a phase's end. Spec: docs/spec/secagg.md §7."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from secagg.unmasking import Unmasking
 
 
 class SessionPhase(IntEnum):
-    """A phase of a session, by the message that is due: a device's, or the server's own when it waits for none."""
+    """A phase of a session, named by the message that is due: a device's, or the server's own if it waits for none."""
 
     ADVERTISING = MessageType.ADVERTISE
     DRAWING = MessageType.ROSTER
@@ -37,9 +37,9 @@ class SessionPhase(IntEnum):
 class PhaseEnd:
     """The end of a phase.
 
-    messages: the next message by slot, to the devices that are still there. roster: at the end of advertising, the
-    hashes of its leaves, for which the authority draws the beacon; empty where none is drawn. unmasking: the work that
-    gives the sum, at the end of the session.
+    messages: the next message by slot, for the remaining devices. roster: at the end of advertising, the hashes of its
+    leaves, for which the authority draws the beacon; empty if none is needed. unmasking: at the end of the session, the
+    work that computes the sum.
     """
 
     messages: Mapping[int, bytes] = field(default_factory=dict)

@@ -15,7 +15,7 @@ Polynomial = list[int]
 
 
 def split(secret: int, k: int, t: int) -> list[int]:
-    """Shares of a secret below PRIME for ranks 1 … k; any t of them give it back, fewer say nothing."""
+    """Shares of a secret below PRIME for ranks 1 … k. Any t of them recover it; fewer reveal nothing."""
     polynomial = [secret, *(secrets.randbelow(PRIME) for _ in range(t - 1))]
     return [evaluate(polynomial, rank) for rank in range(1, k + 1)]
 
@@ -47,7 +47,7 @@ class Lagrange:
     def _coefficients(self, ranks: Sequence[int]) -> list[int]:
         """Π xₘ / (xₘ − x) over the other ranks m, for each rank x.
 
-        Inverses are of the product over all k ranks, once for all; what is too many in them is multiplied back.
+        The product over all k ranks is inverted once per rank; the factors of absent ranks are multiplied back.
         """
         whole = prod(ranks)
         absent = self._inverse.keys() - set(ranks)
@@ -116,13 +116,13 @@ def _divide(a: Polynomial, b: Polynomial) -> tuple[Polynomial, Polynomial]:
 
 
 def _inverses(values: Sequence[int]) -> list[int]:
-    """Inverses of all values at the price of one (Montgomery 1987, §10.3.1)."""
+    """Inverses of all values at the cost of one inversion (Montgomery 1987, §10.3.1)."""
     before = [1]
     for value in values:
         before.append(before[-1] * value % PRIME)
     inverse = pow(before[-1], -1, PRIME)
-    found = []
+    inverses = []
     for value, product in zip(reversed(values), reversed(before[:-1]), strict=True):
-        found.append(inverse * product % PRIME)
+        inverses.append(inverse * product % PRIME)
         inverse = inverse * value % PRIME
-    return found[::-1]
+    return inverses[::-1]

@@ -1,4 +1,4 @@
-"""Unmasking: which masks are on the sum, by the shares that devices revealed, and the sum without them.
+"""Unmasking: from the shares that devices revealed, the masks on the sum, and the sum without them.
 
 Spec: docs/spec/secagg.md §7.
 """
@@ -23,7 +23,7 @@ from secagg.session import commitment, pair_mask, self_mask
 
 @dataclass(frozen=True, slots=True)
 class UnmaskedSum:
-    """The sum of a session, in clear, and its words' digest. culprits: positions of devices that sent false shares."""
+    """The unmasked sum of a session, and its words' digest. culprits: positions of devices that sent false shares."""
 
     total: Total
     culprits: frozenset[int]
@@ -32,7 +32,7 @@ class UnmaskedSum:
 
 @dataclass(frozen=True, slots=True)
 class RevealedShares:
-    """The shares that devices revealed, and all that their secrets are checked with, by position.
+    """The shares that devices revealed, and the values that check their secrets, by position.
 
     `shares` are by responder, then by owner; `commitments` are those of the devices in `shared` (U1).
     """
@@ -47,7 +47,7 @@ class RevealedShares:
     shares: Mapping[int, Mapping[int, int]]
 
     def masks(self) -> tuple[list[Mask], frozenset[int]]:
-        """The masks that are left on the sum, ready to be added to it, and the positions that sent false shares.
+        """The masks left on the sum, ready to be added to it, and the positions that sent false shares.
 
         Raises BelowThreshold or BadShare, naming the device whose secret is lost.
         """
@@ -58,11 +58,13 @@ class RevealedShares:
             seed = self._recover(recovery, owner, self._is_seed, culprits)
             masks.append(_inverse(self_mask(self.sid, owner, seed)))
         for owner in sorted(self.shared - self.alive):
-            left = [peer for peer in self.neighbours[owner] if peer in self.alive]
-            if left:
+            alive_peers = [peer for peer in self.neighbours[owner] if peer in self.alive]
+            if alive_peers:
                 key = _pair_key(self._recover(recovery, owner, self._is_mask_key, culprits))
-                # The owner's own sign of a pair mask is the opposite of the peer's, so it is what cancels it.
-                masks += [pair_mask(self.sid, owner, peer, key.agree(self.devices[peer].mask_key)) for peer in left]
+                # The owner's sign of a pair mask is the opposite of the peer's, so adding the owner's mask cancels it.
+                masks += [
+                    pair_mask(self.sid, owner, peer, key.agree(self.devices[peer].mask_key)) for peer in alive_peers
+                ]
         return masks, frozenset(culprits)
 
     def _recover(self, recovery: Recovery, owner: int, fits: Callable[[int, int], bool], culprits: set[int]) -> int:
@@ -70,24 +72,24 @@ class RevealedShares:
         points = {rank: self.shares[peer][owner] for rank, peer in ranked if peer in self.shares}
         suspects = {rank for rank, peer in ranked if peer in culprits}
         try:
-            secret, false = recovery.recover(points, lambda found: fits(owner, found), suspects)
+            secret, false = recovery.recover(points, lambda candidate: fits(owner, candidate), suspects)
         except (BadShare, BelowThreshold) as error:
             raise type(error)(f"the secret of position {owner} is lost: {error}", [owner]) from error
         culprits.update(self.neighbours[owner][rank - 1] for rank in false)
         return secret
 
-    def _is_seed(self, owner: int, found: int) -> bool:
-        return commitment(self.sid, owner, found) == self.commitments[owner]
+    def _is_seed(self, owner: int, secret: int) -> bool:
+        return commitment(self.sid, owner, secret) == self.commitments[owner]
 
-    def _is_mask_key(self, owner: int, found: int) -> bool:
-        return _pair_key(found).public == self.devices[owner].mask_key
+    def _is_mask_key(self, owner: int, secret: int) -> bool:
+        return _pair_key(secret).public == self.devices[owner].mask_key
 
 
 @dataclass(frozen=True, slots=True)
 class Unmasking:
-    """The work that is left once the last share is in, as a value: any process can do it, and do it again.
+    """The work after the last share, as a value: any process can do it, and repeat it.
 
-    words: the masked sum (W,), which `segments` and `w_max` say how to decode.
+    words: the masked sum (W,); `segments` and `w_max` say how to decode it.
     """
 
     revealed: RevealedShares
@@ -96,9 +98,9 @@ class Unmasking:
     w_max: int
 
     def run(self, executor: Executor | None = None, parts: int = 1) -> UnmaskedSum:
-        """The sum. With an executor, its workers find the secrets, and take `parts` slices of the words.
+        """The sum. With an executor, its workers recover the secrets and unmask `parts` slices of the words.
 
-        Every division gives the same bits. Raises BelowThreshold, BadShare or UnmaskCheckFailed.
+        The bits do not depend on `parts`. Raises BelowThreshold, BadShare or UnmaskCheckFailed.
         """
         words = self.words.copy()
         if executor is None:

@@ -1,4 +1,4 @@
-"""Engines that run a plan's graphs, by name. Each is loaded when it is first asked for."""
+"""Engines that run a plan's graphs, by name. Each is loaded on first use."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ FORMATS = {"onnx": "onnxruntime", "executorch": "executorch"}
 
 
 def unsupported(own: str, offered: Sequence[str]) -> str:
-    """The words for a device that runs graphs in format `own` where tasks have only `offered`, and what to do."""
+    """A message, with a remedy, for a device that runs graphs in format `own` when tasks have only `offered`."""
     other = [f"run it with --backend {FORMATS[name]}" for name in offered if name in FORMATS]
     remedy = ", or ".join([*other, f"export the plan for {own!r} too"])
     return f"this device runs graphs in format {own!r}, the tasks for it have {', '.join(map(repr, offered))}: {remedy}"
 
 
 def runtime_of(name: str) -> str:
-    """Name and version of the engine of this name, without loading it. Raises ConfigError when it is not here."""
+    """Name and version of the engine of this name, without loading it. Raises ConfigError if it is not installed."""
     if name == "executorch":
         from device_runtime.native.library import VERSION, find
 
@@ -50,12 +50,12 @@ def runtime_of(name: str) -> str:
 
 @cache
 def _version(package: str) -> str:
-    # Looked up among the files of all that is installed, which costs milliseconds.
+    # The lookup searches the files of all installed packages, which takes milliseconds.
     return version(package)
 
 
 def open_backend(name: str) -> Backend:
-    """The engine of this name, loaded. Raises ConfigError when there is none, or it cannot be loaded here."""
+    """Load the engine of this name. Raises ConfigError when there is none, or it cannot be loaded here."""
     _check(name)
     return BACKENDS[name]()
 

@@ -23,7 +23,7 @@ class Edge:
     offered: frozenset[str]
 
     def check_names(self, inputs: Arrays, outputs: Arrays) -> None:
-        """Raise PlanRefused when an input is missing, or an output is none of the graph's."""
+        """Raise PlanRefused when an input is missing, or the graph has no such output."""
         if self.wanted <= inputs.keys() and outputs.keys() <= self.offered:
             return
         wants, lacks = sorted(self.wanted - inputs.keys()), sorted(outputs.keys() - self.offered)
@@ -32,9 +32,9 @@ class Edge:
         )
 
     def check_memory(self, inputs: Arrays, outputs: Arrays) -> None:
-        """Raise ValueError when an array cannot be bound where it lies, or an output shares memory with an input.
+        """Raise ValueError when an array cannot be bound in place, or an output shares memory with an input.
 
-        An operator may write its output before another has read the input: the result would be silently wrong.
+        An operator may write its output before another reads the input, which would make the result silently wrong.
         """
         read = {name: inputs[name] for name in self.wanted}
         for array in (*read.values(), *outputs.values()):
@@ -59,8 +59,8 @@ class Executable(Protocol):
         """Compute `outputs` from `inputs`, writing straight into the output arrays.
 
         Arrays are C-contiguous and no output shares memory with an input. Inputs that the graph does not read are
-        ignored. The arrays of the last calls may stay referenced. Raises PlanRefused when the graph wants an
-        input or lacks an output of these names; RuntimeFailed when an array does not fit or an operator fails.
+        ignored. The engine may keep references to the arrays of the last calls. Raises PlanRefused when the graph needs
+        another input or lacks one of the outputs; RuntimeFailed when an array does not fit or an operator fails.
         """
 
 

@@ -37,7 +37,7 @@ _NAMES = decoder(_Names)
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """One input or output: what an array must be to be bound to it."""
+    """One input or output: the type and shape of the arrays that can be bound to it."""
 
     name: str
     dtype: np.dtype[Any]
@@ -70,14 +70,14 @@ class _Program:
         names = self._names()
         self._inputs, self._outputs = self._ports(names.inputs, 0), self._ports(names.outputs, 1)
         self._edge = Edge(name, frozenset(names.inputs), frozenset(names.outputs))
-        # What is kept holds its arrays: their addresses stay valid, and an id means the same array.
+        # A kept binding references its arrays, so their addresses stay valid and an id always means the same array.
         self._kept: dict[tuple[object, ...], tuple[Any, Any, list[NDArray[Any]]]] = {}
 
     def __del__(self) -> None:
         self._library.muster_unload(self._handle)
 
     def run(self, inputs: Arrays, outputs: Arrays) -> None:
-        """Compute `outputs` from `inputs`: see Executable. Known arrays are not bound again."""
+        """Compute `outputs` from `inputs`: see Executable. Bindings of known arrays are reused."""
         self._edge.check_names(inputs, outputs)
         key = (*[id(inputs[port.name]) for port in self._inputs], *map(id, outputs.values()), *outputs)
         if key not in self._kept:
@@ -92,14 +92,14 @@ class _Program:
     def _bind(self, inputs: Arrays, outputs: Arrays) -> tuple[Any, Any, list[NDArray[Any]]]:
         self._edge.check_memory(inputs, outputs)
         sources = [inputs[port.name] for port in self._inputs]
-        # An output that nobody asked for is computed all the same.
+        # The program computes every output, even those that the caller did not request.
         targets = [
             outputs[port.name] if port.name in outputs else np.empty(port.shape, port.dtype) for port in self._outputs
         ]
         for port, array in zip((*self._inputs, *self._outputs), (*sources, *targets), strict=True):
             self._refuse_misfit(port, array)
-        held = [*(inputs[port.name] for port in self._inputs), *outputs.values(), *targets]
-        return _addresses(sources), _addresses(targets), held
+        arrays = [*(inputs[port.name] for port in self._inputs), *outputs.values(), *targets]
+        return _addresses(sources), _addresses(targets), arrays
 
     def _refuse_misfit(self, port: _Port, array: NDArray[Any]) -> None:
         if (array.dtype, array.shape) != (port.dtype, port.shape):

@@ -1,8 +1,8 @@
 """The check of an ONNX graph before ONNX Runtime sees its bytes. The rules: docs/spec/plan.md §2.1.
 
-A graph is data from elsewhere, and ONNX Runtime runs far more than a plan needs: loops that do not end, operators of
-other domains, tensors in files. So the protobuf bytes are walked here along a table of all fields that a plan's graph
-may have. Messages of the table do not contain themselves, so the depth is bounded by the table.
+A graph is untrusted data, and ONNX Runtime runs far more than a plan needs: endless loops, operators of other domains,
+tensors in files. So this module walks the protobuf bytes along a table of all fields that a plan's graph may have. No
+message of the table contains itself, so the table bounds the depth.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _LIST = """
     ScatterND Shape Sigmoid Sign Sin Size Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Unsqueeze Where
 """
 OPERATORS = frozenset(_LIST.split())
-"""The operators that a plan may use, all of ONNX's own domain: those that the exporter writes, but for the loop."""
-# It ends: the last value that it goes over is a vector whose bytes lie in the graph, or the mask, which the device
+"""The operators that a plan may use, all of ONNX's own domain: those that the exporter writes, except the loop."""
+# A loop must end: the last value that it scans is a vector whose bytes are in the graph, or the mask, which the device
 # makes. Its body is a graph of nodes.
 LOOP, BOUND = "Scan", MASK.encode()
-# A loop goes over the first axis alone: in a batch, others are of the plan's own choice.
+# A loop scans only the first axis: the plan itself chooses the other axes of a batch.
 AXES = "scan_input_axes"
 
 # Element types by ONNX's numbers: float32, uint8, int32, int64, bool, float64.
@@ -101,7 +101,7 @@ _OPERATORS_IN = {"node.op_type": OPERATORS | {LOOP}, "body's node.op_type": OPER
 
 
 def check_graph(graph: bytes, name: str) -> None:
-    """Raise PlanRefused, calling the graph `name`, unless its bytes are an ONNX model that a plan may hold."""
+    """Raise PlanRefused, naming the graph `name`, unless its bytes are an ONNX model that a plan may contain."""
     try:
         walk = _Walk(graph, many=name.endswith(steps_graph("")))
         walk.message("model", 0, len(graph))
@@ -112,7 +112,7 @@ def check_graph(graph: bytes, name: str) -> None:
 
 
 _Places = dict[str, list[tuple[int, int, int]]]
-"""By field of a message: the wire types of its contents, and where they begin and end."""
+"""By field of a message: the wire types of its contents, and where these begin and end."""
 
 
 class _Unfit(Exception):
@@ -120,21 +120,21 @@ class _Unfit(Exception):
 
 
 class _Walk:
-    """One walk over the bytes of a model. many: whether it is of many steps, which a loop over the mask may take."""
+    """One walk over the bytes of a model. many: the graph takes many steps, so a loop may scan the mask."""
 
     def __init__(self, data: bytes, *, many: bool) -> None:
         self._data, self._many = data, many
         self._nodes = self._fields = self._opsets = self._versions = 0
-        # Names of values: the last that each loop goes over, those that bound it, and any others.
+        # Names of values: the last one that each loop scans, those that bound a loop, and all others.
         self._looped, self._bounds, self._others = set[bytes](), set[bytes](), set[bytes]()
 
     def check_opsets(self) -> None:
-        """Raise _Unfit unless the model that was walked over names one set of operators, with its version."""
+        """Raise _Unfit unless the model names exactly one operator set, with its version."""
         if self._opsets != 1 or self._versions != 1:
             raise _Unfit(f"it must import one opset with one version, not {self._opsets} with {self._versions}")
 
     def check_loops(self) -> None:
-        """Raise _Unfit unless each loop of the model ends: all that it goes over has equally many rows."""
+        """Raise _Unfit unless each loop of the model ends: all values that it scans have equally many rows."""
         if not self._looped <= self._bounds - self._others:
             raise _Unfit(
                 f"the turns of a {LOOP} have no bound: its last input must be the mask of a graph of many steps, or an "
@@ -142,16 +142,16 @@ class _Walk:
             )
 
     def message(self, kind: str, at: int, end: int) -> None:
-        """Check the message between two places of the bytes."""
+        """Check the message between two offsets."""
         self._nodes += f"{kind}.op_type" in _OPERATORS_IN
         self._opsets += kind == "opset"
         if self._nodes > MOST_NODES:
             raise _Unfit(f"it has more than {MOST_NODES:,} nodes")
-        known, places = _FIELDS[kind], _Places()
+        fields, places = _FIELDS[kind], _Places()
         for number, wire, start, stop in self._split(at, end):
-            if number not in known:
+            if number not in fields:
                 raise _Unfit(f"its {kind} has a field {number} that a plan's graph does not have")
-            field, inner = known[number]
+            field, inner = fields[number]
             places.setdefault(field, []).append((wire, start, stop))
             if inner in _FIELDS:
                 if wire != _LENGTH:
@@ -162,7 +162,7 @@ class _Walk:
         self._note(kind, places)
 
     def _note(self, kind: str, places: _Places) -> None:
-        """Keep the names that a message gives to values."""
+        """Record the names that a message gives to values."""
 
         def texts(field: str) -> list[bytes]:
             return [self._data[start:stop] for _, start, stop in places.get(field, [])]
@@ -175,7 +175,7 @@ class _Walk:
             (self._bounds if bounds else self._others).add(name)
 
     def _is_vector(self, places: _Places) -> bool:
-        """Whether a tensor has one dimension, with no more elements than it has bytes in the graph."""
+        """Whether a tensor has one dimension, and no more elements than bytes in the graph."""
         match places:
             case {"dims": [(int(wire), int(at), int(end))], "raw_data": [*_, (_, int(start), int(stop))]}:
                 return wire == _VARINT and self._varint(at, end)[0] <= stop - start
@@ -207,7 +207,7 @@ class _Walk:
             raise _Unfit(f"{field} is {text!r}, a plan's operators are ONNX's own")
 
     def _split(self, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """The fields of a message: number, wire type, and the places where their content begins and ends."""
+        """The fields of a message: number, wire type, and the offsets where their content begins and ends."""
         while at < end:
             self._fields += 1
             if self._fields > MOST_FIELDS:
@@ -228,7 +228,7 @@ class _Walk:
             yield tag >> 3, wire, start, at
 
     def _varint(self, at: int, end: int) -> tuple[int, int]:
-        """The number that begins at a place, and the place behind it."""
+        """The number at an offset, and the offset after it."""
         value, shift = 0, 0
         for place in range(at, min(at + 10, end)):
             byte = self._data[place]

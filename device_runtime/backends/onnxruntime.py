@@ -27,7 +27,7 @@ class OnnxRuntime:
     runtime = f"onnxruntime {onnxruntime.__version__}"
 
     def load(self, graph: bytes, name: str = "graph") -> Executable:
-        """Prepare a graph. Raises PlanRefused when no plan may hold it, or ONNX Runtime cannot read it."""
+        """Prepare a graph. Raises PlanRefused when a plan may not contain it, or ONNX Runtime cannot read it."""
         check_graph(graph, name)
         # ONNX Runtime's statuses are exceptions without a common base, and its own texts need not be UTF-8.
         try:
@@ -49,11 +49,11 @@ class _Graph:
             frozenset(node.name for node in some()) for some in (session.get_inputs, session.get_outputs)
         )
         self._edge = Edge(name, inputs, outputs)
-        # A kept binding holds its arrays: their addresses stay valid, and an id means the same array.
+        # A kept binding references its arrays, so their addresses stay valid and an id always means the same array.
         self._kept: dict[tuple[object, ...], tuple[onnxruntime.IOBinding, list[NDArray[Any]]]] = {}
 
     def run(self, inputs: Arrays, outputs: Arrays) -> None:
-        """Compute `outputs` from `inputs`: see Executable. Known arrays are not bound again."""
+        """Compute `outputs` from `inputs`: see Executable. Bindings of known arrays are reused."""
         self._edge.check_names(inputs, outputs)
         arrays = [*(inputs[name] for name in self._edge.wanted), *outputs.values()]
         key = (*map(id, arrays), *outputs)
@@ -91,8 +91,8 @@ def _options(size: int) -> onnxruntime.SessionOptions:
     options.enable_mem_reuse = size <= PLANNED_BYTES
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-    # A graph is whole in itself. ONNX lets a tensor name a file; below what is no folder there is none to read.
+    # A graph must be self-contained. ONNX lets a tensor name a file, and this path is no folder, so none can be read.
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
     options.add_session_config_entry("session.load_model_format", "ONNX")
-    options.log_severity_level = 4  # what goes wrong arrives as an exception; on stderr it would be told twice
+    options.log_severity_level = 4  # errors arrive as exceptions; logging them would report them twice
     return options

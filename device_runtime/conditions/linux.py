@@ -1,4 +1,4 @@
-"""Conditions as the Linux kernel tells them. Everything else is unknown; nothing is guessed."""
+"""Conditions as the Linux kernel reports them. Everything else is unknown; nothing is guessed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ DIALLED = frozenset({"512", "519", "530"})
 def linux(root: Path = Path("/"), storage: Path = Path()) -> ConditionSource:
     """A source that reads /proc and /sys under `root`, and the free space where `storage` lies.
 
-    Idleness leaves out what this process uses itself, so that training does not end training. It looks at the time
-    since the last reading; at the first one, and after a minute without any, at the load average.
+    Idleness excludes this process's own use, so that training does not end training. It is measured since the last
+    reading; the first reading, and one after a minute without any, use the load average.
     """
     idleness = _Idleness(root / "proc")
 
     def read() -> Conditions:
-        """The conditions now; None for what this kernel does not tell."""
+        """The current conditions; None for what this kernel does not report."""
         charging, battery = _power(root / "sys/class/power_supply")
         return Conditions(
             charging=charging,
@@ -46,7 +46,7 @@ def linux(root: Path = Path("/"), storage: Path = Path()) -> ConditionSource:
 
 
 class _Idleness:
-    """Whether other programs leave the processors idle; it remembers the last reading."""
+    """Whether other programs leave the processors idle. It remembers the last reading."""
 
     def __init__(self, proc: Path) -> None:
         self._proc = proc
@@ -77,7 +77,7 @@ class _Idleness:
 
 
 def _ticks(line: str) -> tuple[float, float]:
-    """Ticks of all processors since boot, and those of them in which they idled or waited for a disk."""
+    """Ticks of all processors since boot, and how many of these were idle or waiting for a disk."""
     # Guests, the last two of ten, are counted in user time already.
     counts = [float(word) for word in line.split()[1:9]]
     return sum(counts), sum(counts[3:5])
@@ -90,7 +90,7 @@ def _own_ticks(path: Path) -> float:
 
 
 def _power(folder: Path) -> tuple[bool | None, float | None]:
-    """Whether external power is there, and how full the battery is: the mean where there are several."""
+    """Whether there is external power, and the charge of the battery: the mean over several batteries."""
     # A supply of scope "Device" belongs to a mouse or a headset.
     supplies = [supply for supply in _entries(folder) if _word(supply / "scope") != "Device"]
     batteries = [supply for supply in supplies if _word(supply / "type") == "Battery"]
@@ -108,7 +108,7 @@ def _power(folder: Path) -> tuple[bool | None, float | None]:
 
 
 def _unmetered(root: Path) -> bool | None:
-    """Whether the link of the default route costs nothing: of a cable yes, of a modem no, of others it is unknown."""
+    """Whether the link of the default route costs nothing: yes for a cable, no for a modem, else unknown."""
     name = _default_link(root / "proc/net")
     if not name:
         return None
@@ -137,13 +137,13 @@ def _default_link(net: Path) -> str:
 
 
 def _free_storage(path: Path) -> int | None:
-    """Bytes that a file at `path`, or where it will be made, may take."""
+    """The free bytes for a file at `path`, which need not exist yet."""
     existing = next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
     try:
-        found = os.statvfs(existing)
+        stats = os.statvfs(existing)
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize
+    return stats.f_bavail * stats.f_frsize
 
 
 def _free_memory(path: Path) -> int | None:
@@ -184,7 +184,7 @@ def _word(path: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    """A file's content; nothing when it is missing or hidden from us, or its driver cannot answer now."""
+    """A file's content; empty when it is missing or hidden from this process, or its driver cannot answer now."""
     try:
         return path.read_text("utf-8", "replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Made-up conditions, for emulated devices and tests. They depend on nothing but their arguments and the clock."""
+"""Synthetic conditions, for emulated devices and tests. They depend only on their arguments and the clock."""
 
 from __future__ import annotations
 
@@ -31,43 +31,43 @@ UP = Conditions(
     thermal_headroom_c=30.0,
 )
 DOWN = msgspec.structs.replace(UP, charging=False, idle=False, unmetered=False, battery=0.5)
-# A stretch of flapping is drawn at once and for itself, so that no reading has to replay all time before it.
+# Each stretch of flapping is drawn at once and independently, so that a reading need not replay all earlier time.
 CYCLES = 32
 SHORTEST_S, LONGEST_S = 1e-3, 1e9
 
 
 def constant(conditions: Conditions) -> ConditionSource:
-    """A source of always the same conditions."""
+    """A source whose conditions never change."""
     return lambda: conditions
 
 
 def trace(entries: Path | Sequence[tuple[float, Conditions]], clock: TimeSource = time.monotonic) -> ConditionSource:
-    """A source that goes through (seconds, conditions) from the clock's zero, again and again.
+    """A source that repeats a list of (seconds, conditions), beginning at the clock's zero.
 
     A file holds them as JSON: `[[3600, {"charging": true}], [1800, {"charging": false}]]`. Raises ConfigError when it
-    cannot be read or is malformed, when there are no entries, or one does not last.
+    cannot be read or is malformed, has no entries, or has one without a duration.
     """
-    given = _read(entries) if isinstance(entries, Path) else tuple(entries)
-    for index, (seconds, _) in enumerate(given):
+    steps = _read(entries) if isinstance(entries, Path) else tuple(entries)
+    for index, (seconds, _) in enumerate(steps):
         if not (seconds > 0 and math.isfinite(seconds)):
             raise ConfigError(f"entry {index} of the trace lasts {seconds} seconds; give it more than 0")
-    if not given:
+    if not steps:
         raise ConfigError("the trace has no entries")
-    whole = sum(seconds for seconds, _ in given)
+    whole = sum(seconds for seconds, _ in steps)
 
     def read() -> Conditions:
-        left = clock() % whole
-        for seconds, conditions in given:
-            left -= seconds
-            if left < 0:
+        remaining = clock() % whole
+        for seconds, conditions in steps:
+            remaining -= seconds
+            if remaining < 0:
                 return conditions
-        return given[-1][1]
+        return steps[-1][1]
 
     return read
 
 
 def flapping(seed: int, up_s: float, down_s: float, clock: TimeSource = time.monotonic) -> ConditionSource:
-    """A source that alternates between good conditions and bad ones, for `up_s` and `down_s` seconds in the mean.
+    """A source that alternates between good and bad conditions, which last `up_s` and `down_s` seconds on average.
 
     Both times are exponentially distributed. Readings depend only on seed and clock, not on earlier readings.
     Raises ConfigError when a time is below a millisecond or beyond 1e9 seconds.
@@ -80,10 +80,10 @@ def flapping(seed: int, up_s: float, down_s: float, clock: TimeSource = time.mon
     stretch_s = CYCLES * (up_s + down_s)
 
     def read() -> Conditions:
-        stretch, left = divmod(clock(), stretch_s)
+        stretch, remaining = divmod(clock(), stretch_s)
         rng = random.Random(f"{seed} {stretch:.0f}")
         up = rng.random() < up_s / (up_s + down_s)
-        while (left := left - rng.expovariate(1 / (up_s if up else down_s))) >= 0:
+        while (remaining := remaining - rng.expovariate(1 / (up_s if up else down_s))) >= 0:
             up = not up
         return UP if up else DOWN
 

@@ -28,9 +28,9 @@ ZIP_MAGIC = b"PK"
 
 
 def open_examples(path: Path, keystore: KeyStore | None = None) -> ExampleSource:
-    """The source at `path`: an `.npz` file, or an example store's folder or file. A file is known by its first bytes.
+    """The source at `path`: an `.npz` file, or an example store's folder or file. Its first bytes tell which.
 
-    keystore: where the key is that seals an example store; None is a file beside it.
+    keystore: holds the key that seals an example store; None means a file beside the store.
 
     Raises ExamplesError when it is missing, unreadable or of another kind.
     """

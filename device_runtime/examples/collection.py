@@ -22,7 +22,7 @@ AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of a collection; where one is exceeded, the oldest examples go. By default all are kept."""
+    """Limits of a collection. When one is exceeded, the oldest examples are removed. By default all are kept."""
 
     max_age_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     max_count: AtLeastOne | None = None
@@ -30,34 +30,34 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Collection(msgspec.Struct, frozen=True):
-    """A declared collection. `fields` are those that plans name; every example has all of them and no other."""
+    """A declared collection. `fields` are those that plans name; every example has exactly these."""
 
     name: str
     fields: tuple[Field, ...]
     retention: Retention = Retention()
 
     def checked(self) -> Collection:
-        """This declaration. Raises ExampleRefused when no plan could ask for such examples, or none could be kept."""
+        """This declaration. Raises ExampleRefused when no plan could use such examples, or retention keeps none."""
         try:
-            given = _collection(msgspec.to_builtins(self))
+            collection = _collection(msgspec.to_builtins(self))
         except msgspec.ValidationError as error:
             raise ExampleRefused(f"collection {self.name!r} cannot be declared: {error}") from error
-        if not math.isfinite(given.retention.max_age_s or 0.0):
+        if not math.isfinite(collection.retention.max_age_s or 0.0):
             raise ExampleRefused(f"collection {self.name!r}: max_age_s must be finite; without one there is no limit")
-        names = [field.name for field in given.fields]
-        if not given.name or not names or not all(names) or len(set(names)) < len(names):
+        names = [field.name for field in collection.fields]
+        if not collection.name or not names or not all(names) or len(set(names)) < len(names):
             raise ExampleRefused(
                 f"collection {self.name!r} needs a name and fields with names of their own, not {names}"
             )
-        for field in given.fields:
+        for field in collection.fields:
             highest = np.iinfo(field.dtype).max + 1 if field.dtype in INTEGERS else 0
             if field.high is not None and not 1 <= field.high <= highest:
                 raise ExampleRefused(f"field {field.name!r} of {field.dtype} cannot have {field.high} as its high")
-        if given.most == 0:
+        if collection.most == 0:
             raise ExampleRefused(
-                f"retention of collection {self.name!r} is below the {given.example_bytes} bytes of one example"
+                f"retention of collection {self.name!r} is below the {collection.example_bytes} bytes of one example"
             )
-        return given
+        return collection
 
     @property
     def record(self) -> np.dtype[Any]:
@@ -71,7 +71,7 @@ class Collection(msgspec.Struct, frozen=True):
 
     @property
     def most(self) -> int | None:
-        """The number of examples that retention by count and by bytes leaves."""
+        """The most examples that retention by count and by bytes allows."""
         counts = [self.retention.max_count] if self.retention.max_count is not None else []
         if self.retention.max_bytes is not None:
             counts.append(self.retention.max_bytes // max(self.example_bytes, 1))
@@ -92,7 +92,7 @@ to_field = converter(Field)
 
 
 def words(fields: Sequence[Field]) -> str:
-    """Fields for people: `x float32[28, 28], y int64[] below 10`."""
+    """Fields in readable form: `x float32[28, 28], y int64[] below 10`."""
     return ", ".join(
         f"{f.name} {f.dtype}{list(f.shape)}" + ("" if f.high is None else f" below {f.high}") for f in fields
     )

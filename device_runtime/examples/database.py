@@ -45,13 +45,13 @@ WAIT_S = 10.0
 
 
 class ExampleDatabase:
-    """One file. Each use has a connection of its own, so several processes may share it."""
+    """One file. Each use opens its own connection, so several processes may share it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def create(self) -> None:
-        """Make the file, readable only by its owner, where there is none. Raises what `reading` does."""
+        """Make the file, readable only by its owner, if it is missing. Raises as `reading`."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.touch(mode=0o600)
@@ -68,7 +68,7 @@ class ExampleDatabase:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection to read with.
+        """A connection for reading.
 
         Raises ExamplesError when the file is no example store; StoreDamaged when it was one, after it was put aside and
         a new one was made; StoreError for any other refusal of SQLite.
@@ -79,7 +79,7 @@ class ExampleDatabase:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """A connection in a transaction, which an error undoes. Raises what `reading` raises."""
+        """A connection in a transaction, which an error rolls back. Raises as `reading`."""
         with self.reading() as connection, _transaction(connection):
             yield connection
 
@@ -102,8 +102,8 @@ class ExampleDatabase:
             raise StoreError(f"the example store failed: {cause}", f"{self.path}: {error}") from error
 
     def _check_ours(self, connection: sqlite3.Connection) -> None:
-        found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
-        if found != [APPLICATION_ID, VERSION]:
+        header = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+        if header != [APPLICATION_ID, VERSION]:
             raise invalid(f"the examples are in SQLite, but not an example store of version {VERSION}", str(self.path))
 
     def _inode(self) -> int | None:
@@ -113,27 +113,27 @@ class ExampleDatabase:
 
     def _put_aside(self, opened: int | None) -> StoreDamaged:
         """Keep the damaged file under another name, and start a new one with the same collections, without examples."""
-        kept = self.path.with_name(f"{self.path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
-        # Another process that found the damage too may have replaced the file by now.
+        aside = self.path.with_name(f"{self.path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
+        # Another process may have found the damage too, and replaced the file already.
         if opened == self._inode():
             declared = self._declarations()
             try:
-                self.path.rename(kept)
+                self.path.rename(aside)
                 # A journal left behind would be played into the new file.
                 with contextlib.suppress(FileNotFoundError):
-                    Path(f"{self.path}-journal").rename(f"{kept}-journal")
+                    Path(f"{self.path}-journal").rename(f"{aside}-journal")
             except OSError as error:
-                raise StoreError("the example store is damaged and cannot be put aside", f"{kept}: {error}") from error
-            log.warning("the example store %s was damaged: it is kept as %s, and a new one was made", self.path, kept)
+                raise StoreError("the example store is damaged and cannot be put aside", f"{aside}: {error}") from error
+            log.warning("the example store %s was damaged: it is kept as %s, and a new one was made", self.path, aside)
             self.create()
-            # Where an owner let a group in, an application in it must be able to go on.
-            self.path.chmod(kept.stat().st_mode & 0o777)
+            # If the owner gave a group access, applications in that group need it again.
+            self.path.chmod(aside.stat().st_mode & 0o777)
             with self.writing() as connection:
                 connection.executemany("INSERT OR IGNORE INTO collections (name, declaration) VALUES (?, ?)", declared)
-        return StoreDamaged(max(self.path.parent.glob(f"{self.path.name}.damaged-*Z"), default=kept))
+        return StoreDamaged(max(self.path.parent.glob(f"{self.path.name}.damaged-*Z"), default=aside))
 
     def _declarations(self) -> list[tuple[str, bytes]]:
-        """The declared collections, as far as a damaged file can still be read."""
+        """The declared collections, as far as the damaged file is readable."""
         try:
             with contextlib.closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as old:
                 return old.execute("SELECT name, declaration FROM collections").fetchall()
@@ -148,7 +148,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        # After some errors SQLite has gone back by itself.
+        # After some errors SQLite has already rolled back.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise

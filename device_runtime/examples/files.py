@@ -25,16 +25,16 @@ _OBJECT = decoder(dict[str, Any])
 def import_file(
     store: ExampleStore, path: Path, name: str = "default", fields: tuple[Field, ...] | None = None
 ) -> Appended:
-    """Add all examples of a file, whose kind its name tells, to a collection; or none, if one of them is refused.
+    """Add all examples of a file to a collection, or none if one of them is refused. The suffix tells the file's kind.
 
-    `fields` declare the collection if it is new; an `.npz` file declares it by what it holds. Raises ExampleRefused,
-    naming file, row and field; ExamplesError for an `.npz` file that is none; OSError; what ExampleStore raises.
+    `fields` declare a new collection; an `.npz` file declares it by its content. Raises ExampleRefused, naming file,
+    row and field; ExamplesError for a malformed `.npz` file; OSError; what ExampleStore raises.
     """
     if path.suffix not in READERS:
-        raise ExampleRefused(f"{path}: files of examples are called {', '.join(f'*{known}' for known in READERS)}")
-    known = store.declared(name)
-    if known is not None:
-        collection = Collection(name, fields or known.fields, known.retention)
+        raise ExampleRefused(f"{path}: files of examples are called {', '.join(f'*{suffix}' for suffix in READERS)}")
+    declared = store.declared(name)
+    if declared is not None:
+        collection = Collection(name, fields or declared.fields, declared.retention)
     elif fields or path.suffix == ".npz":
         collection = Collection(name, fields or _npz_fields(path))
     else:
@@ -48,11 +48,11 @@ def import_file(
 
 
 Rows = Iterator[tuple[str, Callable[[], Example]]]
-"""The position of an example in its file, and the function that makes it of the text there."""
+"""The position of an example in its file, and the function that parses it."""
 
 
 class _Rows:
-    """Examples one after the other; `place` says where in the file the last one stood."""
+    """Examples one after the other; `place` is the position of the last one in the file."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows

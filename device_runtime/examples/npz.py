@@ -67,7 +67,7 @@ def _npy_shape(members: zipfile.ZipFile, name: str) -> tuple[int, ...]:
         if read is None:
             raise invalid(f"field {name!r} is in a format of NumPy's that is not for plain arrays")
         shape, _, dtype = read(file)
-        held = members.getinfo(f"{name}.npy").file_size - file.tell()
-        if not dtype.hasobject and (min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != held):
-            raise invalid(f"field {name!r} says that it is {dtype}{list(shape)}, which its {held} bytes are not")
+        data_bytes = members.getinfo(f"{name}.npy").file_size - file.tell()
+        if not dtype.hasobject and (min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != data_bytes):
+            raise invalid(f"field {name!r} says that it is {dtype}{list(shape)}, which its {data_bytes} bytes are not")
         return shape

@@ -18,7 +18,7 @@ Columns = dict[str, NDArray[Any]]
 
 
 class ExampleSource(ABC):
-    """Examples in named collections. A source is read afresh at every call."""
+    """Examples in named collections. Every call reads the source again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,11 +32,11 @@ class ExampleSource(ABC):
         """The fields of `spec`, in its order. Raises ExamplesError when one is missing or cannot be read."""
 
     def count(self, collection: str) -> int:
-        """Number of examples in a collection; 0 when there is none of that name."""
+        """Number of examples in a collection; 0 when no collection has that name."""
         return self.counts().get(collection, 0)
 
     def count_recent(self, collection: str, max_age_s: float) -> int:
-        """Number of examples that are no older than that; 0 in a source that does not know how old they are."""
+        """Number of examples that are at most `max_age_s` old; 0 in a source that does not know their age."""
         return 0
 
     def load(self, spec: ExampleSpec) -> Columns:
@@ -60,7 +60,7 @@ class ExampleSource(ABC):
 
 
 def invalid(detail: str, private: str = "") -> ExamplesError:
-    """The error of examples that are not what they should be; `private` is only for this device's owner."""
+    """The error for invalid examples; `private` is only for this device's owner."""
     return ExamplesError("invalid-examples", detail, private)
 
 
@@ -78,7 +78,7 @@ def _check(field: Field, column: NDArray[Any]) -> None:
 
 
 def _demand(good: NDArray[np.bool_], field: Field, otherwise: str) -> None:
-    """Raise ExamplesError, naming the first example that has a value that is not good."""
+    """Raise ExamplesError, naming the first example with a bad value."""
     examples = good.reshape(len(good), math.prod(good.shape[1:])).all(axis=1)
     if not examples.all():
         raise invalid(f"field {field.name!r} of example {int(examples.argmin())} {otherwise}")

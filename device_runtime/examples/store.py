@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an append: examples added, those that retention removed, and where a damaged store was put."""
+    """The result of an append: examples added, examples removed by retention, and where a damaged store was put."""
 
     added: int
     removed: int
@@ -38,7 +38,7 @@ class Appended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of one collection; times in seconds since 1970, None without examples."""
+    """The content of one collection. Times are in seconds since 1970; None without examples."""
 
     collection: str
     examples: int
@@ -53,13 +53,14 @@ class ExampleStore(ExampleSource):
     """A SQLite file. An app may append while a device reads, from another process too; examples never leave it.
 
     Methods raise StoreError when the file cannot be used, and ExamplesError when it is no example store. A damaged file
-    is kept aside, at `put_aside`, and a new one is made: appending goes on there, all else raises StoreDamaged, once.
+    is moved to `put_aside`, and a new one is made. Appending continues there; any other call raises StoreDamaged, once.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time, keystore: KeyStore | None = None) -> None:
         """The store in the file `path`; `clock` gives seconds since 1970, `keystore` the key that seals examples.
 
-        Without one the key is in a file beside the store, `.key` after its name, for its owner alone.
+        Without `keystore` the key is in a file beside the store, named with the suffix `.key`, which only its owner may
+        read.
         """
         super().__init__(path)
         self._sealer = Sealer(keystore or KeyFile(path.with_name(f"{path.name}.key")))
@@ -71,15 +72,15 @@ class ExampleStore(ExampleSource):
     def open(
         cls, folder: Path, clock: Callable[[], float] = time.time, keystore: KeyStore | None = None
     ) -> ExampleStore:
-        """The store in a folder of its own; both are made when missing."""
+        """The store in its own folder. Both are made when missing."""
         store = cls(folder / FILE, clock, keystore)
         store._going_on(store._database.create)
         return store
 
     def declare(self, collection: Collection) -> None:
-        """Say what a collection's examples are and how long they are kept; once, or again with the same fields.
+        """Declare a collection's fields and retention. It may be declared again with the same fields.
 
-        Raises ExampleRefused when no plan could ask for such examples, or the collection has other fields already.
+        Raises ExampleRefused when no plan could use such examples, or the collection already has other fields.
         """
         self.extend(collection, ())
 
@@ -96,11 +97,11 @@ class ExampleStore(ExampleSource):
         return self.append_all(collection, [example], at)
 
     def append_all(self, collection: str, examples: Iterable[Example], at: float | None = None) -> Appended:
-        """Add several examples, all or none; see `append`."""
+        """Add all of several examples, or none; see `append`."""
         return self.extend(self._known(collection), examples, at)
 
     def extend(self, collection: Collection, examples: Iterable[Example], at: float | None = None) -> Appended:
-        """Declare a collection, and add examples to it: all of this or nothing. See `declare` and `append`."""
+        """Declare a collection and add examples to it, in one transaction. See `declare` and `append`."""
         collection = collection.checked()
         at = None if at is None else _seconds(at)
         what = _what(collection)
@@ -111,19 +112,19 @@ class ExampleStore(ExampleSource):
         )
 
     def retain(self, collection: str, retention: Retention) -> int:
-        """Change how long a declared collection keeps its examples; the number of those removed, the oldest.
+        """Change the retention of a declared collection. Returns the number of removed examples, which are the oldest.
 
-        Raises ExampleRefused when it was not declared, or the retention is none that could keep an example.
+        Raises ExampleRefused when it was not declared, or the retention could not keep a single example.
         """
         return self.extend(replace(self._known(collection), retention=retention), ()).removed
 
     def delete(self, collection: str | None = None, before: float | None = None) -> int:
-        """Remove examples of one collection or of all, those from before a time or all; the number of those removed.
+        """Remove examples of one or all collections, from before a time or all. Returns the number of removed examples.
 
-        Without a time the declarations go too.
+        Without a time the declarations are removed too.
         """
         with self._database.writing() as connection:
-            ids = [key for key, known in _collections(connection) if collection in {None, known.name}]
+            ids = [key for key, declared in _collections(connection) if collection in {None, declared.name}]
             removed = 0
             for key in ids:
                 oldest = connection.execute(
@@ -133,64 +134,66 @@ class ExampleStore(ExampleSource):
                 removed += oldest.rowcount
                 if before is None:
                     connection.execute("DELETE FROM collections WHERE id = ?", (key,))
-        # They are gone; that the file gets shorter can wait for a better day.
+        # The examples are gone; shrinking the file may fail and can wait.
         with contextlib.suppress(StoreError), self._database.reading() as connection:
             connection.executescript("PRAGMA incremental_vacuum")
         return removed
 
     def holdings(self) -> list[Holding]:
-        """The content of each collection that was declared, by name."""
+        """The content of each declared collection, by name."""
         self._enforce()
         with self._database.reading() as connection:
-            return [_holding(connection, key, known) for key, known in _collections(connection)]
+            return [_holding(connection, key, collection) for key, collection in _collections(connection)]
 
     def counts(self) -> dict[str, int]:
-        """Number of examples per collection that has any, after retention."""
-        return {held.collection: held.examples for held in self.holdings() if held.examples}
+        """Number of examples of each non-empty collection, after retention."""
+        return {holding.collection: holding.examples for holding in self.holdings() if holding.examples}
 
     def count_recent(self, collection: str, max_age_s: float) -> int:
-        """Number of examples that are no older than that."""
+        """Number of examples that are at most `max_age_s` old."""
         query = "SELECT count(*) FROM examples WHERE collection = ? AND at >= ?"
         with self._database.reading() as connection:
-            found = _find(connection, collection)
-            held = connection.execute(query, (found[0], self._clock() - max_age_s)).fetchone() if found else (0,)
-        return int(held[0])
+            entry = _find(connection, collection)
+            row = connection.execute(query, (entry[0], self._clock() - max_age_s)).fetchone() if entry else (0,)
+        return int(row[0])
 
     def _columns(self, spec: ExampleSpec) -> Columns:
         with self._database.reading() as connection:
-            found = _find(connection, spec.collection)
-            if found is None:
+            entry = _find(connection, spec.collection)
+            if entry is None:
                 raise invalid(f"there is no collection {spec.collection!r}", str(self.path))
-            key, known = found
-            _check_fields(spec, known)
-            data = self._data(connection, key, known)
-        records = np.frombuffer(data, known.record)
+            key, collection = entry
+            _check_fields(spec, collection)
+            data = self._data(connection, key, collection)
+        records = np.frombuffer(data, collection.record)
         return {field.name: np.array(records[field.name], field.dtype) for field in spec.fields}
 
-    def _data(self, connection: sqlite3.Connection, key: int, known: Collection) -> bytearray:
+    def _data(self, connection: sqlite3.Connection, key: int, collection: Collection) -> bytearray:
         """All examples of a collection in the order of their insertion, one after the other."""
-        data, what = bytearray(), _what(known)
+        data, what = bytearray(), _what(collection)
         query = "SELECT data FROM examples WHERE collection = ? ORDER BY id"
         for index, (sealed,) in enumerate(connection.execute(query, (key,))):
             try:
-                one = self._sealer.open(what, sealed)
+                example = self._sealer.open(what, sealed)
             except SealBroken as error:
                 raise invalid(f"example {index} was changed, or sealed under another key", str(self.path)) from error
-            if len(one) != known.example_bytes:
-                raise invalid(f"example {index} has {len(one)} bytes, its collection says {known.example_bytes}")
-            data += one
+            if len(example) != collection.example_bytes:
+                raise invalid(
+                    f"example {index} has {len(example)} bytes, its collection says {collection.example_bytes}"
+                )
+            data += example
         return data
 
     def _known(self, name: str) -> Collection:
-        known = self.declared(name)
-        if known is None:
+        collection = self.declared(name)
+        if collection is None:
             raise ExampleRefused(f"no collection {name!r} was declared in {self.path}; declare its fields first")
-        return known
+        return collection
 
     def _declared(self, name: str) -> Collection | None:
         with self._database.reading() as connection:
-            found = _find(connection, name)
-        return found[1] if found else None
+            entry = _find(connection, name)
+        return entry[1] if entry else None
 
     def _insert(self, collection: Collection, rows: list[bytes], at: float | None) -> int:
         now = self._clock()
@@ -201,14 +204,14 @@ class ExampleStore(ExampleSource):
             return _drop(connection, key, collection, now)
 
     def _enforce(self) -> None:
-        """Remove examples that are kept too long. A store that is read-only stays untouched when there are none."""
+        """Remove examples that exceed retention. Without any, nothing is written, so the store may be read-only."""
         now = self._clock()
         with self._database.reading() as connection:
-            due = any(_overdue(connection, key, known, now) for key, known in _collections(connection))
+            due = any(_overdue(connection, key, collection, now) for key, collection in _collections(connection))
         if due:
             with self._database.writing() as connection:
-                for key, known in _collections(connection):
-                    _drop(connection, key, known, now)
+                for key, collection in _collections(connection):
+                    _drop(connection, key, collection, now)
 
     def _going_on(self, work: Callable[[], T]) -> T:
         """The work's result, in the new store if the old one was damaged."""
@@ -236,15 +239,15 @@ def _collections(connection: sqlite3.Connection) -> list[tuple[int, Collection]]
 
 
 def _find(connection: sqlite3.Connection, name: str) -> tuple[int, Collection] | None:
-    return next((found for found in _collections(connection) if found[1].name == name), None)
+    return next((entry for entry in _collections(connection) if entry[1].name == name), None)
 
 
 def _declare(connection: sqlite3.Connection, collection: Collection) -> int:
-    """The id of a collection, which is declared if it was not; a changed retention replaces the old one."""
-    found = _find(connection, collection.name)
-    if found and found[1].fields != collection.fields:
+    """The id of a collection, after declaring it if necessary. A changed retention replaces the old one."""
+    entry = _find(connection, collection.name)
+    if entry and entry[1].fields != collection.fields:
         raise ExampleRefused(
-            f"collection {collection.name!r} was declared with {words(found[1].fields)}, not "
+            f"collection {collection.name!r} was declared with {words(entry[1].fields)}, not "
             f"{words(collection.fields)}; delete it first, or use another name"
         )
     query = (
@@ -255,7 +258,7 @@ def _declare(connection: sqlite3.Connection, collection: Collection) -> int:
 
 
 def _overdue(connection: sqlite3.Connection, key: int, collection: Collection, now: float) -> int:
-    """The number of the oldest examples that are to go."""
+    """The number of examples that exceed retention; they are the oldest."""
     age = math.inf if collection.retention.max_age_s is None else collection.retention.max_age_s
     query = "SELECT count(*), count(*) FILTER (WHERE at < ?) FROM examples WHERE collection = ?"
     examples, old = connection.execute(query, (now - age, key)).fetchone()
@@ -264,24 +267,24 @@ def _overdue(connection: sqlite3.Connection, key: int, collection: Collection, n
 
 
 def _drop(connection: sqlite3.Connection, key: int, collection: Collection, now: float) -> int:
-    """Remove what retention does not keep; the number of those removed."""
+    """Remove examples that exceed retention. Returns their number."""
     overdue = _overdue(connection, key, collection, now)
     oldest = "SELECT id FROM examples WHERE collection = ? ORDER BY at, id LIMIT ?"
     connection.execute(f"DELETE FROM examples WHERE id IN ({oldest})", (key, overdue))  # noqa: S608
     return overdue
 
 
-def _holding(connection: sqlite3.Connection, key: int, known: Collection) -> Holding:
+def _holding(connection: sqlite3.Connection, key: int, collection: Collection) -> Holding:
     query = "SELECT count(*), min(at), max(at) FROM examples WHERE collection = ?"
     examples, oldest, newest = connection.execute(query, (key,)).fetchone()
     return Holding(
-        collection=known.name,
+        collection=collection.name,
         examples=examples,
-        bytes=examples * known.example_bytes,
+        bytes=examples * collection.example_bytes,
         oldest=oldest,
         newest=newest,
-        fields=known.fields,
-        retention=known.retention,
+        fields=collection.fields,
+        retention=collection.retention,
     )
 
 
@@ -290,12 +293,12 @@ def _what(collection: Collection) -> str:
     return f"example of {collection.name}"
 
 
-def _check_fields(spec: ExampleSpec, known: Collection) -> None:
+def _check_fields(spec: ExampleSpec, collection: Collection) -> None:
     """Raise ExamplesError unless the collection has the fields that a plan names, in its dtypes and shapes."""
-    have = {field.name: field for field in known.fields}
+    have = {field.name: field for field in collection.fields}
     for wanted in spec.fields:
         if wanted.name not in have:
-            raise invalid(f"collection {known.name!r} has no field {wanted.name!r}, it has {sorted(have)}")
+            raise invalid(f"collection {collection.name!r} has no field {wanted.name!r}, it has {sorted(have)}")
         field = have[wanted.name]
         if (field.dtype, field.shape) != (wanted.dtype, wanted.shape):
             raise invalid(

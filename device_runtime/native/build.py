@@ -1,6 +1,6 @@
 """The build of the library that runs ExecuTorch programs without torch: parts from PyPI, and a C interface to them.
 
-This needs pip, a way to PyPI and a C++ compiler. The result needs none of them and may be copied to devices.
+The build needs pip, access to PyPI and a C++ compiler. The result needs none of them and may be copied to devices.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ class Build(msgspec.Struct, frozen=True):
 def build(arch: str | None = None, out: Path | None = None) -> Build:
     """Build for `arch` into `out`; by default for this machine, into the folder where a device looks.
 
-    Every file replaces an older one in a single step, the shim last: a reader never finds half a build, and two builds
-    at a time do no harm. Raises ConfigError when the architecture is unknown, or pip or the compiler is missing or
-    fails.
+    Every file is replaced atomically, the shim last, so readers never find half a build and concurrent builds are safe.
+    Raises ConfigError when the architecture is unknown, or pip or the compiler is missing or fails.
     """
     arch = arch or platform.machine()
     if arch not in SHA256:
@@ -54,9 +53,9 @@ def build(arch: str | None = None, out: Path | None = None) -> Build:
         work = Path(folder)
         _unpack(_download(arch, work), work)
         shim = _compile(compiler, work, shim_name(arch))
-        made = [*(work / "executorch" / "lib" / f"lib{name}.so" for name in LIBRARIES), shim]
-        files = {path.name: path.stat().st_size for path in made}
-        for path in made:
+        built = [*(work / "executorch" / "lib" / f"lib{name}.so" for name in LIBRARIES), shim]
+        files = {path.name: path.stat().st_size for path in built}
+        for path in built:
             path.replace(out / path.name)
     for path in set(out.glob(f"{SHIM}-*.so")) - {out / shim.name}:
         path.unlink(missing_ok=True)
@@ -67,10 +66,10 @@ def _compiler(arch: str) -> str:
     name, package = "g++", "g++"
     if arch != platform.machine():
         name, package = f"{arch}-linux-gnu-g++", f"g++-{arch.replace('_', '-')}-linux-gnu"
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise ConfigError(f"building for {arch} needs the compiler {name}; on Debian: apt-get install {package}")
-    return found
+    return path
 
 
 def _download(arch: str, folder: Path) -> Path:

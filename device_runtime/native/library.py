@@ -27,16 +27,16 @@ def default_folder(arch: str) -> Path:
 
 
 def shim_name(arch: str) -> str:
-    """The file name of the shim for `arch`; it changes with the source, so that an older build is not taken for it."""
+    """The file name of the shim for `arch`. It changes with the source, so that an older build is not used."""
     digest = hashlib.sha256(f"{VERSION} {arch}\n".encode() + SOURCE.read_bytes()).hexdigest()
     return f"{SHIM}-{digest[:12]}.so"
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The shim for this machine, set up: it starts no thread from here on.
+    """The shim for this machine, set up so that it starts no more threads.
 
-    Raises ConfigError, naming the command to run, when there is none that loads.
+    Raises ConfigError, naming the command to run, when no shim loads.
     """
     path = find()
     try:

@@ -1,6 +1,6 @@
-"""The guard: what the owner's policy refuses, checked before anything runs. The rules: docs/device.md.
+"""The guard: it checks the owner's policy before anything runs. The rules: docs/device.md.
 
-The coordinator hears only the name of the rule. The value that was found and the limit stay in the outcome.
+The coordinator receives only the name of a broken rule. The value and the limit stay in the outcome.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from fedcore.wire.messages import Assignment
 
 
 class Usage(Protocol):
-    """The use of earlier sessions."""
+    """The resources that earlier sessions used."""
 
     def spent(self) -> Spent:
-        """The sum over the last day."""
+        """The use over the last day."""
 
 
 class Guard:
-    """The checks of one session, in the order in which they come.
+    """The checks of one session, in the order of their use.
 
     releases: checks the release of a secure round. timer: seconds of work, from any start; CPU time, as in the journal.
     """
@@ -45,12 +45,12 @@ class Guard:
         self._started: float | None = None
 
     def check_address(self, coordinator: str) -> None:
-        """Before a byte is sent: the URL of the coordinator. Raises PolicyForbids."""
+        """Check the coordinator's URL before the first byte is sent. Raises PolicyForbids."""
         if self._policy.require_https and not coordinator.lower().startswith("https://"):
             _forbid("require_https", f"the coordinator is {coordinator}")
 
     def check_in(self, population: str, form: str) -> None:
-        """Before the coordinator is asked for anything: the population, the day's budget, the format of graphs.
+        """Check the population, the day's budget and the format of graphs before the first request.
 
         Raises PolicyForbids.
         """
@@ -67,18 +67,19 @@ class Guard:
                 _forbid(f"per_day.{rule}", f"{used:.10g} of {most:.10g} are used up in the last 24 hours")
 
     def visible(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """The counts of examples of those collections that a coordinator may know of."""
+        """The counts of examples in collections that a coordinator may know."""
         return {name: count for name, count in counts.items() if self.shows(name)}
 
     def shows(self, collection: str) -> bool:
-        """Whether a plan may train on a collection, and a coordinator may know how many examples it holds."""
+        """Whether a plan may train on a collection, and a coordinator may know its number of examples."""
         return self._policy.collections is None or collection in self._policy.collections
 
     def check_stored(self, population: str, stored: StoredAssignment, size: int) -> None:
-        """Before an earlier session's work is ended: the policy may be another now. `size`: bytes of its report, or 0.
+        """Check an earlier session's work before finishing it: the policy may have changed. `size`: of its report, or
+        0.
 
-        A finished report is checked against all but the plan's limits, unfinished work only against the population.
-        Raises PolicyForbids or PlanRefused.
+        A finished report is checked against all rules but the plan's limits, unfinished work only against the
+        population. Raises PolicyForbids or PlanRefused.
         """
         self._check_population(population)
         if stored.phase != "assigned":
@@ -86,32 +87,34 @@ class Guard:
             self._check_collection(stored.collection)
             self._check_bytes(size)
 
-    def check_assignment(self, given: Assignment, moved: int) -> None:
-        """Before the plan is fetched: cohort, signature or release, size. `moved`: bytes of this session so far.
+    def check_assignment(self, assignment: Assignment, moved: int) -> None:
+        """Check cohort, signature or release, and size before fetching the plan. `moved`: bytes of this session so far.
 
         The signature covers the plan's digest, which is checked when the plan is fetched. Raises PlanRefused.
         """
-        self._check_round(given)
-        if given.plan.size > MOST_PLAN_BYTES:
-            raise PlanRefused(f"the plan has {given.plan.size:,} bytes, a device reads at most {MOST_PLAN_BYTES:,}")
-        self._check_bytes(moved + given.plan.size + given.checkpoint.size)
-        _at_most("plan.memory_bytes", given.plan.size + given.checkpoint.size, self._policy.plan.memory_bytes)
+        self._check_round(assignment)
+        if assignment.plan.size > MOST_PLAN_BYTES:
+            raise PlanRefused(
+                f"the plan has {assignment.plan.size:,} bytes, a device reads at most {MOST_PLAN_BYTES:,}"
+            )
+        self._check_bytes(moved + assignment.plan.size + assignment.checkpoint.size)
+        _at_most("plan.memory_bytes", assignment.plan.size + assignment.checkpoint.size, self._policy.plan.memory_bytes)
 
     def check_plan(
-        self, given: Assignment, plan: Plan, form: str, count: Callable[[str], int], *, to_move: int
+        self, assignment: Assignment, plan: Plan, form: str, count: Callable[[str], int], *, to_move: int
     ) -> None:
-        """Before examples are read and graphs fetched: schema, limits, collection; from here on the time counts.
+        """Check schema, limits and collection before reading examples and fetching graphs. This starts the timer.
 
-        form: the format that this device runs. count: the number of examples in a collection, asked only if it is
-        allowed. to_move: bytes of this session, those still to come included. Raises PlanRefused.
+        form: the format that this device runs. count: gives the number of examples in a collection; called only if the
+        collection is allowed. to_move: bytes of this session, including those still to come. Raises PlanRefused.
         """
         _check_schema(plan)
         limits = self._policy.plan
         _at_most("plan.parameters", _longest(plan), limits.parameters)
-        kept = sum(ref.size for ref in plan.kept_refs(form))
-        _at_most("plan.graph_bytes", kept, limits.graph_bytes)
-        held = given.plan.size + given.checkpoint.size + kept + FLOAT_BYTES * plan.report.size
-        _at_most("plan.memory_bytes", held, limits.memory_bytes)
+        kept_bytes = sum(ref.size for ref in plan.kept_refs(form))
+        _at_most("plan.graph_bytes", kept_bytes, limits.graph_bytes)
+        memory_bytes = assignment.plan.size + assignment.checkpoint.size + kept_bytes + FLOAT_BYTES * plan.report.size
+        _at_most("plan.memory_bytes", memory_bytes, limits.memory_bytes)
         self._check_bytes(to_move)
         self._check_collection(plan.examples.collection)
         if limits.batch_examples is not None:
@@ -120,14 +123,14 @@ class Guard:
         self._started = self._timer()
 
     def limits(self) -> Limits:
-        """The most that the training may use: of the plan's limits, and of what is left of the day."""
+        """The most that the training may use: the lesser of the plan's limits and the rest of the day's budget."""
         plan, day = self._policy.plan, self._policy.per_day.compute_seconds
         left_s = plan.compute_seconds if day is None else min(plan.compute_seconds, day - self._spent.seconds)
         return Limits(plan.memory_bytes, left_s)
 
     @property
     def min_cohort(self) -> int:
-        """The fewest reports with which a round may count."""
+        """The fewest reports of a valid round."""
         return self._policy.min_cohort
 
     @property
@@ -136,7 +139,7 @@ class Guard:
         return 0.0 if self._started is None else self._timer() - self._started
 
     def may_go_on(self) -> bool:
-        """True, to be asked while it trains. Raises PlanRefused when the compute seconds of plan or day are used up."""
+        """Return true, while training. Raises PlanRefused when the compute seconds of plan or day are used up."""
         seconds = self.seconds
         _at_most("plan.compute_seconds", seconds, self._policy.plan.compute_seconds)
         _at_most("per_day.compute_seconds", self._spent.seconds + seconds, self._policy.per_day.compute_seconds)
@@ -151,21 +154,23 @@ class Guard:
         if not self.shows(collection):
             _refuse("collections", f"the plan wants {collection!r}")
 
-    def _check_round(self, given: Assignment, *, again: bool = False) -> None:
-        if self._policy.require_secure_aggregation and given.secagg is None:
-            _refuse("require_secure_aggregation", "the round asks for the report in clear")
-        if self._policy.min_cohort > (given.minimum or 1):
-            found = "says no minimum" if given.minimum is None else f"may count with {given.minimum} reports"
-            _refuse("min_cohort", f"the round {found}, the least allowed is {self._policy.min_cohort}")
-        if self._policy.min_noise_multiplier and given.secagg is None:
-            _refuse("min_noise_multiplier", "the round asks for the report in clear, without noise")
-        if given.secagg is None:
-            self._check_signature(given)
+    def _check_round(self, assignment: Assignment, *, again: bool = False) -> None:
+        if self._policy.require_secure_aggregation and assignment.secagg is None:
+            _refuse("require_secure_aggregation", "the round asks for the report in the clear")
+        if self._policy.min_cohort > (assignment.minimum or 1):
+            minimum = (
+                "says no minimum" if assignment.minimum is None else f"may count with {assignment.minimum} reports"
+            )
+            _refuse("min_cohort", f"the round {minimum}, the least allowed is {self._policy.min_cohort}")
+        if self._policy.min_noise_multiplier and assignment.secagg is None:
+            _refuse("min_noise_multiplier", "the round asks for the report in the clear, without noise")
+        if assignment.secagg is None:
+            self._check_signature(assignment)
         else:
-            self._releases.check(given, again=again)
+            self._releases.check(assignment, again=again)
 
-    def _check_signature(self, given: Assignment) -> None:
-        signature = given.plan_signature
+    def _check_signature(self, assignment: Assignment) -> None:
+        signature = assignment.plan_signature
         if not self._policy.signers:
             return
         if signature is None:
@@ -173,7 +178,7 @@ class Guard:
         if signature.signer not in self._policy.signers:
             _refuse("signers", f"the plan is signed by {signature.signer}, which the policy does not name")
         try:
-            verify(given.plan, signature)
+            verify(assignment.plan, signature)
         except (BadSignature, InvalidKey) as error:
             _refuse("signers", str(error))
 
@@ -182,26 +187,26 @@ class Guard:
 
 
 def _check_schema(plan: Plan) -> None:
-    """A plan whose model is not the vector that it has devices receive would get round the limits."""
+    """Refuse a plan whose schema differs in size from the vector that devices receive: it would evade the limits."""
     received = {vector.name: vector.size for vector in plan.broadcast}.get("params")
     if received != plan.schema.size:
         raise PlanRefused(f"the plan's schema has {plan.schema.size} parameters, its broadcast {received}")
 
 
 def _longest(plan: Plan) -> int:
-    """Values of the longest vector that the plan has a device hold."""
-    carries = (vector.size for one in plan.passes for vector in one.carry)
+    """The length of the longest vector that a device needs for the plan."""
+    carries = (vector.size for pass_plan in plan.passes for vector in pass_plan.carry)
     segments = (segment.size for segment in plan.report.segments)
     return max([plan.schema.size, *(vector.size for vector in plan.broadcast), *carries, *segments])
 
 
 def _visited(plan: Plan, examples: int) -> int:
-    return sum(one.loop.batch_size * one.loop.step_count(examples) for one in plan.passes)
+    return sum(pass_plan.loop.batch_size * pass_plan.loop.step_count(examples) for pass_plan in plan.passes)
 
 
-def _at_most(rule: str, found: float, allowed: float | None) -> None:
-    if allowed is not None and found > allowed:
-        _refuse(rule, f"{found:.10g} found, {allowed:.10g} allowed")
+def _at_most(rule: str, value: float, allowed: float | None) -> None:
+    if allowed is not None and value > allowed:
+        _refuse(rule, f"{value:.10g} found, {allowed:.10g} allowed")
 
 
 def _refuse(rule: str, why: str) -> NoReturn:

@@ -21,7 +21,7 @@ Names = Annotated[tuple[str, ...], setting("", allowed="a list of one name or mo
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that are checked however they were made. Raises ConfigError naming the key and its value."""
+    """Settings that are checked in every constructor. Raises ConfigError naming the key and its value."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -29,7 +29,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class NamedAuthority:
-    """The enrolment authority that the device's policy names. url: empty where the coordinator says it."""
+    """The enrolment authority that the device's policy names. url: empty if the coordinator provides it."""
 
     key: bytes
     url: str = ""
@@ -37,9 +37,9 @@ class NamedAuthority:
 
 @checked(ConfigError)
 class PerDay(_Part, frozen=True, kw_only=True):
-    """The most that a device spends within any 24 hours. None is no limit.
+    """The most that a device uses within any 24 hours. None is no limit.
 
-    compute_seconds: of work on plans. bytes: down and up together. sessions: those in which it got an assignment.
+    compute_seconds: of work on plans. bytes: down and up together. sessions: those with an assignment.
     """
 
     compute_seconds: NotNegative | None = None
@@ -49,12 +49,12 @@ class PerDay(_Part, frozen=True, kw_only=True):
 
 @checked(ConfigError)
 class PlanLimits(_Part, frozen=True, kw_only=True):
-    """The largest plan that a device runs, and the most that its training uses. None is no limit.
+    """The largest plan that a device runs, and the most that training uses. None is no limit.
 
     parameters: values of the longest vector of the plan. graph_bytes: all graphs of the device's format, and the frozen
-    vectors. batch_examples: batch size × steps, over all passes: how many examples a round visits, padding included.
-    memory_bytes, compute_seconds: private memory and CPU time of the process that trains for one assignment; a plan,
-    checkpoint, graphs and report that are larger together are refused before graphs are fetched.
+    vectors. batch_examples: batch size × steps over all passes, the examples that a round visits, including padding.
+    memory_bytes, compute_seconds: private memory and CPU time of the process that trains for one assignment. If plan,
+    checkpoint, graphs and report together exceed memory_bytes, the plan is refused before graphs are fetched.
     """
 
     parameters: Amount | None = None
@@ -66,19 +66,19 @@ class PlanLimits(_Part, frozen=True, kw_only=True):
 
 @checked(ConfigError)
 class Policy(_Part, frozen=True, kw_only=True):
-    """The limits of a device, which no coordinator can move. The default allows everything but secure rounds.
+    """The limits of a device, which no coordinator can change. The default allows everything but secure rounds.
 
-    populations, collections: those that it serves and shows, and no others; None is any. signers: public keys, as
-    `muster key new` prints them. The plan of a round in clear must be signed by one of them, a secure round released by
-    one; with none, every plan runs in clear, and no secure round is taken part in. min_cohort: the fewest reports with
-    which a round may count. min_noise_multiplier: the least noise that the devices of a round must add to their sum, as
-    its release promises it. require_secure_aggregation: refuse every assignment that asks for the report in clear.
+    populations, collections: the only ones that the device serves and shows; None means any. signers: public keys, as
+    `muster key new` prints them. One of them must sign the plan of a plain round, or release a secure round. Without
+    signers the device runs any plan in plain rounds, and takes part in no secure round. min_cohort: the fewest reports
+    of a valid round. min_noise_multiplier: the least noise that a round's release must promise, added by the devices
+    to their sum. require_secure_aggregation: refuse every assignment of a plain round.
     require_release_log: refuse a secure round whose release is not proven to be in the coordinator's log of releases.
-    unsigned_programs: run ExecuTorch programs, which nothing can check, though there are no signers.
+    unsigned_programs: run ExecuTorch programs, which nothing can check, even without signers.
     require_https: call no coordinator whose URL is not https.
     authority, authority_url: the enrolment authority's public key, as `muster authority new-key` prints it, and its
-    URL; without them the device goes by what its coordinator names first. cache_bytes: the most that plans, graphs
-    and checkpoints take in the state folder between sessions.
+    URL; without them the device pins the authority that its coordinator names first. cache_bytes: the most bytes of
+    plans, graphs and checkpoints in the state folder between sessions.
     """
 
     populations: Names | None = None
@@ -122,7 +122,7 @@ class Policy(_Part, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, path: Path) -> Policy:
-        """The policy in a file. Raises ConfigError: the file is missing, or which key is unknown or has a bad value."""
+        """The policy in a file. Raises ConfigError when the file is missing, or naming an unknown key or bad value."""
         try:
             values = tomllib.loads(path.read_text("utf-8"))
         except (OSError, ValueError) as error:

@@ -1,8 +1,8 @@
-"""Releases: what this device demands of a secure round before it trains. Spec: docs/spec/plan.md §9.
+"""Releases: this device's demands on a secure round before it trains. Spec: docs/spec/plan.md §9.
 
-A secure round hides a report among others, but what is in the report the plan decides. So the plan, its first
-checkpoint and the way sums are made must be released with a key that the owner's policy names, and every later
-checkpoint must descend from the first.
+A secure round hides a report among others, but the plan decides what is in the report. So a key that the owner's policy
+names must have released the plan, its first checkpoint and the parameters of sums. Every later checkpoint must descend
+from the first.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _LOG = "require_release_log"
 
 @dataclass(frozen=True, slots=True)
 class Releases:
-    """The check of releases for one population, with a memory in the state database against going back.
+    """The check of releases for one population. The state database remembers them, so that none can be rolled back.
 
-    Methods raise PlanRefused, which names the rule that is broken, or StateError.
+    Methods raise PlanRefused, which names the broken rule, or StateError.
     """
 
     policy: Policy
@@ -34,12 +34,12 @@ class Releases:
     clock: Clock
     population: str
 
-    def check(self, given: Assignment, *, again: bool = False) -> None:
-        """Hold an assignment of a secure round against its release, and remember both it and its checkpoint.
+    def check(self, assignment: Assignment, *, again: bool = False) -> None:
+        """Check an assignment of a secure round against its release, and remember the release and the checkpoint.
 
-        again: an earlier session accepted it, so that a head of the log may have been shown since.
+        again: an earlier session accepted it, so that a newer head of the log may have been shown since.
         """
-        signed = given.release
+        signed = assignment.release
         if signed is None:
             raise _refused("signers", "the secure round has no signed release")
         if not self.policy.signers:
@@ -48,22 +48,22 @@ class Releases:
             raise _refused("signers", f"the release is signed by {signed.signer}, which the policy does not name")
         try:
             release = verified_release(signed)
-            entry = None if given.lineage is None else verified_entry(given.lineage)
+            entry = None if assignment.lineage is None else verified_entry(assignment.lineage)
         except FedcoreError as error:
             raise _refused("signers", str(error)) from error
         with self.database.transaction():
-            self._check_release(release, signed, given)
-            self._check_checkpoint(release, signed, given, entry)
+            self._check_release(release, signed, assignment)
+            self._check_checkpoint(release, signed, assignment, entry)
             if self.policy.require_release_log:
-                head = _proven_head(release, signed, given.log)
+                head = _proven_head(release, signed, assignment.log)
                 if not again:
                     self._check_growth(release, head)
 
-    def _check_release(self, release: Release, signed: Signed, given: Assignment) -> None:
+    def _check_release(self, release: Release, signed: Signed, assignment: Assignment) -> None:
         if release.population != self.population:
             raise _refused("release", f"it is for population {release.population!r}")
-        if release.plan != given.plan.sha256:
-            raise _refused("release", f"it is for plan {release.plan[:12]}…, not {given.plan.sha256[:12]}…")
+        if release.plan != assignment.plan.sha256:
+            raise _refused("release", f"it is for plan {release.plan[:12]}…, not {assignment.plan.sha256[:12]}…")
         if release.expires_at <= self.clock.wall():
             raise _refused("release", "it has expired")
         promised, least = release.bounds.noise_multiplier, self.policy.min_noise_multiplier
@@ -72,52 +72,54 @@ class Releases:
                 "min_noise_multiplier", f"devices would add noise of {promised:g}, the least allowed is {least:g}"
             )
         query = "SELECT counter FROM released WHERE signer = ? AND population = ?"
-        seen = self.database.execute(query, signed.signer, self.population)
-        highest = max((int(counter) for (counter,) in seen), default=0)
+        rows = self.database.execute(query, signed.signer, self.population)
+        highest = max((int(counter) for (counter,) in rows), default=0)
         if release.counter < highest:
             raise _refused("release", f"its counter is {release.counter}; this device has seen {highest}")
         row = (signed.signer, self.population, release.counter)
         self.database.execute("INSERT OR REPLACE INTO released VALUES (?, ?, ?)", *row)
 
     def _check_checkpoint(
-        self, release: Release, signed: Signed, given: Assignment, entry: LineageEntry | None
+        self, release: Release, signed: Signed, assignment: Assignment, entry: LineageEntry | None
     ) -> None:
         last = self._last_entry(signed.digest)
-        if entry is None or given.lineage is None:
-            if given.checkpoint.sha256 != release.checkpoint:
+        if entry is None or assignment.lineage is None:
+            if assignment.checkpoint.sha256 != release.checkpoint:
                 raise _refused("lineage", "the checkpoint is not the release's, and no signed entry comes with it")
-            if given.round != 1:
-                raise _refused("lineage", f"no signed entry comes with the checkpoint of round {given.round}")
+            if assignment.round != 1:
+                raise _refused("lineage", f"no signed entry comes with the checkpoint of round {assignment.round}")
             if last is not None:
                 raise _refused("lineage", f"the first checkpoint comes again after that of round {last.round}")
             return
-        if given.lineage.signer != release.lineage:
-            raise _refused("lineage", f"the checkpoint is signed by {given.lineage.signer}, not by the release's key")
-        if (entry.release, entry.checkpoint) != (signed.digest, given.checkpoint.sha256):
+        if assignment.lineage.signer != release.lineage:
+            raise _refused(
+                "lineage", f"the checkpoint is signed by {assignment.lineage.signer}, not by the release's key"
+            )
+        if (entry.release, entry.checkpoint) != (signed.digest, assignment.checkpoint.sha256):
             raise _refused("lineage", "the signed entry is for another release or checkpoint")
-        if entry.round != given.round - 1 or entry.round < 1:
-            raise _refused("lineage", f"the checkpoint of round {entry.round} comes in round {given.round}")
+        if entry.round != assignment.round - 1 or entry.round < 1:
+            raise _refused("lineage", f"the checkpoint of round {entry.round} comes in round {assignment.round}")
         if entry.round == 1 and entry.parent != release.checkpoint:
             raise _refused("lineage", "the checkpoint of round 1 does not descend from the release's")
         if last is not None:
             _check_descent(entry, last)
-        self.database.execute("INSERT OR REPLACE INTO lineage VALUES (?, ?)", signed.digest, given.lineage.text)
+        self.database.execute("INSERT OR REPLACE INTO lineage VALUES (?, ?)", signed.digest, assignment.lineage.text)
 
     def _check_growth(self, release: Release, signed: Signed) -> None:
         head = decode_head(signed.text)
-        found = self.database.execute("SELECT head FROM log_head WHERE signer = ?", release.lineage)
-        last = decode_head(found[0][0]) if found else head
+        rows = self.database.execute("SELECT head FROM log_head WHERE signer = ?", release.lineage)
+        last = decode_head(rows[0][0]) if rows else head
         if head.size < last.size or (head.size == last.size and head.root != last.root):
             raise _refused(_LOG, f"the head of {head.size} contradicts one of {last.size} that was shown before")
         self.database.execute("INSERT OR REPLACE INTO log_head VALUES (?, ?)", release.lineage, signed.text)
 
     def _last_entry(self, release: str) -> LineageEntry | None:
-        found = self.database.execute("SELECT entry FROM lineage WHERE release = ?", release)
-        return decode_entry(found[0][0]) if found else None
+        rows = self.database.execute("SELECT entry FROM lineage WHERE release = ?", release)
+        return decode_entry(rows[0][0]) if rows else None
 
 
 def _check_descent(entry: LineageEntry, last: LineageEntry) -> None:
-    """Raise PlanRefused unless a checkpoint can come after, or again as, the last one that this device was shown."""
+    """Raise PlanRefused unless a checkpoint equals or can follow the last one that this device was shown."""
     if entry.round < last.round:
         raise _refused("lineage", f"the checkpoint of round {entry.round} comes after that of round {last.round}")
     if entry.round == last.round and entry != last:

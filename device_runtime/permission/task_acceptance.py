@@ -1,4 +1,4 @@
-"""The choice among offered tasks. It is made on the device, which tells nobody why. Spec: docs/spec/wire.md §2."""
+"""The choice among offered tasks. The device makes it, and does not reveal its reasons. Spec: docs/spec/wire.md §2."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fedcore.wire.messages import Offer
 def acceptable_tasks(
     offers: Sequence[Offer], examples: ExampleSource, now: Conditions, shows: Callable[[str], bool]
 ) -> tuple[str, ...]:
-    """The tasks whose every rule holds, in the order in which they were offered. Raises ExamplesError.
+    """The tasks whose rules all hold, in the order of the offers. Raises ExamplesError.
 
-    shows: whether the owner lets a coordinator know of a collection. Any other is answered as one that is not there.
+    shows: whether the owner lets a coordinator know of a collection. Any other is treated as missing.
     """
     return tuple(offer.task for offer in offers if not offer.unmet(now) and _enough(offer, examples, shows))
 
@@ -22,6 +22,6 @@ def acceptable_tasks(
 def _enough(offer: Offer, examples: ExampleSource, shows: Callable[[str], bool]) -> bool:
     if not shows(offer.collection):
         return not (offer.min_examples or offer.min_recent_examples)
-    held, age_s = examples.count(offer.collection), offer.max_example_age_s
-    recent = held if age_s is None else examples.count_recent(offer.collection, age_s)
-    return held >= offer.min_examples and recent >= offer.min_recent_examples
+    count, age_s = examples.count(offer.collection), offer.max_example_age_s
+    recent = count if age_s is None else examples.count_recent(offer.collection, age_s)
+    return count >= offer.min_examples and recent >= offer.min_recent_examples

@@ -1,4 +1,4 @@
-"""Answers of the coordinator, checked and decoded: messages, problems, how much of an upload arrived."""
+"""Answers of the coordinator, checked and decoded: messages, problems, the received part of an upload."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Answer:
 
 
 def decode_answer(asked: str, answer: Answer, kind: Any) -> Any:
-    """The message in the answer to what was asked. Raises BadAnswer."""
+    """The message in an answer. asked: the request, for errors. Raises BadAnswer."""
     if not answer.headers.get("content-type", "").startswith("application/json"):
-        # A captive portal or a proxy's page, as a rule, and gone in minutes.
+        # Usually a captive portal's or a proxy's page, which is gone in minutes.
         raise BadAnswer(f"{asked} was answered with something other than JSON")
     try:
         return decode(answer.body, kind)
@@ -42,7 +42,7 @@ def decode_answer(asked: str, answer: Answer, kind: Any) -> Any:
 
 
 def upload_offset(answer: Answer, length: int) -> int:
-    """The bytes of an upload that have arrived; all of them when it was counted. Raises BadAnswer."""
+    """The number of bytes of an upload that have arrived; `length` when it was counted. Raises BadAnswer."""
     if answer.headers.get("upload-complete") == "?1":
         return length
     offset = answer.headers.get("upload-offset", "")
@@ -52,38 +52,38 @@ def upload_offset(answer: Answer, length: int) -> int:
 
 
 def printable(answer: Rejected) -> Rejected:
-    """A rejection whose names of formats may be printed."""
+    """A rejection whose format names are safe to print."""
     return msgspec.structs.replace(answer, formats=tuple(map(plain, answer.formats[:MOST_FORMATS])))
 
 
-def check_names(given: Assignment) -> None:
+def check_names(assignment: Assignment) -> None:
     """Raise BadAnswer unless an assignment's names are printable: they are stored, and shown to the device's owner."""
-    for name in (given.assignment, given.task, given.plan.sha256, given.checkpoint.sha256):
+    for name in (assignment.assignment, assignment.task, assignment.plan.sha256, assignment.checkpoint.sha256):
         if plain(name) != name:
             raise BadAnswer(f"an assignment names something {name[:40]!r}, which is no name", permanent=True)
 
 
 def is_continuation(response: HttpResponse, start: int) -> bool:
-    """Whether an answer is the rest from byte `start` on; anything else is the whole."""
+    """Whether an answer is the rest of a blob from byte `start` on; otherwise it is the whole blob."""
     return response.status == 206 and response.headers.get("content-range", "").startswith(f"bytes {start}-")
 
 
 def refusal(asked: str, answer: Answer) -> Refused:
-    """The problem that an answer holds; one made up from its status when it holds none."""
+    """The error for an answer with a problem; without a problem document, one made from the status."""
     after = answer.headers.get("retry-after", "")
     after_s = float(after) if after.isdecimal() else 0.0
-    found = Problem("", "", answer.status, f"{asked} was answered with status {answer.status}")
+    problem = Problem("", "", answer.status, f"{asked} was answered with status {answer.status}")
     if answer.headers.get("content-type", "").startswith(PROBLEM_TYPE):
         with contextlib.suppress(WireError):
-            found = decode_problem(answer.body)
+            problem = decode_problem(answer.body)
     # An answer to HEAD has no body.
-    slug = found.slug or answer.headers.get(PROBLEM_FIELD.lower()) or f"http-{answer.status}"
-    hints = RefusalHints(found.retry, after_s, _time(answer.headers.get("date", "")))
-    return Refused(answer.status, slug, found.detail, hints)
+    slug = problem.slug or answer.headers.get(PROBLEM_FIELD.lower()) or f"http-{answer.status}"
+    hints = RefusalHints(problem.retry, after_s, _time(answer.headers.get("date", "")))
+    return Refused(answer.status, slug, problem.detail, hints)
 
 
 def _time(date: str) -> float | None:
-    """Seconds since 1970 of a Date header; None when it is none."""
+    """Seconds since 1970 of a Date header; None if it is not a date."""
     try:
         return email.utils.parsedate_to_datetime(date).timestamp()
     except (ValueError, OverflowError):

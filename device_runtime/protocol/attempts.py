@@ -1,4 +1,4 @@
-"""Attempts at a call: which failures pass, how long to pause, how often a session tries. Spec: docs/spec/wire.md §1."""
+"""Attempts at a call: temporary failures, pauses, and the number of attempts. Spec: docs/spec/wire.md §1."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LONGEST_NAP_S = 0.25
 
 
 class Attempts:
-    """Makes calls again: RETRIES times until `renew`, and as often after it. Never once the device is told to stop.
+    """Repeats calls: RETRIES times until `renew`, and as often after it. Never after the device is told to stop.
 
-    mend: does what makes the same call worth another attempt at once; it says whether there was such a thing. Each kind
-    of refusal is mended once per call.
+    mend: tries to remove the cause of a refusal, so that the call is worth another attempt at once; returns whether it
+    did. It is called once per call for each kind of refusal.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Attempts:
         self._left = RETRIES
 
     def renew(self) -> None:
-        """Begin to count anew."""
+        """Start counting retries from zero."""
         self._left = RETRIES
 
     def make(self, attempt_once: Callable[[], T]) -> T:
-        """The result of an attempt, after as many attempts as the rules allow. Raises what the last one raised."""
+        """The result of the first successful attempt. After the last allowed attempt, raises its error."""
         mended: set[str] = set()
         for attempt in itertools.count():
             try:
@@ -68,10 +68,10 @@ class Attempts:
 
 
 def _passes(error: Unreachable | Refused) -> bool:
-    """Whether the same call may be answered later in this session."""
-    # What carries requests may send one twice when a connection breaks. The answer to the first is lost, and only the
-    # nonce of the second is at fault.
+    """Whether the same call may succeed later in this session."""
+    # A proxy may send a request twice when a connection breaks. The first answer is lost, and the second request is
+    # refused only for its repeated nonce.
     if isinstance(error, Unreachable) or error.status in RETRIED_STATUSES or error.slug == "replayed-signature":
         return True
-    # The coordinator has just begun. The device's clock is not at fault, and better than Date, which is up to 2 s late.
+    # The coordinator has just started. The device's clock is right, and better than Date, which is up to 2 s late.
     return error.slug == "stale-signature" and error.after_s > 0

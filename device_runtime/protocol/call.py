@@ -1,4 +1,4 @@
-"""A call as one HTTP request: its path, its body, its time, its signature, and the bytes that it moves."""
+"""A call as one HTTP request: path, body, time, signature, and the bytes that it transfers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTIAL = {"content-type": "application/partial-upload"}
 
 @dataclass(slots=True)
 class BytesMoved:
-    """Bytes of bodies, of all conversations on one connection."""
+    """Bytes of bodies, over all conversations on one connection."""
 
     up: int = 0
     down: int = 0
@@ -40,10 +40,11 @@ class BytesMoved:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of the wire. Without a signer the device signs it, and without a time it is signed as of now.
+    """A call of the wire protocol. Without a signer the device signs it; without a time it is signed with the current
+    one.
 
-    timeout_s: for each wait on the network. created: in seconds since 1970. sha256: of the content, in hex, where it is
-    known already.
+    timeout_s: for each wait on the network. created: in seconds since 1970. sha256: of the content, in hex, if already
+    known.
     """
 
     method: str
@@ -69,8 +70,8 @@ class Call:
         """
         headers = {"host": address.authority, **self.headers, "content-length": str(len(self.content))}
         if self.content:
-            known = bytes.fromhex(self.sha256)
-            headers["content-digest"] = digest_field(known) if known else content_digest(self.content)
+            digest = bytes.fromhex(self.sha256)
+            headers["content-digest"] = digest_field(digest) if digest else content_digest(self.content)
         target = address.path + self.path
         if signer is not None:
             about = SignableRequest(self.method, address.authority, target, headers.get)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections to one coordinator, by the standard library. Each carries one request at a time and is kept.
+"""HTTP/1.1 connections to one coordinator, by the standard library. Each carries one request at a time and is reused.
 
 There are no redirects, cookies, compression or proxies: a device talks to one coordinator and signs each request to it.
 """
@@ -24,21 +24,21 @@ from device_runtime.errors import ConfigError
 PORTS = {"http": 80, "https": 443}
 PIECE = 1 << 16
 IDLE_S = 5.0
-"""Seconds for which an idle connection is kept: a network that changed since would swallow a request without a word."""
+"""Seconds for which an idle connection is kept: after a change of network, a request on it would silently be lost."""
 MOST_UNSEEN = 1 << 18
-"""Bytes of an answer that are not its body: heads, lengths of chunks, trailers."""
+"""The most bytes of an answer outside its body: heads, lengths of chunks, trailers."""
 _HOST = re.compile(r"[A-Za-z0-9._~%:-]+")
 _BODILESS = frozenset({204, 304})
 _BLANK = re.compile(r"[\x00-\x20\x7f]")
 
 
 class ConnectionFailed(Exception):
-    """No connection, one that broke or was silent for too long, or an answer that is not HTTP."""
+    """There is no connection, it broke or was silent for too long, or the answer is not HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a coordinator listens, and the path under which its routes are."""
+    """The address of a coordinator, and the path of its routes."""
 
     scheme: str
     host: str
@@ -47,13 +47,13 @@ class Address:
 
     @property
     def authority(self) -> str:
-        """Host and port as the Host field has them."""
+        """Host and port as in the Host field."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
 
 def address_of(url: str, whose: str = "coordinator") -> Address:
-    """The address in a base URL. Raises ConfigError when it is none, or names a user, without repeating that."""
+    """The address in a base URL. Raises ConfigError when it is malformed, or names a user, which the error omits."""
     if isinstance(url, str) and "@" in url:
         raise ConfigError(f"{whose}: the URL names a user; leave out all up to the @: it would be written down")
     try:
@@ -73,7 +73,7 @@ def address_of(url: str, whose: str = "coordinator") -> Address:
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A request. `headers` say how long the body is, which comes in pieces.
+    """A request. `headers` state the length of the body, which comes in pieces.
 
     timeout_s: for each wait on the network, for the head of the answer, and for each piece of its body.
     """
@@ -95,25 +95,25 @@ class HttpResponse(Protocol):
         """The body, once. Raises ConnectionFailed."""
 
     def close(self) -> None:
-        """Leave the rest of the body."""
+        """Discard the rest of the body."""
 
 
 class Carrier(Protocol):
     """Carries requests to a coordinator, from any thread."""
 
     def send(self, request: HttpRequest) -> HttpResponse:
-        """The answer to a request, as soon as its head is here. Raises ConnectionFailed."""
+        """The answer to a request, as soon as its head has arrived. Raises ConnectionFailed."""
 
     def close(self) -> None:
-        """End all connections, those in use too."""
+        """Close all connections, including those in use."""
 
 
 class Connections:
-    """A carrier over as many connections as requests are under way."""
+    """A carrier with one connection for each concurrent request."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        # Loading trusted certificates costs more CPU than the rest of a session: without TLS there are none.
+        # Loading trusted certificates takes more CPU than the rest of a session, so it is only done for TLS.
         self._trusted = ssl.create_default_context() if address.scheme == "https" else None
         self._lock = threading.Lock()
         self._idle: list[tuple[_Connection, float]] = []
@@ -126,7 +126,7 @@ class Connections:
             with connection.failing():
                 return _Response(connection.ask(request), connection, self._give_back)
         except BaseException:
-            self._give_back(connection, kept=False)
+            self._give_back(connection, reusable=False)
             raise
 
     def close(self) -> None:
@@ -145,13 +145,13 @@ class Connections:
                 self._all.discard(connection)
                 connection.end()
             host, port = self._address.host, self._address.port
-            made = _TlsConnection(host, port, context=self._trusted) if self._trusted else _Connection(host, port)
-            self._all.add(made)
-            return made
+            opened = _TlsConnection(host, port, context=self._trusted) if self._trusted else _Connection(host, port)
+            self._all.add(opened)
+            return opened
 
-    def _give_back(self, connection: _Connection, kept: bool) -> None:
+    def _give_back(self, connection: _Connection, reusable: bool) -> None:
         with self._lock:
-            if kept and connection in self._all:
+            if reusable and connection in self._all:
                 self._idle.append((connection, time.monotonic()))
                 return
             self._all.discard(connection)
@@ -159,9 +159,9 @@ class Connections:
 
 
 class _Source(io.RawIOBase):
-    """The bytes of an answer: MOST_UNSEEN beside its body, and each piece of that within the time-out.
+    """The bytes of an answer: at most MOST_UNSEEN outside its body, and each piece of the body within the time-out.
 
-    The library reads heads, lengths of chunks and trailers without end, if there is none.
+    The library itself sets no limit to heads, lengths of chunks and trailers.
     """
 
     def __init__(self, raw: io.RawIOBase, timeout_s: float) -> None:
@@ -170,7 +170,7 @@ class _Source(io.RawIOBase):
         self._left, self._until = MOST_UNSEEN, time.monotonic() + timeout_s
 
     def seen(self, count: int) -> None:
-        """So many bytes were of the body; the next piece has its own time."""
+        """Note that `count` bytes were body, and restart the time-out for the next piece."""
         self._left, self._until = self._left + count, time.monotonic() + self._timeout_s
 
     def readable(self) -> bool:
@@ -201,7 +201,7 @@ class _BoundedResponse(http.client.HTTPResponse):
 
 
 class _Connection(http.client.HTTPConnection):
-    """The library's connection, but that the head of a request leaves with the first piece of its body."""
+    """The library's connection, but it sends the head of a request together with the first piece of its body."""
 
     response_class = _BoundedResponse
     _head: bytes | None = None
@@ -210,7 +210,7 @@ class _Connection(http.client.HTTPConnection):
 
     @property
     def alive(self) -> bool:
-        """Whether the other end has not closed it: between two answers it has nothing to say."""
+        """Whether the connection is open. The other end sends nothing between answers, so any input means a close."""
         if self.sock is None:
             return False
         poll = select.poll()
@@ -231,7 +231,7 @@ class _Connection(http.client.HTTPConnection):
         pieces = iter(request.body)
         self._head = b""
         self.endheaders()
-        # An answer that came before the connection was closed may say why. Without one, reading it fails.
+        # The other end may have answered before it closed the connection. If not, reading the answer fails.
         with contextlib.suppress(ConnectionError):
             head, self._head = self._head, None
             self.send(head + next(pieces, b""))
@@ -239,13 +239,13 @@ class _Connection(http.client.HTTPConnection):
                 self.send(piece)
         answer = cast("_BoundedResponse", self.getresponse())
         while 100 <= answer.status < 200:
-            # An interim answer: the one that counts follows it.
+            # An interim answer: the final one follows.
             answer.headers = None  # type: ignore[assignment]  # as `begin` asks for
             answer.begin()
         return answer
 
     def send(self, data: bytes) -> None:  # type: ignore[override]  # nothing else is sent here
-        """Send bytes, or keep them back when they are a head. The time-out is that of each wait."""
+        """Send bytes, but hold a head back until its body. The time-out applies to each wait."""
         if self._head is not None:
             self._head += data
             return
@@ -255,7 +255,7 @@ class _Connection(http.client.HTTPConnection):
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
-        """A block whose errors of network and HTTP become ConnectionFailed."""
+        """Turn network and HTTP errors in the block into ConnectionFailed."""
         try:
             yield
         except (OSError, http.client.HTTPException) as error:
@@ -264,11 +264,11 @@ class _Connection(http.client.HTTPConnection):
         except (AttributeError, ValueError) as error:
             if not self._ended:
                 raise
-            # The library's, when another thread closes what this one reads.
+            # The library raises this when another thread closes the connection that this one reads.
             raise ConnectionFailed("the connection was closed") from error
 
     def end(self) -> None:
-        """Close it, and let a thread that waits for it go on."""
+        """Close the connection, and wake a thread that waits for it."""
         self._ended = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
@@ -301,6 +301,6 @@ class _Response:
         self._whole = True
 
     def close(self) -> None:
-        kept = self._whole and not self._answer.will_close
+        reusable = self._whole and not self._answer.will_close
         self._answer.close()
-        self._give_back(self._connection, kept)
+        self._give_back(self._connection, reusable)

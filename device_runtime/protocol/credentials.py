@@ -1,4 +1,4 @@
-"""Credentials of enrolment authorities: asked for, checked, kept, and renewed before they end.
+"""Credentials of enrolment authorities: requested, checked, stored, and renewed before they expire.
 
 Spec: docs/spec/wire.md §9.
 """
@@ -25,7 +25,7 @@ from secagg.credentials import check_credential, prove_possession
 from secagg.errors import SecaggError
 
 SPENT = 2 / 3
-"""The part of its time after which a credential is renewed."""
+"""The fraction of its validity after which a credential is renewed."""
 
 
 class KeptCredential(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +43,9 @@ _KEPT = decoder(KeptCredential)
 
 @dataclass(frozen=True, slots=True)
 class DeviceKeys:
-    """The two private keys of a device: of its requests, and of secure aggregation; and the evidence that it may have.
+    """The two private keys of a device, for requests and for secure aggregation, and its evidence, if any.
 
-    secret: one that the receiver knows. attest: gives the platform's attestation for a challenge.
+    secret: shared with the receiver. attest: gives the platform's attestation for a challenge.
     """
 
     device: Ed25519PrivateKey
@@ -70,7 +70,7 @@ class DeviceKeys:
 class Credentials:
     """The credentials of a device, by authority, in its state database. Every method raises StateError.
 
-    connect: what makes the way to an authority, from its URL. wall: the device's time, in seconds since 1970.
+    connect: makes the transport to an authority from its URL. wall: the device's time, in seconds since 1970.
     """
 
     def __init__(
@@ -85,31 +85,31 @@ class Credentials:
         self._connect = connect
         self._wall = wall
         self._unheard = False
-        """Whether an authority could not be reached in this session: it is asked once."""
+        """Whether an authority was unreachable in this session; it is tried once."""
 
     def of(self, authority: bytes, url: str) -> KeptCredential:
-        """The credential of an authority, whose public key the device has pinned.
+        """The credential of an authority whose public key the device has pinned.
 
-        It is renewed in the last third of its time; until it ends, the old one is good while the authority cannot be
-        reached. Raises TransportError when there is none and the authority gives none, SecaggRefused when what it gives
-        is not its credential for this device.
+        It is renewed in the last third of its validity. While the authority is unreachable, the old one is used until
+        it expires. Raises TransportError when there is no credential and the authority issues none, SecaggRefused when
+        the issued one is not the authority's for this device.
         """
-        kept, now = self._read(authority), self._wall()
-        if kept is not None and self._good(kept, now) and (now < kept.renew_at or self._unheard):
-            return kept
+        credential, now = self._read(authority), self._wall()
+        if credential is not None and self._good(credential, now) and (now < credential.renew_at or self._unheard):
+            return credential
         try:
             fresh = self._ask(authority, url, now)
         except TransportError:
-            if kept is None or not self._good(kept, now):
+            if credential is None or not self._good(credential, now):
                 raise
             self._unheard = True
-            return kept
+            return credential
         text = msgspec.json.encode(fresh).decode()
         self._database.execute("INSERT OR REPLACE INTO credential VALUES (?, ?)", authority.hex(), text)
         return fresh
 
     def forget(self, authority: bytes) -> None:
-        """Ask for a credential before the next is used: the coordinator did not take this one."""
+        """Drop the credential, which the coordinator did not accept, so that a new one is requested."""
         self._database.execute("DELETE FROM credential WHERE authority = ?", authority.hex())
 
     def _ask(self, authority: bytes, url: str, now: float) -> KeptCredential:
@@ -124,31 +124,31 @@ class Credentials:
             issued: IssuedCredential = transport.credential(Signer(key, self._keys.device), message)
         try:
             current = issued.authority.follow("authority", authority)
-            found = check_credential(current, secagg, issued.credential, 0)
+            checked = check_credential(current, secagg, issued.credential, 0)
         except (BrokenSuccession, SecaggError) as error:
             raise SecaggRefused(
                 "the authority at its URL is not the one that this device pinned", str(error)
             ) from error
-        if found.device.hex() != device_id(key):
+        if checked.device.hex() != device_id(key):
             raise SecaggRefused("the authority gave this device the credential of another")
-        renew_at = now + SPENT * max(0.0, found.expires - now)
+        renew_at = now + SPENT * max(0.0, checked.expires - now)
         return KeptCredential(
             key=key, secagg=secagg, authority=current, credential=issued.credential, renew_at=renew_at
         )
 
-    def _good(self, kept: KeptCredential, now: float) -> bool:
+    def _good(self, credential: KeptCredential, now: float) -> bool:
         with contextlib.suppress(SecaggError):
-            check_credential(kept.authority, kept.secagg, kept.credential, int(now))
+            check_credential(credential.authority, credential.secagg, credential.credential, int(now))
             return True
         return False
 
     def _read(self, authority: bytes) -> KeptCredential | None:
-        """The credential that is kept, if it is one of the keys that the device has now."""
+        """The stored credential, if it is for the device's current keys."""
         query = "SELECT kept FROM credential WHERE authority = ?"
         for (text,) in self._database.execute(query, authority.hex()):
             try:
-                kept = _KEPT.decode(text)
+                credential = _KEPT.decode(text)
             except msgspec.MsgspecError as error:
                 raise StateDamaged("a credential in the state database cannot be read", str(error)) from error
-            return kept if (kept.key, kept.secagg) == self._keys.public else None
+            return credential if (credential.key, credential.secagg) == self._keys.public else None
         return None

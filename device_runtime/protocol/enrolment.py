@@ -1,4 +1,4 @@
-"""Enrolment: a device makes itself known to a coordinator once, and signs with the id that it was given.
+"""Enrolment: a device registers with a coordinator once, and signs with the id that it received.
 
 Spec: docs/spec/wire.md §9.
 """
@@ -22,10 +22,10 @@ from fedcore.wire.signatures import Signer
 
 
 class Enrolment(msgspec.Struct, frozen=True, kw_only=True):
-    """A device's enrolment at a coordinator, and the key of its own that it holds for.
+    """A device's enrolment at a coordinator, and the device key that is enrolled.
 
-    server, authority: the keys of the parties of secure rounds, as the device pinned them when it first saw them, or
-    followed the server's since. known: False once the coordinator said that it knows no such device.
+    server, authority: the keys of the parties of secure rounds, which the device pinned on first sight; the server's
+    key may have followed a succession since. known: False once the coordinator said that it knows no such device.
     """
 
     key: str
@@ -41,8 +41,7 @@ _ENROLMENT = decoder(Enrolment)
 class Enrolments:
     """A device's enrolment at one coordinator, in the state folder. named: the authority of its policy, if any.
 
-    Only for the holder of the state folder. Every method raises StateError, and so does making one, or
-    KeyUnavailable.
+    Only for the holder of the state folder. Every method raises StateError; the constructor also raises KeyUnavailable.
     """
 
     def __init__(
@@ -71,84 +70,84 @@ class Enrolments:
         return self._keys.secagg
 
     def signer(self, transport: Transport) -> Signer:
-        """The signer of requests; it enrols first when this key is not enrolled. Raises TransportError."""
-        known = self._known
-        if known is None or not known.known or known.key != self._keys.public[0]:
-            known = self._enrol(transport, known)
-        return Signer(known.enrolled.device, self._keys.device)
+        """The signer of requests. If this key is not enrolled, the device enrols first. Raises TransportError."""
+        enrolment = self._known
+        if enrolment is None or not enrolment.known or enrolment.key != self._keys.public[0]:
+            enrolment = self._enrol(transport, enrolment)
+        return Signer(enrolment.enrolled.device, self._keys.device)
 
     def forget(self) -> None:
-        """The coordinator knows no such device: enrol before the next request."""
+        """Note that the coordinator does not know this device, so that it enrols before the next request."""
         if self._known is not None:
             self._keep(replace(self._known, known=False))
 
     def credential(self, transport: Transport) -> KeptCredential:
         """The device's credential, with the key of the authority that signed it.
 
-        Raises SecaggRefused when the coordinator has no secure rounds, or goes by another authority than the device
-        pinned or its policy names; TransportError when it must ask the authority or the coordinator, and cannot.
+        Raises SecaggRefused when the coordinator has no secure rounds, or uses another authority than the one that the
+        device pinned or its policy names; TransportError when a needed call to authority or coordinator fails.
         """
         self.signer(transport)
-        known = self._known
-        if known is None or known.enrolled.secagg is None:
-            known = self._enrol(transport, known)  # it may have come to an authority since
-        given = known.enrolled.secagg
-        if given is None:
+        enrolment = self._known
+        if enrolment is None or enrolment.enrolled.secagg is None:
+            enrolment = self._enrol(transport, enrolment)  # the coordinator may have got an authority since
+        parties = enrolment.enrolled.secagg
+        if parties is None:
             raise SecaggRefused("the coordinator names no enrolment authority, so it has no secure rounds")
-        credential = self._credential(known, given)
-        if credential.authority != given.authority:
-            credential, given = self._of_the_successor(transport, known, given)
-        if credential.authority != given.authority:
+        credential = self._credential(enrolment, parties)
+        if credential.authority != parties.authority:
+            credential, parties = self._of_the_successor(transport, enrolment, parties)
+        if credential.authority != parties.authority:
             raise SecaggRefused("the coordinator goes by another enrolment authority than this device does")
         return credential
 
     def _of_the_successor(
-        self, transport: Transport, known: Enrolment, given: SecaggParties
+        self, transport: Transport, enrolment: Enrolment, parties: SecaggParties
     ) -> tuple[KeptCredential, SecaggParties]:
-        """Credential and parties, once both are heard anew: the authority's key may have a successor since."""
-        known = self._enrol(transport, known)
-        given = known.enrolled.secagg or given
-        credential = self._credential(known, given)
-        if credential.authority != given.authority:
-            self._credentials.forget(self._pinned(known))
-            credential = self._credential(known, given)
-        return credential, given
+        """Credential and parties, both requested again: the authority's key may have a successor since."""
+        enrolment = self._enrol(transport, enrolment)
+        parties = enrolment.enrolled.secagg or parties
+        credential = self._credential(enrolment, parties)
+        if credential.authority != parties.authority:
+            self._credentials.forget(self._pinned(enrolment))
+            credential = self._credential(enrolment, parties)
+        return credential, parties
 
     def refused(self) -> None:
-        """The coordinator refused what this device advertised: it asks for a fresh credential the next time."""
+        """Note that the coordinator refused this device's advertisement, so that it requests a new credential."""
         if self._known is not None:
             self._credentials.forget(self._pinned(self._known))
 
-    def _credential(self, known: Enrolment, given: SecaggParties) -> KeptCredential:
-        url = self._named.url if self._named and self._named.url else given.authority_url
-        return self._credentials.of(self._pinned(known), url)
+    def _credential(self, enrolment: Enrolment, parties: SecaggParties) -> KeptCredential:
+        url = self._named.url if self._named and self._named.url else parties.authority_url
+        return self._credentials.of(self._pinned(enrolment), url)
 
-    def _pinned(self, known: Enrolment) -> bytes:
-        return self._named.key if self._named else known.authority
+    def _pinned(self, enrolment: Enrolment) -> bytes:
+        return self._named.key if self._named else enrolment.authority
 
     def server(self, shown: Succession | None) -> bytes:
-        """The server's key, given the one that it shows now; pinned from now on if it succeeds the pinned one.
+        """The server's current key. If it succeeds the pinned key, it is pinned from now on.
 
-        Raises SecaggRefused when it does not: then nothing changes.
+        Raises SecaggRefused when it does not; then nothing changes.
         """
-        known = self._known
-        if known is None or not known.server:
+        enrolment = self._known
+        if enrolment is None or not enrolment.server:
             raise SecaggRefused("the coordinator named no parties of secure rounds")
         if shown is None:
             raise SecaggRefused("the coordinator does not show the key that signs its invitations")
         try:
-            current = shown.follow("server", known.server)
+            current = shown.follow("server", enrolment.server)
         except BrokenSuccession as error:
             raise SecaggRefused(str(error)) from error
-        if current != known.server:
-            self._keep(replace(known, server=current))
+        if current != enrolment.server:
+            self._keep(replace(enrolment, server=current))
         return current
 
     def _enrol(self, transport: Transport, before: Enrolment | None) -> Enrolment:
         key, _ = self._keys.public
-        held = self._held()
+        evidence = self._held()
         enrolled = transport.enrol(
-            Signer(key, self._keys.device), lambda at: Enrol(attestation=held or self._keys.attestation(at))
+            Signer(key, self._keys.device), lambda at: Enrol(attestation=evidence or self._keys.attestation(at))
         )
         fresh = Enrolment(key=key, enrolled=enrolled)
         if before is not None and before.server:
@@ -159,11 +158,11 @@ class Enrolments:
         return fresh
 
     def _held(self) -> AttestationEvidence | None:
-        """The credential as evidence for the coordinator, where the policy says who gives it."""
+        """The credential as evidence for the coordinator, if the policy names the authority and its URL."""
         if self._named is None or not self._named.url:
             return None
-        kept = self._credentials.of(self._named.key, self._named.url)
-        return HeldCredential(kept.secagg, kept.credential)
+        credential = self._credentials.of(self._named.key, self._named.url)
+        return HeldCredential(credential.secagg, credential.credential)
 
     def _keep(self, enrolment: Enrolment) -> None:
         text = msgspec.json.encode(enrolment).decode()
@@ -171,11 +170,11 @@ class Enrolments:
         self._known = enrolment
 
     def _read(self) -> Enrolment | None:
-        for (kept,) in self._database.execute(
+        for (text,) in self._database.execute(
             "SELECT enrolled FROM enrolment WHERE coordinator = ?", self._coordinator
         ):
             try:
-                return _ENROLMENT.decode(kept)
+                return _ENROLMENT.decode(text)
             except msgspec.MsgspecError as error:
                 raise StateDamaged("an enrolment in the state database cannot be read", str(error)) from error
         return None

@@ -1,7 +1,7 @@
 """The hold request: a thread keeps it open while a device works on an assignment and sends nothing else.
 
-Spec: docs/spec/wire.md §6. So the coordinator knows within seconds that a device is gone, and the device that its
-report is needed no more. A device that is done at once, or talks to the coordinator anyway, makes no such request.
+Spec: docs/spec/wire.md §6. So the coordinator learns within seconds that a device is gone, and the device that its
+report is no longer needed. A device that finishes at once, or talks to the coordinator anyway, makes no such request.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from fedcore.wire.messages import Assignment
 from fedcore.wire.signatures import Signer
 
 LONGEST_WAIT_S = 60.0
-# A fifth of the time after which the device is lost: long enough to ask again, should a connection break.
+# A fifth of the time after which the device counts as lost, so that there is time to ask again if a connection breaks.
 SHARE = 0.2
-# Bounds for any coordinator: no thread that spins, none that sleeps for days.
+# Bounds for any coordinator, so that the thread neither spins nor sleeps for days.
 SHORTEST_S, LONGEST_S = 0.05, 3600.0
 LEAVING_S = 1.0
 
@@ -35,17 +35,17 @@ class _EnrolledDevice:
         return self.by
 
     def forget(self) -> None:
-        """The session's own requests find out as well."""
+        """Do nothing: the session's own requests notice it as well."""
 
 
 class Hold:
-    """An assignment that this device works on, from entry to exit. Without a `lost_after_s` there is nothing to do."""
+    """The hold on an assignment that this device works on, from entry to exit. A no-op without `lost_after_s`."""
 
-    def __init__(self, transport: Transport, given: Assignment) -> None:
+    def __init__(self, transport: Transport, assignment: Assignment) -> None:
         self._transport = transport
-        self._assignment = given.assignment
-        self._needed = given.lost_after_s is not None
-        self._after_s = min(max(SHORTEST_S, SHARE * (given.lost_after_s or 0.0)), LONGEST_S)
+        self._assignment = assignment.assignment
+        self._needed = assignment.lost_after_s is not None
+        self._after_s = min(max(SHORTEST_S, SHARE * (assignment.lost_after_s or 0.0)), LONGEST_S)
         # No longer: of a network that goes without a word, the coordinator learns when the next request does not come.
         self._wait_s = min(max(1.0, self._after_s / SHARE), LONGEST_WAIT_S)
         self._entered_at = math.inf
@@ -67,7 +67,7 @@ class Hold:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._over.set()
         if self._thread is not None:
-            # The coordinator answers at once what is open about an assignment that has ended. It may be out of reach.
+            # The coordinator answers an open request at once when the assignment has ended. It may be unreachable.
             self._thread.join(LEAVING_S)
 
     def check(self) -> None:
@@ -76,7 +76,7 @@ class Hold:
             raise self._refused
 
     def ask(self) -> None:
-        """Find out whether the report is still needed. Raises what `check` does; without an answer, it may be."""
+        """Ask whether the report is still needed. Raises as `check`; without an answer, the report may be needed."""
         self.check()
         if not self._open:
             try:
@@ -98,12 +98,12 @@ class Hold:
                 if isinstance(error, Refused) and error.final:
                     self._refused = error if error.slug in NOT_WANTED else None
                     return
-                # A coordinator that is full may ask for more patience than it has itself.
+                # A full coordinator may ask for a longer pause than the time after which it counts the device as lost.
                 asked_s = error.after_s if isinstance(error, Refused) else 0.0
                 rest_s = max(self._after_s / 2, min(asked_s, 2 * self._after_s))
 
     def _ask_once(self, beside: Transport) -> float:
-        """Keep a request open; how long to rest after it, should the coordinator not have held it back."""
+        """Keep a request open. Returns the pause after it, in case the coordinator answered at once."""
         began, self._open = time.monotonic(), True
         try:
             beside.hold(self._assignment, self._wait_s)

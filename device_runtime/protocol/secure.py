@@ -1,7 +1,7 @@
 """The device's part in a secure round: its state, and the conversation. Spec: docs/spec/wire.md §8.
 
-A device that is killed before its masked report was stored gives the assignment up: the keys of its masks are gone.
-After that it continues from the stored state, and sends the same messages again.
+A device that is killed before it has stored its masked report gives the assignment up, since the keys of its masks are
+gone. If it is killed later, it continues from the stored state and sends the same messages again.
 """
 
 from __future__ import annotations
@@ -45,37 +45,37 @@ from secagg.parameters import LEAST_COHORT, least_honest
 from secagg.policy import AggregationPolicy
 
 WAIT_S, PAUSE_S = 20.0, 0.2
-"""Seconds that one request waits for a message, and seconds between two requests."""
+"""The seconds that a request waits for a message, and the seconds between two requests."""
 
 
 class AnsweredRounds:
     """The last round of each task, and of each release, that this device answered. Raises StateError.
 
-    A coordinator may name a task as it likes; the model of a release it cannot offer again under another name.
+    A coordinator can choose a task's name freely, but cannot offer the model of a release again under another name.
     """
 
     def __init__(self, database: StateDatabase, coordinator: str) -> None:
         self._database = database
         self._coordinator = coordinator
 
-    def last_round(self, given: Assignment) -> int:
-        """The greatest session number of its task or release that this device answered; -1 when it answered none."""
+    def last_round(self, assignment: Assignment) -> int:
+        """The greatest session number of the task or release that this device answered; -1 if none."""
         query = "SELECT number FROM answered WHERE (coordinator = ? AND task = ?) OR release = ?"
-        found = self._database.execute(query, self._coordinator, given.task, _release_of(given).digest)
-        return max((int(number) for (number,) in found), default=-1)
+        rows = self._database.execute(query, self._coordinator, assignment.task, _release_of(assignment).digest)
+        return max((int(number) for (number,) in rows), default=-1)
 
-    def answer(self, given: Assignment, number: int) -> None:
-        """From now on no round of its task or release up to this one is answered."""
-        row = self._coordinator, given.task, _release_of(given).digest, number
+    def answer(self, assignment: Assignment, number: int) -> None:
+        """Note that this device will not answer this or an earlier round of the task or release again."""
+        row = self._coordinator, assignment.task, _release_of(assignment).digest, number
         self._database.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?)", *row)
 
 
 @dataclass(frozen=True, slots=True)
 class SecureDelivery:
-    """Delivery of a kept report, masked, into the sum of its round.
+    """Delivery of a stored report, masked, into the sum of its round.
 
-    least: the fewest reports with which a sum may count. keep_going: asked while waiting; it raises what ends the
-    session otherwise. plan: gives an assignment's plan.
+    least: the fewest reports of a valid sum. keep_going: called while waiting; may raise to end the session. plan:
+    gives an assignment's plan.
     """
 
     enrolments: Enrolments
@@ -87,20 +87,21 @@ class SecureDelivery:
     phase: Phases
     plan: Callable[[Assignment], Plan]
 
-    def check(self, given: Assignment, layout: ReportLayout) -> None:
-        """Raise SecaggRefused, before any work is done, for an invitation that this device would not follow.
+    def check(self, assignment: Assignment, layout: ReportLayout) -> None:
+        """Raise SecaggRefused, before any work, for an invitation that this device would not accept.
 
         Raises StateError or TransportError too: the device must know the coordinator's key.
         """
         with _explained():
-            self._accept(self._policy(given), given, layout)
+            self._accept(self._policy(assignment), assignment, layout)
 
     def run(self, stored: StoredAssignment) -> tuple[StoredAssignment, SessionResult, bytes]:
-        """Take part to the end, from where an earlier process was stopped. What is kept by then, the result, and M12.
+        """Take part to the end, continuing from where an earlier process stopped. Returns the stored state, the result
+        and M12.
 
-        Before shares leave, the whole round is noted as answered: the sums of two attempts at it could differ by one
-        device, whose report would be the difference. With noise, before the masked report leaves: others can open the
-        sum of it, and every further sum with this device in it would tell more than one round may.
+        Before shares leave, the whole round is noted as answered: the sums of two attempts could differ by one device,
+        and the difference would be its report. With noise, this happens before the masked report leaves: others can
+        unmask its sum, and every further sum with this device would reveal more than one round may.
 
         Raises SecaggRefused, ReportLost, DeadlinePassed, StateError or TransportError.
         """
@@ -117,17 +118,17 @@ class SecureDelivery:
             return stored, client.result, message
 
     def _begin(self, stored: StoredAssignment) -> tuple[Client, bytes]:
-        """The client of a new session, and M0. The round is noted by then, as it must be before M1 leaves."""
-        given, layout = stored.given, self.plan(stored.given).report
-        policy, credential = self._policy(given), self.enrolments.credential(self.transport).credential
+        """The client of a new session, and M0. This notes the round, which must happen before M1 leaves."""
+        assignment, layout = stored.given, self.plan(stored.given).report
+        policy, credential = self._policy(assignment), self.enrolments.credential(self.transport).credential
         values_V, weight = self._values(stored, layout), int(layout.weight(stored.examples))
-        invite = self._accept(policy, given, layout)
+        invite = self._accept(policy, assignment, layout)
         brought = SessionInput(
-            values_V, min(weight, invite.w_max), *_held(given, layout), credential,
-            self.answered.last_round(given), int(self.transport.wall()),
+            values_V, min(weight, invite.w_max), *_held(assignment, layout), credential,
+            self.answered.last_round(assignment), int(self.transport.wall()),
         )  # fmt: skip
-        self.answered.answer(given, invite.round)
-        return Client(self.enrolments.identity, policy, brought), given.secagg or b""
+        self.answered.answer(assignment, invite.round)
+        return Client(self.enrolments.identity, policy, brought), assignment.secagg or b""
 
     def _resume(self, stored: StoredAssignment) -> tuple[Client, bytes]:
         """The client of a session in which the masked report may have left, and M8."""
@@ -135,18 +136,18 @@ class SecureDelivery:
         with self.phase("upload"):
             return client, self._hear(stored, MessageType.SURVIVORS)
 
-    def _policy(self, given: Assignment) -> AggregationPolicy:
-        """The policy with the keys that this device pinned, once the server's is the one that the assignment shows."""
+    def _policy(self, assignment: Assignment) -> AggregationPolicy:
+        """The policy with the keys that this device pinned. The assignment must show the pinned key or a successor."""
         authority = self.enrolments.credential(self.transport).authority
-        return AggregationPolicy(self.enrolments.server(given.server), authority, max(self.least, LEAST_COHORT))
+        return AggregationPolicy(self.enrolments.server(assignment.server), authority, max(self.least, LEAST_COHORT))
 
-    def _accept(self, policy: AggregationPolicy, given: Assignment, layout: ReportLayout) -> Invite:
-        """The invitation of an assignment, if this device may follow it."""
-        last = self.answered.last_round(given)
-        if last == last_session_number(given.round):
-            raise AlreadyRevealed(f"this device did its part in an earlier attempt at round {given.round}")
-        invite = policy.accept(given.secagg or b"", _held(given, layout), last)
-        _check(invite, given, layout)
+    def _accept(self, policy: AggregationPolicy, assignment: Assignment, layout: ReportLayout) -> Invite:
+        """The invitation of an assignment, if this device may accept it."""
+        last = self.answered.last_round(assignment)
+        if last == last_session_number(assignment.round):
+            raise AlreadyRevealed(f"this device did its part in an earlier attempt at round {assignment.round}")
+        invite = policy.accept(assignment.secagg or b"", _held(assignment, layout), last)
+        _check(invite, assignment, layout)
         return invite
 
     def _values(self, stored: StoredAssignment, layout: ReportLayout) -> Float32:
@@ -157,18 +158,18 @@ class SecureDelivery:
             raise ReportLost("the kept report does not fit its plan", str(error)) from error
 
     def _persist(self, stored: StoredAssignment, message: bytes, keep: bytes) -> StoredAssignment:
-        """Make the state of the session durable. The first that there is comes with the masked report."""
+        """Make the state of the session durable. The first state comes with the masked report."""
         if stored.phase == "masked":
             return self.assignments.stepped(stored, keep)
         return self.assignments.masked(stored, hashlib.sha256(message).hexdigest(), keep)
 
     def _say(self, stored: StoredAssignment, message: bytes) -> bytes:
-        """Send a message; the coordinator's next one."""
+        """Send a message. Returns the coordinator's next one."""
         number = MessageType.of(message)
-        known = stored.sha256 if number is MessageType.MASKED else ""
+        digest = stored.sha256 if number is MessageType.MASKED else ""
         with self.phase("upload"):
             try:
-                answer = self.transport.say(stored.given.assignment, number, message, WAIT_S, sha256=known)
+                answer = self.transport.say(stored.given.assignment, number, message, WAIT_S, sha256=digest)
             except Refused as error:
                 if error.slug == "unusable-message" and number is MessageType.ADVERTISE:
                     self.enrolments.refused()
@@ -184,34 +185,36 @@ class SecureDelivery:
         raise DeadlinePassed(f"message M{number} of the secure aggregation did not come in time")
 
 
-def _release_of(given: Assignment) -> Signed:
-    if given.release is None:
+def _release_of(assignment: Assignment) -> Signed:
+    if assignment.release is None:
         raise SecaggRefused("the invitation comes without a release")
-    return given.release
+    return assignment.release
 
 
-def _released(given: Assignment) -> Release:
-    return decode_release(_release_of(given).text)
+def _released(assignment: Assignment) -> Release:
+    return decode_release(_release_of(assignment).text)
 
 
-def _held(given: Assignment, layout: ReportLayout) -> tuple[bytes, bytes]:
+def _held(assignment: Assignment, layout: ReportLayout) -> tuple[bytes, bytes]:
     """The hashes of the model and the layout that this device holds."""
-    return model_hash(given.plan, given.checkpoint), layout_hash(layout, given.seed)
+    return model_hash(assignment.plan, assignment.checkpoint), layout_hash(layout, assignment.seed)
 
 
 def _only(number: int, message: bytes) -> bytes:
-    """The message, which must be of that number: else a coordinator could have the same step done without end."""
+    """The message, if it has that number; otherwise a coordinator could make a device repeat a step forever."""
     if MessageType.of(message) != number:
-        raise SecaggRefused(f"M{message[0]} of the secure aggregation came in the place of M{number}")
+        raise SecaggRefused(f"M{message[0]} of the secure aggregation came instead of M{number}")
     return message
 
 
-def _check(invite: Invite, given: Assignment, layout: ReportLayout) -> None:
-    """Raise SecaggRefused for an invitation that is not for its assignment, or makes sums otherwise than released."""
-    if invite.task != task_hash(given.task) or invite.round != session_number(given.round, given.attempt):
+def _check(invite: Invite, assignment: Assignment, layout: ReportLayout) -> None:
+    """Raise SecaggRefused for an invitation that is not for its assignment, or contradicts the release."""
+    if invite.task != task_hash(assignment.task) or invite.round != session_number(
+        assignment.round, assignment.attempt
+    ):
         raise SecaggRefused("the invitation is for another task or round than the assignment")
-    release = _released(given)
-    if layout.has_codecs and release.seed != given.seed:
+    release = _released(assignment)
+    if layout.has_codecs and release.seed != assignment.seed:
         raise SecaggRefused("the report's codecs have another seed than the released one")
     bounds = release.bounds
     if invite.min_sum < bounds.min_sum:
@@ -228,19 +231,19 @@ def _check(invite: Invite, given: Assignment, layout: ReportLayout) -> None:
         raise SecaggRefused(
             "noise would hide the values of the report, and not the number of examples that weighs them"
         )
-    if [replace(one, field_bits=0) for one in invite.segments] != _demanded(layout, bounds):
+    if [replace(segment, field_bits=0) for segment in invite.segments] != _demanded(layout, bounds):
         raise SecaggRefused("the invitation's segments are not those of the plan's report under the release's bounds")
 
 
 def _demanded(layout: ReportLayout, bounds: SumBounds) -> list[PackedSegment]:
-    """The segments that release and plan demand, but for the width of their fields."""
+    """The segments that release and plan demand, except for the width of their fields."""
     return [
         with_noise(
-            PackedSegment(one.size, 0, one.bits, one.low, one.high, one.norm, one.weighted),
+            PackedSegment(point.size, 0, point.bits, point.low, point.high, point.norm, point.weighted),
             bounds.noise_multiplier,
             bounds.honest,
         )
-        for one in fixed_points(layout, bounds)
+        for point in fixed_points(layout, bounds)
     ]
 
 

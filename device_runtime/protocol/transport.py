@@ -1,4 +1,4 @@
-"""The device's half of the wire: every call that it makes, which calls are made again, and the meaning of errors.
+"""The device's half of the wire protocol: its calls, which calls are repeated, and the meaning of errors.
 
 Spec: docs/spec/wire.md.
 """
@@ -48,12 +48,12 @@ from fedcore.wire.messages import (
 )
 from fedcore.wire.signatures import KEY_ID, Signer, digest_field
 
-# A body that arrived damaged, or an upload that began elsewhere: the next attempt asks for the offset anew.
+# A body arrived damaged, or an upload began at another offset: the next attempt asks for the offset again.
 SENT_AGAIN = frozenset({"digest-mismatch", "mismatching-offset"})
 LEAVING_S = 2.0
 NO_SUCH_THING = 404
 _ASSIGNMENTS = "/v1/assignments/"
-# A larger report is uploaded so that a cut connection loses nothing.
+# A larger report is uploaded resumably, so that a broken connection loses nothing.
 LARGEST_WHOLE = 8 << 20
 
 
@@ -64,18 +64,18 @@ class Identity(Protocol):
         """The signer of requests; it may enrol first, by this transport."""
 
     def forget(self) -> None:
-        """The coordinator knows no such device: who signs next must enrol first."""
+        """Note that the coordinator does not know this device, so that it enrols before it signs again."""
 
 
 class Transport:
     """A conversation with one coordinator. `bytes_up` and `bytes_down` count bodies as they cross the wire.
 
-    identity: who signs, every attempt anew. wall: the time by which it is signed, in seconds since 1970; when the
-    coordinator finds it wrong, its own time counts from then on, but only for signatures, and the call is made once
-    more. A call is made again on 429, on 503, when the coordinator is too new for a signature, when the connection
-    breaks and when what carries requests sent one twice: 3 times until there is an assignment, and 3 times within it;
-    `leave` never. Once `stopping`, no call is made
-    again, and answers have LEAVING_S to come.
+    identity: signs every attempt anew. wall: the time for signatures, in seconds since 1970. If the coordinator finds
+    it wrong, the coordinator's time is used for signatures from then on, and the call is repeated once. A call is
+    repeated on 429, on 503, when the coordinator is too new for a signature, when the connection breaks, and when a
+    proxy sent a
+    request twice: 3 times before there is an assignment, and 3 times within it; `leave` is never repeated. Once
+    `stopping`, no call is repeated, and answers must come within LEAVING_S.
     Every method raises Unreachable, Refused or BadAnswer.
     """
 
@@ -96,13 +96,13 @@ class Transport:
         self._carrier = carrier
         self._attempts = Attempts(self._mend, self._told_to_stop, sleep, rng or random.Random())
         self.spoke_at = -math.inf
-        """When a call about an assignment ended last, by the monotonic clock; infinity while there is one."""
+        """The monotonic time at which the last call about an assignment ended; infinity during one."""
 
     @classmethod
     def to(cls, coordinator: str, over: Callable[[Carrier], Carrier] = lambda carrier: carrier) -> Transport:
-        """A transport to the coordinator at this base URL. Raises ConfigError when it is none.
+        """A transport to the coordinator at this base URL. Raises ConfigError when the URL is malformed.
 
-        over: what requests go through before they are on their connections.
+        over: wraps the carrier that sends requests.
         """
         address = address_of(coordinator)
         return cls(address, over(Connections(address)))
@@ -122,12 +122,12 @@ class Transport:
 
     @property
     def bytes_up(self) -> int:
-        """Bytes of bodies that left, beside this conversation too."""
+        """Bytes of bodies sent, including other conversations on the same connections."""
         return self._moved.up
 
     @property
     def bytes_down(self) -> int:
-        """Bytes of bodies that came, beside this conversation too."""
+        """Bytes of bodies received, including other conversations on the same connections."""
         return self._moved.down
 
     @property
@@ -136,7 +136,7 @@ class Transport:
         return self.bytes_down + self.bytes_up
 
     def check_in(self, population: str, message: CheckIn) -> CheckInAnswer:
-        """Say that this device is willing."""
+        """Check in: this device is willing."""
         call = Call("POST", f"/v1/populations/{_segment(population)}/checkins", encode(message), JSON)
         answer: CheckInAnswer = self._message(call, CheckInAnswer)
         return answers.printable(answer) if isinstance(answer, Rejected) else answer
@@ -155,17 +155,17 @@ class Transport:
         return answer
 
     def blob(self, ref: BlobRef, partial: PartialDownload, watch: Callable[[], None] = lambda: None) -> bytes:
-        """A blob's bytes, checked; `partial` holds what arrived so far, and only the rest is asked for.
+        """A blob's bytes, checked. `partial` holds what has arrived so far, so that only the rest is requested.
 
-        watch: called before every request and after every piece that arrives. What it raises ends the download, and
-        what arrived stays. Raises StateError when `partial` cannot be written.
+        watch: called before every request and after every piece. An error in it ends the download, and `partial` keeps
+        what has arrived. Raises StateError when `partial` cannot be written.
         """
         if partial.size < ref.size or not ref.size:
             try:
                 self._attempts.make(lambda: self._append(ref, partial, watch))
             except Refused as error:
                 if error.slug == "range-not-satisfiable":
-                    partial.clear()  # it is no beginning of what the coordinator has
+                    partial.clear()  # it is not the start of the coordinator's blob
                 raise
         try:
             return ref.check(partial.read())
@@ -174,9 +174,9 @@ class Transport:
             raise BadAnswer(str(error)) from error
 
     def delta(self, ref: BlobRef, base: str, watch: Callable[[], None] = lambda: None) -> bytes | None:
-        """What leads from the blob with the digest `base` to another; None where the coordinator has none.
+        """The delta from the blob with the digest `base` to another; None if the coordinator has none.
 
-        watch: as of `blob`.
+        watch: as in `blob`.
         """
 
         def fetch() -> bytes:
@@ -199,7 +199,7 @@ class Transport:
             raise
 
     def report(self, assignment: str, body: bytes, sha256: str) -> Receipt:
-        """Upload the report, by its digest in hex. Asking again is safe: the coordinator counts a digest once."""
+        """Upload the report, by its digest in hex. Repeating it is safe: the coordinator counts a digest once."""
         path = f"{_ASSIGNMENTS}{_segment(assignment)}/report"
         if len(body) > LARGEST_WHOLE:
             return self._resumed(path, body, sha256)
@@ -207,20 +207,20 @@ class Transport:
         return receipt
 
     def enrol(self, newcomer: Signer, message: Callable[[int], Enrol]) -> Enrolled:
-        """Become known to the coordinator; `message` gives what to say at a time. Asking again is safe."""
+        """Enrol at the coordinator; `message` makes the message for a time. Repeating it is safe."""
         enrolled: Enrolled = self._introduce("/v1/devices", newcomer, message, Enrolled)
         if not KEY_ID.fullmatch(enrolled.device):
-            # It is kept, and goes into the signature of every request.
+            # The id is stored, and is part of the signature of every request.
             raise BadAnswer("the coordinator gave this device an id that no signature can name", permanent=True)
         return enrolled
 
     def credential(self, newcomer: Signer, message: Callable[[int], RequestCredential]) -> IssuedCredential:
-        """Ask for a credential, where the other end is an enrolment authority. As `enrol`."""
+        """Request a credential from an enrolment authority. As `enrol`."""
         issued: IssuedCredential = self._introduce("/v1/credentials", newcomer, message, IssuedCredential)
         return issued
 
     def hold(self, assignment: str, wait_s: float) -> None:
-        """Be there, for about `wait_s` seconds; asked once. Raises Refused once the round needs nothing more."""
+        """Hold an assignment for about `wait_s` seconds, without retries. Raises Refused if the report is useless."""
         headers = {"prefer": f"wait={wait_s:.0f}"}
         path = f"{_ASSIGNMENTS}{_segment(assignment)}"
         call = Call("GET", path, headers=headers, timeout_s=wait_s + TIMEOUT_S)
@@ -228,9 +228,9 @@ class Transport:
             raise BadAnswer(f"{call.name}: a hold is answered with 204")
 
     def say(self, assignment: str, number: int, message: bytes, wait_s: float, *, sha256: str = "") -> bytes | None:
-        """Send a message of a secure aggregation, and hear the next as `hear` does. Sending the same again is safe.
+        """Send a message of a secure aggregation, and receive the next one as `hear` does. Repeating it is safe.
 
-        sha256: of the message, in hex, where it is known already.
+        sha256: of the message, in hex, if already known.
         """
         headers = {**BYTES, "prefer": f"wait={wait_s:.0f}"}
         call = Call("PUT", _secagg(assignment, number), message, headers, timeout_s=wait_s + TIMEOUT_S, sha256=sha256)
@@ -248,7 +248,7 @@ class Transport:
         self._send(Call("POST", f"{_ASSIGNMENTS}{_segment(assignment)}:abort", encode(message), JSON))
 
     def leave(self, assignment: str, message: Abort) -> None:
-        """Give the assignment up with no time to lose: asked once, for a moment."""
+        """Give the assignment up quickly: one attempt, with a short time-out."""
         path = f"{_ASSIGNMENTS}{_segment(assignment)}:abort"
         self._attempt(Call("POST", path, encode(message), JSON, timeout_s=LEAVING_S))
 
@@ -263,7 +263,7 @@ class Transport:
         return answers.decode_answer(f"POST {path}", self._attempts.make(ask), kind)
 
     def _resumed(self, path: str, body: bytes, sha256: str) -> Receipt:
-        """Upload what the coordinator does not have yet, as often as the rules allow."""
+        """Upload the part that the coordinator does not have yet, with as many attempts as allowed."""
         about = {
             "upload-length": str(len(body)),
             "upload-complete": "?1",
@@ -283,7 +283,7 @@ class Transport:
         return self._attempts.make(lambda: self._attempt(call))
 
     def _mend(self, error: Refused) -> bool:
-        """Do what makes the same call worth another attempt at once; False when there is no such thing."""
+        """Remove the cause of a refusal, so that the call is worth another attempt at once; False if impossible."""
         if error.slug in SENT_AGAIN:
             return True
         if error.slug == "unknown-device" and self.identity is not None:
@@ -313,10 +313,10 @@ class Transport:
         return Answer(response.status, response.headers, body)
 
     def _append(self, ref: BlobRef, partial: PartialDownload, watch: Callable[[], None]) -> None:
-        """Fetch what is missing of a blob. What arrives before something ends it is kept, if it is of the blob."""
+        """Fetch the missing part of a blob. If the download breaks, `partial` keeps bytes that belong to the blob."""
         watch()
         start, etag = partial.size, f'"{ref.sha256}"'
-        # Compressed bytes could not be continued. Only a proxy would compress them.
+        # A compressed download could not be resumed. Only a proxy would compress it.
         headers = {"accept-encoding": "identity"}
         if start:
             headers |= {"range": f"bytes={start}-", "if-range": etag}
@@ -338,7 +338,7 @@ class Transport:
 
     @contextlib.contextmanager
     def _asked(self, call: Call) -> Iterator[HttpResponse]:
-        """A good answer whose body is still to be read."""
+        """A successful answer, before its body is read."""
         try:
             signer = self._signer(call)
             request = call.request(self._address, signer, self._now(), self._moved, self._allowed_s(call))
@@ -355,7 +355,7 @@ class Transport:
         return self.identity.signer(self)
 
     def _now(self) -> int:
-        """The coordinator's time, as far as it is known, in whole seconds."""
+        """The coordinator's time, as far as known, in whole seconds."""
         return int(self.wall() + self._ahead_s)
 
     def _allowed_s(self, call: Call) -> float:

@@ -1,1 +1,1 @@
-"""The sandbox: a process of its own, with limits, in which a plan's graphs run. Why: docs/decisions/0030-sandbox.md."""
+"""The sandbox: a separate, limited process in which a plan's graphs run. Why: docs/decisions/0030-sandbox.md."""

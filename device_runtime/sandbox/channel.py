@@ -18,9 +18,9 @@ from fedcore.validation import Count, NotNegative
 
 M = TypeVar("M")
 _LENGTH = struct.Struct("!I")
-# The longest message, in bytes; graphs and arrays are none.
+# The longest message, in bytes; graphs and arrays are not messages.
 MOST_BYTES = 64 * 2**20
-# So often a device looks whether to go on, while the other end is silent.
+# How often a device checks whether to continue, while the other end is silent.
 LOOK_EVERY_S = 0.1
 
 
@@ -33,12 +33,12 @@ class ArrayKind(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]]) -> tuple[ArrayKind, ...]:
-        """Those of some arrays."""
+        """The kinds of some arrays."""
         return tuple(cls(name, array.dtype.name, array.shape) for name, array in arrays.items())
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """An order to train. Graphs, vectors of the broadcast, frozen ones and examples follow, in their order here.
+    """An order to train. Graphs, broadcast vectors, frozen vectors and examples follow, in this order.
 
     backend: the engine's name. plan: as JSON. graphs: sizes, by name.
     """
@@ -54,19 +54,19 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Working(msgspec.Struct, frozen=True, tag="working"):
-    """The training goes on; `cpu_s` are all CPU seconds of its process."""
+    """The training continues; `cpu_s` are the CPU seconds of its process so far."""
 
     cpu_s: NotNegative
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """The training is done, after so many steps. The float32 values (V,) of the report follow."""
+    """The training is done, after `steps` steps. The float32 values (V,) of the report follow."""
 
     steps: Count
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The training failed, by an error of errors.py with this class name."""
+    """The training failed with the error of errors.py that has this class name."""
 
     kind: str
     detail: str
@@ -79,11 +79,11 @@ ANSWER: msgspec.json.Decoder[Answer] = decoder(Working | Done | Failed)  # type:
 
 
 class Broken(Exception):
-    """The other end is gone, or does not speak as it should."""
+    """The other end is gone, or breaks the protocol."""
 
 
 class Channel:
-    """One end of a pair of connected sockets. `look` is called again and again while it sends or waits."""
+    """One end of a pair of connected sockets. `look` is called regularly while it sends or waits."""
 
     def __init__(self, end: socket.socket, look: Callable[[], None] | None = None) -> None:
         self._socket = end
@@ -108,24 +108,24 @@ class Channel:
             except OSError as error:
                 raise Broken from error
 
-    def receive(self, known: msgspec.json.Decoder[M]) -> M:
+    def receive(self, decoder: msgspec.json.Decoder[M]) -> M:
         """The next message. Raises Broken."""
         (size,) = _LENGTH.unpack(self.receive_bytes(_LENGTH.size))
         if size > MOST_BYTES:
             raise Broken
         try:
-            return known.decode(self.receive_bytes(size))
+            return decoder.decode(self.receive_bytes(size))
         except UNDECODABLE as error:
             raise Broken from error
 
     def receive_bytes(self, size: int) -> bytes:
-        """So many bytes. Raises Broken."""
+        """The next `size` bytes. Raises Broken."""
         data = bytearray(size)
         self._fill(memoryview(data))
         return bytes(data)
 
     def receive_array(self, kind: ArrayKind) -> NDArray[Any]:
-        """The array that was announced. Raises Broken."""
+        """The announced array. Raises Broken."""
         array = np.empty(kind.shape, kind.dtype)
         if array.size:
             self._fill(array.data.cast("B"))
@@ -135,11 +135,11 @@ class Channel:
         while rest:
             self._look()
             try:
-                got = self._socket.recv_into(rest)
+                received = self._socket.recv_into(rest)
             except TimeoutError:
                 continue
             except OSError as error:
                 raise Broken from error
-            if not got:
+            if not received:
                 raise Broken
-            rest = rest[got:]
+            rest = rest[received:]

@@ -1,9 +1,9 @@
-"""The process that trains for a device: it gets one order over a socket, gives one answer, and ends.
+"""The process that trains for a device: it receives one order over a socket, sends one answer, and ends.
 
     python -m device_runtime.sandbox.child DESCRIPTOR DEVICE
 
-DEVICE is the id of the device's process, with which this one ends. Before it looks at a graph it gives up, for good,
-what training does not need (confinement.py), and uses no more memory and time than its limits say.
+DEVICE is the id of the device's process; this process ends with it. Before it reads a graph, it permanently gives up
+all rights that training does not need (confinement.py), and limits its memory and time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 
-import numpy.random  # noqa: F401  # NumPy would load it with the first batch, when no file can be opened any more
+import numpy.random  # noqa: F401  # otherwise loaded with the first batch, when no file can be opened any more
 
 from device_runtime.backends import open_backend
 from device_runtime.errors import DeviceError
@@ -25,12 +25,12 @@ from device_runtime.sandbox.confinement import confine
 from device_runtime.trainer import InProcess, Job
 from fedcore.plan import Plan
 
-# Seconds between two messages that the training goes on.
+# Seconds between two messages that the training continues.
 TELL_EVERY_S = 0.05
 
 
 def end_with(device: int) -> None:
-    """Have the kernel kill this process when that of the device ends, where the system can: on Linux."""
+    """On Linux, have the kernel kill this process when the device's process ends."""
     if sys.platform == "linux":
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != device:  # it ended before that
@@ -38,7 +38,7 @@ def end_with(device: int) -> None:
 
 
 def train(channel: Channel) -> TrainingResult:
-    """Carry out the order that comes over the channel. Raises DeviceError as a Trainer does, ConfigError, or Broken."""
+    """Carry out the order from the channel. Raises DeviceError as a Trainer does, ConfigError, or Broken."""
     order = channel.receive(ORDER)
     backend = open_backend(order.backend)
     job = _job(order, channel)
@@ -67,7 +67,7 @@ def _job(order: Order, channel: Channel) -> Job:
 
 
 def main() -> None:
-    """Serve the socket that the command line names. A device that is gone is told nothing."""
+    """Serve the socket that the command line names. If the device is gone, end silently."""
     descriptor, device = map(int, sys.argv[1:])
     end_with(device)
     kernel.hide_memory()

@@ -1,4 +1,4 @@
-"""Confinement: what a process gives up for good before it looks at a graph, as far as the system lets it.
+"""Confinement: the rights that a process permanently gives up before it reads a graph, as far as the system allows.
 
 docs/device.md, "Where graphs run"; why: docs/decisions/0066-what-a-sandbox-gives-up.md.
 """
@@ -20,17 +20,17 @@ STACK_BYTES = 8 * 2**20
 
 
 def lacking() -> tuple[str, ...]:
-    """The defences that this system does not offer, or that are not used on it; none where a sandbox has them all."""
+    """The defences that this system lacks or that are not used on it; empty if the sandbox has all of them."""
     if sys.platform == "linux":
-        filtered, found = seccomp.offered(), landlock.version()
-        wanted = 1 if filtered else landlock.WHOLE  # what an older one leaves open, the filter refuses
-        lacks = () if found >= wanted else (f"Landlock {landlock.WHOLE} (there is {found or 'none'})",)
+        filtered, version = seccomp.offered(), landlock.version()
+        wanted = 1 if filtered else landlock.WHOLE  # the filter refuses what an older version leaves open
+        lacks = () if version >= wanted else (f"Landlock {landlock.WHOLE} (there is {version or 'none'})",)
         return lacks if filtered else (*lacks, "seccomp")
     return ("a limit on memory",) if sys.platform == "darwin" else ("all but limits on descriptors, time and files",)
 
 
 def confine(limits: Limits) -> None:
-    """Give up for good what training does not need. Raises RuntimeFailed when the system does not do what it offers."""
+    """Permanently give up what training does not need. Raises RuntimeFailed when an offered defence fails."""
     try:
         if sys.platform == "linux":
             bound(resource.RLIMIT_AS, _beside_data() + limits.memory_bytes)
@@ -43,10 +43,10 @@ def confine(limits: Limits) -> None:
 
 
 def _give_up_paths() -> None:
-    """All that a path names, and other processes. It takes descriptors, so it comes before the limit on these."""
+    """Give up paths and other processes. This needs descriptors, so it comes before the limit on them."""
     if sys.platform == "linux":
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        if os.geteuid() == 0:  # others have none, and a filter around the device may refuse this call
+        if os.geteuid() == 0:  # other users have no capabilities, and a filter around the device may refuse this call
             kernel.drop_capabilities()
         if landlock.version():
             landlock.restrict()
@@ -59,8 +59,9 @@ def _give_up_paths() -> None:
 def _beside_data() -> int:
     """Bytes of this process's address space that are not data: libraries, reserves, and room for the stack to grow.
 
-    What a process writes to is data, which has a limit, but not what it shares, makes read-only or has grow downwards.
-    So all of the address space gets one too: no more than there is now beside the data that is allowed.
+    The limit on data covers private writable memory, but not shared or read-only memory, nor memory that grows
+    downwards.
+    So the whole address space has a limit too: the present size without data, plus the allowed data.
     """
     size, *_, data, _ = map(int, Path("/proc/self/statm").read_bytes().split())
     return (size - data) * resource.getpagesize() + STACK_BYTES
@@ -72,5 +73,5 @@ def _limit(limits: Limits) -> None:
     limits.bound()
     for kind, later in ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 0), (resource.RLIMIT_CPU, 1)):
         soft, hard = resource.getrlimit(kind)
-        if soft != hard:  # time is up by SIGXCPU, and a second later by SIGKILL
+        if soft != hard:  # SIGXCPU comes at the limit, and SIGKILL a second later
             resource.setrlimit(kind, (soft, soft + later))

@@ -24,16 +24,16 @@ def syscall(number: int, *arguments: object) -> int:
 
 
 def hide_memory() -> None:
-    """Keep the user's other processes from reading this one's memory and tracing it, where they could: on Linux.
+    """On Linux, keep the user's other processes from reading this one's memory and tracing it.
 
-    It leaves no core dump, either. A program that this one becomes is as any other.
+    It also leaves no core dump. A program that this process executes is not protected.
     """
     if sys.platform == "linux":
         prctl(_PR_SET_DUMPABLE, 0)
 
 
 def drop_capabilities() -> None:
-    """Give up all powers of root for good, as far as this process has them. Raises OSError."""
+    """Permanently give up all of root's capabilities that this process has. Raises OSError."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     _call("capset", header, (ctypes.c_uint32 * 6)())
 

@@ -1,6 +1,6 @@
-"""Landlock: a process gives up paths, TCP ports, and other processes, as far as the kernel knows such rights.
+"""Landlock: a process gives up paths, TCP ports, and other processes, as far as the kernel supports it.
 
-<linux/landlock.h>. What it does not know are the modes, owners, times and attributes of files, and System V queues.
+<linux/landlock.h>. It does not cover the modes, owners, times and attributes of files, nor System V queues.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 
 from device_runtime.sandbox.kernel import syscall
 
-# From this version on (Linux 6.12) it knows all that is there to know about: paths, TCP, signals, abstract sockets.
+# From this version on (Linux 6.12) it covers all of its kinds: paths, TCP, signals, abstract sockets.
 WHOLE = 6
 _CREATE_RULESET, _RESTRICT_SELF = 444, 446
 _ASK_VERSION = 1
 
 
 class _Ruleset(ctypes.Structure):
-    """The rights that are given up, bit by bit."""
+    """The rights to give up, one bit each."""
 
     _fields_ = (("paths", ctypes.c_uint64), ("ports", ctypes.c_uint64), ("processes", ctypes.c_uint64))
 
@@ -32,7 +32,7 @@ def version() -> int:
 
 
 def restrict() -> None:
-    """Give up for good every right that this kernel has a bit for. Needs no_new_privs. Raises OSError."""
+    """Permanently give up every right that this kernel knows. Needs no_new_privs. Raises OSError."""
     rights = {field: _rights(field) for field, _ in _Ruleset._fields_}
     ruleset = _create(**rights)
     try:
@@ -42,20 +42,20 @@ def restrict() -> None:
 
 
 def _rights(field: str) -> int:
-    """All bits that the kernel takes in a field, of rights younger than this module, too."""
-    known = 0
+    """All bits that the kernel accepts in a field, including rights newer than this module."""
+    rights = 0
     while True:
-        more = known << 1 | 1
+        more = rights << 1 | 1
         try:
             os.close(_create(**{field: more}))
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.E2BIG):
                 raise
-            return known
-        known = more
+            return rights
+        rights = more
 
 
 def _create(**rights: int) -> int:
-    """A new ruleset, which allows no use of these rights: its descriptor."""
+    """The descriptor of a new ruleset that forbids all use of these rights."""
     ruleset = _Ruleset(**rights)
     return syscall(_CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(ctypes.sizeof(ruleset)), 0)

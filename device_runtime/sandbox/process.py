@@ -1,4 +1,4 @@
-"""The sandbox as a trainer: every job in a process of its own, which ends with it."""
+"""The sandbox as a trainer: every job runs in its own process, which ends with the job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from device_runtime.trainer import Job, Limits
 from fedcore.report import all_finite
 
 CHILD = "device_runtime.sandbox.child"
-# All that the process gets of the device's environment: where Python, its libraries and the engines are found.
+# The only variables that the process inherits: the locations of Python, its libraries and the engines.
 ENVIRONMENT = (
     "DYLD_LIBRARY_PATH",
     "HOME",
@@ -45,11 +45,11 @@ KINDS: dict[str, type[DeviceError]] = {
 
 
 class Sandbox:
-    """The trainer in a process of its own, for the engine of that name.
+    """A trainer in a separate process, for the named engine.
 
-    The process has no key, connection, output or session of the device's, and of its environment what ENVIRONMENT
-    names. It is another run of this Python, `sys.executable`, with the same modules to import. Raises ConfigError when
-    there is no such engine here, or no such Python.
+    The process has no key, connection, output or session of the device, and only the variables of ENVIRONMENT. It is
+    another run of this Python, `sys.executable`, with the same modules. Raises ConfigError when there is no such
+    engine, or no such Python.
     """
 
     def __init__(self, backend: str) -> None:
@@ -62,13 +62,14 @@ class Sandbox:
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of the processes that it ran so far."""
+        """CPU seconds of all its processes so far."""
         return self._ended_s + self._running_s
 
     def train(self, job: Job, limits: Limits, keep_going: Callable[[], bool]) -> TrainingResult:
-        """Run the plan in a new process: see Trainer. `keep_going` is asked ten times a second; the process is killed.
+        """Run the plan in a new process: see Trainer. `keep_going` is called ten times a second; if it returns false,
+        the process is killed.
 
-        Raises RuntimeFailed, too, when the process ends without an answer.
+        Also raises RuntimeFailed when the process ends without an answer.
         """
 
         def look() -> None:
@@ -93,7 +94,7 @@ class Sandbox:
         for array in (*job.broadcast.values(), *job.frozen.values(), *job.examples.values()):
             channel.send_bytes(array)
         while isinstance(answer := channel.receive(ANSWER), Working):
-            self._running_s = min(answer.cpu_s, limits.cpu_s + 1)  # the kernel lets it use little more than its limit
+            self._running_s = min(answer.cpu_s, limits.cpu_s + 1)  # the kernel allows little more than the limit
         if isinstance(answer, Failed):
             words = f"{answer.detail}: {answer.private}" if answer.private else answer.detail
             raise KINDS.get(answer.kind, RuntimeFailed)("the process of the training gave up", plain(words))
@@ -118,17 +119,17 @@ class Sandbox:
         return TrainingResult(values, job.plan.report.weight(job.count), job.count, done.steps)
 
     def _end(self, process: subprocess.Popen[bytes]) -> int:
-        """End the process and its group, if they have not; its exit code, negative for a signal.
+        """End the process and its group, if still running. Returns the exit code, negative for a signal.
 
-        Its CPU time is then exact.
+        Afterwards its CPU time is exact.
         """
         if process.returncode is not None:
             return process.returncode
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # a group of which all have ended
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # every process of the group has ended
             os.killpg(process.pid, signal.SIGKILL)
         try:
             _, status, usage = os.wait4(process.pid, 0)
-        except ChildProcessError:  # an application that has the system reap its processes
+        except ChildProcessError:  # the application has the system reap its processes
             process.returncode = 0
         else:
             process.returncode = os.waitstatus_to_exitcode(status)
@@ -139,15 +140,15 @@ class Sandbox:
 
 def _start(end: socket.socket) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
-    kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", CHILD, str(end.fileno()), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        env={**inherited, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         pass_fds=[end.fileno()],
-        start_new_session=True,  # it has no terminal, and is ended with all that it started
+        start_new_session=True,  # without a terminal, and killed together with all that it starts
     )
 
 

@@ -1,7 +1,7 @@
-"""A filter of system calls (seccomp): a list of those that training needs. Any other is refused.
+"""A filter of system calls (seccomp): it allows the calls that training needs and refuses any other.
 
-The list is what ONNX Runtime and ExecuTorch ask for once their graphs are there, and what the C library may ask for in
-their place (docs/decisions/0066-what-a-sandbox-gives-up.md). None reaches a file, another process or an address.
+The list has the calls that ONNX Runtime and ExecuTorch make once their graphs are loaded, and those that the C library
+may make instead (docs/decisions/0066-what-a-sandbox-gives-up.md). None reaches a file, another process or an address.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ SECCOMP = (317, 277)
 # <linux/seccomp.h>
 _SET_FILTER, _ALL_THREADS = 1, 1
 _KILL, _REFUSE, _ALLOW = 0x80000000, 0x00050000 | errno.EPERM, 0x7FFF0000
-# What a filter is told of a call (struct seccomp_data), and its instructions (<linux/bpf_common.h>).
+# The data of a call that a filter sees (struct seccomp_data), and its instructions (<linux/bpf_common.h>).
 _NUMBER, _PROCESSOR = 0, 4
 _LOAD, _COMPARE, _RETURN = 0x20, 0x15, 0x06
-_LINE = struct.Struct("HBBI")  # what to do, how many lines to skip when equal, and when not, and a value
+_LINE = struct.Struct("HBBI")  # instruction, lines to skip if equal, lines to skip if not, and a value
 
 
 def offered() -> bool:
-    """Whether there is a filter for this processor, and the kernel takes one."""
+    """Whether there is a filter for this processor, and the kernel accepts filters."""
     column = _column()
     try:
         return column is not None and bool(_set(column, None))
@@ -58,19 +58,19 @@ def offered() -> bool:
 
 
 def restrict() -> None:
-    """Refuse every call that is not on the list, for good and in all threads.
+    """Permanently refuse every call that is not on the list, in all threads.
 
-    Only where it is offered, and after no_new_privs. Raises OSError.
+    Only if `offered`, and after no_new_privs. Raises OSError.
     """
     column = COLUMNS[os.uname().machine]
     code = program(column)
-    held = ctypes.create_string_buffer(code)
-    if _set(column, struct.pack("HP", len(code) // _LINE.size, ctypes.addressof(held))):
+    buffer = ctypes.create_string_buffer(code)
+    if _set(column, struct.pack("HP", len(code) // _LINE.size, ctypes.addressof(buffer))):
         raise OSError(errno.EBUSY, "a thread keeps a filter of its own")
 
 
 def program(column: int) -> bytes:
-    """The filter, for the kernel. A call made as on another processor ends the process; those of x32 are not listed."""
+    """The filter as a program. A call for another architecture kills the process; x32 calls are not listed."""
     numbers = [row[column] for row in ALLOWED.values()]
     lines = [
         (_LOAD, 0, 0, _PROCESSOR),
@@ -84,7 +84,7 @@ def program(column: int) -> bytes:
 
 
 def _column() -> int | None:
-    """That of this process. One of 32 bits has other calls."""
+    """The column of this process; None for one of 32 bits, which has other calls."""
     return COLUMNS.get(os.uname().machine) if sys.maxsize > 2**32 else None
 
 

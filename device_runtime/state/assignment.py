@@ -1,7 +1,7 @@
-"""The last assignment in the state folder, and its finished report until the coordinator's receipt is in.
+"""The last assignment in the state folder, and its finished report until the coordinator's receipt has arrived.
 
-A device that is stopped at any point finds here how to go on: nothing to do, give the assignment up, or send the very
-same report again. It never trains twice for one assignment.
+A device that was stopped at any point learns here how to continue: do nothing, give the assignment up, or send exactly
+the same report again. It never trains twice for one assignment.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ SUFFIX = ".report"
 
 
 class StoredAssignment(msgspec.Struct, frozen=True, kw_only=True):
-    """An assignment and how far it came.
+    """An assignment and its progress.
 
-    assigned: work began. trained: the report is in a file, by `sha256`: weighed, as it is uploaded, or in a secure
-    round unweighted, as it is masked. masked: `sha256` is of the masked report, which may have left; `secagg` is the
-    sealed state of secure aggregation, with secrets of other devices. uploaded: its receipt is in, the file is gone.
-    `due` is the reporting deadline. The report was made of so many `examples` of a `collection`, in so many `steps`.
+    assigned: work began. trained: the report is in the file `sha256`: weighted, for the upload, or in a secure round
+    unweighted, for masking. masked: `sha256` is of the masked report, which may have left; `secagg` is the sealed state
+    of secure aggregation, with secrets of other devices. uploaded: the receipt has arrived, the file is gone. `due` is
+    the reporting deadline. `examples`, `collection` and `steps` describe the training of the report.
     """
 
     given: Assignment
@@ -60,7 +60,7 @@ class AssignmentStore:
         self._folder = folder
         self._sealer = sealer
         self._key = coordinator, population
-        # The report that this process finished: neither read nor hashed again.
+        # The report that this process finished, so that it is neither read nor hashed again.
         self._finished: bytes | None = None
 
     def get(self) -> StoredAssignment | None:
@@ -70,23 +70,23 @@ class AssignmentStore:
             return _decode(stored)
         return None
 
-    def assigned(self, given: Assignment, due: Moment) -> StoredAssignment:
-        """Work on an assignment begins."""
-        return self._put(StoredAssignment(given=given, due=due))
+    def assigned(self, assignment: Assignment, due: Moment) -> StoredAssignment:
+        """Store an assignment whose work begins."""
+        return self._put(StoredAssignment(given=assignment, due=due))
 
     def carried_over(self, stored: StoredAssignment, clock: Clock) -> StoredAssignment:
         """The assignment that an earlier process left, with its deadline on the clock of this boot."""
         return self._put(replace(stored, due=stored.due.carried_over(clock)))
 
     def trained(self, stored: StoredAssignment, report: bytes) -> StoredAssignment:
-        """The report is finished: it is in a file before the database names it."""
+        """Store the finished report: first in a file, then in the database."""
         sha256 = hashlib.sha256(report).hexdigest()
         write_whole(self._file(sha256), self._sealer.seal(_report_of(stored), report))
         self._finished = report
         return self._put(replace(stored, phase="trained", sha256=sha256))
 
     def report(self, stored: StoredAssignment) -> bytes:
-        """The bytes of a trained report. Raises ReportLost when an earlier process left them changed, or not at all."""
+        """The bytes of a trained report. Raises ReportLost when an earlier process left none, or they were changed."""
         finished, self._finished = self._finished, None
         if finished is not None:
             return finished
@@ -108,11 +108,11 @@ class AssignmentStore:
             return 0
 
     def masked(self, stored: StoredAssignment, sha256: str, secagg: bytes) -> StoredAssignment:
-        """The report is masked. The report in clear is not needed any more."""
+        """Store that the report is masked. The unmasked report is no longer needed."""
         return self.stepped(replace(stored, phase="masked", sha256=sha256), secagg)
 
     def stepped(self, stored: StoredAssignment, secagg: bytes) -> StoredAssignment:
-        """Secure aggregation came a step further: its state replaces the one before."""
+        """Store the state of secure aggregation after a further step, replacing the one before."""
         return self._put(replace(stored, secagg=self._sealer.seal(_state_of(stored), secagg)))
 
     def state(self, stored: StoredAssignment) -> bytes:
@@ -123,16 +123,16 @@ class AssignmentStore:
             raise ReportLost("the kept state of a secure aggregation is damaged") from error
 
     def uploaded(self, stored: StoredAssignment) -> None:
-        """The receipt is in."""
+        """Store that the receipt has arrived."""
         self._put(replace(stored, phase="uploaded", secagg=b""))
 
     def drop(self) -> None:
-        """Forget the assignment: it was given up, or nobody waits for its report any more."""
+        """Forget the assignment: it was given up, or its report is no longer needed."""
         self._database.execute("DELETE FROM assignment WHERE coordinator = ? AND population = ?", *self._key)
         self.sweep()
 
     def sweep(self) -> None:
-        """Remove report files that no assignment of this state folder still needs, as far as they can be."""
+        """Remove report files that no assignment of this state folder needs; ignore files that cannot be removed."""
         rows = (_decode(stored) for (stored,) in self._database.execute("SELECT stored FROM assignment"))
         needed = {f"{stored.sha256}{SUFFIX}" for stored in rows if stored.phase == "trained"}
         for path in self._folder.glob(f"*{SUFFIX}"):

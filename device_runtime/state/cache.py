@@ -1,6 +1,6 @@
 """The cache of blobs by digest: plans and graphs kept between rounds, and the first part of a broken download.
 
-Of the checkpoints of a plan, the last one is kept: a newer one may come as the delta to it.
+It keeps the last checkpoint of a plan: a newer one may come as a delta to it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class PartialDownload:
-    """The first bytes of a blob, in a file. Every method raises StateError when that cannot be used."""
+    """The first bytes of a blob, in a file. Every method raises StateError when the file cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -56,11 +56,11 @@ class PartialDownload:
 
 
 class BlobCache:
-    """Blobs in a folder, each in a file of its digest's name. Only for the holder of the state folder.
+    """Blobs in a folder, each in a file named by its digest. Only for the holder of the state folder.
 
-    `fetch` gives a blob's checked bytes and leaves in the PartialDownload what arrived, should it fail. One download is
-    remembered, the last that broke off: a device that went on to other work has no use for older ones. `fetch_delta`
-    gives what leads from a kept blob, by digest, to another, or None.
+    `fetch` gives a blob's checked bytes; if it fails, the PartialDownload keeps what has arrived. Only the last broken
+    download is remembered, because a device that went on to other work has no use for older ones. `fetch_delta` gives
+    the delta from a kept blob, by digest, to another, or None.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class BlobCache:
         sweep_partials(folder)
 
     def holds(self, ref: BlobRef) -> bool:
-        """Whether a blob is kept here, as far as its name says."""
+        """Whether a file with the blob's name is here; its content is not checked."""
         return (self._folder / ref.sha256).is_file()
 
     def get(self, ref: BlobRef) -> bytes:
-        """A kept blob; it is fetched when it is not here, or damaged. Raises StateError and what `fetch` does."""
+        """A blob, fetched if it is missing or damaged. Raises StateError, and as `fetch`."""
         path = self._folder / ref.sha256
         try:
             data = ref.check(path.read_bytes())
@@ -93,10 +93,10 @@ class BlobCache:
         return data
 
     def newest(self, ref: BlobRef, series: str) -> bytes:
-        """A blob that takes the place of the last one of its series, such as the checkpoints of a plan.
+        """A blob that replaces the last one of its series, such as the checkpoints of a plan.
 
-        It is made of that one and a delta, where both are to be had. Raises StateError and what `fetch` and
-        `fetch_delta` raise.
+        It is made from that one and a delta, if both are available. Raises StateError, and as `fetch` and
+        `fetch_delta`.
         """
         last = self._folder / f"{series}{LAST}"
         before = self._folder / _digest_in(last)
@@ -110,7 +110,7 @@ class BlobCache:
         return data
 
     def _moved(self, before: Path, ref: BlobRef) -> bytes | None:
-        """A blob made of the kept one `before` and a delta; None where there is no delta, or one of them is damaged."""
+        """A blob made from the kept one `before` and a delta; None if there is no delta or one of them is damaged."""
         delta = self._fetch_delta(ref, before.name)
         if delta is None:
             return None
@@ -137,18 +137,18 @@ class BlobCache:
 
 
 def _digest_in(path: Path) -> str:
-    """The digest that a file holds; of one that is missing or damaged, a name that no blob has."""
+    """The digest in a file; for a missing or damaged file, a name that no blob has."""
     with contextlib.suppress(OSError, ValueError):
-        found = path.read_text("ascii")
-        if DIGEST.fullmatch(found):
-            return found
+        digest = path.read_text("ascii")
+        if DIGEST.fullmatch(digest):
+            return digest
     return "none"
 
 
 def trim(folder: Path, most: int) -> None:
-    """Remove kept blobs, the longest unused first, until they are at most so many bytes, as far as they can be.
+    """Remove kept blobs, the longest unused first, until they have at most `most` bytes; ignore failures.
 
-    What arrived of a download stays. Only for the holder of the state folder.
+    A partial download stays. Only for the holder of the state folder.
     """
     files = [path for path in folder.glob("*") if not path.suffix and path.is_file()]
     total = 0

@@ -1,4 +1,4 @@
-"""The state database of a device: one SQLite file that is whole after a kill or a power cut.
+"""The state database of a device: one SQLite file that stays consistent after a kill or a power cut.
 
 Its tables: `retry` (retry.py), `assignment` (assignment.py), `journal` (journal.py) and `spent` (spending.py) of this
 package, `enrolment` (enrolment.py), `credential` (credentials.py) and `answered` (secure.py) of `protocol`, and of
@@ -53,9 +53,9 @@ DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 class StateDatabase:
-    """An open state database. `notice` says, for the device's owner, that a damaged one was replaced.
+    """An open state database. `notice` tells the device's owner that a damaged one was replaced.
 
-    Every method raises StateError when the file cannot be used, StateDamaged when it does not hold what it should.
+    Every method raises StateError when the file cannot be used, StateDamaged when its content is wrong.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection, notice: str = "") -> None:
@@ -64,13 +64,13 @@ class StateDatabase:
         self._connection = connection
 
     def execute(self, sql: str, *values: Any) -> list[Any]:
-        """The rows of one statement, which is committed when it stands outside a transaction."""
+        """The rows of one statement. Outside a transaction it is committed."""
         with _explained(self._path):
             return self._connection.execute(sql, values).fetchall()
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """All statements inside, or none."""
+        """Run all statements in the block, or none."""
         self.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -106,13 +106,16 @@ def open_database(folder: Path, clock: Clock) -> Iterator[StateDatabase]:
 
 @contextlib.contextmanager
 def read_database(folder: Path) -> Iterator[StateDatabase]:
-    """The state database of a folder as it is, while a device may be using it. Nothing is made, nothing is changed."""
+    """The state database of a folder, read-only, while a device may be using it."""
     path = folder / NAME
     if not path.is_file():
         raise StateError(f"{folder} holds no {NAME}: no device has run with this state folder")
-    with _explained(path), contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as made:
-        _demand_ours(made)
-        yield StateDatabase(path, made)
+    with (
+        _explained(path),
+        contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection,
+    ):
+        _demand_ours(connection)
+        yield StateDatabase(path, connection)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -123,7 +126,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     with _explained(path), contextlib.ExitStack() as undo:
         connection = sqlite3.connect(path, isolation_level=None)
         undo.callback(connection.close)
-        # Nothing is written before the file is known to be ours, or empty.
+        # Write only after checking that the file is ours or empty.
         if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
             _demand_ours(connection)
         else:
@@ -135,8 +138,8 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _demand_ours(connection: sqlite3.Connection) -> None:
-    found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
-    if found != [APPLICATION_ID, VERSION]:
+    header = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+    if header != [APPLICATION_ID, VERSION]:
         raise StateDamaged(f"{NAME} is not a state database of version {VERSION}")
     if connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
         raise StateDamaged(f"{NAME} is damaged")
@@ -156,7 +159,7 @@ def _explained(path: Path) -> Iterator[None]:
 def _set_aside(path: Path, clock: Clock) -> Path:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(clock.wall()))
     names = (f"{path.name}.damaged-{stamp}{more}" for more in ("", *(f"-{n}" for n in range(2, 100))))
-    aside = next(made for made in map(path.with_name, names) if not made.exists())
+    aside = next(candidate for candidate in map(path.with_name, names) if not candidate.exists())
     try:
         os.replace(path, aside)
         for suffix in ("-wal", "-shm"):

@@ -1,4 +1,4 @@
-"""The state folder of a device: one session at a time, and files that are either whole or absent."""
+"""The state folder of a device: one session at a time, and files that are either complete or absent."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PARTIAL = ".partial"
 
 @contextlib.contextmanager
 def only_session(folder: Path) -> Iterator[None]:
-    """Hold the state folder, which is created when missing, for the length of a session.
+    """Hold the state folder, which is created if missing, for the length of a session.
 
-    The lock dies with its process, however that ends. Raises StateInUse when another process holds it, StateError when
-    the folder cannot be used.
+    The lock ends with its process in any case. Raises StateInUse when another process holds it, StateError when the
+    folder cannot be used.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def only_session(folder: Path) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a session of any process holds the state folder now. Raises StateError when that cannot be told."""
+    """Whether a session of any process holds the state folder now. Raises StateError when that cannot be determined."""
     try:
         with (folder / "lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -47,9 +47,9 @@ def is_held(folder: Path) -> bool:
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a file so that a reader finds all of it or nothing. Raises StateError.
+    """Write a file atomically. Raises StateError.
 
-    durable: also after a power cut; not needed for what is checked on every read and can be fetched again.
+    durable: also after a power cut; not needed for data that is checked on every read and can be fetched again.
     """
     partial = None
     try:
@@ -70,7 +70,7 @@ def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def sweep_partials(folder: Path) -> None:
-    """Remove what a killed process left half written, as far as it can be. Only for the holder of the state folder."""
+    """Remove files that a killed process left half written, if possible. Only for the holder of the state folder."""
     for path in folder.glob(f"*{PARTIAL}"):
         with contextlib.suppress(OSError):
             path.unlink()

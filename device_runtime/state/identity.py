@@ -1,4 +1,4 @@
-"""A device's identity: two private keys in the state folder that say nothing about the device."""
+"""A device's identity: two random private keys in the state folder."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ KEY_BYTES = 32
 
 
 def device_key(folder: Path, sealer: Sealer) -> Ed25519PrivateKey:
-    """The key that this installation signs its requests with, made at the first call.
+    """The key that signs this installation's requests, made at the first call.
 
-    Only for the holder of the state folder. Raises StateError, or KeyUnavailable when the sealing key cannot be had or
-    does not open the file: the file stays as it is, since the right sealing key may come back.
+    Only for the holder of the state folder. Raises StateError, or KeyUnavailable when the sealing key is unavailable or
+    does not open the file; the file stays, since the right sealing key may come back.
     """
     return _kept(folder / "device-key", sealer)
 
 
 def secagg_key(folder: Path, sealer: Sealer) -> Ed25519PrivateKey:
-    """The key that this installation takes part in secure aggregation with. As `device_key`."""
+    """The key of this installation for secure aggregation. As `device_key`."""
     return _kept(folder / "secagg-key", sealer)
 
 
 def _kept(path: Path, sealer: Sealer) -> Ed25519PrivateKey:
-    """The key whose bytes a file holds, sealed."""
+    """The key whose sealed bytes are in a file."""
     try:
-        kept = sealer.open(path.name, path.read_bytes())
+        key_bytes = sealer.open(path.name, path.read_bytes())
     except FileNotFoundError:
-        kept = secrets.token_bytes(KEY_BYTES)
-        write_whole(path, sealer.seal(path.name, kept))
+        key_bytes = secrets.token_bytes(KEY_BYTES)
+        write_whole(path, sealer.seal(path.name, key_bytes))
     except OSError as error:
         raise StateError(f"the {path.name} file cannot be read", f"{path}: {error}") from error
     except SealBroken as error:
@@ -43,4 +43,4 @@ def _kept(path: Path, sealer: Sealer) -> Ed25519PrivateKey:
             "file, after which this is a new device",
             str(path),
         ) from error
-    return Ed25519PrivateKey.from_private_bytes(kept)
+    return Ed25519PrivateKey.from_private_bytes(key_bytes)

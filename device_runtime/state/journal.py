@@ -1,7 +1,7 @@
-"""The journal, for the device's owner: what was trained, when, for whom, and how it ended. It holds no example.
+"""The journal, for the device's owner: what was trained, when, for which task, and the outcome. It holds no examples.
 
-An entry is written before its session does anything, and again as the session goes on. So the journal says how far a
-session came, even when the device was stopped.
+An entry is written before its session does anything, and again as the session proceeds. So the journal shows a
+session's progress even if the device was stopped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from device_runtime.state.database import StateDatabase, read_database
 from device_runtime.state.folder import is_held
 from fedcore.decoding import decoder
 
-# Entries with work and without are bounded apart, so that a year of "no work now" does not push out what was trained.
+# Entries with and without work have separate limits, so that a year of "no work now" does not displace trainings.
 MOST_WITH_WORK = 1000
 MOST_WITHOUT = 200
 RUNNING = "running"
@@ -27,12 +27,12 @@ RUNNING = "running"
 class Entry(SessionFacts, frozen=True, kw_only=True):
     """One session. Times are in seconds since 1970, by the wall clock.
 
-    outcome: one of Outcome's, or "stopped" (told to end), "interrupted" (killed), "running". Some entries are of no
-    session: "state-replaced" (a damaged state database was set aside), "kept" and "dropped" (of a report, or of work).
+    outcome: one of Outcome's, or "stopped" (told to end), "interrupted" (killed), "running". Some entries belong to no
+    session: "state-replaced" (a damaged state database was set aside), "kept" and "dropped" (a report, or work).
     plan and plan_sha256 name what was executed; `receipt` is the digest of the report that was counted,
     masked or not; `result` the signed message, in hex, with which a secure aggregation ended.
-    `times` such sessions in a row, none with work, are one entry: its bytes are those of all, `closed` and `detail` the
-    last one's.
+    `times`: so many equal sessions in a row without work share one entry, with the bytes of all, and `closed` and
+    `detail` of the last.
     """
 
     opened: float
@@ -50,7 +50,7 @@ class Entry(SessionFacts, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """The values that sessions without work must share to be one entry."""
+        """The values that sessions without work must have in common to share an entry."""
         return self.coordinator, self.population, self.outcome, self.reason
 
 
@@ -77,7 +77,7 @@ class Journal:
         self._database.execute("UPDATE journal SET entry = ? WHERE id = ?", _encode(entry), number)
 
     def close(self, number: int, entry: Entry) -> None:
-        """Replace an entry for the last time; one without work that ended as the one before joins it."""
+        """Replace an entry for the last time. Without work, and with the same end, it joins the entry before."""
         entry = replace(entry, closed=self._clock.wall())
         with self._database.transaction():
             before = _entries(self._database, f"WHERE id < {number} ORDER BY id DESC LIMIT 1")
@@ -88,7 +88,7 @@ class Journal:
             self._prune()
 
     def remark(self, outcome: str, detail: str) -> None:
-        """An entry that is no session."""
+        """Add an entry that belongs to no session."""
         now = self._clock.wall()
         self._add(Entry(opened=now, closed=now, outcome=outcome, detail=detail))
 
@@ -106,9 +106,9 @@ class Journal:
 
 
 def read_journal(folder: Path) -> list[Entry]:
-    """All entries of a state folder, the oldest first; a device may be at work meanwhile.
+    """All entries of a state folder, the oldest first. A device may be running meanwhile.
 
-    Raises StateError when there is none, or none that can be read.
+    Raises StateError when there is no journal, or it cannot be read.
     """
     with read_database(folder) as database:
         entries = [entry for _, entry in _entries(database, "ORDER BY id")]
@@ -117,7 +117,7 @@ def read_journal(folder: Path) -> list[Entry]:
 
 
 def _interrupted(entry: Entry) -> Entry:
-    """An entry whose session was killed; nobody knows when, so it has no end."""
+    """The entry of a killed session. The time is unknown, so it has no end."""
     return replace(entry, outcome="reported" if entry.receipt else "interrupted")
 
 

@@ -1,4 +1,4 @@
-"""The time at which this device may come back, per coordinator and population, kept across restarts."""
+"""The time at which this device may return, per coordinator and population, kept across restarts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Retry:
         self._key = coordinator, population
 
     def not_before(self) -> Moment | None:
-        """The time, or None when the device may come at once. Raises StateError."""
+        """The time, or None when the device may return at once. Raises StateError."""
         query = "SELECT due FROM retry WHERE coordinator = ? AND population = ?"
         for (due,) in self._database.execute(query, *self._key):
             try:

@@ -1,4 +1,4 @@
-"""Sealing of what a device keeps: AES-256-GCM under a key from the platform's keystore, or else from a file."""
+"""Sealing of stored data: AES-256-GCM under a key from the platform's keystore, or else from a file."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ OVERHEAD_BYTES = NONCE_BYTES + 16
 
 
 class KeyStore(Protocol):
-    """Where the sealing key is kept; a host application implements it with the platform's own keystore."""
+    """The store of the sealing key. A host application implements it with the platform's own keystore."""
 
     def key(self) -> bytes:
-        """32 random bytes, the same at every call. Raises KeyUnavailable while they cannot be had."""
+        """32 random bytes, the same at every call. Raises KeyUnavailable while they are unavailable."""
 
 
 class KeyFile:
-    """A key in a file that only its owner may read, made at the first use: for a platform without a keystore."""
+    """A key in a file that only its owner may read, made on first use. For platforms without a keystore."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,14 +43,14 @@ class KeyFile:
             raise KeyUnavailable("the file of the sealing key cannot be used", f"{self._path}: {error}") from error
 
     def _make(self) -> None:
-        """Write the file whole, unless another process was first."""
+        """Write the file atomically, unless another process was first."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             write_private(self._path, os.urandom(KEY_BYTES))
 
 
 class Sealer:
-    """Seals and opens bytes. Both name what they are, so that sealed bytes cannot stand in another place.
+    """Seals and opens bytes. Callers name the kind of data, so that sealed bytes cannot be used as another kind.
 
     Every method raises KeyUnavailable.
     """
@@ -64,7 +64,7 @@ class Sealer:
         return nonce + self._cipher.encrypt(nonce, data, what.encode())
 
     def open(self, what: str, sealed: bytes) -> bytes:
-        """The data. Raises SealBroken when it was changed, is something else, or was sealed under another key."""
+        """The data. Raises SealBroken when it was changed, is of another kind, or was sealed under another key."""
         try:
             return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], what.encode())
         except (InvalidTag, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The use of the last day, for a policy's limits; the journal forgets entries by their number."""
+"""The use of the last day, for a policy's limits. The journal is no substitute, as it limits its number of entries."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from device_runtime.errors import StateDamaged
 from device_runtime.state.database import StateDatabase
 
 DAY_S = 86_400.0
-# Sums of this length are forgotten together: what was used counts for a day, and at most for this much longer.
+# Sums of this length expire together, so use counts for a day, and at most this much longer.
 PART_S = 3_600.0
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """The use of sessions: `seconds` of work on plans, `bytes` down and up, `sessions` by the assignments they got.
+    """The use of sessions: `seconds` of work on plans, `bytes` down and up, number of `sessions` with an assignment.
 
-    An assignment that a killed session left and another brought to its end counts once.
+    An assignment that a killed session left and another finished counts once.
     """
 
     seconds: float = 0.0
@@ -27,7 +27,7 @@ class Spent(msgspec.Struct, frozen=True):
 class Spending:
     """The spending of the state folder that this process holds. Every method raises StateError.
 
-    When a sum is forgotten is measured from boot, so setting the clock neither renews a day's budget nor uses it up.
+    The expiry of a sum is measured from boot, so setting the clock neither renews a day's budget nor uses it up.
     """
 
     def __init__(self, database: StateDatabase, clock: Clock) -> None:
@@ -48,7 +48,7 @@ class Spending:
         return sums
 
     def add(self, more: Spent) -> None:
-        """Count what was used just now."""
+        """Count further use."""
         for number, until in self._database.execute("SELECT id, until FROM spent ORDER BY id DESC LIMIT 1"):
             if _decode(until).remaining_s(self._clock) > DAY_S:
                 sums = "UPDATE spent SET seconds = seconds + ?, bytes = bytes + ?, sessions = sessions + ? WHERE id = ?"

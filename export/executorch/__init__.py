@@ -23,7 +23,7 @@ from export.quiet import quiet
 
 EXPORTER = "executorch 1.4.1"
 TABLE = FORMS
-"""What `capture` is to trace instead of an operator. Without it a graph is refused or slow."""
+"""The functions that `capture` traces instead of operators. Without them a graph is refused or slow."""
 
 
 def to_executorch(captured: Captured) -> bytes:
@@ -45,7 +45,7 @@ def to_executorch(captured: Captured) -> bytes:
 
 
 def _refuse_several(graph: fx.Graph) -> None:
-    """Only a split may compute something else than one tensor: its parts become slices."""
+    """Raise UnsupportedOperator for operators with several results, except a split, whose parts become slices."""
     for node in graph.nodes:
         several = node.op == "call_function" and not isinstance(node.meta.get("val"), torch.Tensor)
         if several and node.target is not torch.ops.aten.split_with_sizes.default:
@@ -53,7 +53,7 @@ def _refuse_several(graph: fx.Graph) -> None:
 
 
 def _program() -> ModuleType:
-    """The rest of the exporter, which loads ExecuTorch: optional, slow and talkative."""
+    """The module that loads ExecuTorch, which is optional, slow and noisy."""
     with _quiet():
         try:
             from export.executorch import program
@@ -64,7 +64,7 @@ def _program() -> ModuleType:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What ExecuTorch and the packages that it loads say about themselves while they are loaded is not for users."""
+    """Hide the messages of ExecuTorch and its packages while they are loaded."""
     with (
         quiet("torch.utils._pytree"),
         warnings.catch_warnings(),

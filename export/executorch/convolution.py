@@ -1,8 +1,8 @@
-"""Convolution and max-pooling, and their gradients, in forms that ExecuTorch runs fast.
+"""Convolution and max-pooling, and their gradients, in forms that are fast in ExecuTorch.
 
-Weights are inputs of a graph, and XNNPACK's convolutions want constants. Its matrix product takes any operands and is
-as fast as torch's, so a convolution is a gather of patches and a product. Values are channels-last inside: patches are
-runs of memory then.
+Weights are inputs of a graph, and XNNPACK's convolutions need constants. Its matrix product takes any operands and is
+as fast as torch's, so a convolution becomes a gather of patches and a product. Values are channels-last inside, so that
+patches are runs of memory.
 
 Figures: docs/decisions/0011-executorch.md. Shapes: N batch, C channels, O channels out, G groups, S positions, K taps.
 """
@@ -44,7 +44,7 @@ def steps(sizes: Sequence[int]) -> list[int]:
 
 
 def patches(x: Tensor, window: Window, fill: float = 0.0) -> Tensor:
-    """(N, *S, C) -> what each position of the result meets: (N, *S', K, C)."""
+    """(N, *S, C) -> the values under the kernel at each position of the result: (N, *S', K, C)."""
     outputs = window.outputs(x.shape[1:-1])
     if window.trivial:
         return x.unsqueeze(-2)
@@ -67,7 +67,7 @@ def unpatched(met: Tensor, window: Window, sizes: Sequence[int]) -> Tensor:
     if window.tiles:
         return _side_by_side(met, window, sizes)
     met = _spread(met, window.stride)
-    # Room on both sides, so that every position meets every tap somewhere; what is there is zero.
+    # Zeros on both sides, so that every position has a value for every tap.
     low = [reach - pad for reach, pad in zip(window.reach, window.padding, strict=True)]
     high = [size - 1 + pad - (have - 1) for size, pad, have in zip(sizes, window.padding, met.shape[1:-2], strict=True)]
     offsets = [max(0, -room) for room in low]
@@ -132,7 +132,7 @@ def convolution(  # noqa: PLR0913, PLR0917, the operator's own signature
     output_padding: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """Patches times weights; transposed, the gradient of the input of one that is not."""
+    """Patches times weights; if transposed, the input gradient of an ordinary convolution."""
     window = Window.of(weight.shape[2:], stride, padding, dilation)
     if transposed:
         sizes = window.inputs(inputs.shape[2:], output_padding)
@@ -203,7 +203,7 @@ def _input_gradient(grad: Tensor, weight: Tensor, window: Window, sizes: Sequenc
 
 
 def _dense_input_gradient(grad: Tensor, weight: Tensor, window: Window, sizes: Sequence[int]) -> Tensor:
-    """By patches of the gradient and the kernel turned round; where weights are larger, by the transpose of that."""
+    """Patches of the gradient times the reversed kernel; if weights are larger, the transpose of that."""
     outside = tuple(reach - pad for reach, pad in zip(window.reach, window.padding, strict=True))
     turned = set(window.stride) == {1} and min(outside) >= 0 and not window.trivial
     if not turned or grad.shape[0] * math.prod(sizes) < 2 * weight.shape[0]:
@@ -218,7 +218,7 @@ def _dense_input_gradient(grad: Tensor, weight: Tensor, window: Window, sizes: S
 
 
 def _tapwise(x: Tensor) -> Tensor:
-    """(…, K, C) -> (…, K, 1, C) with one axis for all before: XNNPACK sums this over K where it lies."""
+    """(…, K, C) -> (rest, K, 1, C): XNNPACK sums this over K without moving it."""
     return x.reshape(-1, x.shape[-2], 1, x.shape[-1])
 
 
@@ -239,7 +239,7 @@ def positive(x: Tensor) -> Tensor:
 
 
 def _first_largest(met: Tensor) -> tuple[Tensor, Tensor]:
-    """Of (N, *S, K, C): the largest along K, and 1 where it is for the first time, else 0."""
+    """Of (N, *S, K, C): the largest along K, and 1 at its first place, else 0."""
     taps = met.unbind(-2)
     largest = taps[0]
     for tap in taps[1:]:
@@ -268,14 +268,14 @@ def max_pool2d(
 
 
 def _overhung(x: Tensor, window: Window, ceil_mode: bool, fill: float = -torch.inf) -> Tensor:
-    """(N, C, H, W) with what the last windows of `ceil_mode` need past the end."""
+    """(N, C, H, W), padded at the end for the last windows of `ceil_mode`."""
     down, right = window.overhang(x.shape[2:]) if ceil_mode else (0, 0)
     padded: Tensor = aten.constant_pad_nd(x, [0, right, 0, down], fill) if down or right else x
     return padded
 
 
 def _places(chosen: Tensor, inputs: Tensor, window: Window, ceil_mode: bool) -> Tensor:
-    """The index in its plane of what was chosen. Without a user, and there rarely is one, nothing of it is exported."""
+    """The index of each chosen value in its plane. It is exported only if something uses it, which is rare."""
     height, width = inputs.shape[2:]
     rows, columns = torch.arange(height).reshape(1, 1, -1, 1), torch.arange(width).reshape(1, 1, 1, -1)
     places = (rows * width + columns).to(torch.float32)

@@ -1,7 +1,7 @@
-"""Forms that are traced in the place of operators for ExecuTorch: a table for `capture`.
+"""Forms to trace instead of operators for ExecuTorch: a table for `capture`.
 
-XNNPACK has no comparisons, and sums fast over the middle axes of (N, H, W, C): hence the forms of normalisation and of
-the gradients of activations. Shapes: N batch, C channels, G groups, S positions.
+XNNPACK has no comparisons, and sums fast over the middle axes of (N, H, W, C). The forms of normalisation and of the
+gradients of activations follow from that. Shapes: N batch, C channels, G groups, S positions.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def group_norm_backward(  # noqa: PLR0913, PLR0917, the operator's own signature
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Everything but the input's own gradient comes from two sums over positions."""
+    """Two sums over positions give everything except the input's own gradient."""
     grad, x = channels_last(grad_output), channels_last(inputs)
     rstd_NC = _each_channel(rstd, channels)
     centred = x - _everywhere(_each_channel(mean, channels), x)
@@ -116,13 +116,13 @@ def hardtanh_backward(grad_output: Tensor, inputs: Tensor, low: float, high: flo
 
 
 def log_softmax(inputs: Tensor, axis: int, half_to_float: bool) -> Tensor:
-    """ExecuTorch's own kernel takes the exponentials one by one."""
+    """By its definition, as ExecuTorch's own kernel computes the exponentials one by one."""
     shifted = inputs - inputs.amax(axis, keepdim=True)
     return shifted - shifted.exp().sum(axis, keepdim=True).log()
 
 
 def softmax(inputs: Tensor, axis: int, half_to_float: bool) -> Any:
-    """XNNPACK's own along the last axis (NotImplemented: as it is), and so along any."""
+    """XNNPACK's own along the last axis (NotImplemented); other axes are moved there."""
     last = inputs.dim() - 1
     if axis in {-1, last}:
         return NotImplemented
@@ -130,40 +130,40 @@ def softmax(inputs: Tensor, axis: int, half_to_float: bool) -> Any:
 
 
 def topk(inputs: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
-    """The largest, one after the other: what was found is taken out before the next search."""
-    left, places = inputs if largest else -inputs, []
+    """The largest, one after the other: each is removed before the next search."""
+    remaining, places = inputs if largest else -inputs, []
     for _ in range(k):
-        places.append(left.argmax(dim, keepdim=True))
-        left = left.scatter(dim, places[-1], -torch.inf)
-    found = torch.cat(places, dim)
-    return inputs.gather(dim, found), found
+        places.append(remaining.argmax(dim, keepdim=True))
+        remaining = remaining.scatter(dim, places[-1], -torch.inf)
+    indices = torch.cat(places, dim)
+    return inputs.gather(dim, indices), indices
 
 
 def sort(
     inputs: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Every value's rank, by comparison with all others: how many come before it; of equal ones those further left."""
+    """Every value's rank, by comparison with all others: the number of values before it; ties keep their order."""
     axis, count = dim % inputs.dim(), inputs.shape[dim]
     if count > MOST_SORTED:
         raise UnsupportedOperator(f"a sort of {count} values in ExecuTorch, which has none: take {MOST_SORTED} at most")
     x = inputs.movedim(axis, -1)
-    one, other = x.unsqueeze(-1), x.unsqueeze(-2)
-    left = torch.from_numpy(np.tri(count, k=-1, dtype=np.bool_))
-    ranks = ((other > one if descending else other < one) | ((other == one) & left)).sum(-1)
+    column, row = x.unsqueeze(-1), x.unsqueeze(-2)
+    earlier = torch.from_numpy(np.tri(count, k=-1, dtype=np.bool_))
+    ranks = ((row > column if descending else row < column) | ((row == column) & earlier)).sum(-1)
     order = torch.arange(count).expand(x.shape)
     places = torch.zeros_like(ranks).scatter(-1, ranks, order).movedim(-1, axis)
     return inputs.gather(axis, places), places
 
 
 def remainder(inputs: Tensor, other: Any) -> Any:
-    """Of integers what `//` leaves: ExecuTorch's own has another sign. Otherwise as it is (NotImplemented)."""
+    """Of integers, the remainder of `//`: ExecuTorch's own has another sign. Otherwise unchanged (NotImplemented)."""
     if torch.result_type(inputs, other).is_floating_point:
         return NotImplemented
     return inputs - inputs // other * other
 
 
 def constant_pad(inputs: Tensor, sides: Sequence[int], value: float = 0.0) -> Any:
-    """Negative padding cuts off, which ExecuTorch's kernel refuses: a slice. Otherwise as it is (NotImplemented)."""
+    """Negative padding becomes a slice, as ExecuTorch's kernel refuses it. Otherwise unchanged (NotImplemented)."""
     if min(sides) >= 0:
         return NotImplemented
     for pair in range(len(sides) // 2):

@@ -6,9 +6,9 @@ from typing import Any
 
 from export.executorch.simplify import aten
 
-# Which of ExecuTorch's kernels may run, by what was traced. Each was compared with torch over several steps
-# (tests/export/test_executorch.py). Not here, because wrong or absent: max_pool2d_with_indices_backward, the gradient
-# of average pooling, convolution_backward, remainder of negative integers; and what is only slow: convolution, addmm.
+# The ExecuTorch kernels that may run, by traced operator. Each was compared with torch over several steps
+# (tests/export/test_executorch.py). Left out as wrong or absent: max_pool2d_with_indices_backward, the gradient of
+# average pooling, convolution_backward, remainder of negative integers. Left out as slow: convolution, addmm.
 KERNELS: dict[Any, str] = {
     aten._to_copy.default: "aten._to_copy.default",
     aten.abs.default: "aten.abs.default",

@@ -1,7 +1,7 @@
 """A simplified graph as the exported program that ExecuTorch serialises: delegates to XNNPACK and plain kernels.
 
-Delegated operators that do not wait for a plain one share a delegate. So the graph falls into levels, each of one
-delegate and of the plain operators that read it and come before the next.
+Delegated operators that do not wait for a plain operator share a delegate. So the graph has levels: one delegate, and
+the plain operators that read it and precede the next.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def _write(graph: fx.Graph) -> ExportedProgram:
 
 
 def _levels(graph: fx.Graph) -> tuple[set[fx.Node], dict[fx.Node, int]]:
-    """Which operators are delegated, and the level of each operator.
+    """The delegated operators, and the level of each operator.
 
-    A view costs nothing outside of delegates and little inside: it goes where what it views is.
+    A view costs nothing outside delegates and little inside, so it goes where its source is.
     """
     delegated: set[fx.Node] = set()
     levels: dict[fx.Node, int] = {}
@@ -75,7 +75,8 @@ def _levels(graph: fx.Graph) -> tuple[set[fx.Node], dict[fx.Node, int]]:
     for node in reversed(levels):
         users = [user for user in _users(node, delegated) if user in levels]
         if users and _grows(node):
-            # What is larger than its operands is made when it is needed: the backward pass may be far.
+            # A result that is larger than its operands is computed when it is needed: the backward pass may be far
+            # away.
             levels[node] = min(levels[user] - _waits(user, node, delegated) for user in users)
     for node in levels:
         source = node.all_input_nodes[0] if node.target is aten.view.default else node
@@ -85,7 +86,7 @@ def _levels(graph: fx.Graph) -> tuple[set[fx.Node], dict[fx.Node, int]]:
 
 
 def _users(node: fx.Node, delegated: set[fx.Node]) -> list[fx.Node]:
-    """Who reads a value, or a view of it on the same side."""
+    """The operators that read a value, or a view of it on the same side."""
     inside = node in delegated
     views = [user for user in node.users if user.target is aten.view.default and (user in delegated) == inside]
     return [user for each in (node, *views) for user in each.users if user not in views]
@@ -131,7 +132,7 @@ class _Program:
         self._made[node] = self._call(kernel, args, node.kwargs, node.meta["val"])
 
     def delegate(self, nodes: Sequence[fx.Node]) -> None:
-        """One XNNPACK subgraph of what is used outside of `nodes`, and of what that needs."""
+        """One XNNPACK subgraph with the nodes that are used outside `nodes`, and their inputs."""
         inside = set(nodes)
         values = [node for node in nodes if node.target is not aten.view.default]
         outputs = [node for node in values if any(user not in inside for user in _users(node, inside))]
@@ -154,8 +155,8 @@ class _Program:
 
     def finish(self, results: Sequence[fx.Node]) -> ExportedProgram:
         """The program with its outputs."""
-        made = tuple(self._outer(node) for node in results)
-        self._graph.output(made).meta["val"] = tuple(node.meta["val"] for node in made)
+        outputs = tuple(self._outer(node) for node in results)
+        self._graph.output(outputs).meta["val"] = tuple(node.meta["val"] for node in outputs)
         return _exported(self._root, self._graph, self._constants)
 
     def _outer(self, node: fx.Node) -> fx.Node:
@@ -166,10 +167,10 @@ class _Program:
         return self._constant(value)
 
     def _argument(self, node: fx.Node, value: Any, kind: str) -> Any:
-        """An argument of a plain operator; a number in place of a tensor is a constant."""
+        """An argument of a plain operator; a number instead of a tensor becomes a constant."""
         if kind == "Tensor" and not isinstance(value, fx.Node):
-            made = node.meta["val"].dtype
-            return self._constant(torch.tensor(value, dtype=made if made != torch.bool else None))
+            dtype = node.meta["val"].dtype
+            return self._constant(torch.tensor(value, dtype=dtype if dtype != torch.bool else None))
         return fx.map_arg(value, self._outer)
 
     def _constant(self, value: Tensor) -> fx.Node:
@@ -179,9 +180,9 @@ class _Program:
             name = f"constant_{len(self._constants)}"
             self._constants[name] = value
             with self._graph.inserting_after():  # before everything, as ExecuTorch wants constants
-                made = self._graph.placeholder(name)
-            made.meta["val"] = self._fake(value)
-            self._constant_nodes[key] = made
+                placeholder = self._graph.placeholder(name)
+            placeholder.meta["val"] = self._fake(value)
+            self._constant_nodes[key] = placeholder
         return self._constant_nodes[key]
 
     def _fake(self, value: Tensor, shape: Sequence[int] | None = None) -> Tensor:
@@ -190,27 +191,27 @@ class _Program:
             return torch.empty(sizes, dtype=value.dtype)
 
     def _call(self, target: Any, args: Sequence[Any], kwargs: Any, value: Tensor) -> fx.Node:
-        made = self._graph.call_function(target, tuple(args), dict(kwargs))
-        made.meta["val"] = self._fake(value)
-        return made
+        call = self._graph.call_function(target, tuple(args), dict(kwargs))
+        call.meta["val"] = self._fake(value)
+        return call
 
     def _viewed(self, source: fx.Node, shape: Sequence[int]) -> fx.Node:
         if tuple(source.meta["val"].shape) == tuple(shape):
             return source
-        made = self._graph.call_function(ops.edge.aten.view_copy.default, (source, list(shape)))
-        made.meta["val"] = self._fake(source.meta["val"], shape)
-        return made
+        view = self._graph.call_function(ops.edge.aten.view_copy.default, (source, list(shape)))
+        view.meta["val"] = self._fake(source.meta["val"], shape)
+        return view
 
     def _call_delegate(self, data: bytes, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> None:
-        """XNNPACK has no tensors without axes: they pass as vectors of one."""
-        given = [self._viewed(self._outer(node), shape_of(node) or (1,)) for node in inputs]
+        """Call a delegate. XNNPACK has no tensors without axes, so they pass as vectors of one value."""
+        operands = [self._viewed(self._outer(node), shape_of(node) or (1,)) for node in inputs]
         values = [self._fake(node.meta["val"], shape_of(node) or (1,)) for node in outputs]
-        stand_in = _stand_in([node.meta["val"] for node in given], values)
+        stand_in = _stand_in([node.meta["val"] for node in operands], values)
         name = f"lowered_module_{self._delegates}"
         self._delegates += 1
         self._root.add_module(name, LoweredBackendModule(stand_in, "XnnpackBackend", data, []))
         module = self._graph.get_attr(name)
-        call = self._graph.call_function(executorch_call_delegate, (module, *given))
+        call = self._graph.call_function(executorch_call_delegate, (module, *operands))
         call.meta["val"] = tuple(values)
         for index, (node, value) in enumerate(zip(outputs, values, strict=True)):
             part = self._graph.call_function(operator.getitem, (call, index))
@@ -218,13 +219,13 @@ class _Program:
             self._made[node] = self._viewed(part, shape_of(node))
 
 
-def _stand_in(given: Sequence[Tensor], made: Sequence[Tensor]) -> ExportedProgram:
-    """A program with the shapes of a delegate, which is all that ExecuTorch wants to know of what was delegated."""
+def _stand_in(inputs: Sequence[Tensor], results: Sequence[Tensor]) -> ExportedProgram:
+    """A program with the shapes of a delegate, which is all that ExecuTorch needs to know about it."""
     graph = fx.Graph()
-    for index, value in enumerate(given):
+    for index, value in enumerate(inputs):
         graph.placeholder(f"given_{index}").meta["val"] = value
     outputs = []
-    for value in made:
+    for value in results:
         outputs.append(graph.call_function(ops.edge.aten.full.default, (list(value.shape), 0.0)))
         outputs[-1].meta["val"] = value
     graph.output(tuple(outputs))
@@ -240,8 +241,8 @@ def _exported(root: torch.nn.Module, graph: fx.Graph, constants: dict[str, Tenso
     ]
     results = arguments(graph.output_node())[0]
     outputs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in results]
-    given = tuple(spec.arg for spec in inputs if spec.kind is InputKind.USER_INPUT)
-    shape_in, shape_out = tree_structure((given, {})), tree_structure(tuple(outputs))
+    user_inputs = tuple(spec.arg for spec in inputs if spec.kind is InputKind.USER_INPUT)
+    shape_in, shape_out = tree_structure((user_inputs, {})), tree_structure(tuple(outputs))
     signature = ModuleCallSignature([], [], shape_in, shape_out)
     return ExportedProgram(
         root=fx.GraphModule(root, graph),

@@ -1,6 +1,6 @@
-"""A captured graph with fewer kinds of operators and fewer of them, before it is split into delegates.
+"""A captured graph with fewer kinds of operators and fewer operators, before it is split into delegates.
 
-Every value is contiguous from here on: what torch has as a stride is a copy, and views are free.
+Every value is contiguous from here on: torch's strides become copies, and views are free.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ def simplify(module: fx.GraphModule) -> fx.Graph:
 
 
 def _simpler(node: fx.Node, seen: dict[Any, fx.Node]) -> Any:
-    """What stands for `node`: itself, an operator put in its place, or an equal one from before."""
+    """The replacement of `node`: itself, a simpler operator, or an equal earlier one."""
     if node.op != "call_function":
         return node
     rule = RULES.get(node.target)
-    made = rule(node) if rule else node
-    if made is not node:
+    simpler = rule(node) if rule else node
+    if simpler is not node:
         node.graph.erase_node(node)
-    return _once(made, seen) if isinstance(made, fx.Node) else made
+    return _once(simpler, seen) if isinstance(simpler, fx.Node) else simpler
 
 
 def _once(node: fx.Node, seen: dict[Any, fx.Node]) -> fx.Node:
     if node.op != "call_function" or node.target is aten.as_strided_copy.default:
-        return node  # patches are large: to gather them again is cheaper than to keep them for the backward pass
+        return node  # patches are large: gathering them again is cheaper than keeping them for the backward pass
     key = (node.target, _hashable(node.args), _hashable(node.kwargs))
     first = seen.setdefault(key, node)
     if first is not node and not node.users:
@@ -83,23 +83,23 @@ def _hashable(value: Any) -> Any:
 
 
 def arguments(node: fx.Node) -> tuple[Any, ...]:
-    """The positional arguments; which types they have is the operator's to say."""
+    """The positional arguments; the operator determines their types."""
     return node.args
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
-    """The sizes of what a node computes."""
+    """The sizes of a node's result."""
     return tuple(int(size) for size in node.meta["val"].shape)
 
 
 def like(node: fx.Node, target: Any, args: tuple[Any, ...], value: Tensor | None = None) -> fx.Node:
     """A new node before `node` that computes what `node` does, or a value like `value`."""
     with node.graph.inserting_before(node):
-        made = node.graph.call_function(target, args)
-    made.meta = dict(node.meta)
+        new_node = node.graph.call_function(target, args)
+    new_node.meta = dict(node.meta)
     if value is not None:
-        made.meta["val"] = value
-    return made
+        new_node.meta["val"] = value
+    return new_node
 
 
 def _empty(node: fx.Node, shape: Sequence[int]) -> Tensor:
@@ -120,10 +120,10 @@ def _same(node: fx.Node) -> Any:
 
 
 def _as_strided(node: fx.Node) -> Any:
-    """A view of all values in order is a view; anything else would need strides that are gone."""
+    """A view of all values in order stays a view; anything else would need strides, which are gone."""
     source = arguments(node)[0]
-    given, made = source.meta["val"], node.meta["val"]
-    if given.is_contiguous() and made.is_contiguous() and given.numel() == made.numel():
+    before, after = source.meta["val"], node.meta["val"]
+    if before.is_contiguous() and after.is_contiguous() and before.numel() == after.numel():
         return view(node, source)
     return node
 
@@ -135,9 +135,9 @@ def _to_copy(node: fx.Node) -> Any:
 def _cast(node: fx.Node, source: fx.Node, dtype: torch.dtype) -> fx.Node:
     if source.meta["val"].dtype == dtype:
         return source
-    made = like(node, aten._to_copy.default, (source,), source.meta["val"].to(dtype))
-    made.kwargs = {"dtype": dtype}
-    return made
+    cast = like(node, aten._to_copy.default, (source,), source.meta["val"].to(dtype))
+    cast.kwargs = {"dtype": dtype}
+    return cast
 
 
 def _view(node: fx.Node) -> Any:
@@ -168,19 +168,19 @@ def _order(node: fx.Node) -> list[int]:
 
 
 def _sink(node: fx.Node) -> Any:
-    """A permutation of the operands becomes one of the result, where it may meet its inverse."""
+    """Move a permutation from the operands to the result, where it may cancel with its inverse."""
     sources = [argument for argument in arguments(node) if isinstance(argument, fx.Node)]
     orders = [arguments(source)[1] if source.target is aten.permute.default else None for source in sources]
     shapes = {shape_of(source) for source in sources}
     if orders[0] is None or any(order != orders[0] for order in orders) or len(shapes) > 1:
         return node
     inner = tuple(each.args[0] if isinstance(each, fx.Node) else each for each in arguments(node))
-    made = like(node, node.target, inner, _empty(node, shape_of(arguments(sources[0])[0])))
-    return like(node, aten.permute.default, (made, orders[0]))
+    unpermuted = like(node, node.target, inner, _empty(node, shape_of(arguments(sources[0])[0])))
+    return like(node, aten.permute.default, (unpermuted, orders[0]))
 
 
 def _slice(node: fx.Node) -> Any:
-    """With every bound said, and none where nothing is cut off."""
+    """A slice with explicit bounds; no slice if nothing is cut off."""
     defaults: tuple[Any, ...] = (0, None, None, 1)
     source, axis, start, end, step = arguments(node) + defaults[len(node.args) - 1 :]
     shape = shape_of(source)
@@ -223,7 +223,7 @@ def _expand(node: fx.Node) -> Any:
 
 
 def _binary(node: fx.Node) -> Any:
-    """alpha is a product, and a Scalar overload is the Tensor one."""
+    """alpha becomes a product, and a Scalar overload the Tensor one."""
     left, right = arguments(node)[:2]
     alpha = node.kwargs.get("alpha", 1)
     if alpha != 1:
@@ -238,9 +238,9 @@ def _power(node: fx.Node) -> Any:
 
 def _axes(node: fx.Node) -> list[int]:
     """The axes of a reduction: all of them when none are named."""
-    source, named = (*arguments(node), None)[:2]
+    source, named_axes = (*arguments(node), None)[:2]
     rank = len(shape_of(source))
-    return sorted(axis % rank for axis in named) if named else list(range(rank))
+    return sorted(axis % rank for axis in named_axes) if named_axes else list(range(rank))
 
 
 def _mean(node: fx.Node) -> Any:
@@ -251,14 +251,14 @@ def _mean(node: fx.Node) -> Any:
 
 
 def _sum(node: fx.Node) -> Any:
-    """Over axes that are named and kept; axes of size 1 need no sum."""
+    """A sum over named, kept axes; axes of size 1 need no sum."""
     source = _cast(node, arguments(node)[0], node.meta["val"].dtype)
     shape = shape_of(source)
     real = [axis for axis in _axes(node) if shape[axis] != 1]
     if not real:
         return view(node, source)
-    kept = [1 if axis in real else size for axis, size in enumerate(shape)]
-    return view(node, like(node, aten.sum.dim_IntList, (source, real, True), _empty(node, kept)))
+    kept_shape = [1 if axis in real else size for axis, size in enumerate(shape)]
+    return view(node, like(node, aten.sum.dim_IntList, (source, real, True), _empty(node, kept_shape)))
 
 
 def _clamped(node: fx.Node) -> Any:
@@ -271,35 +271,35 @@ def _reciprocal(node: fx.Node) -> Any:
 
 
 def _where(node: fx.Node) -> Any:
-    """Under a constant condition zeros are a product, and infinities a sum, with a constant."""
+    """With a constant condition, choosing zeros is a product with a constant, and choosing infinities a sum."""
     condition, number, other = arguments(node)
     if condition.op != "get_attr" or number.op != "get_attr" or number.meta["val"].numel() != 1:
         return node
-    taken: Tensor = condition.meta["val"]
+    mask: Tensor = condition.meta["val"]
     value = number.meta["val"].item()
     target = {0.0: aten.mul.Tensor, -math.inf: aten.add.Tensor}.get(value)
     if target is None or other.meta["val"].dtype != torch.float32 or shape_of(other) != shape_of(node):
         return node
-    left = 1.0 if value == 0 else 0.0
-    return like(node, target, (other, _constant(node, torch.where(taken, value, left))))
+    neutral = 1.0 if value == 0 else 0.0
+    return like(node, target, (other, _constant(node, torch.where(mask, value, neutral))))
 
 
 def _constant(node: fx.Node, values: Tensor) -> fx.Node:
     with node.graph.inserting_before(node):
-        made = node.graph.get_attr(f"simplified_{node.name}")
-    made.meta = {"val": values}
-    return made
+        constant = node.graph.get_attr(f"simplified_{node.name}")
+    constant.meta = {"val": values}
+    return constant
 
 
 def _full(node: fx.Node) -> Any:
     number = arguments(node)[0 if node.target is aten.scalar_tensor.default else 1]
-    made = like(node, aten.full.default, (list(shape_of(node)), number))
-    made.kwargs = {"dtype": node.meta["val"].dtype}
-    return made
+    full = like(node, aten.full.default, (list(shape_of(node)), number))
+    full.kwargs = {"dtype": node.meta["val"].dtype}
+    return full
 
 
 def _addmm(node: fx.Node) -> Any:
-    """With a bias that is not one vector, or a factor, a product and a sum."""
+    """A product and a sum, if the bias is not one vector or there is a factor."""
     bias, left, right = arguments(node)
     alpha, beta = (node.kwargs.get(name, 1) for name in ("alpha", "beta"))
     if (alpha, beta) == (1, 1) and shape_of(bias) == shape_of(node)[1:]:
@@ -318,7 +318,7 @@ def bmm_turned(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _product(node: fx.Node) -> Any:
-    """By the transpose of a matrix, which costs nothing."""
+    """A product with the transpose of a matrix, which costs nothing."""
     left, right = arguments(node)[-2:]
     rank = len(shape_of(right))
     swapped = [*range(rank - 2), rank - 1, rank - 2]

@@ -23,7 +23,7 @@ TRANSPOSED = 1
 KEEP_AXES = 0x40
 MOST_AXES = 6
 MOST_PARTS = 5
-# A sum of more terms is made in two stages: one running sum of float32 would lose digits.
+# A sum of more terms is computed in two stages: a single running sum in float32 would lose digits.
 LONGEST_SUM = 256
 ALIGNMENT = 16
 # More constants than this for an expansion would be a waste of bytes.
@@ -55,12 +55,12 @@ class Subgraph:
         self.ids[node] = RULES[node.target](self, node)
 
     def result(self, node: fx.Node) -> int:
-        """A value for what a node computes."""
+        """A value for a node's result."""
         if node not in self._external:
             return self.new(shape_of(node))
-        made = self._value(shape_of(node), self._external[node], OUTPUT)
-        self._graph.output_ids.append(made)
-        return made
+        result = self._value(shape_of(node), self._external[node], OUTPUT)
+        self._graph.output_ids.append(result)
+        return result
 
     def new(self, shape: Sequence[int]) -> int:
         """A value inside the subgraph."""
@@ -97,11 +97,11 @@ class Subgraph:
             self._views[key] = self.reshape(source, self.new(shape))
         return self._views[key]
 
-    def reshape(self, source: int, made: int) -> int:
+    def reshape(self, source: int, target: int) -> int:
         """Copy a value into one of another shape."""
-        shape = list(self.shape(made))
-        self.emit(schema.XNNStaticReshape(len(shape), shape, source, made, 0))
-        return made
+        shape = list(self.shape(target))
+        self.emit(schema.XNNStaticReshape(len(shape), shape, source, target, 0))
+        return target
 
     def emit(self, node: Any, clamp: tuple[float | None, float | None] | None = None) -> None:
         """Add an XNNPACK node."""
@@ -116,11 +116,11 @@ class Subgraph:
         return tuple(self._graph.xvalues[value].xvalue_union.dims)
 
     def _value(self, shape: Sequence[int], external: int, flags: int, constant: int = 0) -> int:
-        made, sizes = len(self._graph.xvalues), list(shape) or [1]
+        value_id, sizes = len(self._graph.xvalues), list(shape) or [1]
         kind = schema.XNNDatatype.xnn_datatype_fp32
-        value = schema.XNNTensorValue(kind, len(sizes), sizes, constant, external, flags, made)
+        value = schema.XNNTensorValue(kind, len(sizes), sizes, constant, external, flags, value_id)
         self._graph.xvalues.append(schema.XValue(value))
-        return made
+        return value_id
 
 
 Rule = Callable[[Subgraph, fx.Node], int]
@@ -140,27 +140,27 @@ def delegable(node: fx.Node) -> bool:
 
 def _unary(kind: Any) -> Rule:
     def rule(graph: Subgraph, node: fx.Node) -> int:
-        made = graph.result(node)
-        graph.emit(kind(graph.operand(node.args[0]), made, 0))
-        return made
+        result = graph.result(node)
+        graph.emit(kind(graph.operand(node.args[0]), result, 0))
+        return result
 
     return rule
 
 
 def _binary(kind: Any) -> Rule:
     def rule(graph: Subgraph, node: fx.Node) -> int:
-        made = graph.result(node)
-        graph.emit(kind(graph.operand(node.args[0]), graph.operand(node.args[1]), made, 0))
-        return made
+        result = graph.result(node)
+        graph.emit(kind(graph.operand(node.args[0]), graph.operand(node.args[1]), result, 0))
+        return result
 
     return rule
 
 
 def _clamp(graph: Subgraph, node: fx.Node) -> int:
-    made = graph.result(node)
+    result = graph.result(node)
     low, high = (*arguments(node)[1:], None, None)[:2]
-    graph.emit(schema.XNNClamp(graph.operand(node.args[0]), made, 0), (low, high))
-    return made
+    graph.emit(schema.XNNClamp(graph.operand(node.args[0]), result, 0), (low, high))
+    return result
 
 
 def _linear(graph: Subgraph, node: fx.Node) -> int:
@@ -174,18 +174,18 @@ def _mm(graph: Subgraph, node: fx.Node) -> int:
 
 
 def _product(graph: Subgraph, node: fx.Node, left: Any, right: Any, bias: Any, flags: int) -> int:
-    made = graph.result(node)
+    result = graph.result(node)
     terms = INTERNAL if bias is None else graph.operand(bias)
-    graph.emit(schema.XNNFullyConnected(graph.operand(left), graph.operand(right), terms, made, flags))
-    return made
+    graph.emit(schema.XNNFullyConnected(graph.operand(left), graph.operand(right), terms, result, flags))
+    return result
 
 
 def _bmm(flags: int) -> Rule:
     def rule(graph: Subgraph, node: fx.Node) -> int:
-        made = graph.result(node)
+        result = graph.result(node)
         left, right = map(graph.operand, arguments(node))
-        graph.emit(schema.XNNBatchMatrixMultiply(left, right, made, flags))
-        return made
+        graph.emit(schema.XNNBatchMatrixMultiply(left, right, result, flags))
+        return result
 
     return rule
 
@@ -196,25 +196,25 @@ def _view(graph: Subgraph, node: fx.Node) -> int:
 
 def _permute(graph: Subgraph, node: fx.Node) -> int:
     order: Any = node.args[1]
-    made = graph.result(node)
-    graph.emit(schema.XNNStaticTranspose(len(order), list(order), graph.operand(node.args[0]), made, 0))
-    return made
+    result = graph.result(node)
+    graph.emit(schema.XNNStaticTranspose(len(order), list(order), graph.operand(node.args[0]), result, 0))
+    return result
 
 
 def _slice(graph: Subgraph, node: fx.Node) -> int:
     source, axis, start, _, _ = arguments(node)
     shape = shape_of(node)
     offsets = [start if each == axis else 0 for each in range(len(shape))]
-    made = graph.result(node)
-    graph.emit(schema.XNNStaticSlice(len(shape), offsets, list(shape), graph.operand(source), made, 0))
-    return made
+    result = graph.result(node)
+    graph.emit(schema.XNNStaticSlice(len(shape), offsets, list(shape), graph.operand(source), result, 0))
+    return result
 
 
-def _join(graph: Subgraph, parts: Sequence[int], axis: int, made: int) -> int:
+def _join(graph: Subgraph, parts: Sequence[int], axis: int, result: int) -> int:
     kinds = [schema.XNNConcatenate2, schema.XNNConcatenate3, schema.XNNConcatenate4, schema.XNNConcatenate5]
     ids = [*parts, *[INTERNAL] * (MOST_PARTS - len(parts))]
-    graph.emit(kinds[len(parts) - 2](axis, *ids[:4], made, 0, ids[4]))
-    return made
+    graph.emit(kinds[len(parts) - 2](axis, *ids[:4], result, 0, ids[4]))
+    return result
 
 
 def _cat(graph: Subgraph, node: fx.Node) -> int:
@@ -229,14 +229,14 @@ def _repeat(graph: Subgraph, node: fx.Node) -> int:
 
 
 def _expand(graph: Subgraph, node: fx.Node) -> int:
-    """As a product with ones, because every XNNPACK operator of two values broadcasts."""
+    """A product with ones, because every XNNPACK operator of two values broadcasts."""
     source, shape = arguments(node)[0], shape_of(node)
-    given = (1,) * (len(shape) - len(shape_of(source))) + shape_of(source)
-    more = [size if have == 1 else 1 for size, have in zip(shape, given, strict=True)]
+    padded_shape = (1,) * (len(shape) - len(shape_of(source))) + shape_of(source)
+    more = [size if have == 1 else 1 for size, have in zip(shape, padded_shape, strict=True)]
     ones = graph.viewed(graph.filled(1.0, math.prod(more)), more)
-    made = graph.result(node)
-    graph.emit(schema.XNNMultiply(graph.viewed(graph.operand(source), given), ones, made, 0))
-    return made
+    result = graph.result(node)
+    graph.emit(schema.XNNMultiply(graph.viewed(graph.operand(source), padded_shape), ones, result, 0))
+    return result
 
 
 def _sum(graph: Subgraph, node: fx.Node) -> int:
@@ -266,7 +266,7 @@ def _runs(axes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _sum_last(graph: Subgraph, value: int, outer: int, count: int) -> int:
-    """As a product with ones, for which XNNPACK has the faster kernel: (outer, count) -> (1, outer)."""
+    """A product with ones, for which XNNPACK has the faster kernel: (outer, count) -> (1, outer)."""
     stages = [count]
     while stages[-1] > LONGEST_SUM:
         whole = stages.pop()
@@ -276,20 +276,20 @@ def _sum_last(graph: Subgraph, value: int, outer: int, count: int) -> int:
             break
     for index, length in enumerate(stages):
         rows = outer * math.prod(stages[index + 1 :])
-        made = graph.new((1, rows))
+        partial = graph.new((1, rows))
         ones = graph.viewed(graph.filled(1.0, length), (1, length))
-        graph.emit(schema.XNNFullyConnected(ones, graph.viewed(value, (rows, length)), INTERNAL, made, 0))
-        value = made
+        graph.emit(schema.XNNFullyConnected(ones, graph.viewed(value, (rows, length)), INTERNAL, partial, 0))
+        value = partial
     return value
 
 
 def _sum_middle(graph: Subgraph, value: int, count: int) -> int:
-    """As an average over an image, which is XNNPACK's only other sum: (N, H, W, C) -> (N, 1, 1, C)."""
+    """An average over an image, XNNPACK's only other sum: (N, H, W, C) -> (N, 1, 1, C)."""
     outer, *_, inner = graph.shape(value)
-    mean, made = graph.new((outer, 1, 1, inner)), graph.new((outer, 1, 1, inner))
+    mean, total = graph.new((outer, 1, 1, inner)), graph.new((outer, 1, 1, inner))
     graph.emit(schema.XNNGlobalAvgPooling2d(value, mean, KEEP_AXES))
-    graph.emit(schema.XNNMultiply(mean, graph.operand(float(count)), made, 0))
-    return made
+    graph.emit(schema.XNNMultiply(mean, graph.operand(float(count)), total, 0))
+    return total
 
 
 def _is_dense_slice(node: fx.Node) -> bool:

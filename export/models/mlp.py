@@ -1,4 +1,4 @@
-"""One hidden layer; by default the 43-64-6 network for recognising activities from phone accelerometers.
+"""A network with one hidden layer; by default 43-64-6, for recognising activities from phone accelerometers.
 
 The activation is smooth on purpose: docs/decisions/0009-smooth-reference-models.md.
 """

@@ -1,7 +1,7 @@
 """A convolutional network for handwritten characters of many classes: three strided convolutions and a dense layer.
 
-Smooth activations and strides in place of max-pools on purpose: docs/decisions/0009-smooth-reference-models.md. Without
-the group normalisation (Wu, He 2018) training stands still for a hundred rounds.
+Smooth activations, and strides instead of max-pools, on purpose: docs/decisions/0009-smooth-reference-models.md.
+Without the group normalisation (Wu, He 2018) training makes no progress for a hundred rounds.
 """
 
 from __future__ import annotations

@@ -37,13 +37,13 @@ def to_onnx(captured: Captured) -> bytes:
     builder = GraphBuilder()
     _write_all(builder, captured.module, [port.name for port in captured.inputs])
     for name, result in zip(captured.outputs, captured.results, strict=True):
-        # An output needs a name of its own, also where it is an input or leaves twice.
+        # Every output needs its own name, even if it is an input or is returned twice.
         builder.nodes.append(helper.make_node("Identity", [builder.value(result)], [name]))
     return _serialised(builder, [_input(port) for port in captured.inputs], _outputs(captured))
 
 
 def steps_to_onnx(captured: Captured) -> bytes | None:
-    """A captured step as a graph of many steps, one after the other; None for one that has a loop inside.
+    """A captured step as a graph of many steps, one after the other; None if it has a loop inside.
 
     Loops do not nest on devices. Raises as `to_onnx`.
     """
@@ -78,10 +78,10 @@ def _serialised(
 
 
 def _reachable(nodes: Iterable[onnx.NodeProto], needed: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
-    """The nodes that the needed values need, and what these read: a symbolic size that became -1 leaves its arithmetic
-    unused.
+    """The nodes that compute the needed values, and all values that these read. Others are unused, such as the
+    arithmetic of a symbolic size that became -1.
     """
-    found: list[onnx.NodeProto] = []
+    reachable: list[onnx.NodeProto] = []
     for node in reversed(list(nodes)):
         if needed.intersection(node.output):
             for body in bodies_of(node):
@@ -90,16 +90,16 @@ def _reachable(nodes: Iterable[onnx.NodeProto], needed: set[str]) -> tuple[list[
                 body.node.extend(inner)
                 needed |= read
             needed.update(node.input)
-            found.append(node)
-    return found[::-1], needed
+            reachable.append(node)
+    return reachable[::-1], needed
 
 
 def _write_all(builder: GraphBuilder, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
     """Write a traced graph whose inputs are these ONNX values."""
-    given = iter(inputs)
+    input_names = iter(inputs)
     for node in module.graph.nodes:
         if node.op == "placeholder":
-            builder.names[node] = next(given)
+            builder.names[node] = next(input_names)
         elif node.op == "get_attr" and isinstance(value := getattr(module, str(node.target)), torch.Tensor):
             builder.names[node] = builder.constant(value.numpy())
         elif node.target is scan_op:

@@ -23,7 +23,7 @@ ONNX_TYPES = {
     torch.uint8: TensorProto.UINT8,
     torch.bool: TensorProto.BOOL,
 }
-# Constants of so many values are worth a cast.
+# The least number of values of a constant for which a cast is worthwhile.
 LARGE = 1024
 NUMPY_TYPES = {kind: helper.tensor_dtype_to_np_dtype(code) for kind, code in ONNX_TYPES.items()}
 
@@ -61,10 +61,10 @@ class GraphBuilder:
         return names
 
     def shaped(self, name: str, node: fx.Node) -> str:
-        """The same name, of a value whose shape cannot be read off the graph, with its shape said.
+        """State the shape of a value that cannot be inferred from the graph. Returns the same name.
 
-        ONNX Runtime gives a value the memory of one before only where it knows that both are of one shape. What cannot
-        be used again lengthens the search for every later value: planning takes time quadratic in their number.
+        ONNX Runtime reuses memory only between values that it knows to have equal shapes. Memory that cannot be reused
+        lengthens the search for every later value: planning takes time quadratic in their number.
         """
         if self.nodes is self._outermost:
             self.shapes[name] = value_info(name, node.meta["val"])
@@ -72,7 +72,7 @@ class GraphBuilder:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[list[onnx.NodeProto]]:
-        """Meanwhile nodes go into the list that this gives: those of a graph inside this one, which sees its values."""
+        """During the block, collect nodes in the yielded list, for a graph inside this one that sees its values."""
         outer, self.nodes, self._known = self.nodes, [], self._known.new_child()
         try:
             yield self.nodes
@@ -129,7 +129,7 @@ def _as_bytes(array: NDArray[np.generic]) -> NDArray[np.uint8] | None:
 
 
 Rule = Callable[[GraphBuilder, fx.Node], Any]
-"""Writes a traced operator and names what holds its result."""
+"""Writes a traced operator and returns the name of its result."""
 
 
 def overloads(rule: Rule, *operators: Any) -> dict[Any, Rule]:
@@ -138,7 +138,7 @@ def overloads(rule: Rule, *operators: Any) -> dict[Any, Rule]:
 
 
 def arguments(node: fx.Node) -> tuple[Any, ...]:
-    """The positional arguments; which types they have is the operator's to say."""
+    """The positional arguments; the operator determines their types."""
     return node.args
 
 

@@ -25,7 +25,7 @@ MOST_CODECS = 8
 
 
 def coded_sizes(codecs: Sequence[AnyCodec], size: int) -> list[int]:
-    """The numbers of values before, between and after the codecs. Raises PlanError when one of them does not fit."""
+    """The number of values before, between and after the codecs. Raises PlanError when a codec does not fit."""
     sizes = [size]
     for codec in codecs:
         sizes.append(codec.coded_size(sizes[-1]))
@@ -42,7 +42,7 @@ def encode(codecs: Sequence[AnyCodec], values_V: Values[Floating], key: RoundKey
 def decode(
     codecs: Sequence[AnyCodec], coded_C: Values[Floating], size: int, key: RoundKey, segment: int
 ) -> Values[Floating]:
-    """The values (V,) with V = `size`, of a sum of what travelled: the codecs undone, the last one first."""
+    """Undo the codecs of a sum, the last one first: values (V,) with V = `size`."""
     return _undone(codecs, 0, coded_C, size, key, segment)
 
 
@@ -52,12 +52,12 @@ def keep_norms(codecs: Sequence[AnyCodec]) -> bool:
 
 
 def stretch(codecs: Sequence[AnyCodec]) -> float:
-    """How many times as long values are once they are encoded, on average; 1 where they are never longer."""
+    """The mean factor by which encoding lengthens values; 1 if it never does."""
     return prod(sqrt(codec.rows) for codec in codecs if isinstance(codec, CountSketch))
 
 
 def growth(codecs: Sequence[AnyCodec], size: int) -> float:
-    """How many times as great the squared L2 norm of values is once they are decoded: `Codec.growth` of all codecs."""
+    """The factor by which decoding raises the squared L2 norm of values: `Codec.growth` of all codecs."""
     return prod(codec.growth(before) for codec, before in zip(codecs, coded_sizes(codecs, size), strict=False))
 
 
@@ -65,7 +65,7 @@ def decoded_norm(
     codecs: Sequence[AnyCodec], coded_C: NDArray[np.float64], size: int, key: RoundKey, segment: int
 ) -> float:
     """The L2 norm of what `decode` gives."""
-    # Rotations before all other codecs change none.
+    # Leading rotations keep the norm.
     first = next((place for place, codec in enumerate(codecs) if not keep_norms([codec])), len(codecs))
     return float(np.linalg.norm(_undone(codecs, first, coded_C, size, key, segment)))
 
@@ -73,7 +73,7 @@ def decoded_norm(
 def _undone(
     codecs: Sequence[AnyCodec], first: int, coded_C: Values[Floating], size: int, key: RoundKey, segment: int
 ) -> Values[Floating]:
-    """The codecs from `first` on undone, the last one first."""
+    """Undo the codecs from `first` on, the last one first."""
     sizes = coded_sizes(codecs, size)
     for place in reversed(range(first, len(codecs))):
         coded_C = codecs[place].decode(coded_C, sizes[place], CodecKey(key, segment, place))

@@ -57,16 +57,16 @@ class Codec(msgspec.Struct, frozen=True, tag_field="codec"):
         raise NotImplementedError
 
     def growth(self, size: int) -> float:
-        """How many times as great the squared L2 norm of V = `size` values is once they are decoded, on average.
+        """The mean factor by which decoding raises the squared L2 norm of V = `size` values.
 
-        Of values of which some grow more than others, of those.
+        If some values grow more than others, the factor is that of the values that grow most.
         """
         return size / max(1, self.coded_size(size))
 
     def encode(self, values_V: Values[Floating], key: CodecKey) -> Values[Floating]:
-        """What a device sends in the place of its values: float (C,)."""
+        """The values that a device sends instead of its own: float (C,)."""
         raise NotImplementedError
 
     def decode(self, coded_C: Values[Floating], size: int, key: CodecKey) -> Values[Floating]:
-        """The estimate of a sum of values, float (V,) with V = `size`, from the sum of what devices sent."""
+        """The estimate of a sum of values, float (V,) with V = `size`, from the sum of the coded values."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Compression: how reports become smaller, in a user's words, and the codecs that follow for a model.
+"""Compression: how a user says that reports become smaller, and the codecs that follow from it for a model.
 
 `rotation,subsample=0.25,bits=4` are steps in the order in which a device takes them. Guide: docs/compression.md.
 """
@@ -23,7 +23,7 @@ from fedcore.plan import Plan
 from fedcore.report import ReportLayout
 
 LEAST_SIZE = 64
-"""Shorter segments, such as the counts and norms of some algorithms, travel as they are."""
+"""Segments with fewer values, such as the counts and norms of some algorithms, travel unchanged."""
 SKETCH_ROWS = 3
 NO_SUMS = {
     "top_k": "every device would choose other places, and only values of the same place add up",
@@ -35,8 +35,8 @@ NO_SUMS = {
 class Step:
     """A step that a compression may have.
 
-    number: what is written after its name, in words; "" for nothing. allowed: whether a number is one. make: the codec
-    of a segment with so many values, from the number and the model's schema; None for the last step, which is not one.
+    number: a description of the number after the step's name; "" if there is none. allowed: whether a number is valid.
+    make: the codec of a segment, from its size, the number and the model's schema; None for `bits`, which is no codec.
     """
 
     number: str
@@ -64,7 +64,7 @@ STEPS = {
         lambda size, fraction, _: CountSketch(SKETCH_ROWS, max(1, int(fraction * size / SKETCH_ROWS))),
     ),
     "low_rank": Step("a whole number of 1 or more", lambda rank: rank >= 1 and rank.is_integer(), _low_rank),
-    "bits": Step("1, 2, 4 or 8 for each value in clear", lambda bits: bits in {1, 2, 4, 8}),
+    "bits": Step("1, 2, 4 or 8 for each unencrypted value", lambda bits: bits in {1, 2, 4, 8}),
 }
 
 
@@ -91,7 +91,7 @@ class Compression:
 
     @classmethod
     def parse(cls, text: str) -> Compression:
-        """The compression that a user wrote; an empty text is none. Raises CompressionError."""
+        """The compression that a user wrote; an empty text means none. Raises CompressionError."""
         steps = []
         for step in filter(None, (part.strip() for part in text.split(","))):
             name, _, number = step.partition("=")
@@ -109,24 +109,24 @@ class Compression:
     def codecs(self, size: int, schema: ParamSchema) -> tuple[AnyCodec, ...]:
         """The codecs of a mean segment with `size` values, of an algorithm on a model of that schema.
 
-        Raises CompressionError when the segment is none of low-rank factors.
+        Raises CompressionError when low-rank factors do not fit the segment.
         """
-        made: tuple[AnyCodec, ...] = ()
+        chain: tuple[AnyCodec, ...] = ()
         for name, number in self.steps if size >= LEAST_SIZE else ():
             if (make := STEPS[name].make) is not None:
-                made = (*made, make(coded_sizes(made, size)[-1], number, schema))
-        return made
+                chain = (*chain, make(coded_sizes(chain, size)[-1], number, schema))
+        return chain
 
     @property
     def bits(self) -> int:
-        """Bits of a value in clear; 0 for float32."""
+        """Bits of an unencrypted value; 0 for float32."""
         return int(dict(self.steps).get("bits", 0))
 
     def coded(self, layout: ReportLayout, schema: ParamSchema) -> ReportLayout:
         """The layout with these codecs for its mean segments. Raises CompressionError."""
         segments = (
-            replace(one, codecs=self.codecs(one.size, schema)) if one.reduction == "mean" else one
-            for one in layout.segments
+            replace(segment, codecs=self.codecs(segment.size, schema)) if segment.reduction == "mean" else segment
+            for segment in layout.segments
         )
         return replace(layout, segments=tuple(segments), bits=self.bits)
 

@@ -1,7 +1,7 @@
 """Count sketch: every value is added to one counter of each row, under a random sign. Charikar et al. 2002.
 
 For reports: Rothchild et al., "FetchSGD", ICML 2020. Errors are smallest where a few values are much larger than all
-others, whose places may differ from round to round and from device to device.
+others. The places of these values may differ between rounds and between devices.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CountSketch(Codec, frozen=True, tag="count_sketch"):
         return counters
 
     def growth(self, size: int) -> float:
-        """Those of a mean over rows, and of a median, whose variance is up to π/2 times as great."""
+        """The growth of a mean over rows, or of a median, whose variance is up to π/2 times as large."""
         return np.pi / 2 * super().growth(size)
 
     def encode(self, values_V: Values[Floating], key: CodecKey) -> Values[Floating]:

@@ -1,7 +1,7 @@
-"""Low-rank factors: of every matrix travels its product with a random orthonormal basis. Konečný et al. 2016, §3.
+"""Low-rank factors: a device sends each matrix times a random orthonormal basis. Konečný et al. 2016, §3.
 
-As in PowerSGD (Vogels, Karimireddy, Jaggi 2019) the basis is known to all, which makes the map linear; but it is drawn
-anew every round, so that no device or coordinator must remember the one before.
+As in PowerSGD (Vogels, Karimireddy, Jaggi 2019), all parties know the basis, which makes the map linear. Unlike there,
+each round draws a new basis, so that no device or coordinator has to remember the previous one.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class LowRank(Codec, frozen=True, tag="low_rank"):
 
     def coded_size(self, size: int) -> int:
         """Raises PlanError unless the rank is 1 or more and the matrices have as many values as the segment."""
-        found = sum(rows * columns for rows, columns in self.matrices)
-        if self.rank < 1 or found != size:
+        in_matrices = sum(rows * columns for rows, columns in self.matrices)
+        if self.rank < 1 or in_matrices != size:
             raise PlanError(
-                f"factors of rank {self.rank} of matrices with {found} values: the rank is 1 or more, and the segment "
-                f"has {size} values"
+                f"factors of rank {self.rank} of matrices with {in_matrices} values: the rank is 1 or more, and "
+                f"the segment has {size} values"
             )
         return sum(self._sent(shape) for shape in self.matrices)
 
     def growth(self, size: int) -> float:
-        """That of the matrix of which the smallest part travels."""
+        """The growth of the matrix that is compressed most."""
         return max((max(shape) / self.rank for shape in self.matrices if min(shape) > self.rank), default=1.0)
 
     def encode(self, values_V: Values[Floating], key: CodecKey) -> Values[Floating]:
@@ -68,7 +68,7 @@ class LowRank(Codec, frozen=True, tag="low_rank"):
         return np.concatenate(parts)
 
     def _sent(self, shape: tuple[int, int]) -> int:
-        """Values of a matrix that travel."""
+        """The number of values sent for a matrix."""
         return self.rank * min(shape) if min(shape) > self.rank else shape[0] * shape[1]
 
     def _bases(self, key: CodecKey, dtype: np.dtype[Floating]) -> Iterator[Values[Floating] | None]:
@@ -81,7 +81,7 @@ class LowRank(Codec, frozen=True, tag="low_rank"):
         words, begin = key.words(self.rank * sum(sides)), 0
         for side in sides:
             count = self.rank * side
-            drawn = words[begin : begin + count].view(np.int64).reshape(side, self.rank) / 2.0**63
+            uniform = words[begin : begin + count].view(np.int64).reshape(side, self.rank) / 2.0**63
             begin += count
-            basis, triangle = np.linalg.qr(drawn)
+            basis, triangle = np.linalg.qr(uniform)
             yield (basis * np.sign(triangle.diagonal())).astype(dtype) if side else None

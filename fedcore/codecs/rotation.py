@@ -1,4 +1,4 @@
-"""Rotation by a randomised Hadamard transform: it spreads every value over many, so that few bits hold each.
+"""Rotation by a randomised Hadamard transform: it spreads every value over many, so that each needs few bits.
 
 Ailon & Chazelle 2009; Suresh, Yu, Kumar, McMahan 2017, §4. Block by block, x ← H s∘x / √B, with random signs s.
 """
@@ -17,8 +17,8 @@ MOST_BLOCK = 1 << 20
 class Rotation(Codec, frozen=True, tag="rotation"):
     """An orthogonal map: it keeps the number of values, every inner product and every L2 norm.
 
-    block: B, a power of two. Blocks are rotated in their order. The last one ends where the segment ends, and so it may
-    begin within the one before: nothing is padded.
+    block: B, a power of two. Blocks are rotated in order. There is no padding: the last block ends where the segment
+    ends, so it may overlap the one before.
     """
 
     block: Size

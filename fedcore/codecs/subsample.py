@@ -11,16 +11,16 @@ from fedcore.params import Size
 
 
 class Subsample(Codec, frozen=True, tag="subsample"):
-    """One value of each of `kept` strata travels: neighbouring values, as many in each as in any other, or one more.
+    """A device sends one value of each of `kept` strata: runs of neighbouring values of equal length, or one longer.
 
-    A value that travelled counts as often as its stratum has values, which is unbiased. The rest is 0: after a
-    rotation the error has no favourites. L2 norms never grow on the way to the coordinator.
+    A value that was sent is multiplied by the size of its stratum, which makes the estimate unbiased. All others are 0:
+    after a rotation no value has a larger error than others. L2 norms never grow on the way to the coordinator.
     """
 
     kept: Size
 
     def coded_size(self, size: int) -> int:
-        """Raises PlanError unless as many values are kept as there are, or fewer, and at least one."""
+        """Raises PlanError unless `kept` is between 1 and `size`."""
         if not min(1, size) <= self.kept <= size:
             raise PlanError(f"a subsample of {self.kept} values; a segment of {size} has at least 1 and at most {size}")
         return self.kept
@@ -31,14 +31,14 @@ class Subsample(Codec, frozen=True, tag="subsample"):
         return values_V[places]
 
     def decode(self, coded_C: Values[Floating], size: int, key: CodecKey) -> Values[Floating]:
-        """Zeros, but for the values that were drawn."""
+        """The drawn values, and zeros elsewhere."""
         places, widths = self._drawn(size, key)
         values_V = np.zeros(size, coded_C.dtype)
         values_V[places] = coded_C * widths.astype(coded_C.dtype)
         return values_V
 
     def _drawn(self, size: int, key: CodecKey) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """The place that each stratum sends, and its width: (kept,) both."""
+        """The index that each stratum sends, and the stratum's width: (kept,) both."""
         strata = np.arange(self.kept)
         width, longer = divmod(size, max(self.kept, 1))
         widths = width + (strata < longer)

@@ -1,8 +1,8 @@
-"""The accountant: the ε that the rounds of a ledger have spent, and the noise with which a plan stays within one.
+"""The accountant: the ε that the rounds of a ledger have spent, and the noise with which a plan stays within an ε.
 
-Neighbours are runs that differ in the reports of one device, which are zeros in one of them; the rounds that it is in
-are chosen to be the worst that the separation allows. Needs `dp-accounting` (extra `privacy`), which is loaded when it
-is called.
+Two runs are neighbours if they differ in the reports of one device, which are zeros in one of the runs. The device is
+assumed to be in the worst set of rounds that the separation allows. Needs `dp-accounting` (extra `privacy`), which is
+loaded on the first call.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from fedcore.privacy.matrices import banded_sensitivity_squared, heaviest, tree_
 from fedcore.privacy.settings import Noise
 
 _ORDERS = [*range(2, 65), *(round(2 ** (eighth / 8)) for eighth in range(49, 161))]
-"""Orders of Rényi divergences, whole numbers as those of Skellam noise must be. A small ε needs large ones: ε is
-log(1 / δ) over the order at least, and the last is 2^20."""
+"""Orders of Rényi divergences: whole numbers, as Skellam noise requires. A small ε needs large orders, because ε is at
+least log(1 / δ) over the order; the last is 2^20."""
 _GRID, _GRID_OF_DEVIATION = 1e-3, 0.1
 """The grid to which privacy losses are rounded up, and the same in standard deviations of the loss of a round. The
 roundings of T rounds add T grid² / 6 to a variance of T deviation², so they raise ε by a thousandth."""
 
 
 def spent(rows: Sequence[Noise], delta: float) -> float:
-    """ε at δ of released sums, the rows in the order of their release; 0 of none.
+    """ε at δ of released sums, with the rows in the order of release; 0 without rows.
 
-    Every row counts as a round for the separation. Raises PrivacyError when rows differ in anything but the noise
-    multiplier, or in that where noise is correlated over rounds, and when `dp-accounting` is not installed.
+    Every row counts as a round for the separation. Raises PrivacyError when rows differ in more than the noise
+    multiplier, when they differ in it although noise is correlated over rounds, and when `dp-accounting` is missing.
     """
     if not 0 < delta < 1:
         raise PrivacyError(f"delta must be above 0 and below 1, not {delta!r}")
@@ -47,10 +47,10 @@ def spent(rows: Sequence[Noise], delta: float) -> float:
 
 
 def calibrated(noise: Noise, rounds: int, epsilon: float, delta: float) -> float:
-    """The least noise multiplier with which `rounds` rounds of such noise spend no more than ε at δ.
+    """The least noise multiplier with which `rounds` rounds of such noise spend at most ε at δ.
 
-    The noise multiplier of `noise` itself does not matter. Noise of devices is taken as that of infinitely fine steps,
-    unless it is the row of a ledger, which has their size. Raises PrivacyError as `spent` does.
+    The noise multiplier of `noise` itself does not matter. Noise of devices is assumed to have infinitely fine steps,
+    except in a ledger's row, which has their size. Raises PrivacyError as `spent` does.
     """
     unit = msgspec.structs.replace(noise, noise_multiplier=1.0)
     if noise.sampling_probability == 1 and noise.mechanism != "distributed":
@@ -67,7 +67,7 @@ def calibrated(noise: Noise, rounds: int, epsilon: float, delta: float) -> float
 
 
 def _moved_squared(rows: Sequence[Noise]) -> float:
-    """The square of how far a device can move all sums together, in standard deviations of their noise."""
+    """The squared distance by which a device can move all sums together, in standard deviations of their noise."""
     first, rounds = rows[0], len(rows)
     if first.mechanism == "gaussian":
         return heaviest(np.array([row.noise_multiplier**-2 for row in rows]), first.min_separation_rounds)
@@ -79,7 +79,7 @@ def _moved_squared(rows: Sequence[Noise]) -> float:
 
 
 def _spent_by_devices(rows: Sequence[Noise], delta: float) -> float:
-    """With noise of devices, by the composition of Rényi divergences over the most rounds that a device can be in."""
+    """ε with noise of devices: Rényi divergences composed over the most rounds that a device can be in."""
     times = heaviest(np.ones(len(rows)), rows[0].min_separation_rounds)
     divergences = [times * skellam.divergence(rows, order) for order in _ORDERS]
     epsilon, _ = _dp_accounting().rdp.compute_epsilon(_ORDERS, divergences, delta)
@@ -87,7 +87,7 @@ def _spent_by_devices(rows: Sequence[Noise], delta: float) -> float:
 
 
 def _spent_by_samples(rows: Sequence[Noise], delta: float) -> float:
-    """With Poisson sampling, by the composition of privacy loss distributions."""
+    """ε with Poisson sampling: privacy loss distributions composed."""
     accounting, counts = _dp_accounting(), Counter((row.noise_multiplier, row.sampling_probability) for row in rows)
     variance = sum(
         count * probability**2 * math.expm1(min(multiplier**-2, 50.0))
@@ -113,7 +113,7 @@ def _check_alike(rows: Sequence[Noise]) -> None:
 
 def _dp_accounting() -> Any:
     try:
-        import dp_accounting  # takes a second, and only private training needs it
+        import dp_accounting  # the import takes a second, and only private training needs it
     except ModuleNotFoundError as error:
         raise PrivacyError("dp-accounting is not installed: pip install 'muster-fl[privacy]'") from error
     return dp_accounting

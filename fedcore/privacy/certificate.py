@@ -20,11 +20,11 @@ from fedcore.validation import Count, Digest, NotNegative
 
 CERTIFICATE_VERSION = 1
 CERTIFIED = ".privacy.json"
-"""What follows the name of a model's file in that of the file with its certificate."""
+"""The suffix that turns the name of a model's file into that of its certificate's file."""
 
 
 class PrivacyCertificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the rounds of a task say about any one device, at most, beyond what the model said that they began from.
+    """An upper bound on what the rounds of a task reveal about any one device, beyond the model that they began from.
 
     model: SHA-256 of the model's file, after round `round` of a task. privacy: the noise, what is assumed of the rounds
     that a device is in, and the budget. rounds: noisy sums that were released up to that round, those before a rollback
@@ -42,7 +42,7 @@ class PrivacyCertificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class CertifiedLedger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file beside a model: its certificate as it was signed, and the ledger that it is about."""
+    """The file beside a model: its certificate as signed, and the ledger that the certificate covers."""
 
     certificate: Signed
     ledger: tuple[LedgerEntry, ...]
@@ -61,7 +61,7 @@ class CertifiedLedger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def certificate_file(model: Path) -> Path:
-    """Where the certificate of a model's file lies."""
+    """The path of the certificate of a model's file."""
     return model.with_name(model.name + CERTIFIED)
 
 
@@ -71,7 +71,7 @@ def ledger_digest(rows: Sequence[LedgerEntry]) -> str:
 
 
 def decode_certificate(text: str) -> PrivacyCertificate:
-    """The certificate that a signed statement holds; its signature was checked before. Raises PrivacyError."""
+    """The certificate in a signed statement. The caller has checked the signature. Raises PrivacyError."""
     try:
         certificate = _CERTIFICATE.decode(text)
     except UNDECODABLE as error:

@@ -1,4 +1,4 @@
-"""Matrices of DP-FTRL: how the noise of rounds is correlated, and what a device can move of it.
+"""Matrices of DP-FTRL: how the noise of rounds is correlated, and how far a device can move the noised sums.
 
 Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical and private (deep) learning without sampling or shuffling",
 ICML 2021; Denisov, McMahan, Rush, Smith, Thakurta, "Improved differential privacy for SGD via optimal private linear
@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from fedcore.errors import PrivacyError
 from fedcore.privacy.settings import MOST_TREE_ROUNDS, Mechanism, Noise
 
-"""Rounds that a tree may have: every commit computes its sensitivity, by the square of their number."""
 Floats = NDArray[np.float64]
 
 
@@ -61,7 +60,7 @@ def inverse_row(mechanism: Mechanism, bands: int, step: int) -> dict[int, float]
 
 
 def matrix(noise: Noise, rounds: int) -> Floats:
-    """C of so many rounds, (T, T)."""
+    """C of T = `rounds` rounds, (T, T)."""
     if noise.mechanism == "gaussian":
         return np.eye(rounds)
     if noise.mechanism == "tree":
@@ -71,13 +70,15 @@ def matrix(noise: Noise, rounds: int) -> Floats:
 
 
 def banded_sensitivity_squared(bands: int, rounds: int, separation: int) -> float:
-    """Of the banded matrix, for devices that are `separation` ≥ bands rounds apart: their columns share no row."""
+    """Squared sensitivity of the banded matrix, if a device's rounds are `separation` ≥ bands apart, so that their
+    columns share no row.
+    """
     lengths = np.minimum(bands, np.arange(rounds, 0, -1))
     return heaviest(np.cumsum(coefficients(bands) ** 2)[lengths - 1], separation)
 
 
 def tree_sensitivity_squared(rounds: int, separation: int) -> float:
-    """Of the tree's matrix: an upper bound, which is exact for one participation and where all are alike.
+    """Squared sensitivity of the tree's matrix: an upper bound, exact for one participation and if all are alike.
 
     For the rounds P of a device it is the sum over i, j in P of the blocks with both i and j in them. That is bounded
     by the greatest sum over i of the greatest sum over j. Raises PrivacyError above MOST_TREE_ROUNDS.
@@ -94,7 +95,7 @@ def tree_sensitivity_squared(rounds: int, separation: int) -> float:
 
 
 def heaviest(weights_T: Floats, separation: int) -> float:
-    """The greatest sum of weights ≥ 0 whose places are `separation` apart at least."""
+    """The greatest sum of weights ≥ 0 whose places are at least `separation` apart."""
     return float(heaviest_rows(weights_T[None], separation)[0])
 
 

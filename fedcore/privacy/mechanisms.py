@@ -1,4 +1,4 @@
-"""The noise of rounds that is correlated over them, and the algorithms whose sums it may be added to."""
+"""Noise that is correlated over rounds, and the check that an algorithm's sums may have it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Floats = NDArray[np.float64]
 class NoiseOfRounds:
     """The noise w_1, w_2, … of rounds (fedcore/privacy/matrices.py), in units of z times the bound on a report.
 
-    draw: draw(step) is ζ of a step from 1, (M,) of standard normal numbers, the same ones whenever it is asked. A
-    banded matrix keeps the noise of its last `bands` − 1 rounds, and makes that of all rounds again when it is asked
-    for another step than the next.
+    draw: draw(step) is ζ of a step from 1, (M,) of standard normal numbers; equal steps give equal numbers. A banded
+    matrix keeps the noise of its last `bands` − 1 rounds. When asked for a step other than the next, it computes the
+    noise of all rounds again.
     """
 
     def __init__(self, noise: Noise, draw: Callable[[int], Floats]) -> None:
@@ -42,11 +42,11 @@ class NoiseOfRounds:
             self._step = 0
         while self._step < step:
             self._step += 1
-            made = self._draw(self._step)
+            noise = self._draw(self._step)
             for tap, earlier in zip(self._taps, self._last, strict=False):
-                made = made - tap * earlier
-            self._last.appendleft(made)
-        return made
+                noise = noise - tap * earlier
+            self._last.appendleft(noise)
+        return noise
 
 
 def check_private(noise: Noise, algorithm: Algorithm) -> None:

@@ -1,4 +1,4 @@
-"""Plans of private training: the noise that a budget asks for, by every mechanism, and what it does to the model."""
+"""Plans of private training: the noise that a budget needs under each mechanism, and its effect on the model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedcore.privacy.settings import Mechanism, Noise, Privacy
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What is planned: so many rounds of so many devices, out of a population, within ε at δ.
+    """The planned training: a number of rounds, each with a number of devices of a population, within ε at δ.
 
-    min_separation_rounds: rounds from one participation of a device to its next, at least.
+    min_separation_rounds: the least number of rounds from one participation of a device to its next.
     """
 
     population: int
@@ -32,7 +32,7 @@ class MechanismPlan:
     """A mechanism with the noise that it needs.
 
     round_noise: standard deviation of the noise on a value of a round's mean, in units of the bound on a report.
-    model_noise: the same of all rounds' noise together, which is what is in the model of plain FedAvg after the last.
+    model_noise: the same for the noise of all rounds together, as it is in plain FedAvg's model after the last round.
     """
 
     mechanism: Mechanism
@@ -43,13 +43,13 @@ class MechanismPlan:
 
 
 def ways(planned: Deployment) -> list[MechanismPlan]:
-    """Every mechanism that the deployment may take, the least noise in the model first. Raises PrivacyError."""
-    found = [_way(planned, "gaussian", 1), _way(planned, "tree", 1)]
+    """Every mechanism that the deployment may use, sorted by the noise in the model. Raises PrivacyError."""
+    plans = [_way(planned, "gaussian", 1), _way(planned, "tree", 1)]
     most = min(planned.min_separation_rounds, planned.rounds)
     widths = {min(2**power, most) for power in range(1, most.bit_length() + 1)} - {1}
     if widths:
-        found.append(min((_way(planned, "banded", bands) for bands in widths), key=lambda way: way.model_noise))
-    return sorted(found, key=lambda way: way.model_noise)
+        plans.append(min((_way(planned, "banded", bands) for bands in widths), key=lambda way: way.model_noise))
+    return sorted(plans, key=lambda way: way.model_noise)
 
 
 def _way(planned: Deployment, mechanism: Mechanism, bands: int) -> MechanismPlan:
@@ -63,7 +63,7 @@ def _way(planned: Deployment, mechanism: Mechanism, bands: int) -> MechanismPlan
         min_separation_rounds=planned.min_separation_rounds,
     )
     multiplier = calibrated(promise, planned.rounds, planned.epsilon, planned.delta)
-    single = multiplier * math.sqrt(sum(one**2 for one in inverse_row(mechanism, bands, planned.rounds).values()))
+    single = multiplier * math.sqrt(sum(entry**2 for entry in inverse_row(mechanism, bands, planned.rounds).values()))
     together = multiplier * _deviation_of_all(promise, planned.rounds)
     return MechanismPlan(mechanism, bands, multiplier, single / planned.cohort, together / planned.cohort)
 

@@ -13,11 +13,14 @@ from fedcore.validation import Count, check, checked, demand
 Mechanism: TypeAlias = Literal["gaussian", "tree", "banded", "distributed"]
 """How the sums of rounds are noised.
 
-gaussian: by noise that is new in every round. tree, banded: by noise of DP-FTRL, much of which later rounds take back,
-from a binary tree or a banded matrix (`fedcore.privacy.matrices`). distributed: by the devices of secure rounds, each
-of which adds a share to its own report (`fedcore.privacy.skellam`).
+gaussian: by new noise in every round. tree, banded: by noise of DP-FTRL from a binary tree or a banded matrix, much of
+which later rounds cancel (`fedcore.privacy.matrices`). distributed: by the devices of secure rounds, each of which adds
+a share to its own report (`fedcore.privacy.skellam`).
 """
+LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
+"""Noise multipliers whose ε an accountant can compute: less hides nothing, and more leaves nothing to learn from."""
 MOST_TREE_ROUNDS = 1024
+"""The most rounds of a tree: every commit computes its sensitivity in time quadratic in the rounds."""
 _demand = partial(demand, PrivacyError)
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 WholeFromOne = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
@@ -26,20 +29,20 @@ Probability = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 @checked(PrivacyError)
 class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The noise of a round, and what is assumed of the rounds that a device is in: all that an accountant must know.
+    """The noise of a round, and assumptions about the rounds that a device is in: all that an accountant needs.
 
     Raises PrivacyError naming the field and what it may be.
 
     noise_multiplier: z, the standard deviation of the new noise on the sum of a round, over the bound on the l2 norm of
-        a report.
+        a report; from LEAST_NOISE to MOST_NOISE.
     mechanism: how sums are noised.
-    min_separation_rounds: rounds from one participation of a device to its next, at least; with 1 it may be in each.
+    min_separation_rounds: the least number of rounds from one participation of a device to its next; 1 allows each.
     bands: diagonals of the banded matrix, from 2 to min_separation_rounds; 1 for other mechanisms.
-    sampling_probability: with which each device is in a round, drawn anew for every device and round (Poisson
-        sampling), as only a simulation can; 1 claims nothing about who comes.
+    sampling_probability: the probability that a device is in a round, drawn anew for every device and round (Poisson
+        sampling), as only a simulation can; 1 claims nothing about which devices come.
     """
 
-    noise_multiplier: Positive
+    noise_multiplier: Annotated[float, msgspec.Meta(ge=LEAST_NOISE, le=MOST_NOISE)]
     mechanism: Mechanism = "gaussian"
     min_separation_rounds: WholeFromOne = 1
     bands: WholeFromOne = 1
@@ -63,10 +66,11 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Privacy(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a task promises: (ε, δ)-differential privacy for every device, and the noise by which it is kept.
 
-    Two runs are neighbours when one device's reports are zeros in one of them. Who took part, and how many, is public.
+    Two runs are neighbours when one device's reports are zeros in one of them. The participants and their number are
+    public.
 
-    epsilon, delta: the budget; a round that would exceed it is not begun.
-    users: size of the population. δ is below 1 / users: with more, the model might show a person whole.
+    epsilon, delta: the budget; no round starts that would exceed it.
+    users: size of the population. δ is below 1 / users, because a larger δ would allow a model that reveals a person.
     """
 
     epsilon: Positive
@@ -79,7 +83,7 @@ class Privacy(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def noise_of_devices(self) -> float:
-        """The noise multiplier that devices must bring about, 0 where the coordinator adds the noise."""
+        """The noise multiplier that devices must produce; 0 if the coordinator adds the noise."""
         return self.noise_multiplier if self.mechanism == "distributed" else 0.0
 
 
@@ -89,7 +93,7 @@ class LedgerEntry(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     round: its number. clip: the bound on the l2 norm of every report in it. devices: how many reports it sums.
 
-    Of the mechanism distributed, and else 0: honest, how many devices were counted on to add their share of the noise;
+    Only for the mechanism distributed, else 0: honest, the number of devices assumed to add their share of the noise;
     square, the bound on the squared l2 norm of a report in steps of its rounding.
     """
 

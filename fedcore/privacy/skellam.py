@@ -1,12 +1,12 @@
-"""Skellam noise of devices: what a sum of whole numbers says of one of them, as a Rényi divergence.
+"""Skellam noise of devices: what a sum of whole numbers reveals about one device, as a Rényi divergence.
 
 Agarwal, Kairouz, Liu, "The Skellam mechanism for differentially private federated learning", NeurIPS 2021, Theorem 3.5:
-with noise of variance μ on every whole number, and reports whose l1 and l2 norms are Δ₁ and Δ₂ at most, for every whole
+with noise of variance μ on every whole number, reports whose l1 and l2 norms are at most Δ₁ and Δ₂, and every whole
 order α ≥ 2
 
     D_α ≤ α Δ₂² / 2μ + min(((2α − 1) Δ₂² + 6 Δ₁) / 4μ², 3 Δ₁ / 2μ)
 
-Here μ = z² Δ₂², since devices draw their shares so (`secagg.noise`), and Δ₁ ≤ Δ₂², as a whole number is not above its
+Here μ = z² Δ₂², as devices draw their shares (`secagg.noise`), and Δ₁ ≤ Δ₂², because a whole number is not above its
 square.
 """
 
@@ -18,10 +18,10 @@ from fedcore.privacy.settings import LedgerEntry, Noise
 
 
 def divergence(rows: Sequence[Noise], order: int) -> float:
-    """The greatest Rényi divergence of a whole order that one of these sums has, with a report or zeros in its place.
+    """The greatest Rényi divergence of a whole order between one of these sums with a report and with zeros instead.
 
-    rows: of one noise multiplier. A plan does not know how reports are rounded: without rows of a ledger, the steps are
-    infinitely fine.
+    rows: all of one noise multiplier. A plan does not know how reports are rounded, so its rows have infinitely fine
+    steps; those of a ledger have their size.
     """
     inverse = rows[0].noise_multiplier ** -2
     squares = [row.square for row in rows if isinstance(row, LedgerEntry)]

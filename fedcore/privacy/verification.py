@@ -1,4 +1,4 @@
-"""Verification of a privacy certificate, from the model's file and the ledger beside it alone."""
+"""Verification of a privacy certificate. It needs only the model's file and the ledger beside it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from fedcore.privacy.settings import LedgerEntry, Noise
 from fedcore.signing import verified_certificate
 
 SAME_EPSILON = 1e-6
-"""By what share two computations of ε may differ: other versions of the accountant round otherwise."""
+"""The relative difference that two computations of ε may have: versions of the accountant round differently."""
 
 
-def same_epsilon(one: float, other: float) -> bool:
-    """Whether two computations may be of the same ε."""
-    return math.isclose(one, other, rel_tol=SAME_EPSILON)
+def same_epsilon(first: float, second: float) -> bool:
+    """Whether two computed values may be the same ε."""
+    return math.isclose(first, second, rel_tol=SAME_EPSILON)
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What a certificate says, its signer, ε computed again, and what does not hold, in sentences: none if all does.
+    """A certificate, its signer, ε computed again, and sentences about what does not hold: none if all does.
 
-    demanded: whether the signer had to be one that is known. Else nothing holds but for who trusts that signer: anybody
-    can sign what they like.
+    demanded: whether the caller named the signer. If not, the verdict is worth as much as one's trust in the signer:
+    anybody can sign anything.
     """
 
     certificate: PrivacyCertificate
@@ -37,12 +37,12 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def verify(model: bytes, certified: CertifiedLedger, signer: str | None = None) -> Verdict:
-    """Compute all that a certificate says again. Raises PrivacyError when it cannot be read, or ε not be computed.
+    """Recompute everything in a certificate. Raises PrivacyError if it cannot be read, or ε cannot be computed.
 
-    model: the bytes of the model's file. signer: the public key that must have signed, where it is known.
+    model: the bytes of the model's file. signer: the public key that must have signed it, if known.
     """
     signed, rows = certified.certificate, certified.ledger
-    one = decode_certificate(signed.text)
+    certificate = decode_certificate(signed.text)
     wrong = []
     try:
         verified_certificate(signed)
@@ -50,42 +50,42 @@ def verify(model: bytes, certified: CertifiedLedger, signer: str | None = None) 
         wrong.append(f"signature: {error}")
     if signer is not None and signer != signed.signer:
         wrong.append(f"signer: {signed.signer} signed it, not {signer}")
-    found = hashlib.sha256(model).hexdigest()
-    if found != one.model:
-        wrong.append(f"model: the file has SHA-256 {found}, the certificate is for {one.model}")
-    if (digest := ledger_digest(rows)) != one.ledger:
-        wrong.append(f"ledger: its digest is {digest}, the certificate names {one.ledger}")
-    wrong += _rows(one, rows)
-    epsilon = spent(rows, one.privacy.delta)
-    if not same_epsilon(epsilon, one.epsilon):
-        wrong.append(f"epsilon: the ledger spends {epsilon:.6g}, the certificate says {one.epsilon:.6g}")
-    if epsilon > one.privacy.epsilon * (1 + SAME_EPSILON):
-        wrong.append(f"budget: the ledger spends {epsilon:.6g}, and the task may spend {one.privacy.epsilon:g}")
-    return Verdict(one, signed.signer, signer is not None, epsilon, tuple(wrong))
+    model_digest = hashlib.sha256(model).hexdigest()
+    if model_digest != certificate.model:
+        wrong.append(f"model: the file has SHA-256 {model_digest}, the certificate is for {certificate.model}")
+    if (digest := ledger_digest(rows)) != certificate.ledger:
+        wrong.append(f"ledger: its digest is {digest}, the certificate names {certificate.ledger}")
+    wrong += _rows(certificate, rows)
+    epsilon = spent(rows, certificate.privacy.delta)
+    if not same_epsilon(epsilon, certificate.epsilon):
+        wrong.append(f"epsilon: the ledger spends {epsilon:.6g}, the certificate says {certificate.epsilon:.6g}")
+    if epsilon > certificate.privacy.epsilon * (1 + SAME_EPSILON):
+        wrong.append(f"budget: the ledger spends {epsilon:.6g}, and the task may spend {certificate.privacy.epsilon:g}")
+    return Verdict(certificate, signed.signer, signer is not None, epsilon, tuple(wrong))
 
 
-def _rows(one: PrivacyCertificate, rows: tuple[LedgerEntry, ...]) -> list[str]:
-    """What the rows of a ledger contradict in its certificate."""
+def _rows(certificate: PrivacyCertificate, rows: tuple[LedgerEntry, ...]) -> list[str]:
+    """Sentences about the contradictions between a ledger's rows and its certificate."""
     wrong = []
-    if len(rows) != one.rounds:
-        wrong.append(f"rounds: the ledger has {len(rows)}, the certificate says {one.rounds}")
-    if one.round and not rows:
-        wrong.append(f"rounds: the ledger has none, and the model is that after round {one.round}")
+    if len(rows) != certificate.rounds:
+        wrong.append(f"rounds: the ledger has {len(rows)}, the certificate says {certificate.rounds}")
+    if certificate.round and not rows:
+        wrong.append(f"rounds: the ledger has none, and the model is that after round {certificate.round}")
     numbers = [row.round for row in rows]
-    if numbers != sorted(set(numbers)) or (numbers and numbers[-1] > one.round):
-        wrong.append(f"rounds: they must ascend, each once, up to round {one.round}")
-    apart, mechanism = one.privacy.min_separation_rounds, one.privacy.mechanism
+    if numbers != sorted(set(numbers)) or (numbers and numbers[-1] > certificate.round):
+        wrong.append(f"rounds: they must ascend, each once, up to round {certificate.round}")
+    apart, mechanism = certificate.privacy.min_separation_rounds, certificate.privacy.mechanism
     if apart > 1 and numbers != list(range(1, len(rows) + 1)):
         wrong.append(f"rounds: devices are counted on to be {apart} rounds apart, and the ledger leaves rounds out")
     if mechanism in ("tree", "banded") and len({row.clip for row in rows}) > 1:
         wrong.append(f"clip: noise of the mechanism {mechanism} has one size in all rounds, and the bounds differ")
-    if one.privacy.sampling_probability < 1:
+    if certificate.privacy.sampling_probability < 1:
         wrong.append("sampling_probability: devices come when they can, and no task draws them by chance alone")
     for name in Noise.__struct_fields__:
-        promised = getattr(one.privacy, name)
+        promised = getattr(certificate.privacy, name)
         for row in rows:
             if getattr(row, name) != promised:
-                found = getattr(row, name)
-                wrong.append(f"{name}: round {row.round} has {found!r}, the certificate says {promised!r}")
+                value = getattr(row, name)
+                wrong.append(f"{name}: round {row.round} has {value!r}, the certificate says {promised!r}")
                 break
     return wrong

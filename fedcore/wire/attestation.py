@@ -10,7 +10,7 @@ CHALLENGE_DOMAIN = b"muster.attestation-challenge.v1\0"
 
 
 def shared_secret_proof(secret: bytes, key: str, created: int) -> bytes:
-    """32 bytes that only who knows the secret can make for a public key (its text) at a time (seconds since 1970)."""
+    """32 bytes that prove knowledge of the secret, for a public key (its text) at a time (seconds since 1970)."""
     return hmac.digest(secret, DOMAIN + f"{key}\0{created}".encode(), hashlib.sha256)
 
 

@@ -25,7 +25,7 @@ LONGEST_NAME = 200
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
 ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=50)]
 MOST_COLLECTIONS, MOST_NAMES, MOST_TASKS = 64, 16, 256
-"""What a device may name at most: collections, formats or protocols, and tasks that it is willing for."""
+"""The most that a device may name: collections, formats or protocols, and tasks that it is willing to do."""
 ShortNames = Annotated[tuple[ShortName, ...], msgspec.Meta(max_length=MOST_NAMES)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 MOST_CERTIFICATES = 6
@@ -86,17 +86,17 @@ class AppAttest(msgspec.Struct, frozen=True, tag="app-attest", tag_field="kind")
 
 
 class HeldCredential(msgspec.Struct, frozen=True, tag="credential", tag_field="kind"):
-    """A credential of the coordinator's enrolment authority, and the key for secure aggregation that it is for."""
+    """A credential of the coordinator's enrolment authority, and the secure-aggregation key that it certifies."""
 
     secagg: Key
     credential: CredentialBytes
 
 
 Attestation = Unattested | SharedSecret | AndroidKey | AppAttest
-"""The evidence that an enrolment authority looks at. The meaning of each: docs/spec/wire.md §9."""
+"""The evidence that an enrolment authority accepts. The meaning of each: docs/spec/wire.md §9."""
 
 AttestationEvidence = Attestation | HeldCredential
-"""The evidence that a coordinator looks at."""
+"""The evidence that a coordinator accepts."""
 
 
 class Enrol(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,9 +189,9 @@ class CheckIn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offer(ConditionRules, frozen=True, kw_only=True, omit_defaults=True):
-    """A task that a device may wait for, and the rules that only the device checks before it does.
+    """A task that a device may wait for, and the rules that the device itself checks first.
 
-    They are rules on its conditions, `min_examples` of `collection`, and of these `min_recent_examples` that are no
+    The rules are about its conditions, `min_examples` in `collection`, and `min_recent_examples` of them that are no
     older than `max_example_age_s`; None is any age.
     """
 
@@ -218,7 +218,7 @@ class Willing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rejected(msgspec.Struct, frozen=True, omit_defaults=True, tag="rejected", tag_field="outcome"):
-    """There is nothing for the device now. `formats`, with `unsupported-format`: those that would get it work."""
+    """There is no work for the device now. `formats`: with `unsupported-format`, those that would get it work."""
 
     reason: RejectionReason
     retry: RetryWindow

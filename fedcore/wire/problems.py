@@ -10,7 +10,7 @@ from fedcore.wire.messages import RetryWindow
 
 PROBLEM_TYPE = "application/problem+json"
 PROBLEM_FIELD = "Muster-Problem"
-"""The header field with the name of an answer's type: an answer to HEAD has no document."""
+"""The header field that names an answer's problem type, as an answer to HEAD has no document."""
 URN = "urn:muster:problem:"
 
 
@@ -56,7 +56,7 @@ PROBLEMS = {
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A problem document: what happened and what to do, in `detail`."""
+    """A problem document; `detail` says what happened and what to do."""
 
     type: str
     title: str
@@ -74,7 +74,7 @@ _PROBLEM = decoder(Problem)
 
 
 def decode_problem(data: bytes) -> Problem:
-    """A problem document from JSON. Raises WireError when it is none."""
+    """A problem document from JSON. Raises WireError when the data is not one."""
     try:
         return _PROBLEM.decode(data)
     except UNDECODABLE as error:

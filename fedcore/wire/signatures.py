@@ -1,7 +1,7 @@
-"""Signed requests: the profile of RFC 9421 by which a device shows who it is. Spec: docs/spec/wire.md §10.
+"""Signed requests: the profile of RFC 9421 by which a device proves its identity. Spec: docs/spec/wire.md §10.
 
-Both ends build the same text of a request, the signature base, and sign it or check it. What time it is, whose a key
-is, and whether a request came before, is for the caller to know.
+Both ends build the same text of a request, the signature base, and sign it or check it. The caller knows the time, the
+owner of a key, and whether a request came before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SIGNED_FIELDS = (DIGEST, "upload-offset", "upload-length", "upload-complete", "r
 WINDOW_S = 300
 """The longest validity of a signature, and its greatest age."""
 AHEAD_S = 1.0
-"""How far ahead of the receiver's a device's clock may be."""
+"""The most that a device's clock may be ahead of the receiver's."""
 LABEL = "device"
 _P256_COORDINATE = 32
 _ID_HEX = 32
@@ -47,7 +47,7 @@ _ITEM = r'"[a-z@][a-z0-9-]*"'
 _INPUT = re.compile(rf"([a-z*][a-z0-9_.*-]*)=(\(({_ITEM}(?: {_ITEM})*)\)((?:;[a-z]+=[^;]+)+))")
 _PARAMETERS = {"created", "expires", "nonce", "keyid"}
 KEY_ID = re.compile(r"[A-Za-z0-9_.:=+/-]{1,200}")
-"""Ids that a signature can name."""
+"""The form of the key ids that a signature can name."""
 _PARAMETER = re.compile(rf';(created|expires)=([0-9]{{1,15}})|;(nonce|keyid)="({KEY_ID.pattern})"')
 _VALUE = re.compile(r"([a-z*][a-z0-9_.*-]*)=:([A-Za-z0-9+/]+=*):")
 _DIGEST = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?:$|[,;])")
@@ -132,13 +132,13 @@ class SignableRequest:
         """The components of these names with their values. Raises MalformedSignature when the request lacks one."""
         path, _, query = self.target.partition("?")
         derived = {"@method": self.method, "@authority": self.authority.lower(), "@path": path, "@query": f"?{query}"}
-        found = []
+        pairs = []
         for name in names:
             value = derived.get(name) if name.startswith("@") else self.field(name)
             if value is None:
                 raise MalformedSignature(f"the signature covers {name!r}, which this request does not have")
-            found.append((name, value.strip()))
-        return found
+            pairs.append((name, value.strip()))
+        return pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,27 +159,29 @@ class Signature:
 
         Both must be in the one spelling in which RFC 8941 serialises them, so that the text is what was signed.
         """
-        found, value = _INPUT.fullmatch(signature_input), _VALUE.fullmatch(signature)
-        if found is None or value is None or found[1] != value[1] or len(signature_input) > _LONGEST:
+        parsed, value = _INPUT.fullmatch(signature_input), _VALUE.fullmatch(signature)
+        if parsed is None or value is None or parsed[1] != value[1] or len(signature_input) > _LONGEST:
             raise MalformedSignature("Signature-Input and Signature must hold one signature, of one label")
-        covered = tuple(item.strip('"') for item in found[3].split(" "))
+        covered = tuple(item.strip('"') for item in parsed[3].split(" "))
         if len(set(covered)) < len(covered):
             raise MalformedSignature("the signature covers something twice")
-        given: dict[str, str] = {}
+        parameters: dict[str, str] = {}
         size = 0
-        for one in _PARAMETER.finditer(found[4]):
-            given[one[1] or one[3]], size = one[2] or one[4], size + len(one[0])
-        if size != len(found[4]) or found[4].count(";") != len(_PARAMETERS) or given.keys() != _PARAMETERS:
+        for parameter in _PARAMETER.finditer(parsed[4]):
+            parameters[parameter[1] or parameter[3]], size = parameter[2] or parameter[4], size + len(parameter[0])
+        if size != len(parsed[4]) or parsed[4].count(";") != len(_PARAMETERS) or parameters.keys() != _PARAMETERS:
             raise MalformedSignature("a signature has created, expires, nonce and keyid, each once, and no others")
         try:
             data = base64.b64decode(value[2], validate=True)
         except ValueError as error:
             raise MalformedSignature(f"the signature is not base64: {error}") from error
-        times = {"created": int(given["created"]), "expires": int(given["expires"])}
-        return cls(covered=covered, nonce=given["nonce"], keyid=given["keyid"], text=found[2], value=data, **times)
+        times = {"created": int(parameters["created"]), "expires": int(parameters["expires"])}
+        return cls(
+            covered=covered, nonce=parameters["nonce"], keyid=parameters["keyid"], text=parsed[2], value=data, **times
+        )
 
     def check_time(self, now: float) -> None:
-        """Raise StaleSignature unless it is fresh, MalformedSignature when it is valid for too long."""
+        """Raise StaleSignature if the signature is not fresh, MalformedSignature if it is valid for too long."""
         if not 0 <= self.expires - self.created <= WINDOW_S:
             raise MalformedSignature(f"a signature is good for at most {WINDOW_S} s, from `created` to `expires`")
         if not now - WINDOW_S <= self.created <= now + AHEAD_S:
@@ -193,7 +195,8 @@ class Signature:
 
 
 def read_signature(method: str, target: str, fields: Mapping[str, str]) -> tuple[Signature, SignableRequest]:
-    """The signature of a request, which covers all that it must, and what it is over. Neither is checked yet.
+    """The signature of a request, and the request that it covers. The signature covers all that it must, and is not
+    verified yet.
 
     fields: by name in lower case, those of the signature among them. Raises MalformedSignature.
     """
@@ -207,7 +210,7 @@ def read_signature(method: str, target: str, fields: Mapping[str, str]) -> tuple
 
 
 def device_id(key: str) -> str:
-    """The id of the device with this public key (as text): the same whenever and wherever it enrols."""
+    """The id of the device with this public key (as text); it depends on nothing else."""
     return hashlib.sha256(key.encode()).hexdigest()[:_ID_HEX]
 
 
@@ -243,8 +246,8 @@ def digest_field(sha256: bytes) -> str:
 
 def sha256_in(header: str | None) -> bytes | None:
     """The SHA-256 that a digest header names, of 32 bytes; None when it names none."""
-    found = _DIGEST.search(header or "")
-    return None if found is None else base64.b64decode(found[1])
+    match = _DIGEST.search(header or "")
+    return None if match is None else base64.b64decode(match[1])
 
 
 def _as_der(signature: bytes) -> bytes:

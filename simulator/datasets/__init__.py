@@ -29,17 +29,17 @@ from simulator.errors import DatasetError
 from simulator.partitions import dealt
 from simulator.population import Population, draw
 
-# The share of users that training never sees.
+# The share of users that are held out.
 HELD_OUT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """How a data set is loaded, and what it is, in a few words.
+    """The loader of a data set, and a description in a few words.
 
-    on_disk: whether `load` takes the folder that holds data sets on disk. sized: whether it takes a number of clients
-    too, and makes or draws so many. clients: how many there are by default of a data set that has no users, or is not
-    read whole; if it is not sized `load` gives its examples without users, which are dealt out.
+    on_disk: whether `load` takes the folder that holds data sets on disk. sized: whether it also takes the number of
+    clients to make or draw. clients: the default number of clients of a data set that has no users, or is not read
+    whole. If such a data set is not sized, `load` gives examples without users, which are partitioned.
     """
 
     load: Callable[..., Population]
@@ -72,16 +72,16 @@ DATASETS = {
     ),
     "leaf_femnist": Dataset(leaf_femnist, "characters by writer, 28×28 pixels, as LEAF makes them"),
     "leaf_shakespeare": Dataset(leaf_shakespeare, "next characters of all plays by speaking role, as of LEAF"),
-    "synthetic": _generated(synthetic, "synthetic(1, 1) of FedProx: 10 classes by a model of each client's own", 30),
+    "synthetic": _generated(synthetic, "synthetic(1, 1) of FedProx: 10 classes, a model for each client", 30),
     "quadratics": _generated(quadratics, "quadratic losses, for the model least_squares", 20),
     "sparse_logistic": _generated(sparse_logistic, "sparse features and two classes, as of an author's words", 200),
 }
 PARTITION = "dirichlet:0.3"
-"""How a data set without users is dealt to clients by default."""
+"""The default partition of a data set without users."""
 
 
 def describe(name: str) -> Dataset:
-    """The data set of that name, or of the user's own. Raises DatasetError when there is none.
+    """The data set of that name, or a user's own. Raises DatasetError when there is none.
 
     name: one of DATASETS, or `package.module:function`, which returns a population, or a path to files with users'
     examples (simulator/datasets/user_files.py).
@@ -102,11 +102,11 @@ def load(
     """The population of a data set; `data` is the folder that holds data sets on disk.
 
     name: as `describe` takes it.
-    partition: how the examples are dealt to clients, as `dirichlet:0.3` (simulator/partitions.py); None leaves them
-    with the users that have them, and is PARTITION where there are none. clients: to how many, by default as many as
-    there are users; without a partition so many of the users, drawn.
+    partition: the division of examples among clients, such as `dirichlet:0.3` (simulator/partitions.py). None keeps the
+    data set's users, or means PARTITION if it has none. clients: the number of clients, by default that of the users;
+    without a partition, the number of users to draw at random.
     Raises DatasetError when the name is unknown, the folder or file is missing or malformed, a number is not finite, a
-    label is below 0, or the data set cannot be dealt out like that.
+    label is below 0, or the data set cannot be partitioned so.
     """
     dataset = describe(name)
     if clients is not None and clients < 1:
@@ -123,17 +123,17 @@ def load(
         arguments.append(Path(data))
     if dataset.sized:
         arguments.append(count if partition is None else dataset.clients)
-    found = _loaded(name, dataset, arguments)
+    population = _loaded(name, dataset, arguments)
     if partition is not None or (dataset.clients is not None and not dataset.sized):
-        return dealt(found, partition or PARTITION, len(found) if count is None else count)
-    if clients is None or clients == len(found):
-        return found
-    if clients > len(found):
+        return dealt(population, partition or PARTITION, len(population) if count is None else count)
+    if clients is None or clients == len(population):
+        return population
+    if clients > len(population):
         raise DatasetError(
-            f"data set {name!r} has {len(found)} users; to deal their examples to {clients} clients, say how, as with "
-            f"--partition {PARTITION}"
+            f"data set {name!r} has {len(population)} users; to deal their examples to {clients} clients, say how, "
+            f"as with --partition {PARTITION}"
         )
-    return found.subset(sorted(draw(len(found), clients, seed=0)))
+    return population.subset(sorted(draw(len(population), clients, seed=0)))
 
 
 def _loaded(name: str, dataset: Dataset, arguments: Sequence[Path | int | None]) -> Population:
@@ -149,10 +149,10 @@ def _loaded(name: str, dataset: Dataset, arguments: Sequence[Path | int | None])
 
 
 def users(name: str, data: Path | None, count: int) -> tuple[Population, Population]:
-    """`count` training users of a data set, and its held-out users; a partitioned one is split to have as many.
+    """`count` training users of a data set, and its held-out users. A data set without users is partitioned to match.
 
-    Where there are fewer users, some have several devices: their examples are dealt out. Raises DatasetError when there
-    are too few examples for that.
+    If there are fewer users, the examples of some are divided among several devices. Raises DatasetError when there are
+    too few examples for that.
     """
     clients = None if describe(name).clients is None else math.ceil(count / (1 - HELD_OUT))
     train, held_out = load(name, data, clients).split(HELD_OUT, seed=0)

@@ -1,4 +1,4 @@
-"""Facts about a population: users, sizes, fields, and how labels are mixed."""
+"""Facts about a population: users, sizes, fields, and the distribution of labels."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
 class PopulationFacts:
     """The facts, JSON-ready.
 
-    per_user: percentiles of the number of examples. fields: type and shape of each by name. labels: how many examples
-    each class has, or how often each token comes, by number; empty where there are no classes. classes_per_user: how
-    many classes a user has on average.
+    per_user: percentiles of the number of examples. fields: type and shape by name. labels: the number of examples of
+    each class, or of occurrences of each token; empty without classes. classes_per_user: the mean number of classes of
+    a user.
     """
 
     users: int
@@ -45,9 +45,10 @@ def facts_of(users: Population) -> PopulationFacts:
 
 
 def label_counts(users: Population) -> NDArray[np.int64] | None:
-    """How often each user has each class: (users, classes). Padding, token 0 of a sequence, does not count.
+    """The number of each user's examples of each class: (users, classes). Padding, token 0 of a sequence, is not
+    counted.
 
-    None where `y` holds no classes.
+    None if `y` holds no classes.
     """
     if users.classes is None:
         return None

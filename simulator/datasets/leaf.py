@@ -1,8 +1,8 @@
 """Data sets in the layout of LEAF: JSON with `users`, `num_samples` and `user_data`.
 
 Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar, "LEAF: a benchmark for federated settings", 2018. Files lie
-in the data set's folder, or in its folders `train` and `test`, as LEAF's preprocessing writes them. A user of both gets
-the examples of both: users are held out here, not examples.
+in the data set's folder, or in its folders `train` and `test`, as LEAF's preprocessing writes them. A user in both gets
+the examples of both, because users are held out here, not examples.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def leaf_femnist(data: Path) -> Population:
 def leaf_shakespeare(data: Path) -> Population:
     """Roles. `x` and `y` int64 (80,): characters, and the ones that follow.
 
-    As in LEAF every character of a role is an example's last, so that examples overlap; LEAF predicts the last one
-    alone, and this every one.
+    As in LEAF, every character of a role is the last of an example, so examples overlap. LEAF predicts only the last
+    character, this data set every one.
     """
 
     def convert(user: Texts) -> Fields:
@@ -85,9 +85,9 @@ def _population(
     shards: dict[str, list[Fields]] = {}
     for path in _files(folder):
         try:
-            found = decode(path.read_bytes())
-            for user, count in zip(found.users, found.num_samples, strict=True):
-                of_user = found.user_data[user]
+            leaf = decode(path.read_bytes())
+            for user, count in zip(leaf.users, leaf.num_samples, strict=True):
+                of_user = leaf.user_data[user]
                 if not len(of_user.x) == len(of_user.y) == count:
                     raise ValueError(f"user {user!r} has {len(of_user.x)} x and {len(of_user.y)} y, not {count}")
                 shards.setdefault(user, []).append(convert(of_user))
@@ -98,7 +98,7 @@ def _population(
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    found = sorted(path for place in (folder, folder / "train", folder / "test") for path in place.glob("*.json"))
-    if not found:
+    paths = sorted(path for place in (folder, folder / "train", folder / "test") for path in place.glob("*.json"))
+    if not paths:
         raise DatasetError(f"{folder} holds no .json, nor do train/ and test/ in it")
-    yield from found
+    yield from paths

@@ -1,4 +1,4 @@
-"""Data sets of a user's own: a function that returns a population, or files with the examples of users."""
+"""A user's own data sets: a function that returns a population, or files with the examples of users."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from simulator.population import Population
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is `package.module:function`, or a path: one that exists, or has a separator in it."""
+    """Whether a name is `package.module:function`, or a path that exists or has a separator."""
     return ":" in name or "/" in name or Path(name).exists()
 
 
 def own(name: str) -> Population:
-    """The population that `package.module:function` returns, or that lies at a path.
+    """The population that `package.module:function` returns, or the one at a path.
 
     Raises DatasetError, naming what is wrong with the data.
     """
@@ -35,9 +35,9 @@ def _returned_by(name: str) -> Population:
             "or folder is called so"
         ) from error
     try:
-        found = make()
+        population = make()
     except Exception as error:
         raise DatasetError(f"data set {name} fails with {reason(error)}") from error
-    if not isinstance(found, Population):
-        raise DatasetError(f"{name} returned {type(found).__name__}, expected simulator.population.Population")
-    return found
+    if not isinstance(population, Population):
+        raise DatasetError(f"{name} returned {type(population).__name__}, expected simulator.population.Population")
+    return population

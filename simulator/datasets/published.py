@@ -1,8 +1,8 @@
 """Federated data sets that TensorFlow Federated publishes, in its layout (simulator/datasets/tff.py).
 
-Each is read whole, or so many clients are drawn from all. Their fields become those of the built-in models. What their
-papers do to examples beyond that is left out: the crops and the standardisation of images of CIFAR-100, and limits to
-the examples of a client.
+Each is read whole, or the given number of clients is drawn. Their fields become those of the built-in models. Further
+preprocessing of the papers is left out: crops and standardisation of images of CIFAR-100, and limits to the examples of
+a client.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from simulator.errors import DatasetError
 from simulator.population import Array, Population
 
 WORDS, SENTENCE = 10_000, 20
-"""Of Stack Overflow: words that are known, and tokens of a sentence that are predicted."""
+"""Of Stack Overflow: the size of the vocabulary, and the predicted tokens of a sentence."""
 
 
 def federated_emnist(data: Path, clients: int | None = None) -> Population:
@@ -77,13 +77,13 @@ def stackoverflow(data: Path, clients: int | None) -> Population:
         ("train", "heldout", "test"),
         ("tokens",),
     )
-    known = _vocabulary(folder / "stackoverflow.word_count")
+    vocabulary = _vocabulary(folder / "stackoverflow.word_count")
     unknown, start, end = (WORDS + place for place in (1, 2, 3))
 
     def convert(raw: Fields) -> Fields:
         padded = np.zeros((len(raw["tokens"]), SENTENCE + 1), np.int64)
         for row, text in zip(padded, _texts(raw["tokens"]), strict=True):
-            sentence = [start, *(known.get(word, unknown) for word in text.split()), end][: SENTENCE + 1]
+            sentence = [start, *(vocabulary.get(word, unknown) for word in text.split()), end][: SENTENCE + 1]
             row[: len(sentence)] = sentence
         return {"x": padded[:, :-1].copy(), "y": padded[:, 1:].copy()}
 
@@ -91,7 +91,7 @@ def stackoverflow(data: Path, clients: int | None) -> Population:
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
-    """The most frequent words and their tokens. The file has a word and its number of users in every line."""
+    """The most frequent words and their tokens. Every line of the file has a word and its number of users."""
     if not path.is_file():
         raise DatasetError(f"{path} does not exist; it is published beside the data set, and numbers its words")
     words = [line.split()[0] for line in path.read_text("utf-8").splitlines()[:WORDS] if line.strip()]

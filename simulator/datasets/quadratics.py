@@ -8,7 +8,7 @@ from 1 down to 1 / condition, and the clients' own differ from it, coordinate by
 
 A client has D examples: example j is √(D h_ij) e_j, with the label that makes o_i the client's own minimum. So a
 gradient on all of them is ∇F_i, without noise; smaller batches are noisy. Every F_i(o_i) is 0, so F(x*) is not.
-Trap: with equal Hessians FedAvg would have no drift at all, however large G is.
+Trap: with equal Hessians FedAvg has no drift, even if G is large.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from simulator.errors import DatasetError
 from simulator.population import Population
 
 CURVATURE_SPREAD = 0.5
-"""A client's curvature is up to this share larger or smaller than the mean of all clients."""
+"""The most by which a client's curvature differs from the mean of all clients, relatively."""
 
 
 def quadratics(
@@ -52,7 +52,7 @@ def quadratics(
 
 
 def minimum(dimensions: int) -> NDArray[np.float64]:
-    """x*, where the mean over clients of their losses is least: (dimensions,), of length 1."""
+    """x*, the minimum of the mean loss over clients: (dimensions,), of length 1."""
     return np.full(dimensions, dimensions**-0.5)
 
 

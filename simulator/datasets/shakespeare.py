@@ -13,7 +13,7 @@ from simulator.population import Population
 
 
 class Role(msgspec.Struct, frozen=True):
-    """A line of the file: a role, and what it says, in the order of the plays."""
+    """A line of the file: a role, and its lines in the order of the plays."""
 
     client: str
     lines: list[str]

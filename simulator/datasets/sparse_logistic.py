@@ -1,16 +1,16 @@
-"""A sparse logistic problem of the structure of Konečný et al.: many users, few examples each, words of their own.
+"""A sparse logistic problem with the structure of Konečný et al.: many users with few examples and favourite words.
 
 Konečný, McMahan, Ramage, Richtárik, "Federated optimization: distributed machine learning for on-device intelligence",
 2016, section 4. They predict from the words of a public post whether it gets a comment: 10,000 authors with 75 to 9,000
-posts each, 20,000 words. Those posts are not public. This is a generator of what they say matters:
+posts each, 20,000 words. Those posts are not public. This generator has the properties that they call important:
 
 * users hold unequally many examples (log-normal numbers);
 * features are sparse and binary, and their frequencies follow a power law (Zipf);
-* users differ: each belongs to a cluster that favours words of its own, and has favourites besides, so that most words
-  are used by few users;
+* users differ: each belongs to a cluster with favourite words, and has further favourites, so that few users use most
+  words;
 * the rate of positive labels differs from user to user.
 
-Examples are dense arrays with a constant 1 as their last feature, so keep features at some thousands at most.
+Examples are dense arrays with a constant 1 as their last feature, so use at most some thousands of features.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def sparse_logistic(users: int = 200, features: int = 1000, seed: int = 0) -> Po
 
 
 def _examples(generator: Generator, size: int, taste: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Which words are in each example: float32 (size, words) of zeros and ones."""
-    drawn = generator.choice(len(taste), (size, WORDS), p=taste / taste.sum())
+    """The words in each example: float32 (size, words) of zeros and ones."""
+    words = generator.choice(len(taste), (size, WORDS), p=taste / taste.sum())
     x = np.zeros((size, len(taste)), np.float32)
-    np.put_along_axis(x, drawn, 1, axis=1)
+    np.put_along_axis(x, words, 1, axis=1)
     return x

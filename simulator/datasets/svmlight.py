@@ -3,7 +3,7 @@
     <label> <index>:<value> <index>:<value> … # comment
 
 Labels are −1 or 0, and 1; indices begin at 1. Konečný et al.'s problem has this form. Examples become dense arrays, so
-features should be some thousands at most.
+use at most some thousands of features.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from simulator.population import Array, Population
 
 LABELS = {"-1": 0, "0": 0, "1": 1, "+1": 1}
 MOST_NUMBERS = 1 << 29
-"""Numbers in all examples together, when dense: 2 GiB."""
+"""The most numbers in all examples together, when dense: 2 GiB."""
 
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number of float32."""
 MOST_SHOWN = 80
-"""Characters of a malformed word that an error shows."""
+"""The most characters of a malformed word that an error shows."""
 
 Example = tuple[int, dict[int, float]]
 """The class, and the values by index from 1."""

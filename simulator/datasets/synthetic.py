@@ -1,4 +1,4 @@
-"""synthetic(α, β): clients that differ in their true model, by α, and in their features, by β.
+"""synthetic(α, β): clients whose true models differ by α, and whose features differ by β.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks" (FedProx), MLSys 2020,
 section 5.1 and appendix C.1. Client k draws, for 60 features and 10 classes,
@@ -6,8 +6,9 @@ section 5.1 and appendix C.1. Client k draws, for 60 features and 10 classes,
     u_k ~ N(0, α)     W_k, b_k ~ N(u_k, 1)     y = argmax(W_k x + b_k)
     B_k ~ N(0, β)     v_k ~ N(B_k, 1)          x ~ N(v_k, Σ),  Σ diagonal with Σ_jj = j^−1.2
 
-and holds 50 examples and a number of more that is log-normal(4, 2): few clients have most. As in the paper's released
-code, α and β are standard deviations, which matters only where they are neither 0 nor 1, and the argmax is not sampled.
+and holds 50 examples and a log-normal(4, 2) number of further ones: few clients have most examples. As in the paper's
+released code, α and β are standard deviations, which matters only if they are neither 0 nor 1, and the argmax is not
+sampled.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from simulator.population import Population
 FEATURES, CLASSES = 60, 10
 FEWEST, LOG_MEAN, LOG_DEVIATION = 50, 4.0, 2.0
 MOST = 5_000
-"""A client holds at most so many examples: the tail of the paper's distribution has no end."""
+"""The most examples of a client: the paper's distribution is unbounded."""
 
 
 def synthetic(clients: int = 30, alpha: float = 1.0, beta: float = 1.0, seed: int = 0) -> Population:

@@ -1,8 +1,8 @@
 """Characters as tokens: the alphabet of the published Shakespeare studies, and windows of text to train on.
 
 The alphabet is that of Reddi et al., "Adaptive federated optimization", ICLR 2021, Appendix C.3: 86 characters, and
-tokens for padding, an unknown character, and the start and the end of an utterance. A model is then of the same size
-whatever part of Shakespeare it reads.
+tokens for padding, an unknown character, and the start and the end of an utterance. So a model has the same size for
+any part of Shakespeare.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHARACTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
-# Padding is 0, which the models of tokens leave out of loss and accuracy.
+# Padding is 0, which token models exclude from loss and accuracy.
 UNKNOWN, START, END = (len(CHARACTERS) + place for place in (1, 2, 3))
 WINDOW = 80
 _TOKENS = {character: token for token, character in enumerate(CHARACTERS, start=1)}

@@ -1,4 +1,4 @@
-"""Examples as TensorFlow serializes them: the protobuf message tf.train.Example, without TensorFlow.
+"""Examples in TensorFlow's serialisation, the protobuf message tf.train.Example, read without TensorFlow.
 
 An example maps names to features, and a feature is a list of bytes, floats or integers, as
 tensorflow/core/example/example.proto and feature.proto describe it.
@@ -17,7 +17,7 @@ DTYPES = {"bytes_list": np.object_, "float_list": np.float32, "int64_list": np.i
 
 
 def fields_of(example: bytes) -> dict[str, Array]:
-    """The fields of an example: bytes, float32 or int64, (values,). Raises ValueError when it is none."""
+    """The fields of an example: bytes, float32 or int64, (values,). Raises ValueError for a malformed one."""
     from google.protobuf.message import DecodeError
 
     try:

@@ -1,11 +1,11 @@
-"""Data sets as TensorFlow Federated publishes them: HDF5 files, and newer SQLite files, with the examples of clients.
+"""Data sets in the files of TensorFlow Federated: HDF5, and newer SQLite, with the examples of clients.
 
     HDF5     examples/<client>/<field>, an array of all examples of the client; one file for each split
     SQLite   examples(split_name, client_id, serialized_example_proto), client_metadata(client_id, split_name,
              num_examples); an example is a tf.train.Example, which has lists of bytes, floats or integers by field
 
-As the library's tff.simulation.datasets reads them (emnist.py, cifar100.py, shakespeare.py, stackoverflow.py). A client
-that is in several splits gets the examples of all, in their order: users are held out here, not examples.
+They are read as by tff.simulation.datasets (emnist.py, cifar100.py, shakespeare.py, stackoverflow.py). A client in
+several splits gets the examples of all, in their order, because users are held out here, not examples.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Fields = dict[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The names of a data set's files, of which either kind will do, and of what is read from them.
+    """The names of a data set's files, either kind of which is enough, and of the fields to read.
 
-    hdf5: a file for each split. sqlite: the file of all, in which the splits have these names. fields: names of fields.
-    shared: whether clients of one name in several splits are one client.
+    hdf5: a file for each split. sqlite: one file for all splits, with these names of splits. fields: names of fields.
+    shared: whether clients with the same name in several splits are one client.
     """
 
     hdf5: tuple[str, ...]
@@ -49,8 +49,8 @@ def read_clients(
 ) -> Population:
     """The clients of the files that are in the folder, in the order of their names.
 
-    convert: what makes a model's fields of a client's. classes: labels, or tokens, are below. most: only so many
-    clients, drawn from all. Raises DatasetError, naming the file.
+    convert: turns a client's fields into a model's. classes: labels or tokens are below this. most: the number of
+    clients to draw from all. Raises DatasetError, naming the file.
     """
     readers: dict[str, list[Callable[[], Fields]]] = {}
     for split in _splits(folder, files):
@@ -74,7 +74,7 @@ def read_clients(
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A split: its name, its clients, and what reads one of them."""
+    """A split: its name, its clients, and a function that reads one of them."""
 
     name: str
     clients: Sequence[str]
@@ -89,15 +89,15 @@ def _splits(folder: Path, files: Files) -> Iterator[_Split]:
             clients = [row[0] for row in _rows(database, query, split)]
             yield _Split(split, clients, functools.partial(_from_sqlite, database, split, files.fields))
         return
-    found = [folder / name for name in files.hdf5 if (folder / name).is_file()]
-    if not found:
+    paths = [folder / name for name in files.hdf5 if (folder / name).is_file()]
+    if not paths:
         raise DatasetError(f"{folder} holds neither {files.sqlite} nor {' or '.join(files.hdf5)}")
-    for path in found:
+    for path in paths:
         yield _Split(path.stem, _in_hdf5(path, list), functools.partial(_from_hdf5, path, files.fields))
 
 
 def _in_hdf5(path: Path, look: Callable[[Any], Any]) -> Any:
-    """What `look` finds in the group `examples`. Raises DatasetError."""
+    """The result of `look` on the group `examples`. Raises DatasetError."""
     import h5py
 
     try:
@@ -108,8 +108,8 @@ def _in_hdf5(path: Path, look: Callable[[Any], Any]) -> Any:
 
 
 def _from_hdf5(path: Path, fields: Sequence[str], client: str) -> Fields:
-    found: Fields = _in_hdf5(path, lambda group: {field: group[client][field][()] for field in fields})
-    return found
+    values: Fields = _in_hdf5(path, lambda group: {field: group[client][field][()] for field in fields})
+    return values
 
 
 def _from_sqlite(database: Path, split: str, fields: Sequence[str], client: str) -> Fields:

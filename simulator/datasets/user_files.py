@@ -1,8 +1,8 @@
-"""Files with users' examples, npz or Parquet: a user in every file, or a field that says whose each example is.
+"""Files with users' examples, npz or Parquet: one user per file, or a field that names each example's user.
 
-An npz holds an array for each field, an example in every row. A Parquet file holds a column for each field; a vector or
-an image is a list, or lists of lists, of one length. A field `user` says whose an example is; without it a file is a
-user, called as the file. Numbers become what models read: float32, int64 or uint8.
+An npz holds an array for each field, with an example in every row. A Parquet file holds a column for each field; a
+vector or an image is a list, or lists of lists, of equal length. A field `user` names each example's user; without it a
+file is one user, named after the file. Numbers become types that models read: float32, int64 or uint8.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ def users_of(path: Path) -> Population:
 def _files(path: Path) -> list[Path]:
     if not path.exists():
         raise DatasetError(f"{path} does not exist")
-    found = [path] if path.is_file() else sorted(file for file in path.iterdir() if not file.name.startswith("."))
-    if not found:
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if not file.name.startswith("."))
+    if not files:
         raise DatasetError(f"{path} is empty; it needs a file USER.npz or USER.parquet for each user")
-    folders = [file.name for file in found if file.is_dir()]
+    folders = [file.name for file in files if file.is_dir()]
     if folders:
         raise DatasetError(f"{path} holds a folder, {folders[0]!r}; a data set is a folder of files")
-    others = [file.name for file in found if file.suffix not in READERS]
+    others = [file.name for file in files if file.suffix not in READERS]
     if others:
         raise DatasetError(
             f"{path} holds {others[0]!r}, of another format; data sets are files of {' or '.join(READERS)}"
         )
-    return found
+    return files
 
 
 def _read(path: Path) -> dict[str, Array]:
@@ -135,4 +135,4 @@ def _array(column: Any, where: str) -> Array:
 
 
 READERS = {".npz": read_npz, ".parquet": _read_parquet}
-"""What reads the arrays of a file, by the end of its name."""
+"""The readers of files' arrays, by suffix."""

@@ -1,4 +1,4 @@
-"""A check of the numbers of a population: all finite, and no label below 0."""
+"""A check that the numbers of a population are finite, and no label is below 0."""
 
 from __future__ import annotations
 

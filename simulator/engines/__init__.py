@@ -1,1 +1,1 @@
-"""Engines: what trains the clients of a cohort, in one of several ways that agree to round-off."""
+"""Engines: several implementations of training the clients of a cohort, which agree up to rounding."""

@@ -1,4 +1,4 @@
-"""The choice of an engine for a training, with a trial of its model: as asked, or torch, and else graphs."""
+"""The choice of an engine for a training, with a trial of its model: as requested, or torch, else graphs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ Wanted = Literal["auto", "graphs", "torch"]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An engine for a training. reason: why that, as a clause."""
+    """An engine for a training. reason: for the choice, as a clause."""
 
     computing: Computing
     reason: str
 
 
 def choose(wanted: Wanted, model: Model, algorithm: Algorithm, users: Population, torch_alone: Computing) -> Choice:
-    """The engine that is wanted; with "auto" torch, or graphs, saying so, of a model that torch cannot run.
+    """The requested engine. "auto" means torch, or graphs for a model that torch cannot run, with a log message.
 
-    torch_alone: device and processes, without graphs. Where processes are to be forked, no gradient is computed in this
-    one. Raises EngineError when the engine cannot run the model, and ExportError when it must not (simulator/purity.py)
-    or has no graphs.
+    torch_alone: device and processes, without graphs. If processes will be forked, no gradient is computed in this one.
+    Raises EngineError when the engine cannot run the model, and ExportError when the model is not pure
+    (simulator/purity.py) or has no graphs.
     """
     obstacle = _obstacle(algorithm, torch_alone.device)
     if wanted == "graphs":
@@ -57,7 +57,7 @@ def choose(wanted: Wanted, model: Model, algorithm: Algorithm, users: Population
 
 
 def _obstacle(algorithm: Algorithm, device: str) -> str:
-    """What keeps graphs from running, if anything."""
+    """The reason that graphs cannot run; empty if they can."""
     if keeps_client_state(algorithm):
         return f"{algorithm.name} keeps vectors on clients, and graphs run only what devices run"
     if device != "cpu":

@@ -1,4 +1,4 @@
-"""Clients of a cohort, and the contract of what trains them."""
+"""Clients of a cohort, and the contract of their trainers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from fedcore.batching import StreamKey
 from simulator.engines.sums import RoundSums
 
-# On the CPU a cohort is divided into about so many blocks.
+# The approximate number of blocks of a cohort on the CPU.
 BLOCKS = 32
 
 
@@ -24,30 +24,30 @@ class Client:
 
 
 class ClientTrainer(Protocol):
-    """What trains clients of a population: an engine's part of a round."""
+    """A trainer of a population's clients: an engine's part of a round."""
 
     def train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
-        """Run the trip of round `number` for every client, longest first, and add what they report to `sums`.
+        """Run the trip of round `number` for every client, longest first, and add their reports to `sums`.
 
         broadcast: the vectors that they receive. Raises EngineError or ExportError when the model does not run.
         """
 
 
 def blocks(clients: Sequence[Client], at_once: int) -> list[Sequence[Client]]:
-    """The cohort in blocks, each of one or more groups of clients that are trained together, `at_once` of them.
+    """The cohort in blocks, each with one or more groups of `at_once` clients that train together.
 
-    A block has sums of its own, and those are added in order, so that no rounding depends on who trains which block.
+    Each block has its own sums, which are added in order, so that rounding does not depend on where a block is trained.
     """
     size = block_size(len(clients), at_once)
     return [clients[start : start + size] for start in range(0, len(clients), size)]
 
 
 def block_size(cohort: int, at_once: int) -> int:
-    """How many clients are in a block, if there are so many."""
+    """The number of clients in a full block."""
     groups = -(-cohort // min(at_once, cohort))
     return at_once * -(-groups // BLOCKS)
 
 
 def dealt(clients: Sequence[Client], hands: int) -> list[Sequence[Client]]:
-    """The cohort, longest first, dealt to so many GPUs: each gets as many clients, and as long ones, as the others."""
+    """The cohort, longest first, divided among `hands` GPUs, with equally many and equally long clients for each."""
     return [clients[hand::hands] for hand in range(min(hands, len(clients)))]

@@ -1,4 +1,4 @@
-"""The computing of an engine: on which device, with torch or on exported graphs."""
+"""The computing of an engine: its device, and torch or exported graphs."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _COUNT = decoder(int)
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """How clients are trained: by torch on its `device`, several together, or on graphs on the CPU, one by one.
+    """The way of training clients: torch on its `device`, several together, or graphs on the CPU, one by one.
 
-    graphs: what `simulator.engines.graphs.export_graphs` gives; without them torch computes. processes: how many train,
-    one thread each; where `device` is "cuda", each on a GPU of its own. at_once: how many clients torch vectorises
-    together; chosen by model and device when not given. on_ray: whether the processes are workers of the Ray cluster
-    that this process is connected to (simulator/engines/workers/ray_cluster.py), and not forked from it.
+    graphs: from `simulator.engines.graphs.export_graphs`; without them torch computes. processes: the number of
+    training processes, with one thread each; on "cuda" each has its own GPU. at_once: the number of clients that torch
+    vectorises together; chosen by model and device if not given. on_ray: whether the processes are workers of the Ray
+    cluster that this process is connected to (simulator/engines/workers/ray_cluster.py) instead of forked.
     """
 
     device: str = "cpu"
@@ -56,7 +56,7 @@ class Computing:
 
     @property
     def home(self) -> str:
-        """Where this process computes: it leaves GPUs to the others, if there are such, as it could not fork then."""
+        """This process's device. It leaves GPUs to forked processes, if any, as it cannot fork after using one."""
         return "cpu" if self.processes > 1 or self.on_ray else self.device
 
     @property
@@ -70,21 +70,23 @@ class Computing:
         return "torch" if self.graphs is None else "graphs"
 
     def together(self, model: Model, steps: int | None = None) -> int:
-        """How many clients of a model are trained together. steps: of each at most, if that is known."""
+        """The number of clients of a model that train together. steps: the most of a client, if known."""
         if self.graphs is not None:
             return 1
         return self.at_once or clients_at_once(model, torch.device(self.device), steps)
 
     def parts(self, model: Model, clients: Sequence[Client]) -> list[Sequence[Client]]:
-        """A cohort, longest first, in the parts that are trained and summed by themselves."""
+        """A cohort, longest first, in the parts that are trained and summed separately."""
         return dealt(clients, self.processes) if self.on_gpu else blocks(clients, self.together(model))
 
     def of_process(self, number: int) -> Computing:
-        """The computing of one of the processes that are forked."""
+        """The computing of one of the forked processes."""
         return replace(self, device=f"cuda:{number}" if self.on_gpu else self.device, processes=1)
 
-    def trainer(self, model: Model, algorithm: Algorithm, population: Population, kept: ClientStates) -> ClientTrainer:
-        """What trains the clients of a population; `kept` is what they keep between rounds.
+    def trainer(
+        self, model: Model, algorithm: Algorithm, population: Population, client_states: ClientStates
+    ) -> ClientTrainer:
+        """The trainer of a population's clients. client_states: what they keep between rounds.
 
         Raises EngineError when this machine or installation cannot compute so.
         """
@@ -92,16 +94,18 @@ class Computing:
             device = compute_device(self.device)
             programs = Programs(device, CudaGraphs(device) if device.type == "cuda" else None)
             at_once = functools.partial(self.together, model)
-            return VectorisedTrainer(model.on(device), algorithm, population, kept, programs=programs, at_once=at_once)
+            return VectorisedTrainer(
+                model.on(device), algorithm, population, client_states, programs=programs, at_once=at_once
+            )
         from simulator.engines.graphs import GraphsTrainer  # needs ONNX Runtime, which torch does not
 
         return GraphsTrainer(self.graphs, population)
 
     def hosted_trainer(
-        self, model: Model, algorithm: Algorithm, population: Population, kept: ClientStates
+        self, model: Model, algorithm: Algorithm, population: Population, client_states: ClientStates
     ) -> ClientTrainer:
-        """The same, for a process whose vectors lie on the host."""
-        trainer = self.trainer(model, algorithm, population, kept)
+        """The same trainer, for a process whose vectors are on the host."""
+        trainer = self.trainer(model, algorithm, population, client_states)
         return OnGpu(trainer, compute_device(self.device)) if self.on_gpu else trainer
 
 
@@ -116,8 +120,8 @@ def compute_device(name: str) -> torch.device:
 
 
 def gpus() -> int:
-    """How many GPUs torch sees here. Raises EngineError where there is none."""
-    # Counted apart, as a process that has looked at GPUs can fork none that trains on one.
+    """The number of GPUs that torch sees here. Raises EngineError if there is none."""
+    # Counted in another process, as a process that has looked at GPUs cannot fork one that trains on a GPU.
     count = compute_apart(torch.cuda.device_count, _COUNT)
     if not count:
         raise EngineError(f"torch sees no GPU here, so nothing computes on {EVERY_GPU!r}; take --device cpu")

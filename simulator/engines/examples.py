@@ -1,4 +1,4 @@
-"""The examples of a population for one compute device: all of them there where they fit, else a group's at a time."""
+"""The examples of a population for one compute device: all of them if they fit, else a group's at a time."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Examples:
         if self._whole:
             return self._fields, starts[list(clients)].tolist()
         ranges = [slice(int(starts[client]), int(starts[client + 1])) for client in clients]
-        begin = np.cumsum([0, *(one.stop - one.start for one in ranges)]).tolist()
+        begin = np.cumsum([0, *(rows.stop - rows.start for rows in ranges)]).tolist()
         fields = {name: self._copied(array, ranges, begin[-1]) for name, array in self._fields.items()}
         return fields, begin[:-1]
 
     def _copied(self, array: Tensor, ranges: Sequence[slice], total: int) -> Tensor:
         """Some ranges of an array on the host, one after the other, on the compute device."""
-        # A GPU copies by itself, while the CPU goes on, from memory that cannot be swapped out.
+        # From pinned memory a GPU copies asynchronously, while the CPU continues.
         pinned = self._device.type == "cuda"
         staged = torch.empty((total, *array.shape[1:]), dtype=array.dtype, pin_memory=pinned)
-        torch.cat([array[one] for one in ranges], out=staged)
+        torch.cat([array[rows] for rows in ranges], out=staged)
         return staged.to(self._device, non_blocking=True)
 
 

@@ -1,6 +1,6 @@
 """The engine `graphs`: one client after the other on the exported graphs, as devices run them.
 
-Graphs are loaded once, and every buffer is allocated and bound once: a client costs its steps, and no memory.
+Graphs are loaded once, and every buffer is allocated and bound once, so a client costs only its steps, and no memory.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ EXPORTED = decoder(Exported)
 
 
 def export_graphs(model: Model, algorithm: Algorithm) -> Exported:
-    """The graphs of every trip, which takes seconds.
+    """Export the graphs of every trip, which takes seconds.
 
-    Raises ExportError for a model that has none, and NotCrossDevice for an algorithm that devices cannot run.
+    Raises ExportError for a model without graphs, and NotCrossDevice for an algorithm that devices cannot run.
     """
     plan, blobs = build_plan(model, algorithm, ("onnx",))
     return graphs_of(plan, blobs.__getitem__)
@@ -94,7 +94,7 @@ class GraphsTrainer:
         trip.receive(broadcast)
         total_S = sums.vector.numpy()
         try:
-            with np.errstate(over="ignore"):  # what overflows is left out
+            with np.errstate(over="ignore"):  # reports that overflow are left out
                 for client in clients:
                     trip.run(client, total_S)
         except DeviceError as error:
@@ -102,7 +102,7 @@ class GraphsTrainer:
 
 
 class _TripRunner:
-    """The loaded graphs of a trip, and the buffers of all that they read and write. V: values of a report."""
+    """The loaded graphs of a trip, and all buffers that they read and write. V: values of a report."""
 
     def __init__(self, trip: ExportedTrip, graphs: Mapping[str, Executable], population: Population) -> None:
         plan = trip.plan
@@ -111,8 +111,8 @@ class _TripRunner:
         self._received = {spec.name: aligned((spec.size,)) for spec in plan.broadcast}
         self._known = prefixed(BROADCAST, self._received) | prefixed(FROZEN, _frozen(trip))
         self._runners = [
-            PassRunner(one, index, self._examples, many=steps_graph(one.name) in graphs)
-            for index, one in enumerate(plan.passes)
+            PassRunner(pass_plan, index, self._examples, many=steps_graph(pass_plan.name) in graphs)
+            for index, pass_plan in enumerate(plan.passes)
         ]
         self._values_V = aligned((sum(spec.size for spec in plan.report.means),))
         ends = np.cumsum([spec.size for spec in plan.report.means]).tolist()
@@ -121,7 +121,7 @@ class _TripRunner:
         }
 
     def receive(self, broadcast: Mapping[str, Tensor]) -> None:
-        """Take over the vectors that clients receive from now on."""
+        """Set the vectors that clients receive from now on."""
         for name, vector in self._received.items():
             np.copyto(vector, broadcast[name].numpy())
 
@@ -129,14 +129,14 @@ class _TripRunner:
         """Train one client, and add its report to the sums if it is finite once weighted."""
         rows = slice(self._starts[client.index], self._starts[client.index + 1])
         local = Local({name: array[rows] for name, array in self._examples.items()}, client.key)
-        known: dict[str, Float32] = dict(self._known)
+        inputs: dict[str, Float32] = dict(self._known)
         metrics = []
-        for one, runner in zip(self._plan.passes, self._runners, strict=True):
-            runner.begin(self._graphs[begin_graph(one.name)], known)
-            swept = runner.sweep(self._graphs[loop_graph(self._graphs, one.name)], known, local)
-            known.update(prefixed(final_carry(one.name), swept.carry))
+        for pass_plan, runner in zip(self._plan.passes, self._runners, strict=True):
+            runner.begin(self._graphs[begin_graph(pass_plan.name)], inputs)
+            swept = runner.sweep(self._graphs[loop_graph(self._graphs, pass_plan.name)], inputs, local)
+            inputs.update(prefixed(final_carry(pass_plan.name), swept.carry))
             metrics.append(swept.metrics)
-        self._graphs[REPORT].run(known, self._means)
+        self._graphs[REPORT].run(inputs, self._means)
         weight = self._plan.report.weight(local.count)
         np.multiply(self._values_V, np.float32(weight), out=self._values_V)
         sums_M = np.concatenate(metrics)
@@ -151,7 +151,7 @@ class _TripRunner:
 
 
 def _frozen(trip: ExportedTrip) -> dict[str, Float32]:
-    """The frozen vectors, in memory that is aligned as that of the others."""
+    """The frozen vectors, in memory that is aligned like that of the others."""
     if trip.plan.frozen is None:
         return {}
     vectors = {}

@@ -1,4 +1,4 @@
-"""Memory: how much of it is free, and the allocator of a process that trains, told to keep what it frees."""
+"""Memory: the free amount, and settings that make a training process's allocator keep freed memory."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, BYTES = -1, -3, 2**30
 # madvise(2): the advice, the size of a huge page, and more bytes than a step of usual models allocates.
 MADV_HUGEPAGE, HUGE_PAGE, AHEAD = 14, 2**21, 2**28
-# Of the free memory of a GPU, what is to stay there takes this share at most: the rest is for training.
+# The greatest share of a GPU's free memory for data that stays there: the rest is for training.
 SHARE = 0.5
 
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Make the C library keep freed memory, where it is glibc, and have it in huge pages, where Linux grants them.
+    """Make the C library keep freed memory, if it is glibc, and put it in huge pages, if Linux grants them.
 
-    It would give back what a step frees, and the system would clear every page again for the next step. A step
-    also uses more small pages than the processor's table of addresses, the TLB, holds. For processes of our own: those
-    that the engine forks or Ray starts, and commands. A program that uses the engine keeps its allocator as it is.
+    Otherwise it would return the memory that a step frees, and the system would clear every page again for the next
+    step. A step also uses more small pages than the processor's TLB holds. This is for our own processes: those that
+    the engine forks or Ray starts, and commands. A program that uses the engine keeps its allocator's settings.
     """
     library = ctypes.CDLL(None)
     if sys.platform != "linux" or not hasattr(library, "mallopt"):
@@ -41,16 +41,16 @@ def keep_freed_memory() -> None:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that is free on a compute device, or None where the system does not tell."""
+    """The free memory of a compute device, or None if the system does not report it."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
-        known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     except OSError:  # not Linux
         return None
-    return 1024 * int(known["MemAvailable"].split()[0])
+    return 1024 * int(meminfo["MemAvailable"].split()[0])
 
 
 def may_stay(nbytes: int, device: torch.device) -> bool:
-    """Whether so many bytes may lie on a compute device for good: on the host always, on a GPU where they fit."""
+    """Whether `nbytes` may stay on a compute device: on the host always, on a GPU if they fit."""
     return device.type == "cpu" or nbytes <= SHARE * (free_bytes(device) or 0)

@@ -1,4 +1,4 @@
-"""A trainer on a GPU, for a process whose vectors lie on the host: it copies them there, and the sums back."""
+"""A trainer on a GPU, for a process whose vectors are on the host: it copies them there, and the sums back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.engines.sums import RoundSums
 
 
 class OnGpu:
-    """Trains on a compute device what is given on the host."""
+    """Trains on a compute device with vectors from the host."""
 
     def __init__(self, trainer: ClientTrainer, device: torch.device) -> None:
         self._trainer, self._device = trainer, device

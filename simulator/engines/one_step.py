@@ -1,8 +1,8 @@
-"""Clients that take one step each: what they report together, from one gradient of all their losses.
+"""Clients that take one step each: the sum of their reports, from one gradient of all their losses.
 
-They begin at the same parameters x. Where a report is affine in the gradient, r_k = a_k g_k + b_k, as after a step of
-descent, the sum Σ w_k r_k needs of the gradients only Σ w_k a_k g_k. That is the gradient of Σ w_k a_k loss_k(x), so no
-vector of a single client is made. Shapes: K clients, D parameters.
+They begin at the same parameters x. If a report is affine in the gradient, r_k = a_k g_k + b_k, as after a step of
+descent, the sum Σ w_k r_k needs only Σ w_k a_k g_k of the gradients. That is the gradient of Σ w_k a_k loss_k(x), so no
+vector of a single client is computed. Shapes: K clients, D parameters.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fedcore.algorithms.algorithm import Broadcast, Report, Trip, Vector
 
 
 class NotAffine(Exception):
-    """A report is something else than affine in one gradient at parameters that all clients share."""
+    """A report is not affine in one gradient at parameters that all clients share."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Affine:
     """A vector of every client, `slope · gradient + offset`, with the operators that keep it so.
 
-    slope, offset: numbers, or tensors that `(K, D)` can be made of. What else an algorithm does with it is an error.
+    slope, offset: numbers, or tensors that broadcast to `(K, D)`. Any other operation of an algorithm is an error.
     """
 
     slope: Vector
@@ -69,26 +69,26 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class OneStep:
-    """What K clients report after their only step. point: (D,), where their gradients g_k are taken."""
+    """The reports of K clients after their only step. point: (D,), where their gradients g_k are taken."""
 
     point: Tensor
     report: Mapping[str, Affine | Tensor]
 
     def gradient_weights(self, weight_K: Tensor) -> Tensor:
-        """The v_k of Σ v_k g_k, which the sum of the reports needs. Raises NotAffine where it needs several."""
-        found = [weight_K * _by_client(one.slope) for one in self.report.values() if isinstance(one, Affine)]
-        if not found or any(not torch.equal(one, found[0]) for one in found):
+        """The v_k of the sum Σ v_k g_k that the reports need. Raises NotAffine if they need several such sums."""
+        weights = [weight_K * _by_client(part.slope) for part in self.report.values() if isinstance(part, Affine)]
+        if not weights or any(not torch.equal(other, weights[0]) for other in weights):
             raise NotAffine
-        weights_K: Tensor = found[0]
+        weights_K: Tensor = weights[0]
         return weights_K
 
     def sums(self, gradient_D: Tensor, weight_K: Tensor) -> Report:
         """The weighted sums of the reports. gradient_D: Σ v_k g_k."""
-        return {name: _sum(one, gradient_D, weight_K) for name, one in self.report.items()}
+        return {name: _sum(part, gradient_D, weight_K) for name, part in self.report.items()}
 
 
 def one_step(trip: Trip, received: Broadcast, count_K1: Tensor) -> OneStep:
-    """What clients report after the only step of a trip's only pass. Raises NotAffine.
+    """The reports of clients after the only step of a trip's only pass. Raises NotAffine.
 
     count_K1: the examples of each in its batch.
     """
@@ -105,13 +105,13 @@ def one_step(trip: Trip, received: Broadcast, count_K1: Tensor) -> OneStep:
     except Exception as error:  # whatever an algorithm does that only tensors can; they also say what is wrong with it
         raise NotAffine from error
     alone = len(points) == 1 and points[0].dim() == 1
-    if not alone or not all(isinstance(one, Affine | Tensor) for one in report.values()):
+    if not alone or not all(isinstance(part, Affine | Tensor) for part in report.values()):
         raise NotAffine
     return OneStep(points[0], report)
 
 
 def _by_client(slope: Vector) -> Vector:
-    """The part of a slope that differs between clients: numbers (K,), or 1 where none does."""
+    """The part of a slope that differs between clients: numbers (K,), or 1 if none differs."""
     if not isinstance(slope, Tensor) or slope.dim() == 1:
         return 1.0
     if slope.shape[1] > 1:
@@ -119,13 +119,13 @@ def _by_client(slope: Vector) -> Vector:
     return slope[:, 0]
 
 
-def _sum(one: Affine | Tensor, gradient_D: Tensor, weight_K: Tensor) -> Tensor:
-    """The weighted sum of a report, where `gradient_D` has the part of the slope that differs between clients."""
-    if isinstance(one, Tensor):
-        return one * weight_K.sum() if one.dim() == 1 else weight_K @ one
-    offset_D = one.offset if isinstance(one.offset, Tensor) else gradient_D.new_tensor([one.offset])
-    shared = one.slope if isinstance(one.slope, Tensor) and one.slope.dim() == 1 else None
+def _sum(part: Affine | Tensor, gradient_D: Tensor, weight_K: Tensor) -> Tensor:
+    """The weighted sum of a report; `gradient_D` already has the part of the slope that differs between clients."""
+    if isinstance(part, Tensor):
+        return part * weight_K.sum() if part.dim() == 1 else weight_K @ part
+    offset_D = part.offset if isinstance(part.offset, Tensor) else gradient_D.new_tensor([part.offset])
+    shared = part.slope if isinstance(part.slope, Tensor) and part.slope.dim() == 1 else None
     summed_D = _sum(offset_D, gradient_D, weight_K)
     if shared is not None:
         return torch.addcmul(summed_D, shared, gradient_D)
-    return torch.add(summed_D, gradient_D, alpha=1 if isinstance(one.slope, Tensor) else one.slope)
+    return torch.add(summed_D, gradient_D, alpha=1 if isinstance(part.slope, Tensor) else part.slope)

@@ -1,4 +1,4 @@
-"""The gradient oracle of the engine `torch`: the gradients of several clients in one call, or of one by itself.
+"""The gradient oracle of the engine `torch`: the gradients of several clients in one call, or of a single one.
 
 Shapes: K clients, D parameters, B batch, M metric sums.
 """
@@ -22,9 +22,9 @@ from simulator.errors import EngineError
 
 
 class CohortOracle:
-    """The gradient oracle of the algorithm contract for K clients, each on a batch of its own.
+    """The gradient oracle of the algorithm contract for K clients, each on its own batch.
 
-    batch: fields (K, B, …). mask: float32 (K, B). noise: int32 (K, B), from which dropout draws, where there is any.
+    batch: fields (K, B, …). mask: float32 (K, B). noise: int32 (K, B), from which dropout draws, if any.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class CohortOracle:
         self.sums_KM = mask_KB.new_zeros(mask_KB.shape[0], len(model.metrics))
 
     def __call__(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """params: (K, D), or (D,) when all clients share them. Gives (K, 1), (K, D), (K, 1).
+        """params: (K, D), or (D,) if all clients share them. Returns (K, 1), (K, D), (K, 1).
 
         Raises EngineError or ExportError when the model does not run.
         """
@@ -42,9 +42,9 @@ class CohortOracle:
             return self._alone(params) if len(self._mask_KB) == 1 else self._together(params)
 
     def weighted(self, params_D: Tensor, weight_K: Tensor) -> Tensor:
-        """Σ w_k g_k, (D,), of gradients at parameters that all clients share: that of the sum of their losses.
+        """Σ w_k g_k, (D,), at parameters that all clients share: the gradient of the weighted sum of their losses.
 
-        Raises as a call.
+        Raises as `__call__`.
         """
         with self._watched():
             leaves = {name: part.detach().requires_grad_() for name, part in self._model.tensors(params_D).items()}
@@ -76,7 +76,7 @@ class CohortOracle:
         return loss_K[:, None], flat_KD, self.sums_KM[:, :1]
 
     def _alone(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One client, without an axis of clients, which would make a slow grouped convolution of every convolution."""
+        """One client, without an axis of clients, which would turn every convolution into a slow grouped one."""
         noise = None if self._noise_KB is None else self._noise_KB[0]
         batch = {name: values[0] for name, values in self._batch.items()}
         oracle = GradientOracle(self._model, batch, self._mask_KB[0], noise)
@@ -87,15 +87,15 @@ class CohortOracle:
 
 
 class ChannelsLast(TorchFunctionMode):
-    """Images with their channels last in memory from the first convolution on, which CPUs compute faster.
+    """Images with their channels last in memory from the first convolution on, which is faster on CPUs.
 
-    Pooling by maximum alone takes a twentieth of the time.
+    Pooling by maximum takes a twentieth of the time.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], kinds: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        # Of images with one channel torch says that their channels are last, whatever their strides.
+        # For images with one channel torch always reports that channels are last.
         if func in {torch.conv2d, functional.conv2d} and args and args[0].dim() == 4 and args[0].stride(1) != 1:
             args = (args[0].clone(memory_format=torch.channels_last), *args[1:])
         return func(*args, **(kwargs or {}))

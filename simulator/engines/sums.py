@@ -15,13 +15,13 @@ from fedcore.algorithms.algorithm import Algorithm, ClientState, Report, trips_o
 from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.rehearsal import bowl, contribute, received
 
-# So many clients at most are summed in float32, before the sum is added in float64.
+# The most clients that are summed in float32, before the sum is added in float64.
 SUMMED_TOGETHER = 20
 
 
 @dataclass(frozen=True, slots=True)
 class SumsLayout:
-    """What a trip sums: `report`, sizes by name; and `metrics`, sizes by pass. In a vector they lie in this order.
+    """The sums of a trip: `report`, sizes by name, and `metrics`, sizes by pass, in this order in a vector.
 
     bounded: whether reports are clipped, so that one that is not finite counts as zeros (`ReportLayout.bounded`).
     """
@@ -47,7 +47,7 @@ class SumsLayout:
 
 
 def layouts_of(model: Model, algorithm: Algorithm) -> tuple[SumsLayout, ...]:
-    """The layout of every trip, read from a rehearsal of the device's part that computes nothing."""
+    """The layout of every trip, from a dry run of the device's part."""
     state = algorithm.init(torch.empty(model.schema.size, device="meta"))
     layouts, bounded = [], isinstance(algorithm, Clipped)
     for trip in trips_of(algorithm):
@@ -74,10 +74,10 @@ class RoundSums:
         kept_K: ClientState,
         clip: Tensor | None = None,
     ) -> Tensor:
-        """Add the clients whose every value is finite once weighted, and of others the weight if reports are bounded.
+        """Add the clients whose weighted values are all finite; of others only the weight, if reports are bounded.
 
-        clip: the bound (1,) that clients received, to which bounded reports are held as on a device.
-        The number of clients is that of finite ones. Gives which those are, bool (K,).
+        clip: the bound (1,) that clients received; bounded reports are clipped to it as on a device.
+        The number of clients counts only finite ones. Returns which clients these are, bool (K,).
         """
         factor_K = weight_K if clip is None or not self._bounded else weight_K * _within(report_K, clip)
         ranges = [slice(start, start + SUMMED_TOGETHER) for start in range(0, len(weight_K), SUMMED_TOGETHER)]
@@ -86,28 +86,28 @@ class RoundSums:
             for few in ranges
         ]
         sums = [self._sum(group) for group in groups]
-        # A sum is finite only where all its terms are, and takes no memory; finite values may overflow it, too.
-        totals = [_total(one, group.kept) for one, group in zip(sums, groups, strict=True)]
-        finite = map(math.isfinite, torch.stack(totals).tolist())  # of all groups at once, as this waits for a GPU
-        return torch.cat([self._add(*one) for one in zip(groups, sums, finite, strict=True)])
+        # If any term is not finite, neither is the sum, which needs no memory. Finite values may overflow it, too.
+        totals = [_total(part, group.kept) for part, group in zip(sums, groups, strict=True)]
+        finite = map(math.isfinite, torch.stack(totals).tolist())  # for all groups at once, as this waits for a GPU
+        return torch.cat([self._add(*arguments) for arguments in zip(groups, sums, finite, strict=True)])
 
     def add_summed(self, report: Report, metrics_K: Mapping[str, Tensor], weight_K: Tensor) -> bool:
-        """Add clients whose reports are summed already, if every value of their sum is finite. Gives whether it is.
+        """Add clients whose reports are already summed, if every value of their sum is finite. Returns whether it is.
 
         report: Σ weight · report of each name.
         """
-        found = [(self.report[name], one) for name, one in report.items()]
-        found += [(self.metrics[name], one.sum(0)) for name, one in metrics_K.items()]
-        finite = math.isfinite(float(torch.stack([one.sum() for _, one in found]).sum()))
+        pairs = [(self.report[name], value) for name, value in report.items()]
+        pairs += [(self.metrics[name], value.sum(0)) for name, value in metrics_K.items()]
+        finite = math.isfinite(float(torch.stack([value.sum() for _, value in pairs]).sum()))
         if finite:
-            for total, one in found:
-                total.add_(one)
+            for total, value in pairs:
+                total.add_(value)
             self.weight += weight_K.sum(dtype=torch.float64)
             self.contributors += len(weight_K)
         return finite
 
     def _sum(self, group: _Group) -> Tensor:
-        """The weighted sums of reports, and the sums of metrics, as they lie in the whole vector."""
+        """The weighted sums of reports and the sums of metrics, in the order of the whole vector."""
         sums = group.factor.new_empty(len(self._summed))
         report, metrics = self.layout.parts(sums)
         for name, value in group.report.items():
@@ -117,7 +117,7 @@ class RoundSums:
         return sums
 
     def _add(self, group: _Group, sums: Tensor, finite: bool) -> Tensor:
-        """Add a group. sums: of all its clients; to be taken if they are `finite`."""
+        """Add a group. sums: of all its clients; used if they are `finite`."""
         finite_K = torch.ones_like(group.weight, dtype=torch.bool)
         counting = group
         if not finite:
@@ -131,7 +131,7 @@ class RoundSums:
 
 
 class _Group(NamedTuple):
-    """What a few clients report, measure, keep and weigh, (K, …) each. factor: what reports are multiplied by."""
+    """Reports, metrics, kept states and weights of a few clients, (K, …) each. factor: for the reports."""
 
     report: Report
     metrics: Mapping[str, Tensor]
@@ -141,15 +141,15 @@ class _Group(NamedTuple):
 
     def only(self, finite_K: Tensor) -> _Group:
         """The clients that are finite, in float64."""
-        report, metrics, kept = (
+        report, metrics, new_state = (
             {name: value[finite_K].double() for name, value in vectors.items()}
             for vectors in (self.report, self.metrics, self.kept)
         )
-        return _Group(report, metrics, kept, self.weight[finite_K].double(), self.factor[finite_K].double())
+        return _Group(report, metrics, new_state, self.weight[finite_K].double(), self.factor[finite_K].double())
 
 
 def _within(report_K: Report, clip: Tensor) -> Tensor:
-    """The factors (K,) by which reports are scaled down to an l2 norm of `clip`, 1 at most."""
+    """The factors (K,), at most 1, that scale reports down to an l2 norm of at most `clip`."""
     norms = [torch.linalg.vector_norm(value, dim=-1, dtype=torch.float64) for value in report_K.values()]
     factors_K: Tensor = clip / torch.linalg.vector_norm(torch.stack(norms), dim=0)
     return factors_K.clamp(max=1).float()
@@ -164,7 +164,7 @@ def _total(sums: Tensor, kept_K: ClientState) -> Tensor:
 
 
 def _finite(group: _Group) -> Tensor:
-    """Which clients have nothing but finite values, bool (K,)."""
+    """Whether all values of a client are finite, bool (K,)."""
     weighted = (value * group.weight[:, None] for value in group.report.values())
     everything = (*weighted, *group.metrics.values(), *group.kept.values())
     return torch.stack([torch.isfinite(value).all(-1) for value in everything]).all(0)

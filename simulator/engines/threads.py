@@ -1,7 +1,7 @@
 """The threads that torch computes with in this process.
 
-How torch rounds a sum depends on their number, so everything that a simulation computes on the CPU has one, in this
-process as in others. Small batches are not slower for it.
+Torch's rounding of a sum depends on their number, so a simulation computes with one thread on the CPU in every process.
+This does not slow down small batches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A block, or a decorated function, in which torch computes with one thread on the CPU, and as before after it."""
+    """Let torch compute with one thread on the CPU in a block or a decorated function, and restore the number after."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -44,22 +44,22 @@ from simulator.errors import EngineError
 from simulator.population import Population
 
 KEPT = "kept"
-# So many parameters at most are vectorised together in networks with convolutions.
+# The most parameters that are vectorised together in networks with convolutions.
 CONVOLVED_TOGETHER = 1_000_000
-# A GPU's memory has room for so many vectors of every client that trains there: parameters, gradients, activations.
+# The number of vectors per client that a GPU's memory must hold: parameters, gradients, activations.
 VECTORS = 32
-# On a CPU so many clients are vectorised together, as the parameters of all are to stay in cache from step to step;
-# where none takes more than BRIEF steps, more of them share the cost of calls, if a block of the cohort has so many.
+# The clients that are vectorised together on a CPU, so that all their parameters stay in cache from step to step. If
+# none takes more than BRIEF steps, more clients share the cost of calls, if a block of the cohort has as many.
 TOGETHER, BRIEFLY, BRIEF = 10, 20, 2
-# On a CPU batches have so many sizes at most: padding beyond the next size is left out.
+# The most sizes of batches on a CPU: padding beyond the next size is left out.
 BATCH_SIZES = 8
 
 
 class VectorisedTrainer:
     """Trains several clients together on one compute device.
 
-    kept: what clients keep between rounds; it is moved. programs: say on which device, and whether steps are captured.
-    at_once: says how many clients that take so many steps train together.
+    client_states: what clients keep between rounds; moved to the device. programs: choose the device and whether steps
+    are captured. at_once: the number of clients that train together, by the number of steps they take.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class VectorisedTrainer:
         model: Model,
         algorithm: Algorithm,
         population: Population,
-        kept: ClientStates,
+        client_states: ClientStates,
         *,
         programs: Programs,
         at_once: Callable[[int], int],
     ) -> None:
-        self._model, self._algorithm, self._kept = model, algorithm, kept
+        self._model, self._algorithm, self._kept = model, algorithm, client_states
         self._device, self._at_once, self._programs = programs.device, at_once, programs
         self._examples, self._sizes = Examples(programs.device, population), population.sizes.tolist()
 
@@ -90,7 +90,7 @@ class VectorisedTrainer:
                 ) from error
 
     def _groups(self, turn: int, clients: Sequence[Client]) -> Iterator[Sequence[Client]]:
-        """Clients that train together. The first of a group, the longest, says how many."""
+        """Clients that train together. The first and longest client of a group determines the group's size."""
         loops = [item.loop for item in trips_of(self._algorithm)[turn].passes]
         start = 0
         while start < len(clients):
@@ -103,51 +103,51 @@ class VectorisedTrainer:
         if self._in_one_step(turn, received, group, sums):
             return
         indices, trip = _indices(group.clients), trips_of(self._algorithm)[turn]
-        known = {**received, **self._programs.hold((turn, KEPT), self._kept.gather(indices))}
+        inputs = {**received, **self._programs.hold((turn, KEPT), self._kept.gather(indices))}
         carries: dict[str, Carry] = {}
         metrics: dict[str, Tensor] = {}
         for index, item in enumerate(trip.passes):
-            carried = with_carries(known, carries)
+            carried = with_carries(inputs, carries)
             carries[item.name], metrics[item.name] = self._run_pass((turn, index), item, carried, group)
-        end = functools.partial(self._end, trip, known, carries)
-        arguments = [*known.values(), *(vector for carry in carries.values() for vector in carry.values())]
+        end = functools.partial(self._end, trip, inputs, carries)
+        arguments = [*inputs.values(), *(vector for carry in carries.values() for vector in carry.values())]
         ended = self._programs.run((turn, len(indices)), end, arguments, {})
-        report, kept = unprefixed(REPORT, ended), unprefixed(KEPT, ended)
-        finite = sums.add(report, metrics, self._weights(indices), kept, received.get(CLIP))
-        self._kept.scatter(indices, kept, finite)
+        report, new_state = unprefixed(REPORT, ended), unprefixed(KEPT, ended)
+        finite = sums.add(report, metrics, self._weights(indices), new_state, received.get(CLIP))
+        self._kept.scatter(indices, new_state, finite)
 
     def _in_one_step(self, turn: int, received: Broadcast, group: _Group, sums: RoundSums) -> bool:
-        """Train clients by one gradient of all their losses, if each takes one step and all that they report is finite.
+        """Train clients by one gradient of all their losses, if each takes one step and all reports are finite.
 
-        Gives whether it is done.
+        Returns whether it did.
         """
         trip = trips_of(self._algorithm)[turn]
         loops = [item.loop for item in trip.passes]
-        few = len(loops) == 1 and all(loops[0].step_count(self._sizes[one.index]) == 1 for one in group.clients)
+        few = len(loops) == 1 and all(loops[0].step_count(self._sizes[client.index]) == 1 for client in group.clients)
         if not few or len(group.clients) == 1 or sums.layout.bounded or keeps_client_state(self._algorithm):
             return False
         ((_, rows, mask),) = self._steps(0, trip.passes[0], group)
         weight_K = self._weights(_indices(group.clients))
         try:
-            asked = one_step(trip, received, mask.sum(1, keepdim=True))
-            gradient_weight_K = asked.gradient_weights(weight_K)
+            step = one_step(trip, received, mask.sum(1, keepdim=True))
+            gradient_weight_K = step.gradient_weights(weight_K)
         except NotAffine:
             return False
         where = (turn, "one step")
         edge = self._batch((turn, 0, 0), group, rows, mask)
-        held = self._programs.hold((*where, *mask.shape), {"point": asked.point, "weight": gradient_weight_K})
-        gradient = functools.partial(self._weighted_gradient, held, edge)
-        found = self._programs.run((*where, *mask.shape), gradient, [*held.values(), *edge.values()], {})
-        summed = asked.sums(found["gradient"], weight_K)
-        return sums.add_summed(summed, {trip.passes[0].name: found[METRICS]}, weight_K)
+        inputs = self._programs.hold((*where, *mask.shape), {"point": step.point, "weight": gradient_weight_K})
+        gradient = functools.partial(self._weighted_gradient, inputs, edge)
+        outputs = self._programs.run((*where, *mask.shape), gradient, [*inputs.values(), *edge.values()], {})
+        summed = step.sums(outputs["gradient"], weight_K)
+        return sums.add_summed(summed, {trip.passes[0].name: outputs[METRICS]}, weight_K)
 
-    def _weighted_gradient(self, held: Mapping[str, Tensor], edge: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _weighted_gradient(self, inputs: Mapping[str, Tensor], edge: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weighted sum of the gradients of clients at one point, and their metric sums."""
         oracle = CohortOracle(self._model, unprefixed(EXAMPLE, edge), edge[MASK], edge.get(NOISE))
-        return {"gradient": oracle.weighted(held["point"], held["weight"]), METRICS: oracle.sums_KM}
+        return {"gradient": oracle.weighted(inputs["point"], inputs["weight"]), METRICS: oracle.sums_KM}
 
     def _run_pass(self, where: tuple[int, int], item: Pass, received: Broadcast, group: _Group) -> tuple[Carry, Tensor]:
-        """The last carry (K, …) and the metric sums (K, M) of every client. where: which trip and pass."""
+        """The last carry (K, …) and the metric sums (K, M) of every client. where: indices of trip and pass."""
         clients = group.clients
         # Vectors that all clients share stay single, so the first step multiplies the examples of all by one matrix.
         carry = self._programs.hold((*where, "begin"), item.begin(received))
@@ -163,7 +163,7 @@ class VectorisedTrainer:
             step = self._programs.once(key, functools.partial(self._bind, key, item, carry, received, edge, rows))
             ended = {name: vector[active:trained].clone() for name, vector in rows.items() if trained > active}
             sums_KM[:active] += step()[METRICS][:active]
-            for name, vector in ended.items():  # who has no batch left keeps what the last one made
+            for name, vector in ended.items():  # clients without a batch left keep their last carry
                 rows[name][active:trained] = vector
             carry = rows
         return carry, sums_KM
@@ -177,7 +177,7 @@ class VectorisedTrainer:
         edge: Mapping[str, Tensor],
         rows: Carry,
     ) -> Callable[[], dict[str, Tensor]]:
-        """A step of so many clients, which is the same until their memory moves."""
+        """A step of these clients, which stays valid until their memory moves."""
         trained = len(edge[MASK])
         step = functools.partial(self._step, item, _first(trained, carry), _first(trained, received), edge)
         arguments = [*carry.values(), *received.values(), *edge.values()]
@@ -191,13 +191,13 @@ class VectorisedTrainer:
             METRICS: oracle.sums_KM
         }
 
-    def _end(self, trip: Trip, known: Broadcast, carries: Mapping[str, Carry]) -> dict[str, Tensor]:
-        """What clients report, and what they keep."""
-        kept = self._algorithm.keep(known, carries) if keeps_client_state(self._algorithm) else {}
-        return prefixed(REPORT, trip.report(known, carries)) | prefixed(KEPT, kept)
+    def _end(self, trip: Trip, inputs: Broadcast, carries: Mapping[str, Carry]) -> dict[str, Tensor]:
+        """The reports and the kept states of clients."""
+        client_state = self._algorithm.keep(inputs, carries) if keeps_client_state(self._algorithm) else {}
+        return prefixed(REPORT, trip.report(inputs, carries)) | prefixed(KEPT, client_state)
 
     def _batch(self, at: tuple[int, int, int], group: _Group, rows: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """Examples, mask and noise of a step, in memory of its own. at: which trip, pass and step."""
+        """Examples, mask and noise of a step, in separate memory. at: indices of trip, pass and step."""
         where, step = at[:2], at[2]
         room = functools.partial(self._room, where, group, *rows.shape)
         edge = self._programs.once((*where, "batch", rows.shape), room)
@@ -205,8 +205,10 @@ class VectorisedTrainer:
         for name, array in group.fields.items():
             torch.index_select(array, 0, rows.flatten(), out=edge[f"{EXAMPLE}.{name}"].flatten(0, 1))
         if self._model.noisy:  # from which dropout draws
-            drawn = np.stack([noise(one.key, where[1], step, rows.shape[1]) for one in group.clients[: len(mask)]])
-            edge[NOISE].copy_(torch.from_numpy(drawn))
+            values = np.stack(
+                [noise(client.key, where[1], step, rows.shape[1]) for client in group.clients[: len(mask)]]
+            )
+            edge[NOISE].copy_(torch.from_numpy(values))
         return edge
 
     def _room(self, where: tuple[int, int], group: _Group, trained: int, size: int) -> dict[str, Tensor]:
@@ -220,13 +222,13 @@ class VectorisedTrainer:
         return room
 
     def _steps(self, index: int, item: Pass, group: _Group) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """For each step, how many clients have a batch, and rows into the group's examples and masks, both (A, B).
+        """For each step, the number of clients with a batch, and rows into the group's examples and masks, both (A, B).
 
-        A is that number, or a little more where steps are captured. B is the size of a batch; on a CPU, where all
-        clients still have one, no more of it than they fill, rounded up to one of BATCH_SIZES.
+        A is that number, or a little more if steps are captured. B is the size of a batch; on a CPU, while all clients
+        still have a batch, only the filled part of it, rounded up to one of BATCH_SIZES.
         """
         clients = group.clients
-        counts = [item.loop.step_count(self._sizes[one.index]) for one in clients]
+        counts = [item.loop.step_count(self._sizes[client.index]) for client in clients]
         rows_SKB, mask_SKB = self._rows(index, item.loop, group, counts[0])
         rows, masks = (torch.from_numpy(array).to(self._device) for array in (rows_SKB, mask_SKB))
         real_SK, every = mask_SKB.sum(2), self._example_steps(item.loop.batch_size)
@@ -239,25 +241,25 @@ class VectorisedTrainer:
             yield active, rows[step, :trained, :size], masks[step, :trained, :size]
 
     def _rows(self, index: int, loop: Loop, group: _Group, steps: int) -> tuple[NDArray[np.int64], Float32]:
-        """For each of so many steps, rows into the group's examples, and masks."""
+        """Rows into the group's examples, and masks, for each step."""
         shape = (steps, len(group.clients), loop.batch_size)
-        sizes = [self._sizes[one.index] for one in group.clients]
+        sizes = [self._sizes[client.index] for client in group.clients]
         if max(sizes) <= loop.batch_size and not self._model.noisy:
             # All batches of a client hold all of its examples, whose order matters to nothing but round-off then.
             mask_KB = np.arange(loop.batch_size) < np.array(sizes)[:, None]
             rows_KB = np.array(group.starts)[:, None] + mask_KB * np.arange(loop.batch_size)
             return np.broadcast_to(rows_KB, shape).copy(), np.broadcast_to(mask_KB, shape).astype(np.float32)
         rows_SKB, mask_SKB = np.zeros(shape, np.int64), np.ones(shape, np.float32)
-        for place, (one, size) in enumerate(zip(group.clients, sizes, strict=True)):
+        for place, (client, size) in enumerate(zip(group.clients, sizes, strict=True)):
             step = 0
-            for indices, mask in sweeps(loop, size, one.key, index):
+            for indices, mask in sweeps(loop, size, client.key, index):
                 rows_SKB[step : step + len(indices), place] = group.starts[place] + indices
                 mask_SKB[step : step + len(indices), place] = mask
                 step += len(indices)
         return rows_SKB, mask_SKB
 
     def _example_steps(self, batch_size: int) -> int:
-        """In steps of how many examples batches are cut to what is real: a step is recorded for each size."""
+        """The granularity, in examples, to which batches are cut to real ones: each size has its own recording."""
         return -(-batch_size // BATCH_SIZES) if self._device.type == "cpu" else batch_size
 
     def _weights(self, clients: Sequence[int]) -> Tensor:
@@ -267,7 +269,7 @@ class VectorisedTrainer:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Clients that train together, longest first; `fields` has their examples, and theirs begin at `starts`."""
+    """Clients that train together, longest first; `fields` has their examples, each client's beginning at `starts`."""
 
     clients: Sequence[Client]
     fields: Mapping[str, Tensor]
@@ -279,12 +281,12 @@ def _indices(clients: Sequence[Client]) -> list[int]:
 
 
 def clients_at_once(model: Model, device: torch.device, steps: int | None = None) -> int:
-    """How many clients to vectorise together: on a GPU all that it has room for, on a CPU as many as stay in cache.
+    """The number of clients to vectorise together: on a GPU as many as fit, on a CPU as many as stay in cache.
 
-    steps: of each client at most, if that is known.
+    steps: the most of a client, if known.
 
-    Networks with convolutions of some size go one client at a time, because torch vectorises them over clients as
-    grouped convolutions, which are slow there; in tiny ones the cost of a call outweighs that (docs/performance.md).
+    Networks with larger convolutions train one client at a time, because torch vectorises them over clients as slow
+    grouped convolutions. In tiny ones the cost of a call outweighs that (docs/performance.md).
     """
     if device.type != "cpu":
         memory = torch.cuda.get_device_properties(device).total_memory
@@ -300,5 +302,5 @@ def _first(active: int, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _rows(vector: Tensor, clients: int) -> Tensor:
-    """A vector as (K, …), also where all clients share it."""
+    """A vector as (K, …), even if all clients share it."""
     return vector.expand(clients, vector.shape[-1])

@@ -1,7 +1,7 @@
-"""Devices in browsers: the process that runs those of a fleet, in one Chromium, each with its page and its storage.
+"""Devices in browsers: a process that runs a fleet's browser devices in one Chromium, each with its page and storage.
 
-It takes and gives the lines of a fork server. A device is the worker of the page that its coordinator serves. Its
-browser context is apart from all others, as a browser of its own would be: keys, examples and caches are its own.
+It reads and writes the lines of a fork server. A device is the worker of the page that its coordinator serves. Each has
+its own browser context, as if in a separate browser, with its own keys, examples and caches.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from selenium import webdriver
 
 MOST = 32
-"""Devices in one Chromium: each has processes of its own, of 250 MB together while it trains."""
+"""The most devices in one Chromium: each has its own processes, which use 250 MB while it trains."""
 CAPABILITIES = {"webSocketUrl": True}
-"""WebDriver BiDi, by which many pages can be waited for at a time."""
+"""WebDriver BiDi, which can wait for many pages at a time."""
 _SCRIPT = Path(__file__).with_name("browser_session.js")
 _STILL = "icon.svg"
-"""A file of the page that does nothing by itself."""
+"""A file of the page without a script."""
 _PATIENCE_S = 10.0
 _BEGIN = "(given) => {{ globalThis.ended = ({session})(JSON.parse(given)).then(JSON.stringify); }}"
 # The driver waits for no answer longer than 30 seconds.
@@ -67,20 +67,20 @@ def check_page(coordinator: str) -> None:
         raise FleetError(f"no coordinator answers at {coordinator}: {error}") from error
 
 
-def run_session(browser: webdriver.Chrome, window: str, given: dict[str, Any]) -> bytes:
+def run_session(browser: webdriver.Chrome, window: str, arguments: dict[str, Any]) -> bytes:
     """The outcome of one session in a window with a still file of the page, as JSON. Needs CAPABILITIES.
 
-    given: coordinator, population, policy and examples (`fields`). Raises WebDriverException when the page is gone.
+    arguments: coordinator, population, policy and examples (`fields`). Raises WebDriverException when the page is gone.
     """
     script = browser.script
-    script.execute(_BEGIN.format(session=_SCRIPT.read_text()), json.dumps(given), context_id=window)
+    script.execute(_BEGIN.format(session=_SCRIPT.read_text()), json.dumps(arguments), context_id=window)
     while (answer := script.execute(_AWAIT, context_id=window))["type"] == "null":
         pass
     return str(answer["value"]).encode()
 
 
 def fields(path: Path) -> dict[str, dict[str, Any]]:
-    """The arrays of an .npz file as JSON has them."""
+    """The arrays of an .npz file in the form of JSON."""
     with np.load(path) as arrays:
         return {
             name: {
@@ -119,21 +119,21 @@ class BrowserHost:
     def _session(self, start: Start) -> None:
         from selenium.common.exceptions import WebDriverException
 
-        given = {
+        arguments = {
             "coordinator": start.coordinator,
             "population": start.population,
             "policy": msgspec.to_builtins(start.policy) or {},
             "examples": fields(Path(start.examples)),
         }
         try:
-            outcome = msgspec.Raw(run_session(self._browser, self._window(start), given))
+            outcome = msgspec.Raw(run_session(self._browser, self._window(start), arguments))
         except WebDriverException as error:
             detail = (error.msg or "").partition("\n")[0]
             outcome = msgspec.Raw(msgspec.json.encode({"reason": "page", "detail": detail, "retryable": "transient"}))
         self._tell({"client": start.client, "outcome": outcome, "exit_code": 0})
 
     def _window(self, start: Start) -> str:
-        """The window of a device, whose state is kept as long as the browser runs."""
+        """The window of a device. Its state lasts as long as the browser runs."""
         if start.state not in self._windows:
             apart = self._browser.browser.create_user_context()
             window = self._browser.browsing_context.create(type="window", user_context=apart)

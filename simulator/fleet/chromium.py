@@ -1,4 +1,4 @@
-"""A real Chromium without a window, and its driver: what runs devices in browsers."""
+"""A real, headless Chromium and its driver, which run devices in browsers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OF_ROOT = ("--no-sandbox",)
 
 
 def program() -> str | None:
-    """The path of the first Chromium that there is; None where there is none."""
+    """The path of the first installed Chromium; None if there is none."""
     return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 
@@ -28,23 +28,23 @@ def programs() -> tuple[str, str]:
     """The paths of Chromium and of its driver. Raises BrowserMissing, and ModuleNotFoundError without selenium."""
     import selenium  # noqa: F401  # the extra `browser`
 
-    found, driver = program(), shutil.which("chromedriver")
-    if found is None or driver is None:
+    browser, driver = program(), shutil.which("chromedriver")
+    if browser is None or driver is None:
         raise BrowserMissing("there is no Chromium with its driver: apt-get install chromium chromium-driver")
-    return found, driver
+    return browser, driver
 
 
 @contextmanager
 def chromium(*arguments: str, capabilities: Mapping[str, object]) -> Iterator[webdriver.Chrome]:
-    """A browser for as long as the block runs, with nothing kept from before unless arguments name a profile.
+    """A browser for as long as the block runs, with a fresh profile unless arguments name one.
 
     capabilities: of WebDriver, by name. Raises BrowserMissing.
     """
-    found, driver = programs()
+    browser, driver = programs()
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
-    options.binary_location = found
+    options.binary_location = browser
     for argument in (*_ARGUMENTS, *(_OF_ROOT if os.geteuid() == 0 else ()), *arguments):
         options.add_argument(argument)
     for name, value in capabilities.items():

@@ -1,7 +1,7 @@
 """Faults of an emulated device: a throttled transport, a slow backend, a wrong clock, conditions, a planned failure.
 
-The device runtime is handed these from outside and cannot tell. Nothing is simulated: bytes are delayed, a slow step
-takes longer, and a device that dies is a process that is killed.
+The device runtime is given these from outside and cannot notice them. Nothing is simulated: bytes are delayed, a slow
+step takes longer, and a device that dies is a killed process.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from fedcore.plan import REPORT, step_graph, steps_graph
 from secagg.message_type import MessageType
 from simulator.fleet.recorder import Recorder
 
-# A throttled body is sent in pieces that take so many seconds.
+# The seconds that a piece of a throttled body takes.
 PIECE_S = 0.1
 # The path of a device's message in a secure aggregation: docs/spec/wire.md §8.
 SECAGG_MESSAGE = re.compile(r"/assignments/(?P<assignment>[^/]+)/secagg/(?P<number>\d+)$")
 
 
 class Flapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Good and bad conditions, one after the other, each for so many seconds on average."""
+    """Good and bad conditions that alternate, with the mean seconds of each."""
 
     up_s: float
     down_s: float
 
 
 class EmulatedConditions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Made-up conditions, one of: always these; a trace's file; good and bad ones, drawn by the device's seed."""
+    """Synthetic conditions, one of: constant ones; a file with a trace; good and bad ones by the device's seed."""
 
     constant: Conditions | None = None
     trace: str | None = None
@@ -62,10 +62,11 @@ class EmulatedConditions(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class EmulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """How one device differs from the machine that it runs on, for as long as its fleet runs.
+    """The differences between a device and the machine that it runs on, for as long as its fleet runs.
 
-    bandwidth: bytes per second each way; None is that of the machine. slow_down: how many times as long a training step
-    takes. clock_skew_s: seconds by which its wall clock is ahead. seed: of its conditions.
+    bandwidth: bytes per second each way; None means the machine's. slow_down: the factor on the time of a training
+    step.
+    clock_skew_s: seconds by which its wall clock is ahead. seed: of its conditions.
     """
 
     bandwidth: float | None = None
@@ -76,7 +77,7 @@ class EmulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
     requirements: Requirements = Requirements()
 
     def source(self, began: float) -> ConditionSource:
-        """The source of its conditions, which began at that time of the machine's monotonic clock."""
+        """The source of its conditions. began: their start on the machine's monotonic clock."""
         if self.conditions is None:
             return Conditions
         return self.conditions.source(self.seed, lambda: time.monotonic() - began)
@@ -147,7 +148,7 @@ class BackendCache:
 
 
 class _CachedBackend:
-    """A backend that loads each graph once: with many sessions in a process, loading would take most of the time."""
+    """A backend that loads each graph once, because loading would dominate with many sessions in a process."""
 
     def __init__(self, backend: Backend) -> None:
         self.format, self.runtime = backend.format, backend.runtime
@@ -180,11 +181,11 @@ class ThrottledTransport:
         return _Throttled(response, self)
 
     def close(self) -> None:
-        """Close the carrier below."""
+        """Close the wrapped carrier."""
         self._carrier.close()
 
     def throttled(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """The same bytes, each at its time."""
+        """The same bytes, each at its due time."""
         if self._bytes_per_s is None:
             yield from pieces
             return
@@ -221,10 +222,10 @@ class RecordedTransport:
 
     def send(self, request: HttpRequest) -> HttpResponse:
         """Send one request."""
-        found = SECAGG_MESSAGE.search(request.target) if request.method == "PUT" else None
-        if found is None:
+        match = SECAGG_MESSAGE.search(request.target) if request.method == "PUT" else None
+        if match is None:
             return self._carrier.send(request)
-        assignment, number = found["assignment"], MessageType(int(found["number"]))
+        assignment, number = match["assignment"], MessageType(int(match["number"]))
         self._die(assignment, PlannedDeath(number, sent=False))
         body = b"".join(request.body)
         if self._recorder is not None:
@@ -234,7 +235,7 @@ class RecordedTransport:
         return response
 
     def close(self) -> None:
-        """Close the carrier below."""
+        """Close the wrapped carrier."""
         self._carrier.close()
 
     def _die(self, assignment: str, here: PlannedDeath) -> None:
@@ -254,12 +255,12 @@ class SlowBackend:
 
     @property
     def format(self) -> str:
-        """That of the backend below."""
+        """The format of the wrapped backend."""
         return self._backend.format
 
     @property
     def runtime(self) -> str:
-        """That of the backend below."""
+        """The runtime of the wrapped backend."""
         return self._backend.runtime
 
     def load(self, graph: bytes, name: str = "graph") -> Executable:

@@ -28,23 +28,25 @@ from simulator.fleet.profile import Kind, assign_kinds, equal_kinds
 from simulator.fleet.summary import FleetSummary, Session
 from simulator.population import Population
 
-# So many failed sessions before the first good one, and so long without one later, mean that there is no coordinator.
+# This many failed sessions before the first good one, or this long without one later, mean that there is no
+# coordinator.
 MAX_FAILURES = 20
 NO_SUCCESS_S = 60.0
-# So long without a report, while sessions end, means that there will be none: devices never may work, or all die.
+# This long without a report, while sessions end, means that there will be none: devices may never work, or all die.
 NO_REPORT_S = 3600.0
-# A device that failed, or may not work now, comes back after so long. A phone would wait for minutes, which is too long
-# for a person who watches a fleet.
+# The delay after which a device that failed, or may not work now, returns. A phone would wait for minutes, which is too
+# long for a person watching a fleet.
 RETRY_SOON = RetryWindow(0.5, 2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
-    """Which devices, and where they check in. At most `concurrency` devices are awake at a time.
+    """The devices of a fleet, and their coordinator. At most `concurrency` devices are awake at a time.
 
-    kinds: the kinds of devices, in shares by weight. seed: of everything that is drawn. wait_s: how long a device waits
-    to be selected. sessions: end after so many. recorded: devices record in their folders what they quantise, send and
-    reveal in secure rounds (recorder.py). policy: of every device; None is the default one.
+    kinds: the kinds of devices, in shares by weight. seed: of everything that is drawn. wait_s: the time that a device
+    waits to be selected. sessions: the number of sessions after which the fleet ends. recorded: devices record in their
+    folders what they quantise, send and reveal in secure rounds (recorder.py). policy: of every device; None means the
+    default one.
     """
 
     coordinator: str
@@ -61,7 +63,7 @@ class FleetConfig:
 
 @dataclass(slots=True)
 class _Device:
-    """One device: its kind and faults, how many sessions it began, the failure of the last, and when it wakes next."""
+    """One device: its kind and faults, the number of its sessions, the last failure, and its next time to wake."""
 
     client: str
     kind: Kind
@@ -106,20 +108,22 @@ class Fleet:
     ) -> FleetSummary:
         """Wake devices until the population has no more work, or `sessions` have ended.
 
-        servers: where they run; hosts of their own if not given. A device process that dies is a session like
-        any other. Raises FleetError when session after session fails: there is no coordinator, say, or no such
-        population; when every device is refused for good; and when the coordinator has no page for those in browsers.
-        Raises SysrootError when devices of an architecture cannot run here.
+        servers: the hosts of devices; new ones if not given. A device process that dies counts as a session. Raises
+        FleetError when sessions keep failing, as without a coordinator or with an unknown population; when every device
+        is permanently refused; and when the coordinator has no page for devices in browsers. Raises SysrootError when
+        devices of an architecture cannot run here.
         """
         if any(device.kind.host == BROWSER for device in self._devices.values()):
             browsers.check_page(self._config.coordinator)
         if servers is not None:
             return self._run(on_session, servers)
         loaded: dict[str, list[str]] = {}
-        for host, backend in dict.fromkeys((one.kind.host, one.kind.backend) for one in self._devices.values()):
+        for host, backend in dict.fromkeys(
+            (emulated.kind.host, emulated.kind.backend) for emulated in self._devices.values()
+        ):
             loaded.setdefault(host, []).append(backend)
-        with fork_servers(loaded) as made:
-            return self._run(on_session, made)
+        with fork_servers(loaded) as started:
+            return self._run(on_session, started)
 
     def _run(self, on_session: Callable[[Session], None], servers: ForkServers) -> FleetSummary:
         summary = FleetSummary(Counter(device.kind.name for device in self._devices.values()))
@@ -163,7 +167,7 @@ class Fleet:
         )
 
     def _next(self) -> _Device | None:
-        """A device that may wake, drawn at random, or None when all sleep on."""
+        """A device that may wake, drawn at random, or None when all still sleep."""
         now = time.monotonic()
         ready = [device for device in self._devices.values() if not device.awake and device.wakes_at <= now]
         return self._random.choice(ready) if ready else None
@@ -193,7 +197,7 @@ class Fleet:
         return session
 
     def _check_progress(self, session: Session) -> None:
-        """Raise FleetError when there is no coordinator, none that wants any of these devices, or never a report."""
+        """Raise FleetError when there is no coordinator, it refuses all of these devices, or no report ever comes."""
         now = time.monotonic()
         last = f"the last: {session.ending}: {session.outcome.detail}"
         if session.outcome.outcome == "reported":
@@ -222,10 +226,12 @@ def state_folder(folder: Path, client: str) -> Path:
     return folder / client / "state"
 
 
-def _check(what: str, names: list[str], known: tuple[str, ...]) -> None:
-    unknown = [name for name in names if name not in known]
+def _check(what: str, names: list[str], choices: tuple[str, ...]) -> None:
+    unknown = [name for name in names if name not in choices]
     if unknown or not names:
-        raise ProfileError(f"no {what} is called {', '.join(map(repr, unknown))}; {offered(', '.join(unknown), known)}")
+        raise ProfileError(
+            f"no {what} is called {', '.join(map(repr, unknown))}; {offered(', '.join(unknown), choices)}"
+        )
 
 
 def _is_final(outcome: Outcome) -> bool:

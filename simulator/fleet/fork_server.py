@@ -1,9 +1,10 @@
-"""The process from which emulated devices are forked. Of Muster it has loaded the device runtime and nothing else.
+"""The process from which emulated devices are forked. Of Muster it loads only the device runtime.
 
-One line of JSON on standard input starts one session of one device, in an operating-system process that runs no other
-session meanwhile. One line on standard output says how it ended. Closing standard input ends all. The arguments name
-the backends to load. A process that has ended a session takes the next one, of any device: a session is cheap because
-the runtime is loaded once and processes are seldom forked (docs/decisions/0007-forked-devices.md).
+A line of JSON on standard input starts a session of one device, in a process that runs no other session meanwhile. A
+line on standard output reports its end. Closing standard input ends everything. The arguments name the backends to
+load.
+A process that has finished a session takes the next one, of any device: sessions are cheap because the runtime is
+loaded once and processes are seldom forked (docs/decisions/0007-forked-devices.md).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from simulator.fleet.recorder import Recorder
 class Start(msgspec.Struct, frozen=True):
     """A command to start one session of one device.
 
-    began: the start of its fleet on the machine's monotonic clock. policy: None is the default one. recorder: the
+    began: the start of its fleet on the machine's monotonic clock. policy: None means the default one. recorder: the
     folder for records of what it quantises, sends and reveals in a secure round, if any.
     """
 
@@ -118,7 +119,7 @@ class ForkServer:
     def _start(self, line: bytes) -> None:
         worker = self._idle.pop() if self._idle else self._fork()
         worker.client = _START.decode(line).client
-        # One that was killed while it was idle is found out when its pipe closes.
+        # The pipe of a worker that was killed while idle closes.
         with contextlib.suppress(BrokenPipeError):
             os.write(worker.commands, line + b"\n")
 
@@ -136,7 +137,7 @@ class ForkServer:
         return worker
 
     def _receive(self, worker: _Worker) -> None:
-        """Relay the end of a session, or that of a process, which closes its pipe."""
+        """Relay the end of a session or of a process; a process that ends closes its pipe."""
         chunk = os.read(worker.results, 1 << 16)
         worker.received += chunk
         if not chunk:
@@ -159,7 +160,7 @@ class ForkServer:
 
     def _stop(self) -> None:
         for worker in self._workers.values():
-            os.close(worker.commands)  # whatever becomes of the signal, a worker has no further session
+            os.close(worker.commands)  # even if the signal fails, the worker gets no further session
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGTERM)
         for worker in self._workers.values():
@@ -173,7 +174,7 @@ def _relay(ended: Ended) -> None:
 def _run_sessions(commands: int, results: int, others: Iterable[int]) -> NoReturn:
     """Run sessions in the forked child, one after the other, until there are no more; skip the parent's clean-up.
 
-    others: ends of pipes that it has no use for. On SIGTERM it gives up its assignment, as a device does.
+    others: ends of pipes to close. On SIGTERM it gives up its assignment, as a device does.
     """
     code, cache = 1, BackendCache()
     try:
@@ -218,7 +219,7 @@ def _config(start: Start, cache: BackendCache) -> DeviceConfig:
 
 
 def _preload() -> None:
-    """Do once what the first session of a process would, so that every child inherits it: a quarter of its work."""
+    """Do the first session's one-time work, a quarter of its time, once, so that every child inherits it."""
     with Transport.to("http://localhost"):
         pass  # the HTTP library loads half of itself with its first client
     permutation(StreamKey(0, 0, 0), 0, 0, 1)

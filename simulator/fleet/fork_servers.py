@@ -15,8 +15,7 @@ import msgspec
 
 from fedcore.decoding import decoder
 from simulator.errors import FleetError
-from simulator.fleet import browsers, node
-from simulator.fleet.arm import sysroot
+from simulator.fleet import arm, browsers, node
 from simulator.fleet.fork_server import Ended, Start
 
 _ENDED = decoder(Ended)
@@ -26,24 +25,24 @@ NODE, BROWSER = "node", "browser"
 DIED = "a process that runs emulated devices died; standard error says why"
 
 StartSession = Callable[[str, Start], None]
-"""Starts a session at a host, which an architecture, NODE or BROWSER names."""
+"""Starts a session at a host: an architecture, NODE or BROWSER."""
 EndedSessions = queue.SimpleQueue[Ended | None]
 """Ends of sessions at all hosts; None once a host has died."""
 ForkServers = tuple[StartSession, EndedSessions]
-"""Where devices run, for one fleet at a time."""
+"""The hosts of devices, for one fleet at a time."""
 
 
 def architectures() -> tuple[str, ...]:
     """The architectures of devices: this machine's own first, then those that can be emulated."""
-    return tuple(dict.fromkeys((HERE, sysroot.ARCH)))
+    return tuple(dict.fromkeys((HERE, arm.ARCH)))
 
 
 @contextlib.contextmanager
 def fork_servers(backends: Mapping[str, Sequence[str]]) -> Iterator[ForkServers]:
     """A host for every name in `backends`: NODE, BROWSER, and architectures with the backends that their devices load.
 
-    Raises SysrootError when an architecture cannot be emulated here yet, or not with these backends, and FleetError
-    where there is no Node for devices in TypeScript, or no browser.
+    Raises SysrootError when an architecture cannot be emulated here yet, or not with these backends, and FleetError if
+    Node or a browser is needed and missing.
     """
     ended: EndedSessions = queue.SimpleQueue()
     commands = {host: _command(host, names) for host, names in backends.items()}
@@ -61,7 +60,7 @@ def _command(host: str, backends: Sequence[str]) -> tuple[list[str], dict[str, s
     arguments = ["-m", "simulator.fleet.fork_server", *backends]
     if host == HERE:
         return [sys.executable, *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
-    machine = sysroot.ready()
+    machine = arm.ready()
     machine.check(backends)
     return machine.python(*arguments), machine.environment()
 

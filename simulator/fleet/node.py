@@ -1,4 +1,4 @@
-"""Devices in TypeScript: the process of Node that runs those of a fleet, and what it needs of this machine."""
+"""Devices in TypeScript: the Node process that runs a fleet's devices, and its requirements on this machine."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def fleet_command() -> list[str]:
 
 
 def program() -> str:
-    """Node's program, once it can run the device runtime in TypeScript. Raises FleetError, saying what is missing."""
+    """The path of Node, if it can run the device runtime in TypeScript. Raises FleetError, saying what is missing."""
     if not _FLEET.exists():
         raise FleetError(f"there is no device runtime in TypeScript at {FOLDER}: run this from a checkout of Muster")
-    found = shutil.which("node")
-    is_new = [found or "", str(FOLDER / "node-is-new.cjs")]
-    if found is None or subprocess.run(is_new, check=False, capture_output=True).returncode != 0:
-        what = f"{found} is older" if found else "there is none on the PATH"
+    path = shutil.which("node")
+    is_new = [path or "", str(FOLDER / "node-is-new.cjs")]
+    if path is None or subprocess.run(is_new, check=False, capture_output=True).returncode != 0:
+        what = f"{path} is older" if path else "there is none on the PATH"
         raise FleetError(
             f"devices on Node need Node 22.18 or newer, and {what}: `npm install --global node@24` has one"
         )
     if not (FOLDER / "node_modules" / ".package-lock.json").exists():
         raise FleetError(f"devices on Node need their packages: `npm ci --prefix {FOLDER}` installs them")
-    return found
+    return path

@@ -1,7 +1,7 @@
 """Fleet profiles: the kinds of emulated devices, with their shares, speeds, faults and conditions.
 
-A fleet profile is a TOML file of kinds (docs/emulators.md). Everything is drawn by seed: how a device is once per
-device, its failures once per session.
+A fleet profile is a TOML file of kinds (docs/emulators.md). Everything is drawn by seed: properties once per device,
+failures once per session.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from simulator.fleet.fork_servers import BROWSER, HERE, NODE, architectures
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Range = float | tuple[float, float]
-"""A number, or the least and the most of what is drawn for each device."""
+"""A number, or the least and the greatest value to draw for each device."""
 # Limits of what a machine can emulate: beyond these, times and sums overflow.
 BOUNDS = {
     "weight": (1e-6, 1e6),
@@ -40,12 +40,12 @@ BOUNDS = {
     "clock_skew_s": (-1e9, 1e9),
     "drop_out_step": (1.0, 1e9),
 }
-# How many seeds there are for what a device draws for itself.
+# The number of seeds for a device's own draws.
 SEEDS = 2**32
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Devices of one kind; `weight` is their share of a fleet. The keys of a profile: docs/emulators.md.
+    """A kind of device; `weight` is its share of a fleet. The keys of a profile: docs/emulators.md.
 
     bandwidth, slow_down: drawn evenly in the logarithm. clock_skew_s, drop_out_step: drawn evenly. Raises ValueError
     naming the key and its value.
@@ -81,11 +81,11 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def host(self) -> str:
-        """What runs its devices: its architecture's fork server, NODE or BROWSER."""
+        """The host of its devices: its architecture's fork server, NODE or BROWSER."""
         return self.arch if self.runtime == "python" else self.runtime
 
     def _check_plain(self) -> None:
-        """Devices on Node share a process, and those in browsers a browser: none is slowed down or killed by itself."""
+        """Refuse faults for devices on Node or in browsers: they share a process or browser, so none can fail alone."""
         fields = zip(self.__struct_fields__[1:], self.__struct_defaults__, strict=True)
         others = [key for key, default in fields if key not in {"weight", "runtime"} and getattr(self, key) != default]
         if others:
@@ -116,15 +116,15 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def draw_failure(self, rng: random.Random) -> PlannedFailure:
         """Draw the failure of a device of this kind in one session; most often it is none."""
-        drawn, step = rng.random(), rng.randint(*map(int, _ends(self.drop_out_step)))
+        chance, step = rng.random(), rng.randint(*map(int, _ends(self.drop_out_step)))
         death = PlannedDeath(rng.choice(DEVICE_MESSAGES), sent=rng.random() < 0.5)
-        if drawn < self.silence:
+        if chance < self.silence:
             return PlannedFailure(silent=True)
-        if drawn < self.silence + self.drop_out:
+        if chance < self.silence + self.drop_out:
             return PlannedFailure(dies_after=step)
         return (
             PlannedFailure(dies_at=death)
-            if drawn < self.silence + self.drop_out + self.drop_out_secagg
+            if chance < self.silence + self.drop_out + self.drop_out_secagg
             else PlannedFailure()
         )
 
@@ -165,13 +165,13 @@ def assign_kinds(kinds: Sequence[Kind], count: int) -> list[Kind]:
     Smooth weighted round-robin: of the first n devices, each kind has its share of n to within about one.
     """
     whole = sum(kind.weight for kind in kinds)
-    credits, given = [0.0] * len(kinds), []
+    credits, assigned = [0.0] * len(kinds), []
     for _ in range(count):
         credits = [credit + kind.weight for credit, kind in zip(credits, kinds, strict=True)]
         chosen = credits.index(max(credits))
         credits[chosen] -= whole
-        given.append(kinds[chosen])
-    return given
+        assigned.append(kinds[chosen])
+    return assigned
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -183,7 +183,7 @@ _to_kind = converter(Kind)
 
 
 def load_profile(path: Path) -> tuple[Kind, ...]:
-    """The kinds in a profile. Raises ProfileError: the file is missing, or which key is unknown or has a bad value."""
+    """The kinds in a profile. Raises ProfileError when the file is missing, or naming an unknown key or a bad value."""
     try:
         file = _file(tomllib.loads(path.read_text("utf-8")))
     except (OSError, ValueError) as error:
@@ -200,9 +200,9 @@ def load_profile(path: Path) -> tuple[Kind, ...]:
 def _kind(path: Path, number: int, values: dict[str, Any]) -> Kind:
     try:
         kind = _to_kind(_known(values))
-        for key, value, known in (("arch", kind.arch, architectures()), ("backend", kind.backend, tuple(BACKENDS))):
-            if value not in known:
-                raise ConfigError(f"{key} = {value!r}: there are {', '.join(known)}")
+        for key, value, choices in (("arch", kind.arch, architectures()), ("backend", kind.backend, tuple(BACKENDS))):
+            if value not in choices:
+                raise ConfigError(f"{key} = {value!r}: there are {', '.join(choices)}")
         conditions = kind.conditions
         if conditions is None:
             return kind
@@ -211,7 +211,7 @@ def _kind(path: Path, number: int, values: dict[str, Any]) -> Kind:
             conditions = replace(conditions, trace=str(path.absolute().parent / conditions.trace))
         if conditions.constant is not None and (unmet := kind.requirements.unmet(conditions.constant)):
             raise ConfigError(f"its constant conditions never meet its requirements: {'; '.join(unmet)}")
-        conditions.source(0, lambda: 0.0)  # an error is better raised here than by every device
+        conditions.source(0, lambda: 0.0)  # raise an error here instead of in every device
         return replace(kind, conditions=conditions)
     except (msgspec.ValidationError, ConfigError) as error:
         name = values.get("name", number)

@@ -1,6 +1,6 @@
-"""Records of what emulated devices quantised, sent and revealed in secure rounds, for checks of the sums.
+"""Records of what emulated devices quantised, sent and revealed in secure rounds, to check sums.
 
-The device runtime records none of this and must not: a recorder is put into a device's process from outside.
+The device runtime must not record any of this, so a recorder is put into a device's process from outside.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        # A session that goes on where another was killed sends the same again, or should: both are kept.
+        # A session that continues a killed one should send the same again: both are kept.
         self._session = f"{os.getpid()}-{time.time_ns()}"
         self._quantised: dict[str, NDArray[np.generic]] = {}
 
     def record_quantised(self) -> None:
-        """Record from now on what this process quantises, before it is masked."""
+        """Record from now on what this process quantises, before masking."""
 
         def encode(
             segments: Sequence[PackedSegment],
@@ -69,7 +69,7 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """A report before it was masked: words (W,), and the segments and largest weight by which they are decoded."""
+    """A report before masking: words (W,), and the segments and largest weight that decode them."""
 
     words: Words
     segments: tuple[PackedSegment, ...]
@@ -90,7 +90,7 @@ class Recording:
         """The report that an assignment's device quantised last."""
         with np.load(self._quantised[assignment]) as file:
             segments, w_max = json.loads(file["terms"].item())
-            return Quantised(file["words"], tuple(PackedSegment(**one) for one in segments), w_max)
+            return Quantised(file["words"], tuple(PackedSegment(**segment) for segment in segments), w_max)
 
     def uploads(self) -> dict[str, Words]:
         """The masked words of every upload that was sent, by assignment."""
@@ -108,7 +108,7 @@ class Recording:
 
     def deaths(self) -> dict[str, list[str]]:
         """The messages at which processes were killed, by assignment."""
-        found = defaultdict(list)
+        deaths = defaultdict(list)
         for path, assignment in self._files["died"].items():
-            found[assignment].append(path.read_text())
-        return dict(found)
+            deaths[assignment].append(path.read_text())
+        return dict(deaths)

@@ -23,8 +23,8 @@ from simulator.fleet.profile import Kind
 class Session:
     """One session of one device of a fleet.
 
-    ending: how it ended. "reported"; "killed" and "silent" are what the fleet did to it; "not-needed": the round had
-    what it needs; else the outcome with its reason, as in "rejected: not-selected".
+    ending: "reported"; "killed" and "silent", which the fleet caused; "not-needed", as the round was complete; else the
+    outcome with its reason, as in "rejected: not-selected".
     """
 
     client: str
@@ -34,9 +34,10 @@ class Session:
 
     @classmethod
     def of(cls, ended: Ended, kind: Kind, failure: PlannedFailure, state: Path) -> Session:
-        """The session of a process that ended; one that died is "failed: process-died" unless the fleet killed it.
+        """The session of a process that ended. If it died, this is "failed: process-died", unless the fleet killed it.
 
-        state: the device's state folder. A report may count although its process died before it told the device's id.
+        state: the device's state folder, as a report may count although the process died before it sent the device's
+        id.
         """
         died = Outcome(reason="process-died", detail=f"exit code {ended.exit_code}", retryable="transient")
         outcome = ended.outcome or replace(died, arch=kind.arch, backend=kind.backend, device=_device_in(state))
@@ -44,12 +45,12 @@ class Session:
 
     @property
     def planned(self) -> bool:
-        """Whether it ended as planned, which says nothing of the device or the coordinator."""
+        """Whether it ended as planned, so that it says nothing about the device or the coordinator."""
         return self.ending in {"killed", "silent"}
 
 
 def _device_in(state: Path) -> str:
-    """The id of the device with a state folder; empty where it has no key yet."""
+    """The id of the device with a state folder; empty if it has no key yet."""
     if not (state / "device-key").exists():
         return ""
     return device_id(PublicKey.of(device_key(state, Sealer(KeyFile(state / "sealing-key")))).text)
@@ -70,9 +71,9 @@ def _ending(ended: Ended, outcome: Outcome, failure: PlannedFailure) -> str:
 class FleetSummary:
     """Sums over the sessions of a fleet.
 
-    devices: how many there are of each kind. sessions: how many each client ran. endings: sessions by how they ended;
-    `by_kind` has the same for every kind. clients: the client behind each device id. participants: the clients that
-    ever reported. phases: seconds of wall time of the sessions that reported (device_runtime/phases.py).
+    devices: their number by kind. sessions: their number by client. endings: sessions by ending, and `by_kind` the same
+    for every kind. clients: the client behind each device id. participants: the clients that ever reported. phases:
+    seconds of wall time of the sessions that reported (device_runtime/phases.py).
     """
 
     devices: Counter[str]

@@ -1,7 +1,7 @@
 """Replay of a fleet's cohorts in the engine, which must reach the fleet's model within round-off: the keystone.
 
-In plain rounds that is the round-off of float32; in secure rounds that of the fixed-point numbers which are summed, see
-`rounding_error`. A model with dropout cannot be replayed from secure rounds: there only the device knows its noise.
+In plain rounds this is the rounding of float32, in secure rounds that of fixed-point numbers (`rounding_error`). A
+model with dropout cannot be replayed from secure rounds, where only the device knows its noise.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def counted_cohort(store: CoordinatorStore, task: str, number: int, clients: Map
 
     Raises EngineError when the round cannot be replayed: it was secure, and its plan reads noise.
     """
-    found = store.task(task)
-    noisy = any(one.noise for trip in store.plan(found.plan_sha256).trips for one in trip.passes)
-    if found.settings.secagg is not None and noisy:
+    row = store.task(task)
+    noisy = any(pass_plan.noise for trip in store.plan(row.plan_sha256).trips for pass_plan in trip.passes)
+    if row.settings.secagg is not None and noisy:
         raise EngineError(
             f"task {task} has secure rounds and a plan with noise (dropout), which only devices know: it cannot be "
             "replayed; compare it in plain rounds"
@@ -42,24 +42,26 @@ def counted_cohort(store: CoordinatorStore, task: str, number: int, clients: Map
 
 
 def rounding_error(secagg: Secagg, layout: ReportLayout, examples: Sequence[int]) -> float:
-    """How far, in l2, secure aggregation may put the mean of reports from the exact one only by rounding.
+    """A bound on the l2 distance between the mean of reports under secure aggregation and the exact one, by rounding.
 
-    It is the root of the expected square, at its worst, for devices with so many examples each; over thousands of
-    values it hardly varies. Clipping comes on top. Codecs that shorten a segment lengthen the error of what travels in
-    the same proportion. Source: docs/spec/wire.md §8.
+    It is the root of the worst expected square, for devices with these numbers of examples; over thousands of values it
+    hardly varies. Clipping is not included. Codecs that shorten a segment increase the error of coded values in the
+    same proportion. Source: docs/spec/wire.md §8.
     """
     w_max = secagg.max_examples if layout.weighting == "examples" else 1
     weights = [min(int(layout.weight(count)), w_max) for count in examples]
     bounds = SumBounds(clip_norm=secagg.clip_norm, bits=secagg.bits, max_examples=w_max, min_sum=1)
     points = zip(layout.unweighted, fixed_points(layout, bounds), strict=True)
-    square = sum((one.size * point.step) ** 2 / point.size for one, point in points if one.reduction == "mean")
+    square = sum(
+        (segment.size * point.step) ** 2 / point.size for segment, point in points if segment.reduction == "mean"
+    )
     return float(w_max * math.sqrt(len(weights) * square) / (2 * sum(weights)))
 
 
 def replay(engine: Engine, population: Population, cohorts: Sequence[Cohort]) -> Iterator[Float32]:
     """The parameters (D,) after rounds 1, 2, … of `cohorts` on a fresh `engine`.
 
-    A cohort without devices is that of a second trip whose pair begins again: the engine goes back by two rounds.
+    A cohort without devices means a second trip whose pair of rounds starts again: the engine goes back two rounds.
     """
     before, last = engine.state, engine.state
     for number, cohort in enumerate(cohorts, start=1):
@@ -84,13 +86,13 @@ def worst_difference(
 def worst_distance(start: Float32, these: Iterable[Float32], those: Iterable[Float32]) -> float:
     """The largest relative distance of two trainings' models, round by round, from the same `start`.
 
-    The distance after a round is the l2 norm of the two models' difference over that of the whole way of `these` from
-    the start, which is stricter than over the model.
+    The distance after a round is the l2 norm of the two models' difference, relative to the movement of `these` since
+    the start, which is stricter than relative to the model.
     """
     worst = 0.0
     for this, that in zip(these, those, strict=True):
         gap = float(np.linalg.norm(that.astype(np.float64) - this))
         way = float(np.linalg.norm(this.astype(np.float64) - start))
-        # After the first of two trips the model is where it was: then nothing but equality will do.
+        # The first of two trips does not move the model, so the models must be equal.
         worst = max(worst, 0.0 if gap == 0 else gap / way if way else math.inf)
     return worst

@@ -104,7 +104,7 @@ def test_a_round_counts_what_a_person_drew_in_a_browser(tmp_path, coordinators, 
         for digit, inked in DIGITS.items():
             person.draw(inked, digit)
         person.press("take-part")
-        person.waits_for("state", "Done: round 1, 2 examples, in clear")
+        person.waits_for("state", "Done: round 1, 2 examples, in the clear")
         person.waits_for("plan", "650 numbers")
         person.waits_for("entries", "A report on 2 examples")
         await_commit(local, made)
@@ -136,7 +136,7 @@ def test_a_report_survives_the_page_that_made_it(tmp_path, coordinators, task, p
         assert hold.reached.wait(60)
         person.open()
         person.press("take-part")
-        person.waits_for("state", "Done: round 1, 1 example, in clear")
+        person.waits_for("state", "Done: round 1, 1 example, in the clear")
         await_commit(local, made)
         # The page that was left never saw an answer. Both reports are the same: it did not train twice.
         assert len({body for _, body in road.reports}) == 1
@@ -201,7 +201,7 @@ def test_storage_that_fills_up_in_mid_round_is_said_and_leaves_nothing(tmp_path,
         assert (kept(browser, "blobs"), browser.execute_async_script(KEPT_BLOBS, database(browser))) == ([], 0)
         allot(browser, road.url)
         person.press("take-part")
-        person.waits_for("state", "Done: round 1, 1 example, in clear")
+        person.waits_for("state", "Done: round 1, 1 example, in the clear")
         await_commit(local, made)
 
 
@@ -266,7 +266,7 @@ def test_a_browser_whose_clock_is_an_hour_off_takes_part(tmp_path, coordinators,
         made, person = task(local), Person(browser, local.url, "p")
         person.draw(DIGITS[7], 7)
         person.press("take-part")
-        person.waits_for("state", "Done: round 1, 1 example, in clear")
+        person.waits_for("state", "Done: round 1, 1 example, in the clear")
         await_commit(local, made)
 
 
@@ -295,7 +295,7 @@ def test_a_worker_that_crashes_is_said_and_followed_by_another(tmp_path, coordin
         browser.execute_script("new BroadcastChannel('crash').postMessage('')")
         person.waits_for("state", "stopped on this device: Uncaught Error: no memory. It tries again by itself.")
         browser.execute_script("anew()")
-        person.waits_for("state", "Done: round 1, 1 example, in clear")
+        person.waits_for("state", "Done: round 1, 1 example, in the clear")
         await_commit(local, made)
         assert len({body for _, body in road.reports}) == 1
         assert road.calls.count("check-in") == 1

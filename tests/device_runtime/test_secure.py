@@ -229,7 +229,7 @@ def test_a_coordinator_that_repeats_itself_gets_no_second_answer(secure, config,
     secure.aggregate = Aggregator(terms(secure.plan, secure.checkpoint), repeats=number).answer
     outcome = run_session(config)
     assert (outcome.outcome, outcome.reason) == ("aborted", "secagg-refused")
-    assert f"M{number - 1} of the secure aggregation came in the place of M{number + 1}" in outcome.detail
+    assert f"M{number - 1} of the secure aggregation came instead of M{number + 1}" in outcome.detail
     assert [said for said, _ in secure.said] == list(range(1, number + 1, 2))
 
 

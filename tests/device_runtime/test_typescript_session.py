@@ -309,7 +309,7 @@ def test_a_device_hears_of_the_authoritys_successor(secure, session):
     secure.parties = parties(authority=second.private)
     secure.attempt, secure.invite = 2, invitation(round=session_number(ROUND, 2))
     secure.aggregate = lambda number, message: b"\x09"
-    assert "M9 of the secure aggregation came in the place of M2" in session(signers=[RELEASE.signer])["detail"]
+    assert "M9 of the secure aggregation came instead of M2" in session(signers=[RELEASE.signer])["detail"]
     assert [number for number, _ in secure.said] == [1], "it is this device's credential that counts"
     assert len(secure.enrolments) == 2
 

@@ -15,7 +15,7 @@ const standard = (signers: readonly string[]): Owner => ({
   rules: { onBattery: true, onMetered: false, whileClosed: false },
   retention: { maxAgeS: 30 * DAY_S, most: 1000 },
 });
-/** The link by which the person took part last is remembered, whole: an installed page starts without a query. */
+/** The whole link with which the person took part last is stored, because an installed page starts without a query. */
 const REMEMBERED = "muster-link";
 const SHOWN = 20;
 const TAKES_PART = "Taking part: it waits to be chosen for a round, and then trains.";
@@ -63,7 +63,7 @@ async function start(): Promise<void> {
   }
   const coordinator = coordinatorIn(link);
   if (!known().includes(coordinator.href)) {
-    return say(`This link leads to ${coordinator.host}, and this page to ${known().join(" and ")} alone.`, "bad");
+    return say(`This link leads to ${coordinator.host}, but this page only to ${known().join(" and ")}.`, "bad");
   }
   element("population").textContent = visible(population);
   element("host").textContent = coordinator.host;
@@ -86,7 +86,7 @@ function givenLink(): URLSearchParams {
   return given.has("population") ? given : (remembered() ?? given);
 }
 
-/** The link by which the person took part last; null when there was none, or this page does not go there any more. */
+/** The link with which the person took part last; null if there is none, or this page no longer works with it. */
 function remembered(): URLSearchParams | null {
   const link = new URLSearchParams(localStorage.getItem(REMEMBERED) ?? "");
   return link.has("population") && known().includes(coordinatorIn(link).href) ? link : null;
@@ -102,7 +102,7 @@ function coordinatorIn(link: URLSearchParams): URL {
   return new URL(link.get("coordinator") ?? known()[0]!, location.href);
 }
 
-/** Whose device a link makes of this page: links that differ in signers alone are for the same. */
+/** The coordinator and population of a link. Links that differ only in signers are for the same device. */
 function targetOf(link: URLSearchParams): string {
   return `${coordinatorIn(link)} ${link.get("population")}`;
 }
@@ -193,7 +193,7 @@ class Page {
     element("rules-state").textContent = "Kept.";
   }
 
-  /** Go by the signers of the link in the place of those that are kept. */
+  /** Use the signers of the link instead of the kept ones. */
   async #takeSigners(): Promise<void> {
     const { owner } = this.#device;
     const { policy } = standard(this.#link.getAll("signer"));

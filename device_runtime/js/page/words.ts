@@ -68,7 +68,7 @@ function examples({ examples: count }: Outcome): string {
 }
 
 function way({ secure }: Outcome): string {
-  return secure ? "masked: only the sum over many devices can be read" : "in clear: the coordinator can read it";
+  return secure ? "masked: only the sum over many devices can be read" : "in the clear: the coordinator can read it";
 }
 
 function sentence({ reason, detail }: { readonly reason: string; readonly detail: string }): string {

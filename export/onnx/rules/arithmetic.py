@@ -1,4 +1,4 @@
-"""Arithmetic, comparisons and functions of each value by itself."""
+"""Elementwise arithmetic, comparisons and functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from export.errors import UnsupportedOperator
 from export.onnx.graph import GraphBuilder, Rule, argument, arguments, dtype_of, overloads
 
 aten = torch.ops.aten
-# ONNX has no arithmetic of truth values; torch's is this.
+# ONNX has no arithmetic of booleans; these are torch's meanings.
 ON_TRUTH = {"Add": "Or", "Mul": "And", "Max": "Or", "Min": "And"}
 
 
@@ -40,7 +40,7 @@ def negated(rule: Rule) -> Rule:
 
 
 def logical(kind: str) -> Rule:
-    """A connective of truth values; on integers torch's operator works bit by bit, which this is not."""
+    """A connective of booleans. Raises UnsupportedOperator for integers, on which torch's operator is bitwise."""
 
     def rule(graph: GraphBuilder, node: fx.Node) -> str:
         if dtype_of(node) != torch.bool:
@@ -59,18 +59,18 @@ def modulo(graph: GraphBuilder, node: fx.Node) -> str:
 
 
 def floor_divide(graph: GraphBuilder, node: fx.Node) -> str:
-    """What is left without the remainder, divided, as Div cuts off towards 0. Raises as `modulo`."""
+    """The value without the remainder, divided, because Div truncates towards 0. Raises as `modulo`."""
     divided, divisor = (graph.value(item, dtype_of(node)) for item in node.args)
     return graph.emit("Div", [graph.emit("Sub", [divided, modulo(graph, node)]), divisor])
 
 
 def cast(graph: GraphBuilder, node: fx.Node) -> str:
-    """Cast, where the type changes at all."""
+    """Cast, if the type changes."""
     return graph.value(node.args[0], dtype_of(node))
 
 
 def power(graph: GraphBuilder, node: fx.Node) -> str:
-    """Pow by a number; squares and square roots by operators of their own."""
+    """Pow by a number; squares and square roots have their own operators."""
     base, exponent = graph.value(node.args[0]), arguments(node)[1]
     if exponent == 2:
         return graph.emit("Mul", [base, base])
@@ -85,13 +85,13 @@ def rsqrt(graph: GraphBuilder, node: fx.Node) -> str:
 
 
 def expm1(graph: GraphBuilder, node: fx.Node) -> str:
-    """exp(x) − 1, in which a small x loses digits, as ONNX has no operator for it."""
+    """exp(x) − 1, which loses digits for a small x; ONNX has no operator for it."""
     kind = dtype_of(node)
     return graph.emit("Sub", [graph.emit("Exp", [graph.value(node.args[0], kind)]), graph.value(1, kind)])
 
 
 def log1p(graph: GraphBuilder, node: fx.Node) -> str:
-    """log(1 + x), and what rounding took from 1 + x over 1 + x: of a small x that is nearly all."""
+    """log(1 + x), plus the rounding error of 1 + x over 1 + x, which for a small x is nearly everything."""
     kind = dtype_of(node)
     value, one = graph.value(node.args[0], kind), graph.value(1, kind)
     larger = graph.emit("Add", [value, one])

@@ -1,4 +1,4 @@
-"""Values at places that other values name."""
+"""Indexing of values by other values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def select(graph: GraphBuilder, node: fx.Node) -> str:
-    """Gather at one index, which takes the axis away."""
+    """Gather at one index, which removes the axis."""
     source, axis, index = arguments(node)
     return graph.emit("Gather", [graph.value(source), graph.constant(index, np.int64)], axis=axis)
 

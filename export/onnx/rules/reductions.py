@@ -35,7 +35,7 @@ def softmax(kind: str) -> Rule:
 
 
 def extreme_place(largest: bool) -> Rule:
-    """Where the largest (or the smallest) value along an axis is; of equal ones, the first."""
+    """The index of the largest (or smallest) value along an axis; among equal ones, the first."""
 
     def rule(graph: GraphBuilder, node: fx.Node) -> str:
         axis, keep = argument(node, 1), bool(argument(node, 2, False))

@@ -1,4 +1,4 @@
-"""Operators that move, join or cut values, and sizes."""
+"""Operators that move, join or cut values, and operators on sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def same(graph: GraphBuilder, node: fx.Node) -> str:
 
 
 def reshaped(otherwise: Rule) -> Rule:
-    """The same values under another shape, from where they were last moved or computed; as it is if sizes forbid."""
+    """Reshape directly from where the values were last moved or computed; by `otherwise` if sizes forbid it."""
 
     def rule(graph: GraphBuilder, node: fx.Node) -> str:
         source: fx.Node = arguments(node)[0]
@@ -32,8 +32,8 @@ def reshaped(otherwise: Rule) -> Rule:
             source = arguments(source)[0]
         if _alike(node, source):
             return graph.value(source)
-        shape, known = node.meta["val"].shape, source.meta["val"].shape
-        sizes = _sizes(shape, known)
+        shape, source_shape = node.meta["val"].shape, source.meta["val"].shape
+        sizes = _sizes(shape, source_shape)
         if 0 in shape or sizes.count(-1) > 1:
             return graph.shaped(otherwise(graph, node), node)
         name = graph.emit("Reshape", [graph.value(source), graph.constant(sizes, np.int64)], allowzero=0)
@@ -60,9 +60,9 @@ def _axes(node: fx.Node) -> list[int]:
     return [axis % rank_of(node) for axis in arguments(node)[1]]
 
 
-def _sizes(shape: Sequence[Any], known: Sequence[Any]) -> list[int]:
-    """Sizes as Reshape reads them: 0 is what the axis had before, and so keeps its symbol, and -1 is what is left."""
-    before = [*map(str, known), *("" for _ in shape)]
+def _sizes(shape: Sequence[Any], source_shape: Sequence[Any]) -> list[int]:
+    """Sizes as Reshape reads them: 0 keeps the axis's size, and so its symbol; -1 is the remaining size."""
+    before = [*map(str, source_shape), *("" for _ in shape)]
     return [
         size if isinstance(size, int) else 0 if str(size) == had else -1
         for size, had in zip(shape, before, strict=False)
@@ -70,7 +70,7 @@ def _sizes(shape: Sequence[Any], known: Sequence[Any]) -> list[int]:
 
 
 def view(graph: GraphBuilder, node: fx.Node) -> str:
-    """Reshape; a size of -1 is what is left, and sizes may be symbolic."""
+    """Reshape; a size of -1 is the remaining size, and sizes may be symbolic."""
     source, sizes = arguments(node)[:2]
     return graph.emit("Reshape", [graph.value(source), graph.integers(sizes)], allowzero=0)
 
@@ -130,7 +130,7 @@ def squeeze(graph: GraphBuilder, node: fx.Node) -> str:
     """Squeeze of those of the named axes that are of size 1."""
     source, axes = arguments(node)
     shape = source.meta["val"].shape
-    # torch leaves an axis that is not of size 1 alone, and so a symbolic one, which may be.
+    # torch keeps an axis whose size is not 1, and so a symbolic one, which may be 1.
     single = [axis for axis in axes if isinstance(shape[axis], int) and shape[axis] == 1]
     return (
         graph.emit("Squeeze", [graph.value(source), graph.constant(single, np.int64)]) if single else same(graph, node)

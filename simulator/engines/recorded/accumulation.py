@@ -1,6 +1,6 @@
-"""Accumulation in place: for `x + a · g`, the parts of g are added to a copy of x, and g as a whole is never made.
+"""Accumulation in place: for `x + a · g`, the parts of g are added to a copy of x, and g itself is never computed.
 
-A local step of descent ends so, where g is a gradient as large as the model.
+A local step of descent ends like this, with a gradient g as large as the model.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from simulator.engines.recorded.recording import Call, Place, Recording
 
 aten = torch.ops.aten
 SIGNS = {aten.add.Tensor: 1, aten.sub.Tensor: -1}
-# Products of matrices, and what adds such a product to what is there.
+# Products of matrices, and the operators that add such a product to an existing tensor.
 ADDED = {aten.mm.default: aten.addmm_.default, aten.bmm.default: aten.baddbmm_.default}
 
 
 def accumulate(recording: Recording) -> None:
-    """Add products of matrices where they are to be added, if nothing else reads them."""
+    """Add products of matrices directly to their target, if nothing else reads them."""
     users = Users(recording)
     for call in [call for call in recording.calls if call.operator in SIGNS and call.made]:
         if makers := _makers(users, call):
@@ -29,21 +29,21 @@ def accumulate(recording: Recording) -> None:
 
 
 def _makers(users: Users, call: Call) -> list[Call]:
-    """The calls that make g, if `call` alone reads g, and all of it, and some of them are products; else none."""
+    """The calls that make g, if only `call` reads g, and all of it, and some of them are products; else none."""
     start, added = call.args
     (whole,) = (place for place in call.results if place)
     if not isinstance(start, Place) or not isinstance(added, Place) or start.dtype is not whole.dtype:
         return []
     recording, readers = users.recording, users.of(added.buffer)
-    makers = [one for one in readers if added.buffer in one.made or _copies_to(one, added.buffer)]
-    if added.buffer in recording.given or not any(maker.operator in ADDED for maker in makers):
+    makers = [reader for reader in readers if added.buffer in reader.made or _copies_to(reader, added.buffer)]
+    if added.buffer in recording.external or not any(maker.operator in ADDED for maker in makers):
         return []
     elsewhere = {place.buffer for place in [start, *recording.outputs.values()]}
     if len(readers) > len(makers) + 1 or added.buffer in elsewhere or users.write(whole.buffer):
         return []
     lies = (whole.dtype, whole.size, row_major(whole.size))
-    alike = all((one.dtype, one.size, one.stride) == lies for one in (added, whole))
-    fill = alike and all(fills_buffer(one, users.of(one.buffer), recording) for one in (added, whole))
+    alike = all((place.dtype, place.size, place.stride) == lies for place in (added, whole))
+    fill = alike and all(fills_buffer(place, users.of(place.buffer), recording) for place in (added, whole))
     return makers if fill else []
 
 
@@ -52,7 +52,7 @@ def _copies_to(call: Call, buffer: int) -> bool:
 
 
 def _replace(users: Users, call: Call, makers: list[Call]) -> None:
-    """Replace `call`, and the makers of g that need not be called any more, by additions to the whole."""
+    """Replace `call`, and the makers of g that are no longer needed, by additions to the whole."""
     (whole,) = (place for place in call.results if place)
     factor = SIGNS[call.operator] * call.kwargs.get("alpha", 1)
     added, replaced = [Call(aten.copy_.default, (whole, call.args[0]), {}, [])], []
@@ -69,11 +69,11 @@ def _replace(users: Users, call: Call, makers: list[Call]) -> None:
 
 
 def _additions(maker: Call, buffer: int, users: Users) -> Iterator[tuple[Any, Place, tuple[Place, ...]]]:
-    """For each part of g that a call makes: what adds it, where it lies in g, and the terms to add.
+    """For each part of g that a call makes: the adding operator, the place in g, and the terms to add.
 
-    The part itself is the term where what it is made of is written to, and may be something else at the end.
+    The part itself is the term if one of its operands is overwritten, and may have changed at the end.
     """
-    lasts = not any(users.write(one) for one in maker.read - {buffer})
+    lasts = not any(users.write(other) for other in maker.read - {buffer})
     if maker.operator in ADDED and lasts:
         yield ADDED[maker.operator], next(place for place in maker.results if place), maker.args
     elif maker.operator is aten.copy_.default:

@@ -1,6 +1,6 @@
-"""Gradients of the biases of convolutions: sums over all pixels, which torch takes less time for than oneDNN.
+"""Gradients of the biases of convolutions: sums over all pixels, for which torch is faster than oneDNN.
 
-Pooling by maximum hands every gradient on to one pixel, so the sum is the same before its gradient, over fewer values.
+Pooling by maximum passes every gradient on to one pixel, so the sum is the same before that, over fewer values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 def sum_for_biases(recording: Recording) -> None:
-    """Compute the gradients of biases of convolutions apart from the others."""
+    """Compute the gradients of biases of convolutions separately."""
     written = recording.written
     lasting = [call for call in recording.calls if not call.touched & written]
     makers = {place.buffer: call for call in lasting for place in call.results if place}
@@ -31,7 +31,7 @@ def sum_for_biases(recording: Recording) -> None:
 
 
 def _least(gradient: Place, makers: dict[int, Call]) -> Place:
-    """The gradient, or what has the same sums in each channel, of fewer pixels."""
+    """The gradient, or a smaller one with the same sums in each channel."""
     maker = makers.get(gradient.buffer)
     if maker is None or maker.operator is not POOLED_BACKWARD or maker.results != [gradient]:
         return gradient

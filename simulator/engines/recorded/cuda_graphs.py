@@ -1,7 +1,7 @@
 """CUDA graphs: runs of programs that a GPU keeps, and replays as one piece of work.
 
-A step of a small model is hundreds of kernels, and to start each costs the CPU more than it costs the GPU to run it. A
-graph starts all of them at once. It belongs to one number of clients, so steps take few different numbers.
+A step of a small model is hundreds of kernels, and starting a kernel takes the CPU longer than running it takes the
+GPU. A graph starts all of them at once. It is for one number of clients, so steps use few different numbers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 log = logging.getLogger(__name__)
 
 Run = Callable[[], dict[str, Tensor]]
-"""Runs a program on what its arguments hold now, all of it in memory that stays; gives its outputs by name."""
+"""Runs a program on the present values of its arguments, in memory that stays; returns its outputs by name."""
 Capture = Callable[[Run], Run]
-"""Makes of a run, which it may call once without effect, one that does the same to the same memory."""
+"""Turns a run, which it may call once without effect, into a faster one with the same effect on the same memory."""
 
 
 class CudaGraphs:
@@ -27,7 +27,7 @@ class CudaGraphs:
         self._device, self._pool = device, torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Run) -> Run:
-        """A replay of a run, or the run itself where it cannot be captured."""
+        """A replay of a run, or the run itself if it cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         try:
             with (
@@ -47,9 +47,9 @@ class CudaGraphs:
 
 
 def padded(active: int, clients: int) -> int:
-    """How many of all `clients` a step trains where `active` have a batch left: a quarter more than needed at most.
+    """The number of clients that a step trains if `active` of `clients` have a batch left: at most a quarter more.
 
-    There are four such numbers between a power of two and the next, so graphs that were captured once are met again.
+    There are four such numbers between a power of two and the next, so captured graphs are reused.
     """
     unit = 1 << max(0, active.bit_length() - 3)
     return min(-(-active // unit) * unit, clients)

@@ -1,4 +1,4 @@
-"""The layout of results: made where they are needed, instead of copied there."""
+"""The layout of results: operators write them where they are needed, instead of copying them there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def lay_out_parts(recording: Recording) -> None:
-    """Let the parts of every concatenation be made in the whole, or copied there where that cannot be."""
+    """Let the parts of every concatenation be written directly into the whole, or copied there if it cannot be."""
     written = {buffer for call in recording.calls for buffer in call.written}
     users = Users(recording)
     for call in [call for call in recording.calls if call.operator is aten.cat.default]:
@@ -34,7 +34,7 @@ def lay_out_parts(recording: Recording) -> None:
 
 
 class Users:
-    """The calls of a recording by the buffers that they touch, as a look at all calls for each would take minutes."""
+    """The calls of a recording by the buffers that they touch, as searching all calls each time would take minutes."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -47,23 +47,23 @@ class Users:
         return list(self._calls.get(buffer, {}).values())
 
     def write(self, buffer: int) -> bool:
-        """Whether one of the calls writes to a buffer that another has made, or that was given."""
+        """Whether one of the calls writes to a buffer that another call made, or that is external."""
         return any(buffer in call.written for call in self.of(buffer))
 
     def move(self, buffer: int, rows: _Rows) -> None:
-        """Put all that lies in a buffer into rows of another."""
+        """Move everything in a buffer into rows of another."""
         moved = self._calls.pop(buffer)
         self.recording.move(buffer, rows.place, moved.values())
         self._calls.setdefault(rows.buffer, {}).update(moved)
 
     def replace(self, call: Call, by: list[Call]) -> None:
-        """Put other calls in the place of one."""
-        at = next(index for index, one in enumerate(self.recording.calls) if one is call)
+        """Replace a call by others."""
+        at = next(index for index, existing in enumerate(self.recording.calls) if existing is call)
         self.recording.calls[at : at + 1] = by
         for buffer in call.touched:
             del self._calls[buffer][id(call)]
-        for one in by:
-            self._note(one)
+        for replacement in by:
+            self._note(replacement)
 
     def _note(self, call: Call) -> None:
         for buffer in call.touched:
@@ -71,7 +71,7 @@ class Users:
 
 
 def _parts(call: Call, whole: Place) -> dict[int, _Rows]:
-    """Where the parts of a concatenation belong in the whole, by index."""
+    """The places of a concatenation's parts in the whole, by index."""
     dim: int = (call.args[1] if len(call.args) > 1 else 0) % len(whole.size)
     start, parts = 0, dict[int, _Rows]()
     for index, part in enumerate(call.args[0]):
@@ -82,9 +82,9 @@ def _parts(call: Call, whole: Place) -> dict[int, _Rows]:
 
 
 def _moved(users: Users, part: Place, rows: _Rows, whole: Place, written: set[int]) -> bool:
-    """Move a part to its rows of the whole, if that can be.
+    """Move a part to its rows of the whole, if possible.
 
-    Not where one of them is written in place, or the part has been moved already.
+    It is impossible if one of them is written in place, or the part has been moved already.
     """
     if part.buffer == whole.buffer or {part.buffer, whole.buffer} & written or part.dtype != whole.dtype:
         return False
@@ -109,7 +109,7 @@ class _Rows:
     buffer: int
 
     def place(self, place: Place) -> Place:
-        """What was somewhere in the rows, in the longer ones."""
+        """The place in the longer rows for a place in these."""
         row, column = divmod(place.offset, self.length)
         stride = tuple(step // self.length * self.longer if step % self.length == 0 else step for step in place.stride)
         return replace(place, buffer=self.buffer, stride=stride, offset=row * self.longer + column + self.start)
@@ -121,50 +121,50 @@ class _Rows:
 
 
 def _can_move(users: Users, part: Place, rows: _Rows) -> bool:
-    """Whether a part is all of its buffer, row after row, and its maker can write it in longer rows."""
+    """Whether a part fills its buffer row by row, and its maker can write it into longer rows."""
     calls = users.of(part.buffer)
     makers = [call for call in calls if part.buffer in call.made]
     if not makers or any(writer_of(maker) is None for maker in makers) or not rows.length:
         return False
     there = _places_in(part.buffer, calls, users.recording)
     in_order = part.stride == row_major(part.size)
-    return fills_buffer(part, calls, users.recording) and in_order and all(rows.can_place(one) for one in there)
+    return fills_buffer(part, calls, users.recording) and in_order and all(rows.can_place(source) for source in there)
 
 
 def fills_buffer(place: Place, calls: list[Call], recording: Recording) -> bool:
-    """Whether a place is all of its buffer, of which nothing else that lies there is of another dtype.
+    """Whether a place fills its buffer, and all places there have its dtype.
 
     calls: at least those that touch the buffer.
     """
     whole = place.offset == 0 and recording.nbytes[place.buffer] == math.prod(place.size) * place.dtype.itemsize
-    return whole and all(one.dtype == place.dtype for one in _places_in(place.buffer, calls, recording))
+    return whole and all(other.dtype == place.dtype for other in _places_in(place.buffer, calls, recording))
 
 
 def row_major(size: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor that lies row after row."""
+    """The strides of a row-major tensor."""
     return torch.empty(size, device="meta").stride()
 
 
 def may_lie_in(recording: Recording, place: Place, target: Tensor) -> bool:
-    """Whether a result may be made in memory that arguments lie in: nobody reads those once it is written to."""
+    """Whether a result may be written into the memory of arguments: no later call may read those."""
     first = next((index for index, call in enumerate(recording.calls) if place.buffer in call.touched), None)
-    if first is None or place.buffer in recording.given or writer_of(recording.calls[first]) is None:
+    if first is None or place.buffer in recording.external or writer_of(recording.calls[first]) is None:
         return False
     shape = (target.dtype, tuple(target.shape), target.stride())
     fills = fills_buffer(place, recording.calls, recording)
     if (place.dtype, place.size, place.stride) != shape or not fills:
         return False
     storage = target.untyped_storage()
-    given = {buffer for buffer, one in recording.given.items() if one._cdata == storage._cdata}
-    if given & {one.buffer for one in recording.outputs.values()}:
+    buffers = {buffer for buffer, memory in recording.external.items() if memory._cdata == storage._cdata}
+    if buffers & {output.buffer for output in recording.outputs.values()}:
         return False
-    if any(call.touched & given for call in recording.calls[first + 1 :]):
+    if any(call.touched & buffers for call in recording.calls[first + 1 :]):
         return False
     maker = recording.calls[first]
-    read = [one for one in places((maker.args, maker.kwargs)) if one.buffer in given]
+    read = [source for source in places((maker.args, maker.kwargs)) if source.buffer in buffers]
     # An operator of single values reads each before it writes there.
     lies = (place.size, place.stride, target.storage_offset())
-    alike = all((one.size, one.stride, one.offset) == lies for one in read)
+    alike = all((source.size, source.stride, source.offset) == lies for source in read)
     single = torch.Tag.pointwise in maker.operator.tags or maker.operator is aten.copy_.default
     return not read or (single and alike)
 

@@ -1,6 +1,6 @@
-"""The order of calls: a product that is added in place is added as soon as that changes nothing else.
+"""The order of calls: a product that is added in place is added as soon as that is safe.
 
-What it is added to, such as the parameters of a dense layer, was read shortly before, and is still in cache then.
+Its target, such as the parameters of a dense layer, was read shortly before, and is then still in cache.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from simulator.engines.recorded.recording import Call, Place, Recording, places
 ADDING = {torch.ops.aten.addmm_.default, torch.ops.aten.baddbmm_.default}
 
 
-def add_early(recording: Recording, given: Mapping[int, torch.UntypedStorage]) -> None:
-    """Move every addition of a product to given memory to right after the last call that it depends on.
+def add_early(recording: Recording, storages: Mapping[int, torch.UntypedStorage]) -> None:
+    """Move every addition of a product to memory that is already there to right after the last call that it depends on.
 
-    given: the memory of buffers that is there; results that are made where arguments lie have theirs.
+    storages: the memory of buffers that is already there; results made in an argument's place have its memory.
     """
     uses: dict[int, _Use] = {}
 
     def use(call: Call) -> _Use:
         if id(call) not in uses:
-            uses[id(call)] = _Use.of(call, given)
+            uses[id(call)] = _Use.of(call, storages)
         return uses[id(call)]
 
     for index, call in enumerate(recording.calls):
-        if call.operator in ADDING and call.args[0].buffer in given:
+        if call.operator in ADDING and call.args[0].buffer in storages:
             to = index
             while to and not use(call).depends_on(use(recording.calls[to - 1])):
                 to -= 1
@@ -48,20 +48,20 @@ class _Use:
     written: list[_Span]
 
     @classmethod
-    def of(cls, call: Call, given: Mapping[int, torch.UntypedStorage]) -> _Use:
+    def of(cls, call: Call, storages: Mapping[int, torch.UntypedStorage]) -> _Use:
         def spans(tree: Any, buffers: set[int]) -> list[_Span]:
-            return [_span(place, given) for place in places(tree) if place.buffer in buffers]
+            return [_span(place, storages) for place in places(tree) if place.buffer in buffers]
 
         arguments = (call.args, call.kwargs)
         return cls(spans(arguments, call.read), spans(arguments, call.written) + spans(call.results, call.made))
 
     def depends_on(self, other: _Use) -> bool:
-        """Whether it gives something else before the other than after."""
+        """Whether its result depends on running before or after the other."""
         return _meet(self.read, other.written) or _meet(self.written, other.read + other.written)
 
 
-def _span(place: Place, given: Mapping[int, torch.UntypedStorage]) -> _Span:
-    memory = given[place.buffer]._cdata if place.buffer in given else -place.buffer
+def _span(place: Place, storages: Mapping[int, torch.UntypedStorage]) -> _Span:
+    memory = storages[place.buffer]._cdata if place.buffer in storages else -place.buffer
     last = sum((count - 1) * step for count, step in zip(place.size, place.stride, strict=True))
     return memory, place.offset * place.dtype.itemsize, (place.offset + last + 1) * place.dtype.itemsize
 

@@ -1,7 +1,7 @@
-"""Pooling before ReLU: of `pool(relu(x))` the ReLU is computed after the pooling by maximum, on fewer values.
+"""Pooling before ReLU: for `pool(relu(x))`, ReLU is computed after the pooling by maximum, on fewer values.
 
-So is its gradient. Both give the same to the last bit: ReLU keeps the order of what is positive, and where a whole
-window is not, the result and the gradient are zero either way.
+The same holds for the gradient. The bits are equal: ReLU keeps the order of positive values, and if a window has none,
+result and gradient are zero either way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CHAIN = [aten.clamp_min.default, POOLED, POOLED_BACKWARD, aten.threshold_backwar
 
 
 def pool_first(recording: Recording) -> None:
-    """Let pooling by maximum come before a ReLU that nothing else reads."""
+    """Move pooling by maximum before a ReLU that nothing else reads."""
     for pool in [call for call in recording.calls if call.operator is POOLED]:
         chain = [call for call in recording.calls if pool.args[0].buffer in call.touched]
         if [call.operator for call in chain] == CHAIN and _may_turn(recording, *chain):
@@ -24,7 +24,7 @@ def pool_first(recording: Recording) -> None:
 
 
 def _may_turn(recording: Recording, relu: Call, pool: Call, pool_backward: Call, relu_backward: Call) -> bool:
-    """Whether ReLU and pooling, and their gradients, may change places."""
+    """Whether ReLU and pooling, and their gradients, may be swapped."""
     rectified, passed = pool.args[0], relu_backward.args[0]
     chained = (
         relu.results == [rectified]
@@ -42,9 +42,9 @@ def _may_turn(recording: Recording, relu: Call, pool: Call, pool_backward: Call,
 
 def _turn(recording: Recording, relu: Call, pool: Call, pool_backward: Call, relu_backward: Call) -> None:
     pooled, indices = (place for place in pool.results if place)
-    found, passed, gradient = recording.like(pooled), recording.like(pooled), pool_backward.args[0]
-    inner = Call(pool.operator, (relu.args[0], *pool.args[1:]), pool.kwargs, [found, indices], one_result=False)
-    outer = Call(relu.operator, (found, 0), {}, [pooled])
+    maxima, passed, gradient = recording.like(pooled), recording.like(pooled), pool_backward.args[0]
+    inner = Call(pool.operator, (relu.args[0], *pool.args[1:]), pool.kwargs, [maxima, indices], one_result=False)
+    outer = Call(relu.operator, (maxima, 0), {}, [pooled])
     outer_backward = Call(relu_backward.operator, (gradient, pooled, 0), {}, [passed])
     inner_backward = Call(
         pool_backward.operator,
@@ -58,4 +58,4 @@ def _turn(recording: Recording, relu: Call, pool: Call, pool_backward: Call, rel
         id(pool_backward): [outer_backward, inner_backward],
         id(relu_backward): [],
     }
-    recording.calls = [one for call in recording.calls for one in turned.get(id(call), [call])]
+    recording.calls = [replacement for call in recording.calls for replacement in turned.get(id(call), [call])]

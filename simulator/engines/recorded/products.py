@@ -1,7 +1,7 @@
-"""Products of matrices by oneDNN, where it is faster than the library that torch takes by itself.
+"""Products of matrices by oneDNN, where it is faster than torch's default library.
 
 Both compute `x Wᵀ` and `x W` on a CPU. From LARGE multiplications on, oneDNN needs 0.7 to 1 of the time of MKL; below,
-its calls cost more. Products that are transposed on the left, as in the gradients of weights, stay where they are.
+its calls cost more. Products that are transposed on the left, as in the gradients of weights, are unchanged.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ def multiply_by_onednn(recording: Recording) -> None:
 
 
 def _gains(recording: Recording, call: Call) -> bool:
-    """Whether a call is a large product in float32, and makes all of its result."""
+    """Whether a call is a large product in float32 that makes all of its result."""
     (whole,) = (place for place in call.results if place)
     *added, left, right = call.args
     large = prod(left.size) * right.size[1] >= LARGE
-    vectors = all(isinstance(one, Place) and (one.size, one.stride) == (right.size[1:], (1,)) for one in added)
+    vectors = all(
+        isinstance(argument, Place) and (argument.size, argument.stride) == (right.size[1:], (1,)) for argument in added
+    )
     return (
         large
         and vectors

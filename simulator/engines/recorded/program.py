@@ -1,6 +1,6 @@
-"""Programs: recordings with memory for every buffer, to run as often as one likes.
+"""Programs: recordings with memory for every buffer, which can be run repeatedly.
 
-Operators write into memory that is theirs from the start, as far as they can, so a run allocates next to nothing.
+Operators write into preallocated memory as far as they can, so a run allocates next to nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Workspace:
             block.fill_(255)
 
     def reservation(self) -> _Reservation:
-        """The use of all of it by one program."""
+        """The use of the whole workspace by one program."""
         return _Reservation(self._blocks, self.device)
 
 
@@ -55,11 +55,11 @@ class _Reservation:
         self._blocks, self._device, self._free = blocks, device, list(blocks)
 
     def take(self, nbytes: int) -> Tensor:
-        """A block of at least so many bytes; of those that fit, the one that was used last if they are of one size."""
+        """A block of at least `nbytes`; among equally large ones, the last used."""
         fitting = [block for block in self._free if nbytes <= block.numel() <= 2 * nbytes + 4096]
         if fitting:
             block = min(reversed(fitting), key=Tensor.numel)
-            self._free = [one for one in self._free if one is not block]
+            self._free = [other for other in self._free if other is not block]
             return block
         self._blocks.append(torch.empty(max(nbytes, 1), dtype=torch.uint8, device=self._device))
         return self._blocks[-1]
@@ -86,20 +86,20 @@ class Program:
             multiply_by_onednn(recording)
             sum_for_biases(recording)
             differentiate_by_winograd(recording)
-        self._given = dict(recording.given)
+        self._memory = dict(recording.external)
         copies = self._aim(recording, targets)
         recording.calls = [call for call in recording.calls if not self._is_there(call)]
-        add_early(recording, self._given)
+        add_early(recording, self._memory)
         self._plan(recording, workspace)
-        self._copies = [(target, self._reader(place), place.buffer in recording.given) for target, place in copies]
+        self._copies = [(target, self._reader(place), place.buffer in recording.external) for target, place in copies]
         self._outputs = {name: self._reader(place) for name, place in recording.outputs.items() if name not in targets}
 
     def run(self) -> dict[str, Tensor]:
-        """Run it on what its arguments hold now."""
+        """Run it on the present values of its arguments."""
         for step in self._steps:
             step()
-        # What was not computed may be an argument, whose memory another output is to go to.
-        copies = [(target, read().clone() if given else read()) for target, read, given in self._copies]
+        # An output that was not computed may be an argument whose memory another output will overwrite.
+        copies = [(target, read().clone() if is_input else read()) for target, read, is_input in self._copies]
         for target, value in copies:
             target.copy_(value)
         outputs = {name: read() for name, read in self._outputs.items()}
@@ -107,13 +107,13 @@ class Program:
         return outputs
 
     def _aim(self, recording: Recording, targets: Mapping[str, Tensor]) -> list[tuple[Tensor, Place]]:
-        """Let results be made where they are to be; give those that must be copied there."""
+        """Let results be written into their targets. Returns those that must be copied there."""
         copies = []
         for name, target in targets.items():
             place = recording.outputs[name]
-            if place.buffer not in self._given and may_lie_in(recording, place, target):
+            if place.buffer not in self._memory and may_lie_in(recording, place, target):
                 recording.move(place.buffer, functools.partial(_shifted, int(target.storage_offset())))
-                self._given[place.buffer] = target.untyped_storage()
+                self._memory[place.buffer] = target.untyped_storage()
             else:
                 copies.append((target, place))
         return copies
@@ -125,41 +125,43 @@ class Program:
         loose = {buffer for call in recording.calls if writer_of(call) is None for buffer in call.made}
         reservation, blocks = workspace.reservation(), dict[int, Tensor]()
         for index, call in enumerate(recording.calls):
-            # Not a difference of sets, which would go through all that is given.
-            for buffer in (one for one in call.touched - loose if one not in self._given):
+            # Not a difference of sets, which would iterate over all of `_memory`.
+            for buffer in (touched for touched in call.touched - loose if touched not in self._memory):
                 blocks[buffer] = reservation.take(recording.nbytes[buffer])
-                self._given[buffer] = blocks[buffer].untyped_storage()
+                self._memory[buffer] = blocks[buffer].untyped_storage()
             ended = [buffer for buffer in call.touched if last[buffer] == index]
-            self._steps.append(self._step(call, [buffer for buffer in ended if buffer not in self._given]))
+            self._steps.append(self._step(call, [buffer for buffer in ended if buffer not in self._memory]))
             for buffer in ended:
                 if buffer in blocks:
                     reservation.give_back(blocks.pop(buffer))
 
     def _is_there(self, call: Call) -> bool:
-        """Whether a call copies something to where it is."""
-        if call.operator is not aten.copy_.default or not all(one.buffer in self._given for one in places(call.args)):
+        """Whether a call copies something onto itself."""
+        if call.operator is not aten.copy_.default or not all(
+            place.buffer in self._memory for place in places(call.args)
+        ):
             return False
         to, start = map(self._tensor, places(call.args))
         return to.is_set_to(start)
 
     def _step(self, call: Call, ended: list[int]) -> Callable[[], Any]:
-        """What runs a call; `ended`: the loose results that nobody needs then."""
+        """A function that runs a call. ended: the loose results that are no longer needed afterwards."""
         writer, read = writer_of(call), self._arguments(call)
-        results = [self._tensor(place) for place in call.results if place and place.buffer in self._given]
-        if writer and all(place.buffer in self._given for place in places((call.args, call.kwargs))):
+        results = [self._tensor(place) for place in call.results if place and place.buffer in self._memory]
+        if writer and all(place.buffer in self._memory for place in places((call.args, call.kwargs))):
             args, kwargs = read()
             return writer(args, kwargs, results)
 
         def run() -> None:
-            """Run the call, keep its loose results, and let go of those that have ended."""
+            """Run the call, keep its loose results, and drop those that have ended."""
             args, kwargs = read()
             if writer:
                 writer(args, kwargs, results)()
             else:
-                made = call.operator(*args, **kwargs)
-                for place, one in zip(call.results, [made] if call.one_result else made, strict=True):
+                result = call.operator(*args, **kwargs)
+                for place, tensor in zip(call.results, [result] if call.one_result else result, strict=True):
                     if place is not None:
-                        self._loose[place.buffer] = one
+                        self._loose[place.buffer] = tensor
             for buffer in ended:
                 self._loose.pop(buffer, None)
 
@@ -177,11 +179,11 @@ class Program:
         return read
 
     def _tensor(self, place: Place) -> Tensor:
-        return place.of(self._given[place.buffer])
+        return place.of(self._memory[place.buffer])
 
     def _reader(self, place: Place) -> Callable[[], Tensor]:
         """A function for the tensor at a place."""
-        if place.buffer in self._given:
+        if place.buffer in self._memory:
             tensor = self._tensor(place)
             return lambda: tensor
 
@@ -198,10 +200,10 @@ def _shifted(by: int, place: Place) -> Place:
 
 
 class Programs:
-    """Programs by key, each recorded when it is first needed, and memory for their arguments.
+    """Programs by key, each recorded on first use, and memory for their arguments.
 
-    Functions that cannot be recorded, and those whose program fails its trial, are called each time. capture: makes of
-    a program's run what is run from then on.
+    Functions that cannot be recorded, and those whose program fails its trial, are called each time. capture: turns a
+    program's run into the one that is used from then on.
     """
 
     def __init__(self, device: torch.device, capture: Capture | None = None) -> None:
@@ -213,7 +215,7 @@ class Programs:
         self._said = False
 
     def memory(self, key: Hashable, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        """Memory that is the same in every call with a key and with no longer a first axis."""
+        """Memory that is the same in every call with an equal key and a first axis that is not longer."""
         whole = self._memory.get((key, len(shape)))
         if whole is None or len(whole) < shape[0]:
             if whole is not None:  # programs know where the arguments were
@@ -230,10 +232,10 @@ class Programs:
         return {name: self.memory((key, name), vector.shape).copy_(vector) for name, vector in vectors.items()}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gives, by key, until memory moves."""
+        """The cached result of `make` by key, until memory moves."""
         if key not in self._bound:
-            made = make()  # which may move memory
-            self._bound[key] = made
+            value = make()  # which may move memory
+            self._bound[key] = value
         bound: T = self._bound[key]
         return bound
 
@@ -244,9 +246,9 @@ class Programs:
         arguments: Iterable[Tensor],
         targets: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
-        """What a function gives, by name: some in `targets`, and the rest as it is until the next run.
+        """The results of a function, by name: some in `targets`, the rest valid until the next run.
 
-        key: the same for the same function of the same arguments. arguments: all tensors that it reads and that change.
+        key: equal for the same function of the same arguments. arguments: all tensors that it reads and that change.
         """
         if key not in self._programs:
             self._programs[key], outputs = self._first_run(function, arguments, targets)
@@ -257,7 +259,7 @@ class Programs:
     def _first_run(
         self, function: Callable[[], dict[str, Tensor]], arguments: Iterable[Tensor], targets: Mapping[str, Tensor]
     ) -> tuple[Run | None, dict[str, Tensor]]:
-        """The run of the function's program after its trial, and outputs; None and those of a call where it fails."""
+        """The run of the function's program after its trial, and outputs; if it fails, None and a call's outputs."""
         try:
             recording = record(function, arguments)
         except NotRecordable:
@@ -265,12 +267,12 @@ class Programs:
             return None, _called(function, targets)
         before = Before([*recording.overwritten, *(target.untyped_storage() for target in targets.values())])
         # A target takes values as they fit there.
-        taken = {name: target.clone().copy_(recording.found[name]) for name, target in targets.items()}
-        with contextlib.suppress(Exception):  # whatever a program fails at, its function has just done
+        expected = {name: target.clone().copy_(recording.expected[name]) for name, target in targets.items()}
+        with contextlib.suppress(Exception):  # any failure of a program: its function has just succeeded
             program = Program(recording, self._workspace, targets)
             self._workspace.spoil()
             outputs = program.run()
-            if agree({**outputs, **targets}, recording.found | taken) and before.same_around(targets.values()):
+            if agree({**outputs, **targets}, recording.expected | expected) and before.same_around(targets.values()):
                 return self._capture(program.run), outputs
         self._say("a recorded step gave something else than the step itself")
         before.put_back()
@@ -284,12 +286,14 @@ class Programs:
 
 
 def _called(function: Callable[[], dict[str, Tensor]], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a function gives, some of it moved to targets."""
+    """The results of a function, some of them moved to targets."""
     outputs = function()
     # An output may be an argument, whose memory another output is to go to.
     written = {target.untyped_storage()._cdata for target in targets.values()}
     moved = {name: outputs.pop(name) for name in targets}
-    moved = {name: one.clone() if one.untyped_storage()._cdata in written else one for name, one in moved.items()}
+    moved = {
+        name: tensor.clone() if tensor.untyped_storage()._cdata in written else tensor for name, tensor in moved.items()
+    }
     for name, target in targets.items():
         target.copy_(moved[name])
     return outputs

@@ -1,4 +1,4 @@
-"""The state of random numbers: torch's, on the CPU and on GPUs, to be put back; Python's and NumPy's, to compare."""
+"""The state of random numbers: torch's, on CPU and GPUs, to restore; Python's and NumPy's, to compare."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from export.python_state import drawn
 
 
 class RandomState:
-    """The state when this was made."""
+    """The state at the creation of this object."""
 
     def __init__(self) -> None:
         self._cpu, self._drawn = torch.get_rng_state(), drawn()
@@ -16,7 +16,7 @@ class RandomState:
         self._gpus = torch.cuda.get_rng_state_all() if initialised else []
 
     def put_back(self) -> None:
-        """Let torch draw the numbers again that it has drawn since."""
+        """Let torch repeat the numbers that it has drawn since."""
         torch.set_rng_state(self._cpu)
         if self._gpus:
             torch.cuda.set_rng_state_all(self._gpus)

@@ -1,8 +1,8 @@
-"""Recordings: the operators that a function of tensors ran, to be run again on other values of the same shapes.
+"""Recordings: the operators that a function of tensors ran, to run again on other values of the same shapes.
 
-What torch does around operators, such as differentiation, vectorisation over clients and views, is done once, when the
-function is recorded. A tensor is described by its memory, a *buffer*, and how it lies there. So a view is no operator
-any more, and an operator that writes in place is one like every other.
+Torch's work around operators, such as differentiation, vectorisation over clients and views, is done once, when the
+function is recorded. A tensor is described by its memory, a *buffer*, and its layout there. So a view is no longer an
+operator, and an operator that writes in place is like every other.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from simulator.engines.recorded.random_state import RandomState
 from simulator.errors import EngineError
 
 aten = torch.ops.aten
-# Operators with others that do the same, and can write into memory that is there.
+# Operators, and equivalent ones that can write into existing memory.
 SAME = {aten.mul.Scalar: aten.mul.Tensor, aten.div.Scalar: aten.div.Tensor}
-# Methods that give a tensor's values away.
+# Methods that expose a tensor's values.
 READINGS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr}
 POOLED_BACKWARD = aten.max_pool2d_with_indices_backward.default
 # Operators that read the shape of a tensor and not its values.
@@ -37,7 +37,7 @@ SHAPED = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a buffer: how a tensor lies there, in elements of its dtype."""
+    """A place in a buffer: the layout of a tensor there, in elements of its dtype."""
 
     buffer: int
     dtype: torch.dtype
@@ -88,28 +88,28 @@ def places(tree: Any) -> Iterator[Place]:
 
 
 def _written(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
-    """The buffers that an operator writes to: none where it turns a tensor in place, as `transpose_` does."""
+    """The buffers that an operator writes to; none if it only changes a tensor's layout, as `transpose_` does."""
     if torch.Tag.inplace_view in operator.tags:
         return set()
     schema = operator._schema.arguments
-    named = dict(zip((item.name for item in schema), args, strict=False)) | dict(kwargs)
-    written = [named.get(item.name) for item in schema if item.alias_info is not None and item.alias_info.is_write]
+    by_name = dict(zip((item.name for item in schema), args, strict=False)) | dict(kwargs)
+    written = [by_name.get(item.name) for item in schema if item.alias_info is not None and item.alias_info.is_write]
     return {place.buffer for place in places(written)}
 
 
 @dataclass(slots=True)
 class Recording:
-    """The calls of a function, in order. Whoever has it may change it.
+    """The calls of a function, in order. It is mutable.
 
-    given: the memory that is there before the first call: arguments and constants. nbytes: the size of every other
-    buffer. outputs: where the function's results are, by name. found: what they were when it was recorded.
+    external: the memory that is there before the first call: arguments and constants. nbytes: the size of every other
+    buffer. outputs: where the function's results are, by name. expected: what they were when it was recorded.
     """
 
     calls: list[Call]
-    given: dict[int, torch.UntypedStorage]
+    external: dict[int, torch.UntypedStorage]
     nbytes: dict[int, int]
     outputs: dict[str, Place]
-    found: dict[str, Tensor]
+    expected: dict[str, Tensor]
 
     @property
     def written(self) -> set[int]:
@@ -118,18 +118,18 @@ class Recording:
 
     @property
     def overwritten(self) -> list[torch.UntypedStorage]:
-        """The given memory that calls write to."""
+        """The memory of `external` that calls write to."""
         written = self.written
-        return [storage for buffer, storage in self.given.items() if buffer in written]
+        return [storage for buffer, storage in self.external.items() if buffer in written]
 
     def like(self, place: Place) -> Place:
-        """A place in a new buffer, where a tensor lies as at another."""
+        """A place in a new buffer, with the layout of another place."""
         buffer = self._next()
         self.nbytes[buffer] = self.nbytes[place.buffer]
         return replace(place, buffer=buffer)
 
     def new(self, size: tuple[int, ...]) -> Place:
-        """A place that fills a new buffer, row after row, in float32."""
+        """A place that fills a new buffer, row-major, in float32."""
         buffer = self._next()
         self.nbytes[buffer] = math.prod(size) * torch.float32.itemsize
         return _place(torch.empty(size, device="meta"), buffer)
@@ -137,14 +137,14 @@ class Recording:
     def constant(self, tensor: Tensor) -> Place:
         """The place of a tensor whose values are always the same."""
         buffer = self._next()
-        self.given[buffer] = tensor.untyped_storage()
+        self.external[buffer] = tensor.untyped_storage()
         return _place(tensor, buffer)
 
     def _next(self) -> int:
-        return max(self.given.keys() | self.nbytes.keys()) + 1
+        return max(self.external.keys() | self.nbytes.keys()) + 1
 
     def move(self, buffer: int, moved: Callable[[Place], Place], users: Iterable[Call] | None = None) -> None:
-        """Put all that lies in a buffer somewhere else. users: the calls that touch it, where they are known."""
+        """Move all places in a buffer elsewhere. users: the calls that touch it, if known."""
 
         def at(place: Place) -> Place:
             return moved(place) if place.buffer == buffer else place
@@ -155,7 +155,7 @@ class Recording:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every operator as it runs, as later ones may turn its tensors in place."""
+    """Records every operator as it runs, as later ones may change its tensors' layout in place."""
 
     def __init__(self, notes: _Notes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -185,7 +185,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Readings(TorchFunctionMode):
-    """Notices values that go to Python or NumPy without an operator; `item` is one."""
+    """Notices values that are read by Python or NumPy without an operator; `item` is one."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
@@ -200,20 +200,20 @@ class _Readings(TorchFunctionMode):
 
 
 class NotRecordable(Exception):
-    """A function reads values of tensors as numbers, or makes shapes from values; what it runs may change with them."""
+    """A function reads values of tensors as numbers, or makes shapes from values, so its operators may change."""
 
 
 def record(function: Callable[[], Mapping[str, Tensor]], arguments: Iterable[Tensor]) -> Recording:
-    """Run a function, and note what it does. Its arguments and torch's random numbers are as before afterwards.
+    """Run a function and record its operators. Afterwards its arguments and torch's random state are restored.
 
-    arguments: the tensors whose values may be others in the next run; everything else that it reads is a constant.
-    Raises NotRecordable, and EngineError where Python or NumPy draw.
+    arguments: the tensors whose values may differ in the next run; everything else that it reads is a constant.
+    Raises NotRecordable, and EngineError if Python or NumPy draw random numbers.
     """
     notes, random = _Notes(arguments), RandomState()
     try:
         with _Recorder(notes) as recorder, _Readings(recorder):
             outputs = function()
-        found = {name: one.clone() for name, one in outputs.items()}
+        values = {name: tensor.clone() for name, tensor in outputs.items()}
     finally:
         notes.put_back()
         random.put_back()
@@ -224,8 +224,8 @@ def record(function: Callable[[], Mapping[str, Tensor]], arguments: Iterable[Ten
         )
     if recorder.refused:
         raise NotRecordable
-    results = {name: notes.place(one) for name, one in outputs.items()}
-    recording = Recording(recorder.calls, notes.given, notes.nbytes, results, found)
+    results = {name: notes.place(tensor) for name, tensor in outputs.items()}
+    recording = Recording(recorder.calls, notes.external, notes.nbytes, results, values)
     _fold_constants(recording, notes)
     _drop_unused(recording)
     _merge_scaled(recording)
@@ -233,39 +233,39 @@ def record(function: Callable[[], Mapping[str, Tensor]], arguments: Iterable[Ten
 
 
 class _Notes:
-    """Numbers for the memory that tensors lie in. All of it is held, so no address comes twice."""
+    """Numbers for the memory of tensors. All of it is kept alive, so no address repeats."""
 
     def __init__(self, arguments: Iterable[Tensor]) -> None:
         self.storages: list[torch.UntypedStorage] = []
         self._numbers: dict[int, int] = {}
-        self.given: dict[int, torch.UntypedStorage] = {}
+        self.external: dict[int, torch.UntypedStorage] = {}
         self.nbytes: dict[int, int] = {}
         self._kept: dict[int, torch.UntypedStorage] = {}
-        self.arguments = {self.place(one).buffer for one in arguments}
+        self.arguments = {self.place(tensor).buffer for tensor in arguments}
 
     def place(self, tensor: Tensor) -> Place:
-        """Where a tensor lies. Memory that nothing has made is given."""
+        """The place of a tensor. Memory that no call made is external."""
         storage = tensor.untyped_storage()
         number = self._number(storage)
         if number is None:
             number = self._add(storage)
-            self.given[number] = storage
+            self.external[number] = storage
         return _place(tensor, number)
 
     def keep(self, buffers: Iterable[int]) -> None:
-        """Copy given memory that is about to be written."""
-        for buffer in (set(buffers) & self.given.keys()) - self._kept.keys():
-            self._kept[buffer] = self.given[buffer].clone()  # type: ignore[no-untyped-call]
+        """Copy external memory that is about to be written."""
+        for buffer in (set(buffers) & self.external.keys()) - self._kept.keys():
+            self._kept[buffer] = self.external[buffer].clone()  # type: ignore[no-untyped-call]
 
     def put_back(self) -> None:
-        """Let the given memory hold again what it held at first."""
+        """Restore what the external memory held at first."""
         for buffer, before in self._kept.items():
-            self.given[buffer].copy_(before)
+            self.external[buffer].copy_(before)
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Call | None:
         """A call with places as arguments; none where its results are views."""
         one_result = isinstance(result, Tensor)
-        results = [self._made(one) for one in ([result] if one_result else result or ())]
+        results = [self._made(tensor) for tensor in ([result] if one_result else result or ())]
         if func is aten.relu.default:  # as it cannot write into memory that is there
             func, args = aten.clamp_min.default, (*args, 0)
         call = Call(SAME.get(func, func), args, kwargs, results, one_result)
@@ -289,7 +289,7 @@ class _Notes:
 
 
 def _shaped_by_values(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:
-    """Whether the shape of the results follows from values, as with `nonzero`, and with masks as indices."""
+    """Whether the shape of the results depends on values, as with `nonzero`, or with masks as indices."""
     if func is aten.index.Tensor:
         return any(index is not None and index.dtype in {torch.bool, torch.uint8} for index in args[1])
     return torch.Tag.dynamic_output_shape in func.tags
@@ -298,7 +298,7 @@ def _shaped_by_values(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> boo
 def _all_tensors(results: Any) -> bool:
     if results is None or isinstance(results, Tensor):
         return True
-    return isinstance(results, list | tuple) and all(one is None or isinstance(one, Tensor) for one in results)
+    return isinstance(results, list | tuple) and all(result is None or isinstance(result, Tensor) for result in results)
 
 
 def _place(tensor: Tensor, buffer: int) -> Place:
@@ -306,32 +306,32 @@ def _place(tensor: Tensor, buffer: int) -> Place:
 
 
 def _fold_constants(recording: Recording, notes: _Notes) -> None:
-    """Take out the calls whose results are always the same."""
+    """Remove the calls whose results are always the same."""
     written = recording.written
-    constant, kept = set(recording.given) - notes.arguments - written, []
+    constant, calls = set(recording.external) - notes.arguments - written, []
     for call in recording.calls:
-        drawn = torch.Tag.nondeterministic_seeded in call.operator.tags
+        is_random = torch.Tag.nondeterministic_seeded in call.operator.tags
         read = set() if call.operator in SHAPED else call.read
-        if drawn or call.written or call.made & written or not read <= constant:
-            kept.append(call)
+        if is_random or call.written or call.made & written or not read <= constant:
+            calls.append(call)
             continue
         constant |= call.made
-        recording.given |= {buffer: notes.storages[buffer] for buffer in call.made}
-    recording.calls = kept
+        recording.external |= {buffer: notes.storages[buffer] for buffer in call.made}
+    recording.calls = calls
 
 
 def _drop_unused(recording: Recording) -> None:
-    """Take out the calls whose results nobody reads."""
-    needed, kept = {place.buffer for place in recording.outputs.values()} | set(recording.given), []
+    """Remove the calls whose results are not read."""
+    needed, calls = {place.buffer for place in recording.outputs.values()} | set(recording.external), []
     for call in reversed(recording.calls):
         if (call.made | call.written) & needed:
             needed |= call.read
-            kept.append(call)
-    recording.calls = kept[::-1]
+            calls.append(call)
+    recording.calls = calls[::-1]
 
 
 def _merge_scaled(recording: Recording) -> None:
-    """Make one call of a product with a number that is added to, or taken from, something."""
+    """Merge a product with a number and the addition or subtraction of it into one call."""
     reads: dict[int, int] = {}
     for place in places([(call.args, call.kwargs) for call in recording.calls] + list(recording.outputs.values())):
         reads[place.buffer] = reads.get(place.buffer, 0) + 1

@@ -1,8 +1,8 @@
-"""The trial of a program: its first run, held against what its function gave when it was recorded.
+"""The trial of a program: its first run, compared with the function's results when it was recorded.
 
-A fault in a recording makes a program read memory that nobody wrote, or something else altogether. The first shows as
-NaN, as the workspace is spoiled before; the second differs by about as much as the values themselves. Round-off is a
-thousand times below what is allowed.
+A fault in a recording makes a program read unwritten or wrong memory. The first shows as NaN, because the workspace is
+filled with it before; the second differs by about the size of the values. Rounding is a thousand times below the
+tolerance.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from simulator.engines.recorded.random_state import RandomState
 
-# Of the largest value of an output, and of 1: so far may a value of a program be from what its function gives.
+# The allowed distance between a program's and its function's values, relative to the largest value, and absolute.
 CLOSE, TINY = 1e-4, 1e-6
 
 
 class Before:
-    """What memory and torch's random numbers were before a trial."""
+    """The memory and torch's random state before a trial."""
 
     def __init__(self, memory: Iterable[torch.UntypedStorage]) -> None:
         distinct = {storage._cdata: storage for storage in memory}
@@ -30,13 +30,13 @@ class Before:
         self._random = RandomState()
 
     def put_back(self) -> None:
-        """Let all be as it was."""
+        """Restore everything."""
         for storage, before in self._memory:
             storage.copy_(before)
         self._random.put_back()
 
     def same_around(self, targets: Iterable[Tensor]) -> bool:
-        """Whether a program that wrote to targets left the rest of their memory alone."""
+        """Whether a program that wrote to targets left the rest of their memory unchanged."""
         before = {storage._cdata: copy.clone() for storage, copy in self._memory}
         targets = list(targets)
         for target in targets:
@@ -49,20 +49,20 @@ class Before:
         return all(torch.equal(_bytes(storage), _bytes(before[storage._cdata])) for storage in memory)
 
 
-def agree(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
-    """Whether outputs are what they were when they were recorded, up to round-off."""
-    return found.keys() == wanted.keys() and all(_close(found[name], one) for name, one in wanted.items())
+def agree(actual: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
+    """Whether outputs equal those of the recording, up to rounding."""
+    return actual.keys() == wanted.keys() and all(_close(actual[name], tensor) for name, tensor in wanted.items())
 
 
-def _close(found: Tensor, wanted: Tensor) -> bool:
-    if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
+def _close(actual: Tensor, wanted: Tensor) -> bool:
+    if (actual.shape, actual.dtype) != (wanted.shape, wanted.dtype):
         return False
     if not wanted.dtype.is_floating_point and not wanted.dtype.is_complex:
-        return torch.equal(found, wanted)
+        return torch.equal(actual, wanted)
     finite = wanted.isfinite()
-    found, wanted = found[finite], wanted[finite]
+    actual, wanted = actual[finite], wanted[finite]
     # NaN is not below anything.
-    return not len(wanted) or bool(((found - wanted).abs() <= CLOSE * wanted.abs().max() + TINY).all())
+    return not len(wanted) or bool(((actual - wanted).abs() <= CLOSE * wanted.abs().max() + TINY).all())
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:

@@ -1,10 +1,10 @@
 """Winograd's algorithm for the gradients of convolutions with 3×3 kernels that move by one pixel.
 
 A tile of 4×4 results depends on a patch of 6×6 pixels. Transformed, a patch, a kernel and the gradient of a tile have
-36 numbers each, which are multiplied one by one: a quarter of the multiplications, as 36 products of small matrices.
-The results of layers are left to torch, as their round-off decides on which side of a kink a value falls, and with it
-what the gradients are. Source: A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016,
-with other points for less round-off.
+36 numbers each, which are multiplied elementwise: a quarter of the multiplications, as 36 products of small matrices.
+Torch still computes the results of layers, because their rounding decides on which side of a kink a value falls, and so
+the gradients. Source: A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, with other
+points for smaller rounding errors.
 
 Shapes: B images, I channels in, O channels out, T tiles; 36 = 6×6 numbers of a transformed patch, kernel or gradient.
 """
@@ -37,15 +37,15 @@ TOGETHER = 128
 
 def differentiate_by_winograd(recording: Recording) -> None:
     """Compute the gradients of convolutions by Winograd's algorithm where it is faster."""
-    found = []
+    calls = []
     for call in recording.calls:
         gains = call.operator is aten.convolution_backward.default and _gains(*call.args[:3], *call.args[4:])
-        found += _Layer(recording, call).calls() if gains else [call]
-    recording.calls = found
+        calls += _Layer(recording, call).calls() if gains else [call]
+    recording.calls = calls
 
 
 def _gains(gradient: Place, image: Place, kernel: Place, stride: list[int], padding: list[int], *rest: Any) -> bool:
-    """Whether the gradients of a convolution are ones that this algorithm computes, and faster."""
+    """Whether this algorithm can compute the gradients of a convolution, and is faster."""
     *others, wanted = rest
     if (kernel.size[2:], stride, *others) != ((3, 3), [1, 1], [1, 1], False, [0, 0], 1) or not all(wanted[:2]):
         return False
@@ -93,9 +93,9 @@ class _Layer:
             whole = self._padded(_some(self._image, start, stop), PATCH - TILE, self._padding)
             patches = self._transform(self._of_patch, self._squares(whole, PATCH))
             self._call(aten.baddbmm_.default, products, _turned(patches), gradients)
-        found = self._transform(_turned(self._of_kernel), products)  # (9, I, O)
-        found = replace(found, size=kernel.size, stride=(1, outward, 3 * inward * outward, inward * outward))
-        self._call(aten.clone.default, found, result=kernel)
+        gradient = self._transform(_turned(self._of_kernel), products)  # (9, I, O)
+        gradient = replace(gradient, size=kernel.size, stride=(1, outward, 3 * inward * outward, inward * outward))
+        self._call(aten.clone.default, gradient, result=kernel)
         return self._calls
 
     def _parts(self) -> Iterator[tuple[int, int]]:
@@ -118,14 +118,14 @@ class _Layer:
         return result
 
     def _squares(self, images: Place, side: int) -> Place:
-        """The squares of pixels that tiles have in images, as (side², T, channels)."""
+        """The squares of pixels in images, one for each tile, as (side², T, channels)."""
         cut = self._cut(images, side)
         result = self._recording.new((side**2, math.prod(cut.size[2:5]), cut.size[5]))
         self._call(aten.clone.default, cut, result=_shaped(result, *cut.size))
         return result
 
     def _cut(self, images: Place, side: int) -> Place:
-        """Where squares lie in images: (side, side, images, rows, columns, channels). Patches overlap."""
+        """The places of squares in images: (side, side, images, rows, columns, channels). Patches overlap."""
         count, channels, *_ = images.size
         image, channel, down, across = images.stride
         size = (side, side, count, self._rows, self._columns, channels)
@@ -140,7 +140,7 @@ class _Layer:
         return whole
 
     def _whole(self, images: Place, beyond: int) -> Place:
-        """A place for images as large as all tiles and `beyond` pixels: where they are, if they are so large."""
+        """A place for images as large as all tiles and `beyond` pixels: their own, if they are that large."""
         count, channels, *sides = images.size
         height, width = TILE * self._rows + beyond, TILE * self._columns + beyond
         if sides == [height, width]:
@@ -164,7 +164,7 @@ class _Layer:
 
 
 def _shaped(place: Place, *size: int) -> Place:
-    """What lies row after row at a place, in another shape."""
+    """A row-major place in another shape."""
     return replace(place, size=size, stride=row_major(size))
 
 
@@ -191,7 +191,7 @@ def _some(images: Place, start: int, stop: int) -> Place:
 
 
 def _window(whole: Place, padding: list[int], images: Place) -> Place:
-    """Where images lie in larger ones."""
+    """The place of images in larger ones."""
     offset = sum(added * step for added, step in zip(padding, whole.stride[2:], strict=True))
     return replace(whole, size=images.size, offset=whole.offset + offset)
 
@@ -213,5 +213,7 @@ def _transforms() -> tuple[Tensor, Tensor, Tensor]:
     patch = np.vstack([*(np.append(np.poly(other)[::-1], 0) for other in others), np.poly(points)[::-1]])
     kernel = np.vstack([np.vander(points, 3, increasing=True) / np.array(scale)[:, None], infinity[:, -3:]])
     tile = np.vstack([np.vander(points, TILE, increasing=True), infinity[:, -TILE:]]).T
-    of_patch, of_kernel, of_tile = (torch.from_numpy(np.kron(one, one)).float() for one in (patch, kernel, tile))
+    of_patch, of_kernel, of_tile = (
+        torch.from_numpy(np.kron(matrix, matrix)).float() for matrix in (patch, kernel, tile)
+    )
     return of_patch, of_kernel, of_tile

@@ -1,4 +1,4 @@
-"""Forms of operators that write their results into memory that is there."""
+"""Forms of operators that write their results into existing memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ aten = torch.ops.aten
 COPIES = {aten.clone.default, aten._to_copy.default}
 
 Writer = Callable[[tuple[Any, ...], dict[str, Any], list[Tensor]], Callable[[], Any]]
-"""Binds arguments and results to a function that computes the one from the other."""
+"""Binds arguments and results to a function that computes the results from the arguments."""
 
 
 def writer_of(call: Call) -> Writer | None:
-    """What binds a call so that it writes its results into memory that is there; None where torch has no such form."""
+    """A writer that makes a call write its results into existing memory; None if torch has no such form."""
     if call.operator in COPIES:
         return _copying
     if not call.made:
@@ -37,9 +37,9 @@ def _writing(operator: torch._ops.OpOverload) -> Writer | None:
     for name in operator.overloadpacket.overloads():
         other = getattr(operator.overloadpacket, name)
         outs = [item.name for item in other._schema.arguments if item.is_out]
-        taken = [(item.name, str(item.type)) for item in other._schema.arguments if not item.is_out]
+        parameters = [(item.name, str(item.type)) for item in other._schema.arguments if not item.is_out]
         # What is generated calls the other form, and copies.
-        if outs and taken == wanted and torch.Tag.generated not in other.tags:
+        if outs and parameters == wanted and torch.Tag.generated not in other.tags:
             return lambda args, kwargs, results: functools.partial(
                 other, *args, **kwargs, **dict(zip(outs, results, strict=True))
             )

@@ -1,4 +1,4 @@
-/** Batches: which examples a device visits, and in which order, and the noise of its steps.
+/** Batches: the examples that a device visits, in order, and the noise of its steps.
  *
  * Spec: docs/spec/plan.md §4. Seeds and slots go beyond 2^53, so they are bigints.
  */
@@ -12,7 +12,7 @@ const DIGIT_BITS = 11;
 
 /** The key of a device's random streams in one round.
  *
- * secret: in a secure round, bytes that only the device knows, on which its noise depends too; else empty.
+ * secret: in a secure round, bytes that only the device knows; its noise depends on them. Else empty.
  */
 export interface StreamKey {
   readonly seed: bigint;
@@ -21,8 +21,8 @@ export interface StreamKey {
   readonly secret: Bytes;
 }
 
-/** The batches of some steps, one after the other: the indices of their examples, and 1 in the mask for each that is
- * real, 0 for padding.
+/** The batches of some steps, one after the other: the indices of their examples, and a mask, 1 for real examples, 0
+ * for padding.
  */
 export interface Batches {
   readonly indices: Uint32Array;
@@ -79,12 +79,12 @@ function deviceStream(label: Bytes, { seed, round, slot }: StreamKey, pass: numb
   return stream(label, [seed, BigInt(round), slot, BigInt(pass), BigInt(counter)], words);
 }
 
-/** The number of batches of a loop over so many examples. */
+/** The number of batches of a loop over `examples` examples. */
 export function stepCount(loop: Loop, examples: number): number {
   return Math.min(loop.epochs * Math.ceil(examples / loop.batch_size), loop.steps ?? Infinity);
 }
 
-/** The batches of every step of a pass, of at most so many steps of one epoch at a time.
+/** The batches of every step of a pass, in groups of at most `most` steps of one epoch.
  *
  * A short last batch of an epoch is padded with its own first index, under mask 0.
  */

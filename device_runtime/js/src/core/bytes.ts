@@ -27,14 +27,14 @@ export function concat(...parts: readonly Uint8Array[]): Bytes {
   return whole;
 }
 
-/** Give the memory of an array back at once: until garbage is collected, every new one gets fresh pages, which cost more
- * than the work on them. Nothing may use the array afterwards. An engine without `transfer` collects it later.
+/** Free the memory of an array at once. Until garbage is collected, every new array gets fresh pages, which cost more
+ * than the work on them. Nothing may use the array afterwards. An engine without `transfer` frees it later.
  */
 export function letGo({ buffer }: { readonly buffer: ArrayBufferLike }): void {
   (buffer as { transfer?: (size: number) => ArrayBuffer }).transfer?.(0);
 }
 
-/** Whether two byte strings are the same. Not for secrets: the time that it takes tells where they differ. */
+/** Whether two byte strings are equal. Not for secrets: the running time reveals where they differ. */
 export function equal(a: Uint8Array, b: Uint8Array): boolean {
   return a.length === b.length && a.every((byte, place) => byte === b[place]);
 }
@@ -54,7 +54,7 @@ export function u64(...values: readonly bigint[]): Bytes {
   return concat(...values.map((value) => littleEndian(value, 8)));
 }
 
-/** An integer of any size as so many little-endian bytes. */
+/** An integer of any size as `size` little-endian bytes. */
 export function littleEndian(value: bigint, size: number): Bytes {
   const data = new Uint8Array(size);
   for (let place = 0; place < size; place++) {
@@ -73,7 +73,7 @@ export function hex(data: Uint8Array): string {
   return Array.from(data, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** The bytes of hexadecimal digits. Throws RangeError when they are none. */
+/** The bytes of hexadecimal digits. Throws RangeError when the text has other characters. */
 export function fromHex(digits: string): Bytes {
   if (!/^([0-9a-f]{2})*$/i.test(digits)) {
     throw new RangeError(`${digits.slice(0, 40)} is not hexadecimal`);
@@ -91,7 +91,7 @@ export function base64(data: Uint8Array): string {
   return pieces.join("");
 }
 
-/** The inverse of `base64`, and of nothing else: one value has one spelling. Throws RangeError. */
+/** The inverse of `base64`. It accepts only what `base64` writes: one value has one spelling. Throws RangeError. */
 export function fromBase64(letters: string): Bytes {
   let found: string;
   try {
@@ -125,7 +125,7 @@ export function fromBase64url(letters: string): Bytes {
   return fromBase64(letters.replaceAll("-", "+").replaceAll("_", "/") + padding);
 }
 
-/** How many bits a whole number below 2^32 has, without zeros at the front. */
+/** The number of bits of a whole number below 2^32, without leading zeros. */
 export function bitLength(value: number): number {
   return 32 - Math.clz32(value);
 }

@@ -1,7 +1,7 @@
-/** Codecs: linear maps between a report as a graph makes it and as it travels. Spec: docs/spec/plan.md §5.1.
+/** Codecs: linear maps between a report as a graph makes it and as it is sent. Spec: docs/spec/plan.md §5.1.
  *
- * A device only encodes. Operations are those of the specification, in its order: so the bits are Python's, but for
- * low-rank factors, whose sums have no stated order.
+ * A device only encodes. Operations follow the specification in its order, so the bits equal Python's, except for
+ * low-rank factors, whose sums have no specified order.
  */
 
 import * as v from "valibot";
@@ -35,7 +35,7 @@ export interface RoundKey {
   readonly round: number;
 }
 
-/** The number of values that travel of `size`. Throws FormatError when a codec does not fit. */
+/** The number of values sent of `size`. Throws FormatError when a codec does not fit. */
 export function codedSize(codecs: readonly Codec[], size: number): number {
   if (codecs.length > MOST_CODECS) {
     throw new FormatError(`${codecs.length} codecs of a segment; there may be ${MOST_CODECS}`);
@@ -43,7 +43,7 @@ export function codedSize(codecs: readonly Codec[], size: number): number {
   return codecs.reduce(codedSizeOf, size);
 }
 
-/** The values that travel. segment: the index of the values' segment in its layout. */
+/** The values to send. segment: the index of the values' segment in its layout. */
 export async function encode(
   codecs: readonly Codec[],
   values: Float32,

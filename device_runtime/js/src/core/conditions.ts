@@ -1,4 +1,7 @@
-/** Conditions of a device, the rules of offers on them, and what a coordinator is told. Spec: docs/spec/wire.md §2. */
+/** Conditions of a device, the rules of offers on them, and the conditions stated to a coordinator.
+ *
+ * Spec: docs/spec/wire.md §2.
+ */
 
 import type { ExampleSource } from "./examples.ts";
 import type { Offer } from "./wire/messages.ts";
@@ -6,7 +9,7 @@ import type { Offer } from "./wire/messages.ts";
 const MEBIBYTE = 1 << 20;
 const MOST_COLLECTIONS = 64;
 
-/** One reading of a device; null is what it does not know. `battery` is a fraction. */
+/** One reading of a device; null means unknown. `battery` is a fraction. */
 export interface Conditions {
   readonly charging: boolean | null;
   readonly idle: boolean | null;
@@ -15,7 +18,7 @@ export interface Conditions {
   readonly freeStorageBytes: number | null;
 }
 
-/** A device that knows nothing of its conditions. */
+/** A device that knows none of its conditions. */
 export const UNKNOWN: Conditions = {
   charging: null,
   idle: null,
@@ -35,7 +38,7 @@ export function statedConditions({ charging, idle, unmetered, battery, freeStora
   };
 }
 
-/** The numbers of examples that a coordinator is told, by collection: rounded down, and of the largest ones. */
+/** The numbers of examples that a device states, by collection: rounded down, and only of the largest collections. */
 export function statedExamples(counts: ReadonlyMap<string, number>): Record<string, number> {
   const named = [...counts].filter(([name]) => name.length > 0 && name.length <= 200);
   const largest = named.sort(([, a], [, b]) => b - a).slice(0, MOST_COLLECTIONS);
@@ -47,9 +50,9 @@ export function roundedMb(bytes: number): number {
   return roundedDown(Math.floor(bytes / MEBIBYTE));
 }
 
-/** The tasks whose every rule holds, in the order in which they were offered. A value that is not known holds no rule.
+/** The tasks whose rules all hold, in the order of the offers. A rule on an unknown value does not hold.
  *
- * shows: whether the owner lets a coordinator know of a collection. Any other is answered as one that is not there.
+ * shows: whether the owner lets a coordinator know of a collection. Any other is treated as missing.
  */
 export async function acceptableTasks(
   offers: readonly Offer[],

@@ -1,8 +1,8 @@
 /** The engine of ONNX graphs: any implementation of `onnxruntime-common`'s interface, on one thread.
  *
  * onnxruntime-node, onnxruntime-web and onnxruntime-react-native have that interface, each with its own copy of the
- * package, so the engine is handed in and never imported here. Traps, found by trying: wasm ignores preallocated
- * outputs, so the engine allocates them; React Native ignores a view's offset, so every array has a buffer of its own.
+ * package, so apps pass the engine in; it is never imported here. Traps, found by experiment: wasm ignores preallocated
+ * outputs, so the engine allocates them; React Native ignores a view's offset, so every array has its own buffer.
  */
 
 import type { InferenceSession, Tensor } from "onnxruntime-common";
@@ -22,7 +22,7 @@ export interface OnnxRuntime {
   ) => Tensor;
 }
 
-/** An implementation, and its name and version as a coordinator is told them. */
+/** An implementation, with its name and version as stated to a coordinator. */
 export interface Engine {
   readonly ort: OnnxRuntime;
   readonly name: string;
@@ -55,7 +55,7 @@ export class Graph {
     this.name = name;
   }
 
-  /** Throws PlanRefused when no plan may hold the graph, or the engine cannot read it. */
+  /** Throws PlanRefused when a plan may not contain the graph, or the engine cannot read it. */
   static async load(engine: Engine, graph: Bytes, name: string): Promise<Graph> {
     checkGraph(graph, name);
     try {
@@ -94,7 +94,7 @@ export class Graph {
     return found;
   }
 
-  /** Let go of the engine's memory. */
+  /** Free the engine's memory. */
   async release(): Promise<void> {
     await this.#session.release();
   }

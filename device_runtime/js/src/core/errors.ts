@@ -1,7 +1,7 @@
 /** Errors of the device runtime. The names and the meaning are those of Python's (device_runtime/errors.py).
  *
- * `reason` is the name of an error in an outcome; `permanent` says that coming back within minutes is of no use. The
- * coordinator hears the reason of an AssignmentError, and no words.
+ * `reason` is the name of an error in an outcome; `permanent` says that retrying within minutes is useless. The
+ * coordinator receives only the reason of an AssignmentError.
  */
 
 export type AbortReason =
@@ -29,19 +29,19 @@ export class FormatError extends DeviceError {
   override readonly permanent = true;
 }
 
-/** The configuration, or the policy, is not one. */
+/** The configuration or the policy is not valid. */
 export class ConfigError extends DeviceError {
   override readonly reason = "bad-configuration";
   override readonly permanent = true;
 }
 
-/** This device's policy lets it take no part now; the coordinator was not called. */
+/** This device's policy does not let it take part now; the coordinator was not called. */
 export class PolicyForbids extends DeviceError {
   override readonly reason = "policy";
   override readonly permanent = true;
 }
 
-/** What was kept is gone or was changed: a finished report, an identity. */
+/** Stored data is gone or was changed: a finished report, an identity. */
 export class StateDamaged extends DeviceError {
   override readonly reason = "state-unusable";
 }
@@ -67,7 +67,7 @@ export class NotAllowedNow extends AssignmentError {
   override readonly reason = "conditions";
 }
 
-/** This device refused a step of a secure aggregation, or cannot go on with it. No share leaves it any more. */
+/** This device refused a step of a secure aggregation, or cannot continue it. It reveals no more shares. */
 export class SecaggRefused extends AssignmentError {
   override readonly reason: AbortReason = "secagg-refused";
 }
@@ -96,20 +96,20 @@ export class DeadlinePassed extends RuntimeFailed {}
 /** Talking to the coordinator failed. */
 export abstract class TransportError extends DeviceError {}
 
-/** No whole answer arrived, however often it was asked for. */
+/** No complete answer arrived in any attempt. */
 export class Unreachable extends TransportError {
   override readonly reason = "unreachable";
 }
 
-/** The answer is not one of this protocol, or not the bytes that were asked for. */
+/** The answer does not follow the protocol, or is not the requested bytes. */
 export class BadAnswer extends TransportError {
   override readonly reason = "bad-answer";
 }
 
 const NOT_WANTED = ["no-longer-needed", "too-stale"];
-// These name what a coordinator keeps for a while only: it may have restarted, or the round may be over.
+// These name things that a coordinator keeps only for a while: it may have restarted, or the round may be over.
 const PASSING = ["unknown-session", "unknown-assignment", "unknown-blob", "conflicting-report", ...NOT_WANTED];
-// These are about when a request was signed and by whom, and say nothing of what it asks.
+// These are about a request's signer and time of signing, not about the request.
 const ABOUT_SIGNATURES = ["stale-signature", "replayed-signature", "unknown-device"];
 
 /** The rest of a refusal besides its problem: when to come back, and the coordinator's own time. */

@@ -27,11 +27,11 @@ export interface ExampleSource {
   counts(): Promise<ReadonlyMap<string, number>>;
   /** All examples of a collection. */
   load(collection: string): Promise<Examples>;
-  /** The number of examples that are no older than that; 0 in a source that does not know how old they are. */
+  /** The number of examples that are at most `maxAgeS` old; 0 in a source that does not know their age. */
   countRecent(collection: string, maxAgeS: number): Promise<number>;
 }
 
-/** Local examples are missing, too few, or not what the plan asks for. */
+/** Local examples are missing, too few, or do not fit the plan. */
 export class ExamplesError extends AssignmentError {
   override readonly reason: AbortReason;
 

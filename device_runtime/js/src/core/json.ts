@@ -9,7 +9,7 @@ import { FormatError } from "./errors.ts";
 export const count = v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(Number.MAX_SAFE_INTEGER));
 /** A number that is finite. JSON has no others. */
 export const finite = v.pipe(v.number(), v.finite());
-/** An integer from 0 to 2^63 − 1, of which a number holds only those up to 2^53. */
+/** An integer from 0 to 2^63 − 1; a number is exact only up to 2^53. */
 export const wide = v.pipe(
   v.union([count, v.bigint()]),
   v.transform((integer) => BigInt(integer)),
@@ -47,7 +47,7 @@ export function parseJson(data: Bytes | string, noun: string): unknown {
   }
 }
 
-/** A value held against a schema. Throws FormatError, which names the member that is wrong. */
+/** A value checked against a schema. Throws FormatError naming the wrong member. */
 export function checked<S extends v.GenericSchema>(schema: S, value: unknown, noun: string): v.InferOutput<S> {
   const found = v.safeParse(schema, value, { abortEarly: true });
   if (found.success) {

@@ -1,7 +1,8 @@
-/** The last assignment of a device, kept with its report until that was counted. Spec: docs/spec/wire.md §6, §8.
+/** The last assignment of a device, stored with its report until the report was counted. Spec: docs/spec/wire.md §6,
+ * §8.
  *
- * A device that stopped while it trained gives the assignment up when it is back; a finished report is sent, and a secure
- * aggregation goes on from the state that was durable.
+ * A device that stopped while it trained gives the assignment up when it is back. A finished report is sent, and a
+ * secure aggregation continues from the durable state.
  */
 
 import { stringify } from "lossless-json";
@@ -22,17 +23,17 @@ const keptSchema = v.object({
   steps: count,
 });
 
-/** An assignment and how far it came. due: seconds since 1970, by this device's clock.
+/** An assignment and its progress. due: seconds since 1970, by this device's clock.
  *
- * report: once trained the body of the upload, in a secure round the unweighted values; once masked the state of SA1;
- * once reported nothing. Then the assignment is only known, so that it is not trained for again. collection: the examples
- * that were trained on; empty before.
+ * report: once trained, the body of the upload, or in a secure round the unweighted values; once masked, the state of
+ * SA1; once reported, empty. A reported assignment is remembered so that the device does not train for it again.
+ * collection: the collection that was trained on; empty before.
  */
 export type KeptAssignment = v.InferOutput<typeof keptSchema>;
 
 /** The kept assignment of a device in one population of one coordinator.
  *
- * It is a line of JSON, and the report in base64 on a line of its own: an exact parser of JSON reads megabytes slowly.
+ * It is a line of JSON, and the report in base64 on its own line, because an exact JSON parser reads megabytes slowly.
  */
 export class AssignmentKeeper {
   readonly #store: Store;
@@ -58,13 +59,13 @@ export class AssignmentKeeper {
     }
   }
 
-  /** Make an assignment and its phase durable, in the place of the one before. */
+  /** Make an assignment and its phase durable, replacing the one before. */
   async keep({ report, ...members }: KeptAssignment): Promise<void> {
     const inBase64 = (_: string, value: unknown) => (value instanceof Uint8Array ? base64(value as Bytes) : value);
     await this.#store.write({ [this.#place]: `${stringify(members, inBase64)}\n${base64(report)}` });
   }
 
-  /** Nothing is left to do for the kept assignment. */
+  /** Remove the kept assignment: nothing is left to do for it. */
   async drop(): Promise<void> {
     await this.#store.write({ [this.#place]: null });
   }

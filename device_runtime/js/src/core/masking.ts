@@ -1,4 +1,4 @@
-/** Derivations of a secure round that both ends make alike: hashes, fixed-point numbers, weight.
+/** Derived values of a secure round, the same at both ends: hashes, fixed-point numbers, weight.
  *
  * Spec: docs/spec/wire.md §8.
  */
@@ -15,7 +15,7 @@ import { codedSizeOf, type Float32, hasCodecs, type ReportLayout, type Segment, 
 const [METRIC_BITS, METRIC_STEP] = [20, 0.125];
 const CLAMPED_BITS = 10;
 
-/** How the values of a segment become fixed-point numbers of `bits` in [low, high]; the rest as in a session's. */
+/** How the values of a segment become fixed-point numbers of `bits` in [low, high]. */
 interface FixedPoint {
   readonly size: number;
   readonly inBits: number;
@@ -25,9 +25,9 @@ interface FixedPoint {
   readonly weighted: boolean;
 }
 
-/** The fixed-point numbers of all values that a round sums: plan and release leave no choice.
+/** The fixed-point formats of all values that a round sums. Plan and release determine them.
  *
- * With noise, all mean segments are one: they are scaled down together, and 0 is one of the steps.
+ * With noise, all mean segments are treated as one: they are scaled down together, and 0 is one of the steps.
  */
 export function fixedPoints(layout: ReportLayout, bounds: SumBounds): FixedPoint[] {
   if (bounds.noise_multiplier > 0) return [noisyFixedPoint(layout, bounds)];
@@ -54,7 +54,7 @@ function noisyFixedPoint(layout: ReportLayout, { bits, clip_norm: clip }: SumBou
   return { size, inBits: bits, low: -half * step, high: (half - 1) * step, norm: clip, weighted: true };
 }
 
-/** How far from 0 the values of a mean segment may be: rotated ones are all small, but with a chance below 2^-10. */
+/** The greatest absolute value in a mean segment; rotated values exceed it with probability below 2^-10. */
 function reach(segment: Segment, clip: number): number {
   const last = segment.codecs.findLast(({ codec }) => codec !== "subsample");
   if (last?.codec !== "rotation") return clip;
@@ -62,7 +62,7 @@ function reach(segment: Segment, clip: number): number {
   return clip * Math.min(1, Math.sqrt((2 * exponent) / last.block));
 }
 
-/** The values of a report that a round sums: with noise no metrics, which would be summed without it. */
+/** The values of a report that a round sums. With noise there are no metrics, as nothing would hide them. */
 export function summedValues(layout: ReportLayout, bounds: SumBounds, values: Float32): Float32 {
   if (bounds.noise_multiplier === 0) return values;
   const summed = new Float32Array(noisyFixedPoint(layout, bounds).size);
@@ -78,7 +78,7 @@ export function summedValues(layout: ReportLayout, bounds: SumBounds, values: Fl
   return summed;
 }
 
-/** The weight that a device counts with at most: 1 when all count alike. */
+/** The greatest weight of a device: 1 when all devices count equally. */
 export function greatestWeight(layout: ReportLayout, bounds: SumBounds): number {
   return layout.weighting === "examples" ? bounds.max_examples : 1;
 }
@@ -98,12 +98,12 @@ export function lastSessionNumber(round: number): bigint {
   return sessionNumber(round, 0xffffffff);
 }
 
-/** The model that masks are bound to, 32 bytes: with another plan or checkpoint they do not cancel out. */
+/** A hash of the model, 32 bytes, that masks depend on: with another plan or checkpoint they do not cancel out. */
 export function modelHash(plan: BlobRef, checkpoint: BlobRef): Promise<Bytes> {
   return sha256(concat(fromHex(plan.sha256), fromHex(checkpoint.sha256)));
 }
 
-/** The digest of a report layout, 32 bytes; where it has codecs, with the task's seed, which keys them.
+/** The digest of a report layout, 32 bytes. With codecs it covers the task's seed, which keys them.
  *
  * The layout is compact JSON, with its members in the specification's order, as schemas list them.
  */

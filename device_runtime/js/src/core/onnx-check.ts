@@ -1,8 +1,8 @@
 /** The check of an ONNX graph before ONNX Runtime sees its bytes. The rules: docs/spec/plan.md §2.1.
  *
- * A graph is data from elsewhere, and ONNX Runtime runs far more than a plan needs: loops that do not end, operators of
- * other domains, tensors in files. So the protobuf bytes are walked here along a table of all fields that a plan's graph
- * may have. Messages of the table do not contain themselves, so the depth is bounded by the table.
+ * A graph is untrusted data, and ONNX Runtime runs far more than a plan needs: endless loops, operators of other
+ * domains, tensors in files. So this module walks the protobuf bytes along a table of all fields that a plan's graph
+ * may have. No message of the table contains itself, so the table bounds the depth.
  */
 
 import { type Bytes, text } from "./bytes.ts";
@@ -10,7 +10,7 @@ import { PlanRefused } from "./errors.ts";
 import { stepsGraph } from "./plan.ts";
 
 const OPSET = 18;
-/** The operators that a plan may use, all of ONNX's own domain, but for the loop. */
+/** The operators that a plan may use, all of ONNX's own domain, except the loop. */
 const OPERATORS = new Set(
   `Abs Acos Add And Asin Atan Cast Ceil Clip Concat Conv ConvTranspose Cos CumSum Div Equal Erf Exp Expand Floor
   Gather GatherElements Gemm Greater GreaterOrEqual Identity Less LessOrEqual Log LogSoftmax MatMul Max MaxPool Min
@@ -18,11 +18,11 @@ const OPERATORS = new Set(
   ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK
   Transpose Unsqueeze Where`.split(/\s+/),
 );
-/** It ends: the last value that it goes over is a vector whose bytes lie in the graph, or the mask, which the device
- * makes. Its body is a graph of nodes.
+/** A loop must end: the last value that it scans is a vector whose bytes are in the graph, or the mask, which the
+ * device makes. Its body is a graph of nodes.
  */
 const [LOOP, BOUND] = ["Scan", "mask"];
-/** A loop goes over the first axis alone: in a batch, others are of the plan's own choice. */
+/** A loop scans only the first axis: the plan itself chooses the other axes of a batch. */
 const AXES = "scan_input_axes";
 const OPERATORS_IN: Readonly<Record<string, ReadonlySet<string>>> = {
   "node.op_type": new Set([...OPERATORS, LOOP]),
@@ -104,7 +104,7 @@ const NAMES: Readonly<Record<string, string>> = {
   value: "name",
 };
 
-/** Throws PlanRefused, calling the graph `name`, unless its bytes are an ONNX model that a plan may hold. */
+/** Throws PlanRefused, naming the graph `name`, unless its bytes are an ONNX model that a plan may contain. */
 export function checkGraph(graph: Bytes, name: string): void {
   try {
     const walk = new Walk(graph, name.endsWith(stepsGraph("")));
@@ -116,7 +116,7 @@ export function checkGraph(graph: Bytes, name: string): void {
   }
 }
 
-/** By field of a message: the wire types of its contents, and where they begin and end. */
+/** By field of a message: the wire types of its contents, and where these begin and end. */
 type Places = Readonly<Record<string, readonly (readonly [wire: number, start: number, stop: number])[]>>;
 
 /** The reason to refuse a graph. */
@@ -130,24 +130,24 @@ class Walk {
   #fields = 0;
   #opsets = 0;
   #versions = 0;
-  /** Names of values: the last that each loop goes over, those that bound it, and any others. */
+  /** Names of values: the last one that each loop scans, those that bound a loop, and all others. */
   readonly #looped = new Set<string>();
   readonly #bounds = new Set<string>();
   readonly #others = new Set<string>();
 
-  /** many: whether the model is of many steps, which a loop over the mask may take. */
+  /** many: whether the model takes many steps, so that a loop may scan the mask. */
   constructor(data: Bytes, many: boolean) {
     [this.#data, this.#many] = [data, many];
   }
 
-  /** Throws Unfit unless the model that was walked over names one set of operators, with its version. */
+  /** Throws Unfit unless the model names exactly one operator set, with its version. */
   checkOpsets(): void {
     if (this.#opsets !== 1 || this.#versions !== 1) {
       throw new Unfit(`it must import one opset with one version, not ${this.#opsets} with ${this.#versions}`);
     }
   }
 
-  /** Throws Unfit unless each loop of the model ends: all that it goes over has equally many rows. */
+  /** Throws Unfit unless each loop of the model ends: all values that it scans have equally many rows. */
   checkLoops(): void {
     for (const name of this.#looped) {
       if (!this.#bounds.has(name) || this.#others.has(name)) {
@@ -159,7 +159,7 @@ class Walk {
     }
   }
 
-  /** Check the message between two places of the bytes. */
+  /** Check the message between two offsets. */
   message(kind: string, begin: number, end: number): void {
     this.#nodes += Number(`${kind}.op_type` in OPERATORS_IN);
     this.#opsets += Number(kind === "opset");
@@ -187,7 +187,7 @@ class Walk {
     this.#note(kind, places);
   }
 
-  /** Keep the names that a message gives to values. */
+  /** Record the names that a message gives to values. */
   #note(kind: string, places: Places): void {
     const texts = (field: string) =>
       (places[field] ?? []).map(([, start, stop]) => text(this.#data.subarray(start, stop)));
@@ -201,7 +201,7 @@ class Walk {
     }
   }
 
-  /** Whether a tensor has one dimension, with no more elements than it has bytes in the graph. */
+  /** Whether a tensor has one dimension, and no more elements than bytes in the graph. */
   #isVector(places: Places): boolean {
     const [[wire, at, end] = [], ...further] = places.dims ?? [];
     const [, start, stop] = places.raw_data?.at(-1) ?? [];
@@ -246,7 +246,7 @@ class Walk {
     }
   }
 
-  /** The field at a place: its number, wire type, and the places where its content begins and ends. */
+  /** The field at an offset: its number, wire type, and the offsets where its content begins and ends. */
   #field(at: number, end: number): [number: number, wire: number, start: number, stop: number] {
     this.#fields += 1;
     if (this.#fields > MOST_FIELDS) {
@@ -275,7 +275,7 @@ class Walk {
     throw new Unfit(`there is no wire type ${wire}`);
   }
 
-  /** The number that begins at a place, and the place behind it. Above 2^53 it is rounded, and of no use here. */
+  /** The number at an offset, and the offset after it. Above 2^53 it is rounded, and of no use here. */
   #varint(at: number, end: number): [value: number, behind: number] {
     let [value, scale] = [0, 1];
     for (let place = at; place < Math.min(at + 10, end); place++, scale *= 128) {

@@ -1,4 +1,4 @@
-/** The outcome of a session, in words and numbers: what an app shows, and what the journal keeps. */
+/** The outcome of a session, in words and numbers, for an app to show and for the journal. */
 
 import { type DeviceError, Refused } from "./errors.ts";
 import { keptJson, type Store } from "./platform.ts";
@@ -10,8 +10,8 @@ const MOST_ENTRIES = 1000;
 /** The end of a session.
  *
  * reported: the report was counted. rejected: no work now. not-needed: the round ended first. not-now: a rule of this
- * device does not hold, and nothing was sent. aborted: the device gave its assignment up. failed: the rest. `retryable`
- * says, unless the report was counted, whether coming back within minutes is of use.
+ * device does not hold, and nothing was sent. aborted: the device gave its assignment up. failed: the rest.
+ * `retryable`: if the report was not counted, whether a retry within minutes is useful.
  */
 export interface Outcome {
   readonly outcome: "reported" | "rejected" | "not-needed" | "not-now" | "aborted" | "failed";
@@ -47,7 +47,7 @@ export const NOTHING_YET: Outcome = {
   retryable: null,
 };
 
-/** What an error makes of an outcome. */
+/** The outcome after an error. */
 export function failure(error: DeviceError): Partial<Outcome> {
   const facts = {
     reason: error.reason,
@@ -58,7 +58,7 @@ export function failure(error: DeviceError): Partial<Outcome> {
   return { outcome: error.status === 410 ? "not-needed" : "failed", ...facts, retry: error.hints.retry };
 }
 
-/** Add an entry to the journal, for the device's owner: what was trained, when, for whom, and how it ended. */
+/** Add an entry to the journal, for the device's owner: what was trained, when, for which task, and the outcome. */
 export async function writeJournal(store: Store, at: number, outcome: Outcome): Promise<void> {
   const entries = (await keptJson<object[]>(store, PLACE)) ?? [];
   await store.write({ [PLACE]: JSON.stringify([...entries, { at, ...outcome }].slice(-MOST_ENTRIES)) });

@@ -18,12 +18,12 @@ export const MOST_PLAN_BYTES = 4 * 2 ** 20;
 /** The name of the graph that makes the mean segments of the report. */
 export const REPORT = "report";
 
-/** The steps of one call, where a graph takes many: enough that the call costs little beside them, and `keepGoing` is
- * still asked often.
+/** The steps of one call, if a graph takes many: enough to make the cost of the call small, and few enough to ask
+ * `keepGoing` often.
  */
 export const MOST_STEPS = 64;
 export const MOST_CALL_BYTES = 2 ** 19;
-/** Calls of so many kinds keep their buffers: a full one, and the last of an epoch. */
+/** The kinds of calls that keep their buffers: a full one, and the last of an epoch. */
 export const CALLS_HELD = 2;
 
 const ELEMENT_BYTES = { float32: 4, int64: 8, int32: 4, uint8: 1 } as const;
@@ -71,10 +71,10 @@ export type Loop = v.InferOutput<typeof loopSchema>;
 export type PassPlan = v.InferOutput<typeof passSchema>;
 export type Field = v.InferOutput<typeof fieldSchema>;
 type TripPlan = v.InferOutput<typeof tripSchema>;
-/** A plan as one round runs it: of a plan with two trips, the members are those of the round's. */
+/** A plan as one round runs it: with two trips, it has the members of the round's trip. */
 export type Plan = Omit<v.InferOutput<typeof planSchema>, "second">;
 
-/** The plan that round `round` runs, from 1. Throws PlanRefused for bytes that are no plan, or of another version. */
+/** The plan that round `round` runs, from 1. Throws PlanRefused for malformed bytes, or another version. */
 export function decodePlan(data: Bytes, round: number): Plan {
   if (data.length > MOST_PLAN_BYTES) {
     throw new PlanRefused(`a plan of ${data.length} bytes, at most ${MOST_PLAN_BYTES} are read`);
@@ -107,18 +107,18 @@ function checkTrip(trip: TripPlan): void {
   }
 }
 
-/** The name of a pass's graph of many steps, which runs as many as it is given. */
+/** The name of a pass's graph of many steps, which runs any number of batches. */
 export function stepsGraph(pass: string): string {
   return `${pass}.steps`;
 }
 
-/** The name of that of the two graphs, of one step or of many, which is among `graphs`. */
+/** The name of the pass's loop graph that is in `graphs`: of one step, or of many. */
 export function loopGraph(graphs: readonly string[], pass: string): string {
   const many = stepsGraph(pass);
   return graphs.includes(many) ? many : `${pass}.step`;
 }
 
-/** The blobs that a device of the format `form` keeps between rounds: its graphs, and the frozen vectors. */
+/** The blobs that a device with format `form` keeps between rounds: its graphs, and the frozen vectors. */
 export function keptRefs(plan: Plan, form: string): BlobRef[] {
   return [...Object.values(plan.graphs[form] ?? {}), ...(plan.frozen === null ? [] : [plan.frozen.blob])];
 }

@@ -1,4 +1,4 @@
-/** The platform under a device: storage, network, clock, chance, engine and examples. The core imports none of them. */
+/** The platform of a device: storage, network, clock, randomness, engine and examples. The core imports none. */
 
 import type { Bytes } from "./bytes.ts";
 import type { Conditions } from "./conditions.ts";
@@ -7,16 +7,17 @@ import { StateDamaged } from "./errors.ts";
 import type { ExampleSource } from "./examples.ts";
 import type { RandomSource, SigningKey } from "./primitives.ts";
 
-/** Texts by key that survive restarts. They hold private keys and shares of others: keep them as one keeps a key. */
+/** Texts by key that survive restarts. They hold private keys and other devices' shares: protect them like a key. */
 export interface Store {
   get(key: string): Promise<string | null>;
-  /** Write texts, and remove those whose text is null: all of them or none, durable when the promise is kept. */
+  /** Write texts, and remove keys whose text is null: all or none, durable when the promise resolves. */
   write(changes: Readonly<Record<string, string | null>>): Promise<void>;
 }
 
-/** How the keys of the store begin under which a device is known to coordinators and authorities.
+/** Prefixes of the store's keys for a device's identity at coordinators and authorities.
  *
- * They go when it leaves. What it used, answered and was shown stays, so that its guards hold when it is back.
+ * These are removed when it leaves. Records of use, answered rounds and releases stay, so that its guards still hold
+ * when it returns.
  */
 export const IDENTITY = { enrolment: "enrolment:", credential: "credential:", assignment: "assignment:" } as const;
 
@@ -30,15 +31,15 @@ export async function keptJson<T>(store: Store, key: string): Promise<T | null> 
   }
 }
 
-/** Plans and graphs by digest, kept between rounds. What is kept may be lost at any time. */
+/** Plans and graphs by digest, kept between rounds. They may be lost at any time. */
 export interface BlobCache {
   get(sha256: string): Promise<Bytes | null>;
   put(sha256: string, data: Bytes): Promise<void>;
-  /** Remove blobs, the longest unused first, until the rest is at most so many bytes. */
+  /** Remove blobs, the longest unused first, until the rest has at most `most` bytes. */
   trim(most: number): Promise<void>;
 }
 
-/** Everything that a session needs of the machine. One session at a time may use it. */
+/** Everything that a session needs from the machine. Only one session at a time may use it. */
 export interface Platform {
   readonly store: Store;
   readonly blobs: BlobCache;
@@ -46,13 +47,13 @@ export interface Platform {
   readonly examples: ExampleSource;
   /** A private key of the device by its name, made at the first call and kept. Throws StateDamaged. */
   readonly signingKey: (name: "device" | "secagg") => Promise<SigningKey>;
-  /** Reads the conditions now. Throws PolicyForbids when the owner does not let the device work under them. */
+  /** Reads the current conditions. Throws PolicyForbids when the owner does not let the device work under them. */
   readonly conditions: () => Promise<Conditions>;
   readonly fetch: typeof fetch;
   readonly random: RandomSource;
   /** Seconds since 1970, by a clock that may be wrong. */
   readonly now: () => number;
-  /** Seconds of work, from any start: CPU time where the platform tells it. */
+  /** Seconds of work, from any start: CPU time if the platform reports it. */
   readonly workSeconds: () => number;
   readonly sleep: (seconds: number) => Promise<void>;
   /** The machine's memory in bytes; null when it is not known. */

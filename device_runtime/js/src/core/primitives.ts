@@ -1,8 +1,8 @@
-/** Primitives of cryptography: digests, signatures, agreement, ciphers, each by the fastest means that is right.
+/** Cryptographic primitives: digests, signatures, agreement, ciphers, each by the fastest correct implementation.
  *
- * WebCrypto computes what it can: the global one of Node and browsers, or one that an app hands in (`useWebCrypto`), as
- * in React Native. What it lacks is computed in JavaScript: older browsers have no X25519, and a page without TLS has no
- * WebCrypto at all.
+ * WebCrypto computes what it can: the global one of Node and browsers, or one that an app provides (`useWebCrypto`), as
+ * in React Native. JavaScript computes the rest: older browsers have no X25519, and a page without TLS has no
+ * WebCrypto.
  */
 
 import { type Bytes, equal, fromHex } from "./bytes.ts";
@@ -12,13 +12,13 @@ import { webSuite } from "./crypto/webcrypto.ts";
 
 export type { Keystream, PairKey, SigningKey } from "./crypto/suite.ts";
 
-/** Random bytes, from the platform: what draws secrets, and what a test replaces by a stated sequence. */
+/** Random bytes, from the platform. Secrets are drawn from them; a test replaces them by a fixed sequence. */
 export type RandomSource = (size: number) => Bytes;
 
 /** The platform's own random bytes. */
 export const platformRandom: RandomSource = (size) => crypto.getRandomValues(new Uint8Array(size));
 
-/** An algorithm: the functions of a suite that compute it, and a known answer, all of whose inputs are zeros. */
+/** An algorithm: the functions of a suite that compute it, and a known answer for inputs of zeros. */
 interface Algorithm {
   readonly functions: readonly (keyof Suite)[];
   readonly answer: (suite: Suite) => Promise<Bytes>;
@@ -77,14 +77,14 @@ let inUse: Promise<Suite> | null = null;
 
 /** Let an implementation of WebCrypto compute what it can from now on, and JavaScript the rest.
  *
- * others: functions that the platform has faster ones for than WebCrypto's.
+ * others: functions of the platform that are faster than WebCrypto's.
  */
 export function useWebCrypto(subtle: SubtleCrypto | undefined, others: Partial<Suite> = {}): void {
   const web = subtle === undefined ? Promise.resolve({}) : rightOnes(webSuite(subtle));
   inUse = web.then((found) => ({ ...nobleSuite, ...found, ...others }));
 }
 
-/** The functions of WebCrypto whose answers are the known ones. */
+/** The functions of WebCrypto that give the known answers. */
 async function rightOnes(web: Suite): Promise<Partial<Suite>> {
   const isRight = ({ answer, known }: Algorithm) =>
     answer(web).then(

@@ -1,6 +1,6 @@
 /** Signed statements: plans, releases, entries of a lineage, heads of the log of releases. Spec: docs/spec/plan.md §8 to §10.
  *
- * A statement is JSON in the very bytes that were signed. Whether to trust its signer is for the caller to know.
+ * A statement is JSON in exactly the bytes that were signed. The caller decides whether to trust its signer.
  */
 
 import * as v from "valibot";
@@ -43,7 +43,7 @@ export const proofSchema = v.object({ head: signedSchema, position: count, path:
 type PlanSignature = v.InferOutput<typeof signatureSchema>;
 export type Signed = v.InferOutput<typeof signedSchema>;
 export type Release = v.InferOutput<typeof releaseSchema>;
-/** How a secure round makes its sums: nobody but the release key may move it. */
+/** The parameters of a secure round's sums, which only the release key can change. */
 export type SumBounds = Release["bounds"];
 export type LineageEntry = v.InferOutput<typeof entrySchema>;
 export type TreeHead = v.InferOutput<typeof headSchema>;

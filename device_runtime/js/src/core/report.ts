@@ -1,7 +1,8 @@
-/** A device's report: one float32 vector of named segments that is only ever summed. Spec: docs/spec/plan.md §5.
+/** A device's report: one float32 vector of named segments. Reports are only ever summed. Spec: docs/spec/plan.md §5.
  *
- * Until it leaves, a report is kept unweighted: its values (V,), which are all segments but the weight, and the weight
- * beside them. It is weighed once: here when it is uploaded in clear, while it is packed when it is masked.
+ * A device keeps its report unweighted until it sends it: the values (V,), which are all segments but the weight, and
+ * the weight beside them. The report is weighted once: here before an unencrypted upload, or in packing when it is
+ * masked.
  */
 
 import * as v from "valibot";
@@ -10,9 +11,11 @@ import { FormatError, NonFiniteReport } from "./errors.ts";
 import { count } from "./json.ts";
 
 const WEIGHT = "weight";
+/** The most segments of a report: a coordinator goes over all of them for each report that comes. */
+const MOST_SEGMENTS = 64;
 /** The vector of a broadcast that holds the bound of bounded reports. */
 export const CLIP = "clip";
-/** Twice what rounding to float32 may add to a norm, as a share of it. */
+/** Twice the relative error that rounding to float32 may add to a norm. */
 const ROUNDING = 2 ** -23;
 
 const segmentSchema = v.object({
@@ -30,12 +33,15 @@ export const layoutSchema = v.object({
 });
 
 export type Segment = v.InferOutput<typeof segmentSchema>;
-/** The segments of a report, in order. Exactly one is the device's weight. */
+/** The segments of a report, in order. Exactly one of them is the device's weight. */
 export type ReportLayout = v.InferOutput<typeof layoutSchema>;
 export type Float32 = Float32Array<ArrayBuffer>;
 
-/** Throws FormatError unless segments are distinct, one is the weight, and codecs and a bound fit the segments. */
+/** Throws FormatError unless segments are few and distinct, one is the weight, and codecs and a bound fit the segments. */
 export function checkLayout(layout: ReportLayout): void {
+  if (layout.segments.length > MOST_SEGMENTS) {
+    throw new FormatError(`a report has ${layout.segments.length} segments; there may be ${MOST_SEGMENTS}`);
+  }
   const names = layout.segments.map((segment) => segment.name);
   const weight = layout.segments.find((segment) => segment.name === WEIGHT);
   if (new Set(names).size !== names.length || weight?.size !== 1 || weight.reduction !== "sum") {
@@ -58,17 +64,17 @@ export function reportSize(layout: ReportLayout): number {
   return layout.segments.reduce((sum, segment) => sum + codedSizeOf(segment), 0);
 }
 
-/** Whether segments have codecs: only devices with one key make reports of it that add up. */
+/** Whether segments have codecs. Then only reports that are encoded with the same key add up. */
 export function hasCodecs({ segments }: ReportLayout): boolean {
   return segments.some(({ codecs }) => codecs.length > 0);
 }
 
-/** The number of values of a segment that travel. */
+/** The number of values sent for a segment. */
 export function codedSizeOf({ codecs, size }: Segment): number {
   return codedSize(codecs, size);
 }
 
-/** The outputs of the report graph, by name, as they travel. */
+/** The outputs of the report graph, by name, encoded by the codecs. */
 export async function encodeMeans(layout: ReportLayout, means: ReadonlyMap<string, Float32>, key: RoundKey) {
   const coded = new Map<string, Float32>();
   for (const [index, { name, codecs, size }] of layout.segments.entries()) {
@@ -80,12 +86,12 @@ export async function encodeMeans(layout: ReportLayout, means: ReadonlyMap<strin
   return coded;
 }
 
-/** The segments of the values (V,) that are kept until the report is weighed: all but the weight. */
+/** The segments of the values (V,), which are kept until the report is weighted: all but the weight. */
 export function unweighted(layout: ReportLayout): Segment[] {
   return layout.segments.filter((segment) => segment.name !== WEIGHT);
 }
 
-/** w of a device with that many examples. */
+/** The weight of a device with `examples` examples. */
 export function weightOf(layout: ReportLayout, examples: number): number {
   return layout.weighting === "examples" ? examples : 1;
 }
@@ -95,9 +101,9 @@ export function metricsSegment(pass: string): string {
   return `${pass}.metrics`;
 }
 
-/** The unweighted values (V,) of a report from its segments by name, as they travel; zeros if bounded and not finite.
+/** The unweighted values (V,) of a report from its coded segments by name; zeros if bounded and not finite.
  *
- * `clip` is the bound that devices received, if the report is bounded: the whole is held to it in float64.
+ * `clip` is the bound that devices received, if the report is bounded: the whole report is clipped to it in float64.
  * Throws NonFiniteReport when a segment is missing, of another size, or not finite once it has the weight.
  */
 export function concatenate(
@@ -136,7 +142,7 @@ function staysFinite(values: Float32, factor: number): boolean {
   return true;
 }
 
-/** Finite values, scaled down in place to an l2 norm of `clip` at most, computed in float64. */
+/** Finite values, scaled down in place to an l2 norm of at most `clip`, computed in float64. */
 function held(values: Float32, clip: number): Float32 {
   let square = 0;
   for (let place = 0; place < values.length; place++) {
@@ -152,7 +158,7 @@ function held(values: Float32, clip: number): Float32 {
   return values;
 }
 
-/** The report (L,) as it is uploaded in clear: mean segments times the weight, and the weight itself. */
+/** The report (L,) for an unencrypted upload: mean segments times the weight, and the weight itself. */
 export function weigh(layout: ReportLayout, values: Float32, weight: number): Float32 {
   const report = new Float32Array(reportSize(layout));
   let [from, to] = [0, 0];

@@ -25,7 +25,7 @@ import { CLIP, concatenate, encodeMeans, type Float32, metricsSegment, unweighte
 /** Words of a row at most that are copied one by one, as that takes less time than to make a view of them. */
 const NARROW = 128;
 
-/** The unweighted `values` (V,) of a report and its `weight`, from so many local `examples`; steps of all passes. */
+/** The unweighted `values` (V,) of a report, its `weight`, the number of local `examples`, and the steps in all. */
 export interface TrainingResult {
   readonly values: Float32;
   readonly weight: number;
@@ -48,7 +48,7 @@ export interface Work {
   readonly keepGoing: () => boolean;
 }
 
-/** The end of a pass: its last carry, its metric sums, its steps, and how many of the first had finite metrics. */
+/** The end of a pass: its last carry, its metric sums, its steps, and the steps before a non-finite sum. */
 interface Swept {
   readonly carry: Record<string, Tensor>;
   readonly metrics: Float32;
@@ -128,7 +128,7 @@ async function sweep(work: Work, known: Tensors, pass: PassPlan, index: number):
   return { carry, metrics: Float32Array.from(totals), steps, finite };
 }
 
-/** The noise of so many steps from `first` on. */
+/** The noise of the steps from `first` on. */
 async function drawn(key: StreamKey, pass: number, first: number, steps: number, size: number) {
   const values = new Int32Array(steps * size);
   for (let step = 0; step < steps; step++) {
@@ -233,7 +233,7 @@ function floats(tensor: Tensor): Float32 {
   return tensor.data as Float32;
 }
 
-/** Give the memory of tensors back that the engine made, and that nothing reads any more. */
+/** Free the memory of tensors that the engine made and nothing reads any more. */
 function letGoOf(tensors: readonly Tensor[]): void {
   for (const tensor of tensors) letGo(floats(tensor));
 }
@@ -246,7 +246,7 @@ function unprefixed(tensors: Tensors): Record<string, Tensor> {
   return Object.fromEntries(Object.entries(tensors).map(([name, tensor]) => [name.slice("next.".length), tensor]));
 }
 
-/** The reason that a report is not finite, when the loss was finite in so many of the first steps. */
+/** The reason for a report that is not finite, after `finite` steps with a finite loss. */
 function cause(steps: number, finite: number): string {
   if (finite === 0) {
     return "the loss was not finite in the first step, before any training here, though the examples are";

@@ -1,33 +1,33 @@
-/** The scheduler of sessions: for ever, as the coordinator's retry windows and the device's own rules allow. */
+/** The scheduler: it runs sessions forever, as the coordinator's retry windows and the device's own rules allow. */
 
 import type { Outcome } from "./outcome.ts";
 import { keptJson, type Platform } from "./platform.ts";
 import { runSession, type SessionConfig } from "./session.ts";
 import type { RetryWindow } from "./wire/messages.ts";
 
-// Faults that are mended on this device. After a restart it need not wait.
+// Faults that the owner repairs on this device. After a restart it need not wait.
 const MENDED_HERE = ["bad-configuration", "invalid-examples", "state-in-use"];
-// When to come back where the coordinator did not say; after a report at once, as it says so at the next check-in.
+// When to return if the coordinator did not say; after a report at once, as the next check-in has an answer.
 const AFTER_WORK = { min_s: 0, max_s: 2 };
 const MINUTES = { min_s: 60, max_s: 300 };
 const HOURS = { min_s: 2 * 3600, max_s: 6 * 3600 };
-// How often to look whether the device's own rules hold. Nothing is sent, so nobody needs these spread.
+// How often to check the device's own rules. Nothing is sent, so the checks need no random spread.
 const OWN_RULES = { min_s: 60, max_s: 60 };
-// A coordinator may name any window; a device neither comes back in a busy loop nor stays away for ever.
+// A coordinator may name any window; a device neither returns in a busy loop nor stays away forever.
 const [SHORTEST_S, LONGEST_S] = [1, 86_400];
-// The clock is looked at this often: a machine that slept, or a clock that was set, shows.
+// How often to read the clock, so as to notice that the machine slept or the clock was set.
 const LONGEST_NAP_S = 60;
 
-/** A time to come back, in seconds since 1970, and how long that was when it was drawn. */
+/** A time to return, in seconds since 1970, and the delay that was drawn. */
 interface Due {
   readonly at: number;
   readonly withinS: number;
 }
 
-/** Run sessions until `stop`: each comes at a random time in the window that the last one's outcome names.
+/** Run sessions until `stop`, each at a random time in the window that the last outcome names.
  *
- * That time is kept in the store and honoured after a restart. While the device's own rules do not hold, they are looked
- * at every minute; `tell` hears of each reason once. Throws ConfigError, and StateDamaged where nothing can be kept.
+ * That time is stored and honoured after a restart. While the device's own rules do not hold, they are checked every
+ * minute; `tell` is called once for each reason. Throws ConfigError, and StateDamaged if nothing can be stored.
  */
 export async function runForever(
   platform: Platform,
@@ -52,7 +52,7 @@ export async function runForever(
   }
 }
 
-/** Run one session, if the kept time to come back has come. Throws as `runForever`. */
+/** Run one session, if the stored time to return has come. Throws as `runForever`. */
 export async function runIfDue(platform: Platform, config: SessionConfig): Promise<void> {
   const place = dueOf(config);
   if (remainingS(await keptJson<Due>(platform.store, place), platform.now()) > 0) return;
@@ -63,7 +63,7 @@ function dueOf({ coordinator, population }: SessionConfig): string {
   return `due:${coordinator.href}:${population}`;
 }
 
-/** Draw when to come back after an outcome, and keep that where a restart changes nothing. */
+/** Draw the time to return after an outcome, and store it so that it survives a restart. */
 async function drawn(platform: Platform, place: string, outcome: Outcome): Promise<Due> {
   const withinS = drawnS(outcome, Math.random());
   const due = { at: platform.now() + withinS, withinS };
@@ -80,14 +80,14 @@ export function drawnS(outcome: Outcome, chance: number): number {
   return outcome.retry === null ? seconds : Math.min(Math.max(seconds, SHORTEST_S), LONGEST_S);
 }
 
-/** When to come back after an outcome for which the coordinator named none. */
+/** The window after an outcome for which the coordinator named none. */
 function defaultWindow({ outcome, retryable }: Outcome): RetryWindow {
   if (outcome === "reported" || outcome === "not-needed") return AFTER_WORK;
   if (outcome === "not-now") return OWN_RULES;
   return retryable === "permanent" ? HOURS : MINUTES;
 }
 
-/** Seconds until then, and never more than when it was drawn: a clock may have been set back. */
+/** Seconds until then, and never more than when it was drawn, since the clock may have been set back. */
 function remainingS(due: Due | null, now: number): number {
   return due === null ? 0 : Math.min(due.at - now, due.withinS);
 }

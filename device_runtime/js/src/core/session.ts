@@ -1,6 +1,6 @@
 /** One session: check in, wait to be selected, do the work, upload once. Spec: docs/spec/wire.md.
  *
- * A device that was stopped finds its last assignment in the store, and finishes that first.
+ * A device that was stopped finds its last assignment in the store, and first finishes that.
  */
 
 import { decodeVectors, encodeVector } from "./checkpoint.ts";
@@ -40,7 +40,7 @@ const SECRET_BYTES = 32;
 const MOST_TASKS = 256;
 const STOPPING = "a condition for work no longer holds: the application is stopping";
 const NO_WORK = { collection: "", examples: 0, steps: 0 } as const;
-// Answers to an upload after which there is no assignment left to give up: unknown, decided, too late.
+// Answers to an upload that leave no assignment to give up: unknown, decided, too late.
 const OVER = [404, 409, 410];
 
 /** Where and how a device takes part.
@@ -55,7 +55,7 @@ export interface SessionConfig {
   readonly stopping?: AbortSignal;
 }
 
-/** Run one session. Errors are in the outcome, and the coordinator was told if it was waiting. */
+/** Run one session. Errors are in the outcome, and the coordinator is told if it was waiting. */
 export async function runSession(platform: Platform, config: SessionConfig): Promise<Outcome> {
   const transport = new Transport(platform, config.coordinator);
   transport.stopping = config.stopping ?? transport.stopping;
@@ -67,7 +67,7 @@ export async function runSession(platform: Platform, config: SessionConfig): Pro
     session.note(failure(session.cause(error)));
     if (error instanceof PolicyForbids) session.note({ outcome: "not-now" });
   }
-  // A plan and a graph have words of others too, which end up in an error's.
+  // A plan and a graph contain foreign texts too, which end up in error messages.
   const detail = plain(session.outcome.detail);
   session.note({ detail, bytes_up: transport.moved.up, bytes_down: transport.moved.down });
   await writeJournal(platform.store, platform.now(), session.outcome);
@@ -85,7 +85,7 @@ class Session {
   readonly #keeper: AssignmentKeeper;
   #hold: Hold | null = null;
   #isTrained = false;
-  /** Assignments that this session got: what an earlier one left is counted already. */
+  /** Assignments of this session; those that an earlier one left are already counted. */
   #got = 0;
 
   constructor(platform: Platform, config: SessionConfig, transport: Transport) {
@@ -99,7 +99,7 @@ class Session {
     this.outcome = { ...this.outcome, ...facts };
   }
 
-  /** What an error comes from: once the session was told to stop, it cuts its own connections. */
+  /** The cause of an error: once the session is told to stop, it cuts its own connections. */
   cause(error: DeviceError): DeviceError {
     const cut = error instanceof TransportError && this.#config.stopping?.aborted;
     return cut ? new NotAllowedNow(STOPPING) : error;
@@ -131,14 +131,14 @@ class Session {
   async #finish(kept: KeptAssignment): Promise<void> {
     const { given } = kept;
     await this.#guard.checkKept(kept).catch(async (error: unknown) => {
-      // Only the owner hears of it: a population that is not allowed now must not hear from this device.
+      // Only the owner is told: a population that is no longer allowed must not hear from this device.
       if (error instanceof PlanRefused || error instanceof PolicyForbids) await this.#keeper.drop();
       throw error;
     });
     this.#noteAssignment(given);
     await this.#holding(given, async () => {
       if (kept.phase === "assigned") {
-        // Not trained again: what stopped the device may well have been this work.
+        // It is not trained again, because this work may have been what stopped the device.
         throw new RuntimeFailed("the device was stopped while it worked");
       }
       this.#isTrained = true;
@@ -165,7 +165,7 @@ class Session {
     if (answer.outcome === "rejected") return this.#rejected(answer);
     const tasks = (await acceptableTasks(answer.offers, examples, now, this.#guard.shows)).slice(0, MOST_TASKS);
     if (tasks.length === 0) {
-      // Nobody is told: what the device found may be private, and its silence is the same as a lost connection.
+      // The coordinator is not told: the finding may be private, and silence looks like a lost connection.
       return this.note({ outcome: "rejected", reason: "unwilling", retry: answer.retry, retryable: "transient" });
     }
     const given = await this.#transport.awaitAssignment(answer.session, this.#config.waitS, tasks);
@@ -219,7 +219,7 @@ class Session {
     const broadcast = decodeVectors(await this.#transport.blob(given.checkpoint), plan.broadcast);
     const frozen =
       plan.frozen === null ? new Map() : decodeVectors(await this.#blob(plan.frozen.blob), plan.frozen.vectors);
-    // In a secure round nobody else may know what noise a graph reads: it could place examples by it in the sum.
+    // In a secure round a graph's noise must stay secret: a plan could use it to place examples apart in the sum.
     const secret = given.secagg === null ? new Uint8Array() : random(SECRET_BYTES);
     const key = { seed: given.seed, round: given.round, slot: given.slot, secret };
     const graphs = new Map<string, Graph>();
@@ -234,7 +234,7 @@ class Session {
     }
   }
 
-  /** Send the kept report. It stays kept until its receipt is in, unless nobody wants it any more. */
+  /** Send the stored report. It stays stored until its receipt has arrived, unless it is no longer needed. */
   async #deliver(kept: KeptAssignment, plan: Plan): Promise<void> {
     const { given } = kept;
     if (given.secagg === null) {
@@ -248,7 +248,7 @@ class Session {
     await this.#keeper.keep({ ...kept, phase: "reported", report: new Uint8Array() });
   }
 
-  /** Work on an assignment, be there meanwhile, and give it up when it fails for good. */
+  /** Work on an assignment, hold it meanwhile, and give it up when it fails for good. */
   async #holding(given: Assignment, work: () => Promise<void>): Promise<void> {
     this.#hold = new Hold(this.#platform, this.#transport, given);
     try {

@@ -19,7 +19,7 @@ export const successionSchema = v.object({
   ),
 });
 
-/** A public key of Ed25519 and its successors in order, the last of which holds now. */
+/** An Ed25519 public key and its successors in order; the last one is current. */
 export type Succession = v.InferOutput<typeof successionSchema>;
 
 /** The key that holds now. */

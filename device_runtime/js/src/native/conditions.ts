@@ -1,4 +1,4 @@
-/** Conditions of a phone, by expo-battery, netinfo and the file system. What they do not tell is not known. */
+/** Conditions of a phone, by expo-battery, netinfo and the file system. Anything they do not report is unknown. */
 
 import type { Conditions } from "../core/conditions.ts";
 import type { BatteryModule, FileSystem, NetInfo } from "./modules.ts";

@@ -1,4 +1,4 @@
-/** A device in React Native, of the modules that an app hands in. Never run on a phone: docs/phones.md. */
+/** A device in React Native, made from the modules that an app provides. Never run on a phone: docs/phones.md. */
 
 import type { ExampleSource } from "../core/examples.ts";
 import type { Platform } from "../core/platform.ts";
@@ -12,7 +12,7 @@ import { Keychain, SealedStore } from "./store.ts";
 export { allowSessions, defineSessions, forbidSessions } from "./background.ts";
 export type * from "./modules.ts";
 
-/** What an app hands in. fetch: expo/fetch, since React Native's own gives no body in pieces. */
+/** The modules that an app provides. fetch: expo/fetch, since React Native's own gives no body in pieces. */
 export interface PhoneModules {
   readonly ort: NativeOrt;
   readonly ortVersion: string;

@@ -34,7 +34,7 @@ export class Folder {
   }
 }
 
-/** Blobs by digest as files. What a kill left half written has other bytes than its name says, and is fetched again. */
+/** Blobs by digest as files. A file that a kill left half written does not match its name, and is fetched again. */
 export class FileBlobs implements BlobCache {
   readonly #folder: Folder;
   readonly #usedAt = new Map<string, number>();

@@ -22,7 +22,7 @@ Check in, train when selected, report; again and again unless --once. Examples n
                      folder of such files, each the collection of its name; a single file is the collection "default"
   --state DIR        where the device keeps its identity, its journal and plans  [device]
   --policy FILE      what this device may do: a JSON file with the settings of docs/device.md  [policy.json in the state
-                     folder; without one, any plan in clear and no secure round]
+                     folder; without one, any plan of a plain round, no secure round]
   --once             run one session and end
   --json             print outcomes as JSON, one on a line
   --help             print this

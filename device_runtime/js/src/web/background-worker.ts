@@ -16,7 +16,7 @@ import { IndexedDbStore } from "./store.ts";
 import type { Target } from "./target.ts";
 
 const WAIT_S = 30;
-/** Chromium ends a woken service worker after three minutes. What is under way is given up in good time before that. */
+/** Chromium ends a woken service worker after three minutes. Unfinished work is given up in time before that. */
 const LONGEST_MS = 150_000;
 
 interface Woken extends Event {
@@ -44,7 +44,7 @@ async function session(target: Target, stopping: AbortSignal): Promise<void> {
   if (owner === null || !owner.rules.whileClosed) return;
   const { retention, rules, policy } = owner;
   const now = await readConditions();
-  // Nobody tells a worker of the charger: to its owner it counts as absent, and coordinators hear that it is unknown.
+  // A worker cannot read the charger: for its owner's rules it counts as absent, and coordinators are told unknown.
   const platform = webPlatform(database, retention, rules, () => ({ ...now, charging: false }));
   const conditions = async () => ({ ...(await platform.conditions()), charging: null });
   const { coordinator, population } = target;

@@ -28,7 +28,7 @@ async function opened(name: string): Promise<IDBDatabase> {
   return answerOf(opening);
 }
 
-/** Change parts of the database: all of it or nothing, on disk when the promise is kept. Throws StateDamaged. */
+/** Change parts of the database in one transaction, on disk when the promise resolves. Throws StateDamaged. */
 export async function change(database: IDBDatabase, parts: readonly Part[], work: (of: Of) => void): Promise<void> {
   await stored(
     new Promise<void>((resolve, reject) => {
@@ -40,7 +40,7 @@ export async function change(database: IDBDatabase, parts: readonly Part[], work
   );
 }
 
-export type Of = (part: Part) => IDBObjectStore;
+type Of = (part: Part) => IDBObjectStore;
 
 /** What a request on one part of the database finds. Throws StateDamaged. */
 export function look<T>(database: IDBDatabase, part: Part, ask: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> {
@@ -60,8 +60,8 @@ function answerOf<T>(request: IDBRequest<T>): Promise<T> {
   });
 }
 
-/** A failure of the browser's storage, said by its name here. */
-export async function stored<T>(promise: Promise<T>): Promise<T> {
+/** The error for a failure of the browser's storage. */
+async function stored<T>(promise: Promise<T>): Promise<T> {
   try {
     return await promise;
   } catch (error) {

@@ -26,7 +26,7 @@ export type { Owner } from "./owner.ts";
 export type { Notice } from "./pages.ts";
 
 const CONDITIONS_EVERY_MS = 30_000;
-/** A worker that crashed is followed by another after this time, which sends or gives up what is kept. */
+/** The time after which a crashed worker is replaced by another, which sends or gives up stored work. */
 const ANEW_AFTER_MS = 60_000;
 const JOURNAL = "journal";
 
@@ -40,7 +40,7 @@ export type ToWorker = Start | { readonly conditions: Conditions };
 /** An entry of the journal: when a session ended, in seconds since 1970, and how. */
 export type Entry = Outcome & { readonly at: number };
 
-/** What a device was asked to train last: its plan, the numbers of the model, and the bytes of a report in clear. */
+/** The last training of a device: its plan, the number of parameters, and the bytes of an unmasked report. */
 export interface TrainedPlan {
   readonly name: string;
   readonly parameters: number;
@@ -223,7 +223,7 @@ export class BrowserDevice {
     });
   }
 
-  /** Change what is kept while no page works, and tell them what it was. If it fails, they go on as before. */
+  /** Change stored data while no page works, and notify the pages. If it fails, they continue as before. */
   async #whileStopped(notice: Notice, work: () => Promise<void>): Promise<void> {
     let done: Notice = "settings";
     this.#pages.tell("stop");
@@ -237,7 +237,7 @@ export class BrowserDevice {
     }
   }
 
-  /** Do here what this page or another told all of them. */
+  /** Act on a notice of this page or another. */
   async #follow(notice: Notice): Promise<void> {
     if (notice === "stop") {
       this.#resumes ||= this.takesPart;
@@ -261,7 +261,7 @@ export class BrowserDevice {
     }
   }
 
-  /** End the work for an error that nobody waits for. */
+  /** End the work after an error that no caller awaits. */
   #fail(error: unknown): void {
     this.#rest();
     this.onending(stoppedBy(error));

@@ -18,7 +18,7 @@ export function keptOwner(store: Store): Promise<Owner | null> {
   return keptJson<Owner>(store, PLACE);
 }
 
-/** Keep settings in the place of those before. Throws StateDamaged. */
+/** Store settings, replacing earlier ones. Throws StateDamaged. */
 export function keepOwner(store: Store, owner: Owner): Promise<void> {
   return store.write({ [PLACE]: JSON.stringify(owner) });
 }

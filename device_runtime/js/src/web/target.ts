@@ -1,4 +1,4 @@
-/** The target of a device in a browser: a population of a coordinator. All that is kept belongs to one target alone. */
+/** The target of a device in a browser: a population of a coordinator. All stored data belongs to one target. */
 
 export interface Target {
   /** The address of the coordinator, as a URL has it in `href`. */

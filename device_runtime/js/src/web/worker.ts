@@ -22,7 +22,7 @@ self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
   if ("coordinator" in data) void run(data);
 };
 
-// A promise that failed while nobody waited for it is a crash like any other: the page hears of it.
+// A rejected promise that no caller awaits is a crash like any other: the page is told.
 self.onunhandledrejection = ({ reason }) => {
   throw reason;
 };

@@ -1,4 +1,4 @@
-/** The suite in JavaScript alone, of the @noble libraries: the same bytes as WebCrypto's, and far slower. */
+/** The suite in pure JavaScript, from the @noble libraries: the same bytes as WebCrypto's, but far slower. */
 
 import { ctr, gcm } from "@noble/ciphers/aes.js";
 import { ed25519, x25519 } from "@noble/curves/ed25519.js";

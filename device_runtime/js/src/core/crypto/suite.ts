@@ -1,4 +1,4 @@
-/** A suite of cryptography: what the protocol needs, over raw bytes, whoever computes it. */
+/** A suite of cryptography: the functions that the protocol needs, on raw bytes, from any implementation. */
 
 import type { Bytes } from "../bytes.ts";
 
@@ -12,7 +12,7 @@ export interface SigningKey {
 /** A private key of X25519, and its public key of 32 bytes. */
 export interface PairKey {
   readonly public: Bytes;
-  /** The shared secret with a peer's public key, 32 bytes. Throws when the key has low order, or is none. */
+  /** The shared secret with a peer's public key, 32 bytes. Throws when the key has low order, or is malformed. */
   agree(peer: Bytes): Promise<Bytes>;
 }
 

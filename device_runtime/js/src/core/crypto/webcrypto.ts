@@ -74,11 +74,11 @@ export function webSuite(subtle: SubtleCrypto): Suite {
   };
 }
 
-/** A port that gives the memory of what it is sent back at once, if the platform has any.
+/** A port that frees the memory of whatever it is sent, if the platform has ports.
  *
- * Chromium keeps a result of WebCrypto beside the script's hold on it, until garbage is collected. So each new one gets
- * fresh pages, which take twice as long as the cipher, even if the script lets go of the one before. What is sent to
- * another is taken from both, and here the other end is closed.
+ * Chromium keeps a result of WebCrypto until garbage is collected, even if the script has dropped it. So each new
+ * result gets fresh pages, which take twice as long as the cipher. Sending a result transfers its memory away, and here
+ * the other end is closed, so the memory is freed.
  */
 function portToNowhere(): MessagePort | undefined {
   if (typeof MessageChannel === "undefined") return undefined;

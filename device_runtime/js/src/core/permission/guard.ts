@@ -1,6 +1,6 @@
-/** The guard: what the owner's policy refuses, checked before anything runs. The rules: docs/device.md.
+/** The guard: it checks the owner's policy before anything runs. The rules: docs/device.md.
  *
- * The coordinator hears only the name of the reason. The value that was found and the limit stay in the outcome.
+ * The coordinator receives only the name of the reason. The value and the limit stay in the outcome.
  */
 
 import { stepCount } from "../batching.ts";
@@ -19,7 +19,7 @@ const FLOAT_BYTES = 4;
 const FORMAT = "onnx";
 const PLACE = "spent";
 
-/** What was used at a time, in seconds since 1970. */
+/** The use at a time, in seconds since 1970. */
 interface Spent {
   readonly at: number;
   readonly seconds: number;
@@ -27,7 +27,7 @@ interface Spent {
   readonly sessions: number;
 }
 
-/** The checks of one session, in the order in which they come. */
+/** The checks of one session, in the order of their use. */
 export class Guard {
   readonly policy: Policy;
   readonly #platform: Platform;
@@ -42,20 +42,20 @@ export class Guard {
     this.#spent = spent;
   }
 
-  /** The guard of a session, which knows what was used within the last day. */
+  /** The guard of a session. It knows the use of the last day. */
   static async of(platform: Platform, policy: Policy, population: string): Promise<Guard> {
     const kept = (await keptJson<Spent[]>(platform.store, PLACE)) ?? [];
     const recent = kept.filter(({ at }) => Math.abs(platform.now() - at) < DAY_S);
     return new Guard(platform, policy, population, recent);
   }
 
-  /** Count what this session used so far, in the place of what it had used before. */
+  /** Count the use of this session so far, replacing its earlier count. */
   async spend(bytes: number, sessions: number): Promise<void> {
     const now = { at: this.#platform.now(), seconds: this.seconds, bytes, sessions };
     await this.#platform.store.write({ [PLACE]: JSON.stringify([...this.#spent, now]) });
   }
 
-  /** Before the coordinator is asked for anything: the population, the day's budget. Throws PolicyForbids. */
+  /** Check the population and the day's budget before the first request. Throws PolicyForbids. */
   checkIn(): void {
     this.#checkPopulation();
     const { per_day } = this.policy;
@@ -71,18 +71,18 @@ export class Guard {
     }
   }
 
-  /** The counts of examples of those collections that a coordinator may know of. */
+  /** The counts of examples in collections that a coordinator may know. */
   visible(counts: ReadonlyMap<string, number>): Map<string, number> {
     return new Map([...counts].filter(([name]) => this.shows(name)));
   }
 
-  /** Whether a plan may train on a collection, and a coordinator may know how many examples it holds. */
+  /** Whether a plan may train on a collection, and a coordinator may know its number of examples. */
   readonly shows = (collection: string): boolean => this.policy.collections?.includes(collection) ?? true;
 
-  /** Before an earlier session's work is ended: the policy may be another now.
+  /** Check an earlier session's work before finishing it: the policy may have changed.
    *
-   * A finished report is checked against all but the plan's limits, unfinished work only against the population. Throws
-   * PolicyForbids or PlanRefused.
+   * A finished report is checked against all rules but the plan's limits, unfinished work only against the population.
+   * Throws PolicyForbids or PlanRefused.
    */
   async checkKept({ given, phase, collection, report }: KeptAssignment): Promise<void> {
     this.#checkPopulation();
@@ -92,7 +92,7 @@ export class Guard {
     this.#checkBytes(report.length);
   }
 
-  /** Before the plan is fetched: cohort, signature or release, size. `moved`: bytes of this session so far.
+  /** Check cohort, signature or release, and size before fetching the plan. `moved`: bytes of this session so far.
    *
    * Throws PlanRefused.
    */
@@ -106,9 +106,9 @@ export class Guard {
     atMost("plan.memory_bytes", size, this.policy.plan.memory_bytes);
   }
 
-  /** Before examples are read and graphs fetched: schema, limits, collection. From here on the time counts.
+  /** Check schema, limits and collection before reading examples and fetching graphs. This starts the timer.
    *
-   * examples: the number of them. moved: bytes of this session so far. Throws PlanRefused.
+   * examples: their number. moved: bytes of this session so far. Throws PlanRefused.
    */
   checkPlan(given: Assignment, plan: Plan, examples: number, moved: number): void {
     const limits = this.policy.plan;
@@ -130,7 +130,7 @@ export class Guard {
     this.#started = this.#platform.workSeconds();
   }
 
-  /** To be asked while it trains. Throws PlanRefused when the compute seconds of plan or day are used up. */
+  /** Call this while training. Throws PlanRefused when the compute seconds of plan or day are used up. */
   checkWork(): void {
     atMost("plan.compute_seconds", this.seconds, this.policy.plan.compute_seconds);
     atMost("per_day.compute_seconds", this.#used("seconds") + this.seconds, this.policy.per_day.compute_seconds);
@@ -158,16 +158,16 @@ export class Guard {
     }
   }
 
-  /** session: bytes of this session, as far as they are known. */
+  /** session: bytes of this session, as far as known. */
   #checkBytes(session: number): void {
     atMost("per_day.bytes", this.#used("bytes") + session, this.policy.per_day.bytes);
   }
 
-  /** Cohort, and signature or release. again: an earlier session accepted the assignment. */
+  /** Check cohort, and signature or release. again: an earlier session accepted the assignment. */
   async #checkRound(given: Assignment, again: boolean): Promise<void> {
     const { require_secure_aggregation, min_cohort, min_noise_multiplier } = this.policy;
     if (require_secure_aggregation && given.secagg === null) {
-      throw refused("require_secure_aggregation", "the round asks for the report in clear");
+      throw refused("require_secure_aggregation", "the round asks for the report in the clear");
     }
     if (min_cohort > (given.minimum ?? 1)) {
       throw refused(
@@ -176,7 +176,7 @@ export class Guard {
       );
     }
     if (min_noise_multiplier > 0 && given.secagg === null) {
-      throw refused("min_noise_multiplier", "the round asks for the report in clear, without noise");
+      throw refused("min_noise_multiplier", "the round asks for the report in the clear, without noise");
     }
     if (given.secagg === null) {
       await this.#checkSignature(given);

@@ -40,7 +40,7 @@ const PARTS: Readonly<Record<string, { readonly entries: object }>> = { per_day:
  */
 export type Policy = v.InferOutput<typeof policySchema>;
 
-/** The enrolment authority that a policy names. url: empty where the coordinator says it. */
+/** The enrolment authority that a policy names. url: empty if the coordinator provides it. */
 interface NamedAuthority {
   readonly key: Bytes;
   readonly url: string;
@@ -60,7 +60,7 @@ export function policyOf(settings: object): Policy {
   return policy;
 }
 
-/** What is wrong with a setting, in the words of Python's device as far as they say the same. */
+/** The fault of a setting, in the words of Python's device where both say the same. */
 function inWords(issue: v.InferIssue<typeof policySchema>): string {
   const at = issue.path?.at(-1);
   if (at === undefined) return "it must be an object, {…}";
@@ -82,7 +82,7 @@ function checkKeys(name: string, keys: readonly string[]): void {
   }
 }
 
-/** Before a byte is sent to a URL, which `whose` names. Throws PolicyForbids where TLS is demanded and it has none. */
+/** Check a URL, described by `whose`, before the first byte. Throws PolicyForbids if required TLS is missing. */
 export function checkHttps({ require_https }: Policy, whose: string, url: URL): void {
   if (require_https && url.protocol !== "https:") {
     throw new PolicyForbids(`against require_https of this device's policy: ${whose} is at ${url.origin}`);

@@ -1,7 +1,7 @@
-/** Releases: what this device demands of a secure round before it trains. Spec: docs/spec/plan.md §9, §10.
+/** Releases: this device's demands on a secure round before it trains. Spec: docs/spec/plan.md §9, §10.
  *
- * The plan, its first checkpoint and the way sums are made must be released with a key that the owner's policy names, and
- * every later checkpoint must descend from the first. The store remembers what was shown, against going back.
+ * A key that the owner's policy names must have released the plan, its first checkpoint and the parameters of sums.
+ * Every later checkpoint must descend from the first. The store remembers releases, so that none can be rolled back.
  */
 
 import { equal, fromHex, utf8 } from "../bytes.ts";
@@ -23,7 +23,7 @@ import type { Policy } from "./policy.ts";
 
 const LOG = "require_release_log";
 
-/** The release of a secure round, with its digest and the entry of the lineage that came with it. */
+/** The release of a secure round, with its digest and the lineage entry of the assignment. */
 interface Shown {
   readonly release: Release;
   readonly signed: Signed;
@@ -31,10 +31,10 @@ interface Shown {
   readonly entry: LineageEntry | null;
 }
 
-/** Hold an assignment of a secure round against its release, and remember both it and its checkpoint.
+/** Check an assignment of a secure round against its release, and remember the release and the checkpoint.
  *
- * again: an earlier session accepted it, so that a head of the log may have been shown since. Throws PlanRefused, which
- * names the rule that is broken.
+ * again: an earlier session accepted it, so that a newer head of the log may have been shown since. Throws PlanRefused,
+ * which names the broken rule.
  */
 export async function checkRelease(
   { store, now }: Platform,
@@ -114,7 +114,7 @@ function checkCheckpoint(given: Assignment, { release, digest, entry }: Shown, l
   }
 }
 
-/** Refuse unless a checkpoint can come after, or again as, the last one that this device was shown. */
+/** Refuse unless a checkpoint equals or can follow the last one that this device was shown. */
 function checkDescent(entry: LineageEntry, last: LineageEntry): void {
   const same = entry.parent === last.parent && entry.checkpoint === last.checkpoint;
   const follows = entry.round !== last.round + 1 || entry.parent === last.checkpoint;

@@ -13,7 +13,7 @@ import { digestField, type Signer, signatureFields } from "../wire/signatures.ts
 
 export const TIMEOUT_S = 30;
 const LARGEST_MESSAGE = 1 << 20;
-/** Bytes of a body in a second, at the least: who is slower is taken for gone (docs/spec/wire.md §1). */
+/** The least bytes of a body per second; a slower peer counts as gone (docs/spec/wire.md §1). */
 const SLOWEST = 1000;
 const LONGEST_TIMER_MS = 2 ** 31 - 1;
 const URN = "urn:muster:problem:";
@@ -21,7 +21,7 @@ export const JSON_TYPE = { "content-type": "application/json" };
 export const BYTES_TYPE = { "content-type": "application/octet-stream" };
 const MOST_SHOWN = 500;
 
-/** One call of the wire.
+/** One call of the wire protocol.
  *
  * timeoutS: for the head of the answer, once the body has left, and for each piece of the answer's body. most: bytes of
  * that body.
@@ -43,7 +43,7 @@ export interface Answer {
   readonly body: Bytes;
 }
 
-/** Bytes of bodies that left and came. */
+/** Bytes of bodies sent and received. */
 export interface BytesMoved {
   up: number;
   down: number;
@@ -122,9 +122,9 @@ async function exchange(
   return { status: response.status, headers: response.headers, body: concat(...pieces) };
 }
 
-/** The time that an exchange may take: a time-out for each wait, and for the whole what its bytes take when slowest.
+/** The time limits of an exchange: a time-out for each wait, and for the whole exchange the time at the least rate.
  *
- * It is over, too, once the call is cancelled: `AbortSignal.any`, which would join both, is missing in React Native.
+ * Cancelling the call ends it, too: `AbortSignal.any`, which would join both, is missing in React Native.
  */
 class TimeLimit {
   readonly #ended = new AbortController();
@@ -167,12 +167,12 @@ class TimeLimit {
   }
 }
 
-/** A text of others as it may be kept and printed: made visible, and not too long. */
+/** A foreign text that is safe to keep and print: made visible, and not too long. */
 export function plain(text: string): string {
   return visible(text.slice(0, MOST_SHOWN)).slice(0, MOST_SHOWN);
 }
 
-/** The problem that an answer holds; one made up from its status when it holds none. */
+/** The error for an answer with a problem; without a problem document, one made from the status. */
 function refusal(name: string, { status, headers, body }: Answer): Refused {
   const after = headers.get("retry-after") ?? "";
   const date = Date.parse(headers.get("date") ?? "");

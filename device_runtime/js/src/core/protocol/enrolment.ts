@@ -1,4 +1,4 @@
-/** Enrolment: a device makes itself known to a coordinator once, and signs with the id that it was given.
+/** Enrolment: a device registers with a coordinator once, and signs with the id that it received.
  *
  * It pins the keys of secure rounds at first sight, and gets its credential from the authority. Spec: docs/spec/wire.md §9.
  */
@@ -15,7 +15,7 @@ import { currentKey, follow, type Succession } from "../succession.ts";
 import { deviceId, keyText, type Signer } from "../wire/signatures.ts";
 import { type Identity, Transport } from "./transport.ts";
 
-/** The part of its time after which a credential is renewed. */
+/** The fraction of its validity after which a credential is renewed. */
 const SPENT = 2 / 3;
 
 /** The two private keys of a device: of its requests, and of secure aggregation. */
@@ -24,21 +24,21 @@ interface DeviceKeys {
   readonly secagg: SigningKey;
 }
 
-/** The parties of a coordinator's secure rounds, as the device pinned them when it first saw them. Keys are in base64. */
+/** The parties of a coordinator's secure rounds, which the device pinned on first sight. Keys are in base64. */
 interface Parties {
   readonly server: string;
   readonly authority: string;
 }
 
-/** The enrolment authority that a coordinator goes by. The key is in base64. */
+/** The enrolment authority of a coordinator. The key is in base64. */
 interface ShownAuthority {
   readonly key: string;
   readonly url: string;
 }
 
-/** An enrolment as it is kept. known: false once the coordinator said that it knows no such device.
+/** A stored enrolment. known: false once the coordinator said that it knows no such device.
  *
- * shown: what the coordinator said last; null where it has no secure rounds.
+ * shown: the authority that the coordinator named last; null if it has no secure rounds.
  */
 interface Enrolment {
   readonly key: string;
@@ -48,7 +48,7 @@ interface Enrolment {
   readonly known: boolean;
 }
 
-/** A credential as it is kept, for the authority whose key signed it. Bytes are in base64. */
+/** A stored credential, for the authority whose key signed it. Bytes are in base64. */
 interface KeptCredential {
   readonly secagg: string;
   readonly authority: string;
@@ -90,23 +90,23 @@ export class Enrolments implements Identity {
     return this.#enrolment?.device ?? "";
   }
 
-  /** The signer of requests; it enrols first when this key is not enrolled. Throws TransportError. */
+  /** The signer of requests. If this key is not enrolled, the device enrols first. Throws TransportError. */
   async signer(): Promise<Signer> {
     const known = this.#enrolment;
     const enrolled = known?.known && known.key === keyText(this.keys.device.public) ? known : await this.#enrol();
     return { keyid: enrolled.device, key: this.keys.device };
   }
 
-  /** The coordinator knows no such device: enrol before the next request. */
+  /** Note that the coordinator does not know this device, so that it enrols before the next request. */
   async forget(): Promise<void> {
     if (this.#enrolment !== null) {
       await this.#keep({ ...this.#enrolment, known: false });
     }
   }
 
-  /** The server's key, given the one that it shows now; pinned from now on if it succeeds the pinned one.
+  /** The server's current key. If it succeeds the pinned key, it is pinned from now on.
    *
-   * Throws SecaggRefused when it does not: then nothing changes.
+   * Throws SecaggRefused when it does not; then nothing changes.
    */
   async server(shown: Succession | null): Promise<Bytes> {
     const known = this.#enrolment;
@@ -122,12 +122,12 @@ export class Enrolments implements Identity {
 
   /** The device's credential, with the key of the authority that signed it.
    *
-   * Throws SecaggRefused when the coordinator has no secure rounds, or goes by another authority than this device does;
-   * TransportError when the authority must be asked, and cannot; PolicyForbids when it may not.
+   * Throws SecaggRefused when the coordinator has no secure rounds, or uses another authority than this device;
+   * TransportError when a needed call to the authority fails; PolicyForbids when the policy does not allow it.
    */
   async credential(): Promise<{ authority: Bytes; credential: Bytes }> {
     await this.signer();
-    let shown = this.#enrolment?.shown ?? (await this.#enrol()).shown; // it may have come to an authority since
+    let shown = this.#enrolment?.shown ?? (await this.#enrol()).shown; // it may be new
     if (shown === null) {
       throw new SecaggRefused("the coordinator names no enrolment authority, so it has no secure rounds");
     }
@@ -145,12 +145,12 @@ export class Enrolments implements Identity {
     return { authority: fromBase64(kept.authority), credential: fromBase64(kept.credential) };
   }
 
-  /** The coordinator refused what this device advertised: it asks for a fresh credential the next time. */
+  /** Note that the coordinator refused this device's advertisement, so that it requests a new credential. */
   async refused(): Promise<void> {
     await this.#platform.store.write({ [credentialPlace(this.#pinned)]: null });
   }
 
-  /** The authority's key by which this device goes: the policy's, or the first that it saw. */
+  /** The authority's key that this device uses: the policy's, or the first that it saw. */
   get #pinned(): Bytes {
     return namedAuthority(this.#policy)?.key ?? fromBase64(this.#enrolment?.parties?.authority ?? "");
   }
@@ -174,7 +174,7 @@ export class Enrolments implements Identity {
     return enrolment;
   }
 
-  /** A kept credential while it is good, renewed in the last third of its time where the authority can be reached. */
+  /** A stored credential while it is valid, renewed in the last third of its validity if the authority is reachable. */
   async #credentialOf(pinned: Bytes, shownUrl: string): Promise<KeptCredential> {
     const { store, now } = this.#platform;
     const kept = await keptJson<KeptCredential>(store, credentialPlace(pinned));

@@ -11,7 +11,7 @@ import type { Transport } from "./transport.ts";
 const SHARE = 0.2;
 const [SHORTEST_S, LONGEST_S, LONGEST_WAIT_S] = [0.05, 3600, 60];
 
-/** An assignment that this device works on, until `end`. Without a `lost_after_s` there is nothing to do. */
+/** The hold on an assignment that this device works on, until `end`. A no-op without `lost_after_s`. */
 export class Hold {
   readonly #platform: Platform;
   readonly #transport: Transport;
@@ -31,17 +31,17 @@ export class Hold {
     }
   }
 
-  /** The work is over: nothing is asked any more. */
+  /** End the hold: the work is over. */
   end(): void {
     this.#over.abort();
   }
 
-  /** Throws Refused once the coordinator has said that it does not want the report any more. */
+  /** Throws Refused once the coordinator has said that it no longer wants the report. */
   check(): void {
     if (this.#refused !== null) throw this.#refused;
   }
 
-  /** Find out whether the report is still needed. Throws what `check` does; without an answer, it may be. */
+  /** Ask whether the report is still needed. Throws as `check`; without an answer, the report may be needed. */
   async ask(): Promise<void> {
     this.check();
     if (this.#open) return;

@@ -18,12 +18,12 @@ import type { Assignment } from "../wire/messages.ts";
 import type { Enrolments } from "./enrolment.ts";
 import type { Transport } from "./transport.ts";
 
-/** Seconds that one request waits for a message, and seconds between two requests. */
+/** The seconds that a request waits for a message, and the seconds between two requests. */
 const [WAIT_S, PAUSE_S] = [20, 0.2];
-/** The vector of a report that waits to be masked. */
+/** The unmasked vector of a report. */
 export const UNWEIGHTED = "values";
 
-/** What a secure round is with: the coordinator, the conversation, who the parties are, and what is kept. */
+/** The surroundings of a secure round: the coordinator, the conversation, the parties, and the stored state. */
 interface Means {
   readonly coordinator: URL;
   readonly transport: Transport;
@@ -31,7 +31,7 @@ interface Means {
   readonly keeper: AssignmentKeeper;
 }
 
-/** The secure delivery of one assignment. least: the fewest reports with which a sum may count. */
+/** The secure delivery of one assignment. least: the fewest reports of a valid sum. */
 export class SecureDelivery {
   readonly #platform: Platform;
   readonly #coordinator: URL;
@@ -51,12 +51,12 @@ export class SecureDelivery {
     this.#keepGoing = keepGoing;
   }
 
-  /** Throws SecaggRefused, before any work is done, for an invitation that this device would not follow. */
+  /** Throws SecaggRefused, before any work, for an invitation that this device would not accept. */
   async check(given: Assignment, layout: ReportLayout): Promise<void> {
     await explained(async () => this.#accept(await this.#policy(given), given, layout));
   }
 
-  /** Take part to the end, from where an earlier session was stopped. Throws SecaggRefused or TransportError. */
+  /** Take part to the end, continuing where an earlier session stopped. Throws SecaggRefused or TransportError. */
   async run(kept: KeptAssignment, layout: ReportLayout): Promise<SessionResult> {
     return explained(async () => {
       const { bounds } = await verifiedRelease(kept.given.release!);
@@ -79,7 +79,7 @@ export class SecureDelivery {
     });
   }
 
-  /** The client of a new session, and M0. The round is noted by then, as it must be before M1 leaves. */
+  /** The client of a new session, and M0. This notes the round, which must happen before M1 leaves. */
   async #begin(kept: KeptAssignment, layout: ReportLayout): Promise<[Client, Bytes]> {
     const { given, report, examples } = kept;
     const policy = await this.#policy(given);
@@ -104,14 +104,14 @@ export class SecureDelivery {
     return [client, await this.#hear(given.assignment, M.SURVIVORS)];
   }
 
-  /** The policy with the keys that this device pinned, once the server's is the one that the assignment shows. */
+  /** The policy with the keys that this device pinned. The assignment must show the pinned key or a successor. */
   async #policy(given: Assignment): Promise<AggregationPolicy> {
     const { authority } = await this.#enrolments.credential();
     const serverKey = await this.#enrolments.server(given.server);
     return { serverKey, authority, minSum: Math.max(this.#least, LEAST_COHORT) };
   }
 
-  /** The invitation of an assignment, if this device may follow it. */
+  /** The invitation of an assignment, if this device may accept it. */
   async #accept(policy: AggregationPolicy, given: Assignment, layout: ReportLayout): Promise<Invite> {
     const last = await this.#lastRound(given);
     if (last === masking.lastSessionNumber(given.round)) {
@@ -125,14 +125,14 @@ export class SecureDelivery {
 
   /** The greatest session number of its task, or of its release, that this device answered; -1 when it answered none.
    *
-   * A coordinator may name a task as it likes; the model of a release it cannot offer again under another name.
+   * A coordinator can choose a task's name freely, but cannot offer the model of a release again under another name.
    */
   async #lastRound(given: Assignment): Promise<bigint> {
     const kept = await Promise.all((await this.#answeredPlaces(given)).map((place) => this.#platform.store.get(place)));
     return kept.map((number) => BigInt(number ?? -1)).reduce((a, b) => (a > b ? a : b));
   }
 
-  /** From now on no round of its task or release up to this one is answered. */
+  /** Note that this device will not answer this or an earlier round of the task or release again. */
   async #answer(given: Assignment, number: bigint): Promise<void> {
     const places = await this.#answeredPlaces(given);
     await this.#platform.store.write(Object.fromEntries(places.map((place) => [place, String(number)])));
@@ -145,7 +145,7 @@ export class SecureDelivery {
     return [`answered:${this.#coordinator.href}:${task}`, `answered:${await digestOf(release)}`];
   }
 
-  /** Send a message; the coordinator's next one. */
+  /** Send a message. Returns the coordinator's next one. */
   async #say(assignment: string, message: Bytes): Promise<Bytes> {
     const number = numberOf(message);
     try {
@@ -174,15 +174,15 @@ async function held({ plan, checkpoint, seed }: Assignment, layout: ReportLayout
   return { modelHash: await masking.modelHash(plan, checkpoint), layoutHash: await masking.layoutHash(layout, seed) };
 }
 
-/** The message, which must be of that number: else a coordinator could have the same step done without end. */
+/** The message, if it has that number; otherwise a coordinator could make a device repeat a step forever. */
 function only(number: number, message: Bytes): Bytes {
   if (numberOf(message) !== number) {
-    throw new SecaggRefused(`M${message[0]} of the secure aggregation came in the place of M${number}`);
+    throw new SecaggRefused(`M${message[0]} of the secure aggregation came instead of M${number}`);
   }
   return message;
 }
 
-/** Throws SecaggRefused for an invitation that is not for its assignment, or makes sums otherwise than released. */
+/** Throws SecaggRefused for an invitation that is not for its assignment, or contradicts the release. */
 async function checkInvitation(
   invite: Invite,
   given: Assignment,

@@ -1,4 +1,4 @@
-/** The device's half of the wire: every call that it makes, and which calls are made again. Spec: docs/spec/wire.md. */
+/** The device's half of the wire protocol: its calls, and which calls are repeated. Spec: docs/spec/wire.md. */
 
 import { type Bytes, hex, utf8 } from "../bytes.ts";
 import { type AbortReason, BadAnswer, FormatError, Refused, Unreachable } from "../errors.ts";
@@ -12,9 +12,9 @@ import { type Answer, BYTES_TYPE, type BytesMoved, type Call, JSON_TYPE, plain, 
 const RETRIES = 3;
 const [FIRST_DELAY_S, LONGEST_DELAY_S] = [0.5, 60];
 const LEAVING_S = 2;
-// A larger report is uploaded so that a cut connection loses nothing.
+// A larger report is uploaded resumably, so that a broken connection loses nothing.
 const LARGEST_WHOLE = 8 << 20;
-// A body that arrived damaged, or an upload that began elsewhere: the next attempt asks for the offset anew.
+// A body arrived damaged, or an upload began at another offset: the next attempt asks for the offset again.
 const SENT_AGAIN = ["digest-mismatch", "mismatching-offset"];
 
 /** The device's identity for the coordinator. `signer` may enrol first; after `forget` it does. */
@@ -25,16 +25,17 @@ export interface Identity {
 
 /** A conversation with one coordinator, or enrolment authority.
  *
- * A call is made again on 429, on 503, when the coordinator is too new for a signature, when the connection breaks and
- * when what carries requests sent one twice: 3 times until there is an assignment, and 3 times within it. When the coordinator finds this device's clock wrong, its own
- * time counts for signatures from then on. Once it is `stopping`, calls under way are cut, those that come have
- * LEAVING_S, and none is made again. Every method throws Unreachable, Refused or BadAnswer.
+ * A call is repeated on 429, on 503, when the coordinator is too new for a signature, when the connection breaks, and
+ * when
+ * a proxy sent a request twice: 3 times before there is an assignment, and 3 times within it. If the coordinator finds
+ * this device's clock wrong, the coordinator's time is used for signatures from then on. Once `stopping`, running calls
+ * are cut, later ones have LEAVING_S, and none is repeated. Every method throws Unreachable, Refused or BadAnswer.
  */
 export class Transport {
   identity: Identity | null = null;
   stopping: AbortSignal = new AbortController().signal;
   readonly moved: BytesMoved = { up: 0, down: 0 };
-  /** When a call about an assignment ended last, in seconds; infinity while there is one. */
+  /** The time at which the last call about an assignment ended, in seconds; infinity during one. */
   spokeAt = -Infinity;
   readonly #platform: Platform;
   readonly #base: URL;
@@ -46,7 +47,7 @@ export class Transport {
     this.#base = base;
   }
 
-  /** Say that this device is willing. */
+  /** Check in: this device is willing. */
   async checkIn(population: string, message: object) {
     return this.#message("checkIn", `/v1/populations/${encodeURIComponent(population)}/checkins`, message);
   }
@@ -69,7 +70,7 @@ export class Transport {
     return body;
   }
 
-  /** Upload the report. Asking again is safe: the coordinator counts a digest once. */
+  /** Upload the report. Repeating it is safe: the coordinator counts a digest once. */
   async report(assignment: string, body: Bytes): Promise<void> {
     const path = `${assignmentPath(assignment)}/report`;
     const answer = await this.#again(() =>
@@ -82,23 +83,23 @@ export class Transport {
     }
   }
 
-  /** Become known to the coordinator; `message` gives what to say at a time. Asking again is safe. */
+  /** Enrol at the coordinator; `message` makes the message for a time. Repeating it is safe. */
   async enrol(newcomer: Signer, message: (created: number) => Promise<object>) {
     return this.#introduce("enrolled", "/v1/devices", newcomer, message);
   }
 
-  /** Ask for a credential, where the other end is an enrolment authority. */
+  /** Request a credential from an enrolment authority. */
   async credential(newcomer: Signer, message: (created: number) => Promise<object>) {
     return this.#introduce("credential", "/v1/credentials", newcomer, message);
   }
 
-  /** Be there, for about `waitS` seconds; asked once. Throws Refused once the round needs nothing more. */
+  /** Hold an assignment for about `waitS` seconds, without retries. Throws Refused if the report is not needed. */
   async hold(assignment: string, waitS: number, cancelled: AbortSignal): Promise<void> {
     const path = assignmentPath(assignment);
     await this.#attempt({ method: "GET", path, headers: prefer(waitS), timeoutS: waitS + TIMEOUT_S, cancelled });
   }
 
-  /** Send a message of a secure aggregation, and hear the next as `hear` does. Sending the same again is safe. */
+  /** Send a message of a secure aggregation, and receive the next one as `hear` does. Repeating it is safe. */
   say(assignment: string, number: number, body: Bytes, waitS: number): Promise<Bytes | null> {
     return this.#secagg(
       { method: "PUT", body, headers: { ...BYTES_TYPE, ...prefer(waitS) } },
@@ -149,7 +150,7 @@ export class Transport {
     return read(kind, path, answer);
   }
 
-  /** Upload what the coordinator does not have yet. */
+  /** Upload the part that the coordinator does not have yet. */
   async #bringTheRest(path: string, body: Bytes): Promise<Answer> {
     const { headers } = await this.#attempt({ method: "HEAD", path });
     const offset =
@@ -183,7 +184,7 @@ export class Transport {
     }
   }
 
-  /** The answer after as many attempts as the rules allow. Each kind of refusal is mended once. */
+  /** The answer of the first successful attempt within the rules. Each kind of refusal is mended once. */
   async #again(attempt: () => Promise<Answer>): Promise<Answer> {
     const mended = new Set<string>();
     for (let tries = 0; ; tries++) {
@@ -203,7 +204,7 @@ export class Transport {
     }
   }
 
-  /** Do what makes the same call worth another attempt at once; false when there is no such thing. */
+  /** Remove the cause of a refusal, so that the call is worth another attempt at once; false if impossible. */
   async #mend({ reason, hints }: Refused): Promise<boolean> {
     if (reason === "unknown-device" && this.identity !== null) {
       await this.identity.forget();
@@ -216,16 +217,16 @@ export class Transport {
     return SENT_AGAIN.includes(reason);
   }
 
-  /** The coordinator's time, as far as it is known, in whole seconds. */
+  /** The coordinator's time, as far as known, in whole seconds. */
   #now(): number {
     return Math.floor(this.#platform.now() + this.#aheadS);
   }
 }
 
-/** Whether the same call may be answered later in this session. */
+/** Whether the same call may succeed later in this session. */
 function passes(error: Refused | Unreachable): boolean {
-  // A browser sends a request again by itself when a kept connection breaks. The answer to the first is lost, and only
-  // the nonce of the second is at fault.
+  // A browser itself repeats a request when a kept connection breaks. The first answer is lost, and the second request is
+  // refused only for its repeated nonce.
   if (error instanceof Unreachable || [429, 503].includes(error.status) || error.reason === "replayed-signature") {
     return true;
   }
@@ -234,7 +235,7 @@ function passes(error: Refused | Unreachable): boolean {
 
 function read<K extends keyof typeof ANSWERS>(kind: K, path: string, { headers, body }: Answer) {
   if (!headers.get("content-type")?.startsWith("application/json")) {
-    // A captive portal or a proxy's page, as a rule, and gone in minutes.
+    // Usually a captive portal's or a proxy's page, which is gone in minutes.
     throw new BadAnswer(`${path} was answered with something other than JSON`);
   }
   try {

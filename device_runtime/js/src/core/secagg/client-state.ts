@@ -1,6 +1,6 @@
-/** State that a device keeps after its upload: its peers' shares, what it signed, what it revealed.
+/** State that a device keeps after its upload: its peers' shares, its signatures, and what it revealed.
  *
- * Spec: docs/spec/secagg.md §6. The bytes hold secrets of others: keep them as one keeps a key.
+ * Spec: docs/spec/secagg.md §6. The bytes hold secrets of other devices: protect them like a key.
  */
 
 import { type Bytes, concat, littleEndian, u32 } from "../bytes.ts";
@@ -12,11 +12,11 @@ import { PRIME } from "./shamir.ts";
 const FORMAT = 1;
 const [SEED_SHARE, KEY_SHARE] = [0, 1];
 
-/** The last step that a device took after M6. It only ever grows. */
+/** The last step that a device took after M6. It only increases. */
 export const STAGE = { MASKED: 0, CONFIRMED: 1, REVEALED: 2 } as const;
 type Stage = (typeof STAGE)[keyof typeof STAGE];
 
-/** A neighbour that shared its secrets: its id, and its share of either secret; 0 once it must never leave. */
+/** A neighbour that shared its secrets: its id, and a share of each secret; 0 replaces a share that must not leave. */
 export interface Peer {
   readonly position: number;
   readonly id: Bytes;
@@ -42,7 +42,7 @@ export function survivorsDigest({ shared, alive, n }: ClientState): Promise<Byte
   return sha256(concat(bitmap(shared, n), bitmap(alive, n)));
 }
 
-/** The state after one share of every peer was revealed. The other shares are no longer in it. */
+/** The state after revealing one share of every peer. It no longer has the other shares. */
 export function reveal(state: ClientState): ClientState {
   const peers = state.peers.map((peer) => ({
     ...peer,
@@ -51,7 +51,7 @@ export function reveal(state: ClientState): ClientState {
   return { ...state, stage: STAGE.REVEALED, peers };
 }
 
-/** M11: the seed's share of every peer that survived, the mask key's share of the others. */
+/** M11: a share of the seed of every peer that survived, and of the mask key of the others. */
 export function encodeUnmask({ sid, alive, peers }: ClientState): Bytes {
   const entries = [...peers]
     .sort((a, b) => a.position - b.position)

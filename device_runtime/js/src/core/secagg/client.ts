@@ -4,12 +4,12 @@
  *     const reply = await client.receive(message)
  *
  * `receive` takes every message of the server, in the order M0, M2, M4, M6, M8, M10, M12, and gives the message to send
- * next. For that the host owes the session two things:
+ * next. The host must keep two promises:
  *
  * - `reply.keep`, if there is one, is durable before `reply.message` leaves.
  * - The round is noted, durably, before M1 leaves: `lastRound` of every later session of the task is at least this round.
  *
- * `receive` may throw any SecaggError. The session is then over for this device, and its secrets are let go of.
+ * `receive` may throw any SecaggError. The session is then over for this device, and its secrets are dropped.
  */
 
 import { type Bytes, concat, littleEndian, u32 } from "../bytes.ts";
@@ -77,7 +77,7 @@ export class Client {
   #state: State | null;
   #result: SessionResult | null = null;
 
-  /** `begin` is the device's input at the start of a session; for a session that goes on see `restore`. */
+  /** `begin` is the device's input at the start of a session; to continue a session use `restore`. */
   constructor(
     identity: SigningKey,
     policy: AggregationPolicy,
@@ -90,7 +90,7 @@ export class Client {
     this.#state = "stage" in begin ? { due: "after M7", is: begin } : { due: M.INVITE, is: begin };
   }
 
-  /** The client of a device that was restarted, from the last `Reply.keep`. Throws Malformed. */
+  /** The client of a restarted device, from the last `Reply.keep`. Throws Malformed. */
   static restore(identity: SigningKey, policy: AggregationPolicy, keep: Bytes): Client {
     return new Client(identity, policy, decodeState(keep));
   }
@@ -103,7 +103,7 @@ export class Client {
     return this.#result;
   }
 
-  /** Take in a message of the server. Any SecaggError ends the session and lets go of its secrets. */
+  /** Handle a message of the server. Any SecaggError ends the session and drops its secrets. */
   async receive(data: Bytes): Promise<Reply> {
     const state = this.#state;
     this.#state = null; // so that an error leaves nothing
@@ -173,7 +173,7 @@ export class Client {
     ];
   }
 
-  /** M6 to M7. The device's own secrets are then gone. */
+  /** M6 to M7. Afterwards the device no longer has its own secrets. */
   async #mask(opened: Opened, data: Bytes): Promise<Step> {
     const { given, invite, sid, roster, seed, maskSecrets } = opened.before;
     const kept = included(opened, data);
@@ -224,7 +224,7 @@ export class Client {
     ];
   }
 
-  /** M12. All that the device still held is let go of, and the host can delete what it kept. */
+  /** M12. The client drops its state, and the host can delete the kept one. */
   async #finish(kept: ClientState, data: Bytes): Promise<Step> {
     const reader = openMessage(data, M.RESULT, "the result", kept.sid);
     const [status, aggregateHash, transcriptRoot, signature] = [

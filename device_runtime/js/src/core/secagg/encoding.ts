@@ -32,7 +32,7 @@ export function numberOf(message: Bytes): number {
   return number;
 }
 
-/** The domain of a hash, key or signature, so that none fits in another's place. */
+/** The domain of a hash, key or signature, so that none can be used as another. */
 export function tag(what: string): Bytes {
   return utf8(`muster.secagg.v1.${what}\0`);
 }
@@ -93,7 +93,7 @@ export class Reader {
     return found;
   }
 
-  /** The positions before `count` entries, whose other fields the caller takes. Each must exceed the one before. */
+  /** The positions at the start of `count` entries; the caller reads the other fields. Positions must ascend. */
   *ascending(count: number): Generator<number> {
     let last = -1;
     for (let entry = 0; entry < count; entry++) {

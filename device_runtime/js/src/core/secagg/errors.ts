@@ -52,7 +52,7 @@ export class TooFewNeighbours extends SecaggError {}
 export class BelowThreshold extends SecaggError {}
 /** A device that takes part is listed as gone. */
 export class SelfMarkedDead extends SecaggError {}
-/** There are two views of who survived. */
+/** There are two sets of survivors. */
 export class InconsistentSurvivors extends SecaggError {}
 /** A share was revealed, and another is asked for. */
 export class AlreadyRevealed extends SecaggError {}

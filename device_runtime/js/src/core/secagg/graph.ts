@@ -1,11 +1,11 @@
-/** The neighbour graph: a Harary ring on a permutation that nobody chose. Spec: docs/spec/secagg.md §3. */
+/** The neighbour graph: a Harary ring on a permutation that no party can choose. Spec: docs/spec/secagg.md §3. */
 
 import { type Bytes, concat } from "../bytes.ts";
 import { keystream, sha256 } from "../primitives.ts";
 import { tag } from "./encoding.ts";
 import type { GraphParameters } from "./parameters.ts";
 
-/** The k neighbours of a position; the one at index x − 1 has rank x. Being neighbours is mutual. */
+/** The k neighbours of a position; the one at index x − 1 has rank x. The relation is symmetric. */
 export async function neighboursOf(
   position: number,
   { n, k }: GraphParameters,

@@ -1,4 +1,4 @@
-/** The invitation to a session, M0, and what a device insists on before it follows one.
+/** The invitation to a session, M0, and a device's conditions for accepting one.
  *
  * Spec: docs/spec/secagg.md §4, §6.
  */
@@ -16,7 +16,7 @@ const ACTIVE = 1;
 
 /** M0. The terms of a session: segments to sum, number of devices, round. `hash` is `invite_hash`.
  *
- * `deadline` is in Unix seconds: credentials must be good until then. `round` counts attempts too, so it is a bigint.
+ * `deadline` is in Unix seconds: credentials must be valid until then. `round` counts attempts too, so it is a bigint.
  */
 export interface Invite {
   readonly task: Bytes;
@@ -31,7 +31,7 @@ export interface Invite {
   readonly hash: Bytes;
 }
 
-/** Constants of the device, which no server may change.
+/** Constants of the device, which no server can change.
  *
  * serverKey, authority: Ed25519 public keys of 32 bytes. minSum: the least number of devices that a sum may have.
  */
@@ -47,7 +47,7 @@ export interface HeldModel {
   readonly layoutHash: Bytes;
 }
 
-/** The invitation in M0, if this device may follow it. It costs one signature, so ask before any work is done.
+/** The invitation in M0, if this device may accept it. This checks one signature, so call it before other work.
  *
  * lastRound: the greatest round of the task that the device ever answered for. Throws a SecaggError. The mode without
  * signatures, which is for simulations, is never followed.

@@ -13,7 +13,7 @@ export function sign(key: SigningKey, what: string, context: Bytes, body: Bytes)
   return key.sign(concat(tag(what), context, body));
 }
 
-/** Throws BadSignature unless `signature` is the signer's (a 32-byte public key) over just that. */
+/** Throws BadSignature unless `signature` is the signer's (a 32-byte public key) over exactly these values. */
 export async function verify(signer: Bytes, signature: Bytes, what: string, context: Bytes, body: Bytes) {
   if (!(await verifies(signer, signature, concat(tag(what), context, body)))) {
     const whose = hex(signer).slice(0, 12);
@@ -49,7 +49,7 @@ export function derive(secret: Bytes, sid: Bytes, what: string, ...numbers: numb
   return hkdf(secret, sid, concat(tag(what), u32(...numbers)));
 }
 
-/** Shares in a box that says from whom to whom. A key must seal only one box. */
+/** Shares in a box that names sender and receiver. A key must seal only one box. */
 export function sealShares(key: Bytes, shares: Bytes, sid: Bytes, sender: number, receiver: number): Promise<Bytes> {
   return seal(key, shares, concat(sid, u32(sender, receiver)));
 }

@@ -8,7 +8,7 @@ export function depth(n: number): number {
   return n <= 1 ? 0 : 32 - Math.clz32(n - 1);
 }
 
-/** The root that a leaf at a position has by its path. */
+/** The root that follows from a leaf, its position and its path. */
 export async function climb(leaf: Bytes, position: number, path: Bytes): Promise<Bytes> {
   let node = await sha256(concat(Uint8Array.of(0), leaf));
   for (let height = 0; height < path.length / 32; height++) {

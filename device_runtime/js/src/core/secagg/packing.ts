@@ -19,7 +19,7 @@ const ZERO_TOLERANCE = 1e-6; // of a step, by which 0 may miss one
 const SLICE = 1 << 15; // values quantised at a time
 const BLOCK = 4; // numbers in a block of a keystream
 
-/** A segment as it is packed: `size` values in [low, high] that share one encoding.
+/** A segment's packing: `size` values in [low, high] that share one encoding.
  *
  * `inBits` of precision travel in fields of `fieldBits`. A `weighted` segment is multiplied by weight / w_max. `norm` is
  * the greatest L2 norm, to which a longer segment is scaled down; 0 is no limit. `noise` is the variance, in squared
@@ -63,10 +63,10 @@ function checkNoise(segment: PackedSegment, nMax: number, place: number): void {
   }
 }
 
-/** A segment as it is packed, but for the width of its fields, which only sums need. */
+/** A segment's packing without the width of its fields, which only sums need. */
 export type DemandedSegment = Omit<PackedSegment, "fieldBits">;
 
-/** The noise that makes a sum as noisy as asked if `honest` devices or more add theirs. */
+/** The noise that reaches the noise multiplier in a sum if at least `honest` devices add theirs. */
 export function noiseOf(segment: Omit<DemandedSegment, "noise">, noiseMultiplier: number, honest: number): number {
   return shareOf(noiseMultiplier, mostSquare(segment.norm / stepOf(segment), segment.size), honest);
 }
@@ -75,14 +75,14 @@ function stepOf({ low, high, inBits }: Pick<PackedSegment, "low" | "high" | "inB
   return (high - low) / (2 ** inBits - 1);
 }
 
-/** The quantised value of 0, where 0 is one of the steps. */
+/** The quantised value of 0, if 0 is one of the steps. */
 function zeroOf(segment: PackedSegment): number {
   return Math.round(-segment.low / stepOf(segment));
 }
 
 /** The words of one device, ready to be masked: its weight, the packed segments, the check word. Throws BadInput.
  *
- * Trap: values outside [low, high] are clamped, which is a bias; choose norm and range so that it is rare.
+ * Trap: values outside [low, high] are clamped, which adds bias; choose norm and range so that it is rare.
  */
 export async function pack(
   segments: readonly PackedSegment[],
@@ -144,7 +144,7 @@ function wordsOf({ size, fieldBits }: PackedSegment): number {
   return Math.ceil(size / Math.floor(WORD_BITS / fieldBits));
 }
 
-/** The factor of a segment: clipping to its norm, times `share` if it is weighted. Only here is a report weighed. */
+/** The factor of a segment: clipping to its norm, times `share` if it is weighted. Reports are weighted only here. */
 function factorOf(segment: PackedSegment, values: Float32, share: number): number {
   let square = 0;
   for (let place = 0; place < values.length; place++) {

@@ -1,11 +1,13 @@
-/** Parameters: how many neighbours and shares a cohort needs, as a device checks them. Spec: docs/spec/secagg.md §2.
+/** Parameters: the number of neighbours and shares that a cohort needs, as a device checks it.
+ *
+ * Spec: docs/spec/secagg.md §2.
  *
  * All arithmetic is exact, so that every implementation accepts the same numbers.
  */
 
 import { PolicyViolation } from "./errors.ts";
 
-/** A sum over fewer devices says too much about each. */
+/** A sum over fewer devices reveals too much about each. */
 export const LEAST_COHORT = 8;
 const COMPLETE_UP_TO = 64;
 const LARGEST_COHORT = 1 << 20;
@@ -19,7 +21,7 @@ export interface GraphParameters {
   readonly t: number;
 }
 
-/** Throws PolicyViolation unless a server cannot collect both of a device's secrets, except with chance 2^-40. */
+/** Throws PolicyViolation if a server can collect both secrets of a device with probability above 2^-40. */
 export function checkParameters({ n, k, t }: GraphParameters): void {
   if (n < LEAST_COHORT || n > LARGEST_COHORT) {
     throw new PolicyViolation(`a cohort of ${n} devices is refused: it must have ${LEAST_COHORT} to ${LARGEST_COHORT}`);
@@ -32,7 +34,7 @@ export function checkParameters({ n, k, t }: GraphParameters): void {
 
 /** The fewest honest devices in a sum of minSum or more, when a roster has up to nMax devices; 0 when all may be corrupt.
  *
- * As many are corrupt, and survive, as a graph of some such size must bear.
+ * It assumes that as many devices are corrupt, and survive, as a graph of any size in this range must tolerate.
  */
 export function leastHonest(minSum: number, nMax: number): number {
   return Math.max(0, minSum - Math.max(mostCorrupt(nMax), mostCorrupt(Math.min(nMax, COMPLETE_UP_TO))));

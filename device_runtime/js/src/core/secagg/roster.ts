@@ -1,4 +1,4 @@
-/** The roster, M2, as one device sees it, and the checks of what its neighbours advertise.
+/** The roster, M2, as one device sees it, and the checks of its neighbours' advertisements.
  *
  * Spec: docs/spec/secagg.md §3, §4, §6.
  */
@@ -70,7 +70,7 @@ export function decodeRoster(data: Bytes, inviteHash: Bytes, nMax: number): Rost
 
 /** Throws a SecaggError unless the roster holds this device as it is, with the neighbours that it must have.
  *
- * now: the device's time, in seconds since 1970, at which the credentials of its neighbours must still be good.
+ * now: the device's time, in seconds since 1970; the credentials of its neighbours must be valid then.
  */
 export async function checkRoster(
   policy: AggregationPolicy,
@@ -101,9 +101,10 @@ export async function checkRoster(
   await Promise.all(roster.neighbours.map((peer) => checkAdvertisement(policy.authority, invite, peer.device, until)));
 }
 
-/** Throws BadSignature or ExpiredCredential unless the authority gave the credential, good until then, to this key.
+/** Throws BadSignature or ExpiredCredential unless the authority issued the credential to this key, valid until
+ * `until`.
  *
- * The answer is the device (16 bytes) that the credential names, and when it ends.
+ * Returns the device (16 bytes) that the credential names, and when it expires.
  */
 export async function checkCredential(authority: Bytes, id: Bytes, credential: Bytes, until: bigint) {
   const reader = new Reader(credential, "the credential");
@@ -129,7 +130,7 @@ async function checkAdvertisement(authority: Bytes, invite: Invite, device: Adve
   await checkCredential(authority, device.id, device.credential, until);
 }
 
-/** Throws DuplicateKey when an id or a key occurs twice, in any role, or one device has two of them. */
+/** Throws DuplicateKey when an id or a key occurs twice, in any role, or a device takes part twice. */
 function checkDistinct(devices: readonly Advertisement[]): void {
   const seen = new Set<string>();
   for (const { id, maskKey, boxKey, credential } of devices) {

@@ -10,7 +10,7 @@ import type { Advertisement, Roster } from "./roster.ts";
 /** The input of a device to a session.
  *
  * vector: float32 (D,). weight: an integer, 0 … w_max. lastRound: the greatest round of the task that the device ever
- * answered for. now: the device's time, in seconds since 1970; 0 when its clock is not to be trusted.
+ * answered for. now: the device's time, in seconds since 1970; 0 if its clock cannot be trusted.
  */
 export interface SessionInput extends HeldModel {
   readonly vector: Float32;

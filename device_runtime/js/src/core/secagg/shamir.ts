@@ -15,7 +15,7 @@ export function randomBelowPrime(random: RandomSource): bigint {
   }
 }
 
-/** Shares of a secret below PRIME for ranks 1 … k; any t of them give it back, fewer say nothing. */
+/** Shares of a secret below PRIME for ranks 1 … k. Any t of them recover it; fewer reveal nothing. */
 export function split(secret: bigint, k: number, t: number, random: RandomSource): bigint[] {
   const polynomial = [secret, ...Array.from({ length: t - 1 }, () => randomBelowPrime(random))];
   return Array.from({ length: k }, (_, index) => evaluate(polynomial, BigInt(index + 1)));

@@ -44,7 +44,7 @@ async function openPeer({ roster, sid, boxSecrets }: Shared, entry: RosterEntry,
   return { position: sender, id: entry.device.id, seedShare: seedShare!, keyShare: keyShare! };
 }
 
-/** The state to keep after M6: the shares of every neighbour that the session goes on with. */
+/** The state to keep after M6: the shares of every neighbour that stays in the session. */
 export function included({ before, delivered, peers: opened, accused }: Opened, data: Bytes): ClientState {
   const { roster, invite, sid } = before;
   const { n, t, position } = roster;

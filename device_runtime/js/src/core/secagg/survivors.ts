@@ -1,4 +1,4 @@
-/** Survivors: the checks of who is said to be in the sum (M8), and of what neighbours signed (M10).
+/** Survivors: the checks of the survivor set (M8), and of the neighbours' signatures (M10).
  *
  * Spec: docs/spec/secagg.md §6.
  */
@@ -9,7 +9,7 @@ import { DIGEST_BYTES, M, openMessage, SIGNATURE_BYTES } from "./encoding.ts";
 import { BadSignature, BelowThreshold, InconsistentSurvivors, SelfMarkedDead } from "./errors.ts";
 import { verify } from "./keys.ts";
 
-/** Throws a SecaggError unless M8 names survivors with whom a sum may be made. */
+/** Throws a SecaggError unless a sum over the survivors in M8 is allowed. */
 export function checkSurvivors(kept: ClientState, alive: ReadonlySet<number>): void {
   if (!alive.has(kept.position)) {
     throw new SelfMarkedDead(`position ${kept.position} sent its vector, but is listed as gone`);

@@ -1,4 +1,4 @@
-/** Signed requests: the profile of RFC 9421 by which a device shows who it is. Spec: docs/spec/wire.md §10. */
+/** Signed requests: the profile of RFC 9421 by which a device proves its identity. Spec: docs/spec/wire.md §10. */
 
 import { type Bytes, base64, base64url, hex, utf8 } from "../bytes.ts";
 import { type RandomSource, type SigningKey, sha256 } from "../primitives.ts";
@@ -60,7 +60,7 @@ export function keyText(publicKey: Bytes): string {
   return `ed25519:${base64url(publicKey)}`;
 }
 
-/** The id of the device with this public key (as text): the same whenever and wherever it enrols. */
+/** The id of the device with this public key (as text); it depends on nothing else. */
 export async function deviceId(key: string): Promise<string> {
   return hex(await sha256(utf8(key))).slice(0, ID_HEX);
 }

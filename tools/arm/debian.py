@@ -1,7 +1,7 @@
-"""Debian packages of any architecture and release, fetched and unpacked without root: nothing is installed.
+"""Debian packages of any architecture and release, fetched and unpacked without root and without installing them.
 
-apt does the work, with lists and a state of its own, so that it checks signatures as usual and does not touch the
-machine's packages.
+apt does the work with separate lists and state, so that it checks signatures as usual and leaves the machine's packages
+alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simulator.errors import SysrootError
-from simulator.fleet.arm.calls import call
+from tools.arm.calls import call
 
 MIRROR = "http://deb.debian.org/debian"
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -22,7 +22,7 @@ NETWORK = re.compile(r"Acquire::(https?|Retries|ForceIPv[46])\b.*")
 
 
 def unpack(packages: Sequence[str], arch: str, suite: str, folder: Path) -> None:
-    """Unpack packages and what they depend on, of Debian's architecture `arch` and release `suite`, into `folder`.
+    """Unpack packages and their dependencies, of Debian's architecture `arch` and release `suite`, into `folder`.
 
     Raises SysrootError when this machine lacks apt or Debian's keys, or apt fails.
     """
@@ -68,6 +68,6 @@ def _settings(own: Path, arch: str) -> str:
 
 
 def _mirror() -> str:
-    """The mirror that this machine takes Debian from; the public one where it takes it from none."""
-    found = call(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Label: Debian"])
-    return next(iter(found.split()), MIRROR).rstrip("/")
+    """The Debian mirror that this machine uses; else the public one."""
+    uris = call(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Label: Debian"])
+    return next(iter(uris.split()), MIRROR).rstrip("/")

@@ -1,9 +1,9 @@
-"""Sensitivity of a training to rounding: how far the engine's own models move when numbers are rounded otherwise.
+"""Sensitivity of a training to rounding: how far the engine's models move when numbers are rounded differently.
 
-Where a network has kinks (ReLU, pooling by maximum), round-off can decide the side on which a value falls, and the
-gradient jumps (docs/decisions/0009-smooth-reference-models.md). Then fleet and engine are apart by a jump, and both are
-right. The same rounds, run again in the engine with every model that devices receive off by round-off, show how far
-that goes. In secure rounds every mean is off too, by the fixed-point numbers.
+In a network with kinks (ReLU, pooling by maximum), rounding can decide the side on which a value falls, and the
+gradient jumps (docs/decisions/0009-smooth-reference-models.md). Then fleet and engine differ by a jump, and both are
+right. To measure such jumps, the engine runs the same rounds again with a rounding error in every model that devices
+receive. In secure rounds every mean has an error too, from the fixed-point numbers.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from simulator.proofs.fleet_against_engine import Cohort, replay, worst_distance
 ROUND_OFF = 1e-7
 """The relative error of a parameter, about that of float32."""
 DRAWS = 6
-"""Runs with other errors. Of those near a kink about half meet it."""
+"""The number of runs with different errors. About half of those near a kink cross it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rounded:
-    """An algorithm whose devices receive a model that is off by round-off, and whose means are off by an error.
+    """An algorithm with a rounding error in the models that devices receive, and an error in every mean.
 
     errors: the deviation of every value of a mean, one for each trip.
     """
@@ -82,7 +82,7 @@ def sensitivity(
     cohorts: Sequence[Cohort],
     errors: Sequence[float],
 ) -> float:
-    """The largest distance, as of `worst_distance`, of DRAWS runs with rounding from the run without.
+    """The largest `worst_distance` between the run without errors and DRAWS runs with errors.
 
     engine: makes a fresh engine for an algorithm. errors: the deviation of every value of a mean, one for each trip; 0
     in plain rounds.
@@ -90,4 +90,4 @@ def sensitivity(
     start = engine(algorithm).state["params"]
     exact = list(replay(engine(algorithm), population, cohorts))
     rounded = (_Rounded(algorithm, errors, np.random.default_rng(draw)) for draw in range(DRAWS))
-    return max(worst_distance(start, exact, replay(engine(one), population, cohorts)) for one in rounded)
+    return max(worst_distance(start, exact, replay(engine(variant), population, cohorts)) for variant in rounded)

@@ -1,7 +1,7 @@
-"""Load for a coordinator: thousands of devices in one process, which speak the real protocol and do not train.
+"""Load for a coordinator: thousands of devices in one process, which use the real protocol but do not train.
 
-Each device signs with a key of its own over real HTTP. It has no state folder, policy, journal or runtime, and its
-report is zeros. So one machine can load a coordinator with more devices than it could run (docs/performance.md).
+Each device signs with its own key over real HTTP. It has no state folder, policy, journal or runtime, and its report is
+zeros. So one machine can load a coordinator with more devices than it could run (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -53,11 +53,10 @@ _CAPABILITIES = StatedCapabilities(runtime="muster-load", version="1", engine="n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadConfig:
-    """Which devices. silent: the share of them that never report; killed: of those that die in the middle of an upload.
+    """The devices. silent: the share that never reports; killed: the share that dies in the middle of an upload.
 
-    Either share is of the devices, not of the sessions: a device keeps its behaviour. uploading: how many send reports
-    at the same time. pause_s: how long one rests between a receipt and its next check-in. seed: of behaviours and
-    delays.
+    Both are shares of devices, not of sessions: a device keeps its behaviour. uploading: the most reports sent at the
+    same time. pause_s: the pause between a receipt and the next check-in. seed: of behaviours and delays.
     """
 
     coordinator: str
@@ -73,7 +72,7 @@ class LoadConfig:
 
 @dataclass(slots=True)
 class LoadDevice:
-    """One device: how it signs, and how it ends its sessions."""
+    """One device: its signer, and its way of ending sessions."""
 
     signer: Signer
     behaviour: Behaviour
@@ -95,13 +94,13 @@ class _Call:
     body: bytes = b""
     digest: str = ""
     prefer_s: float | None = None
-    known: str = ""
+    etag: str = ""
 
 
 class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
-    """The devices. `endings` counts how sessions ended; `requests` all requests by status, 0 for broken connections.
+    """The devices. `endings` counts sessions by ending, `requests` requests by status (0: broken connection).
 
-    `trained` counts reports that were made; they are held back while `may_upload` is not set.
+    `trained` counts finished reports; they are held back while `may_upload` is not set.
     """
 
     def __init__(self, config: LoadConfig) -> None:
@@ -148,7 +147,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         self._random.shuffle(self.devices)
 
     async def run(self, while_: Callable[[], Awaitable[T]]) -> T:
-        """Run every device until `while_` has ended, and return its result. Sessions in progress are cut off then."""
+        """Run every device until `while_` has ended, then cut off sessions in progress. Returns `while_`'s result."""
         self._over.clear()
         tasks = [asyncio.create_task(self._run(device)) for device in self.devices]
         try:
@@ -160,12 +159,12 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def check_in(self, device: LoadDevice) -> Accepted | Rejected:
-        """One check-in, asked once. Raises Refusal, or aiohttp's errors."""
+        """One check-in without retries. Raises Refusal, or aiohttp's errors."""
         answer: CheckInAnswer = await self._message(device, self._checking_in(), CheckInAnswer)
         return answer
 
     def signed_check_in(self, device: LoadDevice) -> bytes:
-        """A signed check-in as bytes, for a client of another kind to send within five minutes."""
+        """A signed check-in as bytes, for another client to send within five minutes."""
         call = self._checking_in()
         fields = {"Host": self._authority, "Content-Length": str(len(call.body))} | self._headers(device, call)
         lines = [f"{call.method} {call.path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
@@ -179,8 +178,8 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         key = Ed25519PrivateKey.generate()
         newcomer = LoadDevice(Signer(PublicKey.of(key).text, key), behaviour)
         call = _Call("POST", "/v1/devices", encode(Enrol(attestation=Unattested())))
-        known: Enrolled = await self._retrying(lambda: self._message(newcomer, call, Enrolled))
-        return LoadDevice(Signer(known.device, key), behaviour)
+        enrolled: Enrolled = await self._retrying(lambda: self._message(newcomer, call, Enrolled))
+        return LoadDevice(Signer(enrolled.device, key), behaviour)
 
     async def _run(self, device: LoadDevice) -> None:
         while not self._over.is_set():
@@ -194,27 +193,27 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
             await asyncio.sleep(rest_s)
 
     async def _session(self, device: LoadDevice) -> tuple[str, float]:
-        """One session; how it ended, and how long the device rests after it."""
+        """One session. Returns its ending, and the device's rest after it."""
         arrived = await self._retrying(lambda: self.check_in(device))
         if isinstance(arrived, Rejected):
             return arrived.reason, self._delay_s(arrived)
         call = _Call("POST", f"/v1/sessions/{arrived.session}/assignments", prefer_s=self.config.wait_s)
-        given: AssignmentAnswer = await self._retrying(lambda: self._message(device, call, AssignmentAnswer))
-        if isinstance(given, Rejected):
-            return given.reason, self._delay_s(given)
+        answer: AssignmentAnswer = await self._retrying(lambda: self._message(device, call, AssignmentAnswer))
+        if isinstance(answer, Rejected):
+            return answer.reason, self._delay_s(answer)
         if device.behaviour == "silent":
-            await self._report(device, given)
-            return "silent", given.report_within_s
-        held = asyncio.create_task(self._hold(device, given))
+            await self._report(device, answer)
+            return "silent", answer.report_within_s
+        hold = asyncio.create_task(self._hold(device, answer))
         try:
-            return await self._work(device, given)
+            return await self._work(device, answer)
         finally:
-            held.cancel()
+            hold.cancel()
 
-    async def _hold(self, device: LoadDevice, given: Assignment) -> None:
-        """Hold the assignment during the session; a device that is not needed learns so when it sends its report."""
-        wait_s = _HOLD_SHARE * (given.lost_after_s or given.report_within_s)
-        call = _Call("GET", f"/v1/assignments/{given.assignment}", prefer_s=self.config.wait_s)
+    async def _hold(self, device: LoadDevice, assignment: Assignment) -> None:
+        """Hold the assignment during the session. A device that is not needed learns it when it sends its report."""
+        wait_s = _HOLD_SHARE * (assignment.lost_after_s or assignment.report_within_s)
+        call = _Call("GET", f"/v1/assignments/{assignment.assignment}", prefer_s=self.config.wait_s)
         while True:
             await asyncio.sleep(wait_s)
             try:
@@ -225,12 +224,12 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
             except (aiohttp.ClientError, OSError):
                 continue
 
-    async def _work(self, device: LoadDevice, given: Assignment) -> tuple[str, float]:
-        body, digest = await self._report(device, given)
-        upload = _Call("PUT", f"/v1/assignments/{given.assignment}/report", body, digest)
+    async def _work(self, device: LoadDevice, assignment: Assignment) -> tuple[str, float]:
+        body, digest = await self._report(device, assignment)
+        upload = _Call("PUT", f"/v1/assignments/{assignment.assignment}/report", body, digest)
         if device.behaviour == "killed":
             await self._die_uploading(device, upload)
-            return "killed", given.report_within_s
+            return "killed", assignment.report_within_s
         self.trained += 1
         await self.may_upload.wait()
         async with self._uploads:
@@ -240,29 +239,29 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
     def _delay_s(self, rejected: Rejected) -> float:
         return self._random.uniform(rejected.retry.min_s, rejected.retry.max_s)
 
-    async def _report(self, device: LoadDevice, given: Assignment) -> tuple[bytes, str]:
-        """The report that a device without examples has, and its digest.
+    async def _report(self, device: LoadDevice, assignment: Assignment) -> tuple[bytes, str]:
+        """A report of zeros and its digest.
 
-        One device fetches the plan for all. Every device asks for the checkpoint, and gets it unless another has it.
+        One device fetches the plan for all. Every device requests the checkpoint; only the first one receives it.
         """
-        model, plan = given.checkpoint, given.plan.sha256
+        model, plan = assignment.checkpoint, assignment.plan.sha256
         async with self._cache_lock:
             if plan not in self._plans:
-                trips = Plan.decode(await self._blob(device, given.plan)).trips
+                trips = Plan.decode(await self._blob(device, assignment.plan)).trips
                 self._plans[plan] = [_zeros(trip.report) for trip in trips]
-            known = self._checkpoint == model.sha256
-            if not known:
+            cached = self._checkpoint == model.sha256
+            if not cached:
                 await self._blob(device, model)
                 self._checkpoint = model.sha256
-        if known:
-            await self._blob(device, model, known=True)
-        return in_turn(self._plans[plan], given.round)
+        if cached:
+            await self._blob(device, model, cached=True)
+        return in_turn(self._plans[plan], assignment.round)
 
-    async def _blob(self, device: LoadDevice, ref: BlobRef, *, known: bool = False) -> bytes:
-        """A blob's bytes; none when they are known, since blobs never change."""
-        call = _Call("GET", f"/v1/blobs/{ref.sha256}", known=f'"{ref.sha256}"' if known else "")
+    async def _blob(self, device: LoadDevice, ref: BlobRef, *, cached: bool = False) -> bytes:
+        """A blob's bytes; none if they are cached, since blobs never change."""
+        call = _Call("GET", f"/v1/blobs/{ref.sha256}", etag=f'"{ref.sha256}"' if cached else "")
         data: bytes = await self._retrying(lambda: self._ask(device, call))
-        return data if known else ref.check(data)
+        return data if cached else ref.check(data)
 
     async def _die_uploading(self, device: LoadDevice, call: _Call) -> None:
         """Send half a body, then close the connection."""
@@ -319,8 +318,8 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
             headers["Content-Digest"] = call.digest or content_digest(call.body)
         if call.prefer_s is not None:
             headers["Prefer"] = f"wait={call.prefer_s:.0f}"
-        if call.known:
-            headers["If-None-Match"] = call.known
+        if call.etag:
+            headers["If-None-Match"] = call.etag
         digest = headers.get("Content-Digest")
         about = SignableRequest(call.method, self._authority, call.path, {DIGEST: digest}.get)
         return headers | device.signer.headers(about, int(time.time()))

@@ -1,4 +1,4 @@
-"""Calls of programs of this machine, with errors that quote their output."""
+"""Calls of this machine's programs, with errors that quote their output."""
 
 from __future__ import annotations
 

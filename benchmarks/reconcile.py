@@ -1,6 +1,6 @@
 """Comparison of a coordinator's rows with the journals of its devices and the sessions of the fleet that ran them.
 
-No report may be counted twice, no receipt may be for one that was not counted, and no session may be missing.
+No report may be counted twice, every receipt must be for a counted report, and no session may be missing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from simulator.fleet.summary import FleetSummary
 class Reconciliation:
     """The result of a comparison.
 
-    assignments, accepted: rows of the coordinator, reports among them. sessions: what the fleet ran. journalled: what
-    the devices' journals hold; interrupted are those that were killed. receipts: reports that the devices know were
-    counted. discrepancies: sentences; empty when everything agrees.
+    assignments, accepted: rows of the coordinator, and reports among them. sessions: those of the fleet. journalled:
+    sessions in the devices' journals; interrupted: killed ones. receipts: reports that devices know to be counted.
+    discrepancies: sentences; empty when everything agrees.
     """
 
     assignments: int
@@ -39,11 +39,11 @@ class Reconciliation:
 def reconcile(store: CoordinatorStore, task: str, folder: Path, summary: FleetSummary) -> Reconciliation:
     """Compare the rows of `task`, the only one that the devices served, with the journals under a fleet's `folder`."""
     with store.database.reading() as records:
-        attempts = [(one, (task, one.number, one.attempt)) for one in records.rounds(task)]
+        attempts = [(row, (task, row.number, row.attempt)) for row in records.rounds(task)]
         seats = [seat for _, which in attempts for seat in records.cohorts.drawn(*which)]
-        sums = [(one, records.cohorts.counted(*which)) for one, which in attempts]
+        sums = [(row, records.cohorts.counted(*which)) for row, which in attempts]
     journals = {client: read_journal(state_folder(folder, client)) for client in summary.sessions}
-    sessions = {client: [one for one in entries if one.coordinator] for client, entries in journals.items()}
+    sessions = {client: [entry for entry in entries if entry.coordinator] for client, entries in journals.items()}
     everything = [entry for entries in sessions.values() for entry in entries]
     return Reconciliation(
         assignments=len(seats),
@@ -63,35 +63,35 @@ def reconcile(store: CoordinatorStore, task: str, folder: Path, summary: FleetSu
 def _in_rows(
     seats: Sequence[AssignmentRecord], sums: Sequence[tuple[RoundRecord, Sequence[AssignmentRecord]]]
 ) -> list[str]:
-    """Every sum holds as many reports as were accepted for it, none of a device twice."""
-    found = []
+    """Check that every sum has as many reports as were accepted for it, and none of a device twice."""
+    discrepancies = []
     having = {seat.id for seat in seats if seat.report_sha256 is not None}
     if having != {seat.id for seat in seats if seat.state is AssignmentState.REPORTED}:
-        found.append("other assignments are reported than have a report")
-    for one, accepted in sums:
-        place = f"round {one.number}, attempt {one.attempt}"
-        if len(accepted) != one.reported:
-            found.append(f"{place}: {one.reported} reports in the sum, {len(accepted)} accepted")
+        discrepancies.append("other assignments are reported than have a report")
+    for row, accepted in sums:
+        place = f"round {row.number}, attempt {row.attempt}"
+        if len(accepted) != row.reported:
+            discrepancies.append(f"{place}: {row.reported} reports in the sum, {len(accepted)} accepted")
         devices = Counter(seat.device for seat in accepted)
-        found += [f"{place}: {count} reports of device {name}" for name, count in devices.items() if count > 1]
-    return found
+        discrepancies += [f"{place}: {count} reports of device {name}" for name, count in devices.items() if count > 1]
+    return discrepancies
 
 
 def _in_journals(sessions: Mapping[str, Sequence[Entry]], summary: FleetSummary) -> list[str]:
-    """Every session that the fleet began is in its device's journal, and has an end there."""
-    found = []
+    """Check that every session of the fleet is in its device's journal, and has an end there."""
+    discrepancies = []
     for client, entries in sessions.items():
         count = sum(entry.times for entry in entries)
         if count != summary.sessions[client]:
-            found.append(f"{client}: {summary.sessions[client]} sessions, {count} in its journal")
-        found += [f"{client}: a session without an end" for entry in entries if entry.outcome == RUNNING]
-    return found
+            discrepancies.append(f"{client}: {summary.sessions[client]} sessions, {count} in its journal")
+        discrepancies += [f"{client}: a session without an end" for entry in entries if entry.outcome == RUNNING]
+    return discrepancies
 
 
 def _in_receipts(
     sessions: Mapping[str, Sequence[Entry]], seats: Sequence[AssignmentRecord], summary: FleetSummary
 ) -> list[str]:
-    """Every receipt is for a report that was accepted from this very device, and no report has two."""
+    """Check that every receipt is for a report accepted from the same device, and no report has two."""
     accepted = {(seat.id, summary.clients.get(seat.device), seat.report_sha256) for seat in seats}
     claimed = Counter(
         (entry.assignment, client, entry.receipt) for client, entries in sessions.items() for entry in entries
