@@ -21,11 +21,11 @@ from authority.beacons import Beacons
 from authority.errors import BeaconRefused, NotAttested
 from authority.issuer import Issuer
 from fedcore.errors import (
-    DigestMismatch,
     ForgedSignature,
     MalformedSignature,
     StaleSignature,
     WireError,
+    WrongBody,
 )
 from fedcore.wire import messages
 from fedcore.wire.messages import DrawnBeacon, IssuedCredential, RequestBeacon, RequestCredential
@@ -56,7 +56,7 @@ _SLUGS: Mapping[type[Exception], str] = {
     MalformedSignature: "malformed-signature",
     ForgedSignature: "forged-signature",
     StaleSignature: "stale-signature",
-    DigestMismatch: "digest-mismatch",
+    WrongBody: "digest-mismatch",
     NotAttested: "not-attested",
     BeaconRefused: "beacon-refused",
     WireError: "malformed-message",

@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.options import PrivateFleetOptions
-from coordinator.certificates import certify
 from coordinator.lineage import lineage_key
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.settings import Settings
@@ -166,8 +165,8 @@ def _fleet(
 
 def _publish(local: LocalCoordinator, task: str, model: Path) -> CertifiedLedger:
     """Write the last model and its certificate, as `muster task checkpoint` does."""
-    key = lineage_key(Settings(database=local.database).keys_file)
-    certified = certify(local.store, key, task)
+    local.store.lineage_key = lambda: lineage_key(Settings(database=local.database).keys_file)
+    certified = local.store.certificate(task)
     model.write_bytes(local.store.model_file(task))
     certificate_file(model).write_bytes(certified.encode())
     return certified

@@ -33,10 +33,9 @@ CoordinatorError
 │   └── TaskEnded           the task is over, or not in a state that the operation starts from
 └── Refusal                 an answer to a device; each is one problem type of fedcore.wire.problems
     ├── MalformedMessage · UnknownPopulation · UnknownSession · UnknownAssignment · UnknownBlob
-    ├── Unauthenticated     the request has no good signature of a device
-    │   └── Unsigned · MalformedSignature · UnknownDevice · ForgedSignature · StaleSignature · ReplayedSignature
+    ├── UnknownDevice · ReplayedSignature       (beside fedcore's RequestError, about a request's signature and body)
     ├── DeviceRevoked · NotAttested · ForeignSession · ForeignAssignment
-    ├── ConflictingReport · MismatchingOffset · DigestMismatch · InvalidReport · UnusableMessage
+    ├── ConflictingReport · MismatchingOffset · InvalidReport · UnusableMessage
     ├── TooLarge · RangeNotSatisfiable
     └── NoLongerNeeded (TooStale) · Unavailable · TooManyRequests   (each with a retry window)
 """
@@ -198,45 +197,13 @@ class MalformedMessage(Refusal):
     slug = "malformed-message"
 
 
-class Unauthenticated(Refusal):
-    """The request has no good signature of a device."""
-
-
-class Unsigned(Unauthenticated):
-    """The request is not signed."""
-
-    slug = "unsigned"
-
-
-class MalformedSignature(Unauthenticated):
-    """The signature is not of the form that this protocol has, or covers too little."""
-
-    slug = "malformed-signature"
-
-
-class UnknownDevice(Unauthenticated):
+class UnknownDevice(Refusal):
     """No device has this key id."""
 
     slug = "unknown-device"
 
 
-class ForgedSignature(Unauthenticated):
-    """The signature was not made by this device's key over this request."""
-
-    slug = "forged-signature"
-
-
-class StaleSignature(Unauthenticated):
-    """The signature is too old, too new or expired. `after_s`: a fresh one will do in so many seconds."""
-
-    slug = "stale-signature"
-
-    def __init__(self, detail: str, after_s: float = 0.0) -> None:
-        super().__init__(detail)
-        self.after_s = after_s
-
-
-class ReplayedSignature(Unauthenticated):
+class ReplayedSignature(Refusal):
     """A request with this signature's nonce came before."""
 
     slug = "replayed-signature"
@@ -297,12 +264,6 @@ class ConflictingReport(Refusal):
     """Another report was already accepted for this assignment."""
 
     slug = "conflicting-report"
-
-
-class DigestMismatch(Refusal):
-    """The body does not have the digest that Content-Digest names."""
-
-    slug = "digest-mismatch"
 
 
 class InvalidReport(Refusal):

@@ -19,10 +19,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from coordinator.errors import KeysDamaged, KeysDiffer, KeysMissing
 from coordinator.lineage import lineage_file, lineage_key
-from coordinator.rules.audit import Action
+from coordinator.rules.audit import STORE, Action
 from coordinator.store.database import Database
 from coordinator.store.records.records import Records
-from coordinator.store.tasks import STORE
 from fedcore.errors import BrokenSuccession, InvalidKey
 from fedcore.signing import SigningKey
 from fedcore.succession import SucceedingKey, short

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
 from sqlalchemy.engine import make_url
 
 from coordinator.errors import BrokenAudit, CoordinatorError
 from coordinator.keys import check_keys
 from coordinator.lineage import lineage_file
+from coordinator.rules.assumption import Assumption
 from coordinator.rules.audit import verify, whole_log
 from coordinator.rules.progress import DRIVER_SILENT_S
 from coordinator.rules.states import TaskState
@@ -29,15 +29,6 @@ from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
 from fedcore.quantisation import upload_bytes
 
 _GROUP = Path("/sys/fs/cgroup/memory.max")
-
-
-class Assumption(msgspec.Struct, frozen=True, kw_only=True):
-    """An assumption, whether it holds (None: not seen from here), what was found, and how to make it hold."""
-
-    name: str
-    holds: bool | None
-    found: str
-    remedy: str = ""
 
 
 def of_running(settings: Settings, store: CoordinatorStore) -> tuple[Assumption, ...]:

@@ -10,10 +10,12 @@ FedcoreError
 ├── InvalidKey              a key is malformed, or a file that should hold one does not
 ├── BrokenSuccession        no chain of signatures leads from the pinned key to the presented one
 ├── WireError               a message is malformed or of an unknown version
-│   ├── MalformedSignature  a request's signature is not of the form that this protocol has, or covers too little
-│   │   └── Unsigned        a request has no signature
-│   ├── ForgedSignature     a request's signature was not made by its key over it
-│   └── StaleSignature      a request's signature is too old, too new or expired
+│   └── RequestError        a signed request is refused; each is one problem type of fedcore.wire.problems
+│       ├── MalformedSignature  the signature is not of the form that this protocol has, or covers too little
+│       │   └── Unsigned    the request has no signature
+│       ├── ForgedSignature     the signature was not made by its key over the request
+│       ├── StaleSignature  the signature is too old, too new or expired
+│       └── WrongBody       the body does not have the digest that was signed or named
 ├── ReportError             a report has the wrong length or layout, or holds a non-finite number
 ├── PrivacyError            a promise of privacy has a value that it cannot have, or cannot be accounted for
 ├── DeltaError              a delta is damaged, or does not turn the present blob into the wanted one
@@ -26,6 +28,10 @@ FedcoreError
     ├── InvalidSetting      the algorithm has no such setting, or the value is out of range
     └── NotCrossDevice      the algorithm runs only in the simulator, and was asked to run on devices
 """
+
+from __future__ import annotations
+
+from typing import ClassVar
 
 
 def why(error: Exception) -> str:
@@ -76,20 +82,44 @@ class WireError(FedcoreError):
     """A message is malformed or of an unknown version."""
 
 
-class MalformedSignature(WireError):
-    """A request's signature is not of the form that this protocol has, or covers too little."""
+class RequestError(WireError):
+    """A signed request is refused: `slug` names the problem type, the message is its detail."""
+
+    slug: ClassVar[str]
+
+
+class MalformedSignature(RequestError):
+    """The signature is not of the form that this protocol has, or covers too little."""
+
+    slug = "malformed-signature"
 
 
 class Unsigned(MalformedSignature):
-    """A request has no signature."""
+    """The request has no signature."""
+
+    slug = "unsigned"
 
 
-class ForgedSignature(WireError):
-    """A request's signature was not made by its key over it."""
+class ForgedSignature(RequestError):
+    """The signature was not made by its key over the request."""
+
+    slug = "forged-signature"
 
 
-class StaleSignature(WireError):
-    """A request's signature is too old, too new or expired."""
+class StaleSignature(RequestError):
+    """The signature is too old, too new or expired. `after_s`: a fresh one will do in so many seconds."""
+
+    slug = "stale-signature"
+
+    def __init__(self, detail: str, after_s: float = 0.0) -> None:
+        super().__init__(detail)
+        self.after_s = after_s
+
+
+class WrongBody(RequestError):
+    """The body does not have the digest that was signed or named."""
+
+    slug = "digest-mismatch"
 
 
 class ReportError(FedcoreError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from fedcore.errors import DigestMismatch, InvalidKey, MalformedSignature, Unsigned
+from fedcore.errors import InvalidKey, MalformedSignature, Unsigned, WrongBody
 from fedcore.wire.signatures import DIGEST, PublicKey, SignableRequest, Signature, read_signature, sha256_in
 
 
@@ -22,9 +22,9 @@ class Signed:
     digest: bytes | None
 
     def check(self, sha256: bytes) -> None:
-        """Raise DigestMismatch unless a body's SHA-256 is the signed one. Without a digest no body was signed."""
+        """Raise WrongBody unless a body's SHA-256 is the signed one. Without a digest no body was signed."""
         if self.digest is not None and self.digest != sha256:
-            raise DigestMismatch("the body is not the one that Content-Digest was made of; send it again")
+            raise WrongBody("the body is not the one that Content-Digest was made of; send it again")
 
 
 def read(request: Request) -> tuple[Signature, SignableRequest]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from coordinator.settings import Settings
-    from coordinator.store.tasks import CoordinatorStore, TaskSettings
+    from coordinator.rules.task_settings import TaskSettings
     from fedcore.bundle import Bundle
-    from fedcore.privacy.certificate import CertifiedLedger
     from fedcore.release import Signed
     from fedcore.signing import SigningKey
-    from muster.remote import RemoteStore
 
 FIRST_COUNTER, VALID_DAYS = 1, 90
 
@@ -41,49 +38,6 @@ def released(  # noqa: PLR0913  # a release says so much
         bundle, settings, lineage, counter=counter, expires_at=expires_at, algorithm_modules=algorithm_modules
     )
     return key.sign_release(release)
-
-
-def lineage_of(store: CoordinatorStore | RemoteStore, settings: Callable[[], Settings]) -> str:
-    """The public key with which the coordinator of a store signs checkpoints. `settings`: of one on this machine.
-
-    On a store that knows none yet, the key is made. Raises KeysMissing, KeysDamaged or KeysDiffer.
-    """
-    from coordinator.keys import open_lineage
-    from muster.remote import RemoteStore
-
-    if isinstance(store, RemoteStore):
-        return store.lineage
-    return open_lineage(settings().keys_file, store.database).signer
-
-
-def roll_back(store: CoordinatorStore | RemoteStore, task: str, number: int, settings: Callable[[], Settings]) -> None:
-    """Roll a task back, under the lineage key where the store is on this machine. As the stores' methods.
-
-    Raises also KeysMissing, KeysDamaged, KeysDiffer.
-    """
-    from coordinator.keys import open_lineage
-    from muster.remote import RemoteStore
-
-    if isinstance(store, RemoteStore):
-        store.roll_back(task, number)
-    else:
-        store.roll_back(task, number, open_lineage(settings().keys_file, store.database))
-
-
-def certificate(
-    store: CoordinatorStore | RemoteStore, task: str, number: int | None, settings: Callable[[], Settings]
-) -> CertifiedLedger:
-    """The privacy certificate of a model, signed with the lineage key as a rollback is. As `coordinator.certificates`.
-
-    Raises also KeysMissing, KeysDamaged, KeysDiffer.
-    """
-    from coordinator.certificates import certify
-    from coordinator.keys import open_lineage
-    from muster.remote import RemoteStore
-
-    if isinstance(store, RemoteStore):
-        return store.certificate(task, number)
-    return certify(store, open_lineage(settings().keys_file, store.database), task, number)
 
 
 def release_facts(release: Signed) -> dict[str, object]:

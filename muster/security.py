@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.security import Assumption
+from coordinator.rules.assumption import Assumption
 from device_runtime.permission.policy import Policy
 from device_runtime.sandbox.confinement import lacking
 from secagg.parameters import LEAST_COHORT

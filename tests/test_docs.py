@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import itertools
 import re
 import shlex
@@ -17,6 +18,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from coordinator.api.admin.problems import ADMIN_PROBLEMS
 from coordinator.failpoints import FAILPOINTS
 from coordinator.metrics import Metrics
+from coordinator.operations import OPERATIONS, PREFIX
 from coordinator.rules.progress import Reason
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.settings import Settings
@@ -28,6 +30,7 @@ from fedcore.wire.messages import WIRE_VERSION, AbortReason, Assignment, Rejecti
 from fedcore.wire.problems import PROBLEMS
 from muster.app import app
 from muster.commands.device import parser as device_parser
+from muster.python.operating import Task
 from secagg.invite import Invite
 from simulator.fleet.profile import Kind
 from tests.tree import ROOT, files
@@ -170,6 +173,18 @@ def test_every_setting_of_the_service_is_documented_with_its_default():
 def test_every_problem_type_of_the_admin_api_is_documented_and_no_other():
     documented = {row[0]: row[1:] for row in rows(section(read("docs/operations.md"), "Administration"))[2:]}
     assert documented == {slug: [str(kind.status), kind.title] for slug, kind in ADMIN_PROBLEMS.items()}
+
+
+def test_every_operation_of_the_admin_api_is_documented_and_no_other():
+    documented = rows(section(read("docs/operations.md"), "Operations over HTTP"))[2:]
+    assert documented == [
+        [f"{one.method} {PREFIX}{one.path}", one.role.value, one.sentence.replace("`", "")] for one in OPERATIONS
+    ]
+
+
+def test_a_tasks_methods_in_python_say_what_the_operations_say():
+    sentences = {one.name: one.sentence for one in OPERATIONS if one.method == "POST" and "{task}" in one.path}
+    assert sentences == {name: inspect.getdoc(getattr(Task, name)) for name in sentences}
 
 
 def test_every_reason_for_where_a_task_is_is_documented_and_no_other():

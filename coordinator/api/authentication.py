@@ -14,20 +14,10 @@ from starlette.requests import Request
 from coordinator.api.limits import admit
 from coordinator.api.lru_cache import LruCache
 from coordinator.api.replays import Replays
-from coordinator.errors import (
-    DeviceRevoked,
-    DigestMismatch,
-    ForgedSignature,
-    MalformedSignature,
-    TooManyRequests,
-    Unavailable,
-    UnknownDevice,
-    Unsigned,
-)
+from coordinator.errors import DeviceRevoked, TooManyRequests, Unavailable, UnknownDevice
 from coordinator.metrics import Metrics
 from coordinator.rules.entities import Device
 from coordinator.store.tasks import CoordinatorStore
-from fedcore import errors
 from fedcore.wire.signatures import PublicKey, SignableRequest, Signature
 from ingress.rate_limit import RateLimit
 from ingress.signed_requests import Signed, named_key, read, signer_of
@@ -73,11 +63,11 @@ class Authenticator:
     async def device(self, request: Request) -> None:
         """Demand an enrolled device's signature.
 
-        Raises Unauthenticated, DeviceRevoked, TooManyRequests or Unavailable.
+        Raises RequestError, UnknownDevice, ReplayedSignature, DeviceRevoked, TooManyRequests or Unavailable.
         """
         signature, about = self._read(request)
         key, since = self._keys.get(signature.keyid) or await self._find(signature.keyid)
-        signer = _checked(signature, about, key)
+        signer = signer_of(signature, about, key)
         if signature.keyid in self._revoked:
             raise DeviceRevoked
         self._replays.demand_new(signature, since, self._clock(), self._steady())
@@ -85,16 +75,12 @@ class Authenticator:
         request.scope[_SIGNED] = signer
 
     async def new_device(self, request: Request) -> None:
-        """Demand the signature of a key that names itself. Raises Unauthenticated.
+        """Demand the signature of a key that names itself. Raises RequestError.
 
         To enrol twice is the same as once, so these are not remembered: anybody can make keys, and fill a memory.
         """
         signature, about = self._read(request)
-        try:
-            key = named_key(signature)
-        except errors.MalformedSignature as error:
-            raise MalformedSignature(str(error)) from error
-        request.scope[_SIGNED] = _checked(signature, about, key)
+        request.scope[_SIGNED] = signer_of(signature, about, named_key(signature))
 
     def _admit(self, signature: Signature) -> None:
         """Count a device's own request: replays by others are not counted against it."""
@@ -107,13 +93,8 @@ class Authenticator:
 
     def _read(self, request: Request) -> tuple[Signature, SignableRequest]:
         """The signature of a request, which is fresh and covers all that it must."""
-        try:
-            signature, about = read(request)
-        except errors.Unsigned as error:
-            raise Unsigned(str(error)) from error
-        except errors.MalformedSignature as error:
-            raise MalformedSignature(str(error)) from error
-        self._replays.check(signature, self._clock())
+        signature, about = read(request)
+        signature.check_time(self._clock())
         return signature, about
 
     async def _find(self, device: str) -> tuple[PublicKey, float]:
@@ -142,17 +123,5 @@ def signed(request: Request) -> Signed:
 
 
 def demand_body(request: Request, sha256: bytes) -> None:
-    """Raise DigestMismatch unless a body with this SHA-256 is the one that was signed."""
-    try:
-        signed(request).check(sha256)
-    except errors.DigestMismatch as error:
-        raise DigestMismatch(str(error)) from error
-
-
-def _checked(signature: Signature, about: SignableRequest, key: PublicKey) -> Signed:
-    try:
-        return signer_of(signature, about, key)
-    except errors.MalformedSignature as error:
-        raise MalformedSignature(str(error)) from error
-    except errors.ForgedSignature as error:
-        raise ForgedSignature(str(error)) from error
+    """Raise WrongBody unless a body with this SHA-256 is the one that was signed."""
+    signed(request).check(sha256)

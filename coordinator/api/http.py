@@ -24,12 +24,10 @@ from coordinator.errors import (
     MismatchingOffset,
     RangeNotSatisfiable,
     Refusal,
-    StaleSignature,
     TooLarge,
     TooManyRequests,
-    Unauthenticated,
 )
-from fedcore.errors import WireError
+from fedcore.errors import RequestError, StaleSignature, WireError
 from fedcore.wire import messages
 from fedcore.wire.messages import RetryWindow
 from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, Problem, problem
@@ -44,7 +42,7 @@ _SLUG_OF_STATUS = {404: "unknown-resource", 405: "method-not-allowed", 413: "too
 
 
 async def read_body(request: Request, limit: int) -> memoryview:
-    """The whole body of a signed request. Raises TooLarge; DigestMismatch when another body was signed."""
+    """The whole body of a signed request. Raises TooLarge; WrongBody when another body was signed."""
     body, digest = await read_hashed(request, limit)
     demand_body(request, digest)
     return body
@@ -142,23 +140,23 @@ def answer_problem(scope: Scope, document: Problem, headers: Mapping[str, str] |
     return Response(messages.encode(document), document.status, given, media_type=PROBLEM_TYPE)
 
 
-def answer_refusal(scope: Scope, error: Refusal, retry: RetryWindow) -> Response:
+def answer_refusal(scope: Scope, error: Refusal | RequestError, retry: RetryWindow) -> Response:
     """The problem document of a refusal; one that may be tried again says when."""
     if isinstance(error, TooManyRequests):
         retry = RetryWindow(error.wait_s, error.wait_s + retry.max_s)
-    document = problem(error.slug, str(error), retry if error.retriable else None)
-    return answer_problem(scope, document, _about(error))
+    again = isinstance(error, Refusal) and error.retriable
+    document = problem(error.slug, str(error), retry if again else None)
+    headers = _about(error) | ({"WWW-Authenticate": "Signature"} if document.status == 401 else {})
+    return answer_problem(scope, document, headers)
 
 
-def _about(error: Refusal) -> dict[str, str]:
+def _about(error: Refusal | RequestError) -> dict[str, str]:
     """The header fields that go with a refusal."""
     headers = {}
     if isinstance(error, RangeNotSatisfiable):
         headers["Content-Range"] = f"bytes */{error.size}"
     if isinstance(error, MismatchingOffset):
         headers |= {"Upload-Offset": str(error.size), "Upload-Complete": "?0"}
-    if isinstance(error, Unauthenticated):
-        headers["WWW-Authenticate"] = "Signature"
     if isinstance(error, StaleSignature) and error.after_s:
         headers["Retry-After"] = str(math.ceil(error.after_s))
     return headers
@@ -167,7 +165,7 @@ def _about(error: Refusal) -> dict[str, str]:
 def answer_error(request: Request, error: Exception, retry: RetryWindow) -> Response:
     """The problem document of any error, the framework's own included."""
     match error:
-        case Refusal():
+        case Refusal() | RequestError():
             return answer_refusal(request.scope, error, retry)
         case HTTPException():
             slug = _SLUG_OF_STATUS.get(error.status_code, "malformed-message")
@@ -190,5 +188,5 @@ def install_problems(app: FastAPI, retry: RetryWindow) -> None:
     async def answer_any(request: Request, error: Exception) -> Response:
         return answer_error(request, error, retry)
 
-    for kind in (Refusal, HTTPException, RequestValidationError, ClientDisconnect, Exception):
+    for kind in (Refusal, RequestError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, answer_any)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import math
 
-from coordinator.errors import MalformedSignature, ReplayedSignature, StaleSignature, Unavailable
-from fedcore import errors
+from coordinator.errors import ReplayedSignature, Unavailable
+from fedcore.errors import StaleSignature
 from fedcore.wire.signatures import AHEAD_S, WINDOW_S, Signature
 
 _KEY_BYTES = 16
@@ -41,21 +41,12 @@ class Replays:
         """Begin to answer."""
         self._began, self._began_steady = now, steady
 
-    def check(self, signature: Signature, now: float) -> None:
-        """Raise StaleSignature unless a signature is fresh, MalformedSignature when it is valid for too long."""
-        try:
-            signature.check_time(now)
-        except errors.MalformedSignature as error:
-            raise MalformedSignature(str(error)) from error
-        except errors.StaleSignature as error:
-            raise StaleSignature(str(error)) from error
-
     def demand_new(self, signature: Signature, known_since: float, now: float, steady: float) -> None:
-        """Raise ReplayedSignature, StaleSignature when an earlier process may have accepted it, or as `check` does.
+        """Raise ReplayedSignature, StaleSignature when an earlier process may have accepted it, or as `check_time`.
 
         `known_since` is when its key was enrolled. The signature is not remembered yet.
         """
-        self.check(signature, now)  # again: time may have passed since, and then it may be forgotten now
+        signature.check_time(now)  # again: time may have passed since, and then it may be forgotten now
         self._sweep(now)
         first = max(self._first(signature, known_since, now, steady), self._forgotten.get(_span(signature), -1) + 1)
         if signature.created < first:

@@ -21,7 +21,7 @@ from coordinator.secure.round import SecureRoundFactory
 from coordinator.secure.unmask_workers import Unmasker
 from coordinator.settings import Settings
 from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
-from fedcore.signing import SigningKey, public_key
+from fedcore.signing import public_key
 from fedcore.wire.messages import SecaggParties
 
 
@@ -33,7 +33,6 @@ class Service:
     store: CoordinatorStore
     membership: Membership
     keys: Keys
-    lineage: SigningKey
     unmasker: Unmasker
     beacons: BeaconClient
     driver: Driver
@@ -57,6 +56,7 @@ class Service:
         except BaseException:
             store.close()
             raise
+        store.lineage_key = lambda: lineage
         limits, unmasker, beacons = Limits(settings), Unmasker(), BeaconClient(settings.authority_url, keys)
         membership = Membership(store, ReplicaConfig(lease_s=settings.lease_s, drives=settings.role != "api"), keys)
         authority = None if settings.authority is None else public_key(settings.authority).public_bytes_raw()
@@ -74,7 +74,6 @@ class Service:
             store,
             membership,
             keys,
-            lineage,
             unmasker,
             beacons,
             driver,

@@ -9,10 +9,9 @@ import secrets
 from datetime import UTC, datetime
 
 from coordinator.errors import BadToken, InvalidToken, UnknownToken
-from coordinator.rules.audit import Action
+from coordinator.rules.audit import STORE, Action
 from coordinator.rules.entities import Role, Token
 from coordinator.store.database import Database
-from coordinator.store.tasks import STORE
 
 _TEXT = re.compile(r"muster_([0-9a-f]{8})_([A-Za-z0-9_-]{43})")
 _NAME = re.compile(r"[\w.@+-]{1,60}")

@@ -20,7 +20,7 @@ from coordinator.errors import BadToken, ForgedForm, UnknownRound
 from coordinator.rules.entities import Role
 
 _FORM_BYTES = 4096
-Act: TypeAlias = Callable[[str, str], None]
+Act: TypeAlias = Callable[[str, str], object]
 
 
 class Actions:
@@ -28,7 +28,6 @@ class Actions:
 
     def __init__(self, service: Service, sessions: WebSessions, renderer: Renderer) -> None:
         self._store = service.store
-        self._lineage = service.lineage
         self._sessions = sessions
         self._renderer = renderer
 
@@ -88,7 +87,7 @@ class Actions:
         """What a verb does to a task, for somebody. Raises UnknownRound."""
         if verb == "rollback":
             number = _round_number(fields.get("round", ""))
-            return lambda task, by: self._store.roll_back(task, number, self._lineage, by)
+            return lambda task, by: self._store.roll_back(task, number, by)
         acts: dict[str, Act] = {
             "pause": self._store.pause, "resume": self._store.resume, "cancel": self._store.cancel
         }  # fmt: skip

@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from coordinator.api.openapi import BYTES
 from coordinator.api.service import Service
-from coordinator.certificates import certify
 from coordinator.dashboard.rendering import HEADERS
 from coordinator.dashboard.url_numbers import Number
 from coordinator.dashboard.web_sessions import WebSessions
@@ -23,7 +22,6 @@ class Downloads:
 
     def __init__(self, service: Service, sessions: WebSessions) -> None:
         self._store = service.store
-        self._lineage = service.lineage
         self._sessions = sessions
 
     def model(self, request: Request, task: str, round: Number | None = None) -> Response:
@@ -46,7 +44,7 @@ class Downloads:
     def privacy_certificate(self, request: Request, task: str, round: Number | None = None) -> Response:
         """The privacy certificate of the model after a round, by default the last, with its ledger."""
         self._viewer(request)
-        data = msgspec.json.encode(certify(self._store, self._lineage, task, round))
+        data = msgspec.json.encode(self._store.certificate(task, round))
         return _file(data, _JSON, f"{task}.safetensors.privacy.json")
 
     def _viewer(self, request: Request) -> Token:

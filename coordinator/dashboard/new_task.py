@@ -8,17 +8,19 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.admin.task_creation import NewTask, TaskCreation
+from coordinator.api.admin.task_creation import TaskCreation
 from coordinator.api.http import read_hashed
 from coordinator.api.service import Service
 from coordinator.dashboard.forms import SHOWN, read_fields, status_of
 from coordinator.dashboard.rendering import HEADERS, Renderer, redirect
 from coordinator.dashboard.settings_table import from_form, groups
 from coordinator.dashboard.web_sessions import CSRF_FIELD, Visitor, WebSessions
-from coordinator.errors import BadToken, DigestMismatch, InvalidTask, TooLarge
+from coordinator.errors import BadToken, InvalidTask, TooLarge
+from coordinator.operations import NewTask
 from coordinator.rules.entities import Role, Token
 from fedcore.bundle import Manifest
 from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.errors import WrongBody
 from fedcore.release import Signed
 
 _MANIFEST, _RELEASE = decoder(Manifest), decoder(Signed)
@@ -45,12 +47,12 @@ class NewTaskForm:
     async def upload(self, request: Request, sha256: str) -> Response:
         """Store a blob of a bundle, for an operator's page.
 
-        Raises BadToken, RoleLacking, ForgedForm or DigestMismatch.
+        Raises BadToken, RoleLacking, ForgedForm or WrongBody.
         """
         await run_in_threadpool(self._demand_operator, request)
         data, digest = await read_hashed(request, self._settings.upload_limit_bytes)
         if digest.hex() != sha256:
-            raise DigestMismatch(f"{sha256[:12]}… is not the SHA-256 of that file: the bundle is damaged")
+            raise WrongBody(f"{sha256[:12]}… is not the SHA-256 of that file: the bundle is damaged")
         await run_in_threadpool(self._store.blobs.put, data)
         return Response(status_code=204, headers=HEADERS)
 

@@ -16,6 +16,8 @@ import msgspec
 from coordinator.errors import BrokenAudit
 
 _PAGE = 1000
+STORE = "an operator on the store"
+"""The name in the history for changes without the admin API, by somebody who may write the coordinator's files."""
 
 
 class Action(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +12,12 @@ from types import TracebackType
 
 import safetensors.numpy
 
-from coordinator.errors import StoreConflict, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
+from coordinator.errors import NotPrivate, StoreConflict, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
 from coordinator.failpoints import reach
 from coordinator.lineage import check_signer, entry
+from coordinator.operations import LineageKey, TaskStore
 from coordinator.rules.aggregation import Vectors
-from coordinator.rules.audit import Action, AuditEntry
+from coordinator.rules.audit import STORE, Action, AuditEntry
 from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.entities import (
     AssignmentRecord,
@@ -45,6 +47,8 @@ from fedcore import algorithms, checkpoint
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import AlgorithmRef, Bundle
 from fedcore.plan import BlobRef, Plan
+from fedcore.privacy.accounting import spent
+from fedcore.privacy.certificate import CertifiedLedger, PrivacyCertificate, ledger_digest
 from fedcore.release import Signed
 from fedcore.signing import SigningKey
 
@@ -65,15 +69,17 @@ _MOVES = {
     TaskState.ACTIVE: Action.TASK_RESUMED,
     TaskState.CANCELLED: Action.TASK_CANCELLED,
 }
-STORE = "an operator on the store"
-"""The name in the history for changes without the admin API, by somebody who may write the coordinator's files."""
 
 
-class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
+class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
     """The coordinator's durable state: rows and files. Several processes may have it open; one of them serves.
 
-    Methods that take a task id raise UnknownTask.
+    Of `TaskStore`'s methods, those that the history or the audit log remembers take also `by` whom. Methods that take a
+    task id raise UnknownTask. lineage_key: gives the key that signs checkpoints anew, and certificates; whoever opens
+    the store for operators sets it.
     """
+
+    lineage_key: Callable[[], SigningKey]
 
     def __init__(self, database: Database, blobs: Blobs, algorithm_modules: Sequence[str] = ()) -> None:
         self.database = database
@@ -100,16 +106,6 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         *,
         name: str | None = None,
     ) -> Task:
-        """Copy a bundle into the store and start a task on it; the history says `by` whom.
-
-        release: signed for this bundle and these settings; a task with secure aggregation needs one. name: for people;
-        by default that of the bundle.
-
-        Raises InvalidTask when the name may not be, plan, algorithm, initial state and settings do not fit each other,
-        or the plan does not pass the release check; fedcore's errors when a blob was altered, a signature is not good,
-        or the algorithm or one of its settings is unknown; StoreConflict when collections take its blobs again and
-        again.
-        """
         settings = with_least_noise(settings)
         plan, _, manifest = bundle.plan, bundle.signer, bundle.manifest
         name = check_name(manifest.name if name is None else name)
@@ -164,47 +160,41 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             if not self.blobs.has(ref.sha256):
                 raise StoreConflict(f"blob {ref.sha256[:12]}… was collected before a row knew it; try again")
 
+    def lineage(self) -> LineageKey:
+        return LineageKey(self.lineage_key().signer)
+
     def releases(self) -> list[Signed]:
-        """The log of releases: every one that devices of secure rounds were ever shown, in order."""
         with self.database.reading() as records:
             return records.releases.log()
 
     def tasks(self) -> list[Task]:
-        """Every task, oldest first."""
         with self.database.reading() as records:
             return records.tasks()
 
     def task(self, task_id: str) -> Task:
-        """One task."""
         with self.database.reading() as records:
             return records.task(task_id)
 
-    def progress(self, *task_ids: str) -> list[Progress]:
-        """Why tasks are where they are: these, or every one, oldest first."""
+    def progress(self) -> list[Progress]:
         with self.database.reading() as records:
-            return records.progress([*map(records.task, task_ids)] or records.tasks())
+            return records.progress(records.tasks())
 
-    def pause(self, task_id: str, by: str = STORE) -> None:
-        """Open no new round; the running one finishes. Raises TaskEnded unless the task is active."""
-        self._move(task_id, TaskState.PAUSED, by)
+    def progress_of(self, task_id: str) -> Progress:
+        with self.database.reading() as records:
+            (progress,) = records.progress([records.task(task_id)])
+            return progress
 
-    def resume(self, task_id: str, by: str = STORE) -> None:
-        """Undo `pause`. Raises TaskEnded unless the task is paused."""
-        self._move(task_id, TaskState.ACTIVE, by)
+    def pause(self, task_id: str, by: str = STORE) -> Task:
+        return self._move(task_id, TaskState.PAUSED, by)
 
-    def cancel(self, task_id: str, by: str = STORE) -> None:
-        """End the task and abandon its running round. Raises TaskEnded when it is over already."""
-        self._move(task_id, TaskState.CANCELLED, by)
+    def resume(self, task_id: str, by: str = STORE) -> Task:
+        return self._move(task_id, TaskState.ACTIVE, by)
 
-    def roll_back(self, task_id: str, number: int, lineage: SigningKey, by: str = STORE) -> None:
-        """Let a paused task go on from the model after round `number`; 0 is the start.
+    def cancel(self, task_id: str, by: str = STORE) -> Task:
+        return self._move(task_id, TaskState.CANCELLED, by)
 
-        lineage: signs the checkpoint anew, as that of the round without devices.
-
-        The history keeps the rounds since, and a round without devices is committed after them, with that model. Raises
-        TaskEnded unless the task is paused and its last round has ended; UnknownRound when the model is not there, or
-        the next round's trip cannot go on from it; KeysDiffer when the task's release names another lineage key.
-        """
+    def roll_back(self, task_id: str, number: int, by: str = STORE) -> Task:
+        lineage = self.lineage_key()
         with self.database.writing() as records:
             task = records.task(task_id)
             check_signer(lineage, task)
@@ -225,24 +215,21 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             signed = entry(lineage, task, last, to.checkpoint_sha256)
             records.roll_back(task, to, signed, f"rolled back to the model after round {number} by {by}")
             records.audit.append(by, Action.TASK_ROLLED_BACK, task_id, f"to the model after round {number}")
+            return records.task(task_id)
 
     def history(self, task_id: str) -> list[Transition]:
-        """Every change of a task's state, in order, with its cause."""
         with self.database.reading() as records:
             return records.history(records.task(task_id))
 
     def rounds(self, task_id: str) -> list[RoundRecord]:
-        """Every attempt at every round, in order."""
         with self.database.reading() as records:
             return records.rounds(records.task(task_id).id)
 
     def spent(self, task_id: str) -> list[Spent]:
-        """What a task had spent of its privacy budget after each of its private rounds, in order."""
         with self.database.reading() as records:
             return records.ledger.spent(records.task(task_id).id)
 
     def sessions(self, task_id: str) -> list[SessionShape]:
-        """Counts of sessions by their steps: those of the task, and those of its population that got no task."""
         with self.database.reading() as records:
             return records.sessions.of(records.task(task_id))
 
@@ -275,7 +262,6 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         return checkpoint.decode(self.blobs.get(snapshot.checkpoint_sha256), plan.broadcast)
 
     def model(self, task_id: str, number: int | None = None, by: str = STORE) -> bytes:
-        """The model after a round, as `model_file`; the audit log says who read it."""
         model = self.model_file(task_id, number)
         with self.database.writing() as records:
             which = "the last" if number is None else f"round {number}"
@@ -287,17 +273,36 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         schema = self.plan(self.task(task_id).plan_sha256).schema
         return safetensors.numpy.save(schema.unflatten(self.checkpoint(task_id, number)["params"]))
 
+    def certificate(self, task_id: str, number: int | None = None) -> CertifiedLedger:
+        key = self.lineage_key()
+        with self.database.reading() as records:
+            task = records.task(task_id)
+            last = records.snapshot(task, number).number
+            rows = records.ledger.entries(task_id, last)  # every round up to that one, those before a rollback too
+        if task.settings.privacy is None:
+            raise NotPrivate(
+                f"task {task_id} was created without --privacy: no noise was added, and no certificate exists"
+            )
+        privacy = task.settings.promise
+        certificate = PrivacyCertificate(
+            task=task_id,
+            round=last,
+            model=hashlib.sha256(self.model_file(task_id, last)).hexdigest(),
+            privacy=privacy,
+            rounds=len(rows),
+            epsilon=spent(rows, privacy.delta),
+            ledger=ledger_digest(rows),
+        )
+        return CertifiedLedger(key.sign_certificate(certificate), rows)
+
     def devices(self, limit: int = 100, *, revoked: bool = False) -> list[Device]:
-        """The devices that enrolled last, the newest first; or those that were revoked, the last one first."""
         with self.database.reading() as records:
             return records.devices.newest(limit, revoked=revoked)
 
     def revoke_device(self, device_id: str, by: str = STORE) -> Device:
-        """Refuse a device from now on; again is the same as once. Raises UnknownDeviceId."""
         return self._set_revoked(device_id, by, Action.DEVICE_REVOKED)
 
     def allow_device(self, device_id: str, by: str = STORE) -> Device:
-        """Take a revoked device back; again is the same as once. Raises UnknownDeviceId."""
         return self._set_revoked(device_id, by, Action.DEVICE_ALLOWED)
 
     def _set_revoked(self, device_id: str, by: str, action: Action) -> Device:
@@ -311,7 +316,6 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         return found
 
     def audit(self, after: int | None = None, limit: int = 100) -> list[AuditEntry]:
-        """The first entries of the audit log after that number, or the last ones; in order, a thousand at most."""
         with self.database.reading() as records:
             return records.audit.entries(after, limit)
 
@@ -325,7 +329,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         """The algorithm of a task, made from its settings. Raises AlgorithmError."""
         return algorithms.create(ref.name, ref.settings, self.algorithm_modules)
 
-    def _move(self, task_id: str, to: TaskState, by: str) -> None:
+    def _move(self, task_id: str, to: TaskState, by: str) -> Task:
         with self.database.writing() as records:
             task = records.task(task_id)
             try:
@@ -334,6 +338,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
                 said = f"is {to} already" if task.state is to else f"is {task.state}; it cannot become {to}"
                 raise TaskEnded(f"task {task_id} {said}") from error
             records.audit.append(by, _MOVES[to], task_id)
+            return records.task(task_id)
 
 
 def open_coordinator_store(

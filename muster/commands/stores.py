@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from coordinator.operations import TaskStore
     from coordinator.settings import Settings
-    from coordinator.store.tasks import CoordinatorStore
-    from muster.remote import RemoteStore
 
 Database = Annotated[
     str | None, typer.Option("--db", help="The coordinator's database.  [default: as its settings say]")
@@ -59,17 +58,18 @@ def located(db: str | None, blobs: str | None = None, **more: object) -> Setting
     return load_settings({name: value for name, value in given.items() if value is not None})
 
 
-def open_store(
-    db: str | None, blobs: str | None, coordinator: str | None
-) -> AbstractContextManager[CoordinatorStore | RemoteStore]:
+def open_store(db: str | None, blobs: str | None, coordinator: str | None) -> AbstractContextManager[TaskStore]:
     """The coordinator's own store, or what its admin API makes of it for the holder of MUSTER_TOKEN."""
     if coordinator is not None:
         from muster.remote import RemoteStore
 
         return RemoteStore(coordinator, os.environ.get("MUSTER_TOKEN"))
+    from coordinator.keys import open_lineage
     from coordinator.store.tasks import open_coordinator_store
 
     settings = located(db, blobs)
-    return open_coordinator_store(
+    store = open_coordinator_store(
         settings.database, settings.blobs, create=False, algorithm_modules=settings.algorithm_modules
     )
+    store.lineage_key = lambda: open_lineage(settings.keys_file, store.database)
+    return store

@@ -15,16 +15,16 @@ from fedcore.validation import build
 from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store
 from muster.options.task import ReleaseCounter, ReleaseDays, ReleaseKey, with_task_settings
 from muster.output import Json, at_utc, emit, remark, say, say_next, show_fields, show_table
-from muster.releasing import FIRST_COUNTER, VALID_DAYS, certificate, lineage_of, release_facts, released, roll_back
+from muster.releasing import FIRST_COUNTER, VALID_DAYS, release_facts, released
 
 if TYPE_CHECKING:
+    from coordinator.operations import TaskStore
     from coordinator.rules.entities import RoundRecord, Task
     from coordinator.rules.progress import Progress
     from coordinator.settings import Settings
     from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
     from fedcore.release import Signed
-    from muster.remote import RemoteStore
 
 task_app = typer.Typer(
     no_args_is_help=True,
@@ -143,7 +143,7 @@ def metrics(
     this task's, and of those of its population without one.
     """
     with open_store(db, blobs, coordinator) as store:
-        rounds, sessions, (progress,) = store.rounds(task), store.sessions(task), store.progress(task)
+        rounds, sessions, progress = store.rounds(task), store.sessions(task), store.progress_of(task)
     if json:
         emit({"rounds": [asdict(record) for record in rounds], "sessions": [asdict(shape) for shape in sessions]})
         return
@@ -217,7 +217,7 @@ def rollback(
     history; its models are removed in time, as those of every task are.
     """
     with open_store(db, blobs, coordinator) as store:
-        roll_back(store, task, round_number, lambda: located(db))
+        store.roll_back(task, round_number)
         _tell(store, task, json)
 
 
@@ -246,7 +246,7 @@ def checkpoint(
     with open_store(db, blobs, coordinator) as store:
         certified = None
         if store.task(task).settings.privacy is not None:
-            certified = certificate(store, task, round_number, lambda: located(db))
+            certified = store.certificate(task, round_number)
             # The last round may be another one by now.
             round_number = decode_certificate(certified.certificate.text).round
         model = store.model(task, round_number)
@@ -263,7 +263,7 @@ def checkpoint(
 
 
 def _release(
-    store: CoordinatorStore | RemoteStore,
+    store: TaskStore,
     db: str | None,
     bundle: Bundle,
     settings: TaskSettings,
@@ -273,7 +273,7 @@ def _release(
     """The release that a key in a file signs. told: its counter, and the days that it is good for."""
     from fedcore.signing import SigningKey
 
-    lineage, modules = lineage_of(store, lambda: located(db)), located(db).algorithm_modules
+    lineage, modules = store.lineage().lineage, located(db).algorithm_modules
     return released(bundle, settings, SigningKey.load(key), lineage, algorithm_modules=modules, **told)
 
 
@@ -348,17 +348,17 @@ def _facts(task: Task, progress: Progress) -> dict[str, Any]:
     }
 
 
-def _tell(store: CoordinatorStore | RemoteStore, task_id: str, json: bool) -> None:
+def _tell(store: TaskStore, task_id: str, json: bool) -> None:
     """The state of a task after a command moved it; as JSON, all of it."""
     if json:
         return _describe(store, task_id, json)
-    task, (progress,) = store.task(task_id), store.progress(task_id)
+    task, progress = store.task(task_id), store.progress_of(task_id)
     return show_fields({"task": task.id, "name": task.name, "state": task.state, "progress": progress.sentence})
 
 
-def _describe(store: CoordinatorStore | RemoteStore, task_id: str, json: bool, noise: str = "") -> None:
+def _describe(store: TaskStore, task_id: str, json: bool, noise: str = "") -> None:
     """noise: what devices add to their reports, in words."""
-    task, (progress,) = store.task(task_id), store.progress(task_id)
+    task, progress = store.task(task_id), store.progress_of(task_id)
     facts = _facts(task, progress) | ({"noise_of_devices": noise} if noise else {})
     if task.settings.privacy is not None:
         spent = store.spent(task_id)

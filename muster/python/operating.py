@@ -55,8 +55,7 @@ class Task:
     @property
     def why(self) -> str:
         """Why it is where it is, in a sentence."""
-        (progress,) = self._store.progress(self.id)
-        return progress.sentence
+        return self._store.progress_of(self.id).sentence
 
     def metrics(self) -> list[RoundRecord]:
         """Every attempt at every round, in order: who reported, how long it took, the mean metrics of training."""
@@ -87,11 +86,11 @@ class Task:
         self._store.resume(self.id)
 
     def cancel(self) -> None:
-        """End the task and abandon its running round."""
+        """End the task and abandon its running round; what was committed stays."""
         self._store.cancel(self.id)
 
     def roll_back(self, number: int) -> None:
-        """Let a paused task go on from the model after round `number`; 0 is the start."""
+        """Let a paused task go on from the model after an earlier round; 0 is the start."""
         self._store.roll_back(self.id, number)
 
 
@@ -144,6 +143,6 @@ class Coordinator(AbstractContextManager["Coordinator"]):
                 [bundle.manifest.algorithm.name.partition(":")[0]] if ":" in bundle.manifest.algorithm.name else []
             )
             release = released(
-                bundle, chosen, release_key, self._store.lineage, counter=counter, algorithm_modules=modules
+                bundle, chosen, release_key, self._store.lineage().lineage, counter=counter, algorithm_modules=modules
             )
         return Task(self._store, self._store.register_task(bundle, chosen, release, name=name).id)

@@ -88,6 +88,7 @@ def database(request, tmp_path):
 @pytest.fixture
 def store(database, tmp_path):
     with open_coordinator_store(database, tmp_path / "blobs") as opened:
+        opened.lineage_key = lambda: LINEAGE
         yield opened
 
 

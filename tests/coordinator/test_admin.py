@@ -99,23 +99,6 @@ def test_nobody_is_served_without_a_good_token(store, register, admin):
     assert store.task(task).state is TaskState.ACTIVE
 
 
-def test_viewer_looks_and_changes_nothing(store, register, bundle, admin):
-    task = register()
-    with admin(Role.VIEWER) as client:
-        for path in ("", f"/{task}", f"/{task}/progress", f"/{task}/rounds", f"/{task}/history", f"/{task}/model"):
-            assert client.get(f"/admin/v1/tasks{path}").status_code == 200
-        assert client.get("/metrics").status_code == 200
-        for verb in ("pause", "resume", "rollback", "cancel"):
-            detail = refused(client.post(f"/admin/v1/tasks/{task}:{verb}"), "role-lacking")
-            assert "operator" in detail
-        refused(create(client, bundle), "role-lacking")
-        data = b"uploaded by a viewer"
-        refused(client.put(f"/admin/v1/blobs/{digest(data)}", content=data), "role-lacking")
-    assert not store.blobs.has(digest(data))
-    assert [one.id for one in store.tasks()] == [task]
-    assert store.task(task).state is TaskState.ACTIVE
-
-
 def test_operator_creates_and_moves_a_task_and_the_history_names_whom(store, tmp_path, admin):
     bundle = make_bundle(tmp_path / "new")
     with admin(Role.OPERATOR) as client:

@@ -14,7 +14,6 @@ from coordinator.errors import BrokenAudit
 from coordinator.rules.audit import Action, Head, verify
 from coordinator.rules.entities import Role
 from coordinator.store.tables import AUDIT
-from fedcore.signing import SigningKey
 from fedcore.wire.messages import Enrol, Unattested
 
 BY = "operator alice, token 12345678"
@@ -41,7 +40,7 @@ def test_what_operators_tokens_and_devices_do_is_in_the_log(store, register, tmp
     token, _ = issue(store.database, "alice", Role.OPERATOR)
     task = register()
     store.pause(task, BY)
-    store.roll_back(task, 0, SigningKey.new(tmp_path / "lineage"), BY)
+    store.roll_back(task, 0, BY)
     store.resume(task, BY)
     store.model(task, None, BY)
     store.model(task, 0, BY)
@@ -73,10 +72,10 @@ def test_what_operators_tokens_and_devices_do_is_in_the_log(store, register, tmp
     assert verify(found) == Head(12, found[-1].sha256)
 
 
-def test_what_is_refused_leaves_no_entry(store, register, tmp_path):
-    task, key = register(), SigningKey.new(tmp_path / "lineage")
+def test_what_is_refused_leaves_no_entry(store, register):
+    task = register()
     refusals = (
-        lambda: store.roll_back(task, 0, key),
+        lambda: store.roll_back(task, 0),
         lambda: store.revoke_device("nope"),
         lambda: store.model("nope"),
     )

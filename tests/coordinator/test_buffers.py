@@ -27,7 +27,7 @@ from coordinator.store.garbage_collection import Retention, collect
 from fedcore.codecs.rotation import Rotation
 from fedcore.report import Segment
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
-from tests.coordinator.conftest import LINEAGE, states
+from tests.coordinator.conftest import states
 
 POLICY = RoundPolicy(
     goal=2, minimum=2, over_selection=1.0, selection_timeout_s=60, reporting_deadline_s=600, concurrency=3
@@ -334,7 +334,7 @@ def test_a_rollback_begins_from_the_earlier_model(store, buffered, desk):
     desk.pass_time(1)
     desk.give_up(slow)
     desk.pass_time(1)
-    store.roll_back(task, 1, LINEAGE)
+    store.roll_back(task, 1)
     store.resume(task)
     desk.pass_time(1)
     (given,) = desk.assign("a")
@@ -377,7 +377,7 @@ def test_progress_and_pages_tell_of_the_buffer_and_its_staleness(store, buffered
     desk.report(slow)
     desk.hold(*desk.assign("c"))
     desk.pass_time(3)
-    (progress,) = store.progress(task)
+    progress = store.progress_of(task)
     assert progress.sentence == "round 2: 1 of 2 reports in the buffer, 1 of 3 devices at work"
     assert 'muster_report_staleness_bucket{le="1.0"} 3.0' in desk.driver.metrics.text().decode()
 

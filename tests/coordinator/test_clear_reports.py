@@ -14,7 +14,7 @@ from coordinator.store.garbage_collection import Retention, collect
 from fedcore import algorithms
 from fedcore.codecs.codec import RoundKey
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
-from tests.coordinator.conftest import LINEAGE, states
+from tests.coordinator.conftest import states
 
 LAYOUT, KEY = make_plan().report, RoundKey(0, 1)
 
@@ -94,7 +94,7 @@ def test_rollback_goes_on_from_an_earlier_model_under_new_numbers(store, registe
         run_round(desk, delta)
     store.pause(task)
     desk.pass_time(1)
-    store.roll_back(task, 1, LINEAGE, "operator alice, token 1")
+    store.roll_back(task, 1, "operator alice, token 1")
     np.testing.assert_array_equal(store.checkpoint(task)["params"], moved(1, 0, 0, 0))
     assert store.task(task).settings.rounds == 5
     assert states(store, task)[-1] == (
@@ -113,7 +113,7 @@ def test_rollback_to_the_start_needs_no_round(store, register, desk):
     task = register(goal=1, rounds=3)
     run_round(desk, [1, 0, 0, 0])
     store.pause(task)
-    store.roll_back(task, 0, LINEAGE)
+    store.roll_back(task, 0)
     np.testing.assert_array_equal(store.checkpoint(task)["params"], START)
 
 
@@ -123,7 +123,7 @@ def test_rollback_of_a_task_of_the_most_rounds_leaves_it_readable(store, registe
     run_round(desk, [1, 0, 0, 0])
     store.pause(task)
     for _ in range(2):
-        store.roll_back(task, 0, LINEAGE)
+        store.roll_back(task, 0)
     assert [one.settings.rounds for one in store.tasks()] == [MOST_COUNT]
 
 
@@ -131,16 +131,16 @@ def test_rollback_is_refused_while_the_task_or_a_round_runs(store, register, des
     task = register(goal=1, rounds=3)
     run_round(desk, [1, 0, 0, 0])
     with pytest.raises(TaskEnded, match="is active; pause it"):
-        store.roll_back(task, 1, LINEAGE)
+        store.roll_back(task, 1)
     (running,) = desk.assign("late")
     store.pause(task)
     with pytest.raises(TaskEnded, match=r"round 2 of .* still runs"):
-        store.roll_back(task, 1, LINEAGE)
+        store.roll_back(task, 1)
     desk.report(running, [0, 1, 0, 0])
     assert store.rounds(task)[-1].state is RoundState.COMMITTED
-    store.roll_back(task, 1, LINEAGE)
+    store.roll_back(task, 1)
     with pytest.raises(UnknownTask):
-        store.roll_back("nope", 1, LINEAGE)
+        store.roll_back("nope", 1)
 
 
 @pytest.mark.every_engine
@@ -152,12 +152,12 @@ def test_rollback_is_refused_when_the_model_was_collected(store, register, desk)
     collect(store, Retention(models=2, grace_s=0.0))
     for number in (1, 9):
         with pytest.raises(UnknownRound, match=f"has not committed a round {number}, or its model is kept no more"):
-            store.roll_back(task, number, LINEAGE)
-    store.roll_back(task, 3, LINEAGE)
+            store.roll_back(task, number)
+    store.roll_back(task, 3)
     collect(store, Retention(models=1, grace_s=0.0))
     np.testing.assert_array_equal(store.checkpoint(task)["params"], moved(3, 0, 0, 0))
     with store.database.reading() as records:
         gone = records.snapshot(store.task(task), 5).state_sha256
     store.blobs.delete([gone])
     with pytest.raises(UnknownRound, match="not among the blobs any more"):
-        store.roll_back(task, 5, LINEAGE)
+        store.roll_back(task, 5)

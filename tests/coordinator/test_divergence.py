@@ -81,7 +81,7 @@ def test_task_that_diverges_is_paused_and_measured_anew_when_resumed(store, regi
     paused = store.task(task)
     assert (paused.state, paused.reason[:20]) == (TaskState.PAUSED, "diverged in round 8:")
     assert [one.state.value for one in store.rounds(task)] == ["committed"] * 8
-    (progress,) = store.progress(task)
+    progress = store.progress_of(task)
     assert (progress.reason, progress.stalled) == ("diverged", True)
     assert paused.reason in progress.sentence
     assert store.history(task)[-1].cause == "diverged"

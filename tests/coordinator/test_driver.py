@@ -257,7 +257,7 @@ def test_model_that_is_no_longer_finite_pauses_the_task_and_says_so(store, regis
     paused = store.task(task)
     assert (paused.state, states(store, task)) == (TaskState.PAUSED, [(1, 1, "abandoned", "non-finite-state")])
     assert paused.reason.startswith("round 1: after the update, vector 'params'")
-    assert paused.reason in store.progress(task)[0].sentence
+    assert paused.reason in store.progress_of(task).sentence
     np.testing.assert_array_equal(store.checkpoint(task)["params"], START)
     store.resume(task)
     desk.turn()
@@ -407,7 +407,7 @@ def test_a_state_lost_in_mid_round_pauses_its_task_alone(store, register, desk, 
     blob.unlink()
     desk.report(given)
     assert states(store, task) == [(1, 1, "abandoned", "blob-unreadable")]
-    (shown,) = store.progress(task)
+    shown = store.progress_of(task)
     assert (shown.reason, shown.stalled, store.task(task).state) == ("paused-after-failures", True, TaskState.PAUSED)
     assert "the server state before round 1: there is no blob" in shown.sentence
     blob.write_bytes(data)

@@ -132,7 +132,7 @@ def test_a_round_that_waits_says_who_let_a_deadline_pass(store, register, desk):
         desk.wait(name, seconds=1e9)
     desk.wait(HONEST[0], seconds=1e9)
     desk.pass_time(4)
-    (progress,) = store.progress(task)
+    progress = store.progress_of(task)
     assert "1 of 5 devices waits" in progress.sentence
     assert "5 that let a deadline pass and are drawn last" in progress.sentence
 

@@ -30,7 +30,7 @@ def left_out(store, task):
 
 
 def said(store, task):
-    return store.progress(task)[0].sentence
+    return store.progress_of(task).sentence
 
 
 def revealed_in_vain(store, register):

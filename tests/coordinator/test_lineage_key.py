@@ -14,7 +14,7 @@ from coordinator.rules.states import TaskState
 from coordinator.settings import Settings
 from fedcore.release import decode_release
 from fedcore.signing import SigningKey, key_text
-from muster.releasing import lineage_of, released
+from muster.releasing import released
 from tests.coordinator.conftest import AUTHORITY_KEY, RELEASE
 from tests.coordinator.test_signed_release import SETTINGS
 from tests.servers import serving
@@ -35,7 +35,7 @@ def settings(database, store, tmp_path):
 
 def create(store, bundle, settings):
     """A released task of this coordinator's."""
-    signed = released(bundle, SETTINGS, RELEASE, lineage_of(store, lambda: settings))
+    signed = released(bundle, SETTINGS, RELEASE, open_lineage(settings.keys_file, store.database).signer)
     return store.register_task(bundle, SETTINGS, signed).id
 
 
@@ -97,7 +97,7 @@ def test_a_start_with_another_lineage_key_is_refused(settings, store, bundle):
 def test_of_processes_with_lineage_keys_of_their_own_one_starts(settings, store, tmp_path):
     def start(number):
         with suppress(KeysDiffer, KeysMissing):
-            return lineage_of(store, lambda: settings.model_copy(update={"keys": tmp_path / f"keys{number}"}))
+            return open_lineage(tmp_path / f"keys{number}", store.database).signer
 
     with ThreadPoolExecutor(8) as pool:
         (right,) = filter(None, pool.map(start, range(8)))

@@ -126,7 +126,7 @@ def test_rollback_leaves_the_ledger_and_spends_nothing(store, register, desk, pr
     train(desk, 2)
     before = ledger(store, task)
     store.pause(task)
-    store.roll_back(task, 0, LINEAGE)
+    store.roll_back(task, 0)
     assert ledger(store, task) == before
     store.resume(task)
     desk.pass_time(1)
@@ -142,7 +142,7 @@ def test_rollback_is_refused_where_rounds_apart_are_counted_on(store, register, 
     task = register(private_bundle, min_separation_rounds=2, privacy=privacy)
     store.pause(task)
     with pytest.raises(TaskEnded, match="counts on 2 rounds"):
-        store.roll_back(task, 0, LINEAGE)
+        store.roll_back(task, 0)
 
 
 @pytest.mark.parametrize(

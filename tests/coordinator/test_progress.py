@@ -53,7 +53,7 @@ def desk(store, clock):
 
 def said(store, task):
     """Reason and sentence, as anybody reads them."""
-    (one,) = store.progress(task)
+    one = store.progress_of(task)
     assert one.stalled is one.reason.stalled
     return one.reason.value, one.sentence
 

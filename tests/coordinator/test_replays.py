@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from coordinator.api.lru_cache import LruCache
 from coordinator.api.replays import AHEAD_S, Replays
-from coordinator.errors import MalformedSignature, ReplayedSignature, StaleSignature, Unavailable
+from coordinator.errors import ReplayedSignature, Unavailable
+from fedcore.errors import MalformedSignature, StaleSignature
 from fedcore.wire.signatures import WINDOW_S, Signature
 
 NOW = 1_700_000_000.0
@@ -20,7 +21,7 @@ def signature(created=NOW, nonce="n", keyid="d", lasts=WINDOW_S):
 
 def take(replays, one, now=NOW, since=ALWAYS, steady=None):
     """Take a signature, on a clock that nobody set unless the steady one says something else."""
-    replays.check(one, now)
+    one.check_time(now)
     replays.demand_new(one, since, now, now if steady is None else steady)
     replays.remember(one)
 
@@ -38,15 +39,15 @@ def test_a_signature_of_the_last_five_minutes_is_taken_once(created):
 @pytest.mark.parametrize("created", [NOW - WINDOW_S - 1, NOW + 2, 0])
 def test_a_signature_of_another_time_is_stale(created):
     with pytest.raises(StaleSignature):
-        Replays(10).check(signature(created), NOW)
+        signature(created).check_time(NOW)
 
 
 def test_a_signature_that_has_expired_or_is_good_for_too_long_is_refused():
     with pytest.raises(StaleSignature, match="expired"):
-        Replays(10).check(signature(NOW - 20, lasts=20), NOW)
+        signature(NOW - 20, lasts=20).check_time(NOW)
     for lasts in (-1, WINDOW_S + 1):
         with pytest.raises(MalformedSignature):
-            Replays(10).check(signature(lasts=lasts), NOW)
+            signature(lasts=lasts).check_time(NOW)
 
 
 def test_request_an_earlier_process_may_have_taken_is_refused():
@@ -95,7 +96,7 @@ def test_nothing_is_taken_twice_however_time_passes_and_clocks_are_set(requests)
 def test_signature_that_grew_old_during_key_lookup_is_refused():
     replays, one = Replays(10), signature(NOW - WINDOW_S + 1)
     take(replays, one)
-    replays.check(one, NOW)
+    one.check_time(NOW)
     with pytest.raises(StaleSignature):
         replays.demand_new(one, ALWAYS, NOW + 2, NOW + 2)
 

@@ -13,7 +13,7 @@ from fedcore.errors import InvalidSetting
 from fedcore.schedule import ServerSchedule, first_of_pair
 from fedcore.wire.messages import RetryWindow
 from tests.coordinator.bundles import START, make_bundle
-from tests.coordinator.conftest import LINEAGE, Desk, states
+from tests.coordinator.conftest import Desk, states
 from tests.coordinator.test_secure import SECURE, Device, run
 from tests.coordinator.test_two_trips import GRAPHS, PLAN, SETTINGS, report
 
@@ -187,7 +187,7 @@ def test_a_rollback_to_a_first_trip_brings_its_cohort_back(store, register, desk
         first_trip(desk, *names)
         first_trip(desk, *names, gradient=(0.5, 0, 0, 0))
     store.pause(task)
-    store.roll_back(task, 1, LINEAGE)
+    store.roll_back(task, 1)
     store.resume(task)
     desk.pass_time(1)
     strangers = [desk.wait(name, seconds=1000) for name in "def"]
@@ -248,7 +248,7 @@ def test_a_round_that_waits_for_its_cohort_says_so(store, register, desk):
     desk.wait("a", seconds=1000)
     desk.wait("x", seconds=1000)
     desk.pass_time(3)
-    said = store.progress(task)[0].sentence
+    said = store.progress_of(task).sentence
     assert said.startswith("round 2: 1 of 3 devices waits")
     assert "1 not counted in the first trip of this pair" in said
 

@@ -25,7 +25,7 @@ from coordinator.store.tables import BLOBS, SEALED_BLOBS
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.plan import BlobRef
 from tests.coordinator.bundles import make_private_bundle
-from tests.coordinator.conftest import LINEAGE, Desk, states
+from tests.coordinator.conftest import Desk, states
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.postgres import binaries
 from tests.coordinator.test_api import blob
@@ -191,7 +191,7 @@ def test_another_driver_goes_on_from_a_model_that_is_only_sealed(store, task, tm
 
 def test_a_rollback_goes_back_to_a_model_that_is_only_sealed(store, task, committed_alone):
     store.pause(task)
-    store.roll_back(task, 1, LINEAGE)
+    store.roll_back(task, 1)
     with store.database.reading() as records:
         assert records.snapshot(store.task(task), 2).checkpoint_sha256 == committed_alone
     assert store.blobs.has(committed_alone)

@@ -110,7 +110,7 @@ def test_a_model_that_was_rolled_back_to_is_signed_anew(store, register, desk):
     run(first)
     store.pause(task)
     desk.turn()
-    store.roll_back(task, 0, LINEAGE)
+    store.roll_back(task, 0)
     store.resume(task)
     desk.pass_time(1)
     given = seat(desk)[0].given
@@ -125,10 +125,12 @@ def test_a_rollback_under_another_lineage_key_is_refused(store, register, desk):
     run(seat(desk))
     store.pause(task)
     desk.turn()
+    store.lineage_key = lambda: OTHER
     with pytest.raises(KeysDiffer, match=f"names the lineage key {LINEAGE.signer}, and the key here is {OTHER.signer}"):
-        store.roll_back(task, 0, OTHER)
+        store.roll_back(task, 0)
     assert len(store.rounds(task)) == 1
-    store.roll_back(task, 0, LINEAGE)
+    store.lineage_key = lambda: LINEAGE
+    store.roll_back(task, 0)
 
 
 @pytest.mark.parametrize("fault", ["another lineage key", "an expired release"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,46 +24,28 @@ from fedcore.errors import FedcoreError
 from fedcore.wire.messages import RetryWindow
 from fedcore.wire.problems import PROBLEMS, URN, Problem, ProblemKind
 
-
-@dataclass(frozen=True, slots=True)
-class AdminProblem:
-    """A problem type that only the admin API has, and the error of the store that it stands for."""
-
-    error: type[Exception]
-    kind: ProblemKind
-
-
-_OWN = {
-    "bad-token": AdminProblem(
-        BadToken, ProblemKind(401, "The token is missing, none of this coordinator, revoked or expired")
-    ),
-    "role-lacking": AdminProblem(RoleLacking, ProblemKind(403, "The token's role does not allow this")),
-    "unknown-task": AdminProblem(UnknownTask, ProblemKind(404, "No task has this id")),
-    "no-such-device": AdminProblem(UnknownDeviceId, ProblemKind(404, "No device has this id")),
-    "unknown-round": AdminProblem(
-        UnknownRound, ProblemKind(404, "The task has no such round, or it was not committed")
-    ),
-    "not-private": AdminProblem(NotPrivate, ProblemKind(404, "The task promises no privacy")),
-    "task-ended": AdminProblem(
-        TaskEnded, ProblemKind(409, "The task is over, or not in a state that this starts from")
-    ),
-    "keys-differ": AdminProblem(
-        KeysDiffer, ProblemKind(409, "The coordinator has another key than the task's release names")
-    ),
-    "invalid-task": AdminProblem(
-        InvalidTask, ProblemKind(422, "The settings contradict each other, or do not fit the bundle")
-    ),
-    "invalid-bundle": AdminProblem(
+_OWN: dict[str, tuple[type[Exception], ProblemKind]] = {
+    "bad-token": (BadToken, ProblemKind(401, "The token is missing, none of this coordinator, revoked or expired")),
+    "role-lacking": (RoleLacking, ProblemKind(403, "The token's role does not allow this")),
+    "unknown-task": (UnknownTask, ProblemKind(404, "No task has this id")),
+    "no-such-device": (UnknownDeviceId, ProblemKind(404, "No device has this id")),
+    "unknown-round": (UnknownRound, ProblemKind(404, "The task has no such round, or it was not committed")),
+    "not-private": (NotPrivate, ProblemKind(404, "The task promises no privacy")),
+    "task-ended": (TaskEnded, ProblemKind(409, "The task is over, or not in a state that this starts from")),
+    "keys-differ": (KeysDiffer, ProblemKind(409, "The coordinator has another key than the task's release names")),
+    "invalid-task": (InvalidTask, ProblemKind(422, "The settings contradict each other, or do not fit the bundle")),
+    "invalid-bundle": (
         FedcoreError, ProblemKind(422, "The bundle is damaged, or its algorithm or signature is not good")
     ),
-}
+}  # fmt: skip
+"""Problem types that only the admin API has, each with the error of the store that it stands for."""
 _SHARED = (
     "malformed-message", "unknown-resource", "method-not-allowed", "unknown-blob", "too-large", "digest-mismatch",
     "internal", "unavailable",
 )  # fmt: skip
-ADMIN_ERRORS = {slug: one.error for slug, one in _OWN.items()}
+ADMIN_ERRORS = {slug: error for slug, (error, _) in _OWN.items()}
 """The errors that have a problem type of their own, by the type's name."""
-ADMIN_PROBLEMS = {slug: one.kind for slug, one in _OWN.items()} | {slug: PROBLEMS[slug] for slug in _SHARED}
+ADMIN_PROBLEMS = {slug: kind for slug, (_, kind) in _OWN.items()} | {slug: PROBLEMS[slug] for slug in _SHARED}
 """Every problem type of the admin API."""
 
 

@@ -5,28 +5,12 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import msgspec
-
 from coordinator.api.service import Service
 from coordinator.errors import InvalidTask
+from coordinator.operations import NewTask
 from coordinator.rules.entities import Task
-from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle, Manifest
 from fedcore.plan import Plan
-from fedcore.release import Signed
-
-
-class NewTask(msgspec.Struct, frozen=True):
-    """`POST /admin/v1/tasks`: a bundle, whose blobs were uploaded before, the settings of its task, release and name.
-
-    A task with secure aggregation needs a release, signed for the bundle and the settings. name: for people, by default
-    that of the bundle.
-    """
-
-    manifest: Manifest
-    settings: TaskSettings
-    release: Signed | None = None
-    name: str | None = None
 
 
 class TaskCreation:

@@ -21,7 +21,6 @@ from coordinator.api.service import Service
 from coordinator.commands import CountReport
 from coordinator.errors import (
     ConflictingReport,
-    DigestMismatch,
     InvalidReport,
     MalformedMessage,
     TooLarge,
@@ -31,7 +30,7 @@ from coordinator.errors import (
 from coordinator.rules.states import AssignmentState
 from coordinator.store.records.records import Records
 from fedcore import checkpoint
-from fedcore.errors import ReportError, SchemaError
+from fedcore.errors import ReportError, SchemaError, WrongBody
 from fedcore.params import FLOAT_BYTES, Float32
 from fedcore.quantisation import dequantise, upload_bytes
 from fedcore.report import ReportLayout, all_finite
@@ -106,7 +105,7 @@ class ReportApi:
                 upload = self._uploads.take(device, assignment, part)
                 try:
                     await _append(request, upload)
-                except DigestMismatch:
+                except WrongBody:
                     self._uploads.drop(upload)
                     raise
             if not part.last:
@@ -148,7 +147,7 @@ class ReportApi:
         """Count a report that has arrived. It is kept only when it cannot be counted yet."""
         try:
             if not upload.arrived:
-                raise DigestMismatch("the report does not have Upload-Length and Repr-Digest; send it again, from 0")
+                raise WrongBody("the report does not have Upload-Length and Repr-Digest; send it again, from 0")
             receipt = await self._count(upload.assignment, upload.sha256, upload.data, layout)
         except Unavailable:
             raise
@@ -250,7 +249,7 @@ def _announced(request: Request) -> Part:
 async def _append(request: Request, upload: Upload) -> None:
     """Add a request's body to an upload as it comes; bytes that came before a connection broke stay.
 
-    Raises DigestMismatch when the body is not the signed one.
+    Raises WrongBody when the body is not the signed one.
     """
     digest = hashlib.sha256()
     async for chunk in request.stream():

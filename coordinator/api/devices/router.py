@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.api.http import answer_error
 from coordinator.errors import Refusal
+from fedcore.errors import RequestError
 from fedcore.wire.messages import RetryWindow
 
 NAME = re.compile(r"\{(\w+)\}")
@@ -71,7 +72,7 @@ class DeviceRouter:
         try:
             await route.admit(request)
             answer = await route.act(request=request, **names)
-        except (Refusal, ClientDisconnect) as error:
+        except (Refusal, RequestError, ClientDisconnect) as error:
             answer = answer_error(request, error, self._retry)
         except Exception as error:
             await answer_error(request, error, self._retry)(request.scope, request.receive, send)

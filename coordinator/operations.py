@@ -1,0 +1,238 @@
+"""Operations of the admin API: one table, from which its routes, permissions, document and client are made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, get_type_hints
+
+import msgspec
+
+from coordinator.rules.assumption import Assumption
+from coordinator.rules.audit import AuditEntry
+from coordinator.rules.entities import Device, Role, RoundRecord, SessionShape, Spent, Task, Transition
+from coordinator.rules.progress import Progress
+from coordinator.rules.task_settings import TaskSettings
+from fedcore.bundle import Bundle, Manifest
+from fedcore.privacy.certificate import CertifiedLedger
+from fedcore.release import Signed
+
+PREFIX = "/admin/v1"
+_WIRE_NAMES = {"task_id": "task", "device_id": "device", "number": "round"}
+"""Parameters of methods that paths and queries call otherwise."""
+
+
+class LineageKey(msgspec.Struct, frozen=True):
+    """The public key with which the coordinator signs checkpoints, as a release must name it."""
+
+    lineage: str
+
+
+class NewTask(msgspec.Struct, frozen=True):
+    """`POST /admin/v1/tasks`: a bundle, whose blobs were uploaded before, the settings of its task, release and name.
+
+    A task with secure aggregation needs a release, signed for the bundle and the settings. name: for people, by default
+    that of the bundle.
+    """
+
+    manifest: Manifest
+    settings: TaskSettings
+    release: Signed | None = None
+    name: str | None = None
+
+
+class TaskStore(Protocol):
+    """What operators do with a coordinator: on its store itself, or through its admin API.
+
+    Methods that take a task's id raise UnknownTask. Through the API all raise BadToken, RoleLacking and RemoteError.
+    """
+
+    def lineage(self) -> LineageKey:
+        """The public key with which the coordinator signs checkpoints; a release names it.
+
+        On a store that knows none yet, the key is made. Raises KeysMissing, KeysDamaged or KeysDiffer.
+        """
+
+    def releases(self) -> list[Signed]:
+        """The log of releases: every one that devices of secure rounds were ever shown, in order."""
+
+    def register_task(
+        self, bundle: Bundle, settings: TaskSettings, release: Signed | None = None, *, name: str | None = None
+    ) -> Task:
+        """Copy a bundle into the store and start a task on it.
+
+        release: signed for this bundle and these settings; a task with secure aggregation needs one. name: for people;
+        by default that of the bundle.
+
+        Raises InvalidTask when the name may not be, plan, algorithm, initial state and settings do not fit each other,
+        or the plan does not pass the release check; fedcore's errors when a blob was altered, a signature is not good,
+        or the algorithm or one of its settings is unknown; StoreConflict when collections take its blobs again and
+        again.
+        """
+
+    def tasks(self) -> list[Task]:
+        """Every task, oldest first."""
+
+    def task(self, task_id: str) -> Task:
+        """One task."""
+
+    def progress(self) -> list[Progress]:
+        """Why each task is where it is, oldest first: a reason, and a sentence for people."""
+
+    def progress_of(self, task_id: str) -> Progress:
+        """Why a task is where it is: a reason, and a sentence for people."""
+
+    def rounds(self, task_id: str) -> list[RoundRecord]:
+        """Every attempt at every round, in order."""
+
+    def spent(self, task_id: str) -> list[Spent]:
+        """What the task had spent of its privacy budget after each of its private rounds, in order."""
+
+    def sessions(self, task_id: str) -> list[SessionShape]:
+        """Counts of sessions by their steps: those of the task, and those of its population that got no task."""
+
+    def history(self, task_id: str) -> list[Transition]:
+        """Every change of the task's state, in order, with its cause and time."""
+
+    def model(self, task_id: str, number: int | None = None) -> bytes:
+        """The model after a committed round, by default the last, as named tensors in safetensors' format.
+
+        The audit log says who read it. Raises UnknownRound.
+        """
+
+    def certificate(self, task_id: str, number: int | None = None) -> CertifiedLedger:
+        """The privacy certificate of that model, of a task that promises privacy, with the ledger that it is about.
+
+        Raises UnknownRound, NotPrivate, and as `lineage`.
+        """
+
+    def devices(self, limit: int = 100, *, revoked: bool = False) -> list[Device]:
+        """The devices that enrolled last, the newest first; or those that were revoked, the last one first."""
+
+    def audit(self, after: int | None = None, limit: int = 100) -> list[AuditEntry]:
+        """The first entries of the audit log after that number, or the last ones; in order, a thousand at most."""
+
+    def pause(self, task_id: str) -> Task:
+        """Open no new round; the running one finishes. Raises TaskEnded unless the task is active."""
+
+    def resume(self, task_id: str) -> Task:
+        """Undo `pause`. Raises TaskEnded unless the task is paused."""
+
+    def cancel(self, task_id: str) -> Task:
+        """End the task and abandon its running round; what was committed stays. Raises TaskEnded when it is over."""
+
+    def roll_back(self, task_id: str, number: int) -> Task:
+        """Let a paused task go on from the model after an earlier round; 0 is the start.
+
+        The history keeps the rounds since, and a round without devices is committed after them, with that model, whose
+        checkpoint is signed anew. Raises TaskEnded unless the task is paused and its last round has ended; UnknownRound
+        when the model is not there, or the next round's trip cannot go on from it; KeysDiffer when the task's release
+        names another lineage key; and as `lineage`.
+        """
+
+    def revoke_device(self, device_id: str) -> Device:
+        """Refuse a device from now on; again is the same as once. Raises UnknownDeviceId."""
+
+    def allow_device(self, device_id: str) -> Device:
+        """Take a revoked device back; again is the same as once. Raises UnknownDeviceId."""
+
+
+class AdminService(Protocol):
+    """Operations that the API has and a store has not: the parts of `TaskStore.register_task`, and a judgement."""
+
+    def security(self) -> list[Assumption]:
+        """Which assumptions on this coordinator hold, by its settings, its files and its store."""
+
+    def present(self, sha256: str) -> None:
+        """Whether a blob is stored already and a row knows it, so that it need not be uploaded. Raises UnknownBlob."""
+
+    def upload(self, sha256: str, data: bytes) -> None:
+        """Store a blob of a bundle. It is served to nobody before a task names it; unnamed ones are removed in time."""
+
+    def create(self, new: NewTask) -> Task:
+        """Start a task on a bundle whose blobs are stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation over HTTP: the least role that may do it, its method and path, and the method that it calls.
+
+    call: of a protocol above; it says what goes in, what comes back, and the sentence. problems: beside those that
+    follow from the rest. takes: the type of the body, that of the last parameter.
+    """
+
+    role: Role
+    method: str
+    path: str
+    call: Callable[..., Any]
+    problems: tuple[str, ...] = ()
+    takes: Any = None
+    status: int = 200
+
+    @property
+    def name(self) -> str:
+        """The name of the method that it calls."""
+        return self.call.__name__
+
+    @property
+    def sentence(self) -> str:
+        """What it does, in one sentence."""
+        return (inspect.getdoc(self.call) or "").partition("\n\n")[0].partition(" Raises ")[0]
+
+    @property
+    def answer(self) -> Any:
+        """The type of its answer."""
+        return get_type_hints(self.call)["return"]
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """What its path and query hold, by its name there; each with the name in the method, and its type."""
+        hints = get_type_hints(self.call)
+        found = [one for name, one in inspect.signature(self.call).parameters.items() if name in hints]
+        asked = [one for one in found if self.takes is None or hints[one.name] is not self.takes]
+        return {_WIRE_NAMES.get(one.name, one.name): one.replace(annotation=hints[one.name]) for one in asked}
+
+
+_VIEWER, _OPERATOR = Role.VIEWER, Role.OPERATOR
+OPERATIONS = (
+    Operation(_VIEWER, "GET", "/lineage", TaskStore.lineage),
+    Operation(_VIEWER, "GET", "/releases", TaskStore.releases),
+    Operation(_VIEWER, "GET", "/tasks", TaskStore.tasks),
+    Operation(_VIEWER, "GET", "/tasks/{task}", TaskStore.task),
+    Operation(_VIEWER, "GET", "/progress", TaskStore.progress),
+    Operation(_VIEWER, "GET", "/tasks/{task}/progress", TaskStore.progress_of),
+    Operation(_VIEWER, "GET", "/tasks/{task}/rounds", TaskStore.rounds),
+    Operation(_VIEWER, "GET", "/tasks/{task}/spent", TaskStore.spent),
+    Operation(_VIEWER, "GET", "/tasks/{task}/sessions", TaskStore.sessions),
+    Operation(_VIEWER, "GET", "/tasks/{task}/history", TaskStore.history),
+    Operation(_VIEWER, "GET", "/devices", TaskStore.devices),
+    Operation(_VIEWER, "GET", "/audit", TaskStore.audit),
+    Operation(_VIEWER, "GET", "/tasks/{task}/model", TaskStore.model, ("unknown-round",)),
+    Operation(_VIEWER, "GET", "/tasks/{task}/certificate", TaskStore.certificate, ("unknown-round", "not-private")),
+    Operation(_OPERATOR, "GET", "/security", AdminService.security),
+    Operation(_OPERATOR, "PUT", "/blobs/{sha256}", AdminService.upload, ("digest-mismatch",), takes=bytes, status=204),
+    Operation(_OPERATOR, "HEAD", "/blobs/{sha256}", AdminService.present, ("unknown-blob",), status=204),
+    Operation(
+        _OPERATOR,
+        "POST",
+        "/tasks",
+        AdminService.create,
+        ("malformed-message", "unknown-blob", "invalid-task", "invalid-bundle"),
+        takes=NewTask,
+        status=201,
+    ),
+    Operation(_OPERATOR, "POST", "/tasks/{task}:pause", TaskStore.pause, ("task-ended",)),
+    Operation(_OPERATOR, "POST", "/tasks/{task}:resume", TaskStore.resume, ("task-ended",)),
+    Operation(_OPERATOR, "POST", "/tasks/{task}:cancel", TaskStore.cancel, ("task-ended",)),
+    Operation(
+        _OPERATOR,
+        "POST",
+        "/tasks/{task}:rollback",
+        TaskStore.roll_back,
+        ("unknown-round", "task-ended", "keys-differ"),
+    ),
+    Operation(_OPERATOR, "POST", "/devices/{device}:revoke", TaskStore.revoke_device),
+    Operation(_OPERATOR, "POST", "/devices/{device}:allow", TaskStore.allow_device),
+)
+"""Every operation of the admin API."""

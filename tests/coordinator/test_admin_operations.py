@@ -1,0 +1,184 @@
+"""Every operation of the admin API, by walks over the table: what it gives, who may do it, where it is listed."""
+
+import hashlib
+from functools import partial
+
+import httpx2
+import msgspec
+import pytest
+
+from coordinator.api.tokens import issue
+from coordinator.errors import InvalidTask, UnknownDeviceId, UnknownRound, UnknownTask
+from coordinator.operations import OPERATIONS, PREFIX, AdminService, NewTask, TaskStore
+from coordinator.rules.audit import STORE
+from coordinator.rules.entities import Role
+from coordinator.rules.task_settings import TaskSettings
+from coordinator.security import of_running
+from coordinator.settings import Settings
+from fedcore.wire.problems import PROBLEM_FIELD
+from muster.remote import RemoteStore
+from tests.coordinator.bundles import make_bundle, make_private_bundle
+from tests.coordinator.conftest import PEM
+from tests.coordinator.devices import Devices
+from tests.coordinator.test_privacy import promise, train
+from tests.servers import serving_both
+
+NOT_ONE_OPERATION = {"register_task": "over HTTP it is `present`, `upload` and `create`, a body each"}
+OF_STORE = [one for one in OPERATIONS if one.call is getattr(TaskStore, one.name, None)]
+PREPARED_BY = {"resume": "pause", "roll_back": "pause", "allow_device": "revoke_device"}
+MEASURED = {"id": "", "created_at": 0, "key": "", "enrolled_at": 0}
+
+
+@pytest.fixture
+def settings(database, tmp_path):
+    """Those of a coordinator that drives nothing, so that a task stays where it was put."""
+    (tmp_path / "keys.lineage").write_bytes(PEM)
+    fixed = {"database": database, "blobs": tmp_path / "blobs", "keys": tmp_path / "keys", "port": 0, "admin_port": 0}
+    return Settings(**fixed, role="api", accept_unattested=True)
+
+
+@pytest.fixture
+def trained(store, register, desk, tmp_path):
+    """The id of a private task after a round."""
+    task = register(make_private_bundle(tmp_path / "private"), rounds=9, privacy=promise())
+    train(desk)
+    return task
+
+
+@pytest.fixture
+def urls(settings, trained):
+    with serving_both(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def devices(urls):
+    with httpx2.Client(base_url=urls.devices, timeout=10) as client:
+        yield Devices(client)
+
+
+@pytest.fixture
+def operator(store, urls):
+    """The coordinator through its API, for an operator; `by` is what the audit log calls that one."""
+    token, text = issue(store.database, "alice", Role.OPERATOR)
+    with RemoteStore(urls.admin, text) as remote:
+        remote.by = token.signature
+        yield remote
+
+
+def needed(operation):
+    """The names of the arguments that an operation must be given."""
+    return [one.name for one in operation.parameters.values() if one.default is one.empty]
+
+
+def outcome(call, *arguments):
+    """What a call gives, or the error that it raises; without what was drawn or measured."""
+    try:
+        value = call(*arguments)
+    except Exception as error:
+        return type(error), str(error).replace(str(arguments[0]), "ID")
+    if isinstance(value, bytes):
+        return value
+    plain = msgspec.to_builtins(value)
+    if isinstance(plain, dict) and "id" in plain:
+        plain |= {name: blank for name, blank in MEASURED.items() if name in plain}
+        plain |= {"revoked_at": plain["revoked_at"] is not None} if "revoked_at" in plain else {}
+    return plain
+
+
+def test_what_operators_see_over_http_is_what_the_store_gives(store, trained, devices, operator, settings):
+    given = {"task_id": trained, "device_id": devices.id("a"), "number": 0}
+    for operation in (one for one in OF_STORE if one.method == "GET"):
+        near, far = getattr(store, operation.name), getattr(operator, operation.name)
+        arguments = [given[name] for name in needed(operation)]
+        found = outcome(near, *arguments)
+        assert found == outcome(far, *arguments), operation.name
+        assert found or operation.name in ("releases", "sessions"), operation.name
+        for unknown in ("nope", "ü?#%") if arguments else ():
+            assert outcome(near, unknown) == outcome(far, unknown), operation.name
+            assert outcome(near, unknown)[0] is UnknownTask, operation.name
+        if "round" in operation.parameters:
+            models = [outcome(near, trained, number) for number in (0, 1, 99)]
+            assert models == [outcome(far, trained, number) for number in (0, 1, 99)], operation.name
+            assert (models[0] != models[1], models[2][0]) == (True, UnknownRound), operation.name
+    devices.id("b")
+    store.revoke_device(given["device_id"])
+    assert store.devices(1, revoked=False) == operator.devices(1) != store.devices() == operator.devices()
+    assert store.devices(revoked=True) == operator.devices(revoked=True) != []
+    for arguments in ((None, 2), (1, 1), (0,), (10**6,)):
+        assert store.audit(*arguments) == operator.audit(*arguments), arguments
+    named = {one.name for one in of_running(settings, store)}
+    assert {one.name for one in operator.security()} == named
+
+
+def test_changes_over_http_are_those_of_the_store_in_the_operators_name(store, register, devices, operator):
+    for number, operation in enumerate(one for one in OF_STORE if one.method == "POST"):
+        outcomes = []
+        for side, by in ((store, STORE), (operator, operator.by)):
+            of_task = "task_id" in needed(operation)
+            subject = register() if of_task else devices.id(f"{number} {by}")
+            if before := PREPARED_BY.get(operation.name):
+                getattr(store, before)(subject)
+            act, more, logged = getattr(side, operation.name), [0] * ("number" in needed(operation)), len(store.audit())
+            outcomes.append([outcome(act, *one, *more) for one in ([subject], [subject], ["nope"])])
+            assert {one.actor for one in store.audit()[logged:]} == {by}, operation.name
+            assert not of_task or by in store.history(subject)[-1].cause, operation.name
+            assert outcomes[-1][2][0] is (UnknownTask if of_task else UnknownDeviceId), operation.name
+        assert outcomes[0] == outcomes[1], operation.name
+
+
+def test_a_task_over_http_is_the_one_that_the_store_makes(store, operator, tmp_path):
+    bundle, settings = make_bundle(tmp_path / "plan"), TaskSettings(population="phones", goal=2, rounds=3)
+    for name in (None, "spring", "a\n"):
+        near, far = (outcome(partial(side.register_task, name=name), bundle, settings) for side in (store, operator))
+        assert near == far
+    assert near[0] is InvalidTask
+    assert [one.actor for one in store.audit() if one.action == "task-created"][1:] == [STORE, operator.by] * 2
+    assert operator.present(bundle.manifest.plan.sha256)
+    assert not operator.present("0" * 64)
+
+
+def test_viewer_looks_and_changes_nothing(store, trained, urls, devices, tmp_path):
+    data, bundle = b"uploaded by a viewer", make_bundle(tmp_path / "plan")
+    new = NewTask(bundle.manifest, TaskSettings(population="phones", goal=2, rounds=1))
+    found = {"task": trained, "device": devices.id("a"), "sha256": hashlib.sha256(data).hexdigest()}
+    bodies = {"upload": data, "create": msgspec.json.encode(new)}
+    viewer = issue(store.database, "victor", Role.VIEWER)[1]
+    tasks, enrolled, logged = store.tasks(), store.devices(), len(store.audit())
+    with httpx2.Client(base_url=urls.admin + PREFIX, params={"round": "0"}, timeout=10) as client:
+        for operation in OPERATIONS:
+            path, body = operation.path.format(**found), bodies.get(operation.name)
+            nobody, looking = (
+                client.request(operation.method, path, content=body, headers=headers)
+                for headers in ({}, {"Authorization": f"Bearer {viewer}"})
+            )
+            assert (nobody.status_code, nobody.headers[PROBLEM_FIELD]) == (401, "bad-token"), operation.name
+            if operation.role is Role.OPERATOR:
+                assert (looking.status_code, looking.headers[PROBLEM_FIELD]) == (403, "role-lacking"), operation.name
+            else:
+                assert (operation.method, looking.status_code) == ("GET", 200), operation.name
+    assert {one.name for one in OPERATIONS if one.role is Role.OPERATOR and one.method == "GET"} == {"security"}
+    assert (store.tasks(), store.devices()) == (tasks, enrolled)
+    assert [one.action for one in store.audit()[logged:]] == ["model-read"]
+    assert not store.blobs.has(found["sha256"])
+
+
+def test_document_and_client_have_every_operation_and_no_other(urls):
+    document = httpx2.get(f"{urls.admin}/openapi.json").json()
+    listed = {
+        (method.upper(), path.removeprefix(PREFIX)): about
+        for path, methods in document["paths"].items()
+        for method, about in methods.items()
+        if path.startswith(PREFIX)
+    }
+    assert listed.keys() == {(one.method, one.path) for one in OPERATIONS}
+    for operation in OPERATIONS:
+        about = listed[operation.method, operation.path]
+        assert about["description"] == operation.sentence
+        assert ("role-lacking" in str(about["responses"])) is (operation.role is Role.OPERATOR), operation.name
+        assert {one["name"] for one in about.get("parameters", ())} == {*operation.parameters}, operation.name
+    methods = {name: call for part in (TaskStore, AdminService) for name, call in vars(part).items() if name[0] != "_"}
+    assert {one.name: one.call for one in OPERATIONS} == {
+        name: call for name, call in methods.items() if name not in NOT_ONE_OPERATION
+    }
+    assert methods.keys() <= vars(RemoteStore).keys()
