@@ -12,7 +12,7 @@ from coordinator.errors import InvalidTask, demand
 from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.rounds import RoundPolicy
 from fedcore.errors import PrivacyError
-from fedcore.privacy.settings import MOST_TREE_ROUNDS, Mechanism, Privacy
+from fedcore.privacy.settings import LEAST_NOISE, MOST_NOISE, MOST_TREE_ROUNDS, Mechanism, Privacy
 from fedcore.release import SumBounds
 from fedcore.schedule import LONGEST_REPORTING_S, ServerSchedule, first_of_pair
 from fedcore.validation import check, checked, setting
@@ -139,7 +139,11 @@ class PrivacyBudget:
     noise_multiplier: (
         Annotated[
             float,
-            setting("Noise on a sum over the bound on a report; by default the least that lasts for all rounds.", gt=0),
+            setting(
+                "Noise on a sum over the bound on a report; by default the least that lasts for all rounds.",
+                ge=LEAST_NOISE,
+                le=MOST_NOISE,
+            ),
         ]
         | None
     ) = None

@@ -17,10 +17,10 @@ gaussian: by new noise in every round. tree, banded: by noise of DP-FTRL from a 
 which later rounds cancel (`fedcore.privacy.matrices`). distributed: by the devices of secure rounds, each of which adds
 a share to its own report (`fedcore.privacy.skellam`).
 """
-MOST_TREE_ROUNDS = 1024
-"""The most rounds of a tree: every commit computes its sensitivity in time quadratic in the rounds."""
 LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
 """Noise multipliers whose ε an accountant can compute: less hides nothing, and more leaves nothing to learn from."""
+MOST_TREE_ROUNDS = 1024
+"""The most rounds of a tree: every commit computes its sensitivity in time quadratic in the rounds."""
 _demand = partial(demand, PrivacyError)
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 WholeFromOne = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]

@@ -10,6 +10,7 @@ import pytest
 from coordinator.dashboard.settings_table import groups
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.validation import settings_of
+from muster.options.settings import option_of
 from tests.muster.doors import DOORS, PAIRS, Doors, opened
 from tests.muster.test_cli import in_process
 from tools import make_settings_table
@@ -143,7 +144,8 @@ def test_people_read_the_words_of_the_field_at_each_door(doors):
     schemas = httpx2.get(f"{doors.urls.admin}/openapi.json").json()["components"]["schemas"]
     for part, one in every_setting():
         about = f"{part}: {one.about[0].lower()}{one.about[1:]}" if part else one.about
-        assert squeezed(f"{one.name} ({one.facts})" if part in PAIRS and one.facts else one.name) in listed, one.name
+        key = f"{one.name} ({one.facts})" if one.facts else one.name
+        assert squeezed(key if part in PAIRS else option_of(one.name)) in listed, one.name
         assert part in PAIRS or squeezed(f"{about} [{one.facts}]" if one.facts else about) in listed, one.name
         assert f'name="{f"{part}.{one.name}".lstrip(".")}"' in page
         assert one.about in page, one.name
