@@ -46,7 +46,7 @@ format: $(INSTALLED) ## rewrite the sources in the one format, and mend what the
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-migration: $(INSTALLED) ## write the initial migration and the tables of docs/database.md anew
+migration: $(INSTALLED) ## write the tables of docs/database.md anew, and show what a new revision must do
 	$(BIN)/python -m tools.make_migration
 
 algorithms: $(INSTALLED) ## write the table of docs/algorithms.md and the pages of docs/algorithms/ anew

@@ -22,7 +22,6 @@ from ingress.connection_limits import ConnectionLimits
 from ingress.listener import listening
 from ingress.newcomers import Newcomers
 from ingress.origins import open_to
-from ingress.rate_limit import RateLimit
 from ingress.server import HttpConfig
 
 DAY_S = 86_400
@@ -36,9 +35,9 @@ class AuthorityConfig:
 
     server_keys: the public keys, as text, of the coordinators for which it draws beacons. connection_limit: how many
     connections may wait for a request, and how many bodies may be on their way; address_connection_limit: how many of
-    one address may wait; address_limit_per_minute: how many credentials one address may ask for; 0 is no limit. Those
-    of `proxies` are not limited by address. The defaults are within the 1024 open files that a process may usually
-    have. origins: of the web pages that may be devices.
+    one address may wait; address_limit_per_minute: how many credentials one address may ask for, and how many beacons;
+    0 is no limit. Those of `proxies` are not limited by address. The defaults are within the 1024 open files that a
+    process may usually have. origins: of the web pages that may be devices.
     """
 
     key: Path
@@ -81,8 +80,8 @@ def serve(config: AuthorityConfig, on_ready: Callable[[str], None] = lambda url:
 def _app(config: AuthorityConfig) -> Starlette:
     issuer = config.issuer()
     servers = {key_text(public_key(text).public_bytes_raw()) for text in config.server_keys}
-    newcomers, limit = Newcomers(config.connection_limit), RateLimit(config.address_limit_per_minute)
-    return authority_app(issuer, Beacons(issuer.key.private, servers), newcomers, limit)
+    newcomers = Newcomers(config.connection_limit)
+    return authority_app(issuer, Beacons(issuer.key.private, servers), newcomers, config.address_limit_per_minute)
 
 
 class AuthorityServer(uvicorn.Server):

@@ -65,18 +65,23 @@ _SLUGS: Mapping[type[Exception], str] = {
 }
 
 
-def authority_app(issuer: Issuer, beacons: Beacons, newcomers: Newcomers, limit: RateLimit) -> Starlette:
-    """The service. newcomers: the requests whose bodies are on their way. limit: of an address that asks."""
+def authority_app(issuer: Issuer, beacons: Beacons, newcomers: Newcomers, per_minute: int) -> Starlette:
+    """The service. newcomers: the requests whose bodies are on their way.
+
+    per_minute: how many credentials one address may ask for, and how many beacons; 0 is no limit.
+    """
+    of_credentials, of_beacons = RateLimit(per_minute), RateLimit(per_minute)
 
     async def credentials(request: Request) -> IssuedCredential:
         """A credential for the device that signed."""
-        _admit(request, limit)
+        _admit(request, of_credentials)
         signed = _signer(request, time.time())
         asked = messages.decode(await _body(request, signed, newcomers), RequestCredential)
         return issuer.issue(asked, signed.keyid, signed.created, time.time())
 
     async def draws(request: Request) -> DrawnBeacon:
         """A beacon for the coordinator that signed."""
+        _admit(request, of_beacons)
         beacons.admit(read(request)[0].keyid)  # a stranger's signature costs nothing
         signed = _signer(request, time.time())
         asked = messages.decode(await _body(request, signed, newcomers), RequestBeacon)

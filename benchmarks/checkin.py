@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from benchmarks.load import LoadConfig, LoadFleet
 from benchmarks.null_task import null_coordinator
 from benchmarks.open_loop import send_evenly
 from benchmarks.options import CheckinOptions
@@ -31,7 +32,6 @@ from coordinator.store.tasks import TaskSettings
 from fedcore.wire.signatures import PublicKey
 from muster.local.server import LocalCoordinator, ServerError
 from muster.output import Say
-from simulator.fleet.load import LoadConfig, LoadFleet
 
 POPULATION = "light"
 CALLERS = 16

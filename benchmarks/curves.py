@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
-import torch
 import typer
 
 from benchmarks.options import CurvesOptions
 from fedcore.algorithms import ALGORITHMS
 from fedcore.names import offered
 from muster.output import Say
-from simulator.configuration import SimulationConfig
-from simulator.errors import Diverged
-from simulator.simulation import simulate
+from simulator.engines.workers.processes import usable_cores
+from simulator.studies.study import mean
+from simulator.studies.trainings import LAST, train
+from simulator.studies.trials import Trials
 
 MODEL, COHORT, EVERY = "mlp", 10, 5
 TUNING_SEED = 3
 SEEDS = (0, 1, 2)
-LAST = 3
-"""The accuracy of a training is the mean of its last three measurements: one alone depends on the last cohort."""
 
 LOCAL_WORK = {"digits": {"epochs": 3, "batch_size": 20}, "wisdm": {"epochs": 1, "batch_size": 40}}
 """Settings of every algorithm that has them, by data set. Users hold 24 digits, and 60 to 273 windows of WISDM."""
@@ -99,24 +98,28 @@ class Curves(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: CurvesOptions, say: Say) -> Curves:
-    """Tune and train the algorithms one after the other. Raises what a simulation raises, but for Diverged."""
+    """Tune all algorithms, then train them. Raises StudyError when a training fails otherwise than by diverging."""
     if options.dataset not in LOCAL_WORK:
         words = f"there are no curves on {options.dataset!r}; {offered(options.dataset, LOCAL_WORK)}"
         raise typer.BadParameter(words, param_hint="--dataset")
-    torch.set_num_threads(1)
-    start = _cpu_s()
-    curves = []
-    for name, grid in GRIDS.items():
-        say(f"tune {name}")
-        tried = [Tried(point, _accuracy(options, name, point)) for point in points(grid)]
-        best = max(tried, key=lambda one: one.accuracy or 0.0).settings
-        accuracies = []
-        for seed in SEEDS:
-            say(f"train {name} with seed {seed}")
-            accuracies.append(_train(options, name, best, seed))
-        family = ALGORITHMS[name].family
-        curves.append(Curve(algorithm=name, family=family, settings=best, accuracies=accuracies, tried=tried))
-        say(f"{name} {best}: {statistics.fmean(map(final, accuracies)):.3f}", 1)
+    with TemporaryDirectory(prefix="muster-curves-") as folder:
+        tuning, training = (_trials(Path(folder), seeds, say) for seeds in ((TUNING_SEED,), SEEDS))
+        grids = [(name, point) for name, grid in GRIDS.items() for point in points(grid)]
+        tried: dict[str, list[Tried]] = {name: [] for name in GRIDS}
+        for (name, point), (trial,) in zip(grids, _accuracies(tuning, options, grids), strict=True):
+            tried[name].append(Tried(point, mean(trial[-LAST:])))
+        best = [(name, max(found, key=lambda one: one.accuracy or 0.0).settings) for name, found in tried.items()]
+        trained = _accuracies(training, options, best)
+    curves = [
+        Curve(
+            algorithm=name,
+            family=ALGORITHMS[name].family,
+            settings=settings,
+            accuracies=[[accuracy for accuracy in trial if accuracy is not None] for trial in trials],
+            tried=tried[name],
+        )
+        for (name, settings), trials in zip(best, trained, strict=True)
+    ]
     return Curves(
         dataset=options.dataset,
         model=MODEL,
@@ -126,14 +129,9 @@ def run(options: CurvesOptions, say: Say) -> Curves:
         every=EVERY,
         seeds=list(SEEDS),
         tuning_seed=TUNING_SEED,
-        cpu_minutes=(_cpu_s() - start) / 60,
+        cpu_minutes=(tuning.cpu_s + training.cpu_s) / 60,
         curves=curves,
     )
-
-
-def _cpu_s() -> float:
-    """CPU time of this process and of those that trained for it and have ended."""
-    return sum(os.times()[:4])
 
 
 def final(accuracies: Sequence[float]) -> float:
@@ -146,27 +144,34 @@ def points(grid: Mapping[str, Sequence[float]]) -> Iterator[dict[str, float]]:
     return (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
 
 
-def _accuracy(options: CurvesOptions, name: str, settings: Mapping[str, float]) -> float | None:
-    """The accuracy at a point of the grid; None where the loss is not finite."""
-    try:
-        return final(_train(options, name, settings, TUNING_SEED))
-    except Diverged:
-        return None
+def _trials(folder: Path, seeds: Sequence[int], say: Say) -> Trials:
+    def on_progress(done: int, total: int) -> None:
+        say(f"{done} of {total} trainings with the seeds {', '.join(map(str, seeds))}")
+
+    return Trials(folder, seeds=seeds, processes=usable_cores(), on_progress=on_progress)
 
 
-def _train(options: CurvesOptions, name: str, settings: Mapping[str, float], seed: int) -> list[float]:
-    """The accuracies on held-out users in the course of one training."""
-    fields = {field.name for field in dataclasses.fields(ALGORITHMS[name])}  # type: ignore[arg-type]
-    config = SimulationConfig(
-        model=MODEL,
-        dataset=options.dataset,
-        data=options.data,
-        algorithm=name,
-        settings={key: value for key, value in LOCAL_WORK[options.dataset].items() if key in fields} | dict(settings),
-        rounds=options.rounds,
-        cohort=COHORT,
-        evaluate_every=EVERY,
-        engine="torch",
-        seed=seed,
-    )
-    return [round(point["test.accuracy"], 4) for point in simulate(config).curve]
+def _accuracies(
+    trials: Trials, options: CurvesOptions, asked: Sequence[tuple[str, Mapping[str, float]]]
+) -> list[list[list[float | None]]]:
+    """The accuracies on held-out users in the course of trainings, by algorithm and settings, then by seed."""
+    cases = []
+    for name, settings in asked:
+        fields = {field.name for field in dataclasses.fields(ALGORITHMS[name])}  # type: ignore[arg-type]
+        work = {key: value for key, value in LOCAL_WORK[options.dataset].items() if key in fields}
+        cases.append(
+            {
+                "model": MODEL,
+                "dataset": options.dataset,
+                "data": options.data,
+                "algorithm": name,
+                "settings": work | dict(settings),
+                "rounds": options.rounds,
+                "cohort": COHORT,
+                "evaluate_every": EVERY,
+            }
+        )
+    return [
+        [[None if one is None else round(one, 4) for one in series["accuracy"]] for series in by_seed]
+        for by_seed in trials.run(train, cases)
+    ]

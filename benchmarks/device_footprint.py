@@ -23,8 +23,8 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from muster.output import Say
-from simulator.fleet.arm.calls import call
-from simulator.fleet.arm.wheel import build_wheel
+from tools.arm.calls import call
+from tools.arm.wheel import build_wheel
 
 MODEL, BATCH = "emnist_cnn", 20
 STARTS = 7

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.options import HostileFleetOptions
+from benchmarks.reconcile import Reconciliation, reconcile
 from coordinator.rules.states import RoundState
 from coordinator.store.tasks import CoordinatorStore, TaskSettings
 from export.build import export_bundle
@@ -28,7 +29,6 @@ from simulator.fleet.profile import Kind, load_profile
 from simulator.fleet.summary import FleetSummary
 from simulator.population import Population
 from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
-from simulator.proofs.reconcile import Reconciliation, reconcile
 
 # Smooth, so that the replay does not stray, and small: training is not measured here.
 MODEL, ALGORITHM, SETTINGS = "logreg", "fedavg", {"batch_size": 5, "epochs": 2, "client_lr": 0.05}

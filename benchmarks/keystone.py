@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.options import KeystoneOptions
+from benchmarks.sensitivity import sensitivity
 from coordinator.rules.task_settings import PHASES_AFTER_TRAINING
 from coordinator.store.tasks import Secagg, TaskSettings
 from device_runtime.permission.policy import Policy
@@ -38,7 +39,6 @@ from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.fork_servers import HERE, ForkServers, fork_servers
 from simulator.population import Population
 from simulator.proofs.fleet_against_engine import counted_cohort, rounding_error, worst_difference
-from simulator.proofs.sensitivity import sensitivity
 
 # Shards hold 23 or 24 digits, so that the last batch of 5 is a masked one.
 BATCH_SIZE = 5

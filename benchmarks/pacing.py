@@ -7,21 +7,20 @@ average; the share that can swings fourfold over the day. The windows come from 
 
 from __future__ import annotations
 
-import io
 import math
 from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from benchmarks.options import PacingOptions
 from coordinator.rules.pacing import HOUR_S, Demand, Pace, drawn, observe, window
 from fedcore.wire.messages import RetryWindow
 from muster.output import Say
+from muster.pictures.curves import Axes, draw_curves
+from muster.pictures.picture import Picture
 
 DAY_S = 24 * HOUR_S
 MEAN_SHARE, SWING = 0.25, 0.6
@@ -85,7 +84,7 @@ def run(options: PacingOptions, say: Say) -> PacingCourses:
             courses.append(course(scene, options.days, options.seed, paced=paced))
     found = PacingCourses(days=options.days, scenes=list(SCENES), courses=courses)
     if options.plot is not None:
-        options.plot.write_text(draw(found))
+        draw(found).write(options.plot)
     return found
 
 
@@ -246,17 +245,11 @@ class _Week:
         self.still[at] += counts * np.exp(-steps * step_s / STRETCH_S)
 
 
-def draw(result: PacingCourses) -> str:
-    """The arrivals of every scene, hour by hour, as SVG."""
-    figure = Figure(figsize=(8, 3 * len(result.scenes)), layout="constrained")
-    axes = figure.subplots(len(result.scenes), 1, squeeze=False)
-    for axis, scene in zip(axes[:, 0], result.scenes, strict=True):
-        for one in (one for one in result.courses if one.population == scene.population):
-            label = "paced" if one.paced else "fixed window"
-            axis.plot(np.arange(len(one.arrivals_per_s)) / 24, one.arrivals_per_s, label=label)
-        axis.set(yscale="log", title=f"{scene.population:,} devices", xlabel="day", ylabel="check-ins per second")
-        axis.legend()
-    text = io.StringIO()
-    with rc_context({"svg.hashsalt": "muster", "svg.fonttype": "none"}):
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
+def draw(result: PacingCourses) -> Picture:
+    """The arrivals of every scene, hour by hour."""
+    curves = {}
+    for one in result.courses:
+        name = f"{one.population:,} devices, {'paced' if one.paced else 'a fixed window'}"
+        # A logarithm has no place for an hour without arrivals.
+        curves[name] = [(hour / 24, rate) for hour, rate in enumerate(one.arrivals_per_s) if rate > 0]
+    return draw_curves(curves, Axes(x="day", y="check-ins per second", log_y=True))

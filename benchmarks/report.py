@@ -8,7 +8,7 @@ of all threads of its process, user and system, from the first report of a round
 
 Both are taken in turns, as many bodies each: a pair is the loop and then a round, and its ratio is the loop's CPU
 seconds by the round's. Other work on the machine slows both; the figure is the median over the pairs of one run. The
-devices are of `simulator.fleet.load`, in this process: each makes its report first, and none asks anything else while
+devices are of `benchmarks.load`, in this process: each makes its report first, and none asks anything else while
 reports are taken in.
 """
 
@@ -27,6 +27,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
+from benchmarks.load import LoadConfig, LoadFleet
 from benchmarks.null_task import null_coordinator
 from benchmarks.options import ReportOptions
 from benchmarks.usage import Usage
@@ -34,7 +35,6 @@ from coordinator.rules.states import RoundState
 from coordinator.store.tasks import TaskSettings
 from muster.local.server import LocalCoordinator
 from muster.output import Say
-from simulator.fleet.load import LoadConfig, LoadFleet
 
 POPULATION = "light"
 DEADLINE_S = 600.0

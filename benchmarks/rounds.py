@@ -11,6 +11,7 @@ import time
 
 import msgspec
 
+from benchmarks.load import LoadConfig, LoadFleet
 from benchmarks.null_task import null_coordinator
 from benchmarks.options import RoundsOptions
 from benchmarks.usage import Usage
@@ -18,7 +19,6 @@ from coordinator.rules.states import RoundState
 from coordinator.store.tasks import CoordinatorStore, TaskSettings
 from muster.local.server import LocalCoordinator
 from muster.output import Say
-from simulator.fleet.load import LoadConfig, LoadFleet
 
 POPULATION = "light"
 PATIENCE_S = 600.0

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import sqlalchemy
 
+from benchmarks.load import LoadConfig, LoadFleet
 from benchmarks.null_task import null_coordinator
 from benchmarks.options import SoakOptions
 from benchmarks.usage import Usage
@@ -23,7 +24,6 @@ from coordinator.store.tables import ASSIGNMENTS, ROUNDS
 from coordinator.store.tasks import CoordinatorStore, TaskSettings
 from muster.local.server import LocalCoordinator
 from muster.output import Say
-from simulator.fleet.load import LoadConfig, LoadFleet
 
 POPULATION = "light"
 SILENT, KILLED = 0.08, 0.2

@@ -16,7 +16,8 @@ from coordinator.api.admin.routes import ADMIN, admin_router
 from coordinator.api.devices.assignment_access import AssignmentAccess
 from coordinator.api.devices.endpoints import DeviceApi
 from coordinator.api.devices.reports import ReportApi
-from coordinator.api.devices.routes import DEVICES, add_device_routes
+from coordinator.api.devices.router import DeviceRouter
+from coordinator.api.devices.routes import DEVICES, device_routes, paths_of
 from coordinator.api.devices.uploads import Senders
 from coordinator.api.health import health_router, metrics_router
 from coordinator.api.http import install_problems
@@ -26,8 +27,8 @@ from coordinator.dashboard.routes import dashboard_router
 from coordinator.store.garbage_collection import collect_forever
 
 
-def device_app(service: Service) -> FastAPI:
-    """What devices talk to; its lifespan runs the driver.
+def device_app(service: Service) -> DeviceRouter:
+    """What devices talk to; its lifespan runs the driver. The framework has health, the document and the page only.
 
     `serve` sends waiting devices away before it stops. Under another server they hold it up until their wait ends.
     """
@@ -54,15 +55,15 @@ def device_app(service: Service) -> FastAPI:
         service.beacons.close()
         service.store.close()
 
+    routes = device_routes(DeviceApi(service, assignments, senders), reports, service.authenticator)
     app = _application("Muster coordinator", lifespan)
     install_problems(app, service.settings.soon)
-    add_device_routes(app.router, DeviceApi(service, assignments, senders), reports, service.authenticator)
     app.include_router(health_router(service))
     if service.settings.page is not None:
         authority = service.settings.authority_url
         app.mount(PAGE, PageFiles(service.settings.page, (authority,) if authority else ()))
-    DEVICES.complete(app)
-    return app
+    DEVICES.complete(app, paths_of(routes))
+    return DeviceRouter(routes, app, service.settings.soon)
 
 
 def admin_app(service: Service) -> FastAPI:

@@ -7,6 +7,7 @@ CoordinatorError
 ├── UnsupportedBlobs        the address of the blobs names something this version cannot use
 ├── WrongBlobs              the blobs are not those of the database
 ├── UnreadableBlob          a blob that a task needs is missing or was altered
+├── UnreadableTask          a stored task has a setting that this version does not know
 ├── MissingStore            there is no database, or no blob folder, where one was named
 ├── BeaconUnavailable       the enrolment authority drew no beacon for a secure round
 ├── LeaseLost               another replica drives a population that this one believed its own
@@ -74,6 +75,10 @@ class WrongBlobs(CoordinatorError):
 
 class UnreadableBlob(CoordinatorError):
     """A blob that a task needs is missing or was altered."""
+
+
+class UnreadableTask(CoordinatorError):
+    """A stored task has a setting, or a value of one, that this version does not know; the message names both."""
 
 
 class MissingStore(CoordinatorError):

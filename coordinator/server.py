@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import uvicorn
 
-from coordinator.api.devices.fast_path import FastPath
 from coordinator.api.middleware import FewAtOnce, RequestMiddleware
 from coordinator.api.replica_routing import Router
 from coordinator.api.service import Service
@@ -70,7 +69,7 @@ class DeviceServer(uvicorn.Server):
         self._limits, self._admin_limits = _limits(service), _limits(service)
         admin = RequestMiddleware(FewAtOnce(admin_app(service)), service.metrics, settings.soon)
         self._admin = _Admin(self._http.uvicorn(admin, self._admin_limits))
-        router = Router(FastPath(device_app(service)), service)
+        router = Router(device_app(service), service)
         app = RequestMiddleware(router, service.metrics, settings.soon, service.limits, router.is_forwarded)
         super().__init__(self._http.uvicorn(open_to(settings.origins, app), self._limits))
         self._on_ready = on_ready

@@ -32,6 +32,8 @@ Vector = TypeVar("Vector", Float32, NDArray[np.float64])
 Weighting = Literal["examples", "uniform"]
 WEIGHT = "weight"
 """The segment that holds the device's weight."""
+MOST_SEGMENTS = 64
+"""Of a report: a coordinator goes over all of them for each report that comes. Export makes a few."""
 ROUNDING = 2.0**-23
 """Twice what rounding to float32 may add to a norm, as a share of it."""
 _METRICS = ".metrics"
@@ -102,6 +104,8 @@ class ReportLayout(msgspec.Struct, frozen=True):
     bits: Literal[0, 1, 2, 4, 8] = 0
 
     def __post_init__(self) -> None:
+        if len(self.segments) > MOST_SEGMENTS:
+            raise ReportError(f"a report has {len(self.segments)} segments; there may be {MOST_SEGMENTS}")
         names = [segment.name for segment in self.segments]
         if len(set(names)) != len(names) or names.count(WEIGHT) != 1:
             raise ReportError(f"segments must be distinct and hold one {WEIGHT!r}: {names}")

@@ -53,7 +53,7 @@ EXTRAS = {
     "sqlalchemy": "coordinator",
     "starlette": "coordinator",
     "uvicorn": "coordinator",
-    "matplotlib": "plot",
+    "resvg_py": "plot",
     "pygal": "sim",
     "h5py": "data",
     "pyarrow": "data",

@@ -15,8 +15,7 @@ import msgspec
 
 from device_runtime.native.library import default_folder, shim_name
 from simulator.errors import SysrootError
-from simulator.fleet import chromium
-from simulator.fleet.arm import qemu, sysroot
+from simulator.fleet import arm, chromium
 
 DISTRIBUTION = "muster-fl"
 EXTRAS = (
@@ -116,15 +115,14 @@ def _compilers() -> Iterator[Finding]:
 
 
 def _emulation() -> Iterator[Finding]:
-    get, folder = sysroot.COMMAND, None
+    get, ready = arm.COMMAND, None
     try:
-        folder = sysroot.default_folder()
-        ready = str(sysroot.ready().folder)
+        ready = str(arm.ready().folder)
     except SysrootError as error:
-        ready, get = None, str(error)
-    program = qemu.find(folder) if folder else None
-    found = f"{program}, {'.'.join(map(str, qemu.version(program)))}" if program else None
-    yield Finding(name="qemu-aarch64", found=found, purpose="emulated ARM devices", get=sysroot.COMMAND)
+        get = str(error)
+    program = arm.find_qemu(arm.default_folder())
+    found = f"{program}, {'.'.join(map(str, arm.qemu_version(program)))}" if program else None
+    yield Finding(name=arm.QEMU, found=found, purpose="emulated ARM devices", get=arm.COMMAND)
     yield Finding(name="sysroot", found=ready, purpose="emulated ARM devices", get=get)
 
 

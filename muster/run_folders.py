@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from muster.pictures.curves import draw_curves
+from muster.pictures.curves import draw_measured
 from simulator.configuration import SimulationConfig
 from simulator.runs.folder import writing
 from simulator.runs.reading import read_run
@@ -27,5 +27,7 @@ def resume(path: Path, config: SimulationConfig, on_round: OnRound) -> Simulatio
 def _drawn(path: Path, result: SimulationResult) -> SimulationResult:
     name = f"{result.model}, {result.baseline or result.algorithm}"
     with writing(path):
-        draw_curves({name: read_run(path).points}, path / PICTURE, f"{result.model} on {Path(result.dataset).name}")
+        draw_measured({name: read_run(path).points}, f"{result.model} on {Path(result.dataset).name}").write(
+            path / PICTURE
+        )
     return result

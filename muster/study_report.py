@@ -10,19 +10,18 @@ import statistics
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from fedcore.decoding import decoder
 from fedcore.private_files import write_whole
 from muster.markdown import table
-from muster.pictures.curves import Axes, draw_bands
+from muster.pictures.curves import Axes, draw_bands, ends_and_mean
 from muster.pictures.heat_map import draw_heat_map
+from muster.pictures.picture import Picture, write_svg_and_png
 from simulator.studies.study import Findings, Grid, PerSeed, Plot, mean
 
-T = TypeVar("T")
-Side = tuple[str, Sequence[str]]
 RESULTS = "## Results\n"
 DIGITS = 4
 """Significant digits that a report keeps."""
@@ -54,10 +53,10 @@ def write(report: Report, folder: Path) -> Path:
     page = folder / f"{report.study}.md"
     by_hand = page.read_text().partition(RESULTS)[0] if page.exists() else f"# {title_of(report)}\n\n"
     files = {folder / f"{report.study}.json": encoded.decode() + "\n"}
-    files |= {folder / name: picture for name, picture in pictures(report).items()}
     files |= {page: by_hand + results(report)}
     for path, text in files.items():
         write_whole(path, text.encode())
+    write_svg_and_png({folder / name: picture for name, picture in pictures(report).items()})
     return page
 
 
@@ -66,15 +65,10 @@ def title_of(report: Report) -> str:
     return report.study.replace("-", " ").capitalize()
 
 
-def pictures(report: Report) -> dict[str, str]:
-    """The SVG text of each picture by file name."""
-    drawn = [draw_heat_map(*map_of(grid)) for grid in report.findings.grids]
-    return numbered(report, drawn + [_curves(plot) for plot in report.findings.plots], "svg")
-
-
-def numbered(report: Report, drawn: Sequence[T], ending: str) -> dict[str, T]:
-    """The pictures of a report, grids first, by the names of their files."""
-    return {f"{report.study}-{number}.{ending}": one for number, one in enumerate(drawn, 1)}
+def pictures(report: Report) -> dict[str, Picture]:
+    """Each picture by file name, grids first."""
+    drawn = [_heat_map(grid) for grid in report.findings.grids] + [_curves(plot) for plot in report.findings.plots]
+    return {f"{report.study}-{number}.svg": picture for number, picture in enumerate(drawn, 1)}
 
 
 def results(report: Report) -> str:
@@ -137,37 +131,21 @@ def _label(number: float) -> str:
     return f"{number:g}"
 
 
-def map_of(grid: Grid) -> tuple[str, Side, Side, list[list[float | None]]]:
-    """A grid as what `heat_map.draw_heat_map` takes, with the means over seeds."""
+def _heat_map(grid: Grid) -> Picture:
+    """A grid as a picture of means over seeds."""
     means = [[mean(values) for values in row] for row in grid.values]
     rows, columns = [_label(one) for one in grid.rows], [_label(one) for one in grid.columns]
-    return grid.title, (grid.row_name, rows), (grid.column_name, columns), means
+    return draw_heat_map(grid.title, (grid.row_name, rows), (grid.column_name, columns), means)
 
 
-def _curves(plot: Plot) -> str:
-    place_x, place_y = (math.log10 if log else float for log in (plot.log_x, plot.log_y))
-    bands: dict[str, list[tuple[float, float, float, float]]] = {}
-    for name, points in plot.curves.items():
-        there = [(x, known) for x, values in points if (known := [value for value in values if value is not None])]
-        bands[name] = [
-            (place_x(x), place_y(min(known)), place_y(statistics.fmean(known)), place_y(max(known)))
-            for x, known in there
+def _curves(plot: Plot) -> Picture:
+    bands = {
+        name: [
+            (x, *ends_and_mean(known)) for x, values in points if (known := [one for one in values if one is not None])
         ]
-    places = [x for points in plot.curves.values() for x, _ in points]
-    ys = [y for points in bands.values() for _, low, _, high in points for y in (low, high)]
-    axes = Axes(
-        title=plot.title,
-        x_title=plot.x,
-        y_title=plot.y,
-        x_labels=[{"value": place_x(x), "label": _label(x)} for x in sorted(set(places))] if plot.log_x else None,
-        y_labels=_powers_of_ten(min(ys), max(ys)) if plot.log_y else None,
-    )
-    return draw_bands(bands, axes)
-
-
-def _powers_of_ten(low: float, high: float) -> list[dict[str, object]]:
-    """Labels of an axis whose logarithms go from low to high."""
-    return [{"value": power, "label": f"{10.0**power:g}"} for power in range(math.floor(low), math.ceil(high) + 1)]
+        for name, points in plot.curves.items()
+    }
+    return draw_bands(bands, Axes(x=plot.x, y=plot.y, title=plot.title, log_x=plot.log_x, log_y=plot.log_y))
 
 
 def _rounded(value: Any) -> Any:

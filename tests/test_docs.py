@@ -132,10 +132,10 @@ def test_pages_of_algorithms_are_made_from_the_code(path, text):
 def test_pictures_of_learning_curves_are_those_of_the_results_and_small():
     drawn = pictures()
     assert sorted(drawn) == sorted(PICTURES.iterdir())
-    for path, text in drawn.items():
-        assert path.read_text() == text, f"{path.name}: run `make algorithms`"
-        assert len(text) < 40_000
-        ElementTree.fromstring(text)
+    for path, picture in drawn.items():
+        assert path.read_text() == picture.svg, f"{path.name}: run `make algorithms`"
+        assert len(picture.svg) < 40_000
+        ElementTree.fromstring(picture.svg)
 
 
 def test_pages_of_families_say_when_to_use_them():

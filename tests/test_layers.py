@@ -61,7 +61,7 @@ def test_a_package_with_all_its_modules_loads_nothing_that_it_may_not(package, f
 
 
 def test_the_command_line_loads_nothing_heavy_before_a_command_runs():
-    heavy = {"torch", "onnx", "onnxruntime", "fastapi", "sqlalchemy", "matplotlib", "numpy"}
+    heavy = {"torch", "onnx", "onnxruntime", "fastapi", "sqlalchemy", "pygal", "numpy"}
     assert python(LOADS, "muster.app", "alone") & heavy == set()
 
 
@@ -87,7 +87,7 @@ def test_the_engine_needs_torch_numpy_and_msgspec_alone():
         "typer",
         "rich",
         "sqlalchemy",
-        "matplotlib",
+        "pygal",
         *GRAPHS,
         *WEB,
     ]

@@ -15,6 +15,7 @@ from fedcore.algorithms.facts import AlgorithmFacts, facts_of, total
 from fedcore.decoding import decoder
 from muster.markdown import table
 from muster.pictures.curves import draw_ranges
+from muster.pictures.picture import Picture
 
 ROOT = Path(__file__).parents[1]
 INDEX, PAGES = ROOT / "docs" / "algorithms.md", ROOT / "docs" / "algorithms"
@@ -69,7 +70,7 @@ def picture_of(result: Curves, page: Path) -> Path:
     return PICTURES / f"{page.stem}-{result.dataset}.svg"
 
 
-def pictures() -> dict[Path, str]:
+def pictures() -> dict[Path, Picture]:
     """Every picture of the pages."""
     drawn = {}
     for page, family in pages().items():
@@ -125,6 +126,7 @@ def documents() -> dict[Path, str]:
 
 if __name__ == "__main__":
     PICTURES.mkdir(parents=True, exist_ok=True)
-    for path, text in (documents() | pictures()).items():
+    made = documents() | {path: picture.svg for path, picture in pictures().items()}
+    for path, text in made.items():
         path.write_text(text)
         print(f"wrote {path}")

@@ -1,58 +1,35 @@
-"""`make migration`: the initial migration and the tables of docs/database.md, written anew from `tables.py`.
+"""`make migration`: the tables of docs/database.md, written anew from `tables.py`, and what a new revision must do.
 
-Run it whenever a table changes. Once a version has been released its migrations stay as they are, and a change of a
-table gets a file of its own.
+Run it whenever a table changes. Revisions stay as they are: while they do not lead to the tables of the code, this
+shows the operations that the next one needs, and fails. How it carries rows over is yours to write.
 """
 
-import re
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import sqlalchemy
 from alembic.autogenerate import produce_migrations, render_python_code
 from alembic.migration import MigrationContext
 
-from coordinator.store.migrations import HEAD
+from coordinator.store.database_engines import open_engines
+from coordinator.store.migrations import make_tables
 from coordinator.store.tables import METADATA
 
 ROOT = Path(__file__).parents[1]
-MIGRATION = ROOT / "coordinator" / "store" / "revisions" / "versions" / "r0001_initial.py"
 DOCUMENT = ROOT / "docs" / "database.md"
 HEADING = "## Tables\n"
-TEMPLATE = '''"""The tables of version 0.1. Written by `make migration`."""
-
-from __future__ import annotations
-
-import sqlalchemy as sa
-from alembic import op
-
-revision = "{revision}"
-down_revision = None
 
 
-def upgrade() -> None:
-    """Make every table."""
-{up}
-
-
-def downgrade() -> None:
-    """Drop every table."""
-{down}
-'''
-
-
-def migration() -> str:
-    """The migration's text in the one format."""
-    with sqlalchemy.create_engine("sqlite://").connect() as empty:
-        made = produce_migrations(MigrationContext.configure(empty), METADATA)
-    up, down = (
-        re.sub(r"^ *# ###.*\n?", "", render_python_code(operations), flags=re.MULTILINE)
-        for operations in (made.upgrade_ops, made.downgrade_ops)
-    )
-    text = TEMPLATE.format(revision=HEAD, up=up, down=down)
-    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(MIGRATION), "-"]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+def missing(tables: sqlalchemy.MetaData = METADATA) -> str:
+    """The operations from what the revisions make to these tables, as Python; empty when there are none."""
+    with tempfile.TemporaryDirectory() as folder:
+        engines = open_engines(f"sqlite:///{folder}/new.db", create=True)
+        make_tables(engines)
+        with engines.reader.connect() as connection:
+            made = produce_migrations(MigrationContext.configure(connection), tables)
+        engines.close()
+    return "" if made.upgrade_ops.is_empty() else render_python_code(made.upgrade_ops)
 
 
 def document() -> str:
@@ -72,6 +49,7 @@ def _kind(column: sqlalchemy.Column) -> str:
 
 
 if __name__ == "__main__":
-    for path, text in ((MIGRATION, migration()), (DOCUMENT, document())):
-        path.write_text(text)
-        print(f"wrote {path}")
+    DOCUMENT.write_text(document())
+    print(f"wrote {DOCUMENT}")
+    if operations := missing():
+        sys.exit(f"write a revision in coordinator/store/revisions/versions with these operations:\n{operations}")

@@ -162,34 +162,31 @@ def _about(error: Refusal | RequestError) -> dict[str, str]:
     return headers
 
 
+def answer_error(request: Request, error: Exception, retry: RetryWindow) -> Response:
+    """The problem document of any error, the framework's own included."""
+    match error:
+        case Refusal() | RequestError():
+            return answer_refusal(request.scope, error, retry)
+        case HTTPException():
+            slug = _SLUG_OF_STATUS.get(error.status_code, "malformed-message")
+            return answer_problem(request.scope, problem(slug, f"{request.method}: {error.detail}"), error.headers)
+        case RequestValidationError():
+            # The framework's own text has lines, and the path of the file that holds the route.
+            wrong = "; ".join(f"{' '.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            return answer_problem(request.scope, problem("malformed-message", wrong))
+        case ClientDisconnect():
+            return answer_problem(request.scope, problem("malformed-message", "the body ended early"))
+        case _:
+            _LOG.error("unhandled %s", type(error).__name__)
+            failed = problem("internal", "the coordinator failed; its log says why", retry)
+            return answer_problem(request.scope, failed)
+
+
 def install_problems(app: FastAPI, retry: RetryWindow) -> None:
-    """Answer every error with a problem document, the framework's own errors included."""
+    """Answer every error of a framework's application with a problem document."""
 
-    async def refusal(request: Request, error: Exception) -> Response:
-        assert isinstance(error, Refusal | RequestError)  # noqa: S101 - registered for nothing else
-        return answer_refusal(request.scope, error, retry)
+    async def answer_any(request: Request, error: Exception) -> Response:
+        return answer_error(request, error, retry)
 
-    async def framework(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)  # noqa: S101
-        slug = _SLUG_OF_STATUS.get(error.status_code, "malformed-message")
-        return answer_problem(request.scope, problem(slug, f"{request.method}: {error.detail}"), error.headers)
-
-    async def malformed(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)  # noqa: S101
-        # The framework's own text has lines, and the path of the file that holds the route.
-        wrong = "; ".join(f"{' '.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        return answer_problem(request.scope, problem("malformed-message", wrong))
-
-    async def ended(request: Request, error: Exception) -> Response:
-        return answer_problem(request.scope, problem("malformed-message", "the body ended early"))
-
-    async def bug(request: Request, error: Exception) -> Response:
-        _LOG.error("unhandled %s", type(error).__name__)
-        return answer_problem(request.scope, problem("internal", "the coordinator failed; its log says why", retry))
-
-    app.add_exception_handler(Refusal, refusal)
-    app.add_exception_handler(RequestError, refusal)
-    app.add_exception_handler(HTTPException, framework)
-    app.add_exception_handler(RequestValidationError, malformed)
-    app.add_exception_handler(ClientDisconnect, ended)
-    app.add_exception_handler(Exception, bug)
+    for kind in (Refusal, RequestError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, answer_any)

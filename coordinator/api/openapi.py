@@ -1,4 +1,4 @@
-"""The OpenAPI documents of both APIs. FastAPI knows the routes; this adds messages, header fields and problems.
+"""The OpenAPI documents of both APIs: messages, header fields and problems of a route, whoever matches it.
 
 Messages are read and written by msgspec, which also makes their schemas.
 """
@@ -49,7 +49,7 @@ class ApiDocument:
     messages: tuple[BodyType, ...] = ()
     signatures: Mapping[str, Any] = field(default_factory=dict)
 
-    def route(
+    def operation(
         self,
         answers: Mapping[int, Answer],
         problems: tuple[str, ...] = (),
@@ -57,45 +57,44 @@ class ApiDocument:
         takes: BodyType | None = None,
         fields: tuple[str, ...] = (),
     ) -> dict[str, Any]:
-        """The arguments of a route: its answers, the usual one first, its problems, its body, its header fields."""
-        extra: dict[str, Any] = {}
+        """A route in the document: its answers, the usual one first, its problems, its body, its header fields."""
+        found: dict[str, Any] = {"responses": _answers(answers) | self._refusals((*problems, *self.everywhere))}
         if self.signatures:
-            extra["security"] = [{name: []} for name in self.signatures]
+            found["security"] = [{name: []} for name in self.signatures]
         if takes is not None:
-            extra["requestBody"] = {"required": True, "content": _content((takes,))}
+            found["requestBody"] = {"required": True, "content": _content((takes,))}
         if fields:
-            extra["parameters"] = [{"name": name, "in": "header", **_field(name)} for name in fields]
-        described = {
-            status: {
-                "description": answer.meaning,
-                "content": _content(answer.bodies),
-                "headers": {name: _field(name) for name in answer.fields},
-            }
-            for status, answer in answers.items()
-        }
-        responses = described | self._refusals((*problems, *self.everywhere))
-        return {"status_code": next(iter(answers)), "openapi_extra": extra, "responses": responses}
+            found["parameters"] = [{"name": name, "in": "header", **_field(name)} for name in fields]
+        return found
 
-    def _refusals(self, slugs: tuple[str, ...]) -> dict[int, Any]:
+    def route(
+        self, answers: Mapping[int, Answer], problems: tuple[str, ...] = (), *, takes: BodyType | None = None
+    ) -> dict[str, Any]:
+        """The same as arguments of a route of the framework."""
+        extra = self.operation(answers, problems, takes=takes)
+        return {"status_code": next(iter(answers)), "responses": extra.pop("responses"), "openapi_extra": extra}
+
+    def _refusals(self, slugs: tuple[str, ...]) -> dict[str, Any]:
         """Problem documents by status, with an example of each type."""
-        found: dict[int, Any] = {}
+        found: dict[str, Any] = {}
         for slug in slugs:
             kind = self.problems[slug]
             examples: dict[str, Any] = {}
             content = {PROBLEM_TYPE: {"schema": _schema(Problem), "examples": examples}}
             headers = {PROBLEM_FIELD: _field(PROBLEM_FIELD)}
-            entry = found.setdefault(kind.status, {"description": "", "content": content, "headers": headers})
+            entry = found.setdefault(str(kind.status), {"description": "", "content": content, "headers": headers})
             entry["description"] = "; ".join(filter(None, (entry["description"], slug)))
             example = Problem(URN + slug, kind.title, kind.status, f"{kind.title}.")
             entry["content"][PROBLEM_TYPE]["examples"][slug] = {"value": _plain(example)}
         return found
 
-    def complete(self, app: FastAPI) -> None:
-        """Add the schemas of the messages, and the schemes of signatures, to an application's document."""
+    def complete(self, app: FastAPI, paths: Mapping[str, Any] | None = None) -> None:
+        """Add the schemas of the messages, the schemes of signatures, and `paths`, to an application's document."""
         generate = app.openapi
 
         def openapi() -> dict[str, Any]:
             document = generate()
+            document["paths"] = {**(paths or {}), **document["paths"]}
             _, schemas = msgspec.json.schema_components((*self.messages, Problem), ref_template=_REFERENCE)
             components = document.setdefault("components", {})
             components.setdefault("schemas", {}).update(schemas)
@@ -107,6 +106,17 @@ class ApiDocument:
 
 HEALTH = ApiDocument(problems=PROBLEMS, everywhere=ANYWHERE)
 """Routes that both ports have, and that anybody may ask."""
+
+
+def _answers(answers: Mapping[int, Answer]) -> dict[str, Any]:
+    return {
+        str(status): {
+            "description": answer.meaning,
+            "content": _content(answer.bodies),
+            "headers": {name: _field(name) for name in answer.fields},
+        }
+        for status, answer in answers.items()
+    }
 
 
 def _content(bodies: tuple[BodyType, ...]) -> dict[str, Any]:

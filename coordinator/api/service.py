@@ -47,8 +47,8 @@ class Service:
     def open(cls, settings: Settings, source: random.Random | None = None) -> Service:
         """The parts that `settings` ask for. `source` draws cohorts; it is the system's own if not given.
 
-        Raises UnsupportedDatabase, WrongRevision, MissingStore, BadSecret, BadAndroidFile, BadAppleFile or InvalidKey;
-        KeysMissing, KeysDamaged or KeysDiffer.
+        Raises UnsupportedDatabase, WrongRevision, UnreadableTask, MissingStore, BadSecret, BadAndroidFile, BadAppleFile
+        or InvalidKey; KeysMissing, KeysDamaged or KeysDiffer.
         """
         store = open_coordinator_store(settings.database, settings.blobs, algorithm_modules=settings.algorithm_modules)
         try:

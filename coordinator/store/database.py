@@ -25,7 +25,8 @@ class Database:
     """An SQLite file or a PostgreSQL database; `create` makes the file, and the tables where there are none.
 
     `reading` and `writing` give a transaction's typed rows. Raises MissingStore when it is not there,
-    UnsupportedDatabase when it cannot be opened, WrongRevision when its tables are not those of this code.
+    UnsupportedDatabase when it cannot be opened, WrongRevision when its tables are not those of this code,
+    UnreadableTask when a task has settings that are not.
     """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.time, *, create: bool = True) -> None:
@@ -38,6 +39,7 @@ class Database:
                 make_tables(self._engines)
             with self.engine.begin() as connection:
                 check_revision(connection, self._engines.name)
+                Records(connection, clock(), writing=False).tasks()  # a newer version's is refused before any work
 
     @contextmanager
     def reading(self) -> Iterator[Records]:

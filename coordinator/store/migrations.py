@@ -1,7 +1,6 @@
 """Migrations: the revision of a database's tables, and the way to another one. Alembic does the work.
 
-The revisions lie in the folder `revisions`. Nothing has been released, so there is one, which `make migration` writes
-anew from `tables.py` whenever a table changes.
+The revisions lie in the folder `revisions`. Each stays as it is; a change of `tables.py` gets one of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from coordinator.errors import MissingStore, WrongRevision
 from coordinator.failpoints import reach
 from coordinator.store.database_engines import Engines, open_engines
 
-HEAD = "0001"
+HEAD = "0002"
 """The revision that this code works with."""
 BASE = "base"
 """The revision of a database without tables."""
@@ -82,11 +81,17 @@ def revision_of(connection: Connection) -> str:
 @contextmanager
 def _changing(engines: Engines) -> Iterator[Connection]:
     """A transaction that changes tables; others wait for it."""
-    with engines.writer.begin() as connection:
-        if connection.dialect.name == "postgresql":
-            connection.execute(sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(_LOCK)))
-        yield connection
-        reach("migration.before-commit")
+    with engines.writer.connect() as connection:
+        connection.detach()  # it is closed at the end: other transactions must not get it as it is set here
+        if connection.dialect.name == "sqlite":
+            # A table that changes is made anew, and rows of others point at it while the old one goes. Within a
+            # transaction SQLite would not switch this.
+            connection.connection.cursor().execute("PRAGMA foreign_keys=OFF")
+        with connection.begin():
+            if connection.dialect.name == "postgresql":
+                connection.execute(sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(_LOCK)))
+            yield connection
+            reach("migration.before-commit")
     reach("migration.after-commit")
 
 

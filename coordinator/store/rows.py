@@ -1,11 +1,14 @@
-"""Rows as values: tasks, rounds and assignments."""
+"""Rows as values: tasks with their settings, rounds and assignments."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from sqlalchemy import Row
 
+from coordinator.errors import InvalidTask, UnreadableTask
 from coordinator.rules.entities import AssignmentRecord, RoundRecord, Snapshot, Task
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
@@ -14,9 +17,9 @@ from fedcore.decoding import converter
 from fedcore.plan import PlanSignature
 from fedcore.release import Signed
 
-SETTINGS = tuple(TaskSettings.__dataclass_fields__)
 COUNTS = ("assigned", "reported", "aborted", "lost", "expired", "stale", "taken_over", "handed_on")
 """Of a round's assignments, as its value and its row have them; once it is over, the rest were not needed."""
+_NEWER = "a newer version may have written them: upgrade this coordinator. Nothing was changed"
 _task_settings = converter(TaskSettings)
 _plan_signature, _statement = converter(PlanSignature), converter(Signed)
 
@@ -29,7 +32,7 @@ def task_of(row: Row[Any]) -> Task:
         bundle=row.bundle,
         state=TaskState(row.state),
         reason=row.reason,
-        settings=_task_settings({name: getattr(row, name) for name in SETTINGS}),
+        settings=settings_of(row.id, row.population, row.settings),
         algorithm=AlgorithmRef(row.algorithm, row.algorithm_settings),
         plan_sha256=row.plan_sha256,
         plan_signature=None if row.plan_signature is None else _plan_signature(row.plan_signature),
@@ -38,6 +41,38 @@ def task_of(row: Row[Any]) -> Task:
         initial=Snapshot(0, row.state_sha256, row.checkpoint_sha256),
         created_at=row.created_at,
     )
+
+
+def columns_of(settings: TaskSettings) -> dict[str, Any]:
+    """The columns of a task's settings. Defaults are written out, so that those of a later version change no task."""
+    whole = msgspec.to_builtins(settings) | {"minimum": settings.policy.minimum}
+    return {"population": whole.pop("population"), "settings": whole}
+
+
+def settings_of(task_id: str, population: str, stored: Mapping[str, Any]) -> TaskSettings:
+    """The settings of a task's columns; one that is not stored has its default.
+
+    Raises UnreadableTask, which names the task and what this version does not know.
+    """
+    whole = {**stored, "population": population}
+    try:
+        settings = _task_settings(whole)
+        unknown = _unknown(whole, msgspec.to_builtins(settings))
+    except (msgspec.ValidationError, InvalidTask) as error:
+        raise UnreadableTask(f"settings of task {task_id}: {error}; {_NEWER}") from error
+    if unknown is not None:
+        raise UnreadableTask(f"settings of task {task_id}: this version does not know {unknown!r}; {_NEWER}")
+    return settings
+
+
+def _unknown(stored: Mapping[str, Any], known: Mapping[str, Any]) -> str | None:
+    """The first name in stored settings, or in a part of them, that the known ones lack. msgspec leaves it out."""
+    for name, value in stored.items():
+        if name not in known:
+            return name
+        if isinstance(value, Mapping) and (inside := _unknown(value, known[name])) is not None:
+            return f"{name}.{inside}"
+    return None
 
 
 def signed_of(value: object) -> Signed | None:

@@ -353,8 +353,8 @@ def open_coordinator_store(
 
     algorithm_modules: those from which algorithms that are not built in may be imported.
 
-    Raises UnsupportedDatabase, WrongRevision and WrongBlobs; without `create`, MissingStore, so that a mistyped path is
-    not taken for a new store.
+    Raises UnsupportedDatabase, WrongRevision, UnreadableTask and WrongBlobs; without `create`, MissingStore, so that a
+    mistyped path is not taken for a new store.
     """
     opened = Database(database, clock, create=create)
     try:

@@ -23,31 +23,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedcore.algorithms.algorithm import (
-    Broadcast,
-    Carry,
-    ClientState,
-    Gradient,
-    Pass,
-    Report,
-    ServerStep,
-    State,
-    Vector,
-)
-from fedcore.algorithms.settings import count, positive
-from fedcore.loop import Loop
+from fedcore.algorithms.algorithm import Broadcast, Carry, ClientState, Gradient, Report, ServerStep, State, Vector
+from fedcore.algorithms.local_training import LocalSgd
+from fedcore.algorithms.settings import positive
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
 
 
 @dataclass(frozen=True, slots=True)
-class FedDyn:
+class FedDyn(LocalSgd):
     """Down: d. Up: d. Server state: x and h. Client state: l_i, d.
 
     alpha: weight of the quadratic term; 0.001 to 0.1 in the paper's experiments.
-    client_lr: step size of local SGD.
-    epochs, batch_size: local sweeps and batch size.
     """
 
     name: ClassVar[str] = "feddyn"
@@ -56,25 +44,12 @@ class FedDyn:
     weighting: ClassVar[Weighting] = "uniform"
 
     alpha: float = positive(0.1)
-    client_lr: float = positive(0.1)
-    epochs: int = count(1)
-    batch_size: int = count(20)
-
-    @property
-    def passes(self) -> tuple[Pass, ...]:
-        return (Pass("train", Loop(batch_size=self.batch_size, epochs=self.epochs), self._begin, self._train),)
 
     def init(self, params_D: Vector) -> State:
         return {"params": params_D, "h": 0.0 * params_D}
 
     def init_client(self, params_D: Vector) -> ClientState:
         return {"l_i": 0.0 * params_D}
-
-    def broadcast(self, state: State) -> Broadcast:
-        return {"params": state["params"]}
-
-    def report(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
-        return {"delta": carries["train"]["params"] - broadcast["params"]}
 
     def keep(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> ClientState:
         return {"l_i": broadcast["l_i"] - self.alpha * (carries["train"]["params"] - broadcast["params"])}
@@ -83,10 +58,5 @@ class FedDyn:
         h_D = state["h"] - self.alpha * step.participation * mean["delta"]
         return {"params": state["params"] + mean["delta"] - h_D / self.alpha, "h": h_D}
 
-    def _begin(self, broadcast: Broadcast) -> Carry:
-        return {"params": broadcast["params"]}
-
-    def _train(self, carry: Carry, broadcast: Broadcast, grad: Gradient) -> Carry:
-        _, gradient_D, _ = grad(carry["params"])
-        pull_D = self.alpha * (carry["params"] - broadcast["params"])
-        return {"params": carry["params"] - self.client_lr * (gradient_D - broadcast["l_i"] + pull_D)}
+    def local_gradient(self, params_D: Vector, broadcast: Broadcast, grad: Gradient) -> Vector:
+        return grad(params_D)[1] - broadcast["l_i"] + self.alpha * (params_D - broadcast["params"])

@@ -25,17 +25,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Report, ServerStep, State, Vector
+from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Report, ServerStep, State, Vector
+from fedcore.algorithms.local_training import LocalSgd
 from fedcore.algorithms.server_sgd import initial_state, server_sgd
-from fedcore.algorithms.settings import choice, count, fraction, nonnegative, positive
-from fedcore.loop import Loop
+from fedcore.algorithms.settings import choice, fraction, nonnegative, positive
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
 
 
 @dataclass(frozen=True, slots=True)
-class FedNova:
+class FedNova(LocalSgd):
     """Down: d. Up: d + 1. Server state: the model; with server momentum also v.
 
     client_lr: step size η of local steps.
@@ -43,31 +43,20 @@ class FedNova:
     client_momentum: ρ above.
     mu: μ above.
     server_momentum: β above.
-    epochs, batch_size: local sweeps and batch size.
     weighting: the paper weighs by "examples".
     """
 
     name: ClassVar[str] = "fednova"
     family: ClassVar[str] = "averaging"
 
-    client_lr: float = positive(0.1)
     server_lr: float = positive(1.0)
     client_momentum: float = fraction(0.0)
     mu: float = nonnegative(0.0)
     server_momentum: float = fraction(0.0)
-    epochs: int = count(1)
-    batch_size: int = count(20)
     weighting: Weighting = choice("examples", "uniform")
-
-    @property
-    def passes(self) -> tuple[Pass, ...]:
-        return (Pass("train", Loop(batch_size=self.batch_size, epochs=self.epochs), self._begin, self._step),)
 
     def init(self, params_D: Vector) -> State:
         return initial_state(params_D, self.server_momentum)
-
-    def broadcast(self, state: State) -> Broadcast:
-        return {"params": state["params"]}
 
     def report(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
         train = carries["train"]

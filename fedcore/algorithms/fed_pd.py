@@ -25,31 +25,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedcore.algorithms.algorithm import (
-    Broadcast,
-    Carry,
-    ClientState,
-    Gradient,
-    Pass,
-    Report,
-    ServerStep,
-    State,
-    Vector,
-)
-from fedcore.algorithms.settings import count, positive
-from fedcore.loop import Loop
+from fedcore.algorithms.algorithm import Broadcast, Carry, ClientState, Gradient, Report, ServerStep, State, Vector
+from fedcore.algorithms.local_training import LocalSgd
+from fedcore.algorithms.settings import positive
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
 
 
 @dataclass(frozen=True, slots=True)
-class FedPD:
+class FedPD(LocalSgd):
     """Down: d. Up: d. Server state: only the model. Client state: y_i and λ_i, 2d.
 
     eta: the inverse weight of the quadratic term.
-    client_lr: step size of local SGD.
-    epochs, batch_size: local sweeps and batch size.
     """
 
     name: ClassVar[str] = "fedpd"
@@ -58,22 +46,9 @@ class FedPD:
     weighting: ClassVar[Weighting] = "uniform"
 
     eta: float = positive(10.0)
-    client_lr: float = positive(0.1)
-    epochs: int = count(1)
-    batch_size: int = count(20)
-
-    @property
-    def passes(self) -> tuple[Pass, ...]:
-        return (Pass("train", Loop(batch_size=self.batch_size, epochs=self.epochs), self._begin, self._train),)
-
-    def init(self, params_D: Vector) -> State:
-        return {"params": params_D}
 
     def init_client(self, params_D: Vector) -> ClientState:
         return {"dual": 0.0 * params_D, "own": 1.0 * params_D}
-
-    def broadcast(self, state: State) -> Broadcast:
-        return {"params": state["params"]}
 
     def report(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
         kept = self.keep(broadcast, carries)
@@ -89,7 +64,5 @@ class FedPD:
     def _begin(self, broadcast: Broadcast) -> Carry:
         return {"params": broadcast["own"]}
 
-    def _train(self, carry: Carry, broadcast: Broadcast, grad: Gradient) -> Carry:
-        _, gradient_D, _ = grad(carry["params"])
-        pull_D = (carry["params"] - broadcast["params"]) / self.eta
-        return {"params": carry["params"] - self.client_lr * (gradient_D + broadcast["dual"] + pull_D)}
+    def local_gradient(self, params_D: Vector, broadcast: Broadcast, grad: Gradient) -> Vector:
+        return grad(params_D)[1] + broadcast["dual"] + (params_D - broadcast["params"]) / self.eta

@@ -23,22 +23,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Report, ServerStep, State, Vector
-from fedcore.algorithms.settings import choice, count, positive
-from fedcore.loop import Loop
+from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Report, ServerStep, State, Vector
+from fedcore.algorithms.local_training import LocalSgd
+from fedcore.algorithms.settings import choice, positive
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
 
 
 @dataclass(frozen=True, slots=True)
-class LocalAdaAlter:
+class LocalAdaAlter(LocalSgd):
     """Down: x and B², 2d. Up: the changes of both, 2d. Server state: x and B².
 
     client_lr: step size η of local steps.
     epsilon: ε, the stand-in for the size of one gradient.
     initial_b: B at the start, the paper's b₀.
-    epochs, batch_size: local sweeps and batch size.
     weighting: the paper is "uniform"; "examples" weighs a device by its number of examples.
     """
 
@@ -48,13 +47,7 @@ class LocalAdaAlter:
     client_lr: float = positive(0.5)
     epsilon: float = positive(1.0)
     initial_b: float = positive(1.0)
-    epochs: int = count(1)
-    batch_size: int = count(20)
     weighting: Weighting = choice("uniform", "examples")
-
-    @property
-    def passes(self) -> tuple[Pass, ...]:
-        return (Pass("train", Loop(batch_size=self.batch_size, epochs=self.epochs), self._begin, self._train),)
 
     def init(self, params_D: Vector) -> State:
         return {"params": params_D, "b2": 0.0 * params_D + self.initial_b**2}
@@ -72,7 +65,7 @@ class LocalAdaAlter:
         zeros_D = 0.0 * broadcast["params"]
         return {"params": broadcast["params"], "squares": zeros_D, "steps": zeros_D[..., :1]}
 
-    def _train(self, carry: Carry, broadcast: Broadcast, grad: Gradient) -> Carry:
+    def _step(self, carry: Carry, broadcast: Broadcast, grad: Gradient) -> Carry:
         _, gradient_D, _ = grad(carry["params"])
         steps = carry["steps"] + 1
         divisor_D = (broadcast["b2"] + steps * self.epsilon**2) ** 0.5

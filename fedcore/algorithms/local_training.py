@@ -1,6 +1,7 @@
 """Local training: the steps of a client optimizer from the received model, and how far they went.
 
 FedAvg, FedProx and the server optimizers differ in what the server does with the mean delta; the device's part is here.
+Those that correct each local gradient, such as SCAFFOLD, have its part without optimizers.
 With g the gradient on a batch at y, and y starting at the received x:
 
     sgd        y −= client_lr · g
@@ -27,30 +28,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalTraining:
-    """The device's part of an algorithm whose server needs only the mean delta. Down: d. Up: d.
+class LocalSgd:
+    """Local SGD from the received model along `local_gradient`, and how far it went. Down: d. Up: d.
 
     client_lr: step size of local training.
-    server_lr: step size of the server.
     epochs, batch_size: local sweeps and batch size.
-    weighting: the weight of a device in the mean, its "examples", or 1 if "uniform".
-    client_optimizer: "sgd", "momentum" or "adam".
-    client_beta1, client_beta2, client_epsilon: β₁, β₂, ε above; unused by "sgd", and the last two by "momentum".
     """
 
     client_lr: float = positive(0.1)
-    server_lr: float = positive(1.0)
     epochs: int = count(1)
     batch_size: int = count(20)
-    weighting: Weighting = choice("examples", "uniform")
-    client_optimizer: Literal["sgd", "momentum", "adam"] = choice("sgd", "momentum", "adam")
-    client_beta1: float = fraction(0.9)
-    client_beta2: float = fraction(0.999)
-    client_epsilon: float = positive(1e-3)
 
     @property
     def passes(self) -> tuple[Pass, ...]:
-        return (Pass("train", Loop(batch_size=self.batch_size, epochs=self.epochs), self._begin, self._step),)
+        return (self.training,)
+
+    @property
+    def training(self) -> Pass:
+        """The pass `train`."""
+        return Pass("train", Loop(batch_size=self.batch_size, epochs=self.epochs), self._begin, self._step)
 
     def init(self, params_D: Vector) -> State:
         return {"params": params_D}
@@ -64,6 +60,31 @@ class LocalTraining:
     def local_gradient(self, params_D: Vector, broadcast: Broadcast, grad: Gradient) -> Vector:
         """What a local step goes down along: the gradient on the batch."""
         return grad(params_D)[1]
+
+    def _begin(self, broadcast: Broadcast) -> Carry:
+        return {"params": broadcast["params"]}
+
+    def _step(self, carry: Carry, broadcast: Broadcast, grad: Gradient) -> Carry:
+        g_D = self.local_gradient(carry["params"], broadcast, grad)
+        return {"params": carry["params"] - self.client_lr * g_D}
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTraining(LocalSgd):
+    """The device's part of an algorithm whose server needs only the mean delta. Down: d. Up: d.
+
+    server_lr: step size of the server.
+    weighting: the weight of a device in the mean, its "examples", or 1 if "uniform".
+    client_optimizer: "sgd", "momentum" or "adam".
+    client_beta1, client_beta2, client_epsilon: β₁, β₂, ε above; unused by "sgd", and the last two by "momentum".
+    """
+
+    server_lr: float = positive(1.0)
+    weighting: Weighting = choice("examples", "uniform")
+    client_optimizer: Literal["sgd", "momentum", "adam"] = choice("sgd", "momentum", "adam")
+    client_beta1: float = fraction(0.9)
+    client_beta2: float = fraction(0.999)
+    client_epsilon: float = positive(1e-3)
 
     def _begin(self, broadcast: Broadcast) -> Carry:
         x_D = broadcast["params"]

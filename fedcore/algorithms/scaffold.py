@@ -33,19 +33,18 @@ from fedcore.algorithms.algorithm import (
     Vector,
 )
 from fedcore.algorithms.full_gradient import full_gradient, mean_gradient
-from fedcore.algorithms.settings import choice, count, positive
-from fedcore.loop import Loop
+from fedcore.algorithms.local_training import LocalSgd
+from fedcore.algorithms.settings import choice, positive
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
 
 
 @dataclass(frozen=True, slots=True)
-class Scaffold:
+class Scaffold(LocalSgd):
     """Down: x and c, 2d. Up: the changes of y and c_i, 2d. Server state: x and c. Client state: c_i, d.
 
     option: the client's next control variate, "I" or "II" above; "I" costs one more sweep.
-    client_lr: step size of local steps.
     server_lr: step size on the mean delta; 1 in the paper's experiments.
     epochs, batch_size: local sweeps and batch size; K follows from them.
     """
@@ -56,15 +55,11 @@ class Scaffold:
     weighting: ClassVar[Weighting] = "uniform"
 
     option: Literal["II", "I"] = choice("II", "I")
-    client_lr: float = positive(0.1)
     server_lr: float = positive(1.0)
-    epochs: int = count(1)
-    batch_size: int = count(20)
 
     @property
     def passes(self) -> tuple[Pass, ...]:
-        train = Pass("train", Loop(batch_size=self.batch_size, epochs=self.epochs), self._begin_train, self._train)
-        return (train, full_gradient(self.batch_size)) if self.option == "I" else (train,)
+        return (self.training, full_gradient(self.batch_size)) if self.option == "I" else (self.training,)
 
     def init(self, params_D: Vector) -> State:
         return {"params": params_D, "c": 0.0 * params_D}
@@ -90,13 +85,14 @@ class Scaffold:
             "c": state["c"] + step.participation * mean["delta_c"],
         }
 
-    def _begin_train(self, broadcast: Broadcast) -> Carry:
+    def _begin(self, broadcast: Broadcast) -> Carry:
         return {"params": broadcast["params"], "steps": 0.0 * broadcast["params"][..., :1]}
 
-    def _train(self, carry: Carry, broadcast: Broadcast, grad: Gradient) -> Carry:
-        _, gradient_D, _ = grad(carry["params"])
-        corrected_D = gradient_D - broadcast["c_i"] + broadcast["c"]
-        return {"params": carry["params"] - self.client_lr * corrected_D, "steps": carry["steps"] + 1}
+    def local_gradient(self, params_D: Vector, broadcast: Broadcast, grad: Gradient) -> Vector:
+        return grad(params_D)[1] - broadcast["c_i"] + broadcast["c"]
+
+    def _step(self, carry: Carry, broadcast: Broadcast, grad: Gradient) -> Carry:
+        return LocalSgd._step(self, carry, broadcast, grad) | {"steps": carry["steps"] + 1}
 
     def _next_c_i(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Vector:
         """c_i⁺, by the chosen option."""

@@ -17,6 +17,8 @@ gaussian: by noise that is new in every round. tree, banded: by noise of DP-FTRL
 from a binary tree or a banded matrix (`fedcore.privacy.matrices`). distributed: by the devices of secure rounds, each
 of which adds a share to its own report (`fedcore.privacy.skellam`).
 """
+LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
+"""Noise multipliers whose ε an accountant can compute: less hides nothing, and more leaves nothing to learn from."""
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 WholeFromOne = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Probability = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -29,7 +31,7 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Raises PrivacyError naming the field and what it may be.
 
     noise_multiplier: z, the standard deviation of the new noise on the sum of a round, over the bound on the l2 norm of
-        a report.
+        a report; from LEAST_NOISE to MOST_NOISE.
     mechanism: how sums are noised.
     min_separation_rounds: rounds from one participation of a device to its next, at least; with 1 it may be in each.
     bands: diagonals of the banded matrix, from 2 to min_separation_rounds; 1 for other mechanisms.
@@ -47,7 +49,9 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         wrong = type_error(self)
         if wrong:
             raise PrivacyError(f"{wrong[0]} cannot be {wrong[1]!r}: {wrong[2]}")
-        _demand(self.noise_multiplier < math.inf, "noise_multiplier", "finite", self.noise_multiplier)
+        allowed = f"from {LEAST_NOISE:g} to {MOST_NOISE:g}"
+        within = LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE
+        _demand(within, "noise_multiplier", allowed, self.noise_multiplier)
         if self.mechanism == "banded":
             allowed = f"from 2 to min_separation_rounds ({self.min_separation_rounds})"
             _demand(2 <= self.bands <= self.min_separation_rounds, "bands", allowed, self.bands)

@@ -49,7 +49,7 @@ AddressConnectionLimit = Annotated[
     int, typer.Option(min=0, help="Those of one address that may wait for a request; 0 is no limit.")
 ]
 AddressLimit = Annotated[
-    int, typer.Option(min=0, help="Credentials for which one address may ask in a minute; 0 is no limit.")
+    int, typer.Option(min=0, help="Credentials, and beacons, for which one address may ask in a minute; 0 is no limit.")
 ]
 Proxies = Annotated[
     str, typer.Option(help="Addresses or networks of proxies, by commas: their connections are not limited.")

@@ -12,10 +12,9 @@ _CHECKOUT = Path(__file__).parents[2]
 
 def add_bench(app: typer.Typer, checkout: Path = _CHECKOUT) -> None:
     """Add `bench` to the application: a group of commands in a checkout; elsewhere one that says what is missing."""
-    if not all((checkout / name).is_file() for name in ("pyproject.toml", "benchmarks/options.py")):
+    if not find_checkout(checkout):
         app.command("bench", context_settings=_ANYTHING)(_missing)
         return
-    sys.path.append(str(checkout))
     from benchmarks.options import BENCHMARKS
     from benchmarks.runner import command_of
 
@@ -27,6 +26,14 @@ def add_bench(app: typer.Typer, checkout: Path = _CHECKOUT) -> None:
     for name, options in BENCHMARKS.items():
         group.command(name)(command_of(name, options))
     app.add_typer(group, name="bench")
+
+
+def find_checkout(checkout: Path = _CHECKOUT) -> bool:
+    """Whether this is a checkout; then its folders `benchmarks` and `tools` can be imported."""
+    found = all((checkout / name).is_file() for name in ("pyproject.toml", "benchmarks/options.py"))
+    if found and str(checkout) not in sys.path:
+        sys.path.append(str(checkout))
+    return found
 
 
 _ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}

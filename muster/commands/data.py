@@ -45,7 +45,7 @@ def show(
     partition: Annotated[str | None, typer.Option(help="How examples are dealt to clients, as dirichlet:0.3.")] = None,
     clients: Annotated[int | None, typer.Option(min=1, help="To how many clients, or how many of the users.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A picture of users and classes: .png or .svg.")
+        Path | None, typer.Option(metavar="FILE", help="A picture of users and classes: .svg or .png.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -92,7 +92,8 @@ def _histogram(facts: PopulationFacts) -> list[str]:
 
 
 def _draw(users: Population, title: str, path: Path) -> None:
-    from muster.pictures.label_mix import FORMATS, draw_label_mix
+    from muster.pictures.label_mix import draw_label_mix
+    from muster.pictures.picture import FORMATS
     from simulator.datasets.facts import label_counts
     from simulator.errors import DatasetError
 
@@ -101,4 +102,4 @@ def _draw(users: Population, title: str, path: Path) -> None:
     counts = label_counts(users)
     if counts is None:
         raise DatasetError(f"{title} has no classes to draw: `y` holds no integers")
-    draw_label_mix(counts, title, path)
+    draw_label_mix(counts, title).write(path)

@@ -65,7 +65,7 @@ def demo(
     rounds, devices = rounds or ROUNDS, devices or DEVICES
     from fedcore.algorithms import create, module_of
     from fedcore.algorithms.algorithm import check_cross_device
-    from muster.pictures.curves import draw_curves
+    from muster.pictures.curves import draw_measured
     from secagg.parameters import LEAST_COHORT
 
     # Wrong options are reported before torch is loaded, which takes seconds.
@@ -75,7 +75,7 @@ def demo(
     secure = devices >= LEAST_COHORT and not plain
     result = _trained(names, rounds, devices, seed, secure=secure, out=out)
     picture = (out or Path()) / PICTURE
-    draw_curves({one.algorithm: one.points for one in result.algorithms}, picture, TITLE)
+    draw_measured({one.algorithm: one.points for one in result.algorithms}, TITLE).write(picture)
     if json:
         emit(_summary(result, picture) | {"secure_aggregation": secure})
     else:

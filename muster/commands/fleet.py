@@ -166,12 +166,19 @@ def sysroot(
     out: Annotated[Path | None, typer.Option(help="The folder to make, if not the one where a fleet looks.")] = None,
     json: Json = False,
 ) -> None:
-    """Make the sysroot of emulated ARM devices.
+    """Make the sysroot of emulated ARM devices, in a checkout of the repository.
 
     It comes from Debian and PyPI, and needs no root: see docs/emulators.md. The first time takes a minute and 150 MB of
     downloads; again, only missing or changed parts are made.
     """
-    from simulator.fleet.arm.sysroot import ARCH, build
+    from muster.commands.bench import find_checkout
+    from simulator.fleet.arm import ARCH
+
+    if not find_checkout():
+        raise typer.BadParameter(
+            "what makes a sysroot is not in the installed package: clone the repository and run `make install` there"
+        )
+    from tools.arm.build import build
 
     if arch != ARCH:
         raise typer.BadParameter(f"only {ARCH} can be emulated, not {arch!r}", param_hint="--arch")

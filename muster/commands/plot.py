@@ -9,7 +9,6 @@ import typer
 
 from muster.output import remark
 
-FORMATS = (".svg", ".png", ".pdf")
 X = "What goes along the bottom: rounds, examples (held by the clients that trained, added up), or seconds."
 Y = "A figure of the runs, such as test.accuracy, test.loss, test.user_p5 or train.loss."
 
@@ -20,7 +19,7 @@ def plot(
     ],
     x: Annotated[str, typer.Option(help=X)] = "rounds",
     y: Annotated[str, typer.Option(help=Y)] = "test.accuracy",
-    out: Annotated[Path, typer.Option(help="The picture: .svg, .png or .pdf.")] = Path("curves.svg"),
+    out: Annotated[Path, typer.Option(help="The picture: .svg or .png.")] = Path("curves.svg"),
 ) -> None:
     """Draw the curves of runs, with a legend of their folders.
 
@@ -29,7 +28,8 @@ def plot(
       muster plot runs/fedavg runs/fedadam --x seconds --out curves.png
     """
     from fedcore.names import offered
-    from muster.pictures.run_curves import draw_runs
+    from muster.pictures.curves import Axes, draw_curves
+    from muster.pictures.picture import FORMATS
     from simulator.errors import RunError
     from simulator.runs.reading import AXES, read_run
     from simulator.runs.sweeping import RUNS
@@ -37,18 +37,18 @@ def plot(
     if x not in AXES:
         raise typer.BadParameter(f"there is no axis {x!r}; {offered(x, AXES)}", param_hint="--x")
     if out.suffix not in FORMATS or not out.parent.is_dir():
-        words = f"{out} must end in {', '.join(FORMATS)} and lie in a folder that exists"
+        words = f"{out} must end in {' or '.join(FORMATS)} and lie in a folder that exists"
         raise typer.BadParameter(words, param_hint="--out")
     paths = [path for given in runs for path in (sorted((given / RUNS).glob("*")) or [given])]
     alike = len({path.name for path in paths}) < len(paths)
     curves, without = {}, []
     for run in map(read_run, paths):
         try:
-            curves[str(run.path) if alike else run.path.name] = run.series(x, y)
+            curves[str(run.path) if alike else run.path.name] = list(zip(*run.series(x, y), strict=True))
         except RunError as error:
             without.append(error)
     if not curves:
         raise without[0]
-    draw_runs(curves, (x, y), out)
+    draw_curves(curves, Axes(x=x, y=y)).write(out)
     for line in [*(f"left out: {error}" for error in without), f"curves: {out}"]:
         remark(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -45,7 +44,6 @@ def study(
     out.mkdir(parents=True, exist_ok=True)  # before the hours of training
     report = _run(chosen, Sizes(seeds, quick, data), out, processes)
     page = write(report, out)
-    _draw(report, out)
     if json:
         return emit(report)
     for title, columns, rows in summary(report):
@@ -54,18 +52,6 @@ def study(
         say()
         show_table(columns, rows)
     remark(f"The page is {page}.")
-    return None
-
-
-def _draw(report: Report, out: Path) -> None:
-    """Write the pictures as PNG files too, where matplotlib is there."""
-    if find_spec("matplotlib") is None:
-        return remark("PNG files need matplotlib: pip install 'muster-fl[plot]'")
-    from muster.pictures.run_curves import write_figure
-    from muster.pictures.study_figures import figures
-
-    for name, figure in figures(report).items():
-        write_figure(figure, out / name)
     return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,6 +95,7 @@ def _write(out: Path, rows: Sequence[dict[str, Any]], means: Sequence[dict[str, 
     """Write the tables, and the heat map where two options vary."""
     from fedcore.private_files import write_whole
     from muster.pictures.heat_map import draw_heat_map
+    from muster.pictures.picture import write_svg_and_png
 
     text = io.StringIO()
     table = csv.DictWriter(text, list(rows[0]))
@@ -112,15 +112,8 @@ def _write(out: Path, rows: Sequence[dict[str, Any]], means: Sequence[dict[str, 
         ]
         words = [[str(value) for value in side] for side in (high, wide)]
         title = f"{figure.removeprefix('test_')}, unseen users"
-        map_ = title, (edges[0], words[0]), (edges[1], words[1]), values
-        write_whole(out / "heat-map.svg", draw_heat_map(*map_).encode())
-        if find_spec("matplotlib") is None:
-            remark("heat-map.png needs matplotlib: pip install 'muster-fl[plot]'")
-        else:
-            from muster.pictures.heat_map_figure import heat_map_figure
-            from muster.pictures.run_curves import write_figure
-
-            write_figure(heat_map_figure(*map_), out / "heat-map.png")
+        heat_map = draw_heat_map(title, (edges[0], words[0]), (edges[1], words[1]), values)
+        write_svg_and_png({out / "heat-map.svg": heat_map})
 
 
 def _mean(figure: str, rows: Sequence[dict[str, Any]]) -> float | None:

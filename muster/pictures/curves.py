@@ -1,94 +1,99 @@
-"""Learning curves as an SVG picture."""
+"""Curves, and the bands around them, as SVG pictures."""
 
 from __future__ import annotations
 
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pygal
 from pygal.etree import etree
 from pygal.style import Style
 
-from fedcore.private_files import write_whole
+from muster.pictures.picture import FONTS, Picture
 
-COLOURS = ("#1f77b4", "#d95f02", "#2ca02c")
-RANGE_COLOURS = ("#808080", "#3b8eea", "#e07b39", "#2ea35f", "#b565d9", "#d64f6c", "#a08a1a")
-"""Of middling brightness: legible on white and on black."""
+Points = Sequence[tuple[float, float]]
+Band = Sequence[tuple[float, float, float, float]]
+"""Points (x, lowest y, mean y, highest y)."""
+COLOURS = ("#808080", "#3b8eea", "#e07b39", "#2ea35f", "#b565d9", "#d64f6c", "#a08a1a", "#1fa3a3", "#8c6a4f", "#6a73c9")
+"""Legible on white and on black. The first, for a yardstick, is left out where there are no bands."""
 DARK = "@media (prefers-color-scheme: dark) { text { fill: #bbb !important } .axis .line { stroke: #888 } }"
 
 etree.to_etree()  # the same bytes where lxml is installed, which pygal would prefer, as where it is not
 
 
-def draw_curves(courses: Mapping[str, Sequence[Mapping[str, float]]], path: Path, title: str) -> None:
-    """Write what held-out users measured over rounds as a curve for each course: accuracy, or loss without one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """What x and y are, the title, and the range of y. log_x, log_y: whether by powers of ten."""
+
+    x: str
+    y: str
+    title: str | None = None
+    range: tuple[float, float] | None = None
+    log_x: bool = False
+    log_y: bool = False
+
+
+def draw_measured(courses: Mapping[str, Sequence[Mapping[str, float]]], title: str) -> Picture:
+    """What held-out users measured over rounds, as a curve for each course: accuracy, or loss without one.
 
     courses: points by name, with their `round` and, where users measured, `test.accuracy` or `test.loss`.
     """
     points = [point for course in courses.values() for point in course]
     figure = "test.accuracy" if any("test.accuracy" in point for point in points) else "test.loss"
-    chart = pygal.XY(
-        title=title,
-        x_title="round",
-        y_title=f"{figure.removeprefix('test.')}, unseen users",
-        style=Style(background="white", plot_background="white", colors=COLOURS, guide_stroke_color="#ccc"),
-        legend_at_bottom=True,
-        dots_size=2,
-        js=[],  # pygal's own script would come from the network
-        height=450,
-        **({"range": (0, 1)} if figure == "test.accuracy" else {}),
+    curves = {
+        name: [(point["round"], point[figure]) for point in course if figure in point]
+        for name, course in courses.items()
+    }
+    spread = (0.0, 1.0) if figure == "test.accuracy" else None
+    return draw_curves(
+        curves, Axes(x="round", y=f"{figure.removeprefix('test.')}, unseen users", title=title, range=spread)
     )
-    for name, course in courses.items():
-        chart.add(name, [(point["round"], point[figure]) for point in course if figure in point])
-    write_whole(path, chart.render())
 
 
-def draw_ranges(curves: Mapping[str, Sequence[Sequence[float]]], every: int, title: str) -> str:
-    """The SVG text of each algorithm's mean accuracy over its trainings, in a band from the lowest to the highest.
+def draw_ranges(curves: Mapping[str, Sequence[Sequence[float]]], every: int, title: str) -> Picture:
+    """Each algorithm's mean accuracy over its trainings, in a band from the lowest to the highest.
 
     curves: by name, the accuracies after rounds `every`, 2 · `every`, … of each training, 0 to 1.
     """
     found = [accuracy for trainings in curves.values() for accuracies in trainings for accuracy in accuracies]
-    last = every * max(len(accuracies) for trainings in curves.values() for accuracies in trainings)
-    axes = Axes(
-        title=title,
-        x_title="round",
-        y_title="accuracy, unseen users",
-        x_labels=list(range(2 * every, last + 1, 2 * every)),
-        range=(math.floor(10 * min(found)) / 10, math.ceil(10 * max(found)) / 10),
-    )
+    spread = math.floor(10 * min(found)) / 10, math.ceil(10 * max(found)) / 10
     bands = {
-        name: [
-            (every * number, min(at), statistics.fmean(at), max(at))
-            for number, at in enumerate(zip(*trainings, strict=True), 1)
-        ]
+        name: [(every * number, *ends_and_mean(at)) for number, at in enumerate(zip(*trainings, strict=True), 1)]
         for name, trainings in curves.items()
     }
-    return draw_bands(bands, axes)
+    return draw_bands(bands, Axes(x="round", y="accuracy, unseen users", title=title, range=spread))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axes:
-    """Titles, labels and range of a picture. A label is a number, or a text with the number where it stands."""
-
-    title: str
-    x_title: str
-    y_title: str
-    x_labels: Sequence[float | Mapping[str, object]] | None = None
-    y_labels: Sequence[float | Mapping[str, object]] | None = None
-    range: tuple[float, float] | None = None
+def ends_and_mean(values: Sequence[float]) -> tuple[float, float, float]:
+    """The lowest value, the mean and the highest value."""
+    return min(values), statistics.fmean(values), max(values)
 
 
-def draw_bands(bands: Mapping[str, Sequence[tuple[float, float, float, float]]], axes: Axes) -> str:
-    """The SVG text of curves in bands: by name, the points (x, lowest y, mean y, highest y) of each."""
-    colours = RANGE_COLOURS[: len(bands)]
+def draw_curves(curves: Mapping[str, Points], axes: Axes) -> Picture:
+    """Curves by name."""
+    return _draw({}, curves, axes)
+
+
+def draw_bands(bands: Mapping[str, Band], axes: Axes) -> Picture:
+    """Curves in bands, by name."""
+    areas = {
+        name: [*((x, high) for x, _, _, high in points), *((x, low) for x, low, _, _ in reversed(points))]
+        for name, points in bands.items()
+    }
+    return _draw(areas, {name: [(x, mean) for x, _, mean, _ in points] for name, points in bands.items()}, axes)
+
+
+def _draw(areas: Mapping[str, Points], curves: Mapping[str, Points], axes: Axes) -> Picture:
+    place_x, place_y = (math.log10 if log else float for log in (axes.log_x, axes.log_y))
+    palette = COLOURS if areas else COLOURS[1:]
+    colours = [palette[at % len(palette)] for at in range(len(curves))]
     chart = pygal.XY(
         title=axes.title,
-        x_title=axes.x_title,
-        y_title=axes.y_title,
+        x_title=axes.x,
+        y_title=axes.y,
         range=axes.range,
         style=Style(
             background="transparent",
@@ -96,35 +101,39 @@ def draw_bands(bands: Mapping[str, Sequence[tuple[float, float, float, float]]],
             foreground="#666",
             foreground_strong="#444",
             foreground_subtle="#999",
-            colors=colours * 2,
+            colors=tuple(colours * 2 if areas else colours),
             guide_stroke_color="#8884",
             major_guide_stroke_color="#8888",
-            font_family="system-ui, sans-serif",
+            font_family=FONTS,
             title_font_size=15,
             legend_font_size=14,
             stroke_width=2,
         ),
-        css=["file://style.css", "file://graph.css", "inline:" + DARK + _bands(colours)],
-        show_dots=False,
+        css=["file://style.css", "file://graph.css", "inline:" + DARK + (_bands(colours) if areas else "")],
         legend_at_bottom=True,
-        legend_at_bottom_columns=4,
+        legend_at_bottom_columns=max(1, min(4, 600 // (8 * max(map(len, curves)) + 30))),
         truncate_legend=-1,
-        js=[],
+        js=[],  # pygal's own script would come from the network
         no_prefix=True,
         width=720,
         height=420,
     )
-    if axes.x_labels:
-        chart.x_labels = axes.x_labels
-    if axes.y_labels:
-        chart.y_labels = axes.y_labels
-    for points in bands.values():
-        low, high = [(x, bottom) for x, bottom, _, _ in points], [(x, top) for x, _, _, top in points]
-        chart.add(None, high + low[::-1])
-    for name, points in bands.items():
-        chart.add(name, [(x, middle) for x, _, middle, _ in points])
+    if axes.log_x:
+        chart.x_labels = _labels({x for points in curves.values() for x, _ in points})
+    if axes.log_y:
+        ends = [place_y(y) for points in [*areas.values(), *curves.values()] for _, y in points]
+        chart.y_labels = _labels(10.0**power for power in range(math.floor(min(ends)), math.ceil(max(ends)) + 1))
+    for points in areas.values():
+        chart.add(None, [(place_x(x), place_y(y)) for x, y in points], show_dots=False)
+    for name, points in curves.items():
+        chart.add(name, [(place_x(x), place_y(y)) for x, y in points], show_dots=len(points) == 1)
     # Its comments hold the date: without them equal curves give equal bytes.
-    return re.sub(r"<!--.*?-->", "", str(chart.render(is_unicode=True)), flags=re.DOTALL)
+    return Picture(re.sub(r"<!--.*?-->", "", str(chart.render(is_unicode=True)), flags=re.DOTALL))
+
+
+def _labels(values: Iterable[float]) -> list[dict[str, object]]:
+    """Labels of an axis by powers of ten."""
+    return [{"value": math.log10(value), "label": f"{value:g}"} for value in sorted(values)]
 
 
 def _bands(colours: Sequence[str]) -> str:

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from muster.pictures.run_curves import write_figure
+from muster.pictures.heat_map import picture_of, shade, words_at, words_upwards
+from muster.pictures.picture import GREY, Picture
 
-FORMATS = (".png", ".svg")
+LEFT, TOP, WIDE, HIGH, GAP, BARS, BELOW = 40, 44, 560, 400, 20, 100, 50
+ROWS = 200
+"""More users than these are too thin to see: so many are drawn, evenly spaced."""
 
 
-def draw_label_mix(counts: NDArray[np.int64], title: str, path: Path) -> None:
-    """Write the picture in the format that the path ends with, one of FORMATS.
-
-    counts: how often each user has each class, (users, classes). Users with one largest class stand together. Raises
-    NotWritten.
-    """
+def draw_label_mix(counts: NDArray[np.int64], title: str) -> Picture:
+    """Draw how often each user has each class, (users, classes). Users with one largest class stand together."""
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     order = np.lexsort((-shares.max(1), shares.argmax(1)))
-    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
-    axes, sizes = figure.subplots(1, 2, sharey=True, width_ratios=(5, 1))
-    image = axes.imshow(shares[order], aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
-    axes.set(title=title, xlabel="class", ylabel="user, by largest class")
-    figure.colorbar(image, ax=axes, label="share of the user's labels", location="left")
-    sizes.barh(np.arange(len(order)), counts[order].sum(1), height=1.0)
-    sizes.set(xlabel="labels")
-    write_figure(figure, path)
+    order = order[np.linspace(0, len(order) - 1, min(len(order), ROWS)).astype(int)]
+    high, wide = HIGH / len(order), WIDE / counts.shape[1]
+    held = counts[order].sum(1)
+    parts = [_box(LEFT, TOP, WIDE, HIGH, shade(0.0))]
+    for at, user in enumerate(order):
+        y = TOP + high * at
+        parts += [
+            _box(LEFT + wide * of, y, wide, high, shade(float(share))) for of, share in enumerate(shares[user]) if share
+        ]
+        parts.append(_box(LEFT + WIDE + GAP, y, BARS * int(held[at]) / max(int(held.max()), 1), high, GREY))
+    bottom = TOP + HIGH
+    parts += [
+        words_at(LEFT + wide * (at + 0.5), bottom + 18, str(at))
+        for at in range(0, counts.shape[1], 1 + counts.shape[1] // 24)
+    ]
+    parts += [
+        words_at(LEFT + WIDE / 2, 24, f"{title}: share of each user's labels"),
+        words_at(LEFT + WIDE / 2, bottom + 40, "class"),
+        words_upwards(24, TOP + HIGH / 2, "user, by largest class"),
+        words_at(LEFT + WIDE + GAP + BARS / 2, bottom + 18, f"labels, to {held.max():,}"),
+    ]
+    return picture_of(LEFT + WIDE + GAP + BARS + GAP, bottom + BELOW, parts)
+
+
+def _box(x: float, y: float, wide: float, high: float, fill: str) -> str:
+    return f'<rect x="{x:.2f}" y="{y:.2f}" width="{wide:.2f}" height="{high:.2f}" fill="{fill}"/>'

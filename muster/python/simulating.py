@@ -30,7 +30,8 @@ from simulator.simulation import OnRound, Overrides, SimulationResult, advance, 
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from muster.pictures.picture import Picture
 
 MODEL = "server.params"
 DEFAULT_ALGORITHM = "fedavg"
@@ -105,22 +106,21 @@ class Run:
         """The accuracy per example of all held-out users at the end; None where the model has no such metric."""
         return self.result.test_accuracy
 
-    def plot(self, y: str = ACCURACY, out: Path | str | None = None) -> Figure:
-        """A figure over rounds, which a notebook shows; written to `out` too, whose ending gives the format.
+    def plot(self, y: str = ACCURACY, out: Path | str | None = None) -> Picture:
+        """A figure over rounds, which a notebook shows; written to `out` too, a .svg or a .png.
 
-        Raises ModuleNotFoundError without matplotlib, EngineError for a figure that no point has, and NotWritten.
+        Raises EngineError for a figure that no point has, NotWritten, and ModuleNotFoundError for a .png without resvg.
         """
-        from muster.pictures.run_curves import figure_of, write_figure  # needs matplotlib
+        from muster.pictures.curves import Axes, draw_curves  # half as long to load as all the rest
 
         measured = [(point["round"], point[y]) for point in self.points if y in point]
         if not measured:
             names = sorted({name for point in self.points for name in point} - {"round"})
             raise EngineError(f"no point of the run has a figure {y!r}; {offered(y, names)}; `out` names a file")
-        rounds, values = zip(*measured, strict=True)
-        figure = figure_of({f"{self.result.model}, {self.result.algorithm}": (rounds, values)}, ("rounds", y))
+        picture = draw_curves({f"{self.result.model}, {self.result.algorithm}": measured}, Axes(x="rounds", y=y))
         if out is not None:
-            write_figure(figure, Path(out))
-        return figure
+            picture.write(Path(out))
+        return picture
 
 
 def simulate(

@@ -15,8 +15,7 @@ import msgspec
 
 from fedcore.decoding import decoder
 from simulator.errors import FleetError
-from simulator.fleet import browsers, node
-from simulator.fleet.arm import sysroot
+from simulator.fleet import arm, browsers, node
 from simulator.fleet.fork_server import Ended, Start
 
 _ENDED = decoder(Ended)
@@ -35,7 +34,7 @@ ForkServers = tuple[StartSession, EndedSessions]
 
 def architectures() -> tuple[str, ...]:
     """The architectures of devices: this machine's own first, then those that can be emulated."""
-    return tuple(dict.fromkeys((HERE, sysroot.ARCH)))
+    return tuple(dict.fromkeys((HERE, arm.ARCH)))
 
 
 @contextlib.contextmanager
@@ -61,7 +60,7 @@ def _command(host: str, backends: Sequence[str]) -> tuple[list[str], dict[str, s
     arguments = ["-m", "simulator.fleet.fork_server", *backends]
     if host == HERE:
         return [sys.executable, *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
-    machine = sysroot.ready()
+    machine = arm.ready()
     machine.check(backends)
     return machine.python(*arguments), machine.environment()
 

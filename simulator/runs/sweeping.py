@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +14,7 @@ import msgspec
 
 from fedcore.decoding import decoder
 from simulator import datasets
-from simulator.engines.workers.forked import ended_each
+from simulator.engines.workers.forked import with_kept
 from simulator.errors import Diverged, RunError, SimulatorError
 from simulator.runs.config_file import differences
 from simulator.runs.folder import locked
@@ -83,12 +82,15 @@ def run_sweep(
     (folder / RUNS).mkdir(parents=True, exist_ok=True)
     outcomes: dict[str, SweepOutcome] = {}
     with contextlib.closing(locked(folder)):
-        waiting = [run for run in runs if not (folder / RUNS / run.name / RESULT).exists()]
-        kept = ((run, _End("done")) for run in runs if run not in waiting)
-        for run, end in itertools.chain(kept, _ends(waiting, folder, processes)):
-            result = read_result(folder / RUNS / run.name) if end.status == "done" else None
-            outcomes[run.name] = SweepOutcome(run, end.status, result, end.why)
-            on_end(outcomes[run.name])
+        paths = [folder / RUNS / run.name for run in runs]
+        kept = [_End("done") if (path / RESULT).exists() else None for path in paths]
+        work = [functools.partial(_run, run, path) for run, path in zip(runs, paths, strict=True)]
+        for index, found in with_kept(kept, work, _END, processes):
+            end = _End("failed", str(found)) if isinstance(found, Exception) else found
+            result = read_result(paths[index]) if end.status == "done" else None
+            outcome = SweepOutcome(runs[index], end.status, result, end.why)
+            outcomes[outcome.run.name] = outcome
+            on_end(outcome)
     return [outcomes[run.name] for run in runs]
 
 
@@ -141,12 +143,6 @@ def _check_users(runs: Sequence[SweepRun]) -> None:
             check_users(config, load(config.dataset, config.data, config.clients, config.partition))
         except SimulatorError as error:
             raise RunError(f"the run {run.name} cannot be: {error}") from error
-
-
-def _ends(runs: Sequence[SweepRun], folder: Path, processes: int) -> Iterator[tuple[SweepRun, _End]]:
-    work = [functools.partial(_run, run, folder / RUNS / run.name) for run in runs]
-    for index, end in ended_each(work, _END, processes):
-        yield runs[index], _End("failed", str(end)) if isinstance(end, Exception) else end
 
 
 def _run(run: SweepRun, path: Path) -> _End:

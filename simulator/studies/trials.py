@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -15,7 +14,8 @@ from typing import Any
 import msgspec
 
 from fedcore.decoding import UNDECODABLE, decoder
-from simulator.engines.workers.forked import ended_each
+from fedcore.private_files import write_whole
+from simulator.engines.workers.forked import with_kept
 from simulator.errors import StudyError
 
 Series = dict[str, list[float | None]]
@@ -65,30 +65,27 @@ class Trials:
         Each trial runs in a process of its own. Raises StudyError when a trial fails, with its case, its seed, and the
         words of what it raised.
         """
+        self._folder.mkdir(parents=True, exist_ok=True)
         asked = [(case, seed) for case in cases for seed in self.seeds]
         paths = [self._folder / f"{_digest(measure, case, seed)}.json" for case, seed in asked]
-        found = [_read(path) for path in paths]
-        missing = [index for index, trial in enumerate(found) if trial is None]
+        kept = [_read(path) for path in paths]
         self._total += len(asked)
-        self._count(len(asked) - len(missing))
-        if missing:
+        self._on_progress(self._done, self._total)
+        if None in kept:
             import_module("torch._dynamo")  # torch.func loads it when it is first used: here once, not in every process
-        computations = [functools.partial(_measured, measure, *asked[index]) for index in missing]
-        for position, trial in ended_each(computations, _TRIAL, self._processes):
-            index = missing[position]
+        computations = [functools.partial(_measured, measure, *one) for one in asked]
+        found: dict[int, Series] = {}
+        for index, trial in with_kept(kept, computations, _TRIAL, self._processes):
             if isinstance(trial, Exception):
                 raise _failed(*asked[index], trial) from trial
-            found[index] = trial
-            _write(paths[index], trial)
-            self._count(1)
-        trials = [trial for trial in found if trial is not None]
-        self.cpu_s += sum(trial.cpu_s for trial in trials)
-        series = iter([trial.series for trial in trials])
+            if kept[index] is None:
+                write_whole(paths[index], msgspec.json.encode(trial))
+            found[index] = trial.series
+            self.cpu_s += trial.cpu_s
+            self._done += 1
+            self._on_progress(self._done, self._total)
+        series = (found[index] for index in range(len(asked)))
         return [[next(series) for _ in self.seeds] for _ in cases]
-
-    def _count(self, done: int) -> None:
-        self._done += done
-        self._on_progress(self._done, self._total)
 
 
 def _measured(measure: Callable[..., Series], case: Case, seed: int) -> _Trial:
@@ -114,10 +111,3 @@ def _read(path: Path) -> _Trial | None:
         return _TRIAL.decode(path.read_bytes())
     except (OSError, *UNDECODABLE):
         return None
-
-
-def _write(path: Path, trial: _Trial) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_bytes(msgspec.json.encode(trial))
-    part.replace(path)

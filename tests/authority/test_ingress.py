@@ -133,6 +133,19 @@ def test_an_address_that_asks_too_often_is_told_when_to_come_back(authority):
         assert is_served(client)
 
 
+def test_an_address_that_asks_for_beacons_too_often_is_sent_away(authority):
+    here, elsewhere = ({"X-Forwarded-For": f"203.0.113.{number}"} for number in (1, 2))
+    with authority(address_limit_per_minute=3, proxies=networks("127.0.0.0/8")) as client:
+        for _ in range(3):
+            refused(client.post("/v1/beacons", content=b"{}", headers=here), "malformed-signature")
+        answer = client.post("/v1/beacons", content=b"{}", headers=here)
+        refused(answer, "too-many-requests")
+        assert 0 < int(answer.headers["retry-after"]) <= 20
+        refused(client.post("/v1/beacons", content=b"{}", headers=elsewhere), "malformed-signature")
+        client.headers |= here
+        assert is_served(client)  # credentials have a count of their own
+
+
 # --- TLS: these connections have not said hello
 
 

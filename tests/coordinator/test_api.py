@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
@@ -320,6 +321,20 @@ def test_framework_errors_are_problem_documents_too(client):
     wrong = client.get("/v1/populations/phones/checkins")
     refused(wrong, "method-not-allowed")
     assert wrong.headers["allow"] == "POST"
+
+
+def test_a_refused_method_is_told_every_method_of_the_address(client):
+    for path, methods in client.get("/openapi.json").json()["paths"].items():
+        answer = client.delete(re.sub(r"\{.*?\}", "7", path))
+        refused(answer, "method-not-allowed")
+        assert {method.upper() for method in methods} <= set(answer.headers["allow"].split(", ")), path
+
+
+@pytest.mark.parametrize("address", ["/v1/devices/", "/v1/populations/phones/checkins/", "/v1/devices%0A"])
+def test_an_address_that_is_nearly_one_is_none_and_leads_nowhere(client, address):
+    answer = client.post(address)
+    refused(answer, "unknown-resource")
+    assert "location" not in answer.headers
 
 
 def test_bug_is_a_problem_document_that_gives_nothing_away(client, monkeypatch):

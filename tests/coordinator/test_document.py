@@ -82,3 +82,13 @@ def test_every_header_field_that_is_documented_is_one_of_a_route(document):
         fields |= {parameter["name"] for parameter in one.get("parameters", ()) if parameter["in"] == "header"}
         fields |= {name for answer in one["responses"].values() for name in answer.get("headers", ())}
     assert fields == FIELDS.keys()
+
+
+def test_every_body_of_a_device_s_route_is_described(document):
+    """A route answers with problem documents, and with none of the framework's own."""
+    for (_, path), one in operations(document).items():
+        for status, answer in one["responses"].items():
+            for media, content in answer.get("content", {}).items():
+                assert media == PROBLEM_TYPE or int(status) < 300
+                assert path in HEALTH or content["schema"], (path, status, media)
+    assert not {"HTTPValidationError", "ValidationError"} & document["components"]["schemas"].keys()

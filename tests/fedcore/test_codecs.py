@@ -182,6 +182,22 @@ def test_a_plan_cannot_have_its_values_gone_over_without_end():
             Plan.decode(encoded.replace(one, codecs))
 
 
+def test_a_plan_cannot_have_its_report_taken_apart_without_end():
+    """A coordinator goes over the segments of each report that comes, and a plan has room for 80,000."""
+    encoded = linear.plan(codecs=(Subsample(2),)).encode()
+    start = encoded.index(b'"segments":[') + len(b'"segments":[')
+    present = len(Plan.decode(encoded).report.segments)
+
+    def with_more(count):
+        more = b"".join(b'{"name":"s%d","size":1,"reduction":"mean"},' % number for number in range(count))
+        return encoded[:start] + more + encoded[start:]
+
+    assert len(Plan.decode(with_more(64 - present)).report.segments) == 64
+    for count in (65 - present, 40_000):
+        with pytest.raises(PlanError, match=f"has {present + count} segments; there may be 64"):
+            Plan.decode(with_more(count))
+
+
 def test_numbers_in_a_plan_that_are_out_of_range_are_refused():
     encoded = linear.plan(codecs=(Subsample(2),)).encode()
     for kept in (b"-1", b"4", b"1e3", b"99999999999999999999", b"null"):

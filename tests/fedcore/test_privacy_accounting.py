@@ -12,7 +12,7 @@ import pytest
 from fedcore.errors import PrivacyError
 from fedcore.privacy.accounting import calibrated, spent
 from fedcore.privacy.matrices import banded_sensitivity_squared, block, coefficients, tree_sensitivity_squared
-from fedcore.privacy.settings import LedgerEntry, Noise, Privacy
+from fedcore.privacy.settings import LEAST_NOISE, MOST_NOISE, LedgerEntry, Noise, Privacy
 
 DELTA = 1e-5
 
@@ -179,6 +179,8 @@ def test_a_missing_accountant_is_named_with_what_to_install(monkeypatch):
         ({"epsilon": math.inf}, "epsilon must be finite"),
         ({"noise_multiplier": 0.0}, "noise_multiplier"),
         ({"noise_multiplier": math.nan}, "noise_multiplier"),
+        ({"noise_multiplier": 1e-200}, "noise_multiplier must be from 1e-06 to 1e\\+06, not 1e-200"),
+        ({"noise_multiplier": 1e200}, "noise_multiplier must be from 1e-06 to 1e\\+06, not 1e\\+200"),
         ({"users": 0}, "users"),
         ({"mechanism": "laplace"}, "mechanism"),
         ({"bands": 2}, "bands must be 1 for the mechanism gaussian, not 2"),
@@ -193,6 +195,19 @@ def test_a_promise_that_cannot_be_kept_is_refused_by_its_field(wrong, said):
     Privacy(**good)
     with pytest.raises(PrivacyError, match=said):
         Privacy(**(good | wrong))
+
+
+@pytest.mark.parametrize("facts", [{}, {"mechanism": "tree"}, {"mechanism": "banded", "bands": 2}])
+@pytest.mark.parametrize("multiplier", [LEAST_NOISE, MOST_NOISE])
+def test_the_least_and_the_most_noise_have_an_epsilon(multiplier, facts):
+    given = rows(3, multiplier, min_separation_rounds=2, **facts)
+    assert 0 <= spent(given, DELTA) < math.inf
+
+
+@pytest.mark.parametrize("multiplier", [LEAST_NOISE, MOST_NOISE])
+def test_the_least_and_the_most_noise_of_devices_have_an_epsilon(multiplier):
+    facts = {"mechanism": "distributed", "round": 1, "clip": 1.0, "devices": 5, "honest": 5, "square": 2**40}
+    assert 0 <= spent([LedgerEntry(noise_multiplier=multiplier, **facts)], DELTA) < math.inf
 
 
 def test_a_row_of_the_ledger_survives_json():

@@ -162,6 +162,12 @@ def test_a_report_is_measured_against_its_body_received_hashed_and_added():
     assert cost.target is None
 
 
+def test_a_sysroot_is_made_in_a_checkout_and_an_installed_package_says_so(typed, monkeypatch):
+    monkeypatch.setattr("muster.commands.bench.find_checkout", lambda *given: bool(given))
+    status, _, words = typed("fleet", "sysroot")
+    assert (status, "clone the repository and run `make install` there" in " ".join(words.split())) == (2, True), words
+
+
 def test_every_algorithm_has_a_grid_of_values_that_it_takes():
     # In the engine, whose rounds wait for every client, FedBuff is FedAvg.
     assert set(ALGORITHMS) - set(curves.GRIDS) <= {"fedbuff"}

@@ -17,7 +17,7 @@ CODE = """
 import sys
 from muster.app import app
 app(["doctor", "--json"], standalone_mode=False)
-print(sorted({"torch", "onnxruntime", "onnx", "fastapi", "matplotlib"} & sys.modules.keys()))
+print(sorted({"torch", "onnxruntime", "onnx", "fastapi", "pygal"} & sys.modules.keys()))
 """
 
 

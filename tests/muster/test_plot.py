@@ -4,6 +4,9 @@ import struct
 
 import pytest
 
+from fedcore.errors import NotWritten
+from muster.pictures import picture
+from muster.pictures.curves import Axes, draw_bands, draw_curves
 from simulator.configuration import SimulationConfig
 from simulator.runs.reading import read_run
 from simulator.runs.running import start_run
@@ -60,8 +63,20 @@ def test_what_cannot_be_drawn_is_named_with_what_can(runs, typed, tmp_path):
     for words, says in (
         (["--y", "test.acuracy"], "has no figure 'test.acuracy' yet; did you mean test.accuracy?"),
         (["--x", "epochs"], "there is no axis 'epochs'; there are rounds, examples, seconds"),
-        (["--out", tmp_path / "curves.jpeg"], "must end in .svg, .png, .pdf"),
+        (["--out", tmp_path / "curves.jpeg"], "must end in .svg or .png"),
         ([tmp_path / "nothing"], "nothing is not the folder of a run"),
     ):
         status, _, err = typed("plot", runs[0], *words)
         assert (status, says in " ".join(err.split())) == (2, True), err
+
+
+def test_a_png_file_without_a_font_is_refused_and_not_drawn_without_words(tmp_path, monkeypatch):
+    monkeypatch.setattr("muster.pictures.picture._WORD", picture._WORD.replace(picture.FONTS, "Nowhere"))
+    with pytest.raises(NotWritten, match=r"curves\.png cannot be written: no font is installed; install DejaVu Sans"):
+        draw_curves({"one": [(1, 2), (2, 3)]}, Axes(x="x", y="y")).write(tmp_path / "curves.png")
+
+
+def test_more_curves_than_colours_lie_in_bands_of_their_own(tmp_path):
+    bands = {f"curve {at}": [(1, 0.1 * at, 0.2 * at, 0.3 * at), (2, 0, 0, 1)] for at in range(12)}
+    drawn = draw_bands(bands, Axes(x="x", y="y")).svg
+    assert sum(f".serie-{at} .nofill{{fill:" in drawn for at in range(12)) == 12

@@ -1,13 +1,14 @@
 """`muster study`: the command, its page and pictures; and the pages in docs/studies."""
 
 import json
+import math
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from muster.pictures.heat_map import draw_heat_map
-from muster.pictures.study_figures import figures
 from muster.study_report import REPORT, RESULTS, Report, cell, pictures, results, write
 from simulator.studies import STUDIES
 from simulator.studies.study import Findings, Grid, Plot, Table
@@ -50,9 +51,9 @@ def test_study_prints_tables_and_writes_page_pictures_and_json(typed, tmp_path):
     page = (tmp_path / "pseudo-gradients.md").read_text()
     assert page.endswith(results(report))
     assert "smallest sizes" in page
-    for name, text in pictures(report).items():
+    for name, picture in pictures(report).items():
         assert f"]({name})" in page
-        assert (tmp_path / name).read_text() == text
+        assert (tmp_path / name).read_text() == picture.svg
         assert (tmp_path / name).with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -83,12 +84,15 @@ def test_words_by_hand_stay_when_a_page_is_made_again(tmp_path):
 def test_pictures_of_a_report_are_well_formed():
     drawn = pictures(REPORT_OF_TWO)
     assert list(drawn) == ["a-study-1.svg", "a-study-2.svg"]
-    for text in drawn.values():
-        ElementTree.fromstring(text)
-    heat_map, curves = (figure.axes[0] for figure in figures(REPORT_OF_TWO).values())
-    assert [text.get_text() for text in heat_map.texts] == ["–", "0.25"]  # one seed of the first cell diverged
-    assert (curves.get_xscale(), curves.get_ylabel()) == ("log", "y")
-    assert curves.lines[0].get_xydata().tolist() == [[1, 1.5], [10, 3]]
+    heat_map, curves = (ElementTree.fromstring(picture.svg) for picture in drawn.values())
+    words = [words for words in heat_map.itertext() if words.strip()]
+    assert words[2:5:2] == ["–", "0.25"]  # one seed of the first cell diverged
+    assert {"A plot", "x", "y", "one", "1", "10"} <= set(curves.itertext())  # 1 and 10 label an axis by powers of ten
+    lines = [
+        path.get("d") for path in curves.iter("{http://www.w3.org/2000/svg}path") if "reactive" in path.get("class")
+    ]
+    band, line = ([float(place[1]) for place in re.findall(r"([\d.]+) ([\d.]+)", found)] for found in lines[-2:])
+    assert (band[-1] - line[0]) / (band[-1] - band[0]) == pytest.approx(math.log10(1.5) / math.log10(2))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +113,7 @@ def test_cells_show_mean_deviation_and_what_is_missing(value, shown):
 
 
 def test_heat_map_is_darkest_at_the_largest_number_and_white_without():
-    root = ElementTree.fromstring(draw_heat_map("<t>", ("a", ["1"]), ("b", ["1", "2", "3"]), [[0.1, None, 0.9]]))
+    root = ElementTree.fromstring(draw_heat_map("<t>", ("a", ["1"]), ("b", ["1", "2", "3"]), [[0.1, None, 0.9]]).svg)
     fills = [box.get("fill") for box in root if box.tag.endswith("rect")]
     light, none, dark = (sum(bytes.fromhex(fill[1:])) for fill in fills)
     assert dark < light < none == 3 * 255
@@ -124,4 +128,6 @@ def test_every_study_has_a_page_whose_results_are_those_of_its_json():
         by_hand, _, made = path.with_suffix(".md").read_text().partition(RESULTS)
         assert RESULTS + made == results(report), f"run `muster study {report.study} --out docs/studies`"
         assert {"What the paper found", "What we found"} <= set(by_hand.split("**")), path.stem
-        assert {name: (PAGES / name).read_text() for name in pictures(report)} == pictures(report)
+        assert {name: (PAGES / name).read_text() for name in pictures(report)} == {
+            name: picture.svg for name, picture in pictures(report).items()
+        }

@@ -171,10 +171,10 @@ def test_a_killed_run_and_a_diverged_one_leave_the_others_alone(typed, tmp_path,
 def test_the_heat_map_of_a_model_without_accuracy_says_loss(typed, tmp_path, monkeypatch):
     options = OPTIONS.replace('"logreg"', '"least_squares"\ndataset = "quadratics"')
     (tmp_path / "sweep.toml").write_text(options + "[grid]\nrounds = [1, 2]\ncohort = [2, 3]\n")
-    monkeypatch.setattr("muster.commands.sweep.find_spec", lambda name: None)  # as where matplotlib is not installed
+    monkeypatch.setattr("muster.pictures.picture.find_spec", lambda name: None)  # as where resvg is not installed
     status, _, err = typed("sweep", tmp_path / "sweep.toml", "--out", tmp_path / "out")
     assert status == 0, err
-    assert "heat-map.png needs matplotlib: pip install 'muster-fl[plot]'" in err
+    assert "PNG files need resvg-py: pip install 'muster-fl[plot]'" in err
     assert not (tmp_path / "out" / "heat-map.png").exists()
     assert ">loss, unseen users<" in (tmp_path / "out" / "heat-map.svg").read_text()
 

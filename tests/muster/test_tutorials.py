@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from simulator.fleet.arm.wheel import build_wheel
 from tests.muster.reader import BLOCK, Reader
 from tests.tree import ROOT
+from tools.arm.wheel import build_wheel
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))

@@ -22,9 +22,7 @@ from fedcore.bundle import Footprint
 from fedcore.plan import BlobRef
 from simulator import datasets
 from simulator.errors import ProfileError, SysrootError
-from simulator.fleet.arm import sysroot as arm
-from simulator.fleet.arm.calls import call
-from simulator.fleet.arm.wheel import build_wheel
+from simulator.fleet import arm
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.fork_servers import HERE
 from simulator.fleet.profile import Kind, equal_kinds
@@ -32,6 +30,9 @@ from tests.device_runtime.test_sandbox import WIDE, job
 from tests.simulator.federation import SEED
 from tests.simulator.test_fleet import fleet
 from tests.simulator.test_keystone import TOLERANCE
+from tools.arm.build import build, wheels_for_arm
+from tools.arm.calls import call
+from tools.arm.wheel import build_wheel
 
 RUNTIME = ("onnxruntime",)
 MADE_NOW = pytest.mark.timeout(600)
@@ -43,7 +44,7 @@ def machine():
     if HERE != "x86_64":
         pytest.skip("ARM devices are tested on an x86-64 machine")
     try:
-        arm.build()
+        build()
         return arm.ready()
     except SysrootError as error:
         pytest.skip(f"no ARM devices here: {error}")
@@ -112,7 +113,7 @@ def test_the_wheel_installs_with_the_emulated_machines_own_pip_and_trains(machin
     wheels.mkdir()
     wheel = build_wheel(wheels)
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(wheels)]
-    call([*pip, *arm.wheels_for_arm(), f"{wheel}[device]"])
+    call([*pip, *wheels_for_arm(), f"{wheel}[device]"])
     own = next((machine.folder / "root" / "usr" / "share" / "python-wheels").glob("pip-*.whl"))
     options = ["--no-index", "--find-links", str(wheels), "--no-compile", "--target", str(target)]
     call(machine.python(f"{own}/pip", "install", *options, "muster-fl[device]"), machine.environment(PYTHONPATH=""))
@@ -165,7 +166,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").write_text("dear")
     with pytest.raises(SysrootError, match="holds something else"):
-        arm.build(tmp_path / "mine")
+        build(tmp_path / "mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter"]
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from benchmarks.hostile_fleet import run
 from benchmarks.options import HostileFleetOptions
+from benchmarks.reconcile import reconcile
 from coordinator.rules.states import AssignmentState
 from coordinator.store.tasks import TaskSettings
 from simulator import datasets
 from simulator.fleet.fleet import Fleet, FleetConfig, state_folder
 from simulator.fleet.profile import Kind
-from simulator.proofs.reconcile import reconcile
 
 PROFILE = Path(__file__).parents[2] / "examples" / "fleet-hostile.toml"
 

@@ -76,7 +76,7 @@ def test_noise_is_that_of_the_seed_and_new_in_every_round():
 def test_little_noise_and_a_huge_bound_are_uniform_fed_avg():
     plain = simulate(config(settings={"weighting": "uniform"}))
     settings = {"weighting": "uniform", "clip_norm": 100.0}
-    private = simulate(config(settings=settings, privacy=PrivateTraining(noise_multiplier=1e-9, delta=1e-4)))
+    private = simulate(config(settings=settings, privacy=PrivateTraining(noise_multiplier=1e-6, delta=1e-4)))
     assert private.test_loss == pytest.approx(plain.test_loss, rel=1e-5)
     assert (plain.epsilon, private.epsilon > 1e6) == (None, True)
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from benchmarks.sensitivity import sensitivity
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from simulator import datasets
 from simulator.engine import Engine
-from simulator.proofs.sensitivity import sensitivity
 from tests.simulator.federation import SEED
 
 

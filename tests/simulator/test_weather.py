@@ -1,5 +1,6 @@
 """Real devices and a real coordinator, on a road with bad weather: the model is that of exactly the reports counted."""
 
+from benchmarks.reconcile import reconcile
 from coordinator.rules.states import RoundState
 from coordinator.store.tasks import TaskSettings
 from export.build import export_bundle
@@ -10,7 +11,6 @@ from simulator import datasets
 from simulator.engine import Engine
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
-from simulator.proofs.reconcile import reconcile
 from tests.device_runtime.proxy import Weather, road_to
 
 ALGORITHM, ROUNDS, DEVICES = {"batch_size": 5, "client_lr": 0.05}, 3, 5

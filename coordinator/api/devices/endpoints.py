@@ -9,9 +9,8 @@ from concurrent.futures import Future
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-from fastapi import Path
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -50,8 +49,8 @@ from ingress.connection import hang_up
 from secagg.message_type import MessageType
 
 T = TypeVar("T")
-_NUMBER = re.compile(r"[0-9]{1,2}")
-Number = Annotated[str, Path(pattern=f"^{_NUMBER.pattern}$")]
+NUMBER = re.compile(r"[0-9]{1,2}")
+"""The number of a message of secure aggregation, in a path."""
 
 
 class DeviceApi:
@@ -144,7 +143,7 @@ class DeviceApi:
                 self._driver.presence.release(assignment, future)
         return Response(status_code=204, headers=headers)
 
-    async def say(self, assignment: str, number: Number, request: Request) -> Response:
+    async def say(self, assignment: str, number: str, request: Request) -> Response:
         """Take a message of the round's secure aggregation, once, and answer as `hear` does for the next number."""
         spoken = _number(number)
         async with self._assignments.present(assignment, request) as layout:
@@ -169,7 +168,7 @@ class DeviceApi:
                 demand_body(request, digest)
                 await self._ask(replace(command, message=bytes(message), sha256=digest.hex()))
 
-    async def hear(self, assignment: str, number: Number, request: Request) -> Response:
+    async def hear(self, assignment: str, number: str, request: Request) -> Response:
         """Wait, as long as `Prefer: wait=N` says, for a message of the secure aggregation; 204 when none is there."""
         heard = _number(number)
         async with self._assignments.present(assignment, request):
@@ -206,6 +205,6 @@ class DeviceApi:
 
 def _number(text: str) -> int:
     """Of a message of secure aggregation. Raises MalformedMessage."""
-    if not _NUMBER.fullmatch(text):
+    if not NUMBER.fullmatch(text):
         raise MalformedMessage("messages of secure aggregation have numbers of one digit or two")
     return int(text)

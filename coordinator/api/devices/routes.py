@@ -1,19 +1,20 @@
-"""The device protocol's routes, all of them authenticated. Spec: docs/spec/wire.md §1."""
+"""The table of the device protocol's routes, all of them authenticated. Spec: docs/spec/wire.md §1.
+
+`DeviceRouter` matches requests by it, and the OpenAPI document is made from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+import inspect
+import re
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
-from fastapi.routing import APIRoute
-from starlette.requests import Request
-from starlette.responses import Response
-
 from coordinator.api.authentication import Authenticator
-from coordinator.api.devices.endpoints import DeviceApi
+from coordinator.api.devices.endpoints import NUMBER, DeviceApi
 from coordinator.api.devices.reports import ReportApi
+from coordinator.api.devices.router import NAME, Act, Admit, DeviceRoute
 from coordinator.api.examples import EXAMPLES
 from coordinator.api.openapi import ANYWHERE, BYTES, Answer, ApiDocument
 from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected, Willing
@@ -41,106 +42,86 @@ _BODY = ("malformed-message", "too-large", "digest-mismatch")
 """Problems of any request with a body."""
 _OWN = ("unknown-assignment", "foreign-assignment")
 _OVER = ("no-longer-needed", "too-stale")
+_ENDING = (*_BODY, *_OWN, "conflicting-report")
+_COUNTING = (*_ENDING, *_OVER, "invalid-report")
+_SPOKEN = (*_ENDING, "no-longer-needed", "unusable-message")
 _UPLOAD = ("Upload-Offset", "Upload-Length", "Upload-Complete", "Repr-Digest")
-Add = Callable[..., None]
 _DIGEST, _WAIT, _WAITED = ("Content-Digest",), ("Prefer",), ("Preference-Applied",)
+_ARRIVED = ("Upload-Offset", "Upload-Complete")
+_CHECKED_IN = {200: Answer("Outcome", (Accepted, Rejected))}
+_ASSIGNED = {200: Answer("Outcome", (Assignment, Rejected), _WAITED)}
+_SERVED = {
+    200: Answer("The bytes", (BYTES,), ("ETag",)),
+    206: Answer("The requested range", (BYTES,), ("ETag", "Content-Range")),
+    304: Answer("Not modified", (), ("ETag",)),
+}
+_NEEDED = {204: Answer("Its report is still needed", (), _WAITED)}
+_COUNTED = {200: Answer("Counted, once", (Receipt,))}
+_HERE = {204: Answer("The part that has arrived", (), _ARRIVED)}
+_MORE = {204: Answer("More is wanted", (), _ARRIVED)}
+_HEARD = {200: Answer("The next message", (BYTES,), _WAITED), 204: Answer("It is not there yet", (), _WAITED)}
+_PATTERNS = {"number": f"^{NUMBER.pattern}$"}
+"""Of names in paths, where not any text is one."""
 
 
-class DeviceRoute(APIRoute):
-    """A route: `admit` authenticates a request, then an endpoint gets it and the names in its path.
-
-    FastAPI's own search for what an endpoint wants is left out: there is nothing to find, and it cost a tenth of a
-    check-in.
-    """
-
-    admit: Callable[[Request], Awaitable[None]]
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The function that answers a request."""
-        admit, endpoint = self.admit, self.endpoint
-
-        async def handle(request: Request) -> Response:
-            await admit(request)
-            answer: Response = await endpoint(request=request, **request.path_params)
-            return answer
-
-        return handle
-
-
-def add_device_routes(router: APIRouter, api: DeviceApi, reports: ReportApi, authenticator: Authenticator) -> None:
-    """Add the routes of both APIs to `router` itself: a router within a router would cost time."""
-    add = partial(router.add_api_route, tags=["devices"], route_class_override=_behind(authenticator.device))
-    _working(add, api)
-    _reporting(add, api, reports)
-    _aggregating(add, api)
-    _enrolling(
-        partial(router.add_api_route, tags=["devices"], route_class_override=_behind(authenticator.new_device)), api
-    )
-
-
-def _behind(admit: Callable[[Request], Awaitable[None]]) -> type[DeviceRoute]:
-    return type("DeviceRoute", (DeviceRoute,), {"admit": staticmethod(admit)})
+def device_routes(api: DeviceApi, reports: ReportApi, authenticator: Authenticator) -> tuple[DeviceRoute, ...]:
+    """The table: a route's method, path and endpoint, its answers and problems, and what it takes."""
+    enrolled, newcomer = partial(_route, authenticator.device), partial(_route, authenticator.new_device)
+    about = DEVICES.operation
+    report, message = "/v1/assignments/{assignment}/report", "/v1/assignments/{assignment}/secagg/{number}"
+    return (
+        enrolled("POST", "/v1/populations/{population}/checkins", api.check_in,
+                 about(_CHECKED_IN, (*_BODY, "unknown-population"), takes=CheckIn, fields=_DIGEST)),
+        enrolled("POST", "/v1/sessions/{session}/assignments", api.assign,
+                 about(_ASSIGNED, (*_BODY, "unknown-session", "foreign-session"), takes=Willing,
+                       fields=(*_DIGEST, *_WAIT))),
+        enrolled("GET", "/v1/blobs/{sha256}", api.blob,
+                 about(_SERVED, ("unknown-blob", "range-not-satisfiable"),
+                       fields=("Range", "If-Range", "If-None-Match"))),
+        enrolled("GET", "/v1/blobs/{sha256}/deltas/{base}", api.delta,
+                 about({200: Answer("The delta", (BYTES,))}, ("unknown-blob",))),
+        enrolled("GET", "/v1/assignments/{assignment}", api.hold, about(_NEEDED, (*_OWN, *_OVER), fields=_WAIT)),
+        enrolled("PUT", report, reports.put, about(_COUNTED, _COUNTING, takes=BYTES, fields=_DIGEST)),
+        enrolled("HEAD", report, reports.head, about(_HERE, (*_OWN, *_OVER))),
+        enrolled("PATCH", report, reports.patch,
+                 about(_COUNTED | _MORE, (*_COUNTING, "mismatching-offset"), takes="application/partial-upload",
+                       fields=(*_DIGEST, *_UPLOAD))),
+        enrolled("POST", "/v1/assignments/{assignment}:abort", api.abort,
+                 about({204: Answer("Aborted")}, _ENDING, takes=Abort, fields=_DIGEST)),
+        enrolled("PUT", message, api.say, about(_HEARD, _SPOKEN, takes=BYTES, fields=(*_DIGEST, *_WAIT))),
+        enrolled("GET", message, api.hear,
+                 about(_HEARD, ("malformed-message", *_OWN, "no-longer-needed"), fields=_WAIT)),
+        newcomer("POST", "/v1/devices", api.enrol,
+                 about({200: Answer("Enrolled", (Enrolled,))}, (*_BODY, "not-attested"), takes=Enrol,
+                       fields=_DIGEST)),
+    )  # fmt: skip
 
 
-def _enrolling(add: Add, api: DeviceApi) -> None:
-    """Enrolment."""
-    said = {200: Answer("Enrolled", (Enrolled,))}
-    about = DEVICES.route(said, (*_BODY, "not-attested"), takes=Enrol, fields=_DIGEST)
-    add("/v1/devices", api.enrol, methods=["POST"], **about)
+def paths_of(routes: Sequence[DeviceRoute]) -> dict[str, dict[str, Any]]:
+    """The operations of routes by path and method, as an OpenAPI document has them."""
+    found: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        found.setdefault(route.path, {})[route.method.lower()] = route.about
+    return found
 
 
-def _working(add: Add, api: DeviceApi) -> None:
-    """Check-ins, assignments and downloads."""
-    outcome = {200: Answer("Outcome", (Accepted, Rejected))}
-    about = DEVICES.route(outcome, (*_BODY, "unknown-population"), takes=CheckIn, fields=_DIGEST)
-    add("/v1/populations/{population}/checkins", api.check_in, methods=["POST"], **about)
-    assigned = {200: Answer("Outcome", (Assignment, Rejected), _WAITED)}
-    problems = (*_BODY, "unknown-session", "foreign-session")
-    about = DEVICES.route(assigned, problems, takes=Willing, fields=(*_DIGEST, *_WAIT))
-    add("/v1/sessions/{session}/assignments", api.assign, methods=["POST"], **about)
-    served = {
-        200: Answer("The bytes", (BYTES,), ("ETag",)),
-        206: Answer("The requested range", (BYTES,), ("ETag", "Content-Range")),
-        304: Answer("Not modified", (), ("ETag",)),
+def _route(admit: Admit, method: str, path: str, act: Act, about: dict[str, Any]) -> DeviceRoute:
+    """A row: its endpoint's name and docstring say in the document what it does."""
+    name = act.__name__
+    about |= {
+        "tags": ["devices"],
+        "summary": name.replace("_", " ").title(),
+        "description": inspect.getdoc(act),
+        "operationId": re.sub(r"\W", "_", f"{name}{path}_{method.lower()}"),
     }
-    fields = ("Range", "If-Range", "If-None-Match")
-    about = DEVICES.route(served, ("unknown-blob", "range-not-satisfiable"), fields=fields)
-    add("/v1/blobs/{sha256}", api.blob, methods=["GET"], **about)
-    about = DEVICES.route({200: Answer("The delta", (BYTES,))}, ("unknown-blob",))
-    add("/v1/blobs/{sha256}/deltas/{base}", api.delta, methods=["GET"], **about)
+    if in_path := [_parameter(one) for one in NAME.findall(path)]:
+        about["parameters"] = [*in_path, *about.get("parameters", ())]
+    return DeviceRoute(method, path, act, admit, about)
 
 
-def _reporting(add: Add, api: DeviceApi, reports: ReportApi) -> None:
-    """Presence, reports and aborts."""
-    held = {204: Answer("Its report is still needed", (), _WAITED)}
-    about = DEVICES.route(held, (*_OWN, *_OVER), fields=_WAIT)
-    add("/v1/assignments/{assignment}", api.hold, methods=["GET"], **about)
-    path = "/v1/assignments/{assignment}/report"
-    ending = (*_BODY, *_OWN, "conflicting-report")
-    counting = (*ending, *_OVER, "invalid-report")
-    counted = {200: Answer("Counted, once", (Receipt,))}
-    add(path, reports.put, methods=["PUT"], **DEVICES.route(counted, counting, takes=BYTES, fields=_DIGEST))
-    here = {204: Answer("The part that has arrived", (), ("Upload-Offset", "Upload-Complete"))}
-    about = DEVICES.route(here, (*_OWN, *_OVER))
-    add(path, reports.head, methods=["HEAD"], **about)
-    more = {204: Answer("More is wanted", (), ("Upload-Offset", "Upload-Complete"))}
-    about = DEVICES.route(
-        counted | more,
-        (*counting, "mismatching-offset"),
-        takes="application/partial-upload",
-        fields=(*_DIGEST, *_UPLOAD),
-    )
-    add(path, reports.patch, methods=["PATCH"], **about)
-    about = DEVICES.route({204: Answer("Aborted")}, ending, takes=Abort, fields=_DIGEST)
-    add("/v1/assignments/{assignment}:abort", api.abort, methods=["POST"], **about)
-
-
-def _aggregating(add: Add, api: DeviceApi) -> None:
-    """Messages of secure aggregation."""
-    path = "/v1/assignments/{assignment}/secagg/{number}"
-    heard = {200: Answer("The next message", (BYTES,), _WAITED), 204: Answer("It is not there yet", (), _WAITED)}
-    taken = (*_BODY, *_OWN, "no-longer-needed", "conflicting-report", "unusable-message")
-    about = DEVICES.route(heard, taken, takes=BYTES, fields=(*_DIGEST, *_WAIT))
-    add(path, api.say, methods=["PUT"], **about)
-    about = DEVICES.route(heard, ("malformed-message", *_OWN, "no-longer-needed"), fields=_WAIT)
-    add(path, api.hear, methods=["GET"], **about)
+def _parameter(name: str) -> dict[str, Any]:
+    """A name in a path, in the document."""
+    schema = {"type": "string", "title": name.title()}
+    if name in _PATTERNS:
+        schema["pattern"] = _PATTERNS[name]
+    return {"name": name, "in": "path", "required": True, "schema": schema}

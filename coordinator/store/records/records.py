@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
@@ -33,7 +33,7 @@ from coordinator.store.records.release import ReleaseRecords
 from coordinator.store.records.sealed import SealedRecords
 from coordinator.store.records.session_count import SessionCountRecords
 from coordinator.store.records.token import TokenRecords
-from coordinator.store.rows import COUNTS, assignment_of, round_of, signed_of, task_of
+from coordinator.store.rows import COUNTS, assignment_of, columns_of, round_of, settings_of, signed_of, task_of
 from coordinator.store.tables import (
     ASSIGNMENTS,
     BLOBS,
@@ -114,7 +114,7 @@ class Records:
         self._insert_if_absent(POPULATIONS, name=task.settings.population, created_at=self.at, holder=None, term=0)
         self._insert(
             TASKS,
-            **msgspec.to_builtins(task.settings) | {"minimum": task.settings.policy.minimum},
+            **columns_of(task.settings),
             **{name: getattr(task, name) for name in ("id", "name", "bundle", "state", "reason", "plan_sha256")},
             created_at=task.created_at,
             plan_signature=msgspec.to_builtins(task.plan_signature),
@@ -190,7 +190,7 @@ class Records:
         row_id = self._insert(ROUNDS, state=RoundState.COMMITTED, opened_at=self.at, ended_at=self.at, **values)
         self._transition("round", row_id, "", RoundState.COMMITTED, cause)
         rounds = min(task.settings.rounds + number - to.number, MOST_COUNT)
-        self._guarded(TASKS, task.id, task.state, {"rounds": rounds})
+        self._guarded(TASKS, task.id, task.state, columns_of(replace(task.settings, rounds=rounds)))
         self._transition("task", task.id, task.state, task.state, cause)
 
     def add_round(self, task_id: str, number: int, value: Round) -> tuple[int, int]:
@@ -241,7 +241,8 @@ class Records:
         Answers how many, and which go on.
         """
         running = ROUNDS.c.state.in_([state for state in RoundState if not state.ended])
-        query = select(ROUNDS, TASKS.c.buffered).join(TASKS).where(running & TASKS.c.population.in_(populations))
+        columns = (ROUNDS, TASKS.c.population, TASKS.c.settings)
+        query = select(*columns).join(TASKS).where(running & TASKS.c.population.in_(populations))
         ended, go_on = 0, set()
         for row in self._connection.execute(query).all():
             if known and _agrees(row, known.get(row.id)):
@@ -250,7 +251,8 @@ class Records:
             values = {"state": RoundState.ABANDONED, "reason": reason, "ended_at": self.at}
             self._guarded(ROUNDS, row.id, row.state, values)
             self._transition("round", row.id, row.state, RoundState.ABANDONED, reason)
-            numbers = drawn_in(row.number, row.buffered["max_staleness"] if row.buffered else 0)
+            settings = settings_of(row.task, row.population, row.settings)
+            numbers = drawn_in(row.number, settings.max_staleness)
             self.end_assignments(row.task, numbers, AssignmentState.NOT_NEEDED, reason)
             ended += 1
         return ended, go_on

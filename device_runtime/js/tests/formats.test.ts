@@ -173,6 +173,16 @@ test("more codecs of a segment than a device goes through are refused", () => {
   expect(() => codedSize(codecs, 100)).toThrow(/9 codecs of a segment; there may be 8/);
 });
 
+test("more segments of a report than a coordinator goes over are refused", () => {
+  const [open, present] = ['"segments":[', JSON.parse(device.plan.text).report.segments.length];
+  const withMore = (count: number) => {
+    const more = Array.from({ length: count }, (_, number) => `{"name":"s${number}","size":1,"reduction":"mean"},`);
+    return utf8(device.plan.text.replace(open, open + more.join("")));
+  };
+  expect(decodePlan(withMore(64 - present), 1).report.segments.length).toBe(64);
+  expect(() => decodePlan(withMore(65 - present), 1)).toThrow(/65 segments; there may be 64/);
+});
+
 test("a codec that no device knows is refused by name", () => {
   const unknown = device.plan.text.replaceAll('"codecs":[]', '"codecs":[{"codec":"other"}]');
   expect(() => decodePlan(utf8(unknown), 1)).toThrow(/"other"/);

@@ -82,6 +82,16 @@ class _Result(msgspec.Struct, frozen=True):
 _RESULT = decoder(_Result)
 
 
+def with_kept(
+    kept: Sequence[T | None], computations: Sequence[Callable[[], T]], read: msgspec.json.Decoder[T], processes: int
+) -> Iterator[tuple[int, T | EngineError | ExportError | ProcessDied]]:
+    """How each computation ends, as `ended_each`, but those whose result is kept are not computed, and come first."""
+    yield from ((index, end) for index, end in enumerate(kept) if end is not None)
+    missing = [index for index, end in enumerate(kept) if end is None]
+    for position, end in ended_each([computations[index] for index in missing], read, processes):
+        yield missing[position], end
+
+
 def compute_apart(compute: Callable[[], T], read: msgspec.json.Decoder[T]) -> T:
     """What `compute` gives, computed in a forked process, which ends then. See compute_each."""
     ((_, value),) = compute_each([compute], read, 1)

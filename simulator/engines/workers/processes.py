@@ -28,6 +28,7 @@ from simulator.engines.memory import keep_freed_memory
 from simulator.engines.sums import RoundSums, SumsLayout
 from simulator.engines.workers.failure import Failure
 from simulator.engines.workers.forked import Forked
+from simulator.engines.workers.in_order import AHEAD, in_order
 from simulator.shared_memory import shared_zeros
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -106,8 +107,7 @@ class Processes:
         received: Sequence[Mapping[str, Tensor]],
     ) -> None:
         self._makes = makes
-        # More places than processes: the sums of a block wait there until those of all blocks before it are added.
-        self._places = 2 * len(makes)
+        self._places = AHEAD * len(makes)
         self._shared = _Shared(received, layouts, self._places)
         self._workers: list[_Worker] = []
         weakref.finalize(self, _end, self._workers)
@@ -121,32 +121,31 @@ class Processes:
         layout = in_turn(self._shared.layouts, number)
         sums = RoundSums(layout, torch.empty(layout.size, dtype=torch.float64))
         try:
-            for place in self._in_order(number, blocks):
-                sums.vector += self._shared.part(number, place)
+            for part in self._in_order(number, blocks):
+                sums.vector += part
         except BaseException:
             _end(self._workers)  # some may still be at work on this round
             raise
         return sums
 
-    def _in_order(self, number: int, blocks: Blocks) -> Iterator[int]:
-        """The places of the blocks' sums, in the order of the blocks; a place is used again once the next is asked."""
-        waiting, free = deque(enumerate(blocks)), deque(range(self._places))
-        idle, done = deque(self._workers), dict[int, int]()
-        busy: dict[_Worker, tuple[int, int]] = {}
-        for wanted in range(len(blocks)):
-            while wanted not in done:
-                while idle and free and waiting:
-                    worker, place, (block, clients) = idle.popleft(), free.popleft(), waiting.popleft()
-                    worker.start(_Order(number, place, list(clients)))
-                    busy[worker] = block, place
-                answered = wait([worker.pipe for worker in busy])
-                for worker in [one for one in busy if one.pipe in answered]:
-                    worker.finish()
-                    block, place = busy.pop(worker)
-                    done[block] = place
-                    idle.append(worker)
-            yield done[wanted]
-            free.append(done.pop(wanted))
+    def _in_order(self, number: int, blocks: Blocks) -> Iterator[Tensor]:
+        """The sums of the blocks, in the order of the blocks; their place is used again once the next are asked for."""
+        idle, busy = deque(self._workers), dict[_Worker, int]()
+
+        def start(block: int) -> None:
+            worker = idle.popleft()
+            worker.start(_Order(number, block % self._places, list(blocks[block])))
+            busy[worker] = block
+
+        def ended() -> Iterator[tuple[int, Tensor]]:
+            answered = wait([worker.pipe for worker in busy])
+            for worker in [one for one in busy if one.pipe in answered]:
+                worker.finish()
+                block = busy.pop(worker)
+                idle.append(worker)
+                yield block, self._shared.part(number, block % self._places)
+
+        return in_order(len(blocks), len(self._makes), idle, start, ended)
 
 
 class _Worker(Forked):

@@ -7,6 +7,7 @@ the sums of the block. So nothing is lost with a worker: another one trains the 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import platform
 import sys
@@ -35,6 +36,7 @@ from simulator.engines.computing import Computing
 from simulator.engines.memory import keep_freed_memory
 from simulator.engines.sums import RoundSums, layouts_of
 from simulator.engines.workers.failure import Failure
+from simulator.engines.workers.in_order import in_order
 from simulator.engines.workers.processes import Blocks
 from simulator.errors import EngineError, ProcessDied
 from simulator.population import Population
@@ -131,38 +133,33 @@ class RayWorkers:
         try:
             while len(self._idle) + len(self._busy) < min(self._count, len(blocks)):
                 self._start()
-            for part in self._in_order(number, ray.put(_arrays(received)), blocks):
+            start = functools.partial(self._order, number, ray.put(_arrays(received)), blocks)
+            ended = functools.partial(self._ended, blocks, Counter[int | None]())
+            for part in in_order(len(blocks), self._count, self._idle, start, ended):
                 sums.vector += torch.tensor(part)
         except BaseException:
             self._end()  # some may still be at work on this round
             raise
         return sums
 
-    def _in_order(self, number: int, received: ray.ObjectRef[Any], blocks: Blocks) -> Iterator[Float64]:
-        """The sums of the blocks, in the order of the blocks."""
-        waiting, done, deaths = deque(range(len(blocks))), dict[int, Float64](), Counter[int | None]()
-        for wanted in range(len(blocks)):
-            while wanted not in done:
-                # Nobody is far ahead: the sums of a block stay here until those of all blocks before it are added.
-                while self._idle and waiting and waiting[0] < wanted + 2 * self._count:
-                    self._order(number, received, blocks, waiting.popleft())
-                answered = self._wait()
-                worker, block = self._busy.pop(answered)
-                try:
-                    trained = _answer(answered)
-                except LOST as error:
-                    deaths[block] += 1
-                    _check_deaths(deaths[block], block, error)
-                    ray.kill(worker)
-                    self._start()
-                    if block is not None:
-                        waiting.appendleft(block)
-                    continue
-                self._idle.append(worker)
-                if block is not None and trained is not None:
-                    self._keep(blocks[block], trained)
-                    done[block] = trained.sums
-            yield done.pop(wanted)
+    def _ended(self, blocks: Blocks, deaths: Counter[int | None]) -> Iterator[tuple[int, Float64 | None]]:
+        """The block that ended first, with its sums; None for one whose worker died."""
+        answered = self._wait()
+        worker, block = self._busy.pop(answered)
+        try:
+            trained = _answer(answered)
+        except LOST as error:
+            deaths[block] += 1
+            _check_deaths(deaths[block], block, error)
+            ray.kill(worker)
+            self._start()
+            if block is not None:
+                yield block, None
+            return
+        self._idle.append(worker)
+        if block is not None and trained is not None:
+            self._keep(blocks[block], trained)
+            yield block, trained.sums
 
     def _start(self) -> None:
         worker: Any = ray.remote(num_cpus=1, num_gpus=self._gpus)(_Worker).remote()

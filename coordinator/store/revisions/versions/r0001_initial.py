@@ -1,4 +1,4 @@
-"""The tables of version 0.1. Written by `make migration`."""
+"""The first tables."""
 
 from __future__ import annotations
 

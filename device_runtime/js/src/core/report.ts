@@ -10,6 +10,8 @@ import { FormatError, NonFiniteReport } from "./errors.ts";
 import { count } from "./json.ts";
 
 const WEIGHT = "weight";
+/** The most segments of a report: a coordinator goes over all of them for each report that comes. */
+const MOST_SEGMENTS = 64;
 /** The vector of a broadcast that holds the bound of bounded reports. */
 export const CLIP = "clip";
 /** Twice what rounding to float32 may add to a norm, as a share of it. */
@@ -34,8 +36,11 @@ export type Segment = v.InferOutput<typeof segmentSchema>;
 export type ReportLayout = v.InferOutput<typeof layoutSchema>;
 export type Float32 = Float32Array<ArrayBuffer>;
 
-/** Throws FormatError unless segments are distinct, one is the weight, and codecs and a bound fit the segments. */
+/** Throws FormatError unless segments are few and distinct, one is the weight, and codecs and a bound fit the segments. */
 export function checkLayout(layout: ReportLayout): void {
+  if (layout.segments.length > MOST_SEGMENTS) {
+    throw new FormatError(`a report has ${layout.segments.length} segments; there may be ${MOST_SEGMENTS}`);
+  }
   const names = layout.segments.map((segment) => segment.name);
   const weight = layout.segments.find((segment) => segment.name === WEIGHT);
   if (new Set(names).size !== names.length || weight?.size !== 1 || weight.reduction !== "sum") {

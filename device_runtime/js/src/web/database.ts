@@ -40,7 +40,7 @@ export async function change(database: IDBDatabase, parts: readonly Part[], work
   );
 }
 
-export type Of = (part: Part) => IDBObjectStore;
+type Of = (part: Part) => IDBObjectStore;
 
 /** What a request on one part of the database finds. Throws StateDamaged. */
 export function look<T>(database: IDBDatabase, part: Part, ask: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> {
@@ -61,7 +61,7 @@ function answerOf<T>(request: IDBRequest<T>): Promise<T> {
 }
 
 /** A failure of the browser's storage, said by its name here. */
-export async function stored<T>(promise: Promise<T>): Promise<T> {
+async function stored<T>(promise: Promise<T>): Promise<T> {
   try {
     return await promise;
   } catch (error) {

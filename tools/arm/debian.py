@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simulator.errors import SysrootError
-from simulator.fleet.arm.calls import call
+from tools.arm.calls import call
 
 MIRROR = "http://deb.debian.org/debian"
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")

@@ -1,0 +1,46 @@
+/** What a module exports, another one imports. What the package offers to apps is exempt. */
+
+import { readdirSync, readFileSync } from "node:fs";
+import { expect, test } from "vitest";
+
+const ROOT = new URL("../", import.meta.url);
+const { exports, bin } = JSON.parse(readFileSync(new URL("package.json", ROOT), "utf-8")) as Record<
+  "exports" | "bin",
+  Record<string, string>
+>;
+const OFFERED = [...Object.values(exports), ...Object.values(bin)].map(
+  (path) => new URL(path.replace("dist", "src").replace(".js", ".ts"), ROOT).href,
+);
+const SOURCES = new Map(
+  ["src", "page", "bench", "tests", "hermes"].flatMap((folder) =>
+    readdirSync(new URL(folder, ROOT), { recursive: true, encoding: "utf-8" })
+      .filter((name) => name.endsWith(".ts") && !name.includes("node_modules"))
+      .map((name) => new URL(`${folder}/${name}`, ROOT).href)
+      .map((href) => [href, readFileSync(new URL(href), "utf-8")] as const),
+  ),
+);
+
+/** What is imported of each module: its names, and "*" for all. */
+const IMPORTED = new Map<string, Set<string>>([...SOURCES.keys()].map((href) => [href, new Set()]));
+for (const [href, source] of SOURCES) {
+  const found = source.matchAll(/\b(?:import|export)\s+(?:type\s+)?(\{[^}]*\}|\*)[^"';]*?\bfrom\s+"(\.[^"]+)"/g);
+  for (const [, names, from] of found) {
+    for (const name of names!.replace(/[{}]|\btype\b/g, "").split(",")) {
+      IMPORTED.get(new URL(from!, href).href)?.add(name.trim().split(/\s+as\s+/)[0]!);
+    }
+  }
+  for (const [, names, from] of source.matchAll(/\{([^}]*)\}\s*=\s*await\s+import\("(\.[^"]+)"\)/g)) {
+    for (const name of names!.split(",")) IMPORTED.get(new URL(from!, href).href)?.add(name.trim().split(":")[0]!);
+  }
+}
+
+test.each([...SOURCES.keys()].filter((href) => /\/(?:src|page)\//.test(href) && !OFFERED.includes(href)))(
+  "%s exports nothing in vain",
+  (href) => {
+    const declared =
+      /^export (?:declare |async |abstract )*(?:const|let|function\*?|class|interface|type|enum) (\w+)/gm;
+    const names = [...SOURCES.get(href)!.matchAll(declared)].map(([, name]) => name!);
+    const wanted = IMPORTED.get(href)!;
+    expect(names.filter((name) => !wanted.has("*") && !wanted.has(name))).toEqual([]);
+  },
+);

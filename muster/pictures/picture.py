@@ -1,0 +1,62 @@
+"""A picture: SVG text, which notebooks show and files keep, as PNG too."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from fedcore.errors import NotWritten
+from fedcore.private_files import write_whole
+from muster.output import remark
+
+FORMATS = (".svg", ".png")
+FONTS = "system-ui, Arial, DejaVu Sans, Noto Sans, sans-serif"
+"""Browsers take the first; a PNG file is drawn with the first that is installed."""
+GREY = "#888"
+"""The colour of names: legible on white and on black."""
+_DOTS = 1.5
+"""Dots of a PNG file for each unit of the SVG."""
+_WORD = (
+    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 20 20"><text y="15" font-family="{FONTS}">%s</text></svg>'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture. svg: its text, the same for the same figures."""
+
+    svg: str
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def write(self, path: Path) -> None:
+        """Write it in the format that the path ends with, one of FORMATS.
+
+        Raises NotWritten, also for another format and where no font is installed for a PNG file, for which it raises
+        ModuleNotFoundError without resvg.
+        """
+        if path.suffix not in FORMATS:
+            raise NotWritten(errno.EINVAL, f"a picture ends in {' or '.join(FORMATS)}", str(path))
+        write_whole(path, self.svg.encode() if path.suffix == ".svg" else self._png(path))
+
+    def _png(self, path: Path) -> bytes:
+        from resvg_py import svg_to_bytes
+
+        if svg_to_bytes(svg_string=_WORD % "word") == svg_to_bytes(svg_string=_WORD % ""):
+            raise NotWritten(errno.ENOENT, "no font is installed; install DejaVu Sans, or write an SVG", str(path))
+        return bytes(svg_to_bytes(svg_string=self.svg, zoom=_DOTS, background="white"))
+
+
+def write_svg_and_png(pictures: Mapping[Path, Picture]) -> None:
+    """Write each as the SVG file of its path; where resvg is installed, as a PNG file beside it too."""
+    for path, picture in pictures.items():
+        picture.write(path)
+    if find_spec("resvg_py") is None:
+        return remark("PNG files need resvg-py: pip install 'muster-fl[plot]'")
+    for path, picture in pictures.items():
+        picture.write(path.with_suffix(".png"))
+    return None

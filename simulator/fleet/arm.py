@@ -1,0 +1,132 @@
+"""64-bit ARM devices on another machine: a sysroot, which `tools.arm` makes, and how qemu-user runs its Python there.
+
+root/             Debian's Python, C library and what they need, for 64-bit ARM
+site/             the wheels that a device needs
+executorch/       the ExecuTorch library, where the machine that made it can compile it
+qemu-aarch64      unless that machine has one that will do
+recipe            a digest of what went into root and site
+
+Muster itself is that of this process: it is Python alone, and emulated programs see the files of this machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from device_runtime.native.library import FOLDER as EXECUTORCH
+from device_runtime.native.library import shim_name
+from simulator.errors import SysrootError
+
+ARCH = "aarch64"
+FOLDER = "MUSTER_SYSROOT"
+COMMAND = "muster fleet sysroot"
+SUITE, PYTHON = "bookworm", "3.11"
+PACKAGES = (f"python{PYTHON}-minimal", f"libpython{PYTHON}-stdlib", "libstdc++6", "python3-pip-whl")
+PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
+CPU = "cortex-a76"
+QEMU = "qemu-aarch64"
+OLDEST_QEMU = (8, 2)
+"""Older ones show programs the host's /proc/cpuinfo, and ONNX Runtime crashes on that when it is imported."""
+_MUSTER = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Sysroot:
+    """A whole sysroot, and the qemu that runs its programs."""
+
+    folder: Path
+    qemu: Path
+
+    def python(self, *arguments: str) -> list[str]:
+        """The command line of the emulated machine's Python."""
+        root = self.folder / "root"
+        return [str(self.qemu), "-L", str(root), str(root / "usr" / "bin" / f"python{PYTHON}"), *arguments]
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """The environment of an emulated program: this process's, less what is for its own Python and loader."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_"))}
+        return {
+            "QEMU_CPU": CPU,
+            **kept,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONNOUSERSITE": "1",
+            "PYTHONSAFEPATH": "1",
+            "PYTHONPATH": f"{self.folder / 'site'}{os.pathsep}{_MUSTER}",
+            EXECUTORCH: str(self.folder / "executorch"),
+            **more,
+        }
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The backends that devices can run here."""
+        has_executorch = (self.folder / "executorch" / shim_name(ARCH)).is_file()
+        return ("onnxruntime", "executorch") if has_executorch else ("onnxruntime",)
+
+    def check(self, backends: Sequence[str]) -> None:
+        """Raise SysrootError when devices cannot run these backends here."""
+        if not set(backends) <= set(self.backends):
+            raise SysrootError(
+                f"ARM devices run {', '.join(self.backends)} here, not {', '.join(backends)}: install a compiler for "
+                f"them (on Debian: apt-get install g++-aarch64-linux-gnu) and run `{COMMAND}` again"
+            )
+
+
+def default_folder() -> Path:
+    """Where a sysroot is made and looked for: what MUSTER_SYSROOT names, else in the user's cache."""
+    if os.environ.get(FOLDER):
+        return Path(os.environ[FOLDER]).absolute()
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache).absolute() / "muster" / f"sysroot-{ARCH}-{recipe()}"
+
+
+def recipe() -> str:
+    """A digest of what root and site are made of."""
+    parts = repr((SUITE, PACKAGES, PLATFORMS, sorted(device_requirements())))
+    return hashlib.sha256(parts.encode()).hexdigest()[:12]
+
+
+def device_requirements() -> list[str]:
+    """The packages that a device needs beside Muster itself."""
+    asked = (one.partition("; extra == ") for one in metadata.requires("muster-fl") or ())
+    return [name for name, _, extra in asked if extra in {"", '"device"'}]
+
+
+def is_current(folder: Path) -> bool:
+    """Whether root and site of a sysroot are what they would be made of now."""
+    try:
+        return (folder / "recipe").read_text() == recipe()
+    except OSError:
+        return False
+
+
+def ready() -> Sysroot:
+    """The sysroot of this release. Raises SysrootError, naming the command to run, when it is missing or older."""
+    folder = default_folder()
+    program = find_qemu(folder)
+    if not is_current(folder) or program is None:
+        raise SysrootError(f"there is no sysroot of this release in {folder}: run `{COMMAND}` in a checkout")
+    return Sysroot(folder, program)
+
+
+def find_qemu(folder: Path) -> Path | None:
+    """A qemu that will do: one on the PATH, or the one in the sysroot `folder`."""
+    known = (shutil.which(QEMU), shutil.which(f"{QEMU}-static"), folder / QEMU)
+    return next((Path(path) for path in known if path and qemu_version(Path(path)) >= OLDEST_QEMU), None)
+
+
+def qemu_version(program: Path) -> tuple[int, int]:
+    """The version of a qemu; 0.0 when it is not there or does not say."""
+    try:
+        words = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return 0, 0
+    said = re.search(r"version (\d+)\.(\d+)", words)
+    return (int(said[1]), int(said[2])) if said else (0, 0)
