@@ -4,9 +4,10 @@ root/             Debian's Python, C library and what they need, for 64-bit ARM
 site/             the wheels that a device needs
 executorch/       the ExecuTorch library, where the machine that made it can compile it
 qemu-aarch64      unless that machine has one that will do
+muster/           the name and version of Muster, as of an installed package
 recipe            a digest of what went into root and site
 
-Muster itself is that of this process: it is Python alone, and emulated programs see the files of this machine.
+Muster's code is that of this process: it is Python alone, and emulated programs see the files of this machine.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ QEMU = "qemu-aarch64"
 OLDEST_QEMU = (8, 2)
 """Older ones show programs the host's /proc/cpuinfo, and ONNX Runtime crashes on that when it is imported."""
 _MUSTER = Path(__file__).parents[2]
+IDENTITY = Path("muster", "muster_fl.dist-info", "METADATA")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,14 @@ class Sysroot:
     def environment(self, **more: str) -> dict[str, str]:
         """The environment of an emulated program: this process's, less what is for its own Python and loader."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_"))}
+        paths = (self.folder / "site", self.folder / "muster", _MUSTER)
         return {
             "QEMU_CPU": CPU,
             **kept,
             "OMP_NUM_THREADS": "1",
             "PYTHONNOUSERSITE": "1",
             "PYTHONSAFEPATH": "1",
-            "PYTHONPATH": f"{self.folder / 'site'}{os.pathsep}{_MUSTER}",
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
             EXECUTORCH: str(self.folder / "executorch"),
             **more,
         }
@@ -107,11 +110,23 @@ def is_current(folder: Path) -> bool:
         return False
 
 
+def identity() -> str:
+    """The name and version of Muster, which devices tell, as the metadata of an installed package."""
+    return f"Metadata-Version: 2.1\nName: muster-fl\nVersion: {metadata.version('muster-fl')}\n"
+
+
+def _is_named(folder: Path) -> bool:
+    try:
+        return (folder / IDENTITY).read_text() == identity()
+    except OSError:
+        return False
+
+
 def ready() -> Sysroot:
     """The sysroot of this release. Raises SysrootError, naming the command to run, when it is missing or older."""
     folder = default_folder()
     program = find_qemu(folder)
-    if not is_current(folder) or program is None:
+    if not is_current(folder) or not _is_named(folder) or program is None:
         raise SysrootError(f"there is no sysroot of this release in {folder}: run `{COMMAND}` in a checkout")
     return Sysroot(folder, program)
 

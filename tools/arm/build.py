@@ -14,6 +14,7 @@ import msgspec
 
 from device_runtime.errors import ConfigError
 from device_runtime.native import build as executorch
+from fedcore.private_files import write_whole
 from simulator.errors import SysrootError
 from simulator.fleet import arm
 from tools.arm import debian
@@ -21,7 +22,8 @@ from tools.arm.calls import call
 
 QEMU_SUITE = "bookworm-backports"
 LOADS = "import device_runtime.footprint, device_runtime.session, simulator.fleet.fork_server; "
-LOADS += "from device_runtime.backends import BACKENDS; BACKENDS['onnxruntime']()"
+LOADS += "from device_runtime.backends import BACKENDS; BACKENDS['onnxruntime'](); "
+LOADS += "from importlib.metadata import version; version('muster-fl')"
 
 Tell = Callable[[str], None]
 
@@ -46,6 +48,8 @@ def build(out: Path | None = None, tell: Tell = lambda doing: None) -> Built:
     with _locked(folder):
         if not arm.is_current(folder):
             _make_base(folder, tell)
+        (folder / arm.IDENTITY).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / arm.IDENTITY, arm.identity().encode())
         program = arm.find_qemu(folder)
         if program is None:
             tell("qemu (60 MB)")
