@@ -24,6 +24,7 @@ T = TypeVar("T")
 NEEDED = msgspec.NODEFAULT
 """The default of a setting that has none."""
 _LEAVES: dict[Any, Kind] = {bool: "flag", int: "whole number", float: "number", tuple: "list", Literal: "choice"}
+_NOUNS = {Path: "a path", dict: "a mapping"}
 _ROOM = 2**31 - 1
 """Bounds from here on say only what a number has room for."""
 _SIDES = ("ge", "gt", "le", "lt")
@@ -125,8 +126,10 @@ def settings_of(kind: type) -> tuple[Setting, ...]:
 def check(values: object) -> None:
     """Raise the error of its class, naming the first setting that is not what it may be."""
     checks = _CHECKS[type(values)]
-    for name in checks.settings:
-        _converted(checks, name, getattr(values, name))
+    for name, one in checks.settings.items():
+        value = getattr(values, name)
+        if isinstance(_converted(checks, name, value), Path):
+            demand(checks.error, isinstance(value, Path), name, one.allowed, value)
 
 
 def demand(error: type[Exception], met: bool, name: str, allowed: str, value: object) -> None:
@@ -199,7 +202,7 @@ def _described(name: str, hint: Any, default: Any) -> Setting:
     noun = {
         "flag": "true or false",
         "list": "names",
-        "text": "text",
+        "text": _NOUNS.get(get_origin(leaf) or leaf, "text"),
         "choice": f"one of {', '.join(choices)}",
         "part": f"{getattr(leaf, '__name__', '')}(…), or a mapping with some of {', '.join(names)}",
     }.get(kind, f"a {kind}" + (f" of {extra['unit']}" if "unit" in extra else ""))

@@ -166,7 +166,7 @@ def sysroot(
     out: Annotated[Path | None, typer.Option(help="The folder to make, if not the one where a fleet looks.")] = None,
     json: Json = False,
 ) -> None:
-    """Make the sysroot of emulated ARM devices, in a checkout of the repository.
+    """Make the sysroot of emulated ARM devices, in a checkout.
 
     It comes from Debian and PyPI, and needs no root: see docs/emulators.md. The first time takes a minute and 150 MB of
     downloads; again, only missing or changed parts are made.

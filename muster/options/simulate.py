@@ -122,11 +122,11 @@ class SimulateOptions:
 
     def _given(self, shared: Mapping[str, Any]) -> dict[str, Any]:
         """The options that were given, but for the settings of the algorithm."""
-        from simulator.private_training import PrivateTraining
-
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given["settings"] = None
         if self.privacy:
+            from simulator.private_training import PrivateTraining
+
             given["privacy"] = build(PrivateTraining, parse_key_values(self.privacy, "--privacy"), text=True)
         given |= {name: build_one(TaskSettings, name, value, text=True) for name, value in shared.items()}
         return {name: value for name, value in given.items() if value is not None}

@@ -217,9 +217,9 @@ def test_old_database_is_refused_by_every_command_until_migrated(typed, tmp_path
     assert in_process("coordinator", "migrate", *database).exit_code == 1
     open_coordinator_store(database[1], tmp_path / "blobs").close()
     down = in_process("coordinator", "migrate", *database, "--to", "base", "--json")
-    assert json.loads(down.stdout) == {"before": "0001", "after": "base"}
+    assert json.loads(down.stdout) == {"before": "0002", "after": "base"}
     assert typed("task", "list", *database, "--blobs", tmp_path / "blobs")[0] == 1
-    assert json.loads(in_process("coordinator", "migrate", *database, "--json").stdout)["after"] == "0001"
+    assert json.loads(in_process("coordinator", "migrate", *database, "--json").stdout)["after"] == "0002"
     open_coordinator_store(database[1], tmp_path / "new").close()  # the blobs of before belong to the dropped tables
     assert in_process("task", "list", *database, "--blobs", tmp_path / "new").exit_code == 0
     collected = in_process("coordinator", "collect", *database, "--blobs", tmp_path / "new", "--json")
@@ -509,7 +509,7 @@ def test_the_servers_key_is_rotated_and_given_up_by_commands(tmp_path, monkeypat
 
 
 def test_help_shows_words_in_square_brackets():
-    assert "[default: the goal]" in " ".join(in_process("task", "create", "--help").stdout.split())
+    assert "[1 to 100; default: 1.3]" in " ".join(in_process("task", "create", "--help").stdout.split())
 
 
 def test_a_run_that_is_interrupted_says_how_to_go_on(typed, tmp_path, monkeypatch):

@@ -139,7 +139,7 @@ def test_a_port_in_use_is_named_with_the_option_that_changes_it(tmp_path, option
             "scaffold keeps a control variate on every client between rounds",
         ),
         (["demo", "--algorithms", "fedavg,scaffold"], "only `muster simulate` runs it"),
-        (["export", "mlp", "--set", "cleint_lr=1"], "did you mean client_lr? there are client_lr, server_lr"),
+        (["export", "mlp", "--set", "cleint_lr=1"], "did you mean client_lr? there are client_lr, epochs"),
         (["simulate", "--model", "mlp", "--set", "lr=1"], "did you mean client_lr? there are"),
     ],
 )

@@ -177,7 +177,7 @@ def test_what_no_simulation_can_keep_private_is_refused(changed, error, said):
         ({"delta": 1e-4}, "either epsilon"),
         ({"epsilon": 1.0, "noise_multiplier": 1.0}, "either epsilon"),
         ({"mechanism": "tree"}, "either epsilon"),
-        ({"noise_multiplier": 1.0}, "needs delta"),
+        ({"noise_multiplier": 1.0}, "delta is missing"),
     ],
 )
 def test_privacy_has_either_a_budget_or_a_noise_and_a_delta(parts, said):

@@ -255,10 +255,10 @@ def test_other_folders_are_refused_and_left_as_they_are(tmp_path):
     with pytest.raises(RunError, match="missing is not the folder of a run"):
         resume_run(tmp_path / "missing")
     (tmp_path / "other" / "config.toml").write_text("model = 3")
-    with pytest.raises(RunError, match=r"other is not the folder of a run.*Expected `str`, got `int`"):
+    with pytest.raises(RunError, match=r"other is not the folder of a run.*model must be text, not 3"):
         resume_run(tmp_path / "other")
     (tmp_path / "other" / "config.toml").write_text('model = "mlp"\nround = 3')
-    with pytest.raises(RunError, match=r"unknown options \['round'\]; did you mean rounds"):
+    with pytest.raises(RunError, match=r"there is no 'round'; did you mean rounds"):
         resume_run(tmp_path / "other")
     (tmp_path / "other" / "config.toml").write_text('model = "mlp"\n[schedule]\nwarmup = 3')
     with pytest.raises(RunError, match="unknown field `warmup`"):
