@@ -261,7 +261,7 @@ def test_other_folders_are_refused_and_left_as_they_are(tmp_path):
     with pytest.raises(RunError, match=r"there is no 'round'; did you mean rounds"):
         resume_run(tmp_path / "other")
     (tmp_path / "other" / "config.toml").write_text('model = "mlp"\n[schedule]\nwarmup = 3')
-    with pytest.raises(RunError, match="unknown field `warmup`"):
+    with pytest.raises(RunError, match="schedule: there is no 'warmup'; did you mean warmup_rounds"):
         resume_run(tmp_path / "other")
     assert [one.name for one in tmp_path.iterdir()] == ["other"]
 
