@@ -8,6 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.entities import Task
+from coordinator.rules.packed_segments import report_bytes
 from coordinator.rules.task_settings import FootprintBudget, TaskSettings
 from fedcore.bundle import Certificate, Evidence, Footprint
 from fedcore.plan import Plan
@@ -44,6 +45,12 @@ def check_release(plan: Plan, certificate: Certificate, settings: TaskSettings) 
             raise InvalidTask(f"the certificate has no evidence for format {fmt!r}: export the plan again")
         _check_parity(fmt, evidence)
         _check_footprint(fmt, evidence.footprint, settings.budget)
+    sent = max(report_bytes(trip.report, settings).sent for trip in plan.trips)
+    if settings.budget.report_bytes is not None and sent > settings.budget.report_bytes:
+        raise InvalidTask(
+            f"a report has {_number(sent)} bytes, the budget {_number(settings.budget.report_bytes)} bytes "
+            "(report_bytes): export a smaller model or compress its reports (--compress), or raise the budget"
+        )
 
 
 def released_seed(plan: Plan, settings: TaskSettings) -> int | UnsetType:

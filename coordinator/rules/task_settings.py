@@ -35,7 +35,7 @@ Seconds = partial(setting, unit="seconds", gt=0)
 @checked(InvalidTask)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FootprintBudget:
-    """The largest footprint that a task's devices can bear, of each format; None bounds nothing.
+    """The largest footprint that a task's devices can bear, of each format, and the longest report; None is no bound.
 
     Raises InvalidTask naming the part and what it may be.
     """
@@ -43,6 +43,7 @@ class FootprintBudget:
     peak_rss_mb: Annotated[float, setting("Most memory at the peak.", unit="MB", gt=0)] | None = None
     step_cpu_ms: Annotated[float, setting("Most CPU time of a step.", unit="milliseconds", gt=0)] | None = None
     graph_bytes: Annotated[float, setting("Most bytes of graphs and frozen vectors.", unit="bytes", gt=0)] | None = None
+    report_bytes: Annotated[float, setting("Most bytes of a report, as it is sent.", unit="bytes", gt=0)] | None = None
 
     def __post_init__(self) -> None:
         check(self)

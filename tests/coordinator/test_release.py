@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace as replaced
 
 import pytest
 from msgspec.structs import replace
 
 from coordinator.errors import InvalidTask
+from coordinator.rules.packed_segments import report_bytes
 from coordinator.rules.release import check_release
-from coordinator.store.tasks import FootprintBudget, TaskSettings
+from coordinator.store.tasks import FootprintBudget, Secagg, TaskSettings
 from fedcore.bundle import Certificate, Parity
 from tests.coordinator.bundles import EVIDENCE, FOOTPRINT, make_plan
 
@@ -44,6 +46,16 @@ def test_format_beyond_the_budget_is_named_with_figure_budget_and_remedy(budget,
     with pytest.raises(InvalidTask) as refused:
         check({"onnx": small, "executorch": EVIDENCE}, FootprintBudget(**budget))
     assert says in str(refused.value)
+
+
+def test_a_report_longer_than_the_budget_is_refused_masked_ones_too():
+    plan, certificate = make_plan(), Certificate("hand", {"onnx": EVIDENCE})
+    for secagg in (None, Secagg()):
+        settings = TaskSettings(population="p", goal=10, rounds=1, secagg=secagg)
+        sent = report_bytes(plan.report, settings).sent
+        check_release(plan, certificate, replaced(settings, budget=FootprintBudget(report_bytes=sent)))
+        with pytest.raises(InvalidTask, match=rf"a report has {sent} bytes, the budget {sent - 1} bytes .*--compress"):
+            check_release(plan, certificate, replaced(settings, budget=FootprintBudget(report_bytes=sent - 1)))
 
 
 def test_format_that_the_plan_lacks_is_named_with_those_it_has():
