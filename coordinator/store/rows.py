@@ -16,11 +16,11 @@ from fedcore.bundle import AlgorithmRef
 from fedcore.decoding import converter
 from fedcore.plan import PlanSignature
 from fedcore.release import Signed
+from fedcore.validation import build
 
 COUNTS = ("assigned", "reported", "aborted", "lost", "expired", "stale", "taken_over", "handed_on")
 """Of a round's assignments, as its value and its row have them; once it is over, the rest were not needed."""
 _NEWER = "a newer version may have written them: upgrade this coordinator. Nothing was changed"
-_task_settings = converter(TaskSettings)
 _plan_signature, _statement = converter(PlanSignature), converter(Signed)
 
 
@@ -54,25 +54,10 @@ def settings_of(task_id: str, population: str, stored: Mapping[str, Any]) -> Tas
 
     Raises UnreadableTask, which names the task and what this version does not know.
     """
-    whole = {**stored, "population": population}
     try:
-        settings = _task_settings(whole)
-        unknown = _unknown(whole, msgspec.to_builtins(settings))
-    except (msgspec.ValidationError, InvalidTask) as error:
+        return build(TaskSettings, {**stored, "population": population})
+    except InvalidTask as error:
         raise UnreadableTask(f"settings of task {task_id}: {error}; {_NEWER}") from error
-    if unknown is not None:
-        raise UnreadableTask(f"settings of task {task_id}: this version does not know {unknown!r}; {_NEWER}")
-    return settings
-
-
-def _unknown(stored: Mapping[str, Any], known: Mapping[str, Any]) -> str | None:
-    """The first name in stored settings, or in a part of them, that the known ones lack. msgspec leaves it out."""
-    for name, value in stored.items():
-        if name not in known:
-            return name
-        if isinstance(value, Mapping) and (inside := _unknown(value, known[name])) is not None:
-            return f"{name}.{inside}"
-    return None
 
 
 def signed_of(value: object) -> Signed | None:
