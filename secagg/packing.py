@@ -135,7 +135,7 @@ def word_count(segments: Sequence[PackedSegment]) -> int:
 
 
 def fresh_key() -> bytes:
-    """A new random key of 32 bytes."""
+    """A new key of 32 bytes, drawn from the system."""
     return secrets.token_bytes(32)
 
 

@@ -23,7 +23,7 @@ def session_id(invite_hash: bytes, chosen: GraphParameters, root: bytes, beacon:
 
 
 def commitment(sid: bytes, position: int, seed: int) -> bytes:
-    """The commitment of a device to its self seed, which its 255 random bits hide."""
+    """The commitment of a device to its self seed. The seed's 255 bits of chance hide it."""
     return sha256(tag("commit") + sid + u32(position) + seed.to_bytes(KEY_BYTES, "little"))
 
 

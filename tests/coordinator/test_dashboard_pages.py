@@ -112,9 +112,9 @@ def test_settings_page_explains_every_setting_with_its_default(register, served)
     task = register(goal=3, over_selection=2.5)
     page = httpx2.get(f"{served.admin}/tasks/{task}/settings").text
     every = [one for group in groups() for one in group.settings]
-    assert [one.name for one in every if not one.meaning] == []
+    assert [one.name for one in every if not one.about] == []
     assert 'over_selection <strong>2.5</strong> <span class="quiet">default 1.3</span>' in page
-    assert "devices selected per report wanted." in page
+    assert "Devices drawn per report wanted." in page
     assert "secagg.bits" not in page  # the task does without
     for words in ("FedAvg", "hand, 1", "3 kB", "mean of 4"):
         assert words in page

@@ -235,7 +235,7 @@ def test_policy_of_the_state_folder_holds_and_a_bad_one_is_an_error(coordinator,
     allowed = Device(config.coordinator, "phones", config.examples, config.state, policy=other)
     assert allowed.run_once().outcome == "reported"
     path.write_text("populations = 3")
-    with pytest.raises(ConfigError, match="populations = 3"):
+    with pytest.raises(ConfigError, match="populations must be a list of one name or more, not 3"):
         Device(config.coordinator, "phones", config.examples, config.state)
     assert coordinator.calls.count("check-in") == 1
 

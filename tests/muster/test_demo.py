@@ -35,7 +35,8 @@ def test_demo_prints_one_object_and_draws_the_curves(tmp_path, typed):
     svg = "{http://www.w3.org/2000/svg}"
     drawn = ElementTree.parse(kept / "learning-curves.svg")
     assert {"mimelite", "fedadam"} <= {text.text for text in drawn.iter(f"{svg}text")}
-    assert len([dot for dot in drawn.iter(f"{svg}circle") if "dot" in dot.get("class")]) == 6
+    lines = [path.get("d").split() for path in drawn.iter(f"{svg}path") if "line reactive" in path.get("class")]
+    assert [len(places) // 2 for places in lines] == [3, 3]  # x and y of each round
     for name, facts in result["algorithms"].items():
         run = read_run(kept / name)
         assert [point["test.accuracy"] for point in run.points] == [one["test.accuracy"] for one in facts["points"]]

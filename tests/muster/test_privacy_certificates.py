@@ -73,7 +73,8 @@ def test_noise_is_the_least_that_lasts_for_all_rounds(served, tmp_path):
     refused = create(tmp_path / "plan", there, *PROMISE, "--privacy", "delta=0.5")
     assert failure(refused) == (InvalidTask, "privacy: delta must be below 1 / users, which is 0.001, not 0.5")
     refused = create(tmp_path / "plan", there, "--privacy", "epsilonn=4")
-    assert "there is no 'epsilonn'; did you mean epsilon" in refused.output
+    assert failure(refused)[0] is InvalidTask
+    assert failure(refused)[1].startswith("privacy: there is no 'epsilonn'; did you mean epsilon")
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def test_commands_say_the_same_through_the_api_as_on_the_store(served, tmp_path)
     here, there, store, devices = served
     bundle = make_bundle(tmp_path / "plan")
     for where in (there, here):
-        made = create(bundle.folder, where, "--name", "spring keyboard", "--minimum", 1, "--max-rss-mb", 60, "--json")
+        made = create(bundle.folder, where, "--name", "spring keyboard", "--minimum", 1, "--peak-rss-mb", 60, "--json")
         assert made.exit_code == 0, made.output
     remote, local = json.loads(in_process("task", "list", *there, "--json").stdout)
     assert {**remote, "task": "", "progress": {}} == {**local, "task": "", "progress": {}}
