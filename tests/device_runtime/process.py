@@ -34,7 +34,10 @@ class World:
         self.task = muster("task", "create", "--plan", self.plans / plan, *options, *self.where)["task"]
 
     def rounds(self, task=None):
-        return muster("task", "metrics", task or self.task, *self.where)["rounds"]
+        """The rounds of a task, once no report waits for its commit: a device has its receipt before that."""
+        read = lambda: muster("task", "metrics", task or self.task, *self.where)["rounds"]  # noqa: E731
+        until(lambda: "aggregating" not in {one["state"] for one in read()})
+        return read()
 
     def start(self, *options, **how):
         command = [sys.executable, "-m", "muster", "device", "run", "--coordinator", self.road.url, "--json"]

@@ -50,7 +50,7 @@ CLEAR = {
     },
     "seed": 7,
     "formats": ["onnx"],
-    "budget": {"peak_rss_mb": 640.0, "step_cpu_ms": 250.0, "graph_bytes": 150000.0},
+    "budget": {"peak_rss_mb": 640.0, "step_cpu_ms": 250.0, "graph_bytes": 150000.0, "report_bytes": 90000.0},
     "clear": {"max_norm": 5.5, "max_weight": 50.0, "estimator": "krum", "tolerate": 1},
     "schedule": {
         "warmup_rounds": 2,

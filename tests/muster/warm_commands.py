@@ -24,7 +24,7 @@ OWN = "export.build export.verify simulator.runs.running simulator.fleet.fleet c
 LAZY = (
     "torch._dynamo torch._inductor.output_code torch.export._trace sympy.combinatorics sympy.tensor.tensor "
     "export.onnx.rules onnx device_runtime.backends.onnxruntime networkx "  # an export and its check
-    "pygal matplotlib.backends.backend_svg matplotlib.backends.backend_agg matplotlib.figure scipy.stats dp_accounting"
+    "pygal scipy.stats dp_accounting"
 )
 """What a command imports only once it exports, draws or accounts: seconds, which each would pay again."""
 NAMES = ("muster", "python")
