@@ -25,7 +25,7 @@ demo: $(DEMO) ## train on handwritten digits: a real coordinator, emulated devic
 
 test: $(INSTALLED) ## run all tests
 	@$(if $(ARGS),,if $(NODE_IS_NEW); then $(MAKE) --no-print-directory js; else echo 'skipped: make js, which needs Node 22.18 or newer'; fi)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 js: $(JS)/node_modules/.package-lock.json ## check and test the device runtime in TypeScript, with Node 22.18 or newer
 	cd $(JS) && npm run --silent check && npm test --silent
