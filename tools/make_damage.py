@@ -18,6 +18,7 @@ from tests.test_damaged_inputs import READERS
 
 
 def main():
+    """Damage the inputs of every reader, and print what became of them as JSON."""
     parser = argparse.ArgumentParser(description="Damage what strangers send, and count what becomes of it.")
     parser.add_argument("--inputs", type=int, default=1_000_000, help="for each reader")
     inputs = parser.parse_args().inputs

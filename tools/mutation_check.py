@@ -199,6 +199,7 @@ def tried(fault: Fault, folder: Path, tests: list[str], limit_s: float):
 
 
 def main():
+    """Draw places, try each in a copy of the tree, and print what became of all as JSON."""
     parser = argparse.ArgumentParser(description="Put small faults into the product; say which of them a test finds.")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--places", type=int, default=30)
@@ -218,6 +219,7 @@ def main():
             folders.put(copied(tree, Path(made, str(number))))
 
         def result(number: int):
+            """The fault at a place, the tests that were run for it, and whether they found it."""
             fault, folder, began = drawn[number], folders.get(), time.monotonic()
             chosen = tests.of(name_of(Path(fault.path)))
             try:

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import re
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic
+from time import monotonic, sleep
 
 import httpx2
 import msgspec
@@ -48,7 +48,10 @@ def ask(client, session, device="a", **how):
 
 
 def wait(client, device="a", seconds=4):
-    answer = check_in(client, device)
+    # While another transaction holds the database, a coordinator cannot take a new population; devices ask again.
+    until = monotonic() + 30
+    while (answer := check_in(client, device)).status_code == 503 and monotonic() < until:
+        sleep(0.1)
     assert "session" in answer.json(), (answer.status_code, answer.text)
     session = answer.json()["session"]
     return ask(client, session, device, headers={"Prefer": f"wait={seconds}"})

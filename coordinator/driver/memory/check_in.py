@@ -104,7 +104,7 @@ class CheckIns:
                 raise Unavailable("the database cannot be read now, which may know this population; ask again")
             raise UnknownPopulation(f"no population is called {command.population!r}")
         if command.population not in self._known.driven:
-            raise Unavailable("another replica is taking this population over; ask again")
+            raise Unavailable("this coordinator does not drive the population yet, or no longer; ask again")
         rejected = self._early(command, now)
         if rejected is None and self.closed:
             rejected = self._rejected(command.population, command.device, "shutting-down", now)
