@@ -20,7 +20,7 @@ from fedcore.release import Signed
 
 PREFIX = "/admin/v1"
 _WIRE_NAMES = {"task_id": "task", "device_id": "device", "number": "round"}
-"""Parameters of methods that paths and queries call otherwise."""
+"""Names of methods' parameters in paths and queries, where they differ."""
 
 
 class LineageKey(msgspec.Struct, frozen=True):

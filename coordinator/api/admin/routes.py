@@ -38,7 +38,7 @@ _BOUNDS = {
 }
 """What the parameters of queries may be, by name."""
 _OF_PATH = {"{task}": "unknown-task", "{device}": "no-such-device"}
-"""What a name in a path may not be the name of."""
+"""The problem of a path in which the name is of nothing that exists."""
 
 ADMIN = ApiDocument(
     problems=ADMIN_PROBLEMS,
@@ -53,18 +53,18 @@ ADMIN = ApiDocument(
 
 
 class AdminApi:
-    """What the operations that no store has do. `upload` and `create` read a body, and so are endpoints."""
+    """The operations of `AdminService`. `upload` and `create` read a body, so they are endpoints themselves."""
 
     def __init__(self, service: Service) -> None:
         self._settings, self._store = service.settings, service.store
         self._creation = TaskCreation(service)
 
     def security(self) -> Sequence[Assumption]:
-        """As of `AdminService`."""
+        """As `AdminService` says."""
         return of_running(self._settings, self._store)
 
     def present(self, sha256: str) -> None:
-        """As of `AdminService`."""
+        """As `AdminService` says."""
         with self._store.database.reading() as records:
             records.blob(sha256, public=False)  # bytes that no row names may be collected before a task names them
         if not self._store.blobs.has(sha256):
@@ -88,7 +88,7 @@ class AdminApi:
 class Endpoint:
     """The endpoint of an operation without a body: calls a method with what path and query hold.
 
-    A method that takes `by` whom it is called is told. FastAPI reads the signature, and runs it in a thread.
+    A method with a parameter `by` is told who calls it. FastAPI reads the signature, and runs the endpoint in a thread.
     """
 
     def __init__(self, operation: Operation, act: Callable[..., Any]) -> None:
