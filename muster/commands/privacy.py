@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -13,8 +13,9 @@ from fedcore.errors import PrivacyError
 from fedcore.privacy.settings import Noise
 from fedcore.validation import build
 from muster.options.key_values import parse_key_values
-from muster.options.simulate import PRIVACY
+from muster.options.settings import with_settings
 from muster.output import Json, Settings, emit, loading, progress, remark, say, show_fields, show_table
+from simulator.configuration import SimulationConfig
 
 if TYPE_CHECKING:
     from fedcore.privacy.planning import Deployment, MechanismPlan
@@ -271,22 +272,21 @@ def _costs(
     return costs
 
 
+_AUDITED = {"model": "logreg", "rounds": 20, "privacy": {"epsilon": 2.0, "delta": 1e-5}}
+_OPTIONS = ("model", "dataset", "data", "settings", "privacy", "rounds", "cohort", "seed")
+
+
 @privacy_app.command()
+@with_settings(SimulationConfig, only=_OPTIONS, defaults=_AUDITED)
 def audit(
-    model: Annotated[str, typer.Option(help="A built-in model or package.module:function.")] = "logreg",
-    dataset: Annotated[str, typer.Option(help="A data set (`muster data list`).")] = "digits",
-    data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
-    settings: Settings = None,
-    privacy: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=PRIVACY)] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to train.")] = 20,
-    cohort: Annotated[int, typer.Option(min=1, help="Users per round.")] = 10,
+    *,
+    settings: dict[str, Any],
     canaries: Annotated[
         int, typer.Option(min=2, help="Made up reports, each of which is in with a chance of ½.")
     ] = 400,
     without_noise: Annotated[
         bool, typer.Option("--without-noise", help="Add no noise, whatever is claimed: the audit must find out.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of training, noise and canaries.")] = 0,
     json: Json = False,
 ) -> None:
     """Measure from below how much noise there really is.
@@ -304,19 +304,9 @@ def audit(
     """
     with loading():
         from simulator.audit import audit as run
-        from simulator.configuration import SimulationConfig
-        from simulator.private_training import PrivateTraining
 
-    config = SimulationConfig(
-        model=model,
-        dataset=dataset,
-        data=data,
-        settings={"weighting": "uniform", "clip_norm": 0.5} | parse_key_values(settings),
-        privacy=build(PrivateTraining, parse_key_values(privacy or ["epsilon=2,delta=1e-5"], "--privacy"), text=True),
-        rounds=rounds,
-        cohort=cohort,
-        seed=seed,
-    )
+    own = {"weighting": "uniform", "clip_norm": 0.5} | settings.get("settings", {})
+    config = build(SimulationConfig, _AUDITED | settings | {"settings": own}, text=True)
     _tell(run(config, canaries, noisy=not without_noise), json)
 
 

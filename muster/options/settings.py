@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -13,23 +13,39 @@ from fedcore.validation import Setting, settings_of
 from muster.options.fields import Command, with_parameters
 from muster.options.key_values import parse_key_values
 
-_METAVARS = {"whole number": "<int>", "number": "<float>", "list": "<names>", "part": "KEY=VALUE"}
+_METAVARS = {
+    "whole number": "<int>",
+    "number": "<float>",
+    "list": "<names>",
+    "path": "<path>",
+    "mapping": "KEY=VALUE",
+    "part": "KEY=VALUE",
+}
+_NAMES = {"settings": "--set"}
+"""Options that have another name than their setting."""
 
 
-def with_settings(kind: type, spread: Collection[str] = (), only: Collection[str] = ()) -> Callable[[Command], Command]:
+def with_settings(
+    kind: type, spread: Collection[str] = (), only: Collection[str] = (), defaults: Mapping[str, Any] = {}
+) -> Callable[[Command], Command]:
     """Have a command take the settings of a class as options; its parameter `settings` gets those given, as a mapping.
 
     spread: the parts of which each setting is an option. One that may be left out has a switch of its name. only: the
-    settings of the class that the command takes, by default all.
+    settings of the class that the command takes, by default all. defaults: where the command has others; None where it
+    can do without.
     """
-    chosen = [one for one in settings_of(kind) if not only or one.name in only]
+    chosen = [
+        replace(one, default=defaults.get(one.name, one.default))
+        for one in settings_of(kind)
+        if not only or one.name in only
+    ]
     options = list(_options(chosen, spread))
     return with_parameters("settings", (one.parameter for one in options), lambda given: _mapping(options, given))
 
 
 def option_of(name: str) -> str:
     """The option of a setting."""
-    return f"--{name.replace('_', '-')}"
+    return _NAMES.get(name, f"--{name.replace('_', '-')}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +61,7 @@ class _Option:
         """The parameter of a command that is this option."""
         one = self.setting
         flag = self.switch or one.kind == "flag"
-        kind: Any = bool if flag else list[str] if one.kind in ("list", "part") else str
+        kind: Any = bool if flag else list[str] if one.kind in ("list", "mapping", "part") else str
         metavar = None if flag else _METAVARS.get(one.kind, "<str>")
         option = typer.Option(option_of(one.name), metavar=metavar, help=self._help())
         default = inspect.Parameter.empty if one.required else False if flag else None
@@ -89,7 +105,7 @@ def _mapping(options: list[_Option], given: dict[str, Any]) -> dict[str, Any]:
                 words = f"it is a setting of {part.name}: add {option_of(part.name)}"
                 raise typer.BadParameter(words, param_hint=option_of(one.name))
             chosen.setdefault(part.name, {})[one.name] = value
-        elif one.part is not None:
+        elif one.kind in ("mapping", "part"):
             chosen[one.name] = {} if option.switch else parse_key_values(value, option_of(one.name))
         else:
             chosen[one.name] = ",".join(value) if isinstance(value, list) else value
