@@ -328,8 +328,8 @@ def test_simulate_reads_a_file_and_flags_win(typed, tmp_path):
     assert (result["settings"]["client_lr"], result["settings"]["beta1"]) == (0.2, 0.5)
     for wrong, words in (
         ('model = "mlp"\ncolour = 1', "run.toml: there is no 'colour'"),
-        ('model = "mlp"\nrounds = "9"', "run.toml: rounds must be a whole number, not '9'"),
-        ('model = "mlp"\nsettings = 3', "run.toml: settings must be a table, [settings]"),
+        ('model = "mlp"\nrounds = "9"', "run.toml: rounds must be a whole number from 1 to 2^63 - 1, not '9'"),
+        ('model = "mlp"\nsettings = 3', "run.toml: settings must be a mapping, not 3"),
         ("model = ", "cannot read"),
     ):
         config.write_text(wrong)

@@ -279,7 +279,11 @@ def test_every_baseline_learns_digits_and_repeats_itself(baseline, model, cohort
 @pytest.mark.parametrize(
     ("wrong", "error", "words"),
     [
-        ({"baseline": "poled"}, EngineError, "no baseline is called 'poled'; did you mean pooled"),
+        (
+            {"baseline": "poled"},
+            EngineError,
+            "baseline must be one of pooled, local, dane, cocoa, sparse_fsvrg, not 'poled'",
+        ),
         ({"baseline": "dane", "model": "mlp"}, EngineError, "dane trains a linear model: ridge or logistic, not 'mlp'"),
         ({"baseline": "cocoa", "settings": {"l2": 0}}, InvalidSetting, "cocoa: l2 must be a number above 0"),
     ],
