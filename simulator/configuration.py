@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 import msgspec
 
 from coordinator.rules.task_settings import Secagg
-from fedcore.privacy.settings import Mechanism, WholeFromOne
+from fedcore.privacy.settings import BANDS, DELTA, Mechanism, WholeFromOne
 from fedcore.schedule import ServerSchedule
 from fedcore.validation import Count, NotNegative, build, check, checked, setting
 from simulator.baselines import LOSSES, Baseline, LinearBaseline
@@ -19,6 +19,7 @@ from simulator.errors import EngineError
 
 HELD_OUT = 0.2
 """The share of users that are held out."""
+DATA = "The folder that holds data sets on disk."
 COMPRESS = (
     "How reports become smaller, in steps by commas: rotation, subsample=FRACTION, count_sketch=FRACTION, "
     "low_rank=RANK, and last bits=1, 2, 4 or 8 (docs/compression.md)."
@@ -62,11 +63,11 @@ class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
 
     epsilon: Annotated[NotNegative, setting("Most that all rounds together may spend; gives the noise.")] = 0.0
-    delta: Annotated[NotNegative, setting("Chance that epsilon leaves open, below 1 / users.")] = 0.0
+    delta: Annotated[NotNegative, setting(DELTA)] = 0.0
     noise_multiplier: Annotated[NotNegative, setting("Noise on a sum over the bound on a report; gives epsilon.")] = 0.0
     mechanism: Annotated[Mechanism, setting("How sums are noised; distributed goes with secagg.")] = "gaussian"
     min_separation_rounds: Annotated[WholeFromOne, setting("Groups of users that take turns to train.")] = 1
-    bands: Annotated[WholeFromOne, setting("Diagonals of the matrix of banded, from 2 to min_separation_rounds.")] = 1
+    bands: Annotated[WholeFromOne, setting(BANDS)] = 1
     poisson: Annotated[bool, setting("Draw each user anew in every round; the cohort is then a mean.")] = False
 
     def __post_init__(self) -> None:
@@ -97,7 +98,7 @@ class SimulationConfig:
     model: Annotated[str, setting("A built-in model or package.module:function.")]
     plan: Annotated[Path, setting(_PLAN)] | None = None
     dataset: Annotated[str, setting(_DATASET)] = "digits"
-    data: Annotated[Path, setting("The folder that holds data sets on disk.")] | None = None
+    data: Annotated[Path, setting(DATA)] | None = None
     partition: Annotated[str, setting(_PARTITION)] | None = None
     clients: (
         Annotated[WholeFromOne, setting("Number of clients, by default all; without partition, a sample of users.")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ from fedcore.errors import PrivacyError
 from fedcore.privacy.accounting import calibrated, spent
 from fedcore.privacy.mechanisms import NoiseOfRounds
 from fedcore.privacy.settings import LedgerEntry, Noise, Privacy, WholeFromOne
-from fedcore.validation import Count, checked
+from fedcore.validation import Count, checked, setting
 from simulator.cohorts import Cohorts
 from simulator.configuration import PrivateTraining
 from simulator.errors import EngineError
@@ -65,12 +66,12 @@ def row_of(noise: Noise, square: int) -> Noise:
 class SimulatedPrivacy(Privacy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The privacy of a simulation: all that ε of its rounds is computed from.
 
-    square: with noise of devices, the greatest squared l2 norm of a report in steps, else 0. rounds_of_a_draw: 2 where
-    those who were drawn by Poisson sampling are in both rounds of a pair.
+    square is 0 unless devices add the noise. rounds_of_a_draw is 2 where those whom Poisson sampling drew are in both
+    rounds of a pair.
     """
 
-    square: Count = 0
-    rounds_of_a_draw: WholeFromOne = 1
+    square: Annotated[Count, setting("Greatest squared L2 norm of a report, in steps of its rounding.")] = 0
+    rounds_of_a_draw: Annotated[WholeFromOne, setting("Rounds that have one cohort.")] = 1
 
     def spent(self, rounds: int) -> float:
         """ε at δ of so many rounds.

@@ -14,6 +14,7 @@ from fedcore.privacy.settings import Noise
 from fedcore.validation import build
 from muster.options.key_values import parse_key_values
 from muster.options.settings import with_settings
+from muster.options.simulate import Data
 from muster.output import Json, Settings, emit, loading, progress, remark, say, show_fields, show_table
 from simulator.configuration import SimulationConfig
 
@@ -129,20 +130,12 @@ def _verify_run(folder: Path, json: bool) -> None:
 
 
 @privacy_app.command()
+@with_settings(Noise)
 def epsilon(
-    noise_multiplier: Annotated[
-        float, typer.Option(help="Standard deviation of the new noise on a sum, over the bound on a report.")
-    ],
+    *,
+    settings: dict[str, Any],
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, each of which is noised.")],
     delta: Annotated[float, typer.Option(help="δ, above 0 and below 1.")],
-    mechanism: Annotated[str, typer.Option(help="gaussian, tree, banded or distributed.")] = "gaussian",
-    bands: Annotated[int, typer.Option(help="Of banded: from 2 to --min-separation-rounds.")] = 1,
-    min_separation_rounds: Annotated[
-        int, typer.Option(help="Rounds from one participation of a device to its next, at least.")
-    ] = 1,
-    sampling_probability: Annotated[
-        float, typer.Option(help="Of gaussian: with which each device is in a round (Poisson sampling).")
-    ] = 1.0,
     json: Json = False,
 ) -> None:
     """Compute the ε that rounds spend.
@@ -157,19 +150,13 @@ def epsilon(
     """
     from fedcore.privacy.accounting import spent
 
-    facts = {
-        "noise_multiplier": noise_multiplier,
-        "mechanism": mechanism,
-        "min_separation_rounds": min_separation_rounds,
-        "bands": bands,
-        "sampling_probability": sampling_probability,
-    }
     try:
-        noise = build(Noise, facts)
+        noise = build(Noise, settings, text=True)
     except PrivacyError as error:
         raise typer.BadParameter(str(error)) from error
-    found = facts | {"rounds": rounds, "delta": delta, "epsilon": spent([noise] * rounds, delta)}
-    return emit(found) if json else show_fields(found)
+    spending = spent([noise] * rounds, delta)
+    facts = msgspec.structs.asdict(noise) | {"rounds": rounds, "delta": delta, "epsilon": spending}
+    return emit(facts) if json else show_fields(facts)
 
 
 @privacy_app.command()
@@ -186,7 +173,7 @@ def plan(
     ] = 1,
     model: Annotated[str | None, typer.Option(help="A model to train with this noise: what it costs.")] = None,
     dataset: Annotated[str, typer.Option(help="The data set to train it on.")] = "digits",
-    data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
+    data: Data = None,
     settings: Settings = None,
     json: Json = False,
 ) -> None:

@@ -35,12 +35,12 @@ def with_settings(
     can do without.
     """
     chosen = [
-        replace(one, default=defaults.get(one.name, one.default))
-        for one in settings_of(kind)
-        if not only or one.name in only
+        replace(setting, default=defaults.get(setting.name, setting.default))
+        for setting in settings_of(kind)
+        if not only or setting.name in only
     ]
     options = list(_options(chosen, spread))
-    return with_parameters("settings", (one.parameter for one in options), lambda given: _mapping(options, given))
+    return with_parameters("settings", (option.parameter for option in options), lambda given: _mapping(options, given))
 
 
 def option_of(name: str) -> str:
@@ -59,54 +59,54 @@ class _Option:
     @property
     def parameter(self) -> inspect.Parameter:
         """The parameter of a command that is this option."""
-        one = self.setting
-        flag = self.switch or one.kind == "flag"
-        kind: Any = bool if flag else list[str] if one.kind in ("list", "mapping", "part") else str
-        metavar = None if flag else _METAVARS.get(one.kind, "<str>")
-        option = typer.Option(option_of(one.name), metavar=metavar, help=self._help())
-        default = inspect.Parameter.empty if one.required else False if flag else None
-        hint = kind if one.required or flag else kind | None
+        setting = self.setting
+        flag = self.switch or setting.kind == "flag"
+        kind: Any = bool if flag else list[str] if setting.kind in ("list", "mapping", "part") else str
+        metavar = None if flag else _METAVARS.get(setting.kind, "<str>")
+        option = typer.Option(option_of(setting.name), metavar=metavar, help=self._help())
+        default = inspect.Parameter.empty if setting.required else False if flag else None
+        hint = kind if setting.required or flag else kind | None
         return inspect.Parameter(
-            one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, option]
+            setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, option]
         )
 
     def _help(self) -> str:
-        one, about = self.setting, self.setting.about
+        setting, about = self.setting, self.setting.about
         if self.part is not None:
             about = f"{self.part.name}: {about[0].lower()}{about[1:]}"
-        if self.switch or one.kind == "flag":
+        if self.switch or setting.kind == "flag":
             return about
-        if one.part is not None:
-            inside = settings_of(one.part)
+        if setting.part is not None:
+            inside = settings_of(setting.part)
             keys = ", ".join(f"{inner.name} ({inner.facts})" if inner.facts else inner.name for inner in inside)
             return f"{about} Keys: {keys}."
-        return f"{about}  [{one.facts}]" if one.facts else about
+        return f"{about}  [{setting.facts}]" if setting.facts else about
 
 
 def _options(settings: Iterable[Setting], spread: Collection[str]) -> Iterator[_Option]:
-    for one in settings:
-        if one.part is None or one.name not in spread:
-            yield _Option(one)
+    for setting in settings:
+        if setting.part is None or setting.name not in spread:
+            yield _Option(setting)
             continue
-        if one.optional:
-            yield _Option(one, switch=True)
-        yield from (_Option(inner, part=one) for inner in settings_of(one.part))
+        if setting.optional:
+            yield _Option(setting, switch=True)
+        yield from (_Option(inner, part=setting) for inner in settings_of(setting.part))
 
 
 def _mapping(options: list[_Option], given: dict[str, Any]) -> dict[str, Any]:
     """The settings that were given, as text, with a mapping for each part."""
     chosen: dict[str, Any] = {}
     for option in options:
-        one, part, value = option.setting, option.part, given[option.setting.name]
+        setting, part, value = option.setting, option.part, given[option.setting.name]
         if not value and value != "":
             continue
         if part is not None:
             if part.optional and part.name not in chosen:
                 words = f"it is a setting of {part.name}: add {option_of(part.name)}"
-                raise typer.BadParameter(words, param_hint=option_of(one.name))
-            chosen.setdefault(part.name, {})[one.name] = value
-        elif one.kind in ("mapping", "part"):
-            chosen[one.name] = {} if option.switch else parse_key_values(value, option_of(one.name))
+                raise typer.BadParameter(words, param_hint=option_of(setting.name))
+            chosen.setdefault(part.name, {})[setting.name] = value
+        elif setting.kind in ("mapping", "part"):
+            chosen[setting.name] = {} if option.switch else parse_key_values(value, option_of(setting.name))
         else:
-            chosen[one.name] = ",".join(value) if isinstance(value, list) else value
+            chosen[setting.name] = ",".join(value) if isinstance(value, list) else value
     return chosen

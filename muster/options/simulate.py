@@ -5,15 +5,17 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from fedcore.validation import build_one
 from muster.options.settings import with_settings
-from simulator.configuration import SimulationConfig, to_config
+from simulator.configuration import DATA, SimulationConfig, to_config
 from simulator.errors import EngineError
 
+Data = Annotated[Path | None, typer.Option(help=DATA)]
+"""The option of a command that reads data sets."""
 with_simulation_settings = with_settings(SimulationConfig, spread=("secagg",), defaults={"model": None})
 """Have a command take the settings of a simulation as options; its parameter `settings` gets those given."""
 

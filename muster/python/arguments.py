@@ -23,16 +23,18 @@ def with_settings_of(kind: type, but: Collection[str] = ()) -> Callable[[Functio
 
     but: the settings that it has no keyword for.
     """
-    taken = [one for one in settings_of(kind) if one.name not in but]
+    taken = [setting for setting in settings_of(kind) if setting.name not in but]
     own = inspect.signature(kind).parameters
-    keywords = [own[one.name].replace(annotation=_annotation(one)) for one in taken]
-    about = [f"* `{one.name}`: {one.about}" + (f" ({one.facts})" if one.facts else "") for one in taken]
+    keywords = [own[setting.name].replace(annotation=_annotation(setting)) for setting in taken]
+    about = [
+        f"* `{setting.name}`: {setting.about}" + (f" ({setting.facts})" if setting.facts else "") for setting in taken
+    ]
     lines = [textwrap.fill(line, 116, subsequent_indent="  ", break_on_hyphens=False) for line in about]
 
     def decorate(act: Function) -> Function:
         """Give the function its keywords."""
         whole = inspect.signature(act)
-        shown = [one for one in whole.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        shown = [keyword for keyword in whole.parameters.values() if keyword.kind is not keyword.VAR_KEYWORD]
         act.__signature__ = whole.replace(parameters=[*shown, *keywords])  # type: ignore[attr-defined]
         act.__doc__ = "\n\n".join([inspect.cleandoc(act.__doc__ or ""), "\n".join(lines)])
         return act
@@ -40,13 +42,13 @@ def with_settings_of(kind: type, but: Collection[str] = ()) -> Callable[[Functio
     return decorate
 
 
-def _annotation(one: Setting) -> str:
+def _annotation(setting: Setting) -> str:
     """The type of a setting, as people write it."""
-    if one.part is not None:
-        kind = f"{one.part.__name__} | Mapping[str, Any]"
+    if setting.part is not None:
+        kind = f"{setting.part.__name__} | Mapping[str, Any]"
     else:
-        kind = f"Literal{list(one.choices)}" if one.choices else _TYPES.get(one.kind, "str")
-    return f"{kind} | None" if one.optional else kind
+        kind = f"Literal{list(setting.choices)}" if setting.choices else _TYPES.get(setting.kind, "str")
+    return f"{kind} | None" if setting.optional else kind
 
 
 def of_kind(name: str, value: object, kinds: tuple[type, ...], expected: str) -> None:

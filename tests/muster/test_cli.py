@@ -281,7 +281,7 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (
             ("simulate", "--model", "mlp", "--engine", "graph"),
             2,
-            "engine must be one of auto, graphs, torch, not 'graph'",
+            "engine must be one of auto, graphs, torch, not graph",
         ),
         (("simulate", "--model", "mlp", "--privacy", "epsilon=8"), 2, "delta is missing"),
         (("simulate", "--model", "mlp", "--device", "cuda:7"), 2, "cannot compute on 'cuda:7'"),
