@@ -53,7 +53,7 @@ def trained(*, seed: int, dataset: str, data: Path | None, mechanism: str, epsil
         secagg = Secagg(clip_norm=CLIP, bits=BITS)
         options = {"privacy": noise, "secagg": secagg, "compress": "rotation"}
     elif epsilon:
-        way = next(one for one in ways(planned) if one.mechanism == mechanism)
+        way = next(way for way in ways(planned) if way.mechanism == mechanism)
         private = PrivateSums(stand_in(planned, way, COHORT), seed)
     settings = SETTINGS | {"client_lr": facts["client_lr"]}
     config = SimulationConfig(

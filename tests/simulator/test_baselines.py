@@ -1,6 +1,7 @@
 """Baselines of studies, against closed forms of linear regression and against optimality conditions."""
 
 import functools
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from export.models import load as load_model
 from fedcore.algorithms import create
 from fedcore.batching import StreamKey, permutation
 from fedcore.errors import InvalidSetting
+from simulator.baselines import LinearBaseline
 from simulator.baselines.cocoa import CocoaPlus
 from simulator.baselines.dane import Dane
 from simulator.baselines.linear import LinearProblem
 from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
+from simulator.baselines.methods import METHODS
 from simulator.baselines.sparse_fsvrg import SparseFsvrg
 from simulator.cohorts import Cohorts
 from simulator.configuration import SimulationConfig
@@ -274,6 +277,10 @@ def test_every_baseline_learns_digits_and_repeats_itself(baseline, model, cohort
     assert first.test_accuracy > at_least
     assert 0 < first.user_mean <= 1
     assert first.curve[-1]["test.accuracy"] == first.test_accuracy
+
+
+def test_every_linear_baseline_has_its_method():
+    assert set(METHODS) == set(get_args(LinearBaseline))
 
 
 @pytest.mark.parametrize(
