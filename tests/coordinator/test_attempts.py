@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from coordinator.driver.writing.transaction import Transaction
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Secagg
 from tests.coordinator.bundles import START
@@ -188,3 +189,24 @@ def test_a_deadline_too_short_for_the_clock_stops_no_other_task(store, register,
     desk.live(60)
     assert other.result(timeout=0).round == 1
     assert states(store, hasty)[:1] == [(1, 1, "abandoned", "too-few-reports")]
+
+
+@every_engine
+def test_a_task_that_cannot_go_on_stops_no_other_one(store, register, desk, monkeypatch):
+    def advance(self, task_id, task):
+        if task_id == broken:
+            tries.append(desk.now)
+            raise KeyError(task_id)
+        return advanced(self, task_id, task)
+
+    advanced, tries = Transaction.advance, []
+    broken = register(goal=1, population="broken")
+    other = register(goal=1)
+    monkeypatch.setattr(Transaction, "advance", advance)
+    desk.now = 1000.0
+    desk.wait("a", population="broken", seconds=1e9)
+    device = desk.wait("b", seconds=1e9)
+    desk.live(10)
+    assert device.result(timeout=0).task == other
+    desk.live(120)
+    assert len(tries) == 1 + (desk.now - tries[0]) // 60  # once a minute
