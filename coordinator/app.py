@@ -47,8 +47,8 @@ def device_app(service: Service) -> DeviceRouter:
         service.lines.begin()
         yield
         service.lines.end()
-        for one in aside:
-            one.cancel()
+        for task in aside:
+            task.cancel()
         await asyncio.wait(aside)
         service.driver.stop()
         service.unmasker.close()

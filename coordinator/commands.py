@@ -143,7 +143,7 @@ class Inbox:
         reports = _drain(self._reports, most // 2)
         taken = reports + others + _drain(self._others, most - len(others) - len(reports))
         self._taken_at = time.monotonic()
-        return [one for one in taken if one.future.set_running_or_notify_cancel()]
+        return [queued for queued in taken if queued.future.set_running_or_notify_cancel()]
 
 
 def _drain(waiting: queue.SimpleQueue[QueuedCommand], most: int) -> list[QueuedCommand]:

@@ -67,14 +67,14 @@ class Metrics:
 
     def requested(self, route: str, status: int, seconds: float, received: int, sent: int) -> None:
         """A request was answered; received and sent are bytes of bodies."""
-        found = self._of.get((route, status))
-        if found is None:
+        counters = self._of.get((route, status))
+        if counters is None:
             # To look for them by their labels costs more than to count.
-            found = self.requests.labels(route, status), self.received.labels(route), self.sent.labels(route)
-            self._of[route, status] = found
-        found[0].observe(seconds)
-        found[1].inc(received)
-        found[2].inc(sent)
+            counters = self.requests.labels(route, status), self.received.labels(route), self.sent.labels(route)
+            self._of[route, status] = counters
+        counters[0].observe(seconds)
+        counters[1].inc(received)
+        counters[2].inc(sent)
 
     def checked_in(self, answer: CheckInAnswer) -> None:
         """A check-in was answered."""
@@ -109,10 +109,10 @@ class Metrics:
 
     def tasks_are(self, tasks: Iterable[Progress]) -> None:
         """Every task, as it is now."""
-        found = Tally(one.reason for one in tasks)
+        reasons = Tally(progress.reason for progress in tasks)
         for reason in Reason:
             if reason.stalled:
-                self.stalled.labels(reason).set(found[reason])
+                self.stalled.labels(reason).set(reasons[reason])
 
     def text(self) -> bytes:
         """Everything, in Prometheus' text format."""

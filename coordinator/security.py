@@ -38,14 +38,14 @@ def of_running(settings: Settings, store: CoordinatorStore) -> tuple[Assumption,
 
 def of_stopped(settings: Settings) -> tuple[Assumption, ...]:
     """The assumptions on a coordinator that would start with these settings, and on its store if there is one."""
-    found = (*_settings(settings),)
+    assumptions = (*_settings(settings),)
     try:
         store = open_coordinator_store(settings.database, settings.blobs, create=False)
     except CoordinatorError as error:
         remedy = "name it with --db and --blobs, or as its settings do"
-        return (*found, Assumption(name="the store can be read", holds=False, found=str(error), remedy=remedy))
+        return (*assumptions, Assumption(name="the store can be read", holds=False, found=str(error), remedy=remedy))
     with store:
-        return (*_nobody_runs(store), *found, *_store(settings, store))
+        return (*_nobody_runs(store), *assumptions, *_store(settings, store))
 
 
 def _nobody_runs(store: CoordinatorStore) -> Iterator[Assumption]:
@@ -79,20 +79,22 @@ def _network(settings: Settings) -> Iterator[Assumption]:
         )
     else:
         holds = tls or _local(settings.host)
-        found = "TLS" if tls else f"plain HTTP on {settings.host}" + (", on this machine only" if holds else "")
-        yield Assumption(name="devices' requests are encrypted", holds=holds, found=found, remedy=remedy)
+        transport = "TLS" if tls else f"plain HTTP on {settings.host}" + (", on this machine only" if holds else "")
+        yield Assumption(name="devices' requests are encrypted", holds=holds, found=transport, remedy=remedy)
     holds = tls or _local(settings.admin_host)
-    found = "TLS" if tls else f"plain HTTP on {settings.admin_host}"
-    yield Assumption(name="tokens are encrypted", holds=holds, found=found, remedy="admin_host 127.0.0.1, or tls_cert")
+    transport = "TLS" if tls else f"plain HTTP on {settings.admin_host}"
+    yield Assumption(
+        name="tokens are encrypted", holds=holds, found=transport, remedy="admin_host 127.0.0.1, or tls_cert"
+    )
 
 
 def _enrolment(settings: Settings) -> Iterator[Assumption]:
     open_ = settings.accept_unattested
-    found = "accept_unattested" if open_ else "a shared secret" if settings.enrolment_secret_file else "not here"
+    evidence = "accept_unattested" if open_ else "a shared secret" if settings.enrolment_secret_file else "not here"
     yield Assumption(
         name="strangers cannot enrol",
         holds=not open_,
-        found=found,
+        found=evidence,
         remedy="accept_unattested only for development; else enrolment_secret_file, or an authority that attests",
     )
     remedy = "run `muster authority serve` on a machine of somebody else's, and name its key as authority"
@@ -101,8 +103,8 @@ def _enrolment(settings: Settings) -> Iterator[Assumption]:
     else:
         host = urlsplit(settings.authority_url).hostname or ""
         here = _local(host) or host == settings.host
-        found = f"it is on this machine: {host}" if here else f"it is at {host}"
-        yield Assumption(name="the authority is apart", holds=not here, found=found, remedy=remedy)
+        evidence = f"it is on this machine: {host}" if here else f"it is at {host}"
+        yield Assumption(name="the authority is apart", holds=not here, found=evidence, remedy=remedy)
 
 
 def _database(settings: Settings) -> Iterator[Assumption]:

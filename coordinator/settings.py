@@ -229,7 +229,7 @@ class Settings(BaseSettings):
     def enrols(self) -> bool:
         """Whether anything is accepted of a new device, so that one can enrol."""
         named = self.enrolment_secret_file, self.android_file, self.apple_file, self.authority
-        return self.accept_unattested or any(one is not None for one in named)
+        return self.accept_unattested or any(setting is not None for setting in named)
 
     @property
     def retry(self) -> RetryWindow:
@@ -284,33 +284,33 @@ class Effective:
     source: str
 
 
-def load_settings(given: Mapping[str, Any]) -> Settings:
-    """The settings in force, `given` before every other source.
+def load_settings(arguments: Mapping[str, Any]) -> Settings:
+    """The settings in force, `arguments` before every other source.
 
     Raises InvalidSettings with one line that names every setting which is unknown or wrong, and where it came from.
     """
     _refuse_misspelt()
     try:
-        return Settings(**given)
+        return Settings(**arguments)
     except ValidationError as error:
-        wrong = "; ".join(_wording(problem, given) for problem in error.errors())
+        wrong = "; ".join(_wording(problem, arguments) for problem in error.errors())
         raise InvalidSettings(wrong) from error
     except (FileNotFoundError, tomllib.TOMLDecodeError) as error:
         raise InvalidSettings(f"{os.environ.get(CONFIG)}: {error}") from error
 
 
-def effective(settings: Settings, given: Mapping[str, Any]) -> list[Effective]:
-    """Every setting of `settings`, which `load_settings(given)` made, with its source; passwords are left out."""
+def effective(settings: Settings, arguments: Mapping[str, Any]) -> list[Effective]:
+    """Every setting of `settings`, which `load_settings(arguments)` made, with its source; passwords are left out."""
     values = settings.model_dump() | {"database": printable(settings.database)}
-    return [Effective(name, _shown(values[name]), _source(name, given)) for name in Settings.model_fields]
+    return [Effective(name, _shown(values[name]), _source(name, arguments)) for name in Settings.model_fields]
 
 
 def _shown(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
 
-def _source(name: str, given: Mapping[str, Any]) -> str:
-    if name in given:
+def _source(name: str, arguments: Mapping[str, Any]) -> str:
+    if name in arguments:
         return "argument"
     if name in EnvSettingsSource(Settings)():
         return f"{PREFIX}{name.upper()}"
@@ -318,13 +318,13 @@ def _source(name: str, given: Mapping[str, Any]) -> str:
     return str(config) if name in TomlConfigSettingsSource(Settings, config)() else "default"
 
 
-def _wording(problem: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+def _wording(problem: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
     name = ".".join(map(str, problem["loc"]))
     message = str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         close = difflib.get_close_matches(name, Settings.model_fields, 1)
         message = f"there is no such setting{f'; did you mean {close[0]}?' if close else ''}"
-    return f"{name} ({_source(name, given)}): {message}" if name else message
+    return f"{name} ({_source(name, arguments)}): {message}" if name else message
 
 
 def _refuse_misspelt() -> None:

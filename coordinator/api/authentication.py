@@ -98,16 +98,16 @@ class Authenticator:
         return signature, about
 
     async def _find(self, device: str) -> tuple[PublicKey, float]:
-        found = await run_in_threadpool(self._look_up, device)
-        return self._keys.put(device, (PublicKey.parse(found.key), found.enrolled_at))
+        enrolled = await run_in_threadpool(self._look_up, device)
+        return self._keys.put(device, (PublicKey.parse(enrolled.key), enrolled.enrolled_at))
 
     def _look_up(self, device: str) -> Device:
         with self._store.database.reading() as records:
-            found = records.devices.find(device)
-        if found is None:
+            enrolled = records.devices.find(device)
+        if enrolled is None:
             raise UnknownDevice("no device has this id here; enrol")
-        demand_allowed(found)
-        return found
+        demand_allowed(enrolled)
+        return enrolled
 
 
 def demand_allowed(device: Device) -> None:

@@ -54,16 +54,16 @@ class Registry:
         parties = self._parties()
         if parties is None:
             raise NotAttested("this coordinator goes by no enrolment authority")
-        found = check_credential(parties.authority, held.secagg, held.credential, created)
-        if found.device.hex() != device_id(key):
+        credential = check_credential(parties.authority, held.secagg, held.credential, created)
+        if credential.device.hex() != device_id(key):
             raise NotAttested("the credential is another device's")
         return "credential"
 
     def _write_once(self, device: str, key: str, kind: str) -> None:
         with self._store.database.reading() as records:
-            found = records.devices.find(device)
-        if found is not None:
-            demand_allowed(found)
+            enrolled = records.devices.find(device)
+        if enrolled is not None:
+            demand_allowed(enrolled)
             return
         try:
             with self._store.database.writing() as records:

@@ -91,10 +91,10 @@ class Router:
     async def _other_replica(self, path: str) -> tuple[str, str] | None:
         """Id and URL of the replica that must answer; None for this one, or when the other one is gone."""
         directory = self._membership.directory
-        if found := _POPULATION.fullmatch(path):
-            replica = directory.holders.get(found[1], "")
-        elif found := _MADE.fullmatch(path):
-            replica = maker_of(found[1])
+        if match := _POPULATION.fullmatch(path):
+            replica = directory.holders.get(match[1], "")
+        elif match := _MADE.fullmatch(path):
+            replica = maker_of(match[1])
         else:
             return None
         if not replica or replica == self._membership.id:

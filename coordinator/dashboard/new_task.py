@@ -81,8 +81,8 @@ class NewTaskForm:
         status = 403 if visitor.token else 401
         return self._renderer.login(request, visitor, status, "Only an operator creates tasks.")
 
-    def _show(self, request: Request, visitor: Visitor, status: int, given: dict[str, str], wrong: str) -> Response:
-        return self._renderer.page(request, visitor, "new.html", status, groups=groups(), given=given, wrong=wrong)
+    def _show(self, request: Request, visitor: Visitor, status: int, fields: dict[str, str], wrong: str) -> Response:
+        return self._renderer.page(request, visitor, "new.html", status, groups=groups(), given=fields, wrong=wrong)
 
     def _demand_operator(self, request: Request) -> None:
         visitor = self._sessions.visitor(request)

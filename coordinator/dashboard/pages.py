@@ -88,14 +88,14 @@ class Pages:
         """The settings of a task, with their meanings, its algorithm, its plan and its certificate."""
 
         def look(records: Records) -> dict[str, Any]:
-            found = records.task(task)
+            record = records.task(task)
             return {
-                "task": found,
+                "task": record,
                 "groups": groups(),
-                "values": values(found.settings),
-                "plan": self._store.plan(found.plan_sha256),
-                "algorithm": facts_of(self._store.algorithm(found.algorithm)),
-                "certificate": decode_certificate(self._store.blobs.get(found.certificate_sha256)),
+                "values": values(record.settings),
+                "plan": self._store.plan(record.plan_sha256),
+                "algorithm": facts_of(self._store.algorithm(record.algorithm)),
+                "certificate": decode_certificate(self._store.blobs.get(record.certificate_sha256)),
             }
 
         return self._page(request, "settings.html", look)
@@ -116,8 +116,8 @@ class Pages:
 
     def compare(self, request: Request) -> Response:
         """The curves of several tasks in one picture."""
-        given = request.query_params
-        look = partial(comparison, given.getlist("task"), given.get("metric", ""), given.get("scale", ""))
+        query = request.query_params
+        look = partial(comparison, query.getlist("task"), query.get("metric", ""), query.get("scale", ""))
         return self._page(request, "compare.html", look)
 
     def confirm(self, request: Request, task: str, verb: str) -> Response:

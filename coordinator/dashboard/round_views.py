@@ -75,10 +75,10 @@ def attempts(records: Records, task_id: str, most: int = PAGE, before: int | Non
 
 def rounds_page(records: Records, task_id: str, before: int | None) -> dict[str, Any]:
     """A page of all attempts of a task; `older` is where the next one begins. Raises UnknownTask."""
-    task, found = records.task(task_id), attempts(records, task_id, PAGE + 1, before)
-    shown = found[:PAGE]
-    metrics = sorted({name for one in shown for name in one.metrics})
-    older = shown[-1].id if len(found) > PAGE else None
+    task, newest = records.task(task_id), attempts(records, task_id, PAGE + 1, before)
+    shown = newest[:PAGE]
+    metrics = sorted({name for attempt in shown for name in attempt.metrics})
+    older = shown[-1].id if len(newest) > PAGE else None
     return {"task": task, "attempts": shown, "metrics": metrics, "older": older, "before": before}
 
 
@@ -96,7 +96,9 @@ def round_page(records: Records, plan: Plan, task_id: str, number: int, attempt:
             (f"{state}: {reason}" if reason else state, count)
             for state, reason, count in records.overview.outcomes(row.id)
         ),
-        percentiles=tuple((one, float(np.percentile(times, one))) for one in _PERCENTILES) if times else (),
+        percentiles=tuple((percentile, float(np.percentile(times, percentile))) for percentile in _PERCENTILES)
+        if times
+        else (),
         up=up,
         down=_checkpoint_bytes(records, task, number),
     )
@@ -113,13 +115,13 @@ def _phases(records: Records, row: Any) -> tuple[Phase, ...]:
     ends = [*(at for _, at in entered[1:]), None]
     over = row.ended_at if row.ended_at is not None else records.at
     whole = max(over - entered[0][1], 1e-9) if entered else 1.0
-    found = []
+    phases = []
     for (name, at), until in zip(entered, ends, strict=True):
         if RoundState(name).ended:
             continue
         seconds = max(0.0, (over if until is None else until) - at)
-        found.append(Phase(name, clock(at), seconds, 100 * (at - entered[0][1]) / whole, 100 * seconds / whole))
-    return tuple(found)
+        phases.append(Phase(name, clock(at), seconds, 100 * (at - entered[0][1]) / whole, 100 * seconds / whole))
+    return tuple(phases)
 
 
 def _attempt(row: Any) -> Attempt:

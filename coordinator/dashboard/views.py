@@ -84,23 +84,23 @@ def populations(records: Records, search: str = "", by: str = "newest") -> dict[
 
     search: what the name, the bundle, the id, the algorithm or the population of a task must have in it.
     """
-    found: dict[str, list[TaskLine]] = {name: [] for name in sorted(records.populations())}
+    by_population: dict[str, list[TaskLine]] = {name: [] for name in sorted(records.populations())}
     for line in _lines(records, [task for task in records.tasks() if _matches(task, search)]):
-        found[line.task.settings.population].append(line)
-    return {name: _sorted(lines, by) for name, lines in found.items() if lines or not search}
+        by_population[line.task.settings.population].append(line)
+    return {name: _sorted(lines, by) for name, lines in by_population.items() if lines or not search}
 
 
 def task_page(records: Records, task_id: str, *, log: bool = False) -> TaskPage:
     """What there is to see of a task; log: with logarithmic values in its curves. Raises UnknownTask."""
     task, overview = records.task(task_id), records.overview
     (line,) = _lines(records, [task])
-    sessions = [one for one in records.sessions.of(task) if one.task]
+    sessions = [shape for shape in records.sessions.of(task) if shape.task]
     spent = records.ledger.spent(task_id)
     return TaskPage(
         line=line,
         funnel=funnel.of_task(line.totals, sessions, overview.abort_reasons(task_id)),
         charts=charts(overview.curve(task_id), log=log),
-        spent=chart("ε", {"ε": [(one.number, one.epsilon) for one in spent]}, "spent"),
+        spent=chart("ε", {"ε": [(row.number, row.epsilon) for row in spent]}, "spent"),
         epsilon=spent[-1].epsilon if spent else 0.0,
         attempts=attempts(records, task_id, _RECENT),
         history=tuple(records.history(task)),
@@ -133,28 +133,28 @@ def kept_models(records: Records, task_id: str) -> dict[str, Any]:
 
 def _lines(records: Records, tasks: Sequence[Task]) -> list[TaskLine]:
     live, totals, newest = records.overview.live(), records.overview.totals(), records.overview.newest_metrics()
-    found = []
+    lines = []
     for task, progress in zip(tasks, records.progress(tasks), strict=True):
-        mine = tuple(Live(one, task) for one in live if one.task == task.id)
+        mine = tuple(Live(round_, task) for round_ in live if round_.task == task.id)
         metric = next(iter(sorted(newest.get(task.id, {}).items())), None)
         lived = age(records.at - task.created_at)
-        found.append(TaskLine(task, progress, totals.get(task.id, _NOTHING), mine, lived, metric))
-    return found
+        lines.append(TaskLine(task, progress, totals.get(task.id, _NOTHING), mine, lived, metric))
+    return lines
 
 
 def _matches(task: Task, search: str) -> bool:
     words = (task.name, task.bundle, task.id, task.algorithm.name, task.settings.population)
-    return any(search.casefold() in one.casefold() for one in words)
+    return any(search.casefold() in word.casefold() for word in words)
 
 
 def _sorted(lines: list[TaskLine], by: str) -> list[TaskLine]:
     lines = lines[::-1]  # the newest first, and so among equals
     if by == "name":
-        lines.sort(key=lambda one: one.task.name.casefold())
+        lines.sort(key=lambda line: line.task.name.casefold())
     elif by == "state":
-        lines.sort(key=lambda one: (not one.progress.stalled, one.task.state))
+        lines.sort(key=lambda line: (not line.progress.stalled, line.task.state))
     elif by == "progress":
-        lines.sort(key=lambda one: -one.totals.committed / one.task.settings.rounds)
+        lines.sort(key=lambda line: -line.totals.committed / line.task.settings.rounds)
     elif by == "metric":
-        lines.sort(key=lambda one: one.metric[1] if one.metric else float("inf"))
+        lines.sort(key=lambda line: line.metric[1] if line.metric else float("inf"))
     return lines

@@ -85,14 +85,14 @@ class WebSessions:
 
     def visitor(self, request: Request) -> Visitor:
         """Whoever sent a request, with a new session if it came with none that is good."""
-        found = self._read(request)
-        if found is None:
+        session = self._read(request)
+        if session is None:
             return self._begin(self._access.without_token(request), "", _BEFORE_LOGIN_S)
-        if found.token_id:
-            token = token_of_session(self._database, found.token_id, found.nonce)
+        if session.token_id:
+            token = token_of_session(self._database, session.token_id, session.nonce)
         else:
             token = self._access.without_token(request)
-        return Visitor(token, self._mac("form", found.stated))
+        return Visitor(token, self._mac("form", session.stated))
 
     def begin(self, token: Token) -> Visitor:
         """A new session for a token that was shown: one from before the login is never taken over."""
@@ -100,9 +100,9 @@ class WebSessions:
 
     def end(self, request: Request) -> None:
         """End the session of a request, whoever has a copy of its cookie; one without a token has nothing to end."""
-        found = self._read(request)
-        if found is not None and found.token_id:
-            end_session(self._database, found.nonce, found.expires_at)
+        session = self._read(request)
+        if session is not None and session.token_id:
+            end_session(self._database, session.nonce, session.expires_at)
 
     def may_view(self, request: Request) -> bool:
         """Whether the sender of a request may view pages."""
@@ -127,8 +127,8 @@ class WebSessions:
         match = _COOKIE.fullmatch(request.cookies.get(COOKIE, ""))
         if match is None or int(match[2]) <= time.time():
             return None
-        found = _Stated(match[1] or "", int(match[2]), match[3])
-        return found if hmac.compare_digest(match[4], self._mac("cookie", found.stated)) else None
+        session = _Stated(match[1] or "", int(match[2]), match[3])
+        return session if hmac.compare_digest(match[4], self._mac("cookie", session.stated)) else None
 
     def _mac(self, purpose: str, stated: str) -> str:
         return hmac.new(self._keys.of_web_sessions, f"{purpose}.{stated}".encode(), hashlib.sha256).hexdigest()

@@ -159,7 +159,11 @@ class Driver:
         # Not while a transaction must be tried again: what it would lose is lost with the next one that is written.
         lost = self._lost(now) if self._writer.ready(now) else {}
         memory.secure.advance(now)
-        durable = [(one.command, one.future) for one in inbox if isinstance(one.command, CountReport | AbortAssignment)]
+        durable = [
+            (queued.command, queued.future)
+            for queued in inbox
+            if isinstance(queued.command, CountReport | AbortAssignment)
+        ]
         self._writer.write(durable, lost, now)
         if self._writer.ready(now):
             if self._closer.close_rounds(now):

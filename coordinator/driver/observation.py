@@ -53,22 +53,26 @@ class Observer:
             return
         self._next = now + _EVERY_S
         working = {id_: task for id_, task in tasks.items() if task.active or id_ in rounds.running}
-        self._written = {task: one for task, one in self._written.items() if task in working}
+        self._written = {task: written for task, written in self._written.items() if task in working}
         self._since = {task: self._since.get(task, now) for task in working}
         seen = {id_: self._look(task, rounds, now) for id_, task in working.items()}
         terms = {id_: membership.term(task.population) for id_, task in working.items()}
-        changed = {task: one for task, one in seen.items() if self._is_news(task, one, terms[task], now)}
+        changed = {
+            task: observation
+            for task, observation in seen.items()
+            if self._is_news(task, observation, terms[task], now)
+        }
         if not changed:
             return
         try:
             with membership.writing() as records:
-                for task, one in changed.items():
-                    records.observations.write(task, membership.id, one.later(records.at - now))
+                for task, observation in changed.items():
+                    records.observations.write(task, membership.id, observation.later(records.at - now))
         except Exception as error:
             # The driver's own transactions find out what is wrong, and do something about it.
             _LOG.debug("the observations of %d tasks could not be written: %s", len(changed), error)
             return
-        self._written |= {task: _Written(one, now, terms[task]) for task, one in changed.items()}
+        self._written |= {task: _Written(observation, now, terms[task]) for task, observation in changed.items()}
 
     def _is_news(self, task: str, seen: Observation, term: int, now: float) -> bool:
         written = self._written.get(task)
@@ -98,14 +102,14 @@ class Observer:
     def _waiting(self, task: LoadedTask, rounds: OpenRounds, now: float) -> dict[str, int]:
         """How many devices wait, by the obstacle between them and a task; "" is those that could be drawn."""
         sessions, running = self.selector.sessions, rounds.running.get(task.id)
-        found = sessions.obstacles(task.population, task.id, task.needs)
+        obstacles = sessions.obstacles(task.population, task.id, task.needs)
         replacing = running is not None and running.reporting
         drawn = running.devices if running is not None and replacing else frozenset()
         left_out = self.selector.left_out(task, rounds, 0 if replacing else rounds.rounds_before_draw(task.id)) - drawn
         members = rounds.members(task.id)
         late, separated = rounds.late.get(task.id), task.settings.separation is not None
         if not (replacing or left_out or late or members is not None or separated):
-            return dict(found)
+            return dict(obstacles)
         round_ = running or rounds.held.get(task.id)
         if round_ is None:
             in_time = eligible = len(self.selector.eligible(task, rounds, now))
@@ -113,12 +117,12 @@ class Observer:
             in_time = len(self.selector.in_time(round_, rounds, now))
             eligible = len(self.selector.candidates(round_, rounds, now))
         fitting = [session.device for session in sessions.eligible(task.population, task.id, task.needs)]
-        again, left = sum(one in drawn for one in fitting), sum(one in left_out for one in fitting)
-        others = 0 if members is None else sum(one not in members | left_out for one in fitting)
-        resting = found[""] - again - left - others - in_time
+        again, left = sum(device in drawn for device in fitting), sum(device in left_out for device in fitting)
+        others = 0 if members is None else sum(device not in members | left_out for device in fitting)
+        resting = obstacles[""] - again - left - others - in_time
         why = {"again": again, "left-out": left, "other-cohort": others, "resting": resting}
         why |= {"late": in_time - eligible}
-        return dict(found + Counter({"": eligible - found[""]} | why))
+        return dict(obstacles + Counter({"": eligible - obstacles[""]} | why))
 
     def _look_at_round(self, seen: Observation, running: OpenRound) -> Observation:
         silence = self.presence.silence(running.id, GRACE_S)

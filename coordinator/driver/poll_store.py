@@ -82,15 +82,15 @@ class Poller:
             self._revocations.learn(records)
             at = records.at
             for record in driven:
-                known = memory.tasks.get(record.id)
-                if known is None:
+                loaded_before = memory.tasks.get(record.id)
+                if loaded_before is None:
                     memory.rounds.late[record.id] = late_devices(records, record)
-                if record.settings.secagg is not None and (known is None or not known.active):
+                if record.settings.secagg is not None and (loaded_before is None or not loaded_before.active):
                     # Of a task that is paused an operator may end the round.
                     next_round = records.snapshot(record).number + 1
                     memory.rounds.left_out[record.id] = records.left_out(record.id, next_round)
         memory.participation.leave_out(memory.rounds.left_out)
-        loaded = [one for record in driven if (one := self._load(record, at)) is not None]
+        loaded = [task for record in driven if (task := self._load(record, at)) is not None]
         memory.tasks = {task.id: task.paused() if task.population in membership.leaving else task for task in loaded}
         self.next_poll, self.read_at, memory.check_ins.blind = now + _POLL_S, now, False
         memory.secure.forget(now)
@@ -114,7 +114,7 @@ class Poller:
 
     def _asks_for_new(self, inbox: Sequence[QueuedCommand]) -> bool:
         # One look-up for all of them: a check-in to a population that no operator has made must cost hardly anything.
-        asked = {one.command.population for one in inbox if isinstance(one.command, CheckInDevice)}
+        asked = {queued.command.population for queued in inbox if isinstance(queued.command, CheckInDevice)}
         unknown = asked - self._memory.check_ins.populations
         if not unknown:
             return False

@@ -156,8 +156,8 @@ class Membership:
         if populations:
             _LOG.warning("lost %s to another replica", ", ".join(sorted(populations)))
 
-    def _check_key(self, known: str | None) -> None:
-        superseded = not self._keys.hold(known)
+    def _check_key(self, stored_key: str | None) -> None:
+        superseded = not self._keys.hold(stored_key)
         if superseded is self.superseded:
             return
         if superseded:

@@ -25,8 +25,8 @@ class Revocations:
     def learn(self, records: Records) -> None:
         """Look for what is new: a device that was revoked waits no more, and its assignments are lost."""
         last = records.audit.last()
-        known = last if self._seen is None else self._seen
-        news = records.audit.about_devices(known) if last > known else []
+        seen = last if self._seen is None else self._seen
+        news = records.audit.about_devices(seen) if last > seen else []
         for device, action in news:
             if action is Action.DEVICE_ALLOWED:
                 self._devices -= {device}

@@ -99,7 +99,7 @@ def check_sizes(plan: Plan, state_bytes: int) -> None:
     """
     most = max(state_bytes // FLOAT_BYTES, _LEAST)
     for trip in plan.trips:
-        sizes = {"params": trip.schema.size} | {one.name: one.size for one in trip.report.decoded.segments}
+        sizes = {"params": trip.schema.size} | {segment.name: segment.size for segment in trip.report.decoded.segments}
         for name, size in sizes.items():
             if size > most:
                 raise InvalidTask(

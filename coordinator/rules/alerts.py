@@ -57,14 +57,14 @@ _REMEDIES = {
 }
 
 
-def of_tasks(found: Iterable[tuple[Task, Progress]]) -> list[Alert]:
+def of_tasks(tasks: Iterable[tuple[Task, Progress]]) -> list[Alert]:
     """An alert for every task that is stalled, unless an operator paused it."""
     alerts = []
-    for task, one in found:
-        if one.stalled and one.reason not in _WANTED:
-            kind = AlertKind.TOO_FEW_DEVICES if one.reason in _FEW else AlertKind.STUCK
-            kind = AlertKind.DIVERGED if one.reason is Reason.DIVERGED else kind
-            alerts.append(Alert(kind, one.sentence, task, _REMEDIES[one.reason]))
+    for task, progress in tasks:
+        if progress.stalled and progress.reason not in _WANTED:
+            kind = AlertKind.TOO_FEW_DEVICES if progress.reason in _FEW else AlertKind.STUCK
+            kind = AlertKind.DIVERGED if progress.reason is Reason.DIVERGED else kind
+            alerts.append(Alert(kind, progress.sentence, task, _REMEDIES[progress.reason]))
     return alerts
 
 

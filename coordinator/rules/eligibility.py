@@ -66,8 +66,8 @@ class OnDevice(ConditionRules, frozen=True, kw_only=True):
 @lru_cache(maxsize=256)  # at every check-in the same rule, and of many devices the same few releases
 def _release(version: str) -> tuple[int, ...]:
     """The numbers that a version begins with, so that they compare; none of them for one without."""
-    found = _RELEASE.match(version)
-    numbers = [int(part) for part in found[0].split(".")] if found else []
+    match = _RELEASE.match(version)
+    numbers = [int(part) for part in match[0].split(".")] if match else []
     while numbers and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)

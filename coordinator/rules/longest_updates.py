@@ -26,8 +26,8 @@ def in_words(plan: Plan, settings: TaskSettings) -> str:
     if settings.secagg is not None and settings.privacy is not None:
         return ""
     norm = settings.clear.max_norm if settings.secagg is None else settings.secagg.clip_norm
-    segments = [one for trip in plan.trips for one in trip.report.segments if one.reduction == "mean"]
-    most = f"{max(longest(one, norm) for one in segments):,.4g}"
+    segments = [segment for trip in plan.trips for segment in trip.report.segments if segment.reduction == "mean"]
+    most = f"{max(longest(segment, norm) for segment in segments):,.4g}"
     if settings.secagg is None:
         return f" Decoded, its update counts with a length of {most} at most."
     return f" Decoded, the mean of a round counts with a length of {most} at most, and what rounding adds."
@@ -43,7 +43,7 @@ def held_sum(
     """
     if settings.secagg is None or settings.privacy is not None:
         return decoded_L
-    ranges = dict(zip((one.name for one in layout.segments), layout.decoded.slices(), strict=True))
+    ranges = dict(zip((segment.name for segment in layout.segments), layout.decoded.slices(), strict=True))
     weight, w_max = float(decoded_L[ranges[WEIGHT][1]][0]), greatest_weight(layout, settings.sum_bounds)
     held_L = decoded_L.copy()
     for segment, point in zip(layout.unweighted, fixed_points(layout, settings.sum_bounds), strict=True):

@@ -99,8 +99,8 @@ def observe(pace: Pace, arrivals: float, now: float, demand: Demand | None) -> P
 def _learn(pace: Pace, hour: int) -> Pace:
     showing = list(pace.showing)
     if pace.due >= ENOUGH:
-        found = min(max(pace.came / pace.due, LEAST), MOST)
-        showing[hour] += FORGETTING * (found - showing[hour])
+        ratio = min(max(pace.came / pace.due, LEAST), MOST)
+        showing[hour] += FORGETTING * (ratio - showing[hour])
     return replace(pace, showing=tuple(showing), due=0.0, came=0.0)
 
 

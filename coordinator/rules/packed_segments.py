@@ -31,9 +31,9 @@ from secagg.packing import (
 def packed_segments(layout: ReportLayout, bounds: SumBounds, n_max: int) -> tuple[PackedSegment, ...]:
     """The segments of a round of up to n_max devices in a group, in the narrowest fields."""
     segments = []
-    for one in fixed_points(layout, bounds):
+    for point in fixed_points(layout, bounds):
         widest = PackedSegment(
-            one.size, MOST_FIELD_BITS, one.bits, one.low, one.high, one.norm, one.weighted
+            point.size, MOST_FIELD_BITS, point.bits, point.low, point.high, point.norm, point.weighted
         )  # fmt: skip
         segment = with_noise(widest, bounds.noise_multiplier, bounds.honest)
         segments.append(replace(segment, field_bits=min(field_bits(segment, n_max), MOST_FIELD_BITS)))

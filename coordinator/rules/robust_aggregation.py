@@ -39,7 +39,7 @@ class KeptReports:
 
     def add(self, *reports_KL: NDArray[np.floating[Any]]) -> None:
         """Keep copies of reports: their bytes are another's as soon as they are answered."""
-        self._reports += [np.array(one, np.float32) for one in reports_KL]
+        self._reports += [np.array(report, np.float32) for report in reports_KL]
         self._total = None
 
     def total(self) -> Float64:
@@ -51,7 +51,7 @@ class KeptReports:
     def _computed(self) -> Float64:
         slices = self._layout.slices()
         weight_at = next(where.start for segment, where in slices if segment.name == WEIGHT)
-        weights_K = np.array([float(one[weight_at]) for one in self._reports])
+        weights_K = np.array([float(report[weight_at]) for report in self._reports])
         total_L = np.zeros(self._layout.size)
         chosen = self._nearest(weights_K) if self._clear.estimator == "krum" else None
         for block in _blocks(self._layout, mean=False):
@@ -80,7 +80,7 @@ class KeptReports:
         return int(nearest.sum(axis=1).argmin())
 
     def _block(self, block: slice) -> Float64:
-        return np.stack([one[block] for one in self._reports]).astype(np.float64)
+        return np.stack([report[block] for report in self._reports]).astype(np.float64)
 
 
 def collector(layout: ReportLayout, clear: ClearReports) -> ReportSum | KeptReports:

@@ -75,8 +75,8 @@ def _trained(algorithm: Algorithm, centres_KD: Vector_D, rounded: Callable[[Repo
             reports = [contribute(trip, broadcast, partial(_bowl, centre_D)) for centre_D in centres_KD]
             mean = {name: np.mean([report[name] for report in reports], 0) for name in reports[0]}
             state = trip.update(state, rounded(mean), ServerStep(devices=len(reports)))
-    found: Vector_D = state["params"]
-    return found
+    params_D: Vector_D = state["params"]
+    return params_D
 
 
 def _bowl(centre_D: Vector_D, params_D: Vector_D) -> tuple[Vector_D, Vector_D, Vector_D]:

@@ -81,8 +81,10 @@ class Eligibility:
     def only(self, tasks: Iterable[Needs]) -> Eligibility:
         """The same with only the statements that these tasks ask for: a device that waits must not cost memory."""
         asked, able = tuple(tasks), self.capabilities
-        held = {one.collection: able.examples[one.collection] for one in asked if one.collection in able.examples}
-        formats = able.formats & frozenset().union(*(one.formats for one in asked))
+        held = {
+            needs.collection: able.examples[needs.collection] for needs in asked if needs.collection in able.examples
+        }
+        formats = able.formats & frozenset().union(*(needs.formats for needs in asked))
         return Eligibility(replace(able, formats=formats, examples=held), self._obstacles)
 
     def obstacle(self, task: str, needs: Needs) -> str:

@@ -41,7 +41,7 @@ def check_masked_rounding(
     settings: with secagg. layouts: of the reports of each trip. parameters: of the model.
     """
     bounds = settings.sum_bounds
-    step = max(one.step for layout in layouts for one in fixed_points(layout, bounds) if one.weighted)
+    step = max(point.step for layout in layouts for point in fixed_points(layout, bounds) if point.weighted)
     check_rounding(algorithm, step, bounds.min_sum, parameters)
 
 

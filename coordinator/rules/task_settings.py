@@ -154,9 +154,9 @@ class PrivacyBudget:
 
     def promise(self, noise_multiplier: float, min_separation_rounds: int) -> Privacy:
         """The promise with such noise, of a task with such a separation. Raises InvalidTask naming what cannot be."""
-        found = {"noise_multiplier": noise_multiplier, "min_separation_rounds": min_separation_rounds}
+        fields = {"noise_multiplier": noise_multiplier, "min_separation_rounds": min_separation_rounds}
         try:
-            return Privacy(**asdict(self) | found)
+            return Privacy(**asdict(self) | fields)
         except PrivacyError as error:
             raise InvalidTask(f"privacy: {error}") from error
 

@@ -168,14 +168,14 @@ class Group:
         if not self.unmasking or self._unmasking is None or not self._unmasking.done():
             return False
         with self._failing():
-            found = self._unmasking.result()
-            if found.total.weight < found.total.devices:
+            unmasked = self._unmasking.result()
+            if unmasked.total.weight < unmasked.total.devices:
                 raise SumOutOfRange(
-                    f"the weights of {found.total.devices} devices add up to {found.total.weight}: one of them took "
-                    "from the rest, as none weighs less than 1"
+                    f"the weights of {unmasked.total.devices} devices add up to {unmasked.total.weight}: one of them "
+                    "took from the rest, as none weighs less than 1"
                 )
-            self._server.settle(found)
-            self.sum = found
+            self._server.settle(unmasked)
+            self.sum = unmasked
         return True
 
     def stop(self, reason: str) -> Mapping[int, bytes]:

@@ -93,21 +93,21 @@ class Endpoint:
 
     def __init__(self, operation: Operation, act: Callable[..., Any]) -> None:
         self._act, self._status = act, operation.status
-        self._names = {name: one.name for name, one in operation.parameters.items()}
+        self._names = {name: parameter.name for name, parameter in operation.parameters.items()}
         self._tells_whom = "by" in inspect.signature(act).parameters
         asked = [
-            one.replace(name=name, kind=one.KEYWORD_ONLY, annotation=_bounded(name, one.annotation))
-            for name, one in operation.parameters.items()
+            parameter.replace(name=name, kind=parameter.KEYWORD_ONLY, annotation=_bounded(name, parameter.annotation))
+            for name, parameter in operation.parameters.items()
         ]
         request = inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Request)
         self.__signature__ = inspect.Signature([request, *asked])
 
     def __call__(self, request: Request, **asked: Any) -> Response:
         """Answer a request."""
-        given = {self._names[name]: value for name, value in asked.items()}
+        arguments = {self._names[name]: value for name, value in asked.items()}
         if self._tells_whom:
-            given["by"] = _by(request)
-        return _response(self._act(**given), self._status)
+            arguments["by"] = _by(request)
+        return _response(self._act(**arguments), self._status)
 
 
 def admin_router(service: Service, access: Access) -> APIRouter:

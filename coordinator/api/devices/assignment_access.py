@@ -40,11 +40,11 @@ class AssignmentAccess:
         self._presence = presence
         self._parts: LruCache[str, _Part] = LruCache(REMEMBERED)
 
-    def remember(self, given: Assignment, device: str) -> None:
+    def remember(self, assignment: Assignment, device: str) -> None:
         """Remember an assignment that a device is given, so that its report need not ask the database."""
         # The driver, which gave it, has decoded the plan: nothing is read here.
-        plan = self._store.plan(given.plan.sha256).of_round(given.round)
-        self._parts.put(given.assignment, _Part(device, plan.report))
+        plan = self._store.plan(assignment.plan.sha256).of_round(assignment.round)
+        self._parts.put(assignment.assignment, _Part(device, plan.report))
 
     @asynccontextmanager
     async def present(self, assignment: str, request: Request) -> AsyncIterator[ReportLayout]:
@@ -81,14 +81,14 @@ class AssignmentAccess:
 
     def _receipt(self, assignment: str) -> Receipt | None:
         with self._store.database.reading() as records:
-            found = records.assignment(assignment)
-        if found.report_sha256 is not None:
-            return Receipt(assignment=found.id, task=found.task, round=found.number, sha256=found.report_sha256)
-        if found.state is not AssignmentState.ASSIGNED:
-            raise refusal(found.state)
+            record = records.assignment(assignment)
+        if record.report_sha256 is not None:
+            return Receipt(assignment=record.id, task=record.task, round=record.number, sha256=record.report_sha256)
+        if record.state is not AssignmentState.ASSIGNED:
+            raise refusal(record.state)
         return None
 
     def _find(self, assignment: str) -> _Part:
         with self._store.database.reading() as records:
-            found = records.assignment(assignment)
-        return _Part(found.device, self._store.plan(found.plan_sha256).of_round(found.number).report)
+            record = records.assignment(assignment)
+        return _Part(record.device, self._store.plan(record.plan_sha256).of_round(record.number).report)

@@ -28,8 +28,8 @@ def serve_blob(request: Request, ref: BlobRef, blobs: Blobs) -> Response:
     """A blob, the part of it that was asked for, or 304. Raises RangeNotSatisfiable, or UnknownBlob."""
     etag = f'"{ref.sha256}"'
     headers = {"ETag": etag, "Accept-Ranges": "bytes", **FOR_EVER}
-    known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
-    if known & {etag, "*"}:
+    held = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
+    if held & {etag, "*"}:
         return Response(status_code=304, headers=headers)
     wanted = request.headers.get("range") if request.headers.get("if-range", etag) == etag else None
     part = requested_range(wanted, ref.size)
@@ -77,10 +77,10 @@ def requested_range(header: str | None, size: int) -> range | None:
 
     Raises RangeNotSatisfiable when the range starts behind the end.
     """
-    found = _RANGE.fullmatch(header.strip()) if header else None
-    if found is None:
+    match = _RANGE.fullmatch(header.strip()) if header else None
+    if match is None:
         return None
-    first, last, suffix = (None if digits is None else _position(digits) for digits in found.groups())
+    first, last, suffix = (None if digits is None else _position(digits) for digits in match.groups())
     if first is not None and last is not None and last < first:
         return None
     start = first if first is not None else max(0, size - (suffix or 0))

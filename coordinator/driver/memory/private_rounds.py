@@ -85,15 +85,15 @@ def make_private(
     return PrivateSum(add_noise(layout, total_L, noise_M, deviation), entry, source)
 
 
-def write_row(records: Records, task: Task, made: PrivateSum) -> str | None:
+def write_row(records: Records, task: Task, private: PrivateSum) -> str | None:
     """Write the row of a round whose noisy sum this transaction releases.
 
     Answers why the task ends with it, in words, when its budget has no room for another round.
     """
     privacy = task.settings.promise
-    entries = (*records.ledger.entries(task.id), made.entry)
+    entries = (*records.ledger.entries(task.id), private.entry)
     epsilon = spent(entries, privacy.delta)
-    records.ledger.append(task.id, made.entry, epsilon, made.source)
+    records.ledger.append(task.id, private.entry, epsilon, private.source)
     if may_go_on(privacy, entries):
         return None
     return (

@@ -50,8 +50,8 @@ class SecureRounds:
     def adopt(self, rounds: Iterable[OpenRound], now: float) -> None:
         """Add those of new rounds, and end those of rounds that take no more reports."""
         running = list(rounds)
-        open_ = {one.id for one in running if one.reporting}
-        self._rounds |= {one.id: one.secure for one in running if one.secure}
+        open_ = {round_.id for round_ in running if round_.reporting}
+        self._rounds |= {round_.id: round_.secure for round_ in running if round_.secure}
         for round_id, secure in self._rounds.items():
             if round_id not in open_:
                 secure.finish(now)

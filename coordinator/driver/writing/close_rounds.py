@@ -64,6 +64,6 @@ class RoundCloser:
 
     def _end_stale(self, round_: OpenRound, too_stale: Sequence[AssignedDevice]) -> None:
         """Tell the devices whose reports are refused from now on."""
-        for one in too_stale:
-            self.memory.sessions.end_assignment(round_.task.population, one.device, "too stale")
-        self.memory.presence.forget([one.id for one in too_stale], refusal(AssignmentState.TOO_STALE))
+        for assigned in too_stale:
+            self.memory.sessions.end_assignment(round_.task.population, assigned.device, "too stale")
+        self.memory.presence.forget([assigned.id for assigned in too_stale], refusal(AssignmentState.TOO_STALE))

@@ -104,17 +104,17 @@ def commit_round(
         kept = end_or_keep(records, running, goes_on=goes_on) if running.buffered else HandOver()
         outcome = _end(records, running, kept.event, now)._replace(too_stale=kept.too_stale)
         signed = entry(lineage, task, running.base, model.broadcast.sha256)
-        made = Snapshot(running.number, model.state.sha256, model.broadcast.sha256, signed)
-        records.finish_round(running.id, made, model.metrics)
+        snapshot = Snapshot(running.number, model.state.sha256, model.broadcast.sha256, signed)
+        records.finish_round(running.id, snapshot, model.metrics)
         if goes_on:
-            following = open_next(records, replace(running, value=outcome.value), made, now)
+            following = open_next(records, replace(running, value=outcome.value), snapshot, now)
             outcome = outcome._replace(successor=following)
         _conclude(records, task, running, collected.noisy, diverged)
         reach("round.before-commit")
     reach("round.after-commit")
     with suppress(Unavailable):  # the log says why; whoever asks for the model tries again
-        for one in model.sealed:
-            store.sealed.open(one.ref.sha256)
+        for blob in model.sealed:
+            store.sealed.open(blob.ref.sha256)
     _LOG.info("round %d of task %s committed %d reports", running.number, task.named, running.value.reported)
     return outcome
 
@@ -173,12 +173,12 @@ def _next_model(
     discounted = discount(running.value.staleness)
     server_step = ServerStep(devices=devices, layers=plan.schema.layers, lr_scale=lr_scale, discount=discounted)
     trip, following = (in_turn(trips_of(algorithm), number) for number in (running.number, running.number + 1))
-    made = aggregate(plan.report.decoded, trip, state, total_L, server_step, following)
+    aggregated = aggregate(plan.report.decoded, trip, state, total_L, server_step, following)
     # Files first: a row must never point at a blob that is not there.
-    files = [checkpoint.encode(vectors) for vectors in (made.state, made.broadcast)]
+    files = [checkpoint.encode(vectors) for vectors in (aggregated.state, aggregated.broadcast)]
     sealed = [] if private is None else [store.sealed.put(private.secret, data) for data in files]
-    refs = [one.ref for one in sealed] or [store.blobs.put(data) for data in files]
-    return _Model(refs[0], refs[1], made.metrics, sealed)
+    refs = [blob.ref for blob in sealed] or [store.blobs.put(data) for data in files]
+    return _Model(refs[0], refs[1], aggregated.metrics, sealed)
 
 
 def _add_blobs(store: CoordinatorStore, records: Records, model: _Model) -> None:
@@ -187,11 +187,11 @@ def _add_blobs(store: CoordinatorStore, records: Records, model: _Model) -> None
         store.add_blobs(records, {model.state: False})
         store.add_blobs(records, {model.broadcast: True})
         return
-    store.add_blobs(records, {one.sealed: False for one in model.sealed})
+    store.add_blobs(records, {blob.sealed: False for blob in model.sealed})
     records.add_blob(model.state, public=False)
     records.add_blob(model.broadcast, public=True)
-    for one in model.sealed:
-        records.sealed.add(one)
+    for blob in model.sealed:
+        records.sealed.add(blob)
 
 
 def _abandon(

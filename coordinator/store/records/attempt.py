@@ -46,7 +46,7 @@ class AttemptRecords:
         """Whether one task has all of these checkpoints, among those that are kept."""
         first = select(TASKS.c.id.label("task"), TASKS.c.checkpoint_sha256)
         later = select(ROUNDS.c.task, ROUNDS.c.checkpoint_sha256)
-        these = [one.where(one.selected_columns[1].in_(checkpoints)) for one in (first, later)]
+        these = [query.where(query.selected_columns[1].in_(checkpoints)) for query in (first, later)]
         kept = union(*these).subquery()
         owners = select(kept.c.task).group_by(kept.c.task).having(func.count() == len(checkpoints))
         return self._connection.scalar(owners.limit(1)) is not None
@@ -60,8 +60,8 @@ class AttemptRecords:
         """When a task was last made active."""
         of_task = (TRANSITIONS.c.entity == "task") & (TRANSITIONS.c.entity_id == task_id)
         # A rollback leaves an active task as it is.
-        made = (TRANSITIONS.c.to_state == TaskState.ACTIVE) & (TRANSITIONS.c.from_state != TaskState.ACTIVE)
-        return self._connection.scalar(select(func.max(TRANSITIONS.c.at)).where(of_task & made)) or 0.0
+        became_active = (TRANSITIONS.c.to_state == TaskState.ACTIVE) & (TRANSITIONS.c.from_state != TaskState.ACTIVE)
+        return self._connection.scalar(select(func.max(TRANSITIONS.c.at)).where(of_task & became_active)) or 0.0
 
 
 def committed_by_devices(task_id: str) -> ColumnElement[bool]:

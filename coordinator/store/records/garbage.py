@@ -43,8 +43,8 @@ class GarbageRecords:
         """Remove the models of committed rounds; note the time at blobs that no row points at any more."""
         self._lock_blobs()
         of_rounds = (ROUNDS.c.task == task_id) & ROUNDS.c.number.in_(numbers) & ROUNDS.c.checkpoint_sha256.is_not(None)
-        found = self._connection.execute(select(ROUNDS.c.state_sha256, ROUNDS.c.checkpoint_sha256).where(of_rounds))
-        let_go = {digest for row in found for digest in row}
+        models = self._connection.execute(select(ROUNDS.c.state_sha256, ROUNDS.c.checkpoint_sha256).where(of_rounds))
+        let_go = {digest for row in models for digest in row}
         self._connection.execute(update(ROUNDS).where(of_rounds).values(state_sha256=None, checkpoint_sha256=None))
         pointers = [key.parent for table in METADATA.tables.values() for key in table.foreign_keys]
         pointers = [column for column in pointers if column.references(BLOBS.c.sha256)]

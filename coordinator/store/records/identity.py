@@ -24,8 +24,8 @@ class IdentityRecords:
         """A value; None before there is one."""
         if self._writing:
             lock_writers(self._connection, IDENTITY)
-        found: str | None = self._connection.scalar(select(IDENTITY.c.value).where(IDENTITY.c.name == name))
-        return found
+        value: str | None = self._connection.scalar(select(IDENTITY.c.value).where(IDENTITY.c.name == name))
+        return value
 
     def names_blobs(self) -> bool:
         """Whether the database names any blob."""

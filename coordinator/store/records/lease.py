@@ -79,8 +79,8 @@ class LeaseRecords:
         """
         # Because of the lock, a replica that takes a lease waits for this transaction, or this one sees it taken.
         # SQLite needs no lock: one transaction writes at a time.
-        found = {row.name: row.term for row in self._connection.execute(_HELD, {"by": holder})}
-        lost = {population for population, term in held.items() if found.get(population) != term}
+        terms = {row.name: row.term for row in self._connection.execute(_HELD, {"by": holder})}
+        lost = {population for population, term in held.items() if terms.get(population) != term}
         if lost:
             raise LeaseLost(frozenset(lost))
 

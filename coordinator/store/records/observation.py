@@ -38,10 +38,10 @@ class ObservationRecords:
         for round_ in live:
             running.setdefault(round_.task, round_)
         committed, ended, drivers, observed = self._committed(), self._ended(), self._drivers(), self._observed()
-        found = []
+        statuses = []
         for task in tasks:
             driver, seen_at = drivers.get(task.settings.population, (None, None))
-            one = TaskStatus(
+            status = TaskStatus(
                 task=task,
                 committed=committed.get(task.id, 0),
                 round=running.get(task.id),
@@ -49,8 +49,8 @@ class ObservationRecords:
                 driver_seen_at=seen_at,
                 observed=observed.get((task.id, driver)),
             )
-            found.append(one)
-        return found
+            statuses.append(status)
+        return statuses
 
     def _committed(self) -> dict[str, int]:
         done = ROUNDS.c.state == RoundState.COMMITTED

@@ -77,12 +77,12 @@ class OverviewRecords:
         sums = [func.sum(ROUNDS.c[name]) for name in names]
         going_on = func.sum(ROUNDS.c.handed_on - ROUNDS.c.taken_over)
         query = select(ROUNDS.c.task, counted, *sums, going_on, func.count()).where(ROUNDS.c.state.in_(_ENDED))
-        found: dict[str, list[int]] = {}
+        sums_of: dict[str, list[int]] = {}
         for task, committed, *counts, rounds in self._connection.execute(query.group_by(ROUNDS.c.task, counted)):
-            of_task = found.setdefault(task, [0] * 9)
+            of_task = sums_of.setdefault(task, [0] * 9)
             more = (*counts, rounds if committed else 0, 0 if committed else rounds)
-            found[task] = [int(a) + int(b) for a, b in zip(of_task, more, strict=True)]
-        return {task: Totals(*sums) for task, sums in found.items()}
+            sums_of[task] = [int(a) + int(b) for a, b in zip(of_task, more, strict=True)]
+        return {task: Totals(*sums) for task, sums in sums_of.items()}
 
     def curve(self, task_id: str) -> list[tuple[int, dict[str, float]]]:
         """Number and metrics of every committed round of a task."""

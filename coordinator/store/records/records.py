@@ -134,7 +134,7 @@ class Records:
 
     def progress(self, tasks: Sequence[Task]) -> list[Progress]:
         """Why each of these tasks is where it is."""
-        return [explain(one, self.at) for one in self.observations.situations(tasks, self.overview.live())]
+        return [explain(status, self.at) for status in self.observations.situations(tasks, self.overview.live())]
 
     def task(self, task_id: str) -> Task:
         """One task. Raises UnknownTask."""
@@ -171,8 +171,8 @@ class Records:
 
     def made_in(self, task: Task, snapshot: Snapshot) -> int:
         """The number of the round whose devices made a server state, which a rollback may have copied; 0 for none."""
-        made = committed_by_devices(task.id) & (ROUNDS.c.state_sha256 == snapshot.state_sha256)
-        return self._connection.scalar(select(func.max(ROUNDS.c.number)).where(made)) or 0
+        by_devices = committed_by_devices(task.id) & (ROUNDS.c.state_sha256 == snapshot.state_sha256)
+        return self._connection.scalar(select(func.max(ROUNDS.c.number)).where(by_devices)) or 0
 
     # --- rounds
 
@@ -207,8 +207,8 @@ class Records:
 
         It was opened behind a round that has ended since: had that one been abandoned, this is its next attempt.
         """
-        found = self._connection.execute(select(ROUNDS.c.number, ROUNDS.c.attempt).where(ROUNDS.c.id == row_id)).one()
-        attempt: int = found.attempt if found.number == number else self._next_attempt(task_id, number)
+        row = self._connection.execute(select(ROUNDS.c.number, ROUNDS.c.attempt).where(ROUNDS.c.id == row_id)).one()
+        attempt: int = row.attempt if row.number == number else self._next_attempt(task_id, number)
         values = {"number": number, "attempt": attempt, "opened_at": self.at}
         self._guarded(ROUNDS, row_id, RoundState.SELECTING, values)
         self._transition("round", row_id, RoundState.SELECTING, RoundState.SELECTING, "released")
@@ -234,9 +234,9 @@ class Records:
         self._connection.execute(update(ROUNDS).where(ROUNDS.c.id == row_id).values(**values))
 
     def abandon_unfinished_rounds(
-        self, populations: Collection[str], reason: str, known: Mapping[int, Round] | None = None
+        self, populations: Collection[str], reason: str, in_memory: Mapping[int, Round] | None = None
     ) -> tuple[int, set[int]]:
-        """End every round of `populations` that runs but for those that are as in `known`, by row id.
+        """End every round of `populations` that runs but for those that are as in `in_memory`, by row id.
 
         Answers how many, and which go on.
         """
@@ -245,7 +245,7 @@ class Records:
         query = select(*columns).join(TASKS).where(running & TASKS.c.population.in_(populations))
         ended, go_on = 0, set()
         for row in self._connection.execute(query).all():
-            if known and _agrees(row, known.get(row.id)):
+            if in_memory and _agrees(row, in_memory.get(row.id)):
                 go_on.add(row.id)
                 continue
             values = {"state": RoundState.ABANDONED, "reason": reason, "ended_at": self.at}
@@ -268,18 +268,18 @@ class Records:
         given_up = (ROUNDS.c.task == task_id) & (ASSIGNMENTS.c.state == AssignmentState.ABORTED)
         columns = (ASSIGNMENTS.c.round, ASSIGNMENTS.c.reason)
         query = select(*columns, func.count()).join(ROUNDS).where(given_up).group_by(*columns).order_by(*columns)
-        found: dict[int, dict[str, int]] = {}
+        reasons: dict[int, dict[str, int]] = {}
         for round_id, reason, count in self._connection.execute(query):
-            found.setdefault(round_id, {})[reason] = count
-        return found
+            reasons.setdefault(round_id, {})[reason] = count
+        return reasons
 
     # --- assignments and reports
 
     def add_assignments(self, round_id: int, new: Sequence[AssignedDevice]) -> None:
         """Write the assignments of devices that were drawn."""
         shared = {"round": round_id, "state": AssignmentState.ASSIGNED, "reason": "", "assigned_at": self.at}
-        self._connection.execute(insert(ASSIGNMENTS), [asdict(one) | shared for one in new])
-        self._transitions("assignment", [one.id for one in new], "", AssignmentState.ASSIGNED, "selected")
+        self._connection.execute(insert(ASSIGNMENTS), [asdict(device) | shared for device in new])
+        self._transitions("assignment", [device.id for device in new], "", AssignmentState.ASSIGNED, "selected")
 
     def assignment(self, assignment_id: str) -> AssignmentRecord:
         """One assignment. Raises UnknownAssignment."""
@@ -305,8 +305,8 @@ class Records:
         if not digests:
             return
         rows = [
-            {"assignment": one, "round": round_id, "sha256": sha256, "received_at": self.at}
-            for one, (round_id, sha256) in digests.items()
+            {"assignment": assignment, "round": round_id, "sha256": sha256, "received_at": self.at}
+            for assignment, (round_id, sha256) in digests.items()
         ]
         self._connection.execute(insert(REPORTS), rows)
         if sum(self._connection.execute(_REPORT, {"ids": some}).rowcount for some in _slices(digests)) != len(digests):
@@ -332,17 +332,17 @@ class Records:
         open_ = ASSIGNMENTS.c.round.in_(rounds) & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED)
         query = self._held(select(ASSIGNMENTS.c.id, ASSIGNMENTS.c.slot, ASSIGNMENTS.c.device).where(open_), ASSIGNMENTS)
         ended = [AssignedDevice(*row) for row in self._connection.execute(query) if names is None or row.id in names]
-        for some in _slices([one.id for one in ended]):
+        for some in _slices([device.id for device in ended]):
             self._connection.execute(update(ASSIGNMENTS).where(open_ & ASSIGNMENTS.c.id.in_(some)).values(state=to))
-        self._transitions("assignment", [one.id for one in ended], AssignmentState.ASSIGNED, to, cause)
+        self._transitions("assignment", [device.id for device in ended], AssignmentState.ASSIGNED, to, cause)
         return ended
 
     def leave_out(self, reasons: Mapping[str, LeftOut]) -> frozenset[str]:
         """Leave devices out of further attempts at a round, by assignment, each for a reason; answers which devices."""
         for reason in LeftOut:
-            for some in _slices([one for one, why in reasons.items() if why is reason]):
+            for some in _slices([assignment for assignment, why in reasons.items() if why is reason]):
                 self._connection.execute(update(ASSIGNMENTS).where(ASSIGNMENTS.c.id.in_(some)).values(reason=reason))
-        return frozenset(one.device for one in self.assignments(reasons).values())
+        return frozenset(assignment.device for assignment in self.assignments(reasons).values())
 
     def left_out(self, task_id: str, number: int) -> frozenset[str]:
         """The devices that are left out of further attempts at round `number`."""
@@ -387,9 +387,9 @@ def _guard(table: Table) -> Update:
     return update(table).where((table.c.id == bindparam("_id")) & (table.c.state == bindparam("_before")))
 
 
-def _agrees(row: Row[Any], known: Round | None) -> bool:
+def _agrees(row: Row[Any], in_memory: Round | None) -> bool:
     """Whether a round is as far in the store as in memory: no round returns to an earlier state or count."""
-    return known is not None and all(getattr(row, name) == getattr(known, name) for name in ("state", *COUNTS))
+    return in_memory is not None and all(getattr(row, name) == getattr(in_memory, name) for name in ("state", *COUNTS))
 
 
 def _slices(ids: Collection[str]) -> Iterator[list[str]]:

@@ -19,10 +19,10 @@ class SealedRecords:
         self._connection = connection
         self._at = at
 
-    def add(self, one: SealedBlob) -> None:
+    def add(self, blob: SealedBlob) -> None:
         """Add the key of a blob; both blobs have their rows. Equal bytes need one only."""
-        if self.find(one.ref.sha256) is None:
-            values = {"sha256": one.ref.sha256, "sealed_sha256": one.sealed.sha256, "key": one.key.hex()}
+        if self.find(blob.ref.sha256) is None:
+            values = {"sha256": blob.ref.sha256, "sealed_sha256": blob.sealed.sha256, "key": blob.key.hex()}
             self._connection.execute(insert(SEALED_BLOBS).values(**values))
 
     def find(self, sha256: str) -> SealedBlob | None:
