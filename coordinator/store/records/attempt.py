@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from sqlalchemy import ColumnElement, Select, func, select, union
-from sqlalchemy.engine import Connection
 
 from coordinator.rules.attempts import FAILURES
 from coordinator.rules.entities import Task
 from coordinator.rules.states import RoundState, TaskState
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import ROUNDS, TASKS, TRANSITIONS
 
 
-class AttemptRecords:
+class AttemptRecords(WithinTransaction):
     """The queries; nothing is written."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def failures(self, task_id: str, number: int) -> int:
         """Failed attempts at round `number` since the task was last made active."""

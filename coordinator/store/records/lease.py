@@ -6,23 +6,18 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from sqlalchemy import ColumnElement, bindparam, delete, insert, select, true, update
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import Connection
 
 from coordinator.errors import LeaseLost
 from coordinator.rules.leases import Lease, Replica
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import POPULATIONS, REPLICAS
 
 _HELD = select(POPULATIONS.c.name, POPULATIONS.c.term).where(POPULATIONS.c.holder == bindparam("by"))
 _HELD = _HELD.with_for_update(read=True)
 
 
-class LeaseRecords:
-    """The operations on these rows. `at` is the time of the transaction, in seconds since 1970."""
-
-    def __init__(self, connection: Connection, at: float) -> None:
-        self._connection = connection
-        self._at = at
+class LeaseRecords(WithinTransaction):
+    """The operations on these rows."""
 
     def replicas(self) -> list[Replica]:
         """Every replica with a row."""
@@ -41,18 +36,16 @@ class LeaseRecords:
 
     def announce(self, me: Replica) -> None:
         """Write a replica's row. Raises IntegrityError when there is one with its URL: see `succeed`."""
-        self._connection.execute(insert(REPLICAS).values(**asdict(me), seen_at=self._at))
+        self._connection.execute(insert(REPLICAS).values(**asdict(me), seen_at=self.at))
 
     def succeed(self, me: Replica) -> None:
         """Write a replica's row in the place of the row with its URL, which sets that replica's populations free."""
-        on_postgresql = self._connection.dialect.name == "postgresql"
-        new = postgresql.insert(REPLICAS) if on_postgresql else sqlite.insert(REPLICAS)
-        values = {**asdict(me), "seen_at": self._at}
+        values, new = {**asdict(me), "seen_at": self.at}, self._insert_unless(REPLICAS)
         self._connection.execute(new.on_conflict_do_update(index_elements=["url"], set_=values), values)
 
     def beat(self, me: Replica) -> bool:
         """Write that `me` lives; false when its row is gone: another replica declared it gone."""
-        values = {"beat": me.beat, "draining": me.draining, "seen_at": self._at}
+        values = {"beat": me.beat, "draining": me.draining, "seen_at": self.at}
         return self._connection.execute(update(REPLICAS).where(REPLICAS.c.id == me.id).values(**values)).rowcount == 1
 
     def forget(self, replica: str, beat: int | None = None) -> None:

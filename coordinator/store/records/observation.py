@@ -6,19 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from sqlalchemy import func, insert, select, update
-from sqlalchemy.engine import Connection
 
 from coordinator.rules.entities import LiveRound, Task
 from coordinator.rules.progress import LastAttempt, Observation, TaskStatus
 from coordinator.rules.states import RoundState
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import OBSERVATIONS, POPULATIONS, REPLICAS, ROUNDS
 
 
-class ObservationRecords:
+class ObservationRecords(WithinTransaction):
     """The operations on observations, and the situations of tasks that are made of them."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def write(self, task: str, replica: str, seen: Observation) -> None:
         """Write a driver's observation of a task in the place of the last one; times are in seconds since 1970."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import String, cast, func, select
-from sqlalchemy.engine import Connection
 
 from coordinator.errors import UnknownRound
 from coordinator.rules.entities import LiveRound
 from coordinator.rules.states import AssignmentState, RoundState
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, REPORTS, ROUNDS, TRANSITIONS
 
 _ENDED = [state for state in RoundState if state.ended]
@@ -40,11 +40,8 @@ class Totals:
         return self.assigned - self.reported - self.aborted - self.lost - self.expired - self.stale - self.going_on
 
 
-class OverviewRecords:
+class OverviewRecords(WithinTransaction):
     """The queries; nothing is written."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def version(self) -> int:
         """A number that grows with changes of state; a change committed out of order may leave it."""

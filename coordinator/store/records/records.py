@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import Row, Select, Table, Update, bindparam, func, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
@@ -33,6 +32,7 @@ from coordinator.store.records.release import ReleaseRecords
 from coordinator.store.records.sealed import SealedRecords
 from coordinator.store.records.session_count import SessionCountRecords
 from coordinator.store.records.token import TokenRecords
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.rows import COUNTS, assignment_of, columns_of, round_of, settings_of, signed_of, task_of
 from coordinator.store.tables import (
     ASSIGNMENTS,
@@ -59,31 +59,29 @@ _REPORT = (
 )
 
 
-class Records:
-    """One transaction. `at` is when everything in it happened, in seconds since 1970.
+class Records(WithinTransaction):
+    """One transaction, with the rows of every kind.
 
     A task or an assignment that is read in a `writing` transaction does not change until its end: its writes depend on
     it. SQLite has one writer anyway; PostgreSQL locks the row.
     """
 
     def __init__(self, connection: Connection, at: float, *, writing: bool) -> None:
-        self._connection = connection
-        self._writing = writing
-        self.at = at
-        self.identity = IdentityRecords(connection, writing=writing)
-        self.leases = LeaseRecords(connection, at)
-        self.tokens = TokenRecords(connection, at)
-        self.devices = DeviceRecords(connection, at)
-        self.audit = AuditRecords(connection, at)
-        self.releases = ReleaseRecords(connection, at)
-        self.overview = OverviewRecords(connection)
-        self.observations = ObservationRecords(connection)
-        self.garbage = GarbageRecords(connection, at)
-        self.sessions = SessionCountRecords(connection)
-        self.cohorts = CohortRecords(connection)
-        self.attempts = AttemptRecords(connection)
-        self.ledger = LedgerRecords(connection)
-        self.sealed = SealedRecords(connection, at)
+        super().__init__(connection, at, writing=writing)
+        self.identity = IdentityRecords(connection, at, writing=writing)
+        self.leases = LeaseRecords(connection, at, writing=writing)
+        self.tokens = TokenRecords(connection, at, writing=writing)
+        self.devices = DeviceRecords(connection, at, writing=writing)
+        self.audit = AuditRecords(connection, at, writing=writing)
+        self.releases = ReleaseRecords(connection, at, writing=writing)
+        self.overview = OverviewRecords(connection, at, writing=writing)
+        self.observations = ObservationRecords(connection, at, writing=writing)
+        self.garbage = GarbageRecords(connection, at, writing=writing)
+        self.sessions = SessionCountRecords(connection, at, writing=writing)
+        self.cohorts = CohortRecords(connection, at, writing=writing)
+        self.attempts = AttemptRecords(connection, at, writing=writing)
+        self.ledger = LedgerRecords(connection, at, writing=writing)
+        self.sealed = SealedRecords(connection, at, writing=writing)
 
     # --- tasks and blobs
 
@@ -356,9 +354,7 @@ class Records:
 
     def _insert_if_absent(self, table: Table, **values: Any) -> None:
         """Insert a row unless there is one with its key, even one that another transaction is writing now."""
-        on_postgresql = self._connection.dialect.name == "postgresql"
-        new = postgresql.insert(table) if on_postgresql else sqlite.insert(table)
-        self._connection.execute(new.on_conflict_do_nothing(), values)
+        self._connection.execute(self._insert_unless(table).on_conflict_do_nothing(), values)
 
     def _insert(self, table: Table, **values: Any) -> Any:
         return (self._connection.execute(insert(table), values).inserted_primary_key or (None,))[0]

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from sqlalchemy import delete, insert, select, update
-from sqlalchemy.engine import Connection
 
 from coordinator.rules.entities import SealedBlob
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import BLOBS, SEALED_BLOBS
 from fedcore.plan import BlobRef
 
 
-class SealedRecords:
-    """The operations on these rows. `at` is the time of the transaction, in seconds since 1970."""
-
-    def __init__(self, connection: Connection, at: float) -> None:
-        self._connection = connection
-        self._at = at
+class SealedRecords(WithinTransaction):
+    """The operations on these rows."""
 
     def add(self, blob: SealedBlob) -> None:
         """Add the key of a blob; both blobs have their rows. Equal bytes need one only."""
@@ -43,5 +39,5 @@ class SealedRecords:
         """Remove the keys of blobs that are stored in plain; note the time at the sealed ones."""
         these = SEALED_BLOBS.c.sha256.in_(names)
         sealed = select(SEALED_BLOBS.c.sealed_sha256).where(these)
-        self._connection.execute(update(BLOBS).where(BLOBS.c.sha256.in_(sealed)).values(unneeded_at=self._at))
+        self._connection.execute(update(BLOBS).where(BLOBS.c.sha256.in_(sealed)).values(unneeded_at=self.at))
         self._connection.execute(delete(SEALED_BLOBS).where(these))
