@@ -40,7 +40,9 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 class Settings(BaseSettings):
     """How the coordinator runs. Seconds and bytes are in the names."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
+    )
 
     database: str = Field(
         default="sqlite:///muster.db", description="sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE"
@@ -61,10 +63,7 @@ class Settings(BaseSettings):
         description="where the other replicas reach this one; the address on which it listens if not given",
     )
     lease_s: float = Field(
-        default=15.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="after so long without a sign of life the others take a replica's populations",
+        default=15.0, gt=0, description="after so long without a sign of life the others take a replica's populations"
     )
     host: str = Field(default="127.0.0.1", description="address on which devices are served")
     port: int = Field(default=8080, ge=0, le=65535, description="port for devices; 0 takes a free one")
@@ -96,8 +95,7 @@ class Settings(BaseSettings):
         default="", description="origins, by commas, whose web pages may be devices, such as https://app.example"
     )
     page: Path | None = Field(
-        default=None,
-        description="folder of the web page that make page builds; with it browsers take part at /page/",
+        default=None, description="folder of the web page that make page builds; with it browsers take part at /page/"
     )
     page_url: str | None = Field(
         default=None,
@@ -107,15 +105,9 @@ class Settings(BaseSettings):
     algorithms: str = Field(
         default="", description="modules, by commas, from which algorithms that are not built in may be imported"
     )
-    retry_min_s: float = Field(
-        default=5.0, ge=0, allow_inf_nan=False, description="earliest return of a device, whatever its pace"
-    )
-    retry_max_s: float = Field(
-        default=86_400.0, ge=0, allow_inf_nan=False, description="latest return of a device, whatever its pace"
-    )
-    max_wait_s: float = Field(
-        default=60.0, ge=0, allow_inf_nan=False, description="longest time that a device may wait for an assignment"
-    )
+    retry_min_s: float = Field(default=5.0, ge=0, description="earliest return of a device, whatever its pace")
+    retry_max_s: float = Field(default=86_400.0, ge=0, description="latest return of a device, whatever its pace")
+    max_wait_s: float = Field(default=60.0, ge=0, description="longest time that a device may wait for an assignment")
     queue_limit: int = Field(
         default=4096, ge=1, description="requests that may wait for the driver; more are answered 503"
     )
@@ -144,11 +136,11 @@ class Settings(BaseSettings):
     )
     upload_limit_bytes: int = Field(default=1 << 28, ge=1024, description="largest blob that an operator may upload")
     collect_every_h: float = Field(
-        default=24.0, ge=0, allow_inf_nan=False, description="hours from one garbage collection to the next; 0 is never"
+        default=24.0, ge=0, description="hours from one garbage collection to the next; 0 is never"
     )
     keep_models: int = Field(default=5, ge=1, description="rounds of each task whose models are kept by a collection")
     keep_assignments_days: float = Field(
-        default=30.0, ge=1, allow_inf_nan=False, description="days for which a collection keeps who took part"
+        default=30.0, ge=1, description="days for which a collection keeps who took part"
     )
     drain_s: float = Field(default=30.0, ge=0, le=3600, description="how long a stop waits for requests in progress")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,7 +10,7 @@ from coordinator.api.admin.task_creation import TaskCreation
 from coordinator.api.http import read_hashed
 from coordinator.api.service import Service
 from coordinator.dashboard.forms import SHOWN, read_fields, status_of
-from coordinator.dashboard.rendering import HEADERS, Renderer, redirect
+from coordinator.dashboard.rendering import HEADERS, Renderer, page_of, redirect
 from coordinator.dashboard.settings_table import from_form, groups
 from coordinator.dashboard.web_sessions import CSRF_FIELD, Visitor, WebSessions
 from coordinator.errors import BadToken, InvalidTask, TooLarge
@@ -75,7 +73,7 @@ class NewTaskForm:
             task = self._creation.create(new, operator.signature)
         except SHOWN as error:
             return self._show(request, visitor, status_of(error), fields, str(error))
-        return redirect(f"/tasks/{quote(task.id, safe='')}")
+        return redirect(page_of(task.id))
 
     def _refuse(self, request: Request, visitor: Visitor) -> Response:
         status = 403 if visitor.token else 401

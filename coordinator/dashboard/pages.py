@@ -13,18 +13,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from coordinator.api.page import PAGE
 from coordinator.api.service import Service
-from coordinator.dashboard.api_page import names_of
 from coordinator.dashboard.compare import comparison
+from coordinator.dashboard.join_links import join_link
 from coordinator.dashboard.rendering import HEADERS, Renderer
 from coordinator.dashboard.round_views import round_page, rounds_page
 from coordinator.dashboard.settings_table import groups, values
 from coordinator.dashboard.streams import Look, Streams
 from coordinator.dashboard.url_numbers import Number, RowId
-from coordinator.dashboard.views import SORTED_BY, kept_models, populations, task_page
+from coordinator.dashboard.views import SORTED_BY, kept_models, population_page, populations, task_page
 from coordinator.dashboard.watch import alerts
 from coordinator.dashboard.web_sessions import WebSessions
-from coordinator.errors import UnknownBlob, UnknownRound, UnknownTask
+from coordinator.errors import UnknownBlob, UnknownPopulation, UnknownRound, UnknownTask
 from coordinator.rules.packed_segments import report_bytes
 from coordinator.store.records.records import Records
 from fedcore.algorithms.facts import facts_of
@@ -71,6 +72,10 @@ class Pages:
         async for event in self._streams.follow(request, "task_live.html", partial(self._task, task, scale)):
             yield event
 
+    def population(self, request: Request, population: str) -> Response:
+        """One population: its devices, what they run, when they came, how far, and its tasks."""
+        return self._page(request, "population.html", partial(self._population, population))
+
     def rounds(self, request: Request, task: str, before: RowId | None = None) -> Response:
         """All attempts at rounds of a task, the newest first, on several pages."""
         return self._page(request, "rounds.html", lambda records: rounds_page(records, task, before))
@@ -112,7 +117,7 @@ class Pages:
     def documentation(self, request: Request) -> Response:
         """The admin API, from its OpenAPI document."""
         app: FastAPI = request.app
-        return self._page(request, "docs.html", lambda _: {"document": app.openapi(), "names_of": names_of})
+        return self._page(request, "docs.html", lambda _: {"document": app.openapi(), "names_of": _names_of})
 
     def compare(self, request: Request) -> Response:
         """The curves of several tasks in one picture."""
@@ -144,7 +149,7 @@ class Pages:
         try:
             with self._store.database.reading() as records:
                 seen = look(records)
-        except (UnknownTask, UnknownRound) as error:
+        except (UnknownTask, UnknownRound, UnknownPopulation) as error:
             return self._renderer.problem(request, visitor, 404, str(error))
         return self._renderer.page(request, visitor, template, **seen)
 
@@ -161,6 +166,13 @@ class Pages:
             "draining": self._service.driver.draining,
         }
 
+    def _population(self, name: str, records: Records) -> dict[str, Any]:
+        settings = self._service.settings
+        page = population_page(records, name, self._service.check_ins.of(name, records.at))
+        url = settings.page_url or f"{self._service.membership.url}{PAGE}/"
+        join = None if settings.page is None else join_link(url, name, [line.task for line in page["lines"]])
+        return page | {"join": join}
+
     def _task(self, task: str, scale: str, records: Records) -> dict[str, Any]:
         page = task_page(records, task, log=scale == "log")
         try:
@@ -168,3 +180,11 @@ class Pages:
         except UnknownBlob:
             return {"page": page, "report": None}
         return {"page": page, "report": report_bytes(plan.report, page.line.task.settings)}
+
+
+def _names_of(schema: Any) -> list[str]:
+    """The names of the messages that a part of the admin API's document refers to, in order."""
+    if isinstance(schema, dict):
+        own = [schema["$ref"].rpartition("/")[2]] if "$ref" in schema else []
+        return own + [name for inner in schema.values() for name in _names_of(inner)]
+    return [name for inner in schema for name in _names_of(inner)] if isinstance(schema, list) else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 from starlette.requests import Request
@@ -56,6 +57,11 @@ class Renderer:
     def problem(self, request: Request, visitor: Visitor, status: int, what: str, back: str = "/") -> Response:
         """A page that says why something was not done."""
         return self.page(request, visitor, "problem.html", status, what=what, back=back)
+
+
+def page_of(task: str) -> str:
+    """The address of a task's page."""
+    return f"/tasks/{quote(task, safe='')}"
 
 
 def redirect(to: str) -> Response:

@@ -80,12 +80,7 @@ def commit_round(
     store = membership.store
     try:
         with steps.labels("update").time():
-            algorithm = store.algorithm(running.task.record.algorithm)
-            before, total_L = _state_before(store, running, algorithm), _decoded(running, collected.reports)
-            if running.task.settings.privacy is not None:
-                clip = clip_of(in_turn(trips_of(algorithm), running.number), before)
-                total_L = _noisy(store, lineage, running, collected, clip, total_L)
-            model = _next_model(store, running, algorithm, before, collected.noisy, total_L)
+            model = _next_model(store, lineage, running, collected)
     except (ReportError, NonFiniteState, UnreadableBlob) as error:
         abandoned = _abandon(membership, running, error, now, collected.noisy)
         reason, named = abandoned.value.reason, running.task.record.named
@@ -160,22 +155,21 @@ def _decoded(running: OpenRound, reports: ReportSum | KeptReports) -> NDArray[np
     return held_sum(running.task.settings, layout, layout.decode(reports.total(), running.codec_key), devices)
 
 
-def _next_model(
-    store: CoordinatorStore,
-    running: OpenRound,
-    algorithm: Algorithm,
-    state: Vectors,
-    private: PrivateSum | None,
-    total_L: NDArray[np.float64],
-) -> _Model:
+def _next_model(store: CoordinatorStore, lineage: SigningKey, running: OpenRound, collected: RoundSum) -> _Model:
+    """The next model, from the reports' sum and its noise. Raises ReportError, NonFiniteState or UnreadableBlob."""
     plan, devices = running.plan, running.value.reported
+    algorithm = store.algorithm(running.task.record.algorithm)
+    trip, following = (in_turn(trips_of(algorithm), number) for number in (running.number, running.number + 1))
+    state, total_L = _state_before(store, running, algorithm), _decoded(running, collected.reports)
+    if running.task.settings.privacy is not None:
+        total_L = _noisy(store, lineage, running, collected, clip_of(trip, state), total_L)
     lr_scale = running.task.settings.schedule.lr_scale(running.number, devices)
     discounted = discount(running.value.staleness)
     server_step = ServerStep(devices=devices, layers=plan.schema.layers, lr_scale=lr_scale, discount=discounted)
-    trip, following = (in_turn(trips_of(algorithm), number) for number in (running.number, running.number + 1))
     aggregated = aggregate(plan.report.decoded, trip, state, total_L, server_step, following)
     # Files first: a row must never point at a blob that is not there.
     files = [checkpoint.encode(vectors) for vectors in (aggregated.state, aggregated.broadcast)]
+    private = collected.noisy
     sealed = [] if private is None else [store.sealed.put(private.secret, data) for data in files]
     refs = [blob.ref for blob in sealed] or [store.blobs.put(data) for data in files]
     return _Model(refs[0], refs[1], aggregated.metrics, sealed)
