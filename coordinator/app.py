@@ -82,10 +82,10 @@ def admin_app(service: Service) -> FastAPI:
 
 
 def _devices_port(service: Service) -> ASGIApp:
-    """The answer to a device that speaks to the port for operators: which port is its own."""
+    """The answer to a device at the operators' port: which port is for devices."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        raise HTTPException(404, f"this is the port for operators; that for devices is {service.membership.url}")
+        raise HTTPException(404, f"this is the operators' port; devices use {service.membership.url}")
 
     return answer
 

@@ -15,13 +15,13 @@ from fedcore.params import Float32
 from fedcore.wire.messages import Abort, AssignmentAnswer, CheckInAnswer, Receipt
 
 _GATHER_S = 0.01
-"""Commands that come within this time share a turn of the driver, and its transaction."""
+"""Commands that come within this time share a turn of the driver and its transaction."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
 class Command(Generic[T_co]):
-    """Something asked of the driver; T_co is the answer. A refusal is raised instead."""
+    """A request to the driver; T_co is its answer. A refusal is raised instead."""
 
     __slots__ = ()
 
@@ -69,8 +69,8 @@ class CountReport(Command[Receipt]):
 class PutMessage(Command[None]):
     """A device's message of that number, with its SHA-256, in the secure aggregation of its assignment's round.
 
-    device: the id of whoever signed the request. then: once the message is taken, what waits for the one of the next
-    number, for `wait_s` seconds.
+    device: the id of the signer of the request. then: waits `wait_s` seconds for the message of the next number, once
+    this one is taken.
     """
 
     assignment: str

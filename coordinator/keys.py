@@ -86,11 +86,11 @@ class Keys:
 
 
 def rotate(path: Path, database: Database, out: Path | None = None) -> Keys:
-    """Put a successor in the place of the server's key, or into the file `out`, to be put there later.
+    """Replace the server's key with a successor, or write the successor to the file `out`, to be put there later.
 
     Coordinators that run on the database take it over within a second. Raises what `Keys.open` does, and OSError.
     """
-    with _alone(path):
+    with _locked(path):
         keys = Keys.open(path, database)
         keys.server.successor().save(out or path, replace=out is None)
         return Keys.open(path, database)
@@ -137,7 +137,7 @@ def check_keys(path: Path, database: Database) -> None:
 
 
 def start_anew(path: Path, database: Database) -> Keys:
-    """Make keys that succeed none in the place of lost files. Another lineage key that is there is taken as it is.
+    """Make keys without predecessors in place of lost files. Another lineage key that is there is taken as it is.
 
     Devices that pinned a lost key of the server refuse the new one, and tasks whose releases name a lost lineage key
     are paused. Raises KeysDiffer when no key is lost, OSError when a file cannot be written.
@@ -168,8 +168,8 @@ def _put(records: Records, role: str, public: str) -> None:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """A lock on a file of keys, beside it: of two rotations at once, one would replace the other's successor unseen."""
+def _locked(path: Path) -> Iterator[None]:
+    """A lock beside a file of keys: without it, one of two simultaneous rotations would lose the other's successor."""
     lock = path.with_name(f"{path.name}.lock")
     with open(os.open(lock, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

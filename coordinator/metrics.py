@@ -69,7 +69,7 @@ class Metrics:
         """A request was answered; received and sent are bytes of bodies."""
         counters = self._of.get((route, status))
         if counters is None:
-            # To look for them by their labels costs more than to count.
+            # Finding them by their labels costs more than counting.
             counters = self.requests.labels(route, status), self.received.labels(route), self.sent.labels(route)
             self._of[route, status] = counters
         counters[0].observe(seconds)
@@ -103,7 +103,7 @@ class Metrics:
             self.round_duration.labels(after.state).observe(round_s)
 
     def watch(self, queue_depth: Callable[[], int], connections: Callable[[], int]) -> None:
-        """Read these two whenever somebody asks."""
+        """Read these two at every scrape."""
         self.queue.set_function(queue_depth)
         self.connections.set_function(connections)
 

@@ -167,9 +167,9 @@ def _store(settings: Settings, store: CoordinatorStore) -> Iterator[Assumption]:
     running = [task for task in store.tasks() if task.state in (TaskState.ACTIVE, TaskState.PAUSED)]
     clear = [task.id for task in running if task.settings.secagg is None]
     yield Assumption(
-        name="the coordinator sees no report in clear",
+        name="the coordinator sees no report in the clear",
         holds=not clear,
-        found=f"tasks in clear: {', '.join(clear) or 'none'}",
+        found=f"tasks in the clear: {', '.join(clear) or 'none'}",
         remedy="create tasks with --secagg",
     )
     wanted = sum(_at_work(task.settings) * upload_bytes(store.plan(task.plan_sha256).report) for task in running)

@@ -42,7 +42,7 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish gracefully. `on_ready` is called once requests are answered.
 
-    source: the chance by which cohorts are drawn; the system's own if not given.
+    source: the random source that draws cohorts; the system's own by default.
 
     Raises what `Service.open` does, and ingress.errors.CannotListen when a port is taken.
     """

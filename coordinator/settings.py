@@ -165,7 +165,9 @@ class Settings(BaseSettings):
     def _is_a_page(cls, value: str | None) -> str | None:
         parts = urlsplit(value or "https://fl.example/")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or not parts.path.endswith("/"):
-            raise ValueError(f"{value!r} is no address of a page; one ends in /, such as https://fl.example/page/")
+            raise ValueError(
+                f"{value!r} is not the address of a page, which ends in /, such as https://fl.example/page/"
+            )
         return value
 
     @field_validator("authority")

@@ -64,7 +64,7 @@ class CheckInCounts:
             if span not in counts.spans:
                 _forget_spans(counts, now)
             counts.spans[span] += 1
-            # A hash, so that no id is kept: only how many there are is of interest.
+            # Only a hash is kept, not the id: we only count devices.
             key = population, hash(device)
             counts.devices += key not in self._seen
             self._seen[key] = now

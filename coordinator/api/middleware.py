@@ -117,7 +117,7 @@ class FewAtOnce:
 
 
 class _MeasuredRequest:
-    """One request as it is read and answered: bytes, status, time."""
+    """The bytes, status and time of a request while it is read and answered."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send

@@ -65,7 +65,7 @@ def authenticate(database: Database, text: str) -> Token:
     # A token of 256 random bits needs no slow hash. The comparison takes as long for one that does not exist.
     same = hmac.compare_digest(row[1] if row else _NOBODY, _hash(match[2] if match else text))
     if row is None or not same or row[0].revoked_at is not None:
-        raise BadToken("the token is none of this coordinator, or was revoked")
+        raise BadToken("unknown or revoked token")
     if row[0].state(now) == "expired":
         when = _date(row[0].expires_at)
         raise BadToken(f"the token expired on {when}; `muster coordinator token` makes another")

@@ -91,5 +91,5 @@ class Actions:
 
 def _round_number(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise UnknownRound(f"{text!r} is no number of a round: choose one of those whose models are kept")
+        raise UnknownRound(f"{text!r} is not a round's number: choose one whose model is kept")
     return int(text)

@@ -18,7 +18,7 @@ _JSON = "application/json"
 
 
 class Downloads:
-    """Files of a task, for whoever may view pages. Errors are those of the admin API."""
+    """Files of a task, for those who may view pages. Errors are those of the admin API."""
 
     def __init__(self, service: Service, sessions: WebSessions) -> None:
         self._store = service.store

@@ -20,7 +20,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Funnel:
-    """Steps in order, and how many left, by why."""
+    """Steps in order, and how many devices left, by reason."""
 
     steps: tuple[Step, ...]
     left: tuple[tuple[str, int], ...]

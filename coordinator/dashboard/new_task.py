@@ -6,7 +6,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.admin.task_creation import TaskCreation
+from coordinator.api.admin.task_creation import create_task
 from coordinator.api.http import read_hashed
 from coordinator.api.service import Service
 from coordinator.dashboard.forms import SHOWN, read_fields, status_of
@@ -29,9 +29,7 @@ class NewTaskForm:
     """The endpoints of the form."""
 
     def __init__(self, service: Service, sessions: WebSessions, renderer: Renderer) -> None:
-        self._store = service.store
-        self._settings = service.settings
-        self._creation = TaskCreation(service)
+        self._service = service
         self._sessions = sessions
         self._renderer = renderer
 
@@ -48,10 +46,10 @@ class NewTaskForm:
         Raises BadToken, RoleLacking, ForgedForm or WrongBody.
         """
         await run_in_threadpool(self._demand_operator, request)
-        data, digest = await read_hashed(request, self._settings.upload_limit_bytes)
+        data, digest = await read_hashed(request, self._service.settings.upload_limit_bytes)
         if digest.hex() != sha256:
             raise WrongBody(f"{sha256[:12]}… is not the SHA-256 of that file: the bundle is damaged")
-        await run_in_threadpool(self._store.blobs.put, data)
+        await run_in_threadpool(self._service.store.blobs.put, data)
         return Response(status_code=204, headers=HEADERS)
 
     async def create(self, request: Request) -> Response:
@@ -60,7 +58,7 @@ class NewTaskForm:
         if visitor.token is None or not visitor.operates:
             return self._refuse(request, visitor)
         try:
-            fields = await read_fields(request, self._settings.message_limit_bytes)
+            fields = await read_fields(request, self._service.settings.message_limit_bytes)
         except TooLarge as error:
             return self._show(request, visitor, status_of(error), {}, str(error))
         return await run_in_threadpool(self._create, request, visitor, visitor.token, fields)
@@ -70,7 +68,7 @@ class NewTaskForm:
             self._sessions.check_form(visitor, fields)
             manifest, release = _manifest(fields.get("manifest", "")), _release(fields.get("release", ""))
             new = NewTask(manifest, from_form(fields), release, fields.get("name", "").strip() or None)
-            task = self._creation.create(new, operator.signature)
+            task = create_task(self._service, new, operator.signature)
         except SHOWN as error:
             return self._show(request, visitor, status_of(error), fields, str(error))
         return redirect(page_of(task.id))
@@ -97,7 +95,7 @@ def _manifest(text: str) -> Manifest:
     try:
         return _MANIFEST.decode(text.encode())
     except UNDECODABLE as error:
-        raise InvalidTask(f"that is no manifest of a bundle: {error}") from error
+        raise InvalidTask(f"this is not a bundle's manifest: {error}") from error
 
 
 def _release(text: str) -> Signed | None:
@@ -107,4 +105,4 @@ def _release(text: str) -> Signed | None:
     try:
         return _RELEASE.decode(text.encode())
     except UNDECODABLE as error:
-        raise InvalidTask(f"that is no release, as `muster task release` writes it: {error}") from error
+        raise InvalidTask(f"this is not a release, as `muster task release` writes it: {error}") from error

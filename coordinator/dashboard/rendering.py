@@ -65,7 +65,7 @@ def page_of(task: str) -> str:
 
 
 def redirect(to: str) -> Response:
-    """The answer to a form that did what it was for: the browser loads a page, and loading it again repeats nothing."""
+    """The answer to a form that succeeded: the browser loads a page, and loading it again repeats nothing."""
     return RedirectResponse(to, 303, headers=HEADERS)
 
 

@@ -8,35 +8,16 @@ from typing import Any
 import numpy as np
 
 from coordinator.dashboard.times import clock
-from coordinator.rules.buffers import mean_staleness
-from coordinator.rules.entities import Task
+from coordinator.rules.entities import RoundRecord, Task
 from coordinator.rules.states import RoundState
 from coordinator.store.records.records import Records
+from coordinator.store.rows import round_of
 from fedcore.params import FLOAT_BYTES
 from fedcore.plan import Plan
 
 PAGE = 25
 """Attempts on a page."""
 _PERCENTILES = (10, 50, 90, 100)
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """An attempt at a round that ended. stale: assignments too stale at its end; staleness: the mean of its reports."""
-
-    id: int
-    number: int
-    attempt: int
-    state: str
-    reason: str
-    assigned: int
-    reported: int
-    stale: int
-    staleness: float
-    metrics: dict[str, float]
-    seconds: float
-    opened_at: float
-    ended_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +41,7 @@ class RoundPage:
     """
 
     task: Task
-    attempt: Attempt
+    attempt: RoundRecord
     phases: tuple[Phase, ...]
     outcomes: tuple[tuple[str, int], ...]
     percentiles: tuple[tuple[int, float], ...]
@@ -68,9 +49,9 @@ class RoundPage:
     down: int | None
 
 
-def attempts(records: Records, task_id: str, most: int = PAGE, before: int | None = None) -> tuple[Attempt, ...]:
+def attempts(records: Records, task_id: str, most: int = PAGE, before: int | None = None) -> tuple[RoundRecord, ...]:
     """The newest attempts of a task that ended, newest first; those before the row `before`."""
-    return tuple(_attempt(row) for row in records.overview.latest(task_id, most, before))
+    return tuple(round_of(row, {}) for row in records.overview.latest(task_id, most, before))
 
 
 def rounds_page(records: Records, task_id: str, before: int | None) -> dict[str, Any]:
@@ -83,14 +64,14 @@ def rounds_page(records: Records, task_id: str, before: int | None) -> dict[str,
 
 
 def round_page(records: Records, plan: Plan, task_id: str, number: int, attempt: int) -> RoundPage:
-    """What there is to see of an attempt at a round of a task with this plan. Raises UnknownTask or UnknownRound."""
+    """The page of an attempt at a round of a task with this plan. Raises UnknownTask or UnknownRound."""
     task, row = records.task(task_id), records.overview.attempt(task_id, number, attempt)
     times = records.overview.report_times(row.id)
     report = plan.of_round(number).report
     up = None if task.settings.secagg is not None else report.size * FLOAT_BYTES
     return RoundPage(
         task=task,
-        attempt=_attempt(row),
+        attempt=round_of(row, {}),
         phases=_phases(records, row),
         outcomes=tuple(
             (f"{state}: {reason}" if reason else state, count)
@@ -105,7 +86,7 @@ def round_page(records: Records, plan: Plan, task_id: str, number: int, attempt:
 
 
 def _checkpoint_bytes(records: Records, task: Task, number: int) -> int | None:
-    """The size of what devices fetch at the start of a round; None once that model is kept no more."""
+    """The size of what devices fetch at the start of a round; None once that model is no longer kept."""
     committed = [task.initial.checkpoint_sha256] if number == 1 else records.overview.checkpoints(task.id, number - 1)
     return next(iter(records.overview.sizes(committed).values()), None)
 
@@ -122,14 +103,3 @@ def _phases(records: Records, row: Any) -> tuple[Phase, ...]:
         seconds = max(0.0, (over if until is None else until) - at)
         phases.append(Phase(name, clock(at), seconds, 100 * (at - entered[0][1]) / whole, 100 * seconds / whole))
     return tuple(phases)
-
-
-def _attempt(row: Any) -> Attempt:
-    same = ("id", "number", "attempt", "state", "reason", "assigned", "reported", "stale", "metrics", "opened_at")
-    ended_at = row.opened_at if row.ended_at is None else row.ended_at
-    return Attempt(
-        **{name: getattr(row, name) for name in same},
-        staleness=mean_staleness(row.staleness),
-        seconds=ended_at - row.opened_at,
-        ended_at=ended_at,
-    )

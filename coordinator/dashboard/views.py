@@ -10,11 +10,10 @@ from coordinator.api.check_in_counts import PopulationCounts
 from coordinator.dashboard import funnel
 from coordinator.dashboard.curves import Chart, chart, charts
 from coordinator.dashboard.funnel import Funnel
-from coordinator.dashboard.round_views import Attempt, attempts
+from coordinator.dashboard.round_views import attempts
 from coordinator.dashboard.times import age, clock
 from coordinator.errors import UnknownPopulation
-from coordinator.rules.buffers import mean_staleness
-from coordinator.rules.entities import LiveRound, Task, Transition
+from coordinator.rules.entities import LiveRound, RoundRecord, Task, Transition
 from coordinator.rules.progress import Progress
 from coordinator.rules.states import RoundState
 from coordinator.store.records.overview import Totals
@@ -36,11 +35,6 @@ class Live:
     def goal(self) -> int:
         """Reports that end it."""
         return self.task.settings.in_round(self.round.number).goal
-
-    @property
-    def mean_staleness(self) -> float:
-        """The mean staleness of its reports so far, in mode buffered."""
-        return mean_staleness(self.round.staleness)
 
     @property
     def until(self) -> str:
@@ -74,7 +68,7 @@ class TaskPage:
     charts: tuple[Chart, ...]
     spent: Chart | None
     epsilon: float
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[RoundRecord, ...]
     history: tuple[Transition, ...]
     log: bool
 
@@ -91,7 +85,7 @@ def populations(records: Records, search: str = "", by: str = "newest") -> dict[
 
 
 def task_page(records: Records, task_id: str, *, log: bool = False) -> TaskPage:
-    """What there is to see of a task; log: with logarithmic values in its curves. Raises UnknownTask."""
+    """The page of a task. log: with logarithmic values in its curves. Raises UnknownTask."""
     task, overview = records.task(task_id), records.overview
     (line,) = _lines(records, [task])
     sessions = [shape for shape in records.sessions.of(task) if shape.task]
@@ -109,7 +103,7 @@ def task_page(records: Records, task_id: str, *, log: bool = False) -> TaskPage:
 
 
 def population_page(records: Records, name: str, counts: PopulationCounts) -> dict[str, Any]:
-    """What there is to see of a population, whose check-ins at this process are `counts`. Raises UnknownPopulation."""
+    """The page of a population, whose check-ins at this process are `counts`. Raises UnknownPopulation."""
     if name not in records.populations():
         raise UnknownPopulation(f"there is no population {name!r}")
     lines = _lines(records, [task for task in records.tasks() if task.settings.population == name])

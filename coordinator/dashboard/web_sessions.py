@@ -33,7 +33,7 @@ _COOKIE = re.compile(r"([0-9a-f]{8})?\.([0-9]{1,12})\.([A-Za-z0-9_-]{22})\.([0-9
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Whoever sent a request. token: None before a login, where that is asked for.
+    """The sender of a request. token: None before a login, where one is needed.
 
     csrf: what a form on a page for this visitor must send back. cookie: one that is to be set, or "".
     """
@@ -50,7 +50,7 @@ class Visitor:
 
     @property
     def logged_in(self) -> bool:
-        """Whether a token was shown: whoever is on this machine may be a viewer without one."""
+        """Whether a token was shown: a viewer on this machine may need none."""
         return self.token is not None and self.token.id != "loopback"
 
     def give(self, request: Request, response: Response) -> None:
@@ -84,7 +84,7 @@ class WebSessions:
         self._access = access
 
     def visitor(self, request: Request) -> Visitor:
-        """Whoever sent a request, with a new session if it came with none that is good."""
+        """The sender of a request, with a new session unless its session is good."""
         session = self._read(request)
         if session is None:
             return self._begin(self._access.without_token(request), "", _BEFORE_LOGIN_S)
@@ -99,18 +99,14 @@ class WebSessions:
         return self._begin(token, token.id, LASTS_S[token.role])
 
     def end(self, request: Request) -> None:
-        """End the session of a request, whoever has a copy of its cookie; one without a token has nothing to end."""
+        """End the session of a request, for every copy of its cookie. A session without a token has nothing to end."""
         session = self._read(request)
         if session is not None and session.token_id:
             end_session(self._database, session.nonce, session.expires_at)
 
-    def may_view(self, request: Request) -> bool:
-        """Whether the sender of a request may view pages."""
-        return self.visitor(request).token is not None
-
     def require_viewer(self, request: Request) -> None:
         """Raise BadToken unless the sender of a request may view pages."""
-        if not self.may_view(request):
+        if self.visitor(request).token is None:
             raise BadToken("log in first")
 
     def check_form(self, visitor: Visitor, fields: Mapping[str, str]) -> None:

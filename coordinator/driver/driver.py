@@ -46,13 +46,13 @@ _LOG = logging.getLogger(__name__)
 _TICK_S = 0.05
 _BATCH = 512
 _READ_S = 5.0
-"""How long the database may not have been read; it is several times a second."""
+"""How long the database may go unread; it is read several times a second."""
 
 
 class Driver:
     """Runs the rounds of every task in the populations that this process holds under `membership`.
 
-    clock: seconds, from anywhere. source: the random source by which cohorts are drawn; the system's own if not given.
+    clock: seconds, with any origin. source: the random source that draws cohorts; the system's own by default.
     `metrics` counts what happens. `presence` may be used from any thread.
     """
 
@@ -78,9 +78,7 @@ class Driver:
         selector = Selector(memory.sessions, source or random.SystemRandom(), secure, memory.participation)
         self.revocations = Revocations(memory)
         lineage = secure.lineage
-        self._poller = Poller(
-            membership, memory, self.metrics, self.revocations, self._draining, lineage=lineage.signer
-        )
+        self._poller = Poller(membership, memory, self.metrics, self.revocations, self._draining, lineage.signer)
         self._writer = Writer(membership, memory, selector, self.metrics)
         self._closer = RoundCloser(membership, memory, self._writer, self.metrics, lineage)
         self._observer = Observer(selector, memory.check_ins.arrivals, memory.presence)
@@ -92,7 +90,7 @@ class Driver:
 
     @property
     def obstacle(self) -> str:
-        """What is wrong with the database, as this thread found it lately; empty when nothing is. From any thread."""
+        """What was wrong with the database at the last try; empty when nothing was. From any thread."""
         now = self._clock()
         if now > self._poller.read_at + _READ_S:
             return "the database cannot be read"

@@ -73,7 +73,7 @@ class Head:
         """The head of a text that `str` made. Raises BrokenAudit."""
         number, _, sha256 = text.strip().partition(":")
         if not number.isdecimal() or len(number) > 18:
-            raise BrokenAudit(f"{text.strip()[:80]!r} is no head of an audit log; it looks like 12:0a1b…")
+            raise BrokenAudit(f"{text.strip()[:80]!r} is not the head of an audit log, which looks like 12:0a1b…")
         return cls(int(number), sha256)
 
 

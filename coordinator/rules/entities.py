@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from coordinator.errors import RoleLacking
+from coordinator.errors import RoleLacking, demand
+from coordinator.rules.buffers import mean_staleness
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
 from fedcore.plan import BlobRef, PlanSignature
 from fedcore.release import Signed
+
+LONGEST_NAME = 100
+"""The most characters of a task's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,14 @@ class Task:
         return f"{self.id} {self.name!r}"
 
 
+def check_name(name: str) -> str:
+    """The name, if people may call a task by it. Several tasks may have one. Raises InvalidTask."""
+    fits = 0 < len(name) <= LONGEST_NAME and name.isprintable() and name == name.strip()
+    wording = f"1 to {LONGEST_NAME} printable characters, no space first or last"
+    demand(fits, "the name of a task", wording, name)
+    return name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
     """One attempt at a round. `seconds` and `checkpoint_sha256` are None while, or because, there are none.
@@ -100,6 +112,11 @@ class RoundRecord:
     checkpoint_sha256: str | None
 
     @property
+    def mean_staleness(self) -> float:
+        """The mean staleness of its reports, in mode buffered."""
+        return mean_staleness(self.staleness)
+
+    @property
     def not_needed(self) -> int:
         """Devices of a round that is over whose report it did without."""
         begun = self.taken_over + self.assigned
@@ -123,6 +140,11 @@ class LiveRound:
     taken_over: int
     staleness: tuple[int, ...]
     entered_at: float
+
+    @property
+    def mean_staleness(self) -> float:
+        """The mean staleness of its reports so far, in mode buffered."""
+        return mean_staleness(self.staleness)
 
     @property
     def at_work(self) -> int:

@@ -1,4 +1,4 @@
-"""The longest update that a task counts, and sums of secure rounds that are held to it. Pure.
+"""The longest update that a task counts, and the sums of secure rounds that are held to it. Pure.
 
 Spec: docs/spec/rounds.md §8. Legend: L values of a decoded report.
 """
@@ -21,7 +21,7 @@ from fedcore.report import WEIGHT, ReportLayout
 def in_words(plan: Plan, settings: TaskSettings) -> str:
     """The L2 norm above which an update of a task, decoded and over its weight, is scaled down; empty with noise.
 
-    Noise of devices may be any part of a sum.
+    With noise of devices there is no such norm: noise may be any part of a sum.
     """
     if settings.secagg is not None and settings.privacy is not None:
         return ""
@@ -38,8 +38,8 @@ def held_sum(
 ) -> NDArray[np.float64]:
     """A decoded sum of masked reports with its mean segments scaled down to what honest devices may come to.
 
-    layout: of the reports as they travel. devices: whose reports they are. Reports in clear were bounded one by one,
-    and secure aggregation has bounded segments whose norms codecs keep.
+    layout: of the reports as they travel. devices: whose reports they are. Reports in the clear were bounded one by
+    one, and secure aggregation has bounded segments whose norms codecs keep.
     """
     if settings.secagg is None or settings.privacy is not None:
         return decoded_L

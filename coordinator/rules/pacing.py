@@ -22,7 +22,7 @@ HEADROOM = 1.6
 JITTER = 0.25
 """How far from its middle a long window reaches, as a share; more would blur the learned hours."""
 IDLE_S, IDLE_PER_S = 60.0, 10.0
-"""How long devices stay away that no round needs: this long, or as long as it takes to see so many a second."""
+"""How long devices that no round needs stay away: IDLE_S, or as long as it takes to see IDLE_PER_S of them a second."""
 HOUR_S, HOURS = 3600.0, 24
 FORGETTING = 0.3
 """The weight of the last such hour in the estimate for an hour of the day."""

@@ -69,7 +69,7 @@ def check_device_noise(layout: ReportLayout, settings: TaskSettings) -> None:
 
 
 def honest_devices_and_norm(layout: ReportLayout, settings: TaskSettings, number: int) -> tuple[int, int]:
-    """How many devices of a round are counted on to add noise, and the squared l2 norm of a report in steps, at most.
+    """The devices of a round that are relied on to add noise, and the greatest squared l2 norm of a report, in steps.
 
     The task must have noise of devices.
     """
@@ -109,7 +109,7 @@ class ReportBytes:
 
 
 def report_bytes(layout: ReportLayout, settings: TaskSettings) -> ReportBytes:
-    """How long a report of the task is, in its largest round: masked, or in clear as its plan has it."""
+    """How long a report of the task is, in its largest round: masked, or in the clear as its plan has it."""
     whole = FLOAT_BYTES * layout.decoded.size
     if settings.secagg is None:
         return ReportBytes(upload_bytes(layout), whole)

@@ -38,7 +38,7 @@ class KeptReports:
         self._total: Float64 | None = None
 
     def add(self, *reports_KL: NDArray[np.floating[Any]]) -> None:
-        """Keep copies of reports: their bytes are another's as soon as they are answered."""
+        """Keep copies of reports: their memory is used again as soon as they are answered."""
         self._reports += [np.array(report, np.float32) for report in reports_KL]
         self._total = None
 
@@ -84,7 +84,7 @@ class KeptReports:
 
 
 def collector(layout: ReportLayout, clear: ClearReports) -> ReportSum | KeptReports:
-    """What a round puts its reports into: their sum, as long as nothing needs them one by one."""
+    """The container for a round's reports: their sum, unless an estimator needs them one by one."""
     return ReportSum(layout.size) if clear.estimator == "mean" else KeptReports(layout, clear)
 
 

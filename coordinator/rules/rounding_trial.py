@@ -1,4 +1,4 @@
-"""A trial of an algorithm under the rounding of secure rounds: whether it drowns in it. Pure.
+"""A trial of an algorithm under the rounding of secure rounds: whether rounding swamps it. Pure.
 
 A sum of fixed-point numbers is off by the same amount in every value, however small the value is. Means that are only
 added bear that. An algorithm that divides by a mean, or by its root, does not, where the mean is smaller than the
@@ -50,7 +50,7 @@ def rounding(step: float, devices: int) -> float:
 
 
 def moved_by(algorithm: Algorithm, error: float, parameters: int) -> float:
-    """How far means that are off by `error` move a model, over the length of its way; 0 for one that does not move."""
+    """How far means that are off by `error` move a model, relative to its whole movement; 0 if it does not move."""
     source = np.random.default_rng(0)
     centres_KD = source.standard_normal((_DEVICES, _VALUES)) + source.standard_normal(_VALUES)
     centres_KD[:, : _VALUES // 2] = 0

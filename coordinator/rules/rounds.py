@@ -17,8 +17,11 @@ from typing import TypeAlias
 from coordinator.errors import UnexpectedEvent
 from coordinator.rules.states import AssignmentState, RoundState
 
+FAILURES = frozenset({"too-few-reports", "no-beacon", "secagg-failed", "sum-out-of-range", "invalid-aggregate"})
+"""Reasons to abandon a round for which devices or the plan are to blame: another attempt may well end the same way."""
+_FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 15.0, 900.0
 REPLACING_S = 3.0
-"""How long a round that lost too many devices waits for others in their place, before it is tried again as a whole."""
+"""How long a round that lost too many devices waits for replacements before it is tried again as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class RoundPolicy:
 
     @property
     def cohort(self) -> int:
-        """Devices that have an assignment at once: so many that `goal` of them report although some fall silent."""
+        """Devices that have an assignment at once: enough for `goal` reports although some drop out."""
         if self.members is not None:
             return self.members
         if self.buffered:
@@ -115,7 +118,7 @@ class Round:
         return self.reported + self.outstanding
 
     def missing(self, now: float) -> int:
-        """Devices to draw in the place of lost ones: what the goal lacks, while half of the time to report is left.
+        """Devices to draw in place of lost ones: what the goal lacks, while half of the time to report is left.
 
         Devices that gave up are not replaced, and no more than a cohort is: a plan that no device can run must not go
         through a whole population.
@@ -243,6 +246,11 @@ class BeginPairAgain:
 
 Effect: TypeAlias = Release | Select | TurnAway | EndAssignments | BeginPairAgain
 Stepped: TypeAlias = tuple[Round, tuple[Effect, ...]]
+
+
+def back_off_s(failures: int) -> float:
+    """How long a task pauses after so many failed attempts in a row: not at all after one, then twice as long each."""
+    return 0.0 if failures < 2 else min(_FIRST_BACK_OFF_S * 2.0 ** min(failures - 2, 32), _LONGEST_BACK_OFF_S)
 
 
 def open_round(policy: RoundPolicy, now: float, *, held: bool = False) -> Round:

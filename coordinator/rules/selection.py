@@ -13,7 +13,7 @@ from fedcore.wire.messages import CheckIn
 
 T = TypeVar("T")
 LATE_ROUNDS = 20
-"""For so many committed rounds after that in which a device let the deadline pass it is late, and drawn last."""
+"""A device that let a deadline pass is late, and drawn last, for this many committed rounds."""
 
 
 @dataclass(frozen=True, slots=True)

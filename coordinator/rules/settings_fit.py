@@ -49,8 +49,8 @@ def _check_whole_values(plan: Plan) -> None:
     for trip in plan.trips:
         if trip.report.bits:
             raise InvalidTask(
-                f"the plan rounds reports in clear to {trip.report.bits} bits, each with its own range, and what is "
-                "summed under masks has one range for all: export it without bits=, and set the bits of secagg"
+                f"the plan rounds reports in the clear to {trip.report.bits} bits, each with its own range, and what "
+                "is summed under masks has one range for all: export it without bits=, and set the bits of secagg"
             )
 
 

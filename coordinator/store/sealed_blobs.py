@@ -1,7 +1,7 @@
-"""Sealed blobs: models of private rounds, which nobody can read before the transaction that counts them is committed.
+"""Sealed blobs: models of private rounds, unreadable until the transaction that counts them is committed.
 
-The bytes are stored under another name, encrypted with a key that is in memory alone until that transaction writes it.
-After it they are stored in plain: by the process that committed, or where it died by whoever asks for them first.
+The bytes are stored under another name, encrypted with a key that is only in memory until that transaction writes it.
+After it they are stored in plain by the process that committed or, if that died, by the first one that asks for them.
 Spec: docs/spec/privacy.md §3.
 """
 

@@ -28,6 +28,7 @@ from coordinator.rules.entities import (
     Spent,
     Task,
     Transition,
+    check_name,
 )
 from coordinator.rules.private_sums import with_least_noise
 from coordinator.rules.progress import Progress
@@ -35,7 +36,6 @@ from coordinator.rules.release import check_release, check_signed
 from coordinator.rules.rollback import check_participations, check_rollback
 from coordinator.rules.settings_fit import check_settings
 from coordinator.rules.states import RoundState, TaskState
-from coordinator.rules.task_names import check_name
 from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
 from coordinator.store.bundles import first_checkpoint
@@ -74,9 +74,9 @@ _MOVES = {
 class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
     """The coordinator's durable state: rows and files. Several processes may have it open; one of them serves.
 
-    Of `TaskStore`'s methods, those that the history or the audit log remembers take also `by` whom. Methods that take a
-    task id raise UnknownTask. lineage_key: gives the key that signs checkpoints anew, and certificates; whoever opens
-    the store for operators sets it.
+    Methods of `TaskStore` that the history or the audit log records also take `by`, the actor. Methods that take a
+    task id raise UnknownTask. lineage_key: gives the key that signs
+    checkpoints anew, and certificates; set by the opener of a store for operators.
     """
 
     lineage_key: Callable[[], SigningKey]

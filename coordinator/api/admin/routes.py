@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from coordinator.api.admin.access import Access
 from coordinator.api.admin.problems import ADMIN_PROBLEMS
-from coordinator.api.admin.task_creation import TaskCreation
+from coordinator.api.admin.task_creation import create_task
 from coordinator.api.http import read_hashed
 from coordinator.api.openapi import BYTES, Answer, ApiDocument
 from coordinator.api.service import Service
@@ -56,8 +56,7 @@ class AdminApi:
     """The operations of `AdminService`. `upload` and `create` read a body, so they are endpoints themselves."""
 
     def __init__(self, service: Service) -> None:
-        self._settings, self._store = service.settings, service.store
-        self._creation = TaskCreation(service)
+        self._service, self._settings, self._store = service, service.settings, service.store
 
     def security(self) -> Sequence[Assumption]:
         """As `AdminService` says."""
@@ -82,7 +81,7 @@ class AdminApi:
         """Start the task that the body asks for."""
         data, _ = await read_hashed(request, self._settings.message_limit_bytes)
         new = _new_task(bytes(data))
-        return _response(await run_in_threadpool(self._creation.create, new, _by(request)), 201)
+        return _response(await run_in_threadpool(create_task, self._service, new, _by(request)), 201)
 
 
 class Endpoint:

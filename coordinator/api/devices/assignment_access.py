@@ -1,4 +1,4 @@
-"""Ownership of assignments: only the device that was given one may use its address."""
+"""Ownership of assignments: only the device that has an assignment may use its address."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class AssignmentAccess:
 
     @asynccontextmanager
     async def present(self, assignment: str, request: Request) -> AsyncIterator[ReportLayout]:
-        """The layout of an assignment's report, to a device that is present as long as this request is answered.
+        """The layout of an assignment's report; its device counts as present while this request is answered.
 
         Raises UnknownAssignment; ForeignAssignment if it is another's.
         """
@@ -75,7 +75,7 @@ class AssignmentAccess:
     async def receipt(self, assignment: str) -> Receipt | None:
         """The receipt of a report that was counted; None while one is waited for. Raises NoLongerNeeded.
 
-        Of an assignment that is open in this process the database is not asked.
+        The database is not asked about an assignment that is open in this process.
         """
         return None if self._presence.is_open(assignment) else await run_in_threadpool(self._receipt, assignment)
 

@@ -107,7 +107,7 @@ class Deltas:
 
 
 class _Delta:
-    """A delta that is there or to be made: the memory reserved for it, and the requests that wait for it or read it."""
+    """A delta, made or still to be made: its reserved memory, and the requests that wait for it or read it."""
 
     making: asyncio.Task[bytes]
 

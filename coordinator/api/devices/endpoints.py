@@ -92,7 +92,7 @@ class DeviceApi:
         return answer(outcome)
 
     async def assign(self, session: str, request: Request) -> Response:
-        """Wait, as long as `Prefer: wait=N` says, to be selected for a round; without a body, of any offered task."""
+        """Wait for a round, as long as `Prefer: wait=N` allows: of the tasks in the body, or of any offered task."""
         wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
         body = await read_body(request, self._settings.message_limit_bytes)
         tasks = frozenset(read_as(body, Willing).tasks) if body else None
@@ -130,7 +130,7 @@ class DeviceApi:
         return ref or self._public.put(sha256, await run_in_threadpool(self._find_public, sha256))
 
     async def hold(self, assignment: str, request: Request) -> Response:
-        """Hear, within as long as `Prefer: wait=N` says, that the round does not need the device; else 204."""
+        """Hear, within the time that `Prefer: wait=N` allows, that the round does not need the device; else 204."""
         async with self._assignments.present(assignment, request):
             wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
             await self._assignments.receipt(assignment)  # of one that is not open: why

@@ -66,7 +66,7 @@ class _OpenAssignment:
 
 
 class Presence:
-    """The open assignments of this process's rounds. Safe from any thread. clock: seconds, from anywhere."""
+    """The open assignments of this process's rounds. Safe from any thread. clock: seconds, with any origin."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

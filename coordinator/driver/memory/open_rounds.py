@@ -83,7 +83,7 @@ class OpenRound:
         return RoundKey(self.task.settings.seed, self.number)
 
     def draws_more(self, now: float) -> bool:
-        """Whether a reporting round may draw devices: in the place of lost ones, or whoever comes to a buffered one."""
+        """Whether a reporting round may draw devices: in place of lost ones, or whoever comes to a buffered one."""
         if self.buffered:
             return buffers.places(self.value) > 0
         return self.value.missing(now) > 0 and (self.secure is None or self.secure.advertising)

@@ -65,7 +65,7 @@ def make_private(
     devices were sent.
 
     Noise that later rounds take back is made of a nonce, which is in the database, and the lineage key, which is not:
-    nobody takes noise off a model who has a copy of the database alone. Other noise has a key that nobody keeps.
+    a copy of the database is not enough to take noise off a model. The key of other noise is not kept.
     """
     settings, layout, devices = running.task.settings, running.plan.report.decoded, running.value.reported
     total_L = counted(layout, total_L, max(devices, settings.in_round(running.number).goal))

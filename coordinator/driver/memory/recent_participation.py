@@ -76,7 +76,7 @@ class Participations:
         return last is not None and self._is_resting(last, now, self._committed + 1 + rounds_before)
 
     def remaining(self, device: str, now: float) -> tuple[float, int]:
-        """Seconds, and committed rounds, until a device may take part again; both at least 0."""
+        """Seconds and committed rounds until a device may take part again; both at least 0."""
         last = self._participation(device, now)
         if last is None:
             return 0.0, 0

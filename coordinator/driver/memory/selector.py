@@ -17,7 +17,7 @@ from coordinator.secure.round import SecureRoundFactory
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """All that cohorts are made from: waiting devices, earlier participations, a random source, secure rounds."""
+    """The sources of cohorts: waiting devices, earlier participations, a random source, secure rounds."""
 
     sessions: Sessions
     source: random.Random
@@ -40,7 +40,7 @@ class Selector:
         return patient if len(patient) >= round_.value.policy.minimum else waiting
 
     def in_time(self, round_: OpenRound, rounds: OpenRounds, now: float) -> list[Session]:
-        """The waiting devices that a round could draw before it ends. Whoever was in the round before is none."""
+        """The waiting devices that a round could draw before it ends, without those that it drew before."""
         if not round_.reporting:
             return self.eligible(round_.task, rounds, now)
         return [session for session in self._free(round_.task, rounds, 0, now) if session.device not in round_.devices]
@@ -89,7 +89,7 @@ class Selector:
         ]
 
     def _too_few(self, round_: OpenRound, now: float) -> bool:
-        """Whether so few devices wait that the round cannot draw yet, even if all of them are eligible."""
+        """Whether too few devices wait for the round to draw yet, even if all are eligible."""
         value = round_.value
         selecting = value.state is RoundState.SELECTING and not value.held and now < value.deadline
         return selecting and self.sessions.count(round_.task.population) < value.policy.cohort

@@ -28,7 +28,7 @@ class EffectApplier:
     metrics: Metrics
 
     def adopt(self, transaction: Transaction, now: float) -> None:
-        """First whatever ended, then the rounds as they are now, then whatever began; at last devices are sent away."""
+        """Apply ends first, then the rounds as they are now, then beginnings; send devices away last."""
         for effect in transaction.effects:
             self._end(effect, now)
         self.memory.replace_rounds(transaction.rounds, now)

@@ -37,12 +37,12 @@ from coordinator.errors import (
     Unavailable,
     UnknownAssignment,
 )
-from coordinator.rules.attempts import FAILURES
 from coordinator.rules.buffers import open_buffer, refusal, staleness_weight
 from coordinator.rules.clear_reports import bounded_report
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord
 from coordinator.rules.leases import new_id
 from coordinator.rules.rounds import (
+    FAILURES,
     Aborted,
     BeginPairAgain,
     Configured,

@@ -6,8 +6,8 @@ from collections.abc import Set as AbstractSet
 
 from sqlalchemy import ColumnElement, Select, func, select, union
 
-from coordinator.rules.attempts import FAILURES
 from coordinator.rules.entities import Task
+from coordinator.rules.rounds import FAILURES
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import ROUNDS, TASKS, TRANSITIONS

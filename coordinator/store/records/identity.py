@@ -27,7 +27,7 @@ class IdentityRecords(WithinTransaction):
         return self._connection.scalar(select(BLOBS.c.sha256).limit(1)) is not None
 
     def put(self, name: str, value: str) -> None:
-        """Write a value in the place of the one before."""
+        """Write a value in place of the one before."""
         self._lock_writers(IDENTITY)
         if self._connection.execute(update(IDENTITY).where(IDENTITY.c.name == name).values(value=value)).rowcount == 0:
             self._connection.execute(insert(IDENTITY).values(name=name, value=value))

@@ -39,7 +39,7 @@ class LeaseRecords(WithinTransaction):
         self._connection.execute(insert(REPLICAS).values(**asdict(me), seen_at=self.at))
 
     def succeed(self, me: Replica) -> None:
-        """Write a replica's row in the place of the row with its URL, which sets that replica's populations free."""
+        """Write a replica's row in place of the row with its URL, which sets that replica's populations free."""
         values, new = {**asdict(me), "seen_at": self.at}, self._insert_unless(REPLICAS)
         self._connection.execute(new.on_conflict_do_update(index_elements=["url"], set_=values), values)
 

@@ -18,7 +18,7 @@ class ObservationRecords(WithinTransaction):
     """The operations on observations, and the situations of tasks that are made of them."""
 
     def write(self, task: str, replica: str, seen: Observation) -> None:
-        """Write a driver's observation of a task in the place of the last one; times are in seconds since 1970."""
+        """Write a driver's observation of a task in place of the last one; times are in seconds since 1970."""
         values = {"replica": replica, **asdict(seen)}
         changed = update(OBSERVATIONS).where(OBSERVATIONS.c.task == task)
         more = {"version": OBSERVATIONS.c.version + 1}

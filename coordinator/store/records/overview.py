@@ -124,7 +124,7 @@ class OverviewRecords(WithinTransaction):
         return [float(seconds) for seconds in self._connection.scalars(query)]
 
     def checkpoints(self, task_id: str, number: int) -> list[str]:
-        """The digest of what was broadcast after a committed round; none once that model is kept no more."""
+        """The digest of what was broadcast after a committed round; none once that model is no longer kept."""
         this = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & ROUNDS.c.checkpoint_sha256.is_not(None)
         return list(self._connection.scalars(select(ROUNDS.c.checkpoint_sha256).where(this)))
 

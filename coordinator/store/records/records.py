@@ -164,7 +164,7 @@ class Records(WithinTransaction):
         if row is not None:
             return Snapshot(row.number, row.state_sha256, row.checkpoint_sha256, signed_of(row.lineage))
         if number:
-            raise UnknownRound(f"task {task.id} has not committed a round {number}, or its model is kept no more")
+            raise UnknownRound(f"task {task.id} has not committed a round {number}, or its model is no longer kept")
         return task.initial
 
     def made_in(self, task: Task, snapshot: Snapshot) -> int:

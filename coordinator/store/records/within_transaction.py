@@ -17,9 +17,9 @@ class WithinTransaction:
         self.at = at
 
     def _lock_writers(self, table: Table) -> None:
-        """Let other writers of `table` wait until this transaction ends; readers go on. On SQLite it is so anyway.
+        """Let other writers of `table` wait until this transaction ends; readers go on. SQLite has one writer anyway.
 
-        For a decision that rests on which rows are not there. What is read before the lock may have changed since: lock
+        For a decision that rests on which rows are absent. What was read before the lock may have changed since: lock
         first, then read, then decide.
         """
         if self._on_postgresql:
