@@ -85,7 +85,7 @@ def _devices_port(service: Service) -> ASGIApp:
     """The answer to a device at the operators' port: which port is for devices."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        raise HTTPException(404, f"this is the operators' port; devices use {service.membership.url}")
+        raise HTTPException(404, f"this is the port for operators; devices use {service.membership.url}")
 
     return answer
 

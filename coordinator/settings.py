@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -35,6 +35,19 @@ _OWN_BYTES, _CONNECTION_BYTES = 1 << 29, 50_000
 """The memory of a process without requests, with signatures that it remembers and a delta in the making, and of one
 connection."""
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def _readable(read: Callable[[str], object]) -> AfterValidator:
+    """Accepts only text that `read` can read."""
+
+    def check(value: str) -> str:
+        try:
+            read(value)
+        except InvalidKey as error:
+            raise ValueError(str(error)) from error
+        return value
+
+    return AfterValidator(check)
 
 
 class Settings(BaseSettings):
@@ -77,7 +90,7 @@ class Settings(BaseSettings):
     apple_file: Path | None = Field(
         default=None, description="file that says for which app iOS devices are enrolled, by App Attest"
     )
-    authority: str | None = Field(
+    authority: Annotated[str, _readable(public_key)] | None = Field(
         default=None, description="public key of the enrolment authority, which secure rounds need, as ed25519:…"
     )
     authority_url: str | None = Field(default=None, description="where devices reach the enrolment authority")
@@ -88,10 +101,10 @@ class Settings(BaseSettings):
     )
     tls_cert: Path | None = Field(default=None, description="certificate chain, PEM; with it both ports speak HTTPS")
     tls_key: Path | None = Field(default=None, description="its private key, PEM")
-    trusted_proxies: str = Field(
+    trusted_proxies: Annotated[str, _readable(networks)] = Field(
         default="", description="addresses or networks, by commas, whose X-Forwarded-For and -Proto are believed"
     )
-    allowed_origins: str = Field(
+    allowed_origins: Annotated[str, _readable(origins)] = Field(
         default="", description="origins, by commas, whose web pages may be devices, such as https://app.example"
     )
     page: Path | None = Field(
@@ -148,18 +161,6 @@ class Settings(BaseSettings):
         default="auto", description="text for people, JSON for machines; auto is text on a terminal"
     )
 
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _are_networks(cls, value: str) -> str:
-        networks(value)
-        return value
-
-    @field_validator("allowed_origins")
-    @classmethod
-    def _are_origins(cls, value: str) -> str:
-        origins(value)
-        return value
-
     @field_validator("page_url")
     @classmethod
     def _is_a_page(cls, value: str | None) -> str | None:
@@ -168,16 +169,6 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"{value!r} is not the address of a page, which ends in /, such as https://fl.example/page/"
             )
-        return value
-
-    @field_validator("authority")
-    @classmethod
-    def _is_key(cls, value: str | None) -> str | None:
-        if value is not None:
-            try:
-                public_key(value)
-            except InvalidKey as error:
-                raise ValueError(str(error)) from error
         return value
 
     @model_validator(mode="after")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+from msgspec.json import Decoder
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +26,7 @@ from fedcore.release import Signed
 
 _MANIFEST, _RELEASE = decoder(Manifest), decoder(Signed)
 _CSRF_HEADER = "X-CSRF-Token"
+T = TypeVar("T")
 
 
 class NewTaskForm:
@@ -66,9 +70,14 @@ class NewTaskForm:
     def _create(self, request: Request, visitor: Visitor, operator: Token, fields: dict[str, str]) -> Response:
         try:
             self._sessions.check_form(visitor, fields)
-            manifest, release = _manifest(fields.get("manifest", "")), _release(fields.get("release", ""))
-            new = NewTask(manifest, from_form(fields), release, fields.get("name", "").strip() or None)
-            task = create_task(self._service, new, operator.signature)
+            manifest, release, name = (fields.get(field, "").strip() for field in ("manifest", "release", "name"))
+            if not manifest:
+                raise InvalidTask("choose the folder of a bundle, as `muster export` wrote it")
+            bundle = _decoded(_MANIFEST, manifest, "a bundle's manifest")
+            signed = _decoded(_RELEASE, release, "a release, as `muster task release` writes it") if release else None
+            task = create_task(
+                self._service, NewTask(bundle, from_form(fields), signed, name or None), operator.signature
+            )
         except SHOWN as error:
             return self._show(request, visitor, status_of(error), fields, str(error))
         return redirect(page_of(task.id))
@@ -88,21 +97,9 @@ class NewTaskForm:
         visitor.token.demand(Role.OPERATOR)
 
 
-def _manifest(text: str) -> Manifest:
+def _decoded(message: Decoder[T], text: str, what: str) -> T:
     """Raises InvalidTask."""
-    if not text.strip():
-        raise InvalidTask("choose the folder of a bundle, as `muster export` wrote it")
     try:
-        return _MANIFEST.decode(text.encode())
+        return message.decode(text.encode())
     except UNDECODABLE as error:
-        raise InvalidTask(f"this is not a bundle's manifest: {error}") from error
-
-
-def _release(text: str) -> Signed | None:
-    """None where none was given. Raises InvalidTask."""
-    if not text.strip():
-        return None
-    try:
-        return _RELEASE.decode(text.encode())
-    except UNDECODABLE as error:
-        raise InvalidTask(f"this is not a release, as `muster task release` writes it: {error}") from error
+        raise InvalidTask(f"this is not {what}: {error}") from error

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.driver.memory.device_presence import Presence
 from coordinator.driver.memory.loaded_task import LoadedTask
-from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
+from coordinator.driver.memory.open_rounds import OpenRounds
 from coordinator.driver.memory.recent_check_ins import CheckInLog
 from coordinator.driver.memory.selector import Selector
 from coordinator.driver.replica_membership import Membership
@@ -91,7 +91,10 @@ class Observer:
             accepted_at=self.arrivals.accepted_at(task.population),
         )
         if running is not None and running.value.state is not RoundState.SELECTING:
-            seen = self._look_at_round(seen, running)
+            silence = self.presence.silence(running.id, GRACE_S)
+            phase, answered, asked = running.secure.standing if running.secure else ("", 0, 0)
+            seen = replace(seen, silent=silence.devices, silent_since=silence.since)
+            seen = replace(seen, phase=phase, answered=answered, asked=asked)
             if not seen.silent and not running.draws_more(now):
                 # Devices for the next round: how many wait changes all the time, and means nothing.
                 return seen
@@ -123,10 +126,3 @@ class Observer:
         why = {"again": again, "left-out": left, "other-cohort": others, "resting": resting}
         why |= {"late": in_time - eligible}
         return dict(obstacles + Counter({"": eligible - obstacles[""]} | why))
-
-    def _look_at_round(self, seen: Observation, running: OpenRound) -> Observation:
-        silence = self.presence.silence(running.id, GRACE_S)
-        phase, answered, asked = running.secure.standing if running.secure else ("", 0, 0)
-        return replace(
-            seen, silent=silence.devices, silent_since=silence.since, phase=phase, answered=answered, asked=asked
-        )

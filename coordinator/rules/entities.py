@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from coordinator.errors import RoleLacking, demand
-from coordinator.rules.buffers import mean_staleness
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
@@ -112,11 +111,6 @@ class RoundRecord:
     checkpoint_sha256: str | None
 
     @property
-    def mean_staleness(self) -> float:
-        """The mean staleness of its reports, in mode buffered."""
-        return mean_staleness(self.staleness)
-
-    @property
     def not_needed(self) -> int:
         """Devices of a round that is over whose report it did without."""
         begun = self.taken_over + self.assigned
@@ -140,11 +134,6 @@ class LiveRound:
     taken_over: int
     staleness: tuple[int, ...]
     entered_at: float
-
-    @property
-    def mean_staleness(self) -> float:
-        """The mean staleness of its reports so far, in mode buffered."""
-        return mean_staleness(self.staleness)
 
     @property
     def at_work(self) -> int:

@@ -109,8 +109,10 @@ def drawn(pace: Pace) -> Pace:
     return replace(pace, booked=0.0)
 
 
-def window(pace: Pace, demand: Demand, bounds: RetryWindow, devices: float = 1.0) -> tuple[Pace, RetryWindow]:
-    """When `devices` that rounds could use should come back, and the pace that knows of it."""
+def window(pace: Pace, demand: Demand | None, bounds: RetryWindow, devices: float = 1.0) -> tuple[Pace, RetryWindow]:
+    """When `devices` that rounds could use should come back, and the pace that counts them. Without demand: idle."""
+    if demand is None:
+        return idle_window(pace, bounds)
     free = demand.places - pace.booked
     if devices <= free or (pace.queued == 0.0 and free > 0):
         opening = max(pace.at + demand.opens_in_s, pace.opening)

@@ -219,7 +219,7 @@ def test_what_keeps_a_command_from_the_coordinator_is_named(served, monkeypatch)
     viewer = in_process("coordinator", "token", "--name", "bob", "--db", str(store.database.engine.url))
     for token, address, says in (
         ("", there[1], "MUSTER_TOKEN holds none: `muster coordinator token` makes one"),
-        ("muster_0", there[1], "none of this coordinator"),
+        ("muster_0", there[1], "unknown or revoked token"),
         ("", str(devices.base_url), "(404); name the port for operators"),
         ("", "http://127.0.0.1:1", "Connection refused; start the coordinator there, or name its port for operators"),
         ("", "127.0.0.1:8081", "127.0.0.1:8081 is no coordinator's URL: it has http:// or https://"),

@@ -100,10 +100,7 @@ class Steering:
         """The window for a device that rounds could use, which is sent away."""
         with self._lock:
             state = self._at(population, now, 1.0)
-            demand = self._upcoming(state, now)
-            state.pace, window_ = (
-                window(state.pace, demand, self.bounds) if demand else idle_window(state.pace, self.bounds)
-            )
+            state.pace, window_ = window(state.pace, self._upcoming(state, now), self.bounds)
             return self._expect(population, device, window_, now)
 
     def idle(self, population: str, device: str, now: float) -> RetryWindow:
@@ -136,8 +133,7 @@ class Steering:
             return self._expect(population, device, self.soon, now)
 
     def _after(self, state: _Population, rest_s: float, now: float) -> RetryWindow:
-        demand = self._upcoming(state, now)
-        _, usual = window(state.pace, demand, self.bounds) if demand else idle_window(state.pace, self.bounds)
+        _, usual = window(state.pace, self._upcoming(state, now), self.bounds)
         first = min(max(usual.min_s, rest_s), max(self.bounds.max_s, usual.min_s))
         return RetryWindow(first, max(first, min(first + usual.max_s - usual.min_s, self.bounds.max_s)))
 

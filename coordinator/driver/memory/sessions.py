@@ -167,17 +167,11 @@ class Sessions:
 
     def late(self, task: str, now: float) -> list[str]:
         """The open assignments of a task whose deadlines have passed."""
-        working = [(session.assignment, session.until) for mine in self._working.values() for session in mine.values()]
-        return [
-            assignment.assignment
-            for assignment, until in working
-            if assignment is not None and assignment.task == task and until <= now
-        ]
+        return [assignment.assignment for session, assignment in self._at_work(task) if session.until <= now]
 
     def at_work(self, task: str) -> frozenset[str]:
         """The devices with an open assignment of a task."""
-        working = [(device, session.assignment) for device, mine in self._working.items() for session in mine.values()]
-        return frozenset(device for device, assignment in working if assignment is not None and assignment.task == task)
+        return frozenset(session.device for session, _ in self._at_work(task))
 
     def is_late(self, population: str, device: str, now: float) -> bool:
         """Whether a device works on an assignment whose deadline has passed."""
@@ -201,10 +195,13 @@ class Sessions:
 
     def end_assignments(self, task: str, how: str) -> None:
         """End the sessions that still have an assignment of a task whose round takes no more reports."""
-        working = [session for mine in self._working.values() for session in mine.values()]
-        for session in working:
-            if session.assignment is not None and session.assignment.task == task:
-                self.end_assignment(session.population, session.device, how)
+        for session, _ in self._at_work(task):
+            self.end_assignment(session.population, session.device, how)
+
+    def _at_work(self, task: str) -> list[tuple[Session, Assignment]]:
+        """The sessions with an open assignment of a task."""
+        pairs = ((session, session.assignment) for mine in self._working.values() for session in mine.values())
+        return [(session, assigned) for session, assigned in pairs if assigned is not None and assigned.task == task]
 
     def _end(self, session: Session, how: str) -> None:
         session.reach(how)
