@@ -8,7 +8,7 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from coordinator.rules.selection import Eligibility
 from fedcore.params import Float32
@@ -99,8 +99,7 @@ class AbortAssignment(Command[None]):
     message: Abort
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedCommand:
+class QueuedCommand(NamedTuple):
     """A command and the future of its answer."""
 
     command: Command[Any]

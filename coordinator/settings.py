@@ -27,7 +27,7 @@ from fedcore.errors import InvalidKey
 from fedcore.signing import public_key
 from fedcore.wire.messages import RetryWindow
 from ingress.addresses import Network, networks
-from ingress.origins import origins
+from ingress.origins import origins as origins_in
 
 PREFIX = "MUSTER_"
 CONFIG = f"{PREFIX}CONFIG"
@@ -104,7 +104,7 @@ class Settings(BaseSettings):
     trusted_proxies: Annotated[str, _readable(networks)] = Field(
         default="", description="addresses or networks, by commas, whose X-Forwarded-For and -Proto are believed"
     )
-    allowed_origins: Annotated[str, _readable(origins)] = Field(
+    allowed_origins: Annotated[str, _readable(origins_in)] = Field(
         default="", description="origins, by commas, whose web pages may be devices, such as https://app.example"
     )
     page: Path | None = Field(
@@ -195,7 +195,7 @@ class Settings(BaseSettings):
     @property
     def origins(self) -> tuple[str, ...]:
         """The origins of `allowed_origins`."""
-        return origins(self.allowed_origins)
+        return origins_in(self.allowed_origins)
 
     @property
     def algorithm_modules(self) -> tuple[str, ...]:

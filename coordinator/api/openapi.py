@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from fastapi import FastAPI
@@ -26,8 +26,7 @@ BodyType: TypeAlias = Any
 """The type of a body: that of a message in JSON, or a media type for bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """An answer in a document: its meaning, the types that its body may have, and its header fields."""
 
     meaning: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 WIDTH, HEIGHT = 360, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 10, 10, 34
@@ -16,8 +16,7 @@ Values: TypeAlias = Sequence[tuple[float, float]]
 """Places on the horizontal axis, ascending, each with a value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """A place in the picture, and what it stands for."""
 
     x: float
@@ -26,16 +25,14 @@ class Point:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """A number beside an axis, at a distance from the picture's left or upper edge."""
 
     place: float
     label: str
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """The points of one series from left to right."""
 
     name: str
@@ -68,8 +65,7 @@ class Chart:
     left, right, top, bottom = _LEFT, WIDTH - _RIGHT, _TOP, HEIGHT - _BOTTOM
 
 
-@dataclass(frozen=True, slots=True)
-class _Scale:
+class _Scale(NamedTuple):
     """From numbers to places: `low` is at `start`, `high` at `end`; as logarithms with `log`, in steps of `least`."""
 
     low: float

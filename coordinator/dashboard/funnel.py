@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from coordinator.rules.entities import SessionShape
 from coordinator.store.records.overview import Totals
@@ -18,8 +19,7 @@ class Step:
     percent: float
 
 
-@dataclass(frozen=True, slots=True)
-class Funnel:
+class Funnel(NamedTuple):
     """Steps in order, and how many devices left, by reason."""
 
     steps: tuple[Step, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 import segno
@@ -12,8 +12,7 @@ from coordinator.rules.entities import Task
 from coordinator.rules.states import TaskState
 
 
-@dataclass(frozen=True, slots=True)
-class JoinLink:
+class JoinLink(NamedTuple):
     """A link to the page for browsers. signers: the public keys that release plans, which the link names.
 
     qr: the link as a QR code, an SVG picture; empty where it is too long for one.

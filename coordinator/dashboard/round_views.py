@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,8 +19,7 @@ PAGE = 25
 _PERCENTILES = (10, 50, 90, 100)
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(NamedTuple):
     """A state that a round was in: when it began, how long it took, and its place on a time line, in hundredths."""
 
     name: str
@@ -31,8 +29,7 @@ class Phase:
     width: float
 
 
-@dataclass(frozen=True, slots=True)
-class RoundPage:
+class RoundPage(NamedTuple):
     """All that the page of an attempt at a round shows.
 
     outcomes: assignments by state and reason. percentiles: hundredths of the reports, and the seconds that none of them

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,8 +13,7 @@ from coordinator.rules.task_settings import TaskSettings
 from fedcore.validation import Setting, build, settings_of, text_of
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """The settings of a part of a task, such as `secagg.bits`. optional: whether the task may do without the part."""
 
     name: str

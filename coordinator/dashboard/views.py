@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator.api.check_in_counts import PopulationCounts
 from coordinator.dashboard import funnel
@@ -24,8 +23,7 @@ _NOTHING = Totals(0, 0, 0, 0, 0, 0, 0, 0, 0)
 SORTED_BY = ("newest", "name", "state", "progress", "metric")
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
+class Live(NamedTuple):
     """A round that runs, with the task that it belongs to."""
 
     round: LiveRound
@@ -47,8 +45,7 @@ class Live:
         return "" if limit_s is None else clock(self.round.entered_at + limit_s)
 
 
-@dataclass(frozen=True, slots=True)
-class TaskLine:
+class TaskLine(NamedTuple):
     """A task on the overview. metric: the first of its newest metrics by name, with its value; None without any."""
 
     task: Task
@@ -59,8 +56,7 @@ class TaskLine:
     metric: tuple[str, float] | None
 
 
-@dataclass(frozen=True, slots=True)
-class TaskPage:
+class TaskPage(NamedTuple):
     """All that the page of a task shows."""
 
     line: TaskLine

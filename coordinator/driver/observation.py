@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from coordinator.driver.memory.device_presence import Presence
 from coordinator.driver.memory.loaded_task import LoadedTask
@@ -27,8 +28,7 @@ _REJECTIONS_S = 60.0
 """How long a change of rejections waits for a write, if nothing else changed: a rejected check-in costs none."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
+class _Written(NamedTuple):
     """An observation that was written, when, and in which term of the lease: in a later term others wrote since."""
 
     observation: Observation

@@ -5,8 +5,7 @@ Legend: D parameters, L values of a report. Spec: docs/spec/rounds.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +46,7 @@ class ReportSum:
         return self.total_L
 
 
-@dataclass(frozen=True, slots=True)
-class Aggregate:
+class Aggregate(NamedTuple):
     """The result of a round: the server state after it, the broadcast to devices, and mean metrics."""
 
     state: Vectors

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from coordinator.rules.entities import Task
 from coordinator.rules.progress import Progress, Reason
@@ -27,8 +27,7 @@ class AlertKind(StrEnum):
     DISK = "disk"
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(NamedTuple):
     """Something that an operator should look at.
 
     task: what it is about; None where it is about no task. remedy: what to do, where the sentence does not say it.

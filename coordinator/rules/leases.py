@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _ID_BYTES = 4
 
@@ -26,8 +27,7 @@ class Replica:
     draining: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """The right to drive a population. holder: None when no replica has it. term: counts up whenever one takes it."""
 
     population: str
@@ -35,16 +35,14 @@ class Lease:
     term: int
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedBeat:
+class ObservedBeat(NamedTuple):
     """A beat, and since when an observer has seen no other, by the observer's clock."""
 
     beat: int
     since: float
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseChanges:
+class LeaseChanges(NamedTuple):
     """Leases that a replica should take, and populations to give back as soon as no round of theirs runs."""
 
     take: tuple[Lease, ...] = ()

@@ -11,8 +11,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from coordinator.errors import BeaconUnavailable
 from fedcore.wire.messages import RequestBeacon
@@ -29,8 +28,7 @@ StartDrawing: TypeAlias = Callable[[RequestBeacon], Future[bytes]]
 """Has the authority asked for a beacon, by another thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class Executors:
+class Executors(NamedTuple):
     """The work of secure rounds that others do, so that nobody waits for it."""
 
     unmask: StartUnmasking

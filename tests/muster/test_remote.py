@@ -161,7 +161,7 @@ def test_a_release_in_a_file_is_for_the_form_of_a_new_task(served, tmp_path, mon
         given |= {"population": "phones", "goal": "9", "rounds": "2", "secagg": "yes", "secagg.bits": "12"}
         for wrong, words in (
             ({}, "a task with secagg needs a signed release"),
-            ({"release": "{}"}, "that is no release"),
+            ({"release": "{}"}, "this is not a release"),
             ({"release": out.read_text(), "secagg.bits": "13"}, "bounds of the release"),
             ({"release": out.read_text(), "secagg": ""}, "a release is for tasks with secagg"),
         ):

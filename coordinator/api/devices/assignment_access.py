@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
@@ -24,8 +24,7 @@ REMEMBERED = 1 << 14
 """Assignments whose unchanging part is kept in memory, 750 bytes each; of others it is read from the database."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """The unchanging part of an assignment: its device, and the layout of its report."""
 
     device: str

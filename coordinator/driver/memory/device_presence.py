@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from coordinator.commands import settle
 from coordinator.errors import NoLongerNeeded
@@ -36,8 +37,7 @@ def lost_after_s(devices: int) -> float:
     return _LEAST_S + devices / _CONTACTS_PER_S
 
 
-@dataclass(frozen=True, slots=True)
-class Silence:
+class Silence(NamedTuple):
     """How many devices of a round are not heard of, and since when the first of them is not, on its clock."""
 
     devices: int = 0

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from coordinator.rules.entities import Task
 from coordinator.rules.task_settings import Separation
 from coordinator.store.records.records import Records
 
 
-@dataclass(frozen=True, slots=True)
-class Participation:
+class Participation(NamedTuple):
     """The last participation of a device: when it was assigned, on the driver's clock, and in which round."""
 
     device: str
