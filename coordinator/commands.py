@@ -67,7 +67,7 @@ class CountReport(Command[Receipt]):
 
 @dataclass(frozen=True, slots=True)
 class PutMessage(Command[None]):
-    """A device's message of that number, with its SHA-256, in the secure aggregation of its assignment's round.
+    """A device's message `number`, with its SHA-256, in the secure aggregation of its assignment's round.
 
     device: the id of the signer of the request. then: waits `wait_s` seconds for the message of the next number, once
     this one is taken.
@@ -84,7 +84,7 @@ class PutMessage(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class AwaitMessage(Command[bytes | None]):
-    """The message of that number to a device in a secure aggregation; None when there is none within `wait_s`."""
+    """The message `number` to a device in a secure aggregation; None when there is none within `wait_s`."""
 
     assignment: str
     number: int

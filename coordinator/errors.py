@@ -10,6 +10,7 @@ CoordinatorError
 ├── UnreadableTask          a stored task has a setting that this version does not know
 ├── MissingStore            there is no database, or no blob folder, where one was named
 ├── BeaconUnavailable       the enrolment authority drew no beacon for a secure round
+├── DatabaseLocked          another transaction holds what this one would write
 ├── LeaseLost               another replica drives a population that this one believed its own
 ├── KeysDiffer              the file of a key holds another key than the one that the store knows
 ├── KeysMissing             the file of a key that the store knows is not there

@@ -59,7 +59,7 @@ class Keys:
         return keys
 
     def hold(self, stored: str | None) -> bool:
-        """Whether the server's key is the one that the store knows; read anew from its file if it was succeeded."""
+        """Whether the server's key is the one that the store knows; read again from its file if it was succeeded."""
         if stored is None or self.server.public.hex() == stored:
             return True
         with contextlib.suppress(KeysMissing, KeysDamaged):

@@ -84,7 +84,7 @@ class Metrics:
             self.check_ins.labels("rejected", answer.reason).inc()
 
     def round_moved(self, before: Round, after: Round, step_s: float, round_s: float) -> None:
-        """A round went on, durably, so many seconds after its last step began, and after it was opened."""
+        """A round went on, durably. step_s, round_s: seconds since its last step began, and since it was opened."""
         step = _step_between(before, after)
         if step is not None:
             self.round_steps.labels(step).observe(step_s)

@@ -229,11 +229,7 @@ OPERATIONS = (
     Operation(_OPERATOR, "POST", "/tasks/{task}:resume", TaskStore.resume, ("task-ended",)),
     Operation(_OPERATOR, "POST", "/tasks/{task}:cancel", TaskStore.cancel, ("task-ended",)),
     Operation(
-        _OPERATOR,
-        "POST",
-        "/tasks/{task}:rollback",
-        TaskStore.roll_back,
-        ("unknown-round", "task-ended", "keys-differ"),
+        _OPERATOR, "POST", "/tasks/{task}:rollback", TaskStore.roll_back, ("unknown-round", "task-ended", "keys-differ")
     ),
     Operation(_OPERATOR, "POST", "/devices/{device}:revoke", TaskStore.revoke_device),
     Operation(_OPERATOR, "POST", "/devices/{device}:allow", TaskStore.allow_device),

@@ -38,5 +38,5 @@ class RecentLines(logging.Handler):
         logging.getLogger(_HEARD).addHandler(self)
 
     def end(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         logging.getLogger(_HEARD).removeHandler(self)

@@ -1,4 +1,4 @@
-"""The security of a coordinator: which assumptions of the threat model hold, as far as it can be seen from here.
+"""The security of a coordinator: which assumptions of the threat model hold, by what can be seen from here.
 
 It reads settings, files and the store; it changes nothing.
 """
@@ -155,7 +155,7 @@ def _limits(settings: Settings) -> Iterator[Assumption]:
 
 
 def _memory() -> int:
-    """The memory that this process may use: that of the machine, or of its control group, in bytes."""
+    """The memory in bytes that this process may use: the machine's, or its control group's."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         return min(machine, int(_GROUP.read_text()))

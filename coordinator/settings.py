@@ -286,12 +286,8 @@ def load_settings(arguments: Mapping[str, Any]) -> Settings:
 
 def effective(settings: Settings, arguments: Mapping[str, Any]) -> list[Effective]:
     """Every setting of `settings`, which `load_settings(arguments)` made, with its source; passwords are left out."""
-    values = settings.model_dump() | {"database": printable(settings.database)}
-    return [Effective(name, _shown(values[name]), _source(name, arguments)) for name in Settings.model_fields]
-
-
-def _shown(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
+    values = settings.model_dump(mode="json") | {"database": printable(settings.database)}
+    return [Effective(name, values[name], _source(name, arguments)) for name in Settings.model_fields]
 
 
 def _source(name: str, arguments: Mapping[str, Any]) -> str:

@@ -121,7 +121,7 @@ class MemoryBudget:
 
     @contextmanager
     def hold(self, size: int) -> Iterator[memoryview]:
-        """Memory of `size` bytes while the block runs; nobody may read it afterwards. Raises as `take` does.
+        """Memory of `size` bytes while the block runs, not to be read afterwards. Raises as `take` does.
 
         It is used again: the first touch of new memory costs a tenth of the time that a report takes.
         """

@@ -1,4 +1,4 @@
-"""The OpenAPI documents of both APIs: messages, header fields and problems of a route, whoever matches it.
+"""The OpenAPI documents of both APIs: messages, header fields and problems of a route, whichever router matches it.
 
 Messages are read and written by msgspec, which also makes their schemas.
 """
@@ -23,7 +23,7 @@ ANYWHERE = ("too-many-requests", "internal", "unavailable")
 _REFERENCE = "#/components/schemas/{name}"
 
 BodyType: TypeAlias = Any
-"""The type of a body: that of a message in JSON, or a media type for bytes."""
+"""The type of a body: a message's, for JSON, or a media type, for bytes."""
 
 
 class Answer(NamedTuple):

@@ -22,7 +22,7 @@ _NOBODY = hashlib.sha256(b"").hexdigest()
 
 
 def issue(database: Database, name: str, role: Role, days: float = DAYS) -> tuple[Token, str]:
-    """A new token, good for so many days, and its text, which is stored nowhere.
+    """A new token, good for `days`, and its text, which is stored nowhere.
 
     Raises InvalidToken for an unusable name or time.
     """

@@ -1,21 +1,26 @@
-"""Forms as browsers send them: the fields of a URL-encoded body, and the errors that a page can tell of."""
+"""What browsers send: numbers in addresses, the fields of forms; and the errors that a page can tell of."""
 
 from __future__ import annotations
 
+from typing import Annotated, TypeAlias
 from urllib.parse import parse_qsl
 
+from pydantic import Field
 from starlette.requests import Request
 
 from coordinator.api.admin.problems import ADMIN_ERRORS, ADMIN_PROBLEMS, slug_of
 from coordinator.errors import MalformedMessage, Refusal, StoreConflict, TooLarge, UnknownBlob
 from fedcore.wire.problems import PROBLEMS
 
+Number: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
+"""The number of a round, or of an attempt at one, in an address."""
+RowId: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 SHOWN: tuple[type[Exception], ...] = (*ADMIN_ERRORS.values(), StoreConflict, MalformedMessage, TooLarge, UnknownBlob)
 """The errors for which a page says why something was not done."""
 
 
 def status_of(error: Exception) -> int:
-    """The status of a page that shows one of the errors in SHOWN: that of its problem type."""
+    """The status of a page that shows one of the errors in SHOWN, as its problem type has it."""
     if isinstance(error, StoreConflict):
         return 409
     return PROBLEMS[error.slug].status if isinstance(error, Refusal) else ADMIN_PROBLEMS[slug_of(error)].status

@@ -16,12 +16,12 @@ from starlette.responses import Response
 from coordinator.api.page import PAGE
 from coordinator.api.service import Service
 from coordinator.dashboard.compare import comparison
+from coordinator.dashboard.forms import Number, RowId
 from coordinator.dashboard.join_links import join_link
 from coordinator.dashboard.rendering import HEADERS, Renderer
 from coordinator.dashboard.round_views import round_page, rounds_page
 from coordinator.dashboard.settings_table import groups, values
 from coordinator.dashboard.streams import Look, Streams
-from coordinator.dashboard.url_numbers import Number, RowId
 from coordinator.dashboard.views import SORTED_BY, kept_models, population_page, populations, task_page
 from coordinator.dashboard.watch import alerts
 from coordinator.dashboard.web_sessions import WebSessions

@@ -74,9 +74,7 @@ def round_page(records: Records, plan: Plan, task_id: str, number: int, attempt:
             (f"{state}: {reason}" if reason else state, count)
             for state, reason, count in records.overview.outcomes(row.id)
         ),
-        percentiles=tuple((percentile, float(np.percentile(times, percentile))) for percentile in _PERCENTILES)
-        if times
-        else (),
+        percentiles=tuple((share, float(np.percentile(times, share))) for share in _PERCENTILES if times),
         up=up,
         down=_checkpoint_bytes(records, task, number),
     )

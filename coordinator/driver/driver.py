@@ -157,11 +157,7 @@ class Driver:
         # Not while a transaction must be tried again: what it would lose is lost with the next one that is written.
         lost = self._lost(now) if self._writer.ready(now) else {}
         memory.secure.advance(now)
-        durable = [
-            (queued.command, queued.future)
-            for queued in inbox
-            if isinstance(queued.command, CountReport | AbortAssignment)
-        ]
+        durable = [(command, future) for command, future in inbox if isinstance(command, CountReport | AbortAssignment)]
         self._writer.write(durable, lost, now)
         if self._writer.ready(now):
             if self._closer.close_rounds(now):

@@ -57,11 +57,7 @@ class Observer:
         self._since = {task: self._since.get(task, now) for task in working}
         seen = {id_: self._look(task, rounds, now) for id_, task in working.items()}
         terms = {id_: membership.term(task.population) for id_, task in working.items()}
-        changed = {
-            task: observation
-            for task, observation in seen.items()
-            if self._is_news(task, observation, terms[task], now)
-        }
+        changed = {id_: look for id_, look in seen.items() if self._is_news(id_, look, terms[id_], now)}
         if not changed:
             return
         try:

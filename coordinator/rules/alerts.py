@@ -11,7 +11,7 @@ from coordinator.rules.progress import Progress, Reason
 
 _DAY_S = 86_400.0
 EXPIRES_WITHIN_S = 14 * _DAY_S
-"""An expiry is told so long before."""
+"""How long before an expiry the alert begins."""
 LEAST_FREE, LEAST_FREE_BYTES = 0.1, 1 << 30
 """The share of a disk, or the bytes, below which it counts as full soon."""
 
@@ -41,7 +41,7 @@ class Alert(NamedTuple):
 
 _FEW = {Reason.TOO_FEW_DEVICES, Reason.NO_DEVICES, Reason.NONE_ELIGIBLE}
 _WANTED = {Reason.PAUSED}
-"""Stalled, and an operator wants it so."""
+"""Stalled because an operator wants it."""
 _REMEDIES = {
     Reason.PAUSED_AFTER_FAILURES: "its rounds say why devices gave up; mend that, and resume the task",
     Reason.DIVERGED: "lower learning rates need a new task",

@@ -198,7 +198,7 @@ class NoiseSource:
 
 @dataclass(frozen=True, slots=True)
 class SealedBlob:
-    """A blob whose bytes are stored sealed: its reference, that of the sealed bytes, and the key that opens them."""
+    """A blob whose bytes are stored sealed: its reference, the sealed bytes' reference, and the key that opens them."""
 
     ref: BlobRef
     sealed: BlobRef

@@ -27,7 +27,7 @@ class KeyedNormals:
 
     @classmethod
     def fresh(cls) -> KeyedNormals:
-        """Numbers that nobody can make again."""
+        """Numbers that cannot be made again."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
     def standard_normal(self, size: int) -> NDArray[np.float64]:

@@ -76,7 +76,7 @@ class Pace:
 
 
 def observe(pace: Pace, arrivals: float, now: float, demand: Demand | None) -> Pace:
-    """The pace after so many arrivals since `pace.at`: the queue has moved, and the hour has taught what it can."""
+    """The pace after `arrivals` since `pace.at`: the queue has moved, and the hour's estimate is updated."""
     hour, passed_s = _hour(pace.at), now - pace.at
     per_s = IDLE_PER_S if demand is None else demand.per_s / pace.showing[hour]
     moved = min(pace.queued, per_s * passed_s)

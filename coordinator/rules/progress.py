@@ -70,7 +70,7 @@ OBSTACLES = {
 """Obstacles between a device and a task, in words that follow a number of devices."""
 _UNITS = (("days", 86_400.0), ("h", 3600.0), ("min", 60.0))
 _WATCHED_S = 900.0
-"""Durations below this are told by the second: somebody may be watching."""
+"""Durations below this are given in seconds: somebody may be watching."""
 _PHASES = {
     "advertising": "have trained",
     "drawing": "have trained",
@@ -215,10 +215,8 @@ def _undriven(status: TaskStatus, now: float) -> Explanation | None:
         return Reason.NO_DRIVER, words
     silent_s = now - status.driver_seen_at
     if silent_s > DRIVER_SILENT_S:
-        words = (
-            f"the coordinator that drives population {population} was last heard of {_format_duration(silent_s)} ago"
-        )
-        return Reason.DRIVER_SILENT, words
+        last = f"last heard of {_format_duration(silent_s)} ago"
+        return Reason.DRIVER_SILENT, f"the coordinator that drives population {population} was {last}"
     return None
 
 
@@ -229,21 +227,18 @@ def _running(status: TaskStatus, round_: LiveRound, seen: Observation, now: floa
     if policy.buffered:
         return _buffering(status, round_, seen, now)
     if seen.phase == UNMASKING:
-        return (
-            Reason.AGGREGATING,
-            f"{status.label}: the masks are taken off the sum of {_counted(seen.answered, 'report')}",
-        )
+        words = f"{status.label}: the masks are taken off the sum of {_counted(seen.answered, 'report')}"
+        return Reason.AGGREGATING, words
     left_s = policy.reporting_deadline_s - entered_s
     if left_s < -GRACE_S:
         words = (
             f"{status.label} should have ended {_format_duration(-left_s)} ago and the coordinator could not write it"
         )
         return Reason.CANNOT_WRITE, f"{words}; its log says why"
-    state = f"{round_.reported} of {policy.goal} reports, {_format_duration(max(0.0, left_s))} left"
+    state = f"{round_.reported} of {policy.goal} reports"
     if seen.phase:
-        state = (
-            f"{seen.answered} of {seen.asked} devices {_PHASES[seen.phase]}, {_format_duration(max(0.0, left_s))} left"
-        )
+        state = f"{seen.answered} of {seen.asked} devices {_PHASES[seen.phase]}"
+    state = f"{state}, {_format_duration(max(0.0, left_s))} left"
     lost = [f"{_devices(round_.lost)} lost"] if round_.lost else []
     if seen.silent_since is None or _without_silent(round_, seen) >= _wanted(policy, seen):
         return Reason.REPORTING, "; ".join([f"{status.label}: {state}", *lost, *_obstacles(seen)])
@@ -308,10 +303,8 @@ def _nobody(needs: str, seen: Observation, now: float) -> Explanation:
     if seen.ineligible or seen.rejected:
         return Reason.NONE_ELIGIBLE, "; ".join([f"{needs}, and none that is eligible waits", *_obstacles(seen)])
     if seen.accepted_at is None:
-        never = (
-            f"no check-in was accepted since the coordinator took the task up {_format_duration(now - seen.since)} ago"
-        )
-        return Reason.NO_DEVICES, f"{needs}: {never}"
+        since = f"since the coordinator took the task up {_format_duration(now - seen.since)} ago"
+        return Reason.NO_DEVICES, f"{needs}: no check-in was accepted {since}"
     last = f"the last check-in that was accepted came {_format_duration(now - seen.accepted_at)} ago"
     return Reason.NO_DEVICES, f"{needs}: none waits, {last}"
 

@@ -26,7 +26,7 @@ Vector_D = NDArray[np.float64]
 
 
 def check_rounding(algorithm: Algorithm, step: float, devices: int, parameters: int) -> None:
-    """Refuse an algorithm whose model the rounding of its secure rounds would move as far as training does.
+    """Refuse an algorithm whose model would be moved as far by the rounding of secure rounds as by training.
 
     step: the difference of neighbouring fixed-point numbers, as `fedcore.masking` makes them. devices: in a sum, at
     least. parameters: of the model. Raises InvalidTask with the numbers and what to change.

@@ -26,7 +26,7 @@ LEAST_GROUP, MOST_GROUP = 2 * LEAST_COHORT, 500
 MOST_COUNT = 2**31 - 1
 """The largest number of rounds, reports or examples in a setting."""
 MOST_STALENESS = 1000
-"""The largest bound on staleness: so many models may have to be kept for devices that have not fetched theirs."""
+"""The largest bound on staleness: this many models may have to be kept for devices that have not fetched theirs."""
 PHASES_AFTER_TRAINING = 5
 """Phases of a secure round that follow the training: shares, masked reports, confirmations, shares revealed."""
 Estimator: TypeAlias = Literal["mean", "trimmed-mean", "median", "krum"]

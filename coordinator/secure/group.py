@@ -29,7 +29,7 @@ StartDrawing: TypeAlias = Callable[[RequestBeacon], Future[bytes]]
 
 
 class Executors(NamedTuple):
-    """The work of secure rounds that others do, so that nobody waits for it."""
+    """The work of secure rounds that other threads and processes do, so that no device waits for it."""
 
     unmask: StartUnmasking
     draw: StartDrawing
@@ -129,7 +129,7 @@ class Group:
         self._due.discard(slot)
 
     def divide(self, limit: int) -> dict[Group, list[int]]:
-        """New groups of the devices that advertised and are still there, by lot: as few as `limit` allows, all even."""
+        """New groups of the devices that advertised and stayed, at random: as few as `limit` allows, of even size."""
         slots = sorted(self._due & self._sent)
         random.SystemRandom().shuffle(slots)
         count = max(1, -(-len(slots) // limit))

@@ -229,7 +229,7 @@ class SecureRound:
             group.end_by(now + self._settings.phase_s)
 
     def wait(self, command: AwaitMessage, answer: Future[Any], now: float) -> None:
-        """Park `answer` until the message is there, nobody will ever send it, or the wait is over (None).
+        """Park `answer` until the message is there, will never come, or the wait is over (None).
 
         An older one for the same message gets None now: who asks again and again keeps one place.
         """

@@ -68,7 +68,7 @@ def test_form_creates_a_task_of_an_uploaded_bundle(store, bundle, operating):
         ({"goal": "many"}, 422, "goal must be a whole number from 1 to 2^31 - 1, not many"),
         ({"goal": "0"}, 422, "goal must be a whole number from 1"),
         ({"manifest": ""}, 422, "choose the folder of a bundle"),
-        ({"manifest": "{}"}, 422, "not a bundle's manifest"),
+        ({"manifest": "{}"}, 422, "this is not a bundle"),
         ({}, 404, "there is no blob"),
         ({"csrf": "forged"}, 403, "not from a page of your session"),
     ],

@@ -26,7 +26,7 @@ _OWN_BYTES = 1 << 10
 
 
 class Deltas:
-    """Deltas of the blobs in a store, in memory of `room`. Where there is none left, the whole blob must do.
+    """Deltas of the blobs in a store, in memory of `room`. When that is full, devices fetch the whole blob.
 
     They are made one at a time, so that many different ones take neither all threads nor much memory. All requests for
     one share it: devices of a round mostly ask for the same ones. Those that were read last are kept for the next.

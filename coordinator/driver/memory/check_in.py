@@ -71,14 +71,12 @@ class CheckIns:
         """
         tasks = tuple(tasks)
         active = {name: tuple(task for task in tasks if task.active and task.population == name) for name in driven}
-        active_before = {task.id for there in self._known.active.values() for task in there}
+        earlier = {task.id for there in self._known.active.values() for task in there}
         awaited = {name: frozenset().union(*map(rounds.awaited, there)) for name, there in active.items()}
         self._known = _Snapshot(populations, frozenset(driven), active, awaited)
         self._steering.learn(tasks, rounds, now)
         # A device that nobody needed may be the one for a new task.
-        self._steering.forget_returns(
-            {task.population for task in tasks if task.active and task.id not in active_before}
-        )
+        self._steering.forget_returns({task.population for task in tasks if task.active and task.id not in earlier})
         before, self._open = self._open, {task.id: task for task in tasks if task.active or rounds.selects(task)}
         if before.keys() - self._open.keys():
             left = [session for session in self._sessions.waiting() if not _has_offer(session, self._open.values())]
@@ -137,7 +135,7 @@ class CheckIns:
         return rejected
 
     def _offers(self, snapshot: _Snapshot, command: CheckInDevice, now: float) -> list[LoadedTask] | Rejected:
-        """The tasks that a device may wait for, one at least; or why there is none.
+        """The tasks that a device may wait for, at least one; or why there is none.
 
         An accepted device comes here twice, since tasks may have changed while its command was queued. It is judged
         once: `Eligibility` keeps the result.

@@ -26,11 +26,11 @@ _BROKEN_S, _BROKEN_SHARE = 2.0, 0.25
 """How long a device has to ask again after its connection broke: a share of `lost_after_s`, and so much at least."""
 _LOOK_S = 0.25
 _STALL_S = 1.0
-"""After so long without a look this process stood still: requests that came meanwhile are not read yet."""
+"""After this long without a look, this process stood still: it has not yet read the requests since then."""
 
 
 def lost_after_s(devices: int) -> float:
-    """After how many seconds of silence a device of a round of so many is lost.
+    """The seconds of silence after which a device is lost, in a round of `devices`.
 
     It grows with the round, so that all of its devices together make no more requests than one process answers.
     """
@@ -112,7 +112,7 @@ class Presence:
                 open_.due = max(open_.due, open_.heard_at + open_.lost_after_s)
 
     def give_up(self, assignment: str) -> None:
-        """Wait for a device no more: its assignment is lost from now on."""
+        """Stop waiting for a device: its assignment is lost from now on."""
         with self._lock:
             if assignment in self._assignments:
                 self._assignments[assignment].given_up = True

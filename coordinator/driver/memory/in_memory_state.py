@@ -59,7 +59,7 @@ class Memory:
         self._last_round |= {task_id: round_.id for task_id, round_ in rounds.running.items()}
 
     def drop_populations(self, populations: frozenset[str], now: float) -> None:
-        """Drop populations that this process drives no more: their sessions, rounds, sums and participations."""
+        """Drop populations that this process no longer drives: their sessions, rounds, sums and participations."""
         lost = {round_.id for round_ in self.rounds if round_.task.population in populations}
         self.secure.dismiss(Unavailable("another replica took over, and abandons the round"), lost)
         self.replace_rounds(self.rounds.only({round_.id for round_ in self.rounds} - lost), now)

@@ -76,7 +76,7 @@ class Steering:
             self._returns.forget(populations)
 
     def drawn(self, task: LoadedTask, devices: int, now: float) -> None:
-        """Note that a cohort of so many devices was drawn for a task."""
+        """Note that a cohort of `devices` was drawn for a task."""
         with self._lock:
             times = self._times(task.id)
             # Whoever comes to a buffered round is drawn, again and again: the first of them counts.
@@ -111,7 +111,7 @@ class Steering:
             return self._expect(population, device, window_, now)
 
     def rested(self, population: str, device: str, rest_s: float, rounds: int, now: float) -> RetryWindow:
-        """The window for a device that rests, for so many seconds and rounds, and is sent away. It takes no place."""
+        """The window for a device that is sent away because it rests, for `rest_s` and `rounds`. It takes no place."""
         with self._lock:
             state = self._at(population, now, 1.0)
             rounds_s = rounds * state.demand.every_s if state.demand else 0.0
@@ -146,7 +146,7 @@ class Steering:
         return RetryWindow(first, max(left.max_s, first))
 
     def _at(self, name: str, now: float, arrivals: float = 0.0) -> _Population:
-        """The state of a population, as of now, after so many arrivals."""
+        """The state of a population now, after `arrivals` more."""
         state = self._populations.setdefault(name, _Population(Pace(now)))
         state.pace = observe(state.pace, arrivals, now, state.demand)
         return state

@@ -54,12 +54,9 @@ class Participations:
         if committed:
             over = {device: taken for device, taken in self._running.items() if device not in going_on}
             candidates = {**self._last, **{device: self._in_next(device, now) for device in self._left_out}, **over}
-            self._last = {
-                device: taken
-                for device, taken in candidates.items()
-                if self._is_resting(taken, now, self._committed + 2)
-            }
             self._committed += 1
+            number = self._committed + 1
+            self._last = {device: taken for device, taken in candidates.items() if self._is_resting(taken, now, number)}
             self._left_out = frozenset()
         self._running = working
 

@@ -54,7 +54,7 @@ class Selector:
         return first + draw(others, count - len(first), self.source)
 
     def due(self, task_id: str, task: LoadedTask | None, rounds: OpenRounds, now: float) -> bool:
-        """Whether `Transaction.advance` would do anything, as far as memory knows."""
+        """Whether, by what memory knows, `Transaction.advance` would do anything."""
 
         def eligible(round_: OpenRound) -> list[Session]:
             return self.candidates(round_, rounds, now)

@@ -194,7 +194,7 @@ class Sessions:
                     session.reach(f"fetched {what}")
 
     def end_assignments(self, task: str, how: str) -> None:
-        """End the sessions that still have an assignment of a task whose round takes no more reports."""
+        """End the sessions that still have an assignment of a task, once its round takes no more reports."""
         for session, _ in self._at_work(task):
             self.end_assignment(session.population, session.device, how)
 

@@ -109,13 +109,12 @@ class Transaction:
         return answers
 
     def lose(self, lost: Mapping[int, Collection[str]]) -> None:
-        """Go on without lost devices, as far as their assignments are still open; by round.
+        """Go on without lost devices whose assignments are still open; by round.
 
         One whose masked report came stays: it is not needed for the sum any more, and took part in it.
         """
-        for round_ in [
-            round_ for round_ in self.rounds.running.values() if not round_.value.closed and round_.id in lost
-        ]:
+        touched = [round_ for round_ in self.rounds.running.values() if round_.id in lost and not round_.value.closed]
+        for round_ in touched:
             names = set(lost[round_.id]) - (round_.secure.masked if round_.secure else frozenset())
             ended = self._end_some(round_, names, AssignmentState.LOST, "not heard of")
             if ended:
@@ -233,7 +232,7 @@ class Transaction:
         self.effects.append(AssignmentEnded(assignment.id, assignment.device, task.population, task.id, state, reason))
 
     def _end_some(self, round_: OpenRound, names: Collection[str], state: AssignmentState, cause: str) -> list[str]:
-        """End these assignments as far as they are open; answers the devices of those that were."""
+        """End those of these assignments that are open; answers their devices."""
         ended = self._records.end_assignments(round_.task.id, round_.numbers, state, cause, names)
         for assignment in ended:
             self._end(round_, assignment, state)

@@ -33,13 +33,13 @@ class AuditRecords(WithinTransaction):
         return self._connection.scalar(select(func.max(AUDIT.c.number))) or 0
 
     def entries(self, after: int | None, limit: int) -> list[AuditEntry]:
-        """The first `limit` entries after that number, or the last ones; in order, and no more than a thousand."""
-        limit = min(limit, _MOST)
-        if after is None:
-            newest = select(AUDIT).order_by(AUDIT.c.number.desc()).limit(limit)
-            return [AuditEntry(**row._mapping) for row in self._connection.execute(newest)][::-1]
-        query = select(AUDIT).where(AUDIT.c.number > after).order_by(AUDIT.c.number).limit(limit)
-        return [AuditEntry(**row._mapping) for row in self._connection.execute(query)]
+        """The first `limit` entries after that number, or the last ones; in order, at most a thousand."""
+        query = select(AUDIT).order_by(AUDIT.c.number.desc())
+        if after is not None:
+            query = select(AUDIT).where(AUDIT.c.number > after).order_by(AUDIT.c.number)
+        rows = self._connection.execute(query.limit(min(limit, _MOST)))
+        entries = [AuditEntry(**row._mapping) for row in rows]
+        return entries if after is not None else entries[::-1]
 
     def about_devices(self, after: int) -> list[tuple[str, Action]]:
         """The devices that were revoked or allowed again after that entry, in order."""

@@ -21,8 +21,7 @@ class LeaseRecords(WithinTransaction):
 
     def replicas(self) -> list[Replica]:
         """Every replica with a row."""
-        names = Replica.__dataclass_fields__
-        query = select(*(REPLICAS.c[name] for name in names))
+        query = select(*(REPLICAS.c[name] for name in Replica.__dataclass_fields__))
         return [Replica(**row._mapping) for row in self._connection.execute(query)]
 
     def seen_since(self, at: float) -> list[str]:

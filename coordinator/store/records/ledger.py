@@ -35,7 +35,7 @@ class LedgerRecords(WithinTransaction):
         return tuple(_entry(row) for row in self._connection.scalars(query.order_by(LEDGER.c.number)))
 
     def sources(self, task: str) -> tuple[NoiseSource, ...]:
-        """The sources of the noise of a task's rounds, in order, as far as they were kept."""
+        """The sources of the noise of a task's rounds that were kept, in order."""
         kept = (LEDGER.c.task == task) & LEDGER.c.nonce.is_not(None)
         query = select(LEDGER.c.nonce, LEDGER.c.signer).where(kept).order_by(LEDGER.c.number)
         return tuple(NoiseSource(bytes.fromhex(row.nonce), row.signer) for row in self._connection.execute(query))

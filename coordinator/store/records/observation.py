@@ -38,15 +38,16 @@ class ObservationRecords(WithinTransaction):
         statuses = []
         for task in tasks:
             driver, seen_at = drivers.get(task.settings.population, (None, None))
-            status = TaskStatus(
-                task=task,
-                committed=committed.get(task.id, 0),
-                round=running.get(task.id),
-                last=ended.get(task.id),
-                driver_seen_at=seen_at,
-                observed=observed.get((task.id, driver)),
+            statuses.append(
+                TaskStatus(
+                    task=task,
+                    committed=committed.get(task.id, 0),
+                    round=running.get(task.id),
+                    last=ended.get(task.id),
+                    driver_seen_at=seen_at,
+                    observed=observed.get((task.id, driver)),
+                )
             )
-            statuses.append(status)
         return statuses
 
     def _committed(self) -> dict[str, int]:

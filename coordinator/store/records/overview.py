@@ -104,12 +104,9 @@ class OverviewRecords(WithinTransaction):
 
     def phases(self, round_id: int) -> list[tuple[str, float]]:
         """The states of a round, each with when it came into it, in seconds since 1970."""
-        columns = (TRANSITIONS.c.to_state, TRANSITIONS.c.at)
         of_round = (TRANSITIONS.c.entity == "round") & (TRANSITIONS.c.entity_id == str(round_id))
-        return [
-            (row[0], row[1])
-            for row in self._connection.execute(select(*columns).where(of_round).order_by(TRANSITIONS.c.id))
-        ]
+        query = select(TRANSITIONS.c.to_state, TRANSITIONS.c.at).where(of_round).order_by(TRANSITIONS.c.id)
+        return [(row[0], row[1]) for row in self._connection.execute(query)]
 
     def outcomes(self, round_id: int) -> list[tuple[str, str, int]]:
         """The assignments of a round by state and reason, most first."""

@@ -26,6 +26,5 @@ class ReleaseRecords(WithinTransaction):
 
     def log(self) -> list[Signed]:
         """Every release that devices were ever shown, in the order in which they were added."""
-        return [
-            _signed(row) for row in self._connection.scalars(select(RELEASES.c.release).order_by(RELEASES.c.position))
-        ]
+        query = select(RELEASES.c.release).order_by(RELEASES.c.position)
+        return [_signed(row) for row in self._connection.scalars(query)]
