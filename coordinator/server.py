@@ -48,7 +48,6 @@ def serve(
     """
 
     def ready(addresses: Addresses) -> None:
-        """Take all that is loaded for lasting, and pass the addresses on."""
         # Objects that are loaded by now stay: Python's garbage collector need not look through them again and again.
         gc.collect()
         gc.freeze()

@@ -75,9 +75,8 @@ class NewTaskForm:
                 raise InvalidTask("choose the folder of a bundle, as `muster export` wrote it")
             bundle = _decoded(_MANIFEST, manifest, "a bundle's manifest")
             signed = _decoded(_RELEASE, release, "a release, as `muster task release` writes it") if release else None
-            task = create_task(
-                self._service, NewTask(bundle, from_form(fields), signed, name or None), operator.signature
-            )
+            new = NewTask(bundle, from_form(fields), signed, name or None)
+            task = create_task(self._service, new, operator.signature)
         except SHOWN as error:
             return self._show(request, visitor, status_of(error), fields, str(error))
         return redirect(page_of(task.id))

@@ -59,8 +59,7 @@ class Pages:
         self, request: Request, search: str = "", by: str = "newest"
     ) -> AsyncIterator[ServerSentEvent]:
         """The overview, again whenever something changed."""
-        look = partial(self._overview, search, by)
-        async for event in self._streams.follow(request, "overview_live.html", look):
+        async for event in self._streams.follow(request, "overview_live.html", partial(self._overview, search, by)):
             yield event
 
     def task(self, request: Request, task: str, scale: str = "") -> Response:

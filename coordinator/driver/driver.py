@@ -77,10 +77,9 @@ class Driver:
         self.presence = memory.presence
         selector = Selector(memory.sessions, source or random.SystemRandom(), secure, memory.participation)
         self.revocations = Revocations(memory)
-        lineage = secure.lineage
-        self._poller = Poller(membership, memory, self.metrics, self.revocations, self._draining, lineage.signer)
+        self._poller = Poller(membership, memory, self.metrics, self.revocations, self._draining, secure.lineage.signer)
         self._writer = Writer(membership, memory, selector, self.metrics)
-        self._closer = RoundCloser(membership, memory, self._writer, self.metrics, lineage)
+        self._closer = RoundCloser(membership, memory, self._writer, self.metrics, secure.lineage)
         self._observer = Observer(selector, memory.check_ins.arrivals, memory.presence)
 
     @property

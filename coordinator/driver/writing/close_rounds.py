@@ -37,8 +37,7 @@ class RoundCloser:
             running = replace(opened, task=self.memory.tasks.get(task_id, opened.task.paused()))
             try:
                 collected = self.memory.sums[running.id]
-                steps = self.metrics.round_steps
-                outcome = commit_round(self.membership, self.lineage, running, collected, now, steps)
+                outcome = commit_round(self.membership, self.lineage, running, collected, now, self.metrics.round_steps)
             except Exception as error:
                 # The sum is still here: the round stays in AGGREGATING and is closed when the disk allows it.
                 self.writer.fail(error, now)

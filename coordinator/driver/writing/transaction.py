@@ -236,7 +236,7 @@ class Transaction:
         ended = self._records.end_assignments(round_.task.id, round_.numbers, state, cause, names)
         for assignment in ended:
             self._end(round_, assignment, state)
-        return [found.device for found in ended]
+        return [assignment.device for assignment in ended]
 
     # --- rounds
 
