@@ -1,4 +1,4 @@
-"""What browsers send: numbers in addresses, the fields of forms; and the errors that a page can tell of."""
+"""Input of browsers: numbers in addresses and fields of forms; and the errors that a page can tell of."""
 
 from __future__ import annotations
 
