@@ -16,8 +16,8 @@ from coordinator.errors import (
     UnknownRound,
     UnknownTask,
 )
+from coordinator.rules.entities import LONGEST_NAME
 from coordinator.rules.states import TaskState
-from coordinator.rules.task_names import LONGEST_NAME
 from coordinator.store.tasks import FootprintBudget, TaskSettings, open_coordinator_store
 from fedcore import errors as fedcore_errors
 from fedcore.bundle import Bundle

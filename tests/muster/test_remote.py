@@ -161,7 +161,7 @@ def test_a_release_in_a_file_is_for_the_form_of_a_new_task(served, tmp_path, mon
         given |= {"population": "phones", "goal": "9", "rounds": "2", "secagg": "yes", "secagg.bits": "12"}
         for wrong, words in (
             ({}, "a task with secagg needs a signed release"),
-            ({"release": "{}"}, "that is no release"),
+            ({"release": "{}"}, "this is not a release"),
             ({"release": out.read_text(), "secagg.bits": "13"}, "bounds of the release"),
             ({"release": out.read_text(), "secagg": ""}, "a release is for tasks with secagg"),
         ):
@@ -219,7 +219,7 @@ def test_what_keeps_a_command_from_the_coordinator_is_named(served, monkeypatch)
     viewer = in_process("coordinator", "token", "--name", "bob", "--db", str(store.database.engine.url))
     for token, address, says in (
         ("", there[1], "MUSTER_TOKEN holds none: `muster coordinator token` makes one"),
-        ("muster_0", there[1], "none of this coordinator"),
+        ("muster_0", there[1], "unknown or revoked token"),
         ("", str(devices.base_url), "(404); name the port for operators"),
         ("", "http://127.0.0.1:1", "Connection refused; start the coordinator there, or name its port for operators"),
         ("", "127.0.0.1:8081", "127.0.0.1:8081 is no coordinator's URL: it has http:// or https://"),

@@ -114,11 +114,11 @@ class Writer:
             self._effects.adopt(transaction, now)
             self._memory.presence.forget(chain.from_iterable(lost.values()))
         self._postponed_since = None
-        for one, outcome in zip(durable, outcomes, strict=True):
+        for waiting, outcome in zip(durable, outcomes, strict=True):
             if outcome is DEFERRED:
-                self._postponed.append(one)
+                self._postponed.append(waiting)
             else:
-                settle(one[1], outcome)
+                settle(waiting[1], outcome)
 
     def _advance(self, transaction: Transaction, task_id: str, now: float) -> None:
         try:
@@ -169,10 +169,10 @@ class Writer:
     def _clear_doubt(self, now: float) -> None:
         """Go on with the rounds that the store has as memory has them, and abandon the others."""
         memory = self._memory
-        known = {round_.id: round_.value for round_ in memory.rounds}
+        in_memory = {round_.id: round_.value for round_ in memory.rounds}
         try:
             with self._membership.writing() as records:
-                abandoned, go_on = records.abandon_unfinished_rounds(self._membership.held, "driver-lost", known)
+                abandoned, go_on = records.abandon_unfinished_rounds(self._membership.held, "driver-lost", in_memory)
                 memory.participation.forget()
                 memory.participation.learn(records, [task.record for task in memory.tasks.values()], now)
                 memory.participation.leave_out(memory.rounds.left_out)
