@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -329,8 +329,8 @@ def _zeros(layout: ReportLayout) -> tuple[bytes, str]:
     return body, content_digest(body)
 
 
-def _behaviours(config: LoadConfig) -> list[Behaviour]:
+def _behaviours(config: LoadConfig) -> Iterator[Behaviour]:
     """The behaviours of all devices, by shares; the rest are steady."""
     silent, killed = (round(share * config.devices) for share in (config.silent, config.killed))
-    steady: list[Behaviour] = ["steady"] * (config.devices - silent - killed)
-    return [*["silent"] * silent, *["killed"] * killed, *steady]
+    for number in range(config.devices):
+        yield "silent" if number < silent else "killed" if number < silent + killed else "steady"

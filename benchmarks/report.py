@@ -186,7 +186,7 @@ def yardstick(size: int, count: int) -> tuple[float, float, float]:
 
 @contextmanager
 def _sending(listener: socket.socket, size_bytes: int, count: int) -> Iterator[socket.socket]:
-    """A connection on which one other process sends `count` bodies, as all the coordinator's devices are one process."""
+    """A connection on which one process sends `count` bodies, as the coordinator's devices are one process."""
     numbers = (listener.getsockname()[1], size_bytes, count)
     with subprocess.Popen([sys.executable, "-c", _SENDER, *map(str, numbers)]) as sender:
         try:

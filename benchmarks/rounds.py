@@ -131,5 +131,5 @@ async def _completed(options: RoundsOptions, server: LocalCoordinator, task: str
         committed = await asyncio.to_thread(server.committed, task)
         if len(committed) == options.rounds:
             return
-        say(f"{len(committed)} rounds, {fleet.endings['reported']} reports")
+        say(f"round {len(committed) + 1}, {fleet.endings['reported']} reports")
         await asyncio.sleep(0.25)

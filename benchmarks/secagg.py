@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from benchmarks.options import SecaggOptions
-from benchmarks.usage import cpu_s_of, least_cpu_s
+from benchmarks.usage import least_cpu_s
 from muster.output import Say
 from secagg import keys, packing, parameters
 from secagg.beacons import NO_BEACON, draw_beacon
@@ -222,8 +222,7 @@ def _box_for_0(client: Client, roster: bytes, sid: bytes, invite: Invite) -> byt
 def _server(workload: Workload, chosen: GraphParameters, repeats: int) -> float:
     """CPU seconds from the last share to the decoded sum."""
     revealed, total = _last_share_is_in(workload, chosen)
-    segments = (workload.segment,)
-    return min(cpu_s_of(Unmasking(revealed, total.copy(), segments, 1000).run) for _ in range(repeats))
+    return least_cpu_s(Unmasking(revealed, total, (workload.segment,), 1000).run, repeats)
 
 
 def _last_share_is_in(workload: Workload, chosen: GraphParameters) -> tuple[RevealedShares, Words]:

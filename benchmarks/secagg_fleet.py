@@ -230,7 +230,7 @@ class _Account:
 def _outcome(options: SecaggFleetOptions, account: _Account, outcome: _Outcome, home: Path) -> SecaggFleetOutcome:
     trained, lost = (account.states(task) for task in account.tasks)
     rounds = list(account.counted())
-    exact, (uploads, uneven), (sought, in_files) = account.exact(), account.uneven(), account.found_in(home)
+    exact, (uploads, uneven), (samples, in_files) = account.exact(), account.uneven(), account.found_in(home)
     gap = 100 * abs(outcome.accuracy - outcome.plain_accuracy)
     training = outcome.training
     shares, both = account.shares_of_failed(), account.both_kinds()
@@ -254,7 +254,7 @@ def _outcome(options: SecaggFleetOptions, account: _Account, outcome: _Outcome, 
         both_kinds=both,
         uploads=uploads,
         uneven=uneven,
-        sought=sought,
+        sought=samples,
         found_in_files=in_files,
         endings=dict(training.summary.endings.most_common()),
         sound=exact_and_secret and gap <= MOST_GAP and abs(uneven) < MOST_UNEVEN and not in_files,

@@ -32,6 +32,6 @@ def _sandbox() -> Assumption:
     )
 
 
-def _set(name: str, holds: bool, key: str, wanted: str) -> Assumption:
-    found = f"the policy's {key} is set" if holds else f"the policy's {key} does not say so"
-    return Assumption(name=name, holds=holds, found=found, remedy=f"{key}: {wanted}, in the device's policy.toml")
+def _set(name: str, holds: bool, key: str, value: str) -> Assumption:
+    state = f"the policy's {key} is set" if holds else f"the policy's {key} does not say so"
+    return Assumption(name=name, holds=holds, found=state, remedy=f"{key}: {value}, in the device's policy.toml")

@@ -30,8 +30,8 @@ def document() -> str:
     chapters = [INTRODUCTION]
     for group in groups():
         rows = [
-            [f"`{one.name}`", one.about, one.allowed, "required" if one.required else _default(one)]
-            for one in group.settings
+            [f"`{setting.name}`", setting.about, setting.allowed, "required" if setting.required else _default(setting)]
+            for setting in group.settings
         ]
         head = f"## `{group.name}`\n\n{group.about}" if group.name else "## The task"
         without = " By default a task has none." if group.optional else ""
@@ -39,8 +39,8 @@ def document() -> str:
     return "\n".join(chapters)
 
 
-def _default(one: Setting) -> str:
-    return f"{one.default}".lower() if one.kind == "flag" else one.shown_default or "–"
+def _default(setting: Setting) -> str:
+    return f"{setting.default}".lower() if setting.kind == "flag" else setting.shown_default or "–"
 
 
 if __name__ == "__main__":

@@ -50,15 +50,18 @@ def _secure(policy: Path | None, db: str | None, blobs: str | None, coordinator:
 
     of_devices = () if policy is None else of_device(Policy.load(policy))
     if coordinator is None:
-        found = (*of_stopped(located(db, blobs)), *of_devices)
+        assumptions = (*of_stopped(located(db, blobs)), *of_devices)
     else:
         with RemoteStore(coordinator, os.environ.get("MUSTER_TOKEN")) as service:
-            found = (*service.security(), *of_devices)
+            assumptions = (*service.security(), *of_devices)
     if json:
-        emit(found)
+        emit(assumptions)
     else:
-        show_table(("assumption", "holds", "found"), [(one.name, _WORDS[one.holds], one.found) for one in found])
-        lacking = {one.name: one.remedy for one in found if one.holds is False}
+        show_table(
+            ("assumption", "holds", "found"),
+            [(assumption.name, _WORDS[assumption.holds], assumption.found) for assumption in assumptions],
+        )
+        lacking = {assumption.name: assumption.remedy for assumption in assumptions if assumption.holds is False}
         if lacking:
             say()
             say("How to make the others hold:")
@@ -66,7 +69,7 @@ def _secure(policy: Path | None, db: str | None, blobs: str | None, coordinator:
         if policy is None:
             say()
             say("What devices insist on is in their policy: name it with --policy")
-    return all(one.holds is not False for one in found)
+    return all(assumption.holds is not False for assumption in assumptions)
 
 
 def _able(*, json: bool) -> bool:
@@ -76,13 +79,15 @@ def _able(*, json: bool) -> bool:
     if json:
         emit(report)
     else:
-        show_table(("what", "found", "for"), [(one.name, one.found, one.purpose) for one in report.findings])
-        lacking = {one.name: one.get for one in report.findings if not one.found}
+        show_table(
+            ("what", "found", "for"), [(finding.name, finding.found, finding.purpose) for finding in report.findings]
+        )
+        lacking = {finding.name: finding.get for finding in report.findings if not finding.found}
         if lacking:
             say()
             say("How to get what was not found:")
             show_fields(lacking)
         say()
-        missing = [one.name for one in report.findings if one.needed and not one.found]
+        missing = [finding.name for finding in report.findings if finding.needed and not finding.found]
         say(f"muster demo lacks {', '.join(missing)}" if missing else "muster demo has what it needs")
     return report.core_works

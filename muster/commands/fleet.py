@@ -184,9 +184,9 @@ def sysroot(
         raise typer.BadParameter(f"only {ARCH} can be emulated, not {arch!r}", param_hint="--arch")
     with progress() as bar:
         line = bar.add_task("sysroot", total=None, note="")
-        made = build(out, lambda doing: bar.update(line, note=doing))
+        sysroot = build(out, lambda doing: bar.update(line, note=doing))
     if json:
-        return emit(made)
-    size = f"{made.size_bytes / 1e6:,.0f} MB"
-    facts = {"folder": made.folder, "qemu": made.qemu, "backends": made.backends, "size": size}
-    return show_fields(facts | ({"lacks": made.lacks} if made.lacks else {}))
+        return emit(sysroot)
+    size = f"{sysroot.size_bytes / 1e6:,.0f} MB"
+    facts = {"folder": sysroot.folder, "qemu": sysroot.qemu, "backends": sysroot.backends, "size": size}
+    return show_fields(facts | ({"lacks": sysroot.lacks} if sysroot.lacks else {}))

@@ -69,8 +69,8 @@ def verify(
         emit(verdict)
     else:
         _show_verdict(verdict)
-    for one in verdict.wrong:
-        remark(f"error: {one}")
+    for problem in verdict.wrong:
+        remark(f"error: {problem}")
     if verdict.wrong:
         raise typer.Exit(1)
     if not verdict.demanded:
@@ -108,21 +108,21 @@ def _verify_run(folder: Path, json: bool) -> None:
     run = read_run(folder)
     if run.result is None:
         raise typer.BadParameter(f"the run in {folder} has not ended; go on with muster simulate --resume {folder}")
-    told, privacy, rounds = run.result.epsilon, run.result.privacy, len(run.points)
-    if told is None or privacy is None:
+    stated, privacy, rounds = run.result.epsilon, run.result.privacy, len(run.points)
+    if stated is None or privacy is None:
         raise typer.BadParameter(f"the run in {folder} is not private: it was made without --privacy")
     epsilon, wrong = privacy.spent(rounds), []
     if rounds != run.result.rounds:
         wrong.append(f"rounds: {rounds} were run, the result says {run.result.rounds}")
-    if not same_epsilon(epsilon, told):
-        wrong.append(f"epsilon: the rounds spend {epsilon:.6g}, the result says {told:.6g}")
+    if not same_epsilon(epsilon, stated):
+        wrong.append(f"epsilon: the rounds spend {epsilon:.6g}, the result says {stated:.6g}")
     if json:
         emit({"privacy": privacy, "rounds": rounds, "epsilon": epsilon, "wrong": wrong})
     else:
         facts = msgspec.structs.asdict(privacy) | {"budget": privacy.epsilon, "rounds": rounds, "epsilon": epsilon}
         show_fields(facts | {"holds": not wrong})
-    for one in wrong:
-        remark(f"error: {one}")
+    for problem in wrong:
+        remark(f"error: {problem}")
     if wrong:
         raise typer.Exit(1)
 
@@ -167,8 +167,8 @@ def epsilon(
         noise = build(Noise, facts)
     except PrivacyError as error:
         raise typer.BadParameter(str(error)) from error
-    found = facts | {"rounds": rounds, "delta": delta, "epsilon": spent([noise] * rounds, delta)}
-    return emit(found) if json else show_fields(found)
+    computed = facts | {"rounds": rounds, "delta": delta, "epsilon": spent([noise] * rounds, delta)}
+    return emit(computed) if json else show_fields(computed)
 
 
 @privacy_app.command()
@@ -214,14 +214,14 @@ def plan(
             f"and the population has {population:,}",
             param_hint="--min-separation-rounds",
         )
-    found = ways(planned)
-    costs = _costs(planned, found, model, (dataset, data), parse_key_values(settings)) if model else {}
+    plans = ways(planned)
+    costs = _costs(planned, plans, model, (dataset, data), parse_key_values(settings)) if model else {}
     if json:
-        return emit({"planned": planned, "ways": found, "accuracy": costs})
-    return _show_ways(planned, found, costs)
+        return emit({"planned": planned, "ways": plans, "accuracy": costs})
+    return _show_ways(planned, plans, costs)
 
 
-def _show_ways(planned: Deployment, found: list[MechanismPlan], costs: dict[str, float]) -> None:
+def _show_ways(planned: Deployment, plans: list[MechanismPlan], costs: dict[str, float]) -> None:
     """The ways as a table, and the task of the best one as a command."""
     show_table(
         ("mechanism", "bands", "noise_multiplier", "noise of a round", "noise of the model"),
@@ -233,10 +233,10 @@ def _show_ways(planned: Deployment, found: list[MechanismPlan], costs: dict[str,
                 f"{way.round_noise:.3g}",
                 f"{way.model_noise:.3g}",
             )
-            for way in found
+            for way in plans
         ],
     )
-    best = found[0]
+    best = plans[0]
     bands = f" --privacy bands={best.bands}" if best.bands > 1 else ""
     say()
     say(f"δ is {planned.delta:g}. The least noise in the model has {best.mechanism}:")
@@ -253,7 +253,7 @@ def _show_ways(planned: Deployment, found: list[MechanismPlan], costs: dict[str,
 
 def _costs(
     planned: Deployment,
-    found: list[MechanismPlan],
+    plans: list[MechanismPlan],
     model: str,
     named: tuple[str, Path | None],
     settings: dict[str, object],
@@ -264,8 +264,8 @@ def _costs(
 
     costs: dict[str, float] = {}
     with progress() as bar:
-        task = bar.add_task("simulations", total=len(found) + 1)
-        for way in (None, *found):
+        task = bar.add_task("simulations", total=len(plans) + 1)
+        for way in (None, *plans):
             costs[way.mechanism if way else "no noise"] = accuracy_of(planned, way, model, *named, settings)
             bar.advance(task)
     return costs
@@ -320,13 +320,13 @@ def audit(
     _tell(run(config, canaries, noisy=not without_noise), json)
 
 
-def _tell(found: AuditResult, json: bool) -> None:
+def _tell(audit: AuditResult, json: bool) -> None:
     """Show what an audit found; exit code 1 where the claim does not hold."""
     if json:
-        emit(found)
+        emit(audit)
     else:
-        show_fields(dataclasses.asdict(found))
-    if not found.holds:
-        shown = max(found.lower_bound, found.estimate_at_least)
-        remark(f"error: ε is {shown:.3g} or more, and {found.claimed:.3g} is claimed")
+        show_fields(dataclasses.asdict(audit))
+    if not audit.holds:
+        shown = max(audit.lower_bound, audit.estimate_at_least)
+        remark(f"error: ε is {shown:.3g} or more, and {audit.claimed:.3g} is claimed")
         raise typer.Exit(1)
