@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.store.tasks import TaskSettings
+from benchmarks.options import PrivateFleetOptions, SecaggFleetOptions
+from coordinator.store.tasks import Secagg, TaskSettings
 from export.build import export_bundle
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
@@ -73,6 +74,20 @@ class FleetTraining:
     def accuracy(self, params: Float32, unseen: Population) -> float:
         """The accuracy of a model on users that took no part."""
         return overall(evaluate(self.model, params, unseen)["accuracy"], unseen)
+
+
+def secure_settings(options: SecaggFleetOptions | PrivateFleetOptions, secagg: Secagg, **more: Any) -> TaskSettings:
+    """A task whose rounds are secure and select all devices, of which seven in ten suffice. more: other settings."""
+    return TaskSettings(
+        goal=options.devices,
+        minimum=max(8, options.devices * 7 // 10),
+        over_selection=1.0,
+        selection_timeout_s=3 * options.phase_s,
+        reporting_deadline_s=10 * options.phase_s,  # five phases follow the training
+        seed=options.seed,
+        secagg=secagg,
+        **more,
+    )
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.fleet_training import fleet_training
+from benchmarks.fleet_training import fleet_training, secure_settings
 from benchmarks.options import PrivateFleetOptions
 from coordinator.lineage import lineage_key
 from coordinator.rules.states import TaskState
@@ -115,18 +115,8 @@ def _privacy(options: PrivateFleetOptions) -> PrivacyBudget:
 
 
 def _settings(options: PrivateFleetOptions) -> TaskSettings:
-    return TaskSettings(
-        population="private",
-        goal=options.devices,
-        minimum=max(8, options.devices * 7 // 10),
-        rounds=MOST_ROUNDS,
-        over_selection=1.0,
-        selection_timeout_s=3 * options.phase_s,
-        reporting_deadline_s=10 * options.phase_s,  # five phases follow the training
-        seed=options.seed,
-        secagg=Secagg(clip_norm=CLIP_NORM, bits=options.bits, phase_s=options.phase_s),
-        privacy=_privacy(options),
-    )
+    secagg = Secagg(clip_norm=CLIP_NORM, bits=options.bits, phase_s=options.phase_s)
+    return secure_settings(options, secagg, population="private", rounds=MOST_ROUNDS, privacy=_privacy(options))
 
 
 def _publish(local: LocalCoordinator, task: str, model: Path) -> CertifiedLedger:

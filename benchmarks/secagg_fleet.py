@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.fleet_training import Training, fleet_training
+from benchmarks.fleet_training import Training, fleet_training, secure_settings
 from benchmarks.options import SecaggFleetOptions
 from coordinator.rules.aggregation import aggregate
 from coordinator.rules.entities import AssignmentRecord, RoundRecord
@@ -124,17 +124,8 @@ def run(options: SecaggFleetOptions, say: Say) -> SecaggFleetOutcome:
 
 
 def _settings(options: SecaggFleetOptions, population: str, users: Population) -> TaskSettings:
-    return TaskSettings(
-        population=population,
-        goal=options.devices,
-        minimum=max(8, options.devices * 7 // 10),
-        rounds=options.rounds,
-        over_selection=1.0,
-        selection_timeout_s=3 * options.phase_s,
-        reporting_deadline_s=10 * options.phase_s,  # five phases follow the training
-        seed=options.seed,
-        secagg=Secagg(max_examples=int(users.sizes.max()), phase_s=options.phase_s),
-    )
+    secagg = Secagg(max_examples=int(users.sizes.max()), phase_s=options.phase_s)
+    return secure_settings(options, secagg, population=population, rounds=options.rounds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ def of_device(policy: Policy) -> tuple[Assumption, ...]:
     return (
         _set("releases are signed", bool(policy.signers), "signers", "public keys that release plans"),
         _set("the authority is pinned", policy.authority is not None, "authority", "the authority's public key"),
-        _set("no report leaves in clear", policy.require_secure_aggregation, "require_secure_aggregation", "true"),
+        _set("no report leaves in the clear", policy.require_secure_aggregation, "require_secure_aggregation", "true"),
         _set("cohorts hide a device", policy.min_cohort >= LEAST_COHORT, "min_cohort", f"{LEAST_COHORT} or more"),
         _set("releases are in a log", policy.require_release_log, "require_release_log", "true"),
         _set("requests are encrypted", policy.require_https, "require_https", "true"),

@@ -24,18 +24,8 @@ from queue import Queue
 
 from muster.header import header
 from tests.tree import ROOT
+from tools.make_file_map import PACKAGES
 
-PACKAGES = (
-    "authority",
-    "coordinator",
-    "device_runtime",
-    "export",
-    "fedcore",
-    "ingress",
-    "muster",
-    "secagg",
-    "simulator",
-)
 SKIPPED = ("migrations", "node_modules")
 SEED = 20261124
 OPPOSITE = {
@@ -104,7 +94,7 @@ def faults(tree: Path):
 
 def modules(tree: Path):
     """The path of every module of the product, by name."""
-    paths = sorted(path.relative_to(tree) for package in PACKAGES for path in (tree / package).rglob("*.py"))
+    paths = sorted(path.relative_to(tree) for package in sorted(PACKAGES) for path in (tree / package).rglob("*.py"))
     return {name_of(path): str(path) for path in paths if not set(SKIPPED) & set(path.parts)}
 
 

@@ -32,7 +32,7 @@ BROWSER = (
     f"all, by default {AT_PAGE}, and --rounds secure rounds, by default {ROUNDS_AT_PAGE}, with the first algorithm. "
     "page.png, in the folder of --out, shows the page."
 )
-IN_CLEAR = "What the coordinator saw: every report in clear, with its weight and its loss. It kept only their sums."
+IN_CLEAR = "What the coordinator saw: every report in the clear, with its weight and its loss. It kept only their sums."
 
 
 def demo(
