@@ -62,7 +62,7 @@ def _call(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Remo
             return answer.decode(response.content)
         except msgspec.MsgspecError as error:
             raise RemoteError(
-                f"{shown(response.url)} answered something else than this version expects: {error}"
+                f"{shown(response.url)} gave an answer that this version does not expect: {error}"
             ) from error
 
     functools.update_wrapper(call, method)
@@ -131,7 +131,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         except WireError:
             problem = None
         if response.status_code == httpx2.codes.NOT_FOUND and (problem is None or problem.slug == "unknown-resource"):
-            raise RemoteError(f"{shown(response.url)} is no address of an admin API (404); name the port for operators")
+            raise RemoteError(f"{shown(response.url)} has no admin API (404); use the operators' port, 8081 by default")
         if problem is None:
             raise RemoteError(f"{shown(response.url)} answered {response.status_code} {response.reason_phrase}")
         if problem.slug == "bad-token" and not self._has_token:

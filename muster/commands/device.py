@@ -37,14 +37,12 @@ def parser() -> Group:
     journal = top.command(log)
     _add_state(journal, "The device's state folder.")
     journal.add_argument(
-        "--last", type=at_least_one, default=20, metavar="N", help="Show so many entries, the newest.  [%(default)s]"
+        "--last", type=at_least_one, default=20, metavar="N", help="Number of entries, the newest.  [%(default)s]"
     )
     _add_state(top.command(conditions), "The device's state folder, whose disk counts.")
     build = top.command(build_executorch)
     build.add_argument("--arch", help="x86_64 or aarch64; this machine's if not given.")
-    build.add_argument(
-        "--out", type=Path, metavar="DIR", help="The folder to write, if not the one where a device looks."
-    )
+    build.add_argument("--out", type=Path, metavar="DIR", help="The folder to write.  [where devices look]")
     add_examples(top)
     return top
 

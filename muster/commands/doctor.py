@@ -16,10 +16,10 @@ _WORDS = {True: "yes", False: "no", None: "not seen from here"}
 
 def doctor(
     security: Annotated[
-        bool, typer.Option("--security", help="Say instead which assumptions of docs/threat-model.md hold.")
+        bool, typer.Option("--security", help="Check which assumptions of docs/threat-model.md hold.")
     ] = False,
     policy: Annotated[
-        Path | None, typer.Option(help="With --security: the policy.toml that devices have, judged too.")
+        Path | None, typer.Option(help="With --security: the devices' policy.toml, to check too.")
     ] = None,
     db: Database = None,
     blobs: Blobs = None,
@@ -28,12 +28,12 @@ def doctor(
 ) -> None:
     """Say what this installation can do and what it lacks.
 
-    The exit code is 0 when everything that `muster demo` needs is there, 1 otherwise. The rest is for more than that:
-    other runtimes, emulated ARM devices, a GPU.
+    The exit code is 0 when everything that `muster demo` needs is there, 1 otherwise. The rest is optional: other
+    runtimes, emulated ARM devices, a GPU.
 
-    With --security it looks at the deployment instead: the coordinator's settings, its keys, its store, and the policy
-    of its devices if you name it. A coordinator that runs is asked, with --coordinator and an operator's token; without
-    it, the settings are those that this shell would start one with. The exit code is 0 when no assumption fails.
+    With --security it checks the deployment instead: the coordinator's settings, keys and store, and the devices'
+    policy if you name it. With --coordinator and an operator's token it asks a running coordinator. Without, it takes
+    the settings with which this shell would start one. The exit code is 0 when no assumption fails.
     """
     if security:
         raise typer.Exit(0 if _secure(policy, db, blobs, coordinator, json=json) else 1)
@@ -64,11 +64,11 @@ def _secure(policy: Path | None, db: str | None, blobs: str | None, coordinator:
         lacking = {assumption.name: assumption.remedy for assumption in assumptions if assumption.holds is False}
         if lacking:
             say()
-            say("How to make the others hold:")
+            say("To make the others hold:")
             show_fields(lacking)
         if policy is None:
             say()
-            say("What devices insist on is in their policy: name it with --policy")
+            say("Devices' demands are in their policy: name it with --policy")
     return all(assumption.holds is not False for assumption in assumptions)
 
 
@@ -85,7 +85,7 @@ def _able(*, json: bool) -> bool:
         lacking = {finding.name: finding.get for finding in report.findings if not finding.found}
         if lacking:
             say()
-            say("How to get what was not found:")
+            say("To get what was not found:")
             show_fields(lacking)
         say()
         missing = [finding.name for finding in report.findings if finding.needed and not finding.found]

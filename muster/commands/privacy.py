@@ -1,4 +1,4 @@
-"""`muster privacy`: what models say about the devices that trained them, at most."""
+"""`muster privacy`: bounds on what models reveal of the devices that trained them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ privacy_app = typer.Typer(
 )
 
 
-_NOBODYS = 3
-"""The exit code for a certificate that holds if its signer does, whom nobody named."""
+_SIGNER_UNNAMED = 3
+"""The exit code for a certificate that holds if its signer can be trusted, which no --signer says."""
 
 
 @privacy_app.command()
@@ -48,18 +48,17 @@ def verify(
 ) -> None:
     """Check a privacy certificate, or the ε of a simulation, from files.
 
-    All that it says is computed again from FILE and FILE.privacy.json.
+    Every claim is computed again from FILE and FILE.privacy.json.
 
-    The signature is checked, both digests, every row of the ledger against what the certificate promises, and ε. What
-    does not hold is named, and the exit code is then 1. Anybody can sign a certificate: without --signer, the key that
-    the coordinator's operator published, the exit code is 3 where all else holds.
+    The check covers the signature, both digests, ε, and every row of the ledger against the certificate's promise. What
+    does not hold is named, and the exit code is then 1. Anybody can sign a certificate: name the key that the
+    coordinator's operator published with --signer. Without it, the exit code is 3 where all else holds.
 
-    Of a simulation, the ε that its result says is computed again from the noise, the sampling and δ that it says too.
-    Nobody signs that.
+    For a simulation, ε is computed again from the noise, the sampling and δ in its result. Simulations are not signed.
     """
     if checkpoint.is_dir():
         if signer is not None:
-            raise typer.BadParameter("nobody signs a simulation: leave it out", param_hint="--signer")
+            raise typer.BadParameter("simulations are not signed: leave it out", param_hint="--signer")
         return _verify_run(checkpoint, json)
     from fedcore.privacy.certificate import CertifiedLedger, certificate_file
     from fedcore.privacy.verification import verify as check
@@ -78,7 +77,7 @@ def verify(
             f"error: anybody can sign a certificate, and {verdict.signer} signed this one: name the key that the "
             "coordinator's operator published (--signer)"
         )
-        raise typer.Exit(_NOBODYS)
+        raise typer.Exit(_SIGNER_UNNAMED)
     return None
 
 
@@ -100,7 +99,7 @@ def _show_verdict(verdict: Verdict) -> None:
 
 
 def _verify_run(folder: Path, json: bool) -> None:
-    """Compute the ε of a simulation again, from its folder; exit code 1 where that is another one."""
+    """Compute a simulation's ε again from its folder; the exit code is 1 if its result says another."""
     with loading():
         from fedcore.privacy.verification import same_epsilon
         from simulator.runs.reading import read_run
@@ -191,7 +190,7 @@ def plan(
 ) -> None:
     """Find the noise that keeps a task within a budget.
 
-    And what it costs in accuracy, if a model is named.
+    With --model also its cost in accuracy.
 
     Devices come when they can, so nothing is saved by chance (no amplification by sampling). What helps is a larger
     cohort, fewer rounds, and rounds between two participations of a device. Noise is given in units of clip_norm, the
@@ -222,7 +221,7 @@ def plan(
 
 
 def _show_ways(planned: Deployment, plans: list[MechanismPlan], costs: dict[str, float]) -> None:
-    """The ways as a table, and the task of the best one as a command."""
+    """The plans as a table, and the task of the best one as a command."""
     show_table(
         ("mechanism", "bands", "noise_multiplier", "noise of a round", "noise of the model"),
         [
@@ -258,7 +257,7 @@ def _costs(
     named: tuple[str, Path | None],
     settings: dict[str, object],
 ) -> dict[str, float]:
-    """The accuracy of a short training without noise, and with that of every way."""
+    """The accuracy of a short training without noise, and with the noise of every plan."""
     with loading():
         from simulator.cost_of_privacy import accuracy_of
 
@@ -280,19 +279,17 @@ def audit(
     privacy: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=PRIVACY)] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to train.")] = 20,
     cohort: Annotated[int, typer.Option(min=1, help="Users per round.")] = 10,
-    canaries: Annotated[
-        int, typer.Option(min=2, help="Made up reports, each of which is in with a chance of ½.")
-    ] = 400,
+    canaries: Annotated[int, typer.Option(min=2, help="Made-up reports, each included with a chance of ½.")] = 400,
     without_noise: Annotated[
-        bool, typer.Option("--without-noise", help="Add no noise, whatever is claimed: the audit must find out.")
+        bool, typer.Option("--without-noise", help="Add no noise, whatever is claimed; the audit must notice.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of training, noise and canaries.")] = 0,
     json: Json = False,
 ) -> None:
-    """Measure from below how much noise there really is.
+    """Measure a lower bound on the noise in a training.
 
-    A simulation trains with canaries: made up reports of the greatest length, in directions of their own, added by the
-    toss of a coin. Who sees all noisy sums guesses which were in. `estimate` is the ε of Gaussian noise under which
+    A simulation trains with canaries: made-up reports of the greatest length, in directions of their own, each added
+    by the toss of a coin. An observer of all noisy sums guesses which were added. `estimate` is the ε of Gaussian noise under which
     they would stand out as much: near the claim where the noise is as claimed, and far above without. lower_bound is an
     ε that the guesses show whatever the noise is. When that, or the least that the estimate may be, is above the claim,
     with 95 % confidence each, the exit code is 1. By default the claim is ε = 2 at δ = 10⁻⁵. For example:
