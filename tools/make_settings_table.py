@@ -50,14 +50,14 @@ def chapter(group: Group, whose: str = "") -> str:
     if whose and group.settings in [other.settings for other in groups()]:
         return f"{head}Its settings are those of [a task's `{group.name}`](#{group.name}).\n"
     rows = [
-        [f"`{one.name}`", one.about, one.allowed, "required" if one.required else _default(one)]
-        for one in group.settings
+        [f"`{setting.name}`", setting.about, setting.allowed, "required" if setting.required else _default(setting)]
+        for setting in group.settings
     ]
     return head + table(["setting", "what", "may be", "default"], rows)
 
 
-def _default(one: Setting) -> str:
-    return f"{one.default}".lower() if one.kind == "flag" else one.shown_default or "–"
+def _default(setting: Setting) -> str:
+    return f"{setting.default}".lower() if setting.kind == "flag" else setting.shown_default or "–"
 
 
 if __name__ == "__main__":

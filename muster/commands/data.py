@@ -31,10 +31,10 @@ def list_datasets(json: Json = False) -> None:
     from simulator.datasets import DATASETS
 
     if json:
-        return emit([{"name": name, **_listed(one)} for name, one in DATASETS.items()])
+        return emit([{"name": name, **_listed(dataset)} for name, dataset in DATASETS.items()])
     rows = [
-        (name, one.clients or "its users", f"DIR/{name}" if one.on_disk else "–", one.about)
-        for name, one in DATASETS.items()
+        (name, dataset.clients or "its users", f"DIR/{name}" if dataset.on_disk else "–", dataset.about)
+        for name, dataset in DATASETS.items()
     ]
     return show_table(("data set", "clients", "on disk", "what"), rows)
 

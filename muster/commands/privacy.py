@@ -1,4 +1,4 @@
-"""`muster privacy`: what models say about the devices that trained them, at most."""
+"""`muster privacy`: bounds on what models reveal of the devices that trained them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedcore.validation import build
 from muster.options.key_values import parse_key_values
 from muster.options.settings import with_settings
 from muster.options.simulate import Data
-from muster.output import Json, Settings, emit, loading, progress, remark, say, show_fields, show_table
+from muster.output import Json, Settings, answer, emit, loading, progress, remark, say, show_fields, show_table
 from simulator.configuration import SimulationConfig
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ privacy_app = typer.Typer(
 )
 
 
-_NOBODYS = 3
-"""The exit code for a certificate that holds if its signer does, whom nobody named."""
+_SIGNER_UNNAMED = 3
+"""The exit code for a certificate that holds if its signer can be trusted, which no --signer says."""
 
 
 @privacy_app.command()
@@ -50,18 +50,17 @@ def verify(
 ) -> None:
     """Check a privacy certificate, or the ε of a simulation, from files.
 
-    All that it says is computed again from FILE and FILE.privacy.json.
+    Every claim is computed again from FILE and FILE.privacy.json.
 
-    The signature is checked, both digests, every row of the ledger against what the certificate promises, and ε. What
-    does not hold is named, and the exit code is then 1. Anybody can sign a certificate: without --signer, the key that
-    the coordinator's operator published, the exit code is 3 where all else holds.
+    The check covers the signature, both digests, ε, and every row of the ledger against the certificate's promise. What
+    does not hold is named, and the exit code is then 1. Anybody can sign a certificate: name the key that the
+    coordinator's operator published with --signer. Without it, the exit code is 3 where all else holds.
 
-    Of a simulation, the ε that its result says is computed again from the noise, the sampling and δ that it says too.
-    Nobody signs that.
+    For a simulation, ε is computed again from the noise, the sampling and δ in its result. Simulations are not signed.
     """
     if checkpoint.is_dir():
         if signer is not None:
-            raise typer.BadParameter("nobody signs a simulation: leave it out", param_hint="--signer")
+            raise typer.BadParameter("simulations are not signed: leave it out", param_hint="--signer")
         return _verify_run(checkpoint, json)
     from fedcore.privacy.certificate import CertifiedLedger, certificate_file
     from fedcore.privacy.verification import verify as check
@@ -71,8 +70,8 @@ def verify(
         emit(verdict)
     else:
         _show_verdict(verdict)
-    for one in verdict.wrong:
-        remark(f"error: {one}")
+    for problem in verdict.wrong:
+        remark(f"error: {problem}")
     if verdict.wrong:
         raise typer.Exit(1)
     if not verdict.demanded:
@@ -80,7 +79,7 @@ def verify(
             f"error: anybody can sign a certificate, and {verdict.signer} signed this one: name the key that the "
             "coordinator's operator published (--signer)"
         )
-        raise typer.Exit(_NOBODYS)
+        raise typer.Exit(_SIGNER_UNNAMED)
     return None
 
 
@@ -102,7 +101,7 @@ def _show_verdict(verdict: Verdict) -> None:
 
 
 def _verify_run(folder: Path, json: bool) -> None:
-    """Compute the ε of a simulation again, from its folder; exit code 1 where that is another one."""
+    """Compute a simulation's ε again from its folder; the exit code is 1 if its result says another."""
     with loading():
         from fedcore.privacy.verification import same_epsilon
         from simulator.runs.reading import read_run
@@ -110,21 +109,21 @@ def _verify_run(folder: Path, json: bool) -> None:
     run = read_run(folder)
     if run.result is None:
         raise typer.BadParameter(f"the run in {folder} has not ended; go on with muster simulate --resume {folder}")
-    told, privacy, rounds = run.result.epsilon, run.result.privacy, len(run.points)
-    if told is None or privacy is None:
+    stated, privacy, rounds = run.result.epsilon, run.result.privacy, len(run.points)
+    if stated is None or privacy is None:
         raise typer.BadParameter(f"the run in {folder} is not private: it was made without --privacy")
     epsilon, wrong = privacy.spent(rounds), []
     if rounds != run.result.rounds:
         wrong.append(f"rounds: {rounds} were run, the result says {run.result.rounds}")
-    if not same_epsilon(epsilon, told):
-        wrong.append(f"epsilon: the rounds spend {epsilon:.6g}, the result says {told:.6g}")
+    if not same_epsilon(epsilon, stated):
+        wrong.append(f"epsilon: the rounds spend {epsilon:.6g}, the result says {stated:.6g}")
     if json:
         emit({"privacy": privacy, "rounds": rounds, "epsilon": epsilon, "wrong": wrong})
     else:
         facts = msgspec.structs.asdict(privacy) | {"budget": privacy.epsilon, "rounds": rounds, "epsilon": epsilon}
         show_fields(facts | {"holds": not wrong})
-    for one in wrong:
-        remark(f"error: {one}")
+    for problem in wrong:
+        remark(f"error: {problem}")
     if wrong:
         raise typer.Exit(1)
 
@@ -155,8 +154,7 @@ def epsilon(
     except PrivacyError as error:
         raise typer.BadParameter(str(error)) from error
     spending = spent([noise] * rounds, delta)
-    facts = msgspec.structs.asdict(noise) | {"rounds": rounds, "delta": delta, "epsilon": spending}
-    return emit(facts) if json else show_fields(facts)
+    return answer(msgspec.structs.asdict(noise) | {"rounds": rounds, "delta": delta, "epsilon": spending}, json)
 
 
 @privacy_app.command()
@@ -179,7 +177,7 @@ def plan(
 ) -> None:
     """Find the noise that keeps a task within a budget.
 
-    And what it costs in accuracy, if a model is named.
+    With --model also its cost in accuracy.
 
     Devices come when they can, so nothing is saved by chance (no amplification by sampling). What helps is a larger
     cohort, fewer rounds, and rounds between two participations of a device. Noise is given in units of clip_norm, the
@@ -202,15 +200,15 @@ def plan(
             f"and the population has {population:,}",
             param_hint="--min-separation-rounds",
         )
-    found = ways(planned)
-    costs = _costs(planned, found, model, (dataset, data), parse_key_values(settings)) if model else {}
+    plans = ways(planned)
+    costs = _costs(planned, plans, model, (dataset, data), parse_key_values(settings)) if model else {}
     if json:
-        return emit({"planned": planned, "ways": found, "accuracy": costs})
-    return _show_ways(planned, found, costs)
+        return emit({"planned": planned, "ways": plans, "accuracy": costs})
+    return _show_ways(planned, plans, costs)
 
 
-def _show_ways(planned: Deployment, found: list[MechanismPlan], costs: dict[str, float]) -> None:
-    """The ways as a table, and the task of the best one as a command."""
+def _show_ways(planned: Deployment, plans: list[MechanismPlan], costs: dict[str, float]) -> None:
+    """The plans as a table, and the task of the best one as a command."""
     show_table(
         ("mechanism", "bands", "noise_multiplier", "noise of a round", "noise of the model"),
         [
@@ -221,10 +219,10 @@ def _show_ways(planned: Deployment, found: list[MechanismPlan], costs: dict[str,
                 f"{way.round_noise:.3g}",
                 f"{way.model_noise:.3g}",
             )
-            for way in found
+            for way in plans
         ],
     )
-    best = found[0]
+    best = plans[0]
     bands = f" --privacy bands={best.bands}" if best.bands > 1 else ""
     say()
     say(f"δ is {planned.delta:g}. The least noise in the model has {best.mechanism}:")
@@ -241,19 +239,19 @@ def _show_ways(planned: Deployment, found: list[MechanismPlan], costs: dict[str,
 
 def _costs(
     planned: Deployment,
-    found: list[MechanismPlan],
+    plans: list[MechanismPlan],
     model: str,
     named: tuple[str, Path | None],
     settings: dict[str, object],
 ) -> dict[str, float]:
-    """The accuracy of a short training without noise, and with that of every way."""
+    """The accuracy of a short training without noise, and with the noise of every plan."""
     with loading():
         from simulator.cost_of_privacy import accuracy_of
 
     costs: dict[str, float] = {}
     with progress() as bar:
-        task = bar.add_task("simulations", total=len(found) + 1)
-        for way in (None, *found):
+        task = bar.add_task("simulations", total=len(plans) + 1)
+        for way in (None, *plans):
             costs[way.mechanism if way else "no noise"] = accuracy_of(planned, way, model, *named, settings)
             bar.advance(task)
     return costs
@@ -268,21 +266,20 @@ _OPTIONS = ("model", "dataset", "data", "settings", "privacy", "rounds", "cohort
 def audit(
     *,
     settings: dict[str, Any],
-    canaries: Annotated[
-        int, typer.Option(min=2, help="Made up reports, each of which is in with a chance of ½.")
-    ] = 400,
+    canaries: Annotated[int, typer.Option(min=2, help="Made-up reports, each included with a chance of ½.")] = 400,
     without_noise: Annotated[
-        bool, typer.Option("--without-noise", help="Add no noise, whatever is claimed: the audit must find out.")
+        bool, typer.Option("--without-noise", help="Add no noise, whatever is claimed; the audit must notice.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Measure from below how much noise there really is.
+    """Measure a lower bound on the noise in a training.
 
-    A simulation trains with canaries: made up reports of the greatest length, in directions of their own, added by the
-    toss of a coin. Who sees all noisy sums guesses which were in. `estimate` is the ε of Gaussian noise under which
-    they would stand out as much: near the claim where the noise is as claimed, and far above without. lower_bound is an
-    ε that the guesses show whatever the noise is. When that, or the least that the estimate may be, is above the claim,
-    with 95 % confidence each, the exit code is 1. By default the claim is ε = 2 at δ = 10⁻⁵. For example:
+    A simulation trains with canaries: made-up reports of the greatest length, in directions of their own, each added
+    by the toss of a coin. An observer of all noisy sums guesses which were added. `estimate` is the ε of Gaussian noise
+    under which they would stand out as much: near the claim where the noise is as claimed, and far above without.
+    lower_bound is an ε that the guesses show whatever the noise is. The exit code is 1 if lower_bound, or the least
+    that the estimate may be, is above the claim, each with 95 % confidence. By default the claim is ε = 2 at δ = 10⁻⁵.
+    For example:
 
     \b
       muster privacy audit
@@ -297,13 +294,13 @@ def audit(
     _tell(run(config, canaries, noisy=not without_noise), json)
 
 
-def _tell(found: AuditResult, json: bool) -> None:
+def _tell(audit: AuditResult, json: bool) -> None:
     """Show what an audit found; exit code 1 where the claim does not hold."""
     if json:
-        emit(found)
+        emit(audit)
     else:
-        show_fields(dataclasses.asdict(found))
-    if not found.holds:
-        shown = max(found.lower_bound, found.estimate_at_least)
-        remark(f"error: ε is {shown:.3g} or more, and {found.claimed:.3g} is claimed")
+        show_fields(dataclasses.asdict(audit))
+    if not audit.holds:
+        shown = max(audit.lower_bound, audit.estimate_at_least)
+        remark(f"error: ε is {shown:.3g} or more, and {audit.claimed:.3g} is claimed")
         raise typer.Exit(1)
