@@ -162,19 +162,19 @@ def estimate(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: fl
     moved = float(inside.mean() - outside.mean()) / max(spread, 1e-300)
     error = math.sqrt((4 + moved**2 / 2) / len(scores))
     least = moved - NormalDist().inv_cdf(CONFIDENCE) * error
-    middle, low = (spent([Noise(noise_multiplier=1 / one)], delta) if one > 0 else 0.0 for one in (moved, least))
+    middle, low = (spent([Noise(noise_multiplier=1 / mean)], delta) if mean > 0 else 0.0 for mean in (moved, least))
     return middle, low
 
 
 def lower_bound(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float) -> tuple[float, int, int]:
     """The best bound of guessing the highest scores in and the lowest out; with the guesses, and how many are right."""
     order, doubt = np.argsort(-scores), (1 - CONFIDENCE) / len(GUESSED)
-    found = []
+    bounds = []
     for share in GUESSED:
         half = max(1, int(share * len(scores) / 2))
         right = int(included[order[:half]].sum() + (~included[order[-half:]]).sum())
-        found.append((_least_epsilon(len(scores), 2 * half, right, delta, doubt), 2 * half, right))
-    return max(found)
+        bounds.append((_least_epsilon(len(scores), 2 * half, right, delta, doubt), 2 * half, right))
+    return max(bounds)
 
 
 def _least_epsilon(canaries: int, guesses: int, right: int, delta: float, doubt: float) -> float:

@@ -1,6 +1,6 @@
-"""Compressed reports in the engine: what the coordinator decodes of a round, in the place of its exact mean.
+"""Compressed reports in the engine: what the coordinator decodes of a round, instead of its exact mean.
 
-Codecs are linear, so they are applied once, to the mean. Rounding is not: where reports are quantised in clear, or
+Codecs are linear, so they are applied once, to the mean. Rounding is not: where reports are quantised in the clear, or
 masked, every client trains alone, and its report is encoded, rounded with the random numbers of its device, and added
 up as the coordinator does it.
 """
@@ -27,7 +27,7 @@ from simulator.engines.clients import Client
 from simulator.engines.sums import RoundSums
 from simulator.engines.workers.processes import Blocks
 
-if TYPE_CHECKING:  # it loads what a simulation in clear does not need
+if TYPE_CHECKING:  # it loads what a simulation in the clear does not need
     from simulator.masked_sums import MaskedSums
 
 Train = Callable[[Blocks], RoundSums]
@@ -55,7 +55,7 @@ class ReportSum(Protocol):
 
 
 class QuantisedSum:
-    """The sum of reports that are quantised in clear. layout: as they travel."""
+    """The sum of reports that are quantised in the clear. layout: as they travel."""
 
     def __init__(self, layout: ReportLayout) -> None:
         self._layout, self._total_L = layout, np.zeros(layout.size)
@@ -74,7 +74,7 @@ class QuantisedSum:
 class CompressedReports:
     """A compression for a model of a schema, with the random numbers of a seed.
 
-    weighting: of devices. masked: how the reports of secure rounds are summed; None sums them in clear.
+    weighting: of devices. masked: how the reports of secure rounds are summed; None sums them in the clear.
     """
 
     compression: Compression

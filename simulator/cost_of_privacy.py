@@ -55,7 +55,7 @@ def accuracy_of(
     training = training_on(users, config, private)
     for number in range(1, planned.rounds + 1):
         training.run_round(number)
-    found = training.measure(planned.rounds)
-    if "accuracy" not in found:
+    per_user = training.measure(planned.rounds)
+    if "accuracy" not in per_user:
         raise EngineError(f"the model {model} has no metric accuracy, by which the cost could be told")
-    return overall(found["accuracy"], training.test)
+    return overall(per_user["accuracy"], training.test)

@@ -19,8 +19,8 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def with_default_settings(algorithm: Algorithm, model: str, given: Mapping[str, Any]) -> Algorithm:
-    """An algorithm with the settings that suit a model, but for those that were given."""
+def with_default_settings(algorithm: Algorithm, model: str, chosen: Mapping[str, Any]) -> Algorithm:
+    """An algorithm with the settings that suit a model, but for those that were chosen."""
     if not isinstance(algorithm, LocalTraining) or algorithm.client_optimizer != "sgd":
         return algorithm
-    return replace(algorithm, **{name: value for name, value in SUITED.get(model, {}).items() if name not in given})
+    return replace(algorithm, **{name: value for name, value in SUITED.get(model, {}).items() if name not in chosen})

@@ -147,8 +147,8 @@ class Engine:
         work = model, algorithm, self._population, self._clients
         if computing.processes == 1:
             return OneProcess(computing.trainer(*work), layouts, self._device)
-        each = map(computing.of_process, range(computing.processes))
-        makes = [functools.partial(one.hosted_trainer, *work) for one in each]
+        shares = map(computing.of_process, range(computing.processes))
+        makes = [functools.partial(share.hosted_trainer, *work) for share in shares]
         return Processes(makes, layouts, [trip.broadcast(self._state) for trip in trips_of(algorithm)])
 
 

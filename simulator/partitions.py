@@ -73,7 +73,7 @@ class Pachinko:
         """The rows of a mix of coarse classes for each client. Raises DatasetError without them."""
         labels, coarse = _classes_of(users, "y"), _classes_of(users, "coarse")
         pools = _pools(labels, int(labels.max()) + 1, generator)
-        groups = [[pools[label] for label in np.unique(labels[coarse == one])] for one in np.unique(coarse)]
+        groups = [[pools[label] for label in np.unique(labels[coarse == parent])] for parent in np.unique(coarse)]
         shards = []
         for size in _equal_sizes(labels.size, clients):
             wanted = generator.dirichlet(np.full(len(groups), self.alpha))
@@ -106,7 +106,7 @@ class Shards:
             raise DatasetError(f"{labels.size} examples cannot be cut into {clients * self.per_client} shards")
         shards = np.array_split(np.argsort(labels, kind="stable"), clients * self.per_client)
         dealt = generator.permutation(len(shards)).reshape(clients, self.per_client)
-        return [np.sort(np.concatenate([shards[one] for one in mine])) for mine in dealt]
+        return [np.sort(np.concatenate([shards[index] for index in indices])) for indices in dealt]
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,12 +50,14 @@ def completed_by_plan(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, **fixed, "plan": folder, "model": model, "settings": settings}
 
 
-def _settings(name: str, planned: Mapping[str, object], given: Mapping[str, object]) -> dict[str, Any]:
-    """The settings of a plan. Raises EngineError when some that are given too are others."""
-    settings, asked = (settings_of(create(name, one, [module_of(name)])) for one in (planned, {**planned, **given}))
+def _settings(name: str, planned: Mapping[str, object], options: Mapping[str, object]) -> dict[str, Any]:
+    """The settings of a plan. Raises EngineError when an option contradicts one."""
+    settings, wanted = (
+        settings_of(create(name, values, [module_of(name)])) for values in (planned, {**planned, **options})
+    )
     for key, value in settings.items():
-        if asked[key] != value:
-            raise EngineError(f"the setting {key} is {value} in the plan, not {asked[key]}; {_REMEDY}")
+        if wanted[key] != value:
+            raise EngineError(f"the setting {key} is {value} in the plan, not {wanted[key]}; {_REMEDY}")
     return settings
 
 

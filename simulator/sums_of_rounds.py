@@ -1,4 +1,4 @@
-"""Sums of rounds as a configuration asks for them: with noise or without, masked or in clear."""
+"""Sums of rounds as a configuration asks for them: with noise or without, masked or in the clear."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def sums_of(
     def masked(promise: Privacy | None) -> MaskedSums | None:
         if secagg is None:
             return None
-        made = MaskedSums(secagg, cohorts, rounds, layouts, promise)
-        made.warn_of_rounding(algorithm, layouts, model.schema.size)
-        return made
+        sums = MaskedSums(secagg, cohorts, rounds, layouts, promise)
+        sums.warn_of_rounding(algorithm, layouts, model.schema.size)
+        return sums
 
     if not asked.asked:
         return None, masked(None)

@@ -184,11 +184,11 @@ class EngineTraining:
 
 def check_shapes(vectors: Mapping[str, NDArray[np.floating]], expected: Vectors) -> None:
     """Raise EngineError unless the vectors are named, shaped and typed as expected."""
-    given, wanted = (
+    kinds, expected_kinds = (
         {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()} for arrays in (vectors, expected)
     )
-    if given != wanted:
-        raise EngineError(f"the vectors are {given}, and this training moves {wanted}")
+    if kinds != expected_kinds:
+        raise EngineError(f"the vectors are {kinds}, and this training moves {expected_kinds}")
 
 
 def engine_facts(model: Model, algorithm: Algorithm, cohort: int, train_users: int, choice: Choice) -> Facts:

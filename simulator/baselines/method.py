@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import ClassVar, Protocol
@@ -18,6 +17,11 @@ from simulator.training import Facts, PerUser, Tensors, Vectors, check_shapes, d
 
 Order = Callable[[int, int, int], NDArray[np.int64]]
 """order(client, epoch, examples): the order in which a client visits its examples in this round, (examples,)."""
+
+
+def order_of(seed: int, number: int) -> Order:
+    """The order of round `number`."""
+    return lambda client, epoch, examples: permutation(StreamKey(seed, number, client), 0, epoch, examples)
 
 
 class Method(Protocol):
@@ -60,7 +64,7 @@ class LinearTraining:
 
     def run_round(self, number: int) -> dict[str, float]:
         """One round."""
-        self._state = self._method.step(self._problem, self._state, functools.partial(self._order, number))
+        self._state = self._method.step(self._problem, self._state, order_of(self._seed, number))
         loss = self._problem.value(self._weights)
         if not np.isfinite(loss):
             raise Diverged(
@@ -99,9 +103,6 @@ class LinearTraining:
     @property
     def _weights(self) -> Array:
         return self._method.weights(self._problem, self._state)
-
-    def _order(self, number: int, client: int, epoch: int, examples: int) -> NDArray[np.int64]:
-        return permutation(StreamKey(self._seed, number, client), 0, epoch, examples)
 
 
 def _examples(users: Population, classes: int) -> tuple[Array, Array]:

@@ -98,8 +98,8 @@ def recipe() -> str:
 
 def device_requirements() -> list[str]:
     """The packages that a device needs beside Muster itself."""
-    asked = (one.partition("; extra == ") for one in metadata.requires("muster-fl") or ())
-    return [name for name, _, extra in asked if extra in {"", '"device"'}]
+    requirements = (line.partition("; extra == ") for line in metadata.requires("muster-fl") or ())
+    return [name for name, _, extra in requirements if extra in {"", '"device"'}]
 
 
 def is_current(folder: Path) -> bool:
@@ -133,8 +133,8 @@ def ready() -> Sysroot:
 
 def find_qemu(folder: Path) -> Path | None:
     """A qemu that will do: one on the PATH, or the one in the sysroot `folder`."""
-    known = (shutil.which(QEMU), shutil.which(f"{QEMU}-static"), folder / QEMU)
-    return next((Path(path) for path in known if path and qemu_version(Path(path)) >= OLDEST_QEMU), None)
+    places = (shutil.which(QEMU), shutil.which(f"{QEMU}-static"), folder / QEMU)
+    return next((Path(path) for path in places if path and qemu_version(Path(path)) >= OLDEST_QEMU), None)
 
 
 def qemu_version(program: Path) -> tuple[int, int]:

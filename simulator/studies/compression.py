@@ -1,7 +1,7 @@
 """Compression: what smaller reports cost in accuracy, on a convolutional network.
 
-Konečný et al. 2016 ask it of rotations, subsampling, quantisation and low-rank factors. Bytes are those of a report in
-clear, against float32.
+Konečný et al. 2016 ask it of rotations, subsampling, quantisation and low-rank factors. Bytes are those of an
+unmasked report, against float32.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def _find(trials: Trials) -> Findings:
     rounds, every = (2, 1) if trials.quick else (60, 4)
     compressions = DIGITS[:3:2] if trials.quick else DIGITS
     common = {"dataset": "digits", "clients": 60, "model": MODEL, "rounds": rounds, "evaluate_every": every}
-    cases = [common | {"cohort": COHORT, "settings": SETTINGS, "compress": one} for one in compressions]
-    found = dict(zip(compressions, trials.run(train, cases), strict=True))
+    cases = [common | {"cohort": COHORT, "settings": SETTINGS, "compress": compress} for compress in compressions]
+    trained = dict(zip(compressions, trials.run(train, cases), strict=True))
     whole = report_bytes(UNCOMPRESSED)
     rows: list[Row] = [
-        [one or "none", f"{report_bytes(one):,}", f"{whole / report_bytes(one):.1f}", finals(way)]
-        for one, way in found.items()
+        [compress or "none", f"{report_bytes(compress):,}", f"{whole / report_bytes(compress):.1f}", finals(way)]
+        for compress, way in trained.items()
     ]
     columns = ["compression", "bytes of a report", "times smaller", "accuracy"]
-    curves = {one or "none": curve(way, every) for one, way in found.items()}
+    curves = {compress or "none": curve(way, every) for compress, way in trained.items()}
     return Findings(
         setup=f"Data `digits` over 60 users, model `{MODEL}`; `fedavg` with {settings_in_words(SETTINGS)}; cohorts of "
         f"{COHORT}.",
