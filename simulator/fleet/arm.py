@@ -104,10 +104,7 @@ def device_requirements() -> list[str]:
 
 def is_current(folder: Path) -> bool:
     """Whether root and site of a sysroot are what they would be made of now."""
-    try:
-        return (folder / "recipe").read_text() == recipe()
-    except OSError:
-        return False
+    return _holds(folder / "recipe", recipe())
 
 
 def identity() -> str:
@@ -115,9 +112,9 @@ def identity() -> str:
     return f"Metadata-Version: 2.1\nName: muster-fl\nVersion: {metadata.version('muster-fl')}\n"
 
 
-def _is_named(folder: Path) -> bool:
+def _holds(path: Path, text: str) -> bool:
     try:
-        return (folder / IDENTITY).read_text() == identity()
+        return path.read_text() == text
     except OSError:
         return False
 
@@ -126,7 +123,7 @@ def ready() -> Sysroot:
     """The sysroot of this release. Raises SysrootError, naming the command to run, when it is missing or older."""
     folder = default_folder()
     program = find_qemu(folder)
-    if not is_current(folder) or not _is_named(folder) or program is None:
+    if not is_current(folder) or not _holds(folder / IDENTITY, identity()) or program is None:
         raise SysrootError(f"there is no sysroot of this release in {folder}: run `{COMMAND}` in a checkout")
     return Sysroot(folder, program)
 
