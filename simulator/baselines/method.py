@@ -63,7 +63,6 @@ class LinearTraining:
         self.facts = Facts(method.name, settings, len(train), len(train), size)
 
     def run_round(self, number: int) -> dict[str, float]:
-        """One round."""
         self._state = self._method.step(self._problem, self._state, order_of(self._seed, number))
         loss = self._problem.value(self._weights)
         if not np.isfinite(loss):
@@ -73,7 +72,6 @@ class LinearTraining:
         return {"train.loss": loss, "examples": len(self._problem.features)}
 
     def measure(self, number: int) -> PerUser:
-        """The means of the users who measure, after round `number`."""
         features, targets = _examples(self.test, self._classes)
         outputs = features @ self._weights
         values = {
@@ -84,11 +82,9 @@ class LinearTraining:
         return {name: np.add.reduceat(each, starts) / sizes for name, each in values.items()}
 
     def vectors(self) -> Vectors:
-        """A copy of the method's state."""
         return {"state": self._state.copy()}
 
     def restore(self, vectors: Mapping[str, NDArray[np.floating]]) -> None:
-        """Go on from what `vectors` gave."""
         check_shapes(vectors, self.vectors())
         self._state = vectors["state"].astype(np.float64)
 
@@ -97,7 +93,6 @@ class LinearTraining:
         return {}
 
     def digest(self) -> str:
-        """SHA-256 of the trained weights."""
         return digest_of([self._weights])
 
     @property

@@ -146,7 +146,6 @@ def _check_users(runs: Sequence[SweepRun]) -> None:
 
 
 def _run(run: SweepRun, path: Path) -> _End:
-    """Start a run, or go on with it."""
     try:
         if path.exists():
             resume_run(path, run.config)

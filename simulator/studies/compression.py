@@ -10,10 +10,9 @@ from export.model import Model
 from export.models import load as load_model
 from fedcore.codecs.compression import Compression
 from fedcore.quantisation import upload_bytes
-from fedcore.report import WEIGHT, ReportLayout, Segment, metrics_segment
 from simulator.studies.papers import KONECNY_COMMUNICATION
 from simulator.studies.study import Findings, Plot, Row, Study, Table
-from simulator.studies.trainings import curve, finals, settings_in_words, train
+from simulator.studies.trainings import averaged_layout, curve, finals, settings_in_words, train
 from simulator.studies.trials import Trials
 
 SETTINGS = {"client_lr": 0.1, "batch_size": 10, "epochs": 2}
@@ -34,12 +33,7 @@ DIGITS = (
 def report_bytes(compress: str) -> int:
     """Bytes of a report of `fedavg`."""
     spec = Model(load_model(MODEL))
-    segments = (
-        Segment("delta", spec.schema.size, "mean"),
-        Segment(WEIGHT, 1, "sum"),
-        Segment(metrics_segment("train"), len(spec.metrics), "sum", spec.metrics),
-    )
-    return upload_bytes(Compression.parse(compress).coded(ReportLayout(segments, "examples"), spec.schema))
+    return upload_bytes(Compression.parse(compress).coded(averaged_layout(spec, "examples"), spec.schema))
 
 
 def _find(trials: Trials) -> Findings:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
 
 from export.model import ModelSpec
+from export.models.char_lstm import CharLstm
 from export.models.tasks import next_token
 from simulator import datasets
 from simulator.configuration import SimulationConfig
@@ -86,22 +86,9 @@ def short_lines(data: Path | None) -> Population:
     return Population.of(talkers.clients, shards, roles.classes)
 
 
-class _SmallLstm(nn.Module):
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, 8)
-        self.lstm = nn.LSTM(8, HIDDEN, batch_first=True)
-        self.dense = nn.Linear(HIDDEN, vocabulary)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden, _ = self.lstm(self.embedding(tokens))
-        logits: Tensor = self.dense(hidden)
-        return logits
-
-
 def small_lstm() -> ModelSpec:
     """The next character by one LSTM layer of 64: a `char_lstm` that trains in minutes. D = 25,514."""
-    return next_token("small_lstm", lambda: _SmallLstm(90), (LENGTH,), 90)
+    return next_token("small_lstm", lambda: CharLstm(90, HIDDEN, layers=1), (LENGTH,), 90)
 
 
 TASKS = {

@@ -14,10 +14,9 @@ from coordinator.rules.task_settings import Secagg, TaskSettings
 from export.model import Model
 from export.models import load as load_model
 from fedcore.codecs.compression import Compression
-from fedcore.report import WEIGHT, ReportLayout, Segment, metrics_segment
 from simulator.studies.papers import KONECNY_COMMUNICATION
 from simulator.studies.study import Findings, Plot, Row, Study, Table
-from simulator.studies.trainings import curve, finals, settings_in_words, train
+from simulator.studies.trainings import averaged_layout, curve, finals, settings_in_words, train
 from simulator.studies.trials import Trials
 
 COHORT, CLIP = 16, 0.75
@@ -61,12 +60,7 @@ def masking(bits: int) -> Secagg | None:
 def sizes(model: str, compress: str, bits: int) -> ReportBytes:
     """The bytes of a report of `fedavg`."""
     spec = Model(load_model(model))
-    segments = (
-        Segment("delta", spec.schema.size, "mean"),
-        Segment(WEIGHT, 1, "sum"),
-        Segment(metrics_segment("train"), len(spec.metrics), "sum", spec.metrics),
-    )
-    layout = Compression.parse(compress).coded(ReportLayout(segments, "uniform"), spec.schema)
+    layout = Compression.parse(compress).coded(averaged_layout(spec, "uniform"), spec.schema)
     settings = TaskSettings(population="study", goal=COHORT, over_selection=1.0, rounds=1, secagg=masking(bits))
     return report_bytes(layout, settings)
 

@@ -12,6 +12,7 @@ from export.model import Model
 from export.models import load as load_model
 from fedcore.algorithms import create, module_of
 from fedcore.codecs.compression import Compression
+from fedcore.report import WEIGHT, ReportLayout, Segment, Weighting, metrics_segment
 from simulator import datasets
 from simulator.cohorts import Cohorts
 from simulator.configuration import SimulationConfig
@@ -30,6 +31,16 @@ TOGETHER = 64
 """Clients that are vectorised together: the networks of studies are small, so many at once cost less time."""
 LAST = 3
 """The final accuracy is the mean of the last three measurements: one alone depends on the last cohort."""
+
+
+def averaged_layout(model: Model, weighting: Weighting) -> ReportLayout:
+    """The layout of a report of `fedavg`."""
+    segments = (
+        Segment("delta", model.schema.size, "mean"),
+        Segment(WEIGHT, 1, "sum"),
+        Segment(metrics_segment("train"), len(model.metrics), "sum", model.metrics),
+    )
+    return ReportLayout(segments, weighting)
 
 
 def train(*, seed: int, clients: int | None = None, **config: Any) -> Series:
