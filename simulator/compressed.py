@@ -1,8 +1,8 @@
-"""Compressed reports in the engine: what the coordinator decodes of a round, instead of its exact mean.
+"""Compressed reports in the engine: the mean that the coordinator decodes, instead of the exact one.
 
-Codecs are linear, so they are applied once, to the mean. Rounding is not: where reports are quantised in the clear, or
-masked, every client trains alone, and its report is encoded, rounded with the random numbers of its device, and added
-up as the coordinator does it.
+Codecs are linear, so they are applied once, to the mean. Rounding is not. So if reports are quantised or masked, every
+client trains by itself. Its report is encoded, rounded with the random numbers of its device, and added up as the
+coordinator does it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from simulator.engines.clients import Client
 from simulator.engines.sums import RoundSums
 from simulator.engines.workers.processes import Blocks
 
-if TYPE_CHECKING:  # it loads what a simulation in the clear does not need
+if TYPE_CHECKING:  # it loads modules that a simulation in the clear does not need
     from simulator.masked_sums import MaskedSums
 
 Train = Callable[[Blocks], RoundSums]
@@ -36,7 +36,7 @@ Train = Callable[[Blocks], RoundSums]
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What the server has of a round: the mean report, its weight, sums of metrics by pass, and how many clients."""
+    """The server's result of a round: the mean report, its weight, sums of metrics by pass, the number of clients."""
 
     mean: dict[str, Tensor]
     weight: float
@@ -51,7 +51,7 @@ class ReportSum(Protocol):
         """Add the unweighted values (V,) of a device. key: of its random streams."""
 
     def total(self) -> NDArray[np.float64]:
-        """The summed report (L,) of all that were added, one at least."""
+        """The summed report (L,). At least one must have been added."""
 
 
 class QuantisedSum:
@@ -84,7 +84,7 @@ class CompressedReports:
     masked: MaskedSums | None = None
 
     def collect(self, number: int, train: Train, blocks: Blocks) -> Collected:
-        """Train the cohort of round `number`, and collect its reports; none of no contributor. Raises as `train`."""
+        """Train the cohort of round `number` and collect its reports; empty without contributors. Raises as `train`."""
         if self.compression.bits or self.masked is not None:
             return self._one_by_one(number, train, [client for block in blocks for client in block])
         sums = train(blocks)
