@@ -17,7 +17,8 @@ from benchmarks.engine_workloads import WORKLOADS, Workload, bare_seconds, clock
 from benchmarks.options import EngineOptions
 from muster.output import Say
 from simulator.engine import Engine
-from simulator.engines.choice import Wanted, choose
+from simulator.engines import Wanted
+from simulator.engines.choice import choose
 from simulator.engines.computing import Computing, compute_device
 from simulator.engines.memory import keep_freed_memory
 from simulator.errors import EngineError

@@ -25,7 +25,8 @@ from export.model import Model
 from fedcore.params import Float32
 from muster.output import Say
 from simulator.engine import Engine, evaluate
-from simulator.engines.choice import Wanted, choose
+from simulator.engines import Wanted
+from simulator.engines.choice import choose
 from simulator.engines.computing import Computing
 from simulator.engines.memory import keep_freed_memory
 from simulator.population import Population

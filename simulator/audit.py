@@ -29,7 +29,7 @@ from simulator.cohorts import Cohorts
 from simulator.configuration import SimulationConfig
 from simulator.engines.threads import one_thread
 from simulator.errors import EngineError
-from simulator.private_training import PrivateSums, SimulatedPrivacy
+from simulator.private_training import PrivateSums, SimulatedPrivacy, promise_of
 from simulator.studies.trainings import training_on
 
 CONFIDENCE = 0.95
@@ -124,7 +124,7 @@ def audit(config: SimulationConfig, canaries: int, *, noisy: bool = True) -> Aud
     if not config.privacy.asked or config.privacy.poisson or config.secagg is not None:
         raise EngineError("an audit needs a private simulation without Poisson sampling and masks")
     users = datasets.load(config.dataset, config.data).split(config.held_out, config.seed)
-    promise = config.privacy.promise(len(users[0]), Cohorts(config.cohort), config.rounds)
+    promise = promise_of(config.privacy, len(users[0]), Cohorts(config.cohort), config.rounds)
 
     def make(size: int) -> Canaries:
         return Canaries(canaries, size, config.rounds, promise.min_separation_rounds, config.seed)

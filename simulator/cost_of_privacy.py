@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedcore.privacy.planning import Deployment, MechanismPlan
 from simulator import datasets
-from simulator.configuration import SimulationConfig
+from simulator.configuration import HELD_OUT, SimulationConfig
 from simulator.course import overall
 from simulator.engines.threads import one_thread
 from simulator.errors import EngineError
@@ -44,7 +44,7 @@ def accuracy_of(
     settings: override those of CLIPPED. Cohorts are as large as planned, or as the number of users allows. The noise on
     a round's mean is that of the plan in any case; only the variance between cohorts is larger.
     """
-    users = datasets.load(dataset, data).split(datasets.HELD_OUT, seed=0)
+    users = datasets.load(dataset, data).split(HELD_OUT, seed=0)
     cohort = min(planned.cohort, len(users[0]))
     config = SimulationConfig(
         model=model, dataset=dataset, data=data, settings=CLIPPED | dict(settings), rounds=planned.rounds, cohort=cohort

@@ -18,6 +18,8 @@ from fedcore.checkpoint import decode
 from fedcore.codecs.compression import Compression
 from fedcore.errors import SchemaError, UntrustedAlgorithm
 from fedcore.plan import prefixed
+from fedcore.validation import build_one
+from simulator.configuration import SimulationConfig
 from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing
 from simulator.errors import EngineError
@@ -33,7 +35,7 @@ def completed_by_plan(values: Mapping[str, Any]) -> dict[str, Any]:
     its author's code. Raises UnknownModel or UntrustedAlgorithm if it is not, PlanError for a folder that is no bundle,
     and EngineError for an option that contradicts the plan.
     """
-    folder = Path(values["plan"])
+    folder = build_one(SimulationConfig, "plan", values["plan"])
     bundle = Bundle(folder)
     said = bundle.manifest
     named = values.get("algorithm")

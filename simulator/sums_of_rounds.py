@@ -13,7 +13,7 @@ from simulator.configuration import SimulationConfig
 from simulator.engines.sums import layouts_of
 from simulator.errors import EngineError
 from simulator.masked_sums import MaskedSums, square_of
-from simulator.private_training import PrivateSums, check_private_training
+from simulator.private_training import PrivateSums, check_private_training, promise_of
 
 
 def sums_of(
@@ -40,6 +40,6 @@ def sums_of(
         raise EngineError("with the mechanism distributed devices add noise to masked reports: set secagg too")
     check_private_training(asked, cohorts)
     square = min(square_of(secagg, layout) for layout in layouts) if secagg else 0
-    promise = asked.promise(users, cohorts, rounds, square)
+    promise = promise_of(asked, users, cohorts, rounds, square)
     check_private(promise, algorithm)
     return PrivateSums(promise, config.seed), masked(promise)

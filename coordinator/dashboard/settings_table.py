@@ -15,7 +15,7 @@ from fedcore.validation import Setting, build, settings_of, text_of
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The settings of a part of a task, such as `secagg.bits`. optional: whether the task may do without the part."""
+    """The settings of a part, such as `secagg.bits`. optional: whether a task may do without the part."""
 
     name: str
     about: str
@@ -24,9 +24,9 @@ class Group:
 
 
 @cache
-def groups() -> tuple[Group, ...]:
-    """All settings of a task by part, the task's own first."""
-    everything = settings_of(TaskSettings)
+def groups(kind: type = TaskSettings) -> tuple[Group, ...]:
+    """All settings of a task, or of another class, by part; its own first."""
+    everything = settings_of(kind)
     parts = [
         Group(one.name, one.about, one.optional, tuple(_within(one.name, inner) for inner in settings_of(one.part)))
         for one in everything

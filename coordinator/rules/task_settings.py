@@ -12,7 +12,7 @@ from coordinator.errors import InvalidTask, demand
 from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.rounds import RoundPolicy
 from fedcore.errors import PrivacyError
-from fedcore.privacy.settings import LEAST_NOISE, MOST_NOISE, MOST_TREE_ROUNDS, Mechanism, Privacy
+from fedcore.privacy.settings import BANDS, DELTA, LEAST_NOISE, MOST_NOISE, MOST_TREE_ROUNDS, Mechanism, Privacy
 from fedcore.release import SumBounds
 from fedcore.schedule import LONGEST_REPORTING_S, ServerSchedule, first_of_pair
 from fedcore.validation import check, checked, setting
@@ -129,14 +129,12 @@ class PrivacyBudget:
     """
 
     epsilon: Annotated[float, setting("Most that all models together may say of a device.", gt=0)]
-    delta: Annotated[float, setting("Chance that epsilon leaves open, below 1 / users.", gt=0, lt=1)]
+    delta: Annotated[float, setting(DELTA, gt=0, lt=1)]
     users: Annotated[int, setting("Size of the population.", ge=1, le=2**63 - 1)]
     mechanism: Annotated[
         Mechanism, setting("How sums are noised; distributed goes with secagg, and the others without.")
     ] = "gaussian"
-    bands: Annotated[
-        int, setting("Diagonals of the matrix of banded, from 2 to min_separation_rounds.", ge=1, le=2**63 - 1)
-    ] = 1
+    bands: Annotated[int, setting(BANDS, ge=1, le=2**63 - 1)] = 1
     noise_multiplier: (
         Annotated[
             float,

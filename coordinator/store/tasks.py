@@ -137,8 +137,8 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
         return task
 
     def _start(self, task: Task, bundle: Bundle, first: bytes, by: str) -> None:
-        private = {bundle.manifest.state, bundle.manifest.certificate}
-        refs = {self.blobs.put(data): ref not in private for ref, data in bundle.blobs()}
+        public = {bundle.manifest.plan, *bundle.plan.blob_refs}  # also where a private blob has the same bytes
+        refs = {self.blobs.put(data): ref in public for ref, data in bundle.blobs()}
         refs[self.blobs.put(first)] = True
         with self.database.writing() as records:
             self.add_blobs(records, refs)

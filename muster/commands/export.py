@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from muster.commands.task import FIRST_TASK
-from muster.options.compress import COMPRESS
 from muster.options.key_values import parse_key_values
 from muster.output import Json, Settings, emit, progress, remark, say, say_next, show_fields, show_table
+from simulator.configuration import COMPRESS
 
 if TYPE_CHECKING:
     from fedcore.algorithms.algorithm import Algorithm

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from muster.options.simulate import Data
 from muster.output import Json, emit, progress, show_fields, show_table
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def run(
     devices: Devices = None,
     concurrency: Annotated[int, typer.Option(min=1, help="How many are awake at a time.")] = 20,
     dataset: Annotated[str, typer.Option(help="Whose users' examples the devices hold.")] = "digits",
-    data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
+    data: Data = None,
     profile: Profile = None,
     backends: Backends = None,
     archs: Archs = None,

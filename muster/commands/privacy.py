@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -13,8 +13,10 @@ from fedcore.errors import PrivacyError
 from fedcore.privacy.settings import Noise
 from fedcore.validation import build
 from muster.options.key_values import parse_key_values
-from muster.options.simulate import PRIVACY
+from muster.options.settings import with_settings
+from muster.options.simulate import Data
 from muster.output import Json, Settings, emit, loading, progress, remark, say, show_fields, show_table
+from simulator.configuration import SimulationConfig
 
 if TYPE_CHECKING:
     from fedcore.privacy.planning import Deployment, MechanismPlan
@@ -128,20 +130,12 @@ def _verify_run(folder: Path, json: bool) -> None:
 
 
 @privacy_app.command()
+@with_settings(Noise)
 def epsilon(
-    noise_multiplier: Annotated[
-        float, typer.Option(help="Standard deviation of the new noise on a sum, over the bound on a report.")
-    ],
+    *,
+    settings: dict[str, Any],
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, each of which is noised.")],
     delta: Annotated[float, typer.Option(help="δ, above 0 and below 1.")],
-    mechanism: Annotated[str, typer.Option(help="gaussian, tree, banded or distributed.")] = "gaussian",
-    bands: Annotated[int, typer.Option(help="Of banded: from 2 to --min-separation-rounds.")] = 1,
-    min_separation_rounds: Annotated[
-        int, typer.Option(help="Rounds from one participation of a device to its next, at least.")
-    ] = 1,
-    sampling_probability: Annotated[
-        float, typer.Option(help="Of gaussian: with which each device is in a round (Poisson sampling).")
-    ] = 1.0,
     json: Json = False,
 ) -> None:
     """Compute the ε that rounds spend.
@@ -156,19 +150,13 @@ def epsilon(
     """
     from fedcore.privacy.accounting import spent
 
-    facts = {
-        "noise_multiplier": noise_multiplier,
-        "mechanism": mechanism,
-        "min_separation_rounds": min_separation_rounds,
-        "bands": bands,
-        "sampling_probability": sampling_probability,
-    }
     try:
-        noise = build(Noise, facts)
+        noise = build(Noise, settings, text=True)
     except PrivacyError as error:
         raise typer.BadParameter(str(error)) from error
-    found = facts | {"rounds": rounds, "delta": delta, "epsilon": spent([noise] * rounds, delta)}
-    return emit(found) if json else show_fields(found)
+    spending = spent([noise] * rounds, delta)
+    facts = msgspec.structs.asdict(noise) | {"rounds": rounds, "delta": delta, "epsilon": spending}
+    return emit(facts) if json else show_fields(facts)
 
 
 @privacy_app.command()
@@ -185,7 +173,7 @@ def plan(
     ] = 1,
     model: Annotated[str | None, typer.Option(help="A model to train with this noise: what it costs.")] = None,
     dataset: Annotated[str, typer.Option(help="The data set to train it on.")] = "digits",
-    data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
+    data: Data = None,
     settings: Settings = None,
     json: Json = False,
 ) -> None:
@@ -271,22 +259,21 @@ def _costs(
     return costs
 
 
+_AUDITED = {"model": "logreg", "rounds": 20, "privacy": {"epsilon": 2.0, "delta": 1e-5}}
+_OPTIONS = ("model", "dataset", "data", "settings", "privacy", "rounds", "cohort", "seed")
+
+
 @privacy_app.command()
+@with_settings(SimulationConfig, only=_OPTIONS, defaults=_AUDITED)
 def audit(
-    model: Annotated[str, typer.Option(help="A built-in model or package.module:function.")] = "logreg",
-    dataset: Annotated[str, typer.Option(help="A data set (`muster data list`).")] = "digits",
-    data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
-    settings: Settings = None,
-    privacy: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=PRIVACY)] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to train.")] = 20,
-    cohort: Annotated[int, typer.Option(min=1, help="Users per round.")] = 10,
+    *,
+    settings: dict[str, Any],
     canaries: Annotated[
         int, typer.Option(min=2, help="Made up reports, each of which is in with a chance of ½.")
     ] = 400,
     without_noise: Annotated[
         bool, typer.Option("--without-noise", help="Add no noise, whatever is claimed: the audit must find out.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of training, noise and canaries.")] = 0,
     json: Json = False,
 ) -> None:
     """Measure from below how much noise there really is.
@@ -304,19 +291,9 @@ def audit(
     """
     with loading():
         from simulator.audit import audit as run
-        from simulator.configuration import SimulationConfig
-        from simulator.private_training import PrivateTraining
 
-    config = SimulationConfig(
-        model=model,
-        dataset=dataset,
-        data=data,
-        settings={"weighting": "uniform", "clip_norm": 0.5} | parse_key_values(settings),
-        privacy=build(PrivateTraining, parse_key_values(privacy or ["epsilon=2,delta=1e-5"], "--privacy"), text=True),
-        rounds=rounds,
-        cohort=cohort,
-        seed=seed,
-    )
+    own = {"weighting": "uniform", "clip_norm": 0.5} | settings.get("settings", {})
+    config = build(SimulationConfig, _AUDITED | settings | {"settings": own}, text=True)
     _tell(run(config, canaries, noisy=not without_noise), json)
 
 

@@ -28,6 +28,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedcore.algorithms.settings import count, positive
+from simulator.baselines import LinearBaseline
 from simulator.baselines.linear import Array, LinearProblem, sigmoid
 from simulator.baselines.method import Order
 
@@ -42,7 +43,7 @@ class CocoaPlus:
     epochs: sweeps of a client over its examples in a round.
     """
 
-    name: ClassVar[str] = "cocoa"
+    name: ClassVar[LinearBaseline] = "cocoa"
 
     l2: float = positive(1e-3)
     epochs: int = count(1)

@@ -19,6 +19,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedcore.algorithms.settings import nonnegative, positive
+from simulator.baselines import LinearBaseline
 from simulator.baselines.linear import Array, LinearProblem
 from simulator.baselines.method import Order
 
@@ -34,7 +35,7 @@ class Dane:
     mu: weight of the quadratic term.
     """
 
-    name: ClassVar[str] = "dane"
+    name: ClassVar[LinearBaseline] = "dane"
 
     l2: float = positive(1e-3)
     eta: float = positive(1.0)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.batching import StreamKey, permutation
+from simulator.baselines import LinearBaseline
 from simulator.baselines.linear import Array, LinearProblem
 from simulator.errors import DatasetError, Diverged
 from simulator.population import Population
@@ -27,7 +28,7 @@ def order_of(seed: int, number: int) -> Order:
 class Method(Protocol):
     """A distributed optimizer: pure functions, its settings as fields. All clients take part in every round."""
 
-    name: ClassVar[str]
+    name: ClassVar[LinearBaseline]
 
     @property
     def l2(self) -> float:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.algorithms.settings import flag, nonnegative, positive
+from simulator.baselines import LinearBaseline
 from simulator.baselines.linear import Array, LinearProblem
 from simulator.baselines.method import Order
 
@@ -39,7 +40,7 @@ class SparseFsvrg:
     scaled: whether coordinates are scaled by S_k and A.
     """
 
-    name: ClassVar[str] = "sparse_fsvrg"
+    name: ClassVar[LinearBaseline] = "sparse_fsvrg"
 
     l2: float = nonnegative(1e-3)
     lr: float = positive(1.0)

@@ -17,7 +17,7 @@ from export.model import ModelSpec
 from export.models.char_lstm import CharLstm
 from export.models.tasks import next_token
 from simulator import datasets
-from simulator.configuration import SimulationConfig
+from simulator.configuration import HELD_OUT, SimulationConfig
 from simulator.population import Population
 from simulator.studies.papers import MIME
 from simulator.studies.study import Findings, PerSeed, Plot, Row, Study, Table, mean
@@ -107,7 +107,7 @@ def compare(*, task: str, way: str, data: Path | None, rounds: int, seed: int) -
     A round is both trips of an algorithm that has two, with one cohort.
     """
     what, how = TASKS[task], WAYS[way]
-    users = what.load(data).split(datasets.HELD_OUT, seed)
+    users = what.load(data).split(HELD_OUT, seed)
     every, trips = rounds // 10 * how.trips, rounds * how.trips
     series: Series = {}
     for rate in (value * what.lr if how.of_task else value for value in how.values):

@@ -18,9 +18,9 @@ from fedcore.privacy.planning import Deployment, ways
 from fedcore.privacy.settings import Noise
 from secagg.parameters import least_honest
 from simulator import datasets
-from simulator.configuration import SimulationConfig
+from simulator.configuration import HELD_OUT, PrivateTraining, SimulationConfig
 from simulator.cost_of_privacy import stand_in
-from simulator.private_training import PrivateSums, PrivateTraining, row_of
+from simulator.private_training import PrivateSums, row_of
 from simulator.studies.papers import KAIROUZ
 from simulator.studies.study import Findings, PerSeed, Plot, Row, Study, Table
 from simulator.studies.trainings import finals, measured, settings_in_words, training_on
@@ -44,7 +44,7 @@ DATA: dict[str, dict[str, Any]] = {
 def trained(*, seed: int, dataset: str, data: Path | None, mechanism: str, epsilon: float, rounds: int) -> Series:
     """The series of a training of `logreg`; without noise where ε is 0."""
     facts = DATA[dataset]
-    users = datasets.load(dataset, data, facts["clients"]).split(datasets.HELD_OUT, seed)
+    users = datasets.load(dataset, data, facts["clients"]).split(HELD_OUT, seed)
     planned = Deployment(POPULATION, PLANNED, ROUNDS, epsilon, DELTA, SEPARATION)
     options: dict[str, Any] = {}
     private = None

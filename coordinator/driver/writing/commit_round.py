@@ -38,6 +38,8 @@ from fedcore.plan import BlobRef, in_turn
 from fedcore.signing import SigningKey
 
 _LOG = logging.getLogger(__name__)
+_FAILED = Abandon("update-failed")
+"""The end of a round whose update raised what no algorithm should."""
 
 
 class Outcome(NamedTuple):
@@ -74,8 +76,9 @@ def commit_round(
     which takes over its open assignments, if the task is active and has more rounds to come.
 
     A state that is no longer finite also pauses the task: another attempt from the same checkpoint would likely end
-    there too, and an operator may go back to an earlier model. So do losses that explode, and a server state that
-    cannot be read. When anything else raises (the disk is full, say), the round is as it was and can be closed later.
+    there too, and an operator may go back to an earlier model. So do losses that explode, a server state that cannot be
+    read, and an update that fails. When the store fails (the disk is full, say), the round is as it was and can be
+    closed later.
     """
     store = membership.store
     try:
@@ -86,11 +89,16 @@ def commit_round(
                 clip = clip_of(in_turn(trips_of(algorithm), running.number), before)
                 total_L = _noisy(store, lineage, running, collected, clip, total_L)
             model = _next_model(store, running, algorithm, before, collected.noisy, total_L)
-    except (ReportError, NonFiniteState, UnreadableBlob) as error:
+    except (Unavailable, OSError, MemoryError):
+        raise
+    except Exception as error:
         abandoned = _abandon(membership, running, error, now, collected.noisy)
         reason, named = abandoned.value.reason, running.task.record.named
         # Not before: what is said of a noisy sum has its row.
-        _LOG.warning("round %d of task %s has no next model, %s: %s", running.number, named, reason, error)
+        defect = error if reason == _FAILED.reason else None
+        _LOG.warning(
+            "round %d of task %s has no next model, %s: %s", running.number, named, reason, error, exc_info=defect
+        )
         return abandoned
     with steps.labels("commit").time(), membership.writing() as records:
         task = records.task(running.task.id)
@@ -197,35 +205,42 @@ def _add_blobs(store: CoordinatorStore, records: Records, model: _Model) -> None
 def _abandon(
     membership: Membership,
     running: OpenRound,
-    error: ReportError | NonFiniteState | UnreadableBlob,
+    error: Exception,
     now: float,
     private: PrivateSum | None,
 ) -> Outcome:
     """End the round without a next model. An unusable sum is a failed attempt; the other causes pause the task.
 
-    That a noisy sum led to a state that is not finite says something of it, so it is spent, and a private task ends.
+    That a noisy sum led to no state, or none that is finite, says something of it, so it is spent, and a private task
+    ends.
     """
     number, event = running.number, _cause(error)
     with membership.writing() as records:
         outcome, task = _end(records, running, event, now), records.task(running.task.id)
-        if private is not None and isinstance(error, NonFiniteState):
+        words = f"round {number}: {repr(error) if event == _FAILED else error}"
+        if private is not None and not isinstance(error, ReportError | UnreadableBlob):
             write_row(records, task, private)
             if task.state in (TaskState.ACTIVE, TaskState.PAUSED):
-                records.move_task(task, TaskState.CANCELLED, event.reason, f"round {number}: {error}")
+                records.move_task(task, TaskState.CANCELLED, event.reason, words)
             return outcome
         if isinstance(error, ReportError):
             return outcome._replace(pause_s=note_failure(records, running, event.reason))
         if task.state is TaskState.ACTIVE and isinstance(error, UnreadableBlob):
             pause_unreadable(records, task, str(error))
         elif task.state is TaskState.ACTIVE:
-            records.move_task(task, TaskState.PAUSED, event.reason, f"round {number}: {error}")
+            records.move_task(task, TaskState.PAUSED, event.reason, words)
     return outcome
 
 
-def _cause(error: ReportError | NonFiniteState | UnreadableBlob) -> Abandon:
-    if isinstance(error, ReportError):
-        return Abandon("invalid-aggregate")
-    return Abandon("blob-unreadable") if isinstance(error, UnreadableBlob) else Abandon("non-finite-state")
+def _cause(error: Exception) -> Abandon:
+    match error:
+        case ReportError():
+            return Abandon("invalid-aggregate")
+        case UnreadableBlob():
+            return Abandon("blob-unreadable")
+        case NonFiniteState():
+            return Abandon("non-finite-state")
+    return _FAILED
 
 
 def _end(records: Records, running: OpenRound, event: Aggregated | Abandon, now: float) -> Outcome:

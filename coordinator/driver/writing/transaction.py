@@ -357,6 +357,8 @@ class Transaction:
         if not round_.buffered:
             round_ = replace(round_, devices=round_.devices.union(one.device for one in new))
         self._step(round_, Configured(len(new)))
+        if round_.task.id not in self.rounds.running:
+            return  # its deadline was too short for the clock to tell, and has passed
         round_ = self.rounds.running[round_.task.id]
         given = common_part(self._records, round_, self._selector.secure.lineage, self._now)
         if round_.task.settings.secagg is not None and round_.secure is None:
