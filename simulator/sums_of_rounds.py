@@ -1,4 +1,4 @@
-"""Sums of rounds as a configuration asks for them: with noise or without, masked or in clear."""
+"""The sums of rounds that a configuration asks for: with or without noise, masked or in the clear."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from simulator.private_training import PrivateSums, check_private_training, prom
 def sums_of(
     config: SimulationConfig, model: Model, algorithm: Algorithm, cohorts: Cohorts, users: int
 ) -> tuple[PrivateSums | None, MaskedSums | None]:
-    """The noise on the sums of a training, and how its masked reports are summed; None without.
+    """The noise on the sums of a training, and the sums of its masked reports; None for what it lacks.
 
-    users: who train. Raises PrivacyError or EngineError, saying what does not go together.
+    users: the number that train. Raises PrivacyError or EngineError for options that do not go together.
     """
     asked, secagg, rounds = config.privacy, config.secagg, config.rounds
     reports = CompressedReports(Compression.parse(config.compress), model.schema, config.seed, algorithm.weighting)

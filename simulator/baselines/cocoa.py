@@ -54,7 +54,6 @@ class CocoaPlus:
         return zeros_NC if problem.loss == "ridge" else zeros_NC + problem.targets / 2
 
     def weights(self, problem: LinearProblem, state: Array) -> Array:
-        """The w that the duals stand for, (D, C)."""
         return problem.features.T @ state / (problem.l2 * len(state))
 
     def step(self, problem: LinearProblem, state: Array, order: Order) -> Array:

@@ -42,15 +42,12 @@ class Dane:
     mu: float = nonnegative(1.0)
 
     def init(self, problem: LinearProblem) -> Array:
-        """Weights of 0."""
         return np.zeros((problem.features.shape[1], problem.targets.shape[1]))
 
     def weights(self, problem: LinearProblem, state: Array) -> Array:
-        """The state itself."""
         return state
 
     def step(self, problem: LinearProblem, state: Array, order: Order) -> Array:
-        """The weights after a round of all clients."""
         common_DC = problem.gradient(state)
         after_DC = np.zeros_like(state)
         for rows in problem.rows:

@@ -47,15 +47,12 @@ class SparseFsvrg:
     scaled: bool = flag(True)
 
     def init(self, problem: LinearProblem) -> Array:
-        """Weights of 0."""
         return np.zeros((problem.features.shape[1], problem.targets.shape[1]))
 
     def weights(self, problem: LinearProblem, state: Array) -> Array:
-        """The state itself."""
         return state
 
     def step(self, problem: LinearProblem, state: Array, order: Order) -> Array:
-        """The weights after a round of all clients."""
         common_DC, moved_DC = problem.gradient(state), np.zeros_like(state)
         present_ND = problem.features != 0
         share_D = present_ND.mean(0)

@@ -87,10 +87,10 @@ def _find(trials: Trials) -> Findings:
     for name in names:
         cells = [("gaussian", 0.0), *((mechanism, epsilon) for mechanism in MECHANISMS for epsilon in epsilons)]
         common = {"dataset": name, "data": trials.data, "rounds": rounds}
-        found = trials.run(trained, [common | {"mechanism": one, "epsilon": epsilon} for one, epsilon in cells])
-        ends = dict(zip(cells, (finals(one) for one in found), strict=True))
+        series = trials.run(trained, [common | {"mechanism": name, "epsilon": epsilon} for name, epsilon in cells])
+        ends = dict(zip(cells, map(finals, series), strict=True))
         tables.append(_table(name, rounds, epsilons, ends))
-        curves = {one: [(epsilon, ends[one, epsilon]) for epsilon in epsilons] for one in MECHANISMS}
+        curves = {name: [(epsilon, ends[name, epsilon]) for epsilon in epsilons] for name in MECHANISMS}
         curves["no noise"] = [(epsilon, ends["gaussian", 0.0]) for epsilon in epsilons]
         plots.append(Plot(title=f"Data {name}", x="ε", y="accuracy, unseen users", curves=curves, log_x=True))
     rates = f"`client_lr` {DATA['wisdm']['client_lr']} and {DATA['digits']['client_lr']}"
@@ -105,7 +105,7 @@ def _find(trials: Trials) -> Findings:
 
 
 def _table(name: str, rounds: int, epsilons: Sequence[float], ends: dict[tuple[str, float], PerSeed]) -> Table:
-    rows: list[Row] = [[f"{epsilon:g}", *(ends[one, epsilon] for one in MECHANISMS)] for epsilon in epsilons]
+    rows: list[Row] = [[f"{epsilon:g}", *(ends[name, epsilon] for name in MECHANISMS)] for epsilon in epsilons]
     rows.append(["no noise", ends["gaussian", 0.0], "", ""])
     columns = ["ε", *MECHANISMS]
     return Table(title=f"`{name}`: accuracy after {rounds} rounds", columns=columns, rows=rows)
