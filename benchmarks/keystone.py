@@ -87,7 +87,7 @@ def run(options: KeystoneOptions, say: Say) -> Keystone:
     users, unseen = datasets.users(options.dataset, options.data, options.devices)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-keystone-")))
-        local = stack.enter_context(local_coordinator(folder, secure=options.secure, algorithms=modules))
+        local = stack.enter_context(local_coordinator(folder, secure=options.secagg, algorithms=modules))
         servers = stack.enter_context(fork_servers({HERE: ["onnxruntime"]}))
         key = SigningKey.new(folder / "release.pem")
         runs = _Runs(options, folder, local, servers, users, unseen, key)
@@ -100,7 +100,7 @@ def run(options: KeystoneOptions, say: Say) -> Keystone:
     return Keystone(
         dataset=options.dataset,
         devices=options.devices,
-        secure=options.secure,
+        secure=options.secagg,
         tolerance=TOLERANCE,
         worst=max(each.agreement for each in agreements),
         sound=all(each.agrees for each in agreements),
@@ -176,7 +176,7 @@ class _Runs:
             over_selection=1.0,
             seed=self.options.seed,
             reporting_deadline_s=TRAINING_S + PHASES_AFTER_TRAINING * PHASE_S,
-            secagg=secagg if self.options.secure else None,
+            secagg=secagg if self.options.secagg else None,
         )
 
     def _error(self, secagg: Secagg | None, layout: ReportLayout) -> float:

@@ -46,8 +46,8 @@ class KeystoneOptions:
     seed: Annotated[int, Option(help="Seed of weights, and of the order of examples.")] = 0
     dataset: Annotated[str, Option(help="Data set whose users' examples the devices hold.")] = "digits"
     data: Annotated[Path | None, Option(help="The folder that holds data sets on disk.")] = None
-    secure: Annotated[bool, Option("--secure", help="Sum reports under secure aggregation.")] = False
-    clip_norm: Annotated[float, Option(help="With --secure: the bound on a report's L2 norm.")] = 10.0
+    secagg: Annotated[bool, Option("--secagg", help="Sum reports under secure aggregation.")] = False
+    clip_norm: Annotated[float, Option(help="With --secagg: the bound on a report's L2 norm.")] = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,7 +134,9 @@ class SimulationConfig:
         default_factory=ServerSchedule
     )
     same_cohort: Annotated[bool, setting("Of two trips: train in the second the users of the first.")] = False
-    secagg: Annotated[Secagg | None, setting("Mask reports as a task does; without, they are summed in clear.")] = None
+    secagg: Annotated[Secagg | None, setting("Mask reports as a task does; without, they are summed in the clear.")] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:  # values may be NumPy's, as a notebook computes them
