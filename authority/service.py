@@ -20,13 +20,7 @@ from starlette.routing import Route
 from authority.beacons import Beacons
 from authority.errors import BeaconRefused, NotAttested
 from authority.issuer import Issuer
-from fedcore.errors import (
-    ForgedSignature,
-    MalformedSignature,
-    StaleSignature,
-    WireError,
-    WrongBody,
-)
+from fedcore.errors import ForgedSignature, MalformedSignature, StaleSignature, WireError, WrongBody
 from fedcore.wire import messages
 from fedcore.wire.messages import DrawnBeacon, IssuedCredential, RequestBeacon, RequestCredential
 from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, problem
@@ -104,7 +98,6 @@ def _endpoint(answer: Callable[[Request], Awaitable[Struct]]) -> Callable[[Reque
     """An endpoint that sends the message of `answer`, or the problem document of its error."""
 
     async def endpoint(request: Request) -> Response:
-        """The response to one request."""
         try:
             message = await answer(request)
         except tuple(_SLUGS) as error:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from benchmarks.load import LoadConfig, LoadFleet
+from benchmarks.load import POPULATION, LoadConfig, LoadFleet
 from benchmarks.null_task import null_coordinator
 from benchmarks.open_loop import send_evenly
 from benchmarks.options import CheckinOptions
@@ -33,7 +33,6 @@ from fedcore.wire.signatures import PublicKey
 from muster.local.server import LocalCoordinator, ServerError
 from muster.output import Say
 
-POPULATION = "light"
 CALLERS = 16
 CONNECTION_LIMIT = 8192  # far more than the load opens: check-ins are shed, and no connection is closed
 LOADS = (50, 100, 200, 50)
@@ -133,10 +132,10 @@ async def _in_turns(
         await _closed_loop(fleet, pid, options.seconds / 4)
     rates: tuple[list[_Rate], list[_Rate]] = [], []
     for block in range(options.blocks):
-        for (fleet, pid), found in zip((ours, peer), rates, strict=True):
+        for (fleet, pid), measured in zip((ours, peer), rates, strict=True):
             say(f"block {block + 1}")
-            found.append(await _closed_loop(fleet, pid, options.seconds))
-    best = [max(found, key=lambda rate: rate.cpu) for found in rates]
+            measured.append(await _closed_loop(fleet, pid, options.seconds))
+    best = [max(measured, key=lambda rate: rate.cpu) for measured in rates]
     return best[0], best[1]
 
 
@@ -181,7 +180,7 @@ def _quantile(values: Sequence[float], percent: int) -> float:
 
 
 def _light(url: str, devices: int) -> LoadConfig:
-    return LoadConfig(coordinator=url, population=POPULATION, devices=devices)
+    return LoadConfig(coordinator=url, devices=devices)
 
 
 @contextmanager

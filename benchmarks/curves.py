@@ -108,7 +108,10 @@ def run(options: CurvesOptions, say: Say) -> Curves:
         tried: dict[str, list[Tried]] = {name: [] for name in GRIDS}
         for (name, point), (trial,) in zip(grids, _accuracies(tuning, options, grids), strict=True):
             tried[name].append(Tried(point, mean(trial[-LAST:])))
-        best = [(name, max(found, key=lambda one: one.accuracy or 0.0).settings) for name, found in tried.items()]
+        best = [
+            (name, max(points_tried, key=lambda point: point.accuracy or 0.0).settings)
+            for name, points_tried in tried.items()
+        ]
         trained = _accuracies(training, options, best)
     curves = [
         Curve(
@@ -152,11 +155,11 @@ def _trials(folder: Path, seeds: Sequence[int], say: Say) -> Trials:
 
 
 def _accuracies(
-    trials: Trials, options: CurvesOptions, asked: Sequence[tuple[str, Mapping[str, float]]]
+    trials: Trials, options: CurvesOptions, runs: Sequence[tuple[str, Mapping[str, float]]]
 ) -> list[list[list[float | None]]]:
     """The accuracies on held-out users in the course of trainings, by algorithm and settings, then by seed."""
     cases = []
-    for name, settings in asked:
+    for name, settings in runs:
         fields = {field.name for field in dataclasses.fields(ALGORITHMS[name])}  # type: ignore[arg-type]
         work = {key: value for key, value in LOCAL_WORK[options.dataset].items() if key in fields}
         cases.append(
@@ -172,6 +175,6 @@ def _accuracies(
             }
         )
     return [
-        [[None if one is None else round(one, 4) for one in series["accuracy"]] for series in by_seed]
+        [[None if accuracy is None else round(accuracy, 4) for accuracy in series["accuracy"]] for series in by_seed]
         for by_seed in trials.run(train, cases)
     ]

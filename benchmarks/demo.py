@@ -47,7 +47,7 @@ def run(options: DemoOptions, say: Say) -> DemoTimes:
         printed = _printed([*command, "--out", str(Path(folder) / "kept")], say)
         wall_s, cpu_s = time.monotonic() - started, _cpu_s() - before
     demo = _DEMO.decode(printed)
-    accuracy = {name: one["test_accuracy"] for name, one in demo["algorithms"].items()}
+    accuracy = {name: result["test_accuracy"] for name, result in demo["algorithms"].items()}
     return DemoTimes(wall_s=wall_s, cpu_s=cpu_s, accuracy=accuracy, phases=_phases(demo), demo=demo)
 
 
@@ -66,16 +66,16 @@ def _printed(command: Sequence[str], say: Say) -> str:
 
 def _phases(demo: dict[str, Any]) -> dict[str, dict[str, float]]:
     runs = demo["algorithms"]
-    sessions = sum(one["sessions"] for one in runs.values())
+    sessions = sum(result["sessions"] for result in runs.values())
     device = {
-        phase: sum(one["phases"][phase] * one["sessions"] for one in runs.values()) / sessions
+        phase: sum(result["phases"][phase] * result["sessions"] for result in runs.values()) / sessions
         for phase in next(iter(runs.values()))["phases"]
     }
     return {
         "session": device,
         "round": demo["round_steps"],
-        "export": {name: one["export_seconds"] for name, one in runs.items()},
-        "replay": {name: one["replay_seconds"] for name, one in runs.items()},
+        "export": {name: result["export_seconds"] for name, result in runs.items()},
+        "replay": {name: result["replay_seconds"] for name, result in runs.items()},
     }
 
 

@@ -130,7 +130,7 @@ def train_rss_mb(path: str, form: str) -> float:
 
 def run_python(path: str, arguments: Sequence[str]) -> str:
     """The standard output of a fresh interpreter with only the standard library and the packages on `path`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    environment = {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment = {**environment, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-S", "-P", *arguments]
     return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout

@@ -16,6 +16,7 @@ import torch
 from torch.nn.utils import parameters_to_vector
 
 from benchmarks.options import DeviceStepOptions
+from benchmarks.usage import cpu_s_of
 from device_runtime.backends import BACKENDS, FORMATS
 from device_runtime.footprint import random_field
 from device_runtime.runner import MOST_STEPS
@@ -86,7 +87,7 @@ def _measure(name: str, forms: Sequence[str], blocks: int, say: Say) -> list[Ste
     model, random = Model(load(name)), np.random.default_rng(0)
     batch = {item.name: random_field(item, BATCH, random) for item in model.spec.fields}
     runs: dict[str, Callable[[], object]] = {EAGER: _eager(model, batch)}
-    taken = {EAGER: 1}
+    per_call = {EAGER: 1}
     costs: dict[str, float] = {}
     sizes: dict[str, int] = {}
     for form in forms:
@@ -95,9 +96,9 @@ def _measure(name: str, forms: Sequence[str], blocks: int, say: Say) -> list[Ste
         plan, graphs = build_plan(model, create("fedavg", {"client_lr": LEARNING_RATE, "batch_size": BATCH}), (form,))
         costs[form] = time.process_time() - started
         sizes[form] = sum(map(len, graphs.values()))
-        runs[form], taken[form] = _exported(model, plan, form, graphs, batch)
+        runs[form], per_call[form] = _exported(model, plan, form, graphs, batch)
     say(f"{name}: measure")
-    best = {form: seconds / taken[form] for form, seconds in _least(runs, blocks).items()}
+    best = {form: seconds / per_call[form] for form, seconds in _least(runs, blocks).items()}
     return [
         StepTime(
             model=name,
@@ -117,15 +118,10 @@ def _least(runs: dict[str, Callable[[], object]], blocks: int) -> dict[str, floa
     best = dict.fromkeys(runs, math.inf)
     for _ in range(blocks):
         for name, call in runs.items():
-            call()  # the caches are another's
+            call()  # the caches hold another runtime's data
             until = time.process_time() + BLOCK_S
-            while True:
-                started = time.process_time()
-                call()
-                ended = time.process_time()
-                best[name] = min(best[name], ended - started)
-                if ended > until:
-                    break
+            while time.process_time() <= until:
+                best[name] = min(best[name], cpu_s_of(call))
     return best
 
 
@@ -150,15 +146,16 @@ def _eager(model: Model, batch: dict[str, np.ndarray]) -> Callable[[], object]:
 def _exported(
     model: Model, plan: Plan, form: str, graphs: Graphs, batch: dict[str, np.ndarray]
 ) -> tuple[Callable[[], object], int]:
-    """A call of the graph of steps, and how many it takes."""
+    """A call of the graph of steps, and the number of steps in a call."""
     name = loop_graph(plan.graphs[form], "train")
     step = BACKENDS[FORMATS[form]]().load(graphs[plan.graphs[form][name]], name)
-    fed = {f"example.{name}": value for name, value in batch.items()}
-    fed |= {MASK: np.ones(BATCH, np.float32), NOISE: np.arange(BATCH, dtype=np.int32)}
+    inputs = {f"example.{name}": value for name, value in batch.items()}
+    inputs |= {MASK: np.ones(BATCH, np.float32), NOISE: np.arange(BATCH, dtype=np.int32)}
     sums, count = np.empty(len(plan.passes[0].metrics), np.float32), 1
     if name == steps_graph("train"):
         count = MOST_STEPS
-        fed, sums = {name: np.stack([value] * count) for name, value in fed.items()}, np.stack([sums] * count)
-    inputs = fed | dict.fromkeys(("carry.params", "broadcast.params"), model.initial)
+        inputs = {name: np.stack([value] * count) for name, value in inputs.items()}
+        sums = np.stack([sums] * count)
+    inputs |= dict.fromkeys(("carry.params", "broadcast.params"), model.initial)
     outputs = {"next.params": np.empty_like(model.initial), METRICS: sums}
     return lambda: step.run(inputs, outputs), count

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from benchmarks.js_runtimes import JsRuntime, Node, page
 from benchmarks.options import DevicesJsOptions
 from benchmarks.page_cost import PageCost, page_cost
+from benchmarks.usage import cpu_s_of
 from device_runtime.backends.backend import Arrays, Executable
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.footprint import random_field
@@ -100,8 +100,8 @@ class DevicesJs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def run(options: DevicesJsOptions, say: Say) -> DevicesJs:
     """Measure every model, the secure part, and a page. Raises FleetError where Node is missing, BrowserMissing."""
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
         if options.runtime == "node":
             with Node() as runtime:
                 return _measured(options, folder, runtime, say)
@@ -153,7 +153,7 @@ class _Work:
         plan, blobs = build_plan(model, algorithm, ("onnx",))
         graphs = {graph: blobs[ref] for graph, ref in plan.graphs["onnx"].items()}
         executables: dict[str, Executable] = {}
-        load_s = _cpu_s(lambda: executables.update({name: OnnxRuntime().load(graphs[name], name) for name in graphs}))
+        load_s = cpu_s_of(lambda: executables.update({name: OnnxRuntime().load(graphs[name], name) for name in graphs}))
         runs: list[float] = []
         timed = {name: _Timed(executable, runs) for name, executable in executables.items()}
         state = {key: np.asarray(vector) for key, vector in algorithm.init(model.initial).items()}
@@ -163,8 +163,8 @@ class _Work:
             execute(plan, dict(timed), broadcast, examples, StreamKey(0, 1, 0), frozen=model.frozen_vectors)
 
         train(_examples(plan, 1))
-        some = _examples(plan, LEAST_STEPS)
-        steps = MOST_STEPS if _cpu_s(lambda: train(some)) < QUICK_S else LEAST_STEPS
+        few = _examples(plan, LEAST_STEPS)
+        steps = MOST_STEPS if cpu_s_of(lambda: train(few)) < QUICK_S else LEAST_STEPS
         examples = _examples(plan, steps)
         _write(folder / name, plan, graphs, broadcast, model.frozen_vectors, examples)
         return cls(folder / name, steps, load_s, lambda: train(examples), runs)
@@ -177,7 +177,7 @@ class _Timed:
         self._graph, self._runs = graph, runs
 
     def run(self, inputs: Arrays, outputs: Arrays) -> None:
-        self._runs.append(_cpu_s(lambda: self._graph.run(inputs, outputs)))
+        self._runs.append(cpu_s_of(lambda: self._graph.run(inputs, outputs)))
 
 
 def _examples(plan: Plan, steps: int) -> dict[str, NDArray[np.generic]]:
@@ -194,11 +194,11 @@ def _step(work: _Work, runtime: JsRuntime, blocks: int, say: Say) -> StepCost:
     measured, spent_s = 0, 0.0 if work.steps == MOST_STEPS else WARM_S
     while measured < 1 + blocks or spent_s < WARM_S:
         work.runs.clear()
-        python_s, python_run_s = min(python_s, _cpu_s(work.train)), min(python_run_s, sum(work.runs))
-        done = runtime.ask(train=None)
-        js_s, js_run_s = min(js_s, done.cpu_s), min(js_run_s, done.answer["inside_cpu_s"])
-        outside_s = min(outside_s, done.answer["outside_s"])
-        measured, spent_s = measured + 1, spent_s + done.cpu_s
+        python_s, python_run_s = min(python_s, cpu_s_of(work.train)), min(python_run_s, sum(work.runs))
+        block = runtime.ask(train=None)
+        js_s, js_run_s = min(js_s, block.cpu_s), min(js_run_s, block.answer["inside_cpu_s"])
+        outside_s = min(outside_s, block.answer["outside_s"])
+        measured, spent_s = measured + 1, spent_s + block.cpu_s
     return StepCost(
         model=work.folder.name,
         python_ms=1e3 * python_s / work.steps,
@@ -244,11 +244,11 @@ def _secure(options: DevicesJsOptions, runtime: JsRuntime) -> list[SumCost]:
     }
     works["mask"] = lambda: add_masks(words, masks), {"mask": len(masks)}
     costs = []
-    for part, (work, asked) in works.items():
+    for part, (work, request) in works.items():
         python_s = js_s = math.inf
         for _ in range(options.blocks):
-            python_s = min(python_s, _cpu_s(work))
-            js_s = min(js_s, runtime.ask(**asked).cpu_s)
+            python_s = min(python_s, cpu_s_of(work))
+            js_s = min(js_s, runtime.ask(**request).cpu_s)
         costs.append(SumCost(part=part, python_s=python_s, js_s=js_s, ratio=js_s / python_s))
     return costs
 
@@ -257,9 +257,3 @@ def _segment(size: int, noise: int) -> PackedSegment:
     """Values in [-1, 1] of which 0 is one of the steps, as the noise of devices needs it."""
     half = 2 ** (IN_BITS - 1)
     return PackedSegment(size, FIELD_BITS, IN_BITS, -half / (half - 1), 1.0, 1.0, noise=noise)
-
-
-def _cpu_s(work: Callable[[], object]) -> float:
-    started = time.process_time()
-    work()
-    return time.process_time() - started

@@ -17,7 +17,8 @@ from benchmarks.engine_workloads import WORKLOADS, Workload, bare_seconds, clock
 from benchmarks.options import EngineOptions
 from muster.output import Say
 from simulator.engine import Engine
-from simulator.engines.choice import Wanted, choose
+from simulator.engines import Wanted
+from simulator.engines.choice import choose
 from simulator.engines.computing import Computing, compute_device
 from simulator.engines.memory import keep_freed_memory
 from simulator.errors import EngineError
@@ -53,10 +54,10 @@ def run(options: EngineOptions, say: Say) -> EngineTimes | Comparison:
     torch.set_num_threads(1)
     device = compute_device(options.device)
     on_cpu = device.type == "cpu"
-    found = {}
+    times = {}
     for name, workload in (WORKLOADS if on_cpu else WORKLOADS | grown()).items():
         say(name)
-        found[name] = _measure(workload, options.engine, device, options.rounds)
+        times[name] = _measure(workload, options.engine, device, options.rounds)
     say("processes")
     return EngineTimes(
         engine=options.engine,
@@ -64,7 +65,7 @@ def run(options: EngineOptions, say: Say) -> EngineTimes | Comparison:
         gpu=None if on_cpu else torch.cuda.get_device_name(device),
         clock="CPU seconds" if on_cpu else "wall seconds",
         scaling=scaling(options.engine, options.rounds) if on_cpu else None,
-        workloads=found,
+        workloads=times,
     )
 
 

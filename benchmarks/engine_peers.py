@@ -9,9 +9,9 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ import torch
 
 from benchmarks.engine_workloads import BATCH, CLASSES, CLIENT_LR, WORKLOADS, Workload, bare_seconds, fedavg
 from benchmarks.peer import Peer, PeerError, python_with, started
+from benchmarks.usage import cpu_s_of
 from export.model import Model
 from fedcore.params import Float32
 from muster.output import Say
 from simulator.engine import Engine, evaluate
-from simulator.engines.choice import Wanted, choose
+from simulator.engines import Wanted
+from simulator.engines.choice import choose
 from simulator.engines.computing import Computing
 from simulator.engines.memory import keep_freed_memory
 from simulator.population import Population
@@ -37,20 +39,20 @@ PEERS: Mapping[str, tuple[str, str | None]] = {
     "Flower": ("run_flower.py", "flower.txt"),
     "plain torch loop": ("run_plain.py", None),
 }
-"""Of every peer its runner, and the requirements of its environment; without those it runs on this Python."""
+"""Each peer's runner, and its environment's requirements; without requirements it runs on this Python."""
 BARE = "bare torch steps"
 OURS: Wanted = "torch"
 """The engine that `--engine auto` takes for the workloads: Muster's figures are its."""
 ENGINES: Sequence[Wanted] = ("graphs", OURS)
 PROBE = 1000
-"""The loss is that of the first so many examples, as benchmarks/peers/turns.py has it."""
+"""The number of examples, the first ones, whose loss is compared, as in benchmarks/peers/turns.py."""
 TOLERANCE = 0.1
 """How far a peer's fall of the loss may be from the engine's, relative: batches are drawn in another order."""
 TARGETS = {"to_bare": {"W1": 0.75, "W2": 0.6, "W3": 0.6}, "best_peer_to_muster": {"W1": 1.3, "W2": 2.0, "W3": 4.0}}
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
-    """One who trained on a workload. muster_is_faster: CPU seconds to those of Muster's engine OURS."""
+    """An engine or peer on a workload. muster_is_faster: its CPU seconds to those of Muster's engine OURS."""
 
     workload: str
     by: str
@@ -62,7 +64,7 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds of a round of everyone, the median over the rounds, and Muster against the others."""
+    """CPU seconds of a round of every engine and peer, medians over the rounds, and Muster against the others."""
 
     rounds: int
     to_bare: dict[str, float]
@@ -77,7 +79,7 @@ def compare(
     workloads: Mapping[str, Workload] = WORKLOADS,
     peers: Mapping[str, tuple[str, str | None]] = PEERS,
 ) -> Comparison:
-    """Measure everyone on every workload, after one round that warms caches and compiles.
+    """Measure every engine and peer on every workload, after one round that warms caches and compiles.
 
     Raises PeerError when a peer cannot be installed, fails, or does not do the same work.
     """
@@ -113,7 +115,7 @@ def compare(
 
 
 class _Race:
-    """A workload, on which everyone trains in turns. folder: takes what peers read. stack: ends processes."""
+    """A workload that all train on in turns. folder: takes the files for peers. stack: ends processes."""
 
     def __init__(self, workload: Workload, rounds: int, folder: Path, stack: ExitStack) -> None:
         self._model, self._users = workload.model(), workload.population()
@@ -137,13 +139,11 @@ class _Race:
         self._peers[peer.name], self._spent[peer.name] = peer, []
 
     def round(self, number: int) -> None:
-        """Everyone's turn at a cohort. Raises PeerError when a peer does other work."""
+        """Train everyone on a cohort, in turns. Raises PeerError when a peer does other work."""
         cohort = self._cohorts[number]
         self._spent[BARE].append(self._bare_seconds(cohort))
         for name, engine in self._engines.items():
-            start = time.process_time()
-            engine.run_round(number + 1, cohort)
-            self._spent[name].append(time.process_time() - start)
+            self._spent[name].append(cpu_s_of(partial(engine.run_round, number + 1, cohort)))
         expected = int(np.ceil(self._users.sizes[cohort] / BATCH).sum())
         for name, peer in self._peers.items():
             seconds, steps = peer.round()
@@ -164,26 +164,25 @@ class _Race:
     def _check_losses(self) -> None:
         before = self._loss(self._model.initial)
         falls = {name: before - loss for name, loss in self._losses.items()}
-        ours = falls[next(iter(self._engines))]
+        fall_of_engine = falls[next(iter(self._engines))]
         for name, fall in falls.items():
-            if not abs(fall - ours) <= TOLERANCE * abs(ours):
+            if not abs(fall - fall_of_engine) <= TOLERANCE * abs(fall_of_engine):
                 raise PeerError(
                     f"{name} changed the loss from {before:.4f} to {self._losses[name]:.4f} in its first round, "
-                    f"Muster to {before - ours:.4f}: they did not do the same work"
+                    f"Muster to {before - fall_of_engine:.4f}: they did not do the same work"
                 )
 
     def results(self, workload: str) -> Iterator[Turns]:
-        """Everyone's result. The first round does not count."""
+        """The results. The first round does not count."""
         seconds = {name: statistics.median(spent[1:]) for name, spent in self._spent.items()}
-        ours = seconds[_label(OURS)]
-        for name, mine in seconds.items():
+        for name, own in seconds.items():
             yield Turns(
                 workload=workload,
                 by=name,
                 version=self._peers[name].version if name in self._peers else "",
-                cpu_s_per_round=mine,
-                to_bare=mine / seconds[BARE],
-                muster_is_faster=mine / ours,
+                cpu_s_per_round=own,
+                to_bare=own / seconds[BARE],
+                muster_is_faster=own / seconds[_label(OURS)],
                 loss=self._losses.get(name),
             )
 

@@ -15,7 +15,8 @@ from benchmarks.engine_workloads import WORKLOADS, Workload, fedavg
 from benchmarks.usage import Usage, family_of
 from fedcore.decoding import decoder
 from simulator.engine import Engine
-from simulator.engines.choice import Wanted, choose
+from simulator.engines import Wanted
+from simulator.engines.choice import choose
 from simulator.engines.computing import Computing
 from simulator.engines.memory import keep_freed_memory
 

@@ -124,12 +124,12 @@ def site(folder: Path) -> Iterator[Site]:
         words = [program, "--no-warnings", str(node.FOLDER / script / "build.ts"), str(page)]
         subprocess.run(words, check=True)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        made = Site(page, folder, listening.getsockname()[1])
-        server = uvicorn.Server(uvicorn.Config(made.app, log_config=None))
+        files = Site(page, folder, listening.getsockname()[1])
+        server = uvicorn.Server(uvicorn.Config(files.app, log_config=None))
         serving = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         serving.start()
         try:
-            yield made
+            yield files
         finally:
             server.should_exit = True
             serving.join()
@@ -189,9 +189,9 @@ class Page:
 def page(folder: Path) -> Iterator[Page]:
     """A page in a fresh browser, open, with the work below a folder. Raises BrowserMissing, FleetError without Node."""
     with phone() as browser, site(folder) as served:
-        made = Page(browser, served)
-        made.open()
-        yield made
+        opened = Page(browser, served)
+        opened.open()
+        yield opened
 
 
 def _renders(pid: int) -> bool:

@@ -20,7 +20,6 @@ from benchmarks.options import KeystoneOptions
 from benchmarks.sensitivity import sensitivity
 from coordinator.rules.task_settings import PHASES_AFTER_TRAINING
 from coordinator.store.tasks import Secagg, TaskSettings
-from device_runtime.permission.policy import Policy
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
@@ -28,6 +27,7 @@ from fedcore.algorithms import ALGORITHMS, create, module_of
 from fedcore.algorithms.algorithm import Algorithm, keeps_client_state, trips_of
 from fedcore.report import ReportLayout
 from fedcore.signing import SigningKey
+from muster.local.fleet import local_fleet
 from muster.local.server import LocalCoordinator, local_coordinator
 from muster.output import Say
 from simulator import datasets
@@ -35,7 +35,6 @@ from simulator.course import overall
 from simulator.engine import Engine, evaluate
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import Exported, graphs_of
-from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.fork_servers import HERE, ForkServers, fork_servers
 from simulator.population import Population
 from simulator.proofs.fleet_against_engine import counted_cohort, rounding_error, worst_difference
@@ -88,24 +87,24 @@ def run(options: KeystoneOptions, say: Say) -> Keystone:
     users, unseen = datasets.users(options.dataset, options.data, options.devices)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-keystone-")))
-        local = stack.enter_context(local_coordinator(folder, secure=options.secure, algorithms=modules))
+        local = stack.enter_context(local_coordinator(folder, secure=options.secagg, algorithms=modules))
         servers = stack.enter_context(fork_servers({HERE: ["onnxruntime"]}))
         key = SigningKey.new(folder / "release.pem")
         runs = _Runs(options, folder, local, servers, users, unseen, key)
-        found = []
+        agreements = []
         for model in options.models or ["digits_cnn", "mlp"]:
             for name in names:
                 say(f"{name} on {model}")
-                found.append(runs.agreement(model, name))
-                say(f"{name} on {model}: {found[-1].agreement:.1e}", 1)
+                agreements.append(runs.agreement(model, name))
+                say(f"{name} on {model}: {agreements[-1].agreement:.1e}", 1)
     return Keystone(
         dataset=options.dataset,
         devices=options.devices,
-        secure=options.secure,
+        secure=options.secagg,
         tolerance=TOLERANCE,
-        worst=max(one.agreement for one in found),
-        sound=all(one.agrees for one in found),
-        agreements=found,
+        worst=max(each.agreement for each in agreements),
+        sound=all(each.agrees for each in agreements),
+        agreements=agreements,
     )
 
 
@@ -142,7 +141,8 @@ class _Runs:
         bundle = export_bundle(model, algorithm, self.folder / f"plan-{population}", model_name)
         settings = self._settings(population, self.options.rounds * len(trips_of(algorithm)))
         task = self.local.create_task(bundle, settings, self.key).id
-        clients = Fleet(self._fleet(population), self.users).run(servers=self.servers).clients
+        fleet = local_fleet(self.local, settings, self.users, self.key, self.folder / "devices")
+        clients = fleet.run(servers=self.servers).clients
         numbers = range(1, settings.rounds + 1)
         cohorts = [counted_cohort(self.local.store, task, number, clients) for number in numbers]
         models = [self.local.store.checkpoint(task, number)["params"] for number in numbers]
@@ -151,9 +151,9 @@ class _Runs:
             computing = Computing(graphs=graphs)
             return Engine(model, algorithm, self.users, seed=self.options.seed, computing=computing)
 
-        both = engine(algorithm), engine(algorithm, graphs_of(bundle.plan, bundle.read))
-        found, own = max(worst_difference(one, self.users, cohorts, models) for one in both), None
-        if found >= TOLERANCE:
+        engines = engine(algorithm), engine(algorithm, graphs_of(bundle.plan, bundle.read))
+        difference, own = max(worst_difference(fresh, self.users, cohorts, models) for fresh in engines), None
+        if difference >= TOLERANCE:
             errors = [self._error(settings.secagg, trip.report) for trip in bundle.plan.trips]
             own = sensitivity(engine, algorithm, self.users, cohorts, errors)
         return Agreement(
@@ -161,9 +161,9 @@ class _Runs:
             algorithm=name,
             rounds=settings.rounds,
             accuracy=overall(evaluate(model, models[-1], self.unseen)["accuracy"], self.unseen),
-            agreement=found,
+            agreement=difference,
             sensitivity=own,
-            agrees=found < max(TOLERANCE, min(OWN_TIMES * (own or 0.0), MOST)),
+            agrees=difference < max(TOLERANCE, min(OWN_TIMES * (own or 0.0), MOST)),
             seconds=time.monotonic() - started,
         )
 
@@ -176,17 +176,7 @@ class _Runs:
             over_selection=1.0,
             seed=self.options.seed,
             reporting_deadline_s=TRAINING_S + PHASES_AFTER_TRAINING * PHASE_S,
-            secagg=secagg if self.options.secure else None,
-        )
-
-    def _fleet(self, population: str) -> FleetConfig:
-        return FleetConfig(
-            coordinator=self.local.url,
-            population=population,
-            folder=self.folder / "devices" / population,
-            concurrency=self.options.devices,
-            seed=self.options.seed,
-            policy=Policy(signers=(self.key.signer,), require_secure_aggregation=True) if self.options.secure else None,
+            secagg=secagg if self.options.secagg else None,
         )
 
     def _error(self, secagg: Secagg | None, layout: ReportLayout) -> float:

@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -43,6 +43,7 @@ from fedcore.wire.signatures import DIGEST, PublicKey, SignableRequest, Signer, 
 
 T = TypeVar("T")
 Behaviour: TypeAlias = Literal["steady", "silent", "killed"]
+POPULATION = "light"
 RETRIES = 3
 RETRIED = frozenset({429, 503})
 ENROLLING = 16
@@ -60,7 +61,6 @@ class LoadConfig:
     """
 
     coordinator: str
-    population: str
     devices: int
     silent: float = 0.0
     killed: float = 0.0
@@ -72,7 +72,7 @@ class LoadConfig:
 
 @dataclass(slots=True)
 class LoadDevice:
-    """One device: its signer, and its way of ending sessions."""
+    """One device: its signer, and how it ends sessions."""
 
     signer: Signer
     behaviour: Behaviour
@@ -134,16 +134,14 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         await self._http.close()
 
     async def enrol(self) -> None:
-        """Make every device known to the coordinator, a few at a time."""
+        """Enrol every device, a few at a time."""
         turn = asyncio.Semaphore(ENROLLING)
 
-        async def one(behaviour: Behaviour) -> LoadDevice:
+        async def enrol(behaviour: Behaviour) -> LoadDevice:
             async with turn:
                 return await self._enrol(behaviour)
 
-        shares = [1 - self.config.silent - self.config.killed, self.config.silent, self.config.killed]
-        behaviours = _behaviours(("steady", "silent", "killed"), shares, self.config.devices)
-        self.devices += await asyncio.gather(*map(one, behaviours))
+        self.devices += await asyncio.gather(*map(enrol, _behaviours(self.config)))
         self._random.shuffle(self.devices)
 
     async def run(self, while_: Callable[[], Awaitable[T]]) -> T:
@@ -171,7 +169,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         return "\r\n".join([*lines, "", ""]).encode() + call.body
 
     def _checking_in(self) -> _Call:
-        path = f"/v1/populations/{self.config.population}/checkins"
+        path = f"/v1/populations/{POPULATION}/checkins"
         return _Call("POST", path, encode(CheckIn(capabilities=_CAPABILITIES, examples={"default": 8})))
 
     async def _enrol(self, behaviour: Behaviour) -> LoadDevice:
@@ -194,10 +192,10 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
 
     async def _session(self, device: LoadDevice) -> tuple[str, float]:
         """One session. Returns its ending, and the device's rest after it."""
-        arrived = await self._retrying(lambda: self.check_in(device))
-        if isinstance(arrived, Rejected):
-            return arrived.reason, self._delay_s(arrived)
-        call = _Call("POST", f"/v1/sessions/{arrived.session}/assignments", prefer_s=self.config.wait_s)
+        check_in = await self._retrying(lambda: self.check_in(device))
+        if isinstance(check_in, Rejected):
+            return check_in.reason, self._delay_s(check_in)
+        call = _Call("POST", f"/v1/sessions/{check_in.session}/assignments", prefer_s=self.config.wait_s)
         answer: AssignmentAnswer = await self._retrying(lambda: self._message(device, call, AssignmentAnswer))
         if isinstance(answer, Rejected):
             return answer.reason, self._delay_s(answer)
@@ -211,7 +209,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
             hold.cancel()
 
     async def _hold(self, device: LoadDevice, assignment: Assignment) -> None:
-        """Hold the assignment during the session. A device that is not needed learns it when it sends its report."""
+        """Hold the assignment during the session. A device that is not needed learns so when it sends its report."""
         wait_s = _HOLD_SHARE * (assignment.lost_after_s or assignment.report_within_s)
         call = _Call("GET", f"/v1/assignments/{assignment.assignment}", prefer_s=self.config.wait_s)
         while True:
@@ -321,21 +319,18 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         if call.etag:
             headers["If-None-Match"] = call.etag
         digest = headers.get("Content-Digest")
-        about = SignableRequest(call.method, self._authority, call.path, {DIGEST: digest}.get)
-        return headers | device.signer.headers(about, int(time.time()))
+        signable = SignableRequest(call.method, self._authority, call.path, {DIGEST: digest}.get)
+        return headers | device.signer.headers(signable, int(time.time()))
 
 
 def _zeros(layout: ReportLayout) -> tuple[bytes, str]:
-    """The body and digest of a report of weight 1 that is zero otherwise."""
+    """The body and digest of a report of zeros with weight 1."""
     body = checkpoint.encode({"report": layout.weigh(np.zeros(layout.size - 1, np.float32), 1.0)})
     return body, content_digest(body)
 
 
-def _behaviours(behaviours: tuple[Behaviour, ...], shares: list[float], count: int) -> list[Behaviour]:
-    """The behaviours of `count` devices, by shares; the rest are steady."""
-    dealt = [
-        behaviour
-        for behaviour, share in zip(behaviours[1:], shares[1:], strict=True)
-        for _ in range(round(share * count))
-    ]
-    return [*dealt, *["steady"] * (count - len(dealt))]  # type: ignore[list-item]
+def _behaviours(config: LoadConfig) -> Iterator[Behaviour]:
+    """The behaviours of all devices, by shares; the rest are steady."""
+    silent, killed = (round(share * config.devices) for share in (config.silent, config.killed))
+    for number in range(config.devices):
+        yield "silent" if number < silent else "killed" if number < silent + killed else "steady"

@@ -16,9 +16,9 @@ from typer import Option
 class DemoOptions:
     """The time of `muster demo`, and its phases.
 
-    It runs as a command of its own. Wall and CPU seconds of the command with all that it starts, then mean seconds of
-    the phases of a session on the device, and of the steps of a round in the coordinator. It takes as long as the demo
-    does.
+    It runs as a command of its own. The figures are wall and CPU seconds of the command and all its processes, then
+    mean seconds of the phases of a device's session and of the steps of a round in the coordinator. It takes as long as
+    the demo does.
     """
 
     rounds: Annotated[int, Option(min=1, help="Rounds per algorithm.")] = 25
@@ -28,11 +28,11 @@ class DemoOptions:
 class KeystoneOptions:
     """Fleet against engine, for every algorithm.
 
-    The model of a fleet of device processes over HTTP, and that of the engine from the same cohorts: their distance,
-    relative to the way that training went. Every algorithm that devices run is trained with its default settings. The
-    exit code is 1 when two models differ by more than round-off, or in secure rounds by more than their rounding. A
-    model that differs by more is trained again in the engine with other rounding: its own distance is the sensitivity,
-    and the fleet may be five times as far. All algorithms on both models take about three minutes on two cores.
+    A fleet of device processes over HTTP and the engine train on the same cohorts. The figure is the distance of their
+    models, relative to the movement in training. Every algorithm that devices run has its default settings. The exit
+    code is 1 when two models differ by more than round-off, or in secure rounds by more than their rounding. A model
+    that differs by more is trained again in the engine with other rounding: its own distance is the sensitivity, and
+    the fleet may be five times as far. All algorithms on both models take about three minutes on two cores.
     """
 
     algorithms: Annotated[
@@ -42,12 +42,12 @@ class KeystoneOptions:
         list[str] | None, Option("--model", help="A model of images; may be repeated.  [default: digits_cnn, mlp]")
     ] = None
     rounds: Annotated[int, Option(min=1, help="Rounds of each algorithm; of both trips, where it has two.")] = 3
-    devices: Annotated[int, Option(min=1, max=60, help="How many there are, all in every round.")] = 8
+    devices: Annotated[int, Option(min=1, max=60, help="Number of devices, all in every round.")] = 8
     seed: Annotated[int, Option(help="Seed of weights, and of the order of examples.")] = 0
-    dataset: Annotated[str, Option(help="Whose users' examples the devices hold.")] = "digits"
+    dataset: Annotated[str, Option(help="Data set whose users' examples the devices hold.")] = "digits"
     data: Annotated[Path | None, Option(help="The folder that holds data sets on disk.")] = None
-    secure: Annotated[bool, Option("--secure", help="Sum reports under secure aggregation.")] = False
-    clip_norm: Annotated[float, Option(help="With --secure: the longest segment of a report, as an L2 norm.")] = 10.0
+    secagg: Annotated[bool, Option("--secagg", help="Sum reports under secure aggregation.")] = False
+    clip_norm: Annotated[float, Option(help="With --secagg: the bound on a report's L2 norm.")] = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class CurvesOptions:
     of `docs/algorithms/` show the results. One data set takes five minutes of CPU time.
     """
 
-    dataset: Annotated[str, Option(help="Whose users' examples: digits (bundled) or wisdm.")] = "digits"
+    dataset: Annotated[str, Option(help="Data set with users: digits (bundled) or wisdm.")] = "digits"
     data: Annotated[Path | None, Option(help="The folder that holds data sets on disk.")] = None
     rounds: Annotated[int, Option(min=1, help="Rounds of each training.")] = 40
 
@@ -99,7 +99,7 @@ class DeviceStepOptions:
     formats: Annotated[
         list[str] | None, Option("--format", help="onnx or executorch; may be repeated.  [default: both]")
     ] = None
-    blocks: Annotated[int, Option(min=1, help="Turns of each runtime; the least time counts.")] = 10
+    blocks: Annotated[int, Option(min=1, help="Blocks of each runtime, in turns; the least time counts.")] = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +117,8 @@ class DevicesJsOptions:
         list[str] | None, Option("--model", help="A built-in model; may be repeated.  [default: all]")
     ] = None
     dim: Annotated[int, Option(min=1, help="Values of the report that is packed and masked.")] = 1_000_000
-    neighbours: Annotated[int, Option(min=1, max=255, help="Devices with which it shares a mask.")] = 32
-    blocks: Annotated[int, Option(min=1, help="Turns of each; the least time counts.")] = 5
+    neighbours: Annotated[int, Option(min=1, max=255, help="Devices that it shares a mask with.")] = 32
+    blocks: Annotated[int, Option(min=1, help="Blocks of each, in turns; the least time counts.")] = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,22 +134,22 @@ class DeviceFootprintOptions:
 class HostileFleetOptions:
     """Devices that fall silent, die and are unplugged.
 
-    They run against a real coordinator, then all accounts are compared. The coordinator's rows, the devices' journals
+    They run against a real coordinator. Then all accounts are compared: the coordinator's rows, the devices' journals
     and the fleet's own count must agree, and the engine must reach the same model from the reports that were counted.
     The exit code is 1 when that is not so. It takes a few minutes.
     """
 
     profile: Annotated[Path, Option(help="The fleet's profile.")] = Path("examples/fleet-hostile.toml")
-    devices: Annotated[int, Option(min=4, help="How many there are, all awake.")] = 40
+    devices: Annotated[int, Option(min=4, help="Number of devices, all awake.")] = 40
     rounds: Annotated[int, Option(min=1, help="Rounds to complete, each with a quarter of the devices.")] = 20
-    dataset: Annotated[str, Option(help="Whose users' examples the devices hold.")] = "digits"
+    dataset: Annotated[str, Option(help="Data set whose users' examples the devices hold.")] = "digits"
     data: Annotated[Path | None, Option(help="The folder that holds data sets on disk.")] = None
     seed: Annotated[int, Option(help="Seed of the fleet and of the task.")] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecaggFleetOptions:
-    """Devices that are killed in mid secure aggregation.
+    """Devices that are killed during secure aggregation.
 
     Every sum is then recomputed, bit for bit. A fleet of device processes trains on handwritten digits under secure
     aggregation, and a fifth of it is killed in five rounds. Sums must be those of the survivors' quantised reports,
@@ -157,7 +157,7 @@ class SecaggFleetOptions:
     is 1 when that is not so. A hundred devices take about ten minutes on two cores.
     """
 
-    devices: Annotated[int, Option(min=10, help="How many there are; every round selects all.")] = 100
+    devices: Annotated[int, Option(min=10, help="Number of devices; every round selects all.")] = 100
     rounds: Annotated[int, Option(min=1, help="Rounds to complete.")] = 20
     seed: Annotated[int, Option(help="Seed of the fleet, of the model and of the task.")] = 0
     phase_s: float = 40.0
@@ -175,7 +175,7 @@ class PrivateFleetOptions:
     code is 1 when a row of the ledger is missing, or the certificate does not hold. A hundred devices take minutes.
     """
 
-    devices: Annotated[int, Option(min=10, help="How many there are; every round selects all.")] = 100
+    devices: Annotated[int, Option(min=10, help="Number of devices; every round selects all.")] = 100
     epsilon: Annotated[float, Option(help="The budget, at a delta of a tenth of a device.")] = 8.0
     noise_multiplier: Annotated[float, Option(help="Standard deviation of the noise on a sum, over the clip.")] = 1.5
     bits: Annotated[int, Option(min=2, max=20, help="Precision of each value.")] = 12
@@ -196,9 +196,9 @@ class SecaggOptions:
     n: Annotated[int, Option(min=8, help="Devices in the session.")] = 100
     dim: Annotated[int, Option(min=0, help="Length of a device's vector.")] = 1_000_000
     dropout: Annotated[
-        float, Option(min=0, max=0.5, help="Share of the devices that is lost after it shared its secrets.")
+        float, Option(min=0, max=0.5, help="Share of devices that drop out after they shared their secrets.")
     ] = 0.1
-    honest: Annotated[bool, Option("--honest", help="Without signatures, as simulations run it.")] = False
+    honest: Annotated[bool, Option("--honest", help="Without signatures, as in simulations.")] = False
     repeats: Annotated[int, Option(min=1, help="Runs; the least time counts.")] = 5
 
 
@@ -206,11 +206,11 @@ class SecaggOptions:
 class PacingOptions:
     """A simulated week of check-ins, paced and not.
 
-    With pace steering, and with a fixed window of 5 to 30 seconds. Populations of 1,000 and 1,000,000, of which 10 to
-    40 percent can come, by the hour of the day. It takes minutes.
+    It compares pace steering with a fixed window of 5 to 30 seconds, for populations of 1,000 and 1,000,000, of which
+    10 to 40 percent are available, by the hour of the day. It takes minutes.
     """
 
-    days: Annotated[int, Option(min=1, help="How long; from the third day on it counts.")] = 7
+    days: Annotated[int, Option(min=1, help="Days to simulate; the figures begin with the third.")] = 7
     seed: Annotated[int, Option(help="Seed of the simulation.")] = 0
     plot: Annotated[Path | None, Option(help="Draw the arrivals into this SVG file.")] = None
 
@@ -223,35 +223,35 @@ class SignaturesOptions:
     devices may sign with. It takes seconds.
     """
 
-    blocks: Annotated[int, Option(min=1, help="Turns of a hundred requests each; the least time counts.")] = 20
+    blocks: Annotated[int, Option(min=1, help="Blocks of a hundred requests; the least time counts.")] = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckinOptions:
     """Check-ins per CPU second of the coordinator.
 
-    They are rejected, and compared with a bare FastAPI route in the same run. The route does nothing but verify and
-    parse the same signed requests. Then check-ins come at 50, 100, 200 and once more 50 % of the coordinator's
-    saturation: the excess must be shed with a time to come back.
+    The coordinator rejects them all. The yardstick in the same run is a bare FastAPI route, which only verifies and
+    parses the same signed requests. Then check-ins come at 50, 100, 200 and again 50 % of the coordinator's saturation:
+    it must shed the excess with a time to come back.
     """
 
-    devices: Annotated[int, Option(min=1, help="How many devices check in, in turns.")] = 500
-    blocks: Annotated[int, Option(min=1, help="Turns of each server; the best of each counts.")] = 3
-    seconds: Annotated[float, Option(min=0.1, help="Length of a turn; a load takes twice as long.")] = 4.0
+    devices: Annotated[int, Option(min=1, help="Number of devices, which check in by turns.")] = 500
+    blocks: Annotated[int, Option(min=1, help="Blocks of each server, in turns; the best of each counts.")] = 3
+    seconds: Annotated[float, Option(min=0.1, help="Seconds of a block; a load takes twice as long.")] = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
     """CPU seconds of the coordinator for a report.
 
-    The yardstick: its body received, hashed and added with nothing around it. Both in turns in one run; the ratio is
-    the median over the pairs.
+    The yardstick only receives a report's body, hashes it and adds it. Both take turns in one run; the ratio is the
+    median over the pairs.
     """
 
-    size: Annotated[list[int] | None, Option(min=1, help="Values in a report; may be given again.")] = None
+    size: Annotated[list[int] | None, Option(min=1, help="Values in a report; may be repeated.")] = None
     devices: Annotated[int, Option(min=1, help="Reports in a round.")] = 400
-    uploading: Annotated[int, Option(min=1, help="How many are sent at a time.")] = 20
-    pairs: Annotated[int, Option(min=1, help="Rounds, and as often the yardstick.")] = 7
+    uploading: Annotated[int, Option(min=1, help="Reports sent at a time, at most.")] = 20
+    pairs: Annotated[int, Option(min=1, help="Pairs of a round and the yardstick.")] = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,23 +262,23 @@ class RoundsOptions:
     round was abandoned or not committed. 10,000 devices take some minutes on two cores.
     """
 
-    devices: Annotated[int, Option(min=1, help="How many there are; every round selects all of them.")] = 10_000
+    devices: Annotated[int, Option(min=1, help="Number of devices; every round selects all.")] = 10_000
     rounds: Annotated[int, Option(min=1, help="Rounds to complete.")] = 1
     size: Annotated[int, Option(min=1, help="Values in a report.")] = 1000
     silent: Annotated[float, Option(min=0, max=0.4, help="Share of devices that never report.")] = 0.0
-    killed: Annotated[float, Option(min=0, max=0.4, help="Share that dies in the middle of an upload.")] = 0.0
+    killed: Annotated[float, Option(min=0, max=0.4, help="Share of devices that die in the middle of an upload.")] = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakOptions:
     """Memory, files and rows of a coordinator over time.
 
-    Round after round with light devices that fall silent and die. The slope of its memory after a warm-up, open files
-    and rows that are left when the last device has gone.
+    Light devices that fall silent and die take part in round after round. The figures are the slope of the memory after
+    a warm-up, and the open files and rows that remain when the last device has gone.
     """
 
-    minutes: Annotated[float, Option(min=0.01, help="For how long.")] = 30.0
-    devices: Annotated[int, Option(min=6, help="How many devices come and go.")] = 300
+    minutes: Annotated[float, Option(min=0.01, help="Minutes to run.")] = 30.0
+    devices: Annotated[int, Option(min=6, help="Number of devices.")] = 300
     size: Annotated[int, Option(min=1, help="Values in a report.")] = 10_000
 
 

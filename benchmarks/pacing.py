@@ -82,10 +82,10 @@ def run(options: PacingOptions, say: Say) -> PacingCourses:
         for paced in (False, True):
             say(f"{scene.population} devices, {'paced' if paced else 'a fixed window'}")
             courses.append(course(scene, options.days, options.seed, paced=paced))
-    found = PacingCourses(days=options.days, scenes=list(SCENES), courses=courses)
+    result = PacingCourses(days=options.days, scenes=list(SCENES), courses=courses)
     if options.plot is not None:
-        draw(found).write(options.plot)
-    return found
+        draw(result).write(options.plot)
+    return result
 
 
 def course(scene: Scene, days: int, seed: int, *, paced: bool) -> Course:
@@ -98,7 +98,7 @@ def course(scene: Scene, days: int, seed: int, *, paced: bool) -> Course:
     came = np.array(week.came[from_day_3:], np.float64)
     fills = [fill for at, fill in week.fills if at >= from_day_3 * scene.step_s]
     minutes, hours = (_rates(came, scene.step_s, width_s) for width_s in (60.0, HOUR_S))
-    given = sum(count for at, count in week.given if at >= from_day_3 * scene.step_s)
+    assigned = sum(count for at, count in week.assigned if at >= from_day_3 * scene.step_s)
     return Course(
         population=scene.population,
         paced=paced,
@@ -106,7 +106,7 @@ def course(scene: Scene, days: int, seed: int, *, paced: bool) -> Course:
         rounds=len(fills),
         peak_to_mean_minute=float(minutes.max() / minutes.mean()),
         peak_to_mean_hour=float(hours.max() / hours.mean()),
-        in_vain=1 - given / float(came.sum()),
+        in_vain=1 - assigned / float(came.sum()),
         fill_s_p50=float(np.quantile(fills, 0.5)) if fills else math.inf,
         fill_s_p99=float(np.quantile(fills, 0.99)) if fills else math.inf,
         arrivals_per_s=[
@@ -147,7 +147,7 @@ class _Week:
     drawn_at: float = 0.0
     takes_s: float = 0.0
     came: list[int] = field(default_factory=list)
-    given: list[tuple[float, int]] = field(default_factory=list)
+    assigned: list[tuple[float, int]] = field(default_factory=list)
     fills: list[tuple[float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -200,7 +200,7 @@ class _Week:
 
     def _draw(self, count: int, since: float) -> None:
         self.fills.append((self.now, self.now - since))
-        self.given.append((self.now, count))
+        self.assigned.append((self.now, count))
         self.selecting_since, self.drawn_at = None, self.now
         spread = self.chance.uniform(0.7, 1.3)
         self.reporting_until = self.now + self.scene.reporting_s * spread
@@ -216,15 +216,15 @@ class _Week:
     def _send_away(self, count: int) -> None:
         parts = 8
         for part in range(parts):
-            some = count // parts + (part < count % parts)
-            if some:
-                self._put(some, self._window(some), 0.0)
+            share_of_part = count // parts + (part < count % parts)
+            if share_of_part:
+                self._put(share_of_part, self._window(share_of_part), 0.0)
 
     def _window(self, count: int) -> RetryWindow:
         if not self.paced:
             return FIXED
-        self.pace, found = window(self.pace, self._demand(), BOUNDS, float(count))
-        return found
+        self.pace, retry = window(self.pace, self._demand(), BOUNDS, float(count))
+        return retry
 
     def _demand(self) -> Demand:
         ends = self.drawn_at + self.takes_s if self.selecting_since is None else self.now
@@ -248,8 +248,8 @@ class _Week:
 def draw(result: PacingCourses) -> Picture:
     """The arrivals of every scene, hour by hour."""
     curves = {}
-    for one in result.courses:
-        name = f"{one.population:,} devices, {'paced' if one.paced else 'a fixed window'}"
+    for week in result.courses:
+        name = f"{week.population:,} devices, {'paced' if week.paced else 'a fixed window'}"
         # A logarithm has no place for an hour without arrivals.
-        curves[name] = [(hour / 24, rate) for hour, rate in enumerate(one.arrivals_per_s) if rate > 0]
+        curves[name] = [(hour / 24, rate) for hour, rate in enumerate(week.arrivals_per_s) if rate > 0]
     return draw_curves(curves, Axes(x="day", y="check-ins per second", log_y=True))

@@ -143,8 +143,8 @@ def started(name: str, python: Path, runner: Path, folder: Path) -> Iterator[Pee
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
     """This process's environment without Python's own part, and with one thread for each process."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return {**kept, "OMP_NUM_THREADS": "1", **more}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {**environment, "OMP_NUM_THREADS": "1", **more}
 
 
 def _last_lines(words: str) -> str:

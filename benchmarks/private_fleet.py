@@ -9,32 +9,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 import msgspec
 
+from benchmarks.fleet_training import fleet_training, secure_settings
 from benchmarks.options import PrivateFleetOptions
 from coordinator.lineage import lineage_key
-from coordinator.rules.states import RoundState, TaskState
+from coordinator.rules.states import TaskState
 from coordinator.settings import Settings
 from coordinator.store.tasks import PrivacyBudget, Secagg, TaskSettings
-from device_runtime.permission.policy import Policy
-from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.privacy.certificate import CertifiedLedger, certificate_file
-from fedcore.signing import SigningKey
-from muster.local.server import LocalCoordinator, local_coordinator
+from muster.local.server import LocalCoordinator
 from muster.output import Say
 from simulator import datasets
-from simulator.course import overall
-from simulator.engine import evaluate
-from simulator.fleet.fleet import Fleet, FleetConfig
-from simulator.fleet.summary import Session
-from simulator.population import Population
 
 MODEL, DATASET = "mlp", "wisdm"
 CLIP_NORM = 0.5
@@ -73,50 +64,40 @@ class PrivateFleetOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: PrivateFleetOptions, say: Say) -> PrivateFleetOutcome:
     """Train until the budget is spent, and verify what is left. Raises SimulatorError as a fleet does."""
-
-    def on_session(session: Session) -> None:
-        say(f"{session.client}: {session.ending}", 1)
-
-    users, held_out = datasets.users(DATASET, options.data, options.devices)
-    model = Model(load(MODEL), options.seed)
-    with tempfile.TemporaryDirectory(prefix="muster-private-") as place:
-        folder = Path(place)
-        bundle = export_bundle(model, ALGORITHM, folder / "plan")
-        key = SigningKey.new(folder / "release.pem")
-        with local_coordinator(folder / "coordinator", secure=True) as local:
-            task = local.create_task(bundle, _settings(options), key).id
-            started = time.monotonic()
-            _fleet(options, users, local, key, folder / "devices").run(on_session)
-            seconds = time.monotonic() - started
-            kept = folder / "published" / "model.safetensors"
-            kept.parent.mkdir()
-            certified = _publish(local, task, kept)
-            signer = certified.certificate.signer
-            verified, epsilon = _verify(kept, signer)
-            certificate_file(kept).write_bytes(CertifiedLedger(certified.certificate, certified.ledger[:-1]).encode())
-            damage_found = not _verify(kept, signer)[0]
-            store, rounds = local.store, [one for one in local.store.rounds(task) if one.state is RoundState.COMMITTED]
-            last, privacy = rounds[-1].number, _privacy(options)
-            accuracies = [
-                overall(evaluate(model, store.checkpoint(task, number)["params"], held_out)["accuracy"], held_out)
-                for number in (0, last)
-            ]
-            ended, state = store.history(task)[-1].cause, store.task(task).state
-    one_row_each = [row.round for row in certified.ledger] == [one.number for one in rounds]
+    users, unseen = datasets.users(DATASET, options.data, options.devices)
+    model, settings = Model(load(MODEL), options.seed), _settings(options)
+    with fleet_training(model, ALGORITHM, users, secure=True) as frame:
+        training = frame.run(settings, say, wait_s=4 * options.phase_s)
+        local, task = frame.local, training.task
+        published = frame.folder / "published" / "model.safetensors"
+        published.parent.mkdir()
+        certified = _publish(local, task, published)
+        signer = certified.certificate.signer
+        verified, epsilon = _verify(published, signer)
+        damaged = CertifiedLedger(certified.certificate, certified.ledger[:-1])
+        certificate_file(published).write_bytes(damaged.encode())
+        damage_found = not _verify(published, signer)[0]
+        rounds = local.committed(task)
+        before, after = (
+            frame.accuracy(local.store.checkpoint(task, number)["params"], unseen) for number in (0, rounds[-1].number)
+        )
+        ended, state = local.store.history(task)[-1].cause, local.store.task(task).state
+    privacy = _privacy(options)
+    one_row_each = [row.round for row in certified.ledger] == [record.number for record in rounds]
     stopped = state is TaskState.COMPLETED and ended == "privacy-budget-spent" and epsilon <= privacy.epsilon
     return PrivateFleetOutcome(
         devices=options.devices,
         rounds=len(rounds),
         rows=len(certified.ledger),
-        seconds=seconds,
+        seconds=training.seconds,
         ended=ended,
         epsilon=epsilon,
         budget=privacy.epsilon,
         delta=privacy.delta,
         noise_multiplier=options.noise_multiplier,
-        counted_least=min(one.reported for one in rounds),
-        accuracy_before=accuracies[0],
-        accuracy=accuracies[1],
+        counted_least=min(record.reported for record in rounds),
+        accuracy_before=before,
+        accuracy=after,
         verified=verified,
         damage_found=damage_found,
         sound=verified and damage_found and one_row_each and stopped,
@@ -134,33 +115,8 @@ def _privacy(options: PrivateFleetOptions) -> PrivacyBudget:
 
 
 def _settings(options: PrivateFleetOptions) -> TaskSettings:
-    return TaskSettings(
-        population="private",
-        goal=options.devices,
-        minimum=max(8, options.devices * 7 // 10),
-        rounds=MOST_ROUNDS,
-        over_selection=1.0,
-        selection_timeout_s=3 * options.phase_s,
-        reporting_deadline_s=10 * options.phase_s,  # five phases follow the training
-        seed=options.seed,
-        secagg=Secagg(clip_norm=CLIP_NORM, bits=options.bits, phase_s=options.phase_s),
-        privacy=_privacy(options),
-    )
-
-
-def _fleet(
-    options: PrivateFleetOptions, users: Population, local: LocalCoordinator, key: SigningKey, folder: Path
-) -> Fleet:
-    config = FleetConfig(
-        coordinator=local.url,
-        population="private",
-        folder=folder,
-        concurrency=options.devices,
-        wait_s=4 * options.phase_s,
-        seed=options.seed,
-        policy=Policy(signers=(key.signer,), require_secure_aggregation=True),
-    )
-    return Fleet(config, users)
+    secagg = Secagg(clip_norm=CLIP_NORM, bits=options.bits, phase_s=options.phase_s)
+    return secure_settings(options, secagg, population="private", rounds=MOST_ROUNDS, privacy=_privacy(options))
 
 
 def _publish(local: LocalCoordinator, task: str, model: Path) -> CertifiedLedger:

@@ -8,8 +8,8 @@ of all threads of its process, user and system, from the first report of a round
 
 Both are taken in turns, as many bodies each: a pair is the loop and then a round, and its ratio is the loop's CPU
 seconds by the round's. Other work on the machine slows both; the figure is the median over the pairs of one run. The
-devices are of `benchmarks.load`, in this process: each makes its report first, and none asks anything else while
-reports are taken in.
+devices are of `benchmarks.load`, in this process: each makes its report first, and sends nothing else during
+the measurement.
 """
 
 from __future__ import annotations
@@ -27,16 +27,14 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from benchmarks.load import LoadConfig, LoadFleet
+from benchmarks.load import POPULATION, LoadConfig, LoadFleet
 from benchmarks.null_task import null_coordinator
 from benchmarks.options import ReportOptions
 from benchmarks.usage import Usage
-from coordinator.rules.states import RoundState
 from coordinator.store.tasks import TaskSettings
 from muster.local.server import LocalCoordinator
 from muster.output import Say
 
-POPULATION = "light"
 DEADLINE_S = 600.0
 _SENDER = """
 import socket, sys
@@ -68,8 +66,8 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of reports of `size` values: medians over `pairs`.
 
-    target: the least that the ratio should be, if anything. server_before_mb, server_peak_mb: memory of the
-    coordinator's process before the first report, and at most.
+    target: the least that the ratio should be, or None. server_before_mb, server_peak_mb: memory of the coordinator's
+    process before the first report, and its peak.
     """
 
     size: int
@@ -100,7 +98,7 @@ def run(options: ReportOptions, say: Say) -> ReportCosts:
 
 
 def _settings(options: ReportOptions) -> TaskSettings:
-    """The task: everybody is selected, everybody counts. One round more than is measured warms up."""
+    """The task: all devices are selected and counted. One round more than is measured warms up."""
     return TaskSettings(
         population=POPULATION,
         goal=options.devices,
@@ -116,7 +114,6 @@ async def _measure(options: ReportOptions, size: int, say: Say) -> Cost:
     with null_coordinator(size, _settings(options)) as (server, task):
         light = LoadConfig(
             coordinator=server.url,
-            population=POPULATION,
             devices=options.devices,
             uploading=options.uploading,
             pause_s=DEADLINE_S,  # longer than a round: a device with a receipt asks nothing more
@@ -160,16 +157,12 @@ async def _upload(fleet: LoadFleet, server: LocalCoordinator, task: str, devices
     fleet.may_upload.clear()
     while fleet.trained < ready:
         await asyncio.sleep(0.02)
-    rounds = _committed(server, task)
+    rounds = server.committed(task)
     began = Usage.of(server.pid).cpu_s
     fleet.may_upload.set()
-    while _committed(server, task) == rounds:
+    while len(server.committed(task)) == len(rounds):
         await asyncio.sleep(0.05)
     return Usage.of(server.pid).cpu_s - began
-
-
-def _committed(server: LocalCoordinator, task: str) -> int:
-    return sum(one.state is RoundState.COMMITTED for one in server.store.rounds(task))
 
 
 def yardstick(size: int, count: int) -> tuple[float, float, float]:
@@ -179,21 +172,21 @@ def yardstick(size: int, count: int) -> tuple[float, float, float]:
     with socket.create_server(("127.0.0.1", 0)) as listener, _sending(listener, len(body), count) as receiving:
         for _ in range(count):
             times = [time.thread_time()]
-            got = 0
-            while got < len(body):
-                got += receiving.recv_into(body[got:])
+            received = 0
+            while received < len(body):
+                received += receiving.recv_into(body[received:])
             times.append(time.thread_time())
             hashlib.sha256(body).digest()
             times.append(time.thread_time())
             total += values
             times.append(time.thread_time())
-            spent = [one + after - before for one, before, after in zip(spent, times, times[1:], strict=False)]
+            spent = [sum_s + after - before for sum_s, before, after in zip(spent, times, times[1:], strict=False)]
     return spent[0], spent[1], spent[2]
 
 
 @contextmanager
 def _sending(listener: socket.socket, size_bytes: int, count: int) -> Iterator[socket.socket]:
-    """A connection on which another process sends `count` bodies, as the coordinator's devices are one."""
+    """A connection on which one process sends `count` bodies, as the coordinator's devices are one process."""
     numbers = (listener.getsockname()[1], size_bytes, count)
     with subprocess.Popen([sys.executable, "-c", _SENDER, *map(str, numbers)]) as sender:
         try:

@@ -1,7 +1,7 @@
 """One round with many devices that do not train: real HTTP, a coordinator in a process of its own, devices in this one.
 
-Devices that never report, and devices that die in the middle of an upload, must not stall it: the round wants as many
-reports as there are other devices, less one in fifty as a reserve, and must have them long before its deadline.
+Devices that never report or die in the middle of an upload must not stall it. The round waits for as many reports as
+there are other devices, less one in fifty as a reserve, and must have them long before its deadline.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ import time
 
 import msgspec
 
-from benchmarks.load import LoadConfig, LoadFleet
+from benchmarks.load import POPULATION, LoadConfig, LoadFleet
 from benchmarks.null_task import null_coordinator
 from benchmarks.options import RoundsOptions
 from benchmarks.usage import Usage
 from coordinator.rules.states import RoundState
-from coordinator.store.tasks import CoordinatorStore, TaskSettings
+from coordinator.store.tasks import TaskSettings
 from muster.local.server import LocalCoordinator
 from muster.output import Say
 
-POPULATION = "light"
 PATIENCE_S = 600.0
 SPARE = 50
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """One committed round: from its opening to its end in seconds, and what each side used meanwhile."""
+    """One committed round: its seconds from opening to end, and its devices."""
 
     assigned: int
     reported: int
@@ -61,7 +60,7 @@ class RoundsOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: RoundsOptions, say: Say) -> RoundsOutcome:
-    """Enrol the devices, then let them live until the task is completed, for PATIENCE_S a round at most."""
+    """Enrol the devices, then run them until the task is completed, for PATIENCE_S a round at most."""
     limit = 2 * options.devices
     bounds = {"connection_limit": limit, "queue_limit": limit, "max_wait_s": PATIENCE_S}
     with null_coordinator(options.size, _settings(options), **bounds) as (server, task):
@@ -69,7 +68,7 @@ def run(options: RoundsOptions, say: Say) -> RoundsOutcome:
 
 
 def _settings(options: RoundsOptions) -> TaskSettings:
-    """The task: everybody is selected."""
+    """The task: all devices are selected."""
     gone = options.silent + options.killed
     goal = max(1, round(options.devices * (1 - gone)) - (options.devices // SPARE if gone else 0))
     return TaskSettings(
@@ -85,7 +84,6 @@ def _settings(options: RoundsOptions) -> TaskSettings:
 async def _run(options: RoundsOptions, server: LocalCoordinator, task: str, say: Say) -> RoundsOutcome:
     light = LoadConfig(
         coordinator=server.url,
-        population=POPULATION,
         devices=options.devices,
         silent=options.silent,
         killed=options.killed,
@@ -96,44 +94,42 @@ async def _run(options: RoundsOptions, server: LocalCoordinator, task: str, say:
         began = time.monotonic()
         await fleet.enrol()
         enrolled = time.monotonic()
-        idle, own = Usage.of(server.pid), time.process_time()
-        await fleet.run(lambda: _completed(options, server.store, task, fleet, say))
+        idle, own_s = Usage.of(server.pid), time.process_time()
+        await fleet.run(lambda: _completed(options, server, task, fleet, say))
         seconds = time.monotonic() - enrolled
-        used, own = Usage.of(server.pid), time.process_time() - own
-    rounds = server.store.rounds(task)
-    committed = sum(one.state is RoundState.COMMITTED for one in rounds)
-    abandoned = sum(one.state is RoundState.ABANDONED for one in rounds)
+        used, own_s = Usage.of(server.pid), time.process_time() - own_s
+    committed = server.committed(task)
+    abandoned = sum(record.state is RoundState.ABANDONED for record in server.store.rounds(task))
     grown = used.peak_rss_mb - idle.rss_mb
     return RoundsOutcome(
         devices=options.devices,
         size=options.size,
         silent=options.silent,
         killed=options.killed,
-        committed=committed,
+        committed=len(committed),
         abandoned=abandoned,
-        sound=committed == options.rounds and not abandoned,
+        sound=len(committed) == options.rounds and not abandoned,
         enrol_seconds=enrolled - began,
         seconds=seconds,
         server_cpu_s=used.cpu_s - idle.cpu_s,
-        clients_cpu_s=own,
+        clients_cpu_s=own_s,
         server_idle_mb=idle.rss_mb,
         server_peak_mb=used.peak_rss_mb,
         waiting_kb=1024 * grown / options.devices,
         rounds=[
-            Round(assigned=one.assigned, reported=one.reported, seconds=one.seconds or 0.0)
-            for one in rounds
-            if one.state is RoundState.COMMITTED
+            Round(assigned=record.assigned, reported=record.reported, seconds=record.seconds or 0.0)
+            for record in committed
         ],
         endings=dict(fleet.endings.most_common()),
         requests=dict(fleet.requests.most_common()),
     )
 
 
-async def _completed(options: RoundsOptions, store: CoordinatorStore, task: str, fleet: LoadFleet, say: Say) -> None:
+async def _completed(options: RoundsOptions, server: LocalCoordinator, task: str, fleet: LoadFleet, say: Say) -> None:
     until = time.monotonic() + options.rounds * PATIENCE_S
     while time.monotonic() < until:
-        rounds = await asyncio.to_thread(store.rounds, task)
-        if sum(one.state is RoundState.COMMITTED for one in rounds) == options.rounds:
+        committed = await asyncio.to_thread(server.committed, task)
+        if len(committed) == options.rounds:
             return
-        say(f"round {len(rounds)}, {fleet.endings['reported']} reports")
+        say(f"round {len(committed) + 1}, {fleet.endings['reported']} reports")
         await asyncio.sleep(0.25)

@@ -29,11 +29,11 @@ _SHOWN = 8
 def command_of(name: str, options: type) -> Callable[..., None]:
     """The command that runs the benchmark `name`. Its exit code is 1 when the result says that it is not sound."""
 
-    def command(*, json: bool, **given: Any) -> None:
+    def command(*, json: bool, **values: Any) -> None:
         """Run the benchmark, and show or print its figures."""
         benchmark = import_module(f"benchmarks.{name}")
         with doing(name) as say:
-            figures = msgspec.to_builtins(benchmark.run(options(**given), say), str_keys=True)
+            figures = msgspec.to_builtins(benchmark.run(options(**values), say), str_keys=True)
         if json:
             emit(header(name) | figures)
         else:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -28,6 +27,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from benchmarks.options import SecaggOptions
+from benchmarks.usage import least_cpu_s
 from muster.output import Say
 from secagg import keys, packing, parameters
 from secagg.beacons import NO_BEACON, draw_beacon
@@ -158,11 +158,11 @@ class _Stopwatch:
 
     def step(self, device: Client, message: bytes) -> bytes:
         started = time.process_time()
-        made = _answer(device, message)
+        answer = _answer(device, message)
         self.seconds += time.process_time() - started
         self.down += len(message)
-        self.up += len(made)
-        return made
+        self.up += len(answer)
+        return answer
 
 
 def _client(workload: Workload) -> tuple[float, tuple[int, int]]:
@@ -214,25 +214,19 @@ def _answer(client: Client, message: bytes) -> bytes:
 
 
 def _box_for_0(client: Client, roster: bytes, sid: bytes, invite: Invite) -> bytes:
-    found = Roster.decode(roster, invite.hash, invite.n_max)
-    rank = [entry.position for entry in found.neighbours].index(0)
-    return Shares.decode(_answer(client, roster), sid, found.k).boxes[rank]
+    decoded = Roster.decode(roster, invite.hash, invite.n_max)
+    rank = [entry.position for entry in decoded.neighbours].index(0)
+    return Shares.decode(_answer(client, roster), sid, decoded.k).boxes[rank]
 
 
 def _server(workload: Workload, chosen: GraphParameters, repeats: int) -> float:
     """CPU seconds from the last share to the decoded sum."""
     revealed, total = _last_share_is_in(workload, chosen)
-    best = math.inf
-    for _ in range(repeats):
-        words = total.copy()
-        started = time.process_time()
-        Unmasking(revealed, words, (workload.segment,), 1000).run()
-        best = min(best, time.process_time() - started)
-    return best
+    return least_cpu_s(Unmasking(revealed, total, (workload.segment,), 1000).run, repeats)
 
 
 def _last_share_is_in(workload: Workload, chosen: GraphParameters) -> tuple[RevealedShares, Words]:
-    """The state of a server then: shares of every secret, and a sum under the masks that they remove."""
+    """The state of a server with every share: shares of all secrets, and a sum under the masks that they remove."""
     n, alive, sid = workload.n, workload.alive, secrets.token_bytes(32)
     graph = NeighbourGraph(chosen, HASH, NO_BEACON)
     near = [graph.neighbours(position) for position in range(n)]
@@ -262,12 +256,12 @@ def _receive(workload: Workload) -> float:
     message = Masked(data, keys.sign(identity, "masked", sid, sha256(data))).encode(sid)
 
     def take() -> None:
-        found = Masked.decode(message, sid, words.size)
+        upload = Masked.decode(message, sid, words.size)
         if workload.signed:
-            keys.verify(signer, found.signature, "masked", sid, sha256(found.words))
-        np.add(words, np.frombuffer(found.words, LITTLE), out=words)
+            keys.verify(signer, upload.signature, "masked", sid, sha256(upload.words))
+        np.add(words, np.frombuffer(upload.words, LITTLE), out=words)
 
-    return _least(take, 10)
+    return least_cpu_s(take, 10)
 
 
 def _kernel(size: int) -> tuple[float, float]:
@@ -276,8 +270,8 @@ def _kernel(size: int) -> tuple[float, float]:
     masks = [Mask(secrets.token_bytes(32), 1 if i % 2 else -1) for i in range(32)]
     raws, kernels = [], []
     for _ in range(10):  # in turns, as the machine has other work
-        kernels.append(_least(lambda: add_masks(words, masks), 1))
-        raws += [_least(partial(_keystream, len(masks) * words.nbytes, chunk), 1) for chunk in RAW_CHUNKS]
+        kernels.append(least_cpu_s(lambda: add_masks(words, masks), 1))
+        raws += [least_cpu_s(partial(_keystream, len(masks) * words.nbytes, chunk), 1) for chunk in RAW_CHUNKS]
     return min(raws) / min(kernels), len(masks) * words.nbytes / min(kernels) / 1e9
 
 
@@ -287,12 +281,3 @@ def _keystream(total: int, chunk: int) -> None:
     zeros, buffer = bytes(chunk), bytearray(chunk)
     for _ in range(-(-total // chunk)):
         cipher.update_into(zeros, buffer)
-
-
-def _least(call: Callable[[], object], repeats: int) -> float:
-    best = math.inf
-    for _ in range(repeats):
-        started = time.process_time()
-        call()
-        best = min(best, time.process_time() - started)
-    return best

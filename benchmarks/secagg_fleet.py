@@ -16,44 +16,36 @@ from __future__ import annotations
 
 import math
 import operator
-import tempfile
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from benchmarks.fleet_training import Training, fleet_training, secure_settings
 from benchmarks.options import SecaggFleetOptions
 from coordinator.rules.aggregation import aggregate
 from coordinator.rules.entities import AssignmentRecord, RoundRecord
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.store.tasks import CoordinatorStore, Secagg, TaskSettings
-from device_runtime.permission.policy import Policy
-from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import trips_of
 from fedcore.masking import join_weight
 from fedcore.params import Float32
-from fedcore.signing import SigningKey
-from muster.local.server import LocalCoordinator, local_coordinator
 from muster.output import Say
 from secagg import packing
 from simulator import datasets
-from simulator.course import overall
-from simulator.engine import Engine, evaluate
-from simulator.fleet.fleet import Fleet, FleetConfig
+from simulator.engine import Engine
 from simulator.fleet.profile import Kind
 from simulator.fleet.recorder import Recording
-from simulator.fleet.summary import FleetSummary, Session
 from simulator.population import Population
-from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
 
 MODEL, DATASET = "digits_cnn", "digits"
 ALGORITHM = create("fedavg", {"client_lr": 0.1, "epochs": 2, "batch_size": 4})
@@ -108,96 +100,42 @@ def run(options: SecaggFleetOptions, say: Say) -> SecaggFleetOutcome:
 
     Raises SimulatorError as a fleet does.
     """
-
-    def on_session(session: Session) -> None:
-        say(f"{session.client}: {session.ending}", 1)
-
-    users, held_out = datasets.users(DATASET, None, options.devices)
+    users, unseen = datasets.users(DATASET, None, options.devices)
     model = Model(load(MODEL), options.seed)
-    with tempfile.TemporaryDirectory(prefix="muster-secagg-") as place:
-        folder = Path(place)
-        home = folder / "coordinator"
-        home.mkdir()
-        bundle = export_bundle(model, ALGORITHM, folder / "plan")
-        with local_coordinator(home, secure=True) as local:
-            largest = int(users.sizes.max())
-            key = SigningKey.new(folder / "release.pem")
-            fleet = _SecureFleet(options, users, local, key, folder / "devices")
-            trained = local.create_task(bundle, _settings(options, "trained", largest), key).id
-            started = time.monotonic()
-            summary = fleet.of("trained", MORTAL).run(on_session)
-            seconds = time.monotonic() - started
-            lost = local.create_task(bundle, _settings(options, "lost", largest), key).id
-            fleet.lose(lost, on_session)
-            account = _Account(local.store, (trained, lost), Recording(folder / "devices"))
-            engine = Engine(model, ALGORITHM, users, seed=options.seed)
-            agreement = _replay(engine, users, local.store, trained, summary)
-            models = (local.store.checkpoint(trained, options.rounds)["params"], engine.state["params"])
-            accuracies = [overall(evaluate(model, one, held_out)["accuracy"], held_out) for one in models]
-            return _outcome(options, account, _Training(summary, seconds, agreement, accuracies), home)
+    with fleet_training(model, ALGORITHM, users, secure=True) as frame:
+        store = frame.local.store
 
-
-def _settings(options: SecaggFleetOptions, population: str, largest: int) -> TaskSettings:
-    """A task of the population, whose devices hold at most `largest` examples."""
-    return TaskSettings(
-        population=population,
-        goal=options.devices,
-        minimum=max(8, options.devices * 7 // 10),
-        rounds=options.rounds,
-        over_selection=1.0,
-        selection_timeout_s=3 * options.phase_s,
-        reporting_deadline_s=10 * options.phase_s,  # five phases follow the training
-        seed=options.seed,
-        secagg=Secagg(max_examples=largest, phase_s=options.phase_s),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Training:
-    """The completed task: accuracies on held-out users are those of its model, and of the model without masks."""
-
-    summary: FleetSummary
-    seconds: float
-    agreement: float
-    accuracies: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True)
-class _SecureFleet:
-    options: SecaggFleetOptions
-    users: Population
-    local: LocalCoordinator
-    key: SigningKey
-    folder: Path
-
-    def lose(self, task: str, on_session: Callable[[Session], None]) -> None:
-        """Run a task whose devices die, until some of its attempts have ended."""
-
-        def on_end(session: Session) -> None:
-            on_session(session)
-            store = self.local.store
-            ended = sum(one.state.ended for one in store.rounds(task))
-            if ended >= self.options.lost and store.task(task).state is TaskState.ACTIVE:
+        def give_up(task: str) -> None:
+            """Cancel the second task once some of its attempts have ended."""
+            ended = sum(record.state.ended for record in store.rounds(task))
+            if ended >= options.lost and store.task(task).state is TaskState.ACTIVE:
                 store.cancel(task)
 
-        self.of("lost", DOOMED).run(on_end)
+        fields: dict[str, Any] = {"wait_s": 4 * options.phase_s, "recorded": True}
+        training = frame.run(_settings(options, "trained", users), say, kinds=MORTAL, **fields)
+        lost = frame.run(_settings(options, "lost", users), say, give_up, kinds=DOOMED, **fields)
+        account = _Account(store, (training.task, lost.task), Recording(frame.folder / "devices"))
+        engine = Engine(model, ALGORITHM, users, seed=options.seed)
+        agreement = frame.difference(training, engine)
+        models = store.checkpoint(training.task, options.rounds)["params"], engine.state["params"]
+        accuracy, plain_accuracy = (frame.accuracy(params, unseen) for params in models)
+        outcome = _Outcome(training, agreement, accuracy, plain_accuracy)
+        return _outcome(options, account, outcome, frame.folder / "coordinator")
 
-    def of(self, population: str, kinds: tuple[Kind, ...]) -> Fleet:
-        """A fleet of devices of these kinds, which serve one population."""
-        return Fleet(
-            FleetConfig(
-                coordinator=self.local.url,
-                population=population,
-                folder=self.folder / population,
-                concurrency=self.options.devices,
-                wait_s=4 * self.options.phase_s,
-                seed=self.options.seed,
-                kinds=kinds,
-                recorded=True,
-                policy=Policy(signers=(self.key.signer,), require_secure_aggregation=True),
-            ),
-            self.users,
-        )
+
+def _settings(options: SecaggFleetOptions, population: str, users: Population) -> TaskSettings:
+    secagg = Secagg(max_examples=int(users.sizes.max()), phase_s=options.phase_s)
+    return secure_settings(options, secagg, population=population, rounds=options.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """The completed task. agreement, plain_accuracy: of the same training without masks."""
+
+    training: Training
+    agreement: float
+    accuracy: float
+    plain_accuracy: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,18 +150,18 @@ class _Account:
         """Every attempt that ended, of all tasks."""
         with self.store.database.reading() as records:
             for task in self.tasks:
-                for one in records.rounds(task):
-                    if one.state.ended:
-                        yield task, one, records.cohorts.drawn(task, one.number, one.attempt)
+                for row in records.rounds(task):
+                    if row.state.ended:
+                        yield task, row, records.cohorts.drawn(task, row.number, row.attempt)
 
     def states(self, task: str) -> Counter[str]:
-        return Counter(one.state.value for name, one, _ in self.attempts() if name == task)
+        return Counter(row.state.value for name, row, _ in self.attempts() if name == task)
 
     def counted(self) -> Iterator[tuple[str, int, list[str]]]:
         """Task, number and counted assignments of every committed round."""
-        for task, one, cohort in self.attempts():
-            if one.state is RoundState.COMMITTED:
-                yield task, one.number, [seat.id for seat in cohort if seat.state is AssignmentState.REPORTED]
+        for task, row, cohort in self.attempts():
+            if row.state is RoundState.COMMITTED:
+                yield task, row.number, [seat.id for seat in cohort if seat.state is AssignmentState.REPORTED]
 
     def deaths(self, task: str) -> dict[str, int]:
         """How many devices were killed in a task's rounds, by the message at which."""
@@ -240,18 +178,16 @@ class _Account:
 
     def _recomputed(self, task: str, number: int, names: Sequence[str]) -> Float32:
         reports = [self.recordings.quantised(name) for name in names]
-        totals = [packing.decode(one.segments, one.words, 1, one.w_max) for one in reports]
+        totals = [packing.decode(report.segments, report.words, 1, report.w_max) for report in reports]
         total = reduce(operator.add, totals)
         plan = self.store.plan(self.store.task(task).plan_sha256)
         before = {"params": self.store.checkpoint(task, number - 1)["params"]}
-        made = aggregate(
-            plan.report, trips_of(ALGORITHM)[0], before, join_weight(plan.report, total.weight, total.sums)
-        )
-        return made.state["params"]
+        values = join_weight(plan.report, total.weight, total.sums)
+        return aggregate(plan.report, trips_of(ALGORITHM)[0], before, values).state["params"]
 
     def shares_of_failed(self) -> int:
         """Messages with shares that left a device in an attempt that was abandoned."""
-        abandoned = (cohort for _, one, cohort in self.attempts() if one.state is RoundState.ABANDONED)
+        abandoned = (cohort for _, row, cohort in self.attempts() if row.state is RoundState.ABANDONED)
         failed = {seat.id for cohort in abandoned for seat in cohort}
         return sum(assignment in failed for assignment, _, _ in self.recordings.shares())
 
@@ -261,7 +197,7 @@ class _Account:
         for _, session, shares in self.recordings.shares():
             for owner, (kind, _) in shares.items():
                 kinds[session, owner].add(kind)
-        return sum(len(found) > 1 for found in kinds.values())
+        return sum(len(revealed) > 1 for revealed in kinds.values())
 
     def uneven(self) -> tuple[int, float]:
         """Uploads, and how far the distribution of their bytes is from an even one, in standard deviations."""
@@ -272,31 +208,24 @@ class _Account:
         return len(uploads), (chi_squared - 255) / math.sqrt(2 * 255)
 
     def found_in(self, home: Path) -> tuple[int, int]:
-        """Uploads and quantised reports that were sought in the coordinator's files, and those that were found."""
-        sought = []
-        for assignment, words in self.recordings.uploads().items():
-            for one in (words, self.recordings.quantised(assignment).words):
-                middle = one.size // 2
-                sought.append(one[middle : middle + SAMPLE].tobytes())
+        """Numbers of uploads and quantised reports: those looked for in the coordinator's files, and those found."""
+        samples = []
+        for assignment, upload in self.recordings.uploads().items():
+            for words in (upload, self.recordings.quantised(assignment).words):
+                middle = words.size // 2
+                samples.append(words[middle : middle + SAMPLE].tobytes())
         files = [path.read_bytes() for path in home.rglob("*") if path.is_file()]
-        return len(sought), sum(any(bytes_ in file for file in files) for bytes_ in sought)
+        return len(samples), sum(any(sample in file for file in files) for sample in samples)
 
 
-def _replay(engine: Engine, users: Population, store: CoordinatorStore, task: str, summary: FleetSummary) -> float:
-    """Train again without masks, from the counted reports; the largest distance from the fleet's models."""
-    numbers = range(1, store.task(task).settings.rounds + 1)
-    cohorts = [counted_cohort(store, task, number, summary.clients) for number in numbers]
-    return worst_difference(engine, users, cohorts, [store.checkpoint(task, n)["params"] for n in numbers])
-
-
-def _outcome(options: SecaggFleetOptions, account: _Account, training: _Training, home: Path) -> SecaggFleetOutcome:
+def _outcome(options: SecaggFleetOptions, account: _Account, outcome: _Outcome, home: Path) -> SecaggFleetOutcome:
     trained, lost = (account.states(task) for task in account.tasks)
     rounds = list(account.counted())
-    exact, (uploads, uneven), (sought, found) = account.exact(), account.uneven(), account.found_in(home)
-    accuracy, plain_accuracy = training.accuracies
-    gap = 100 * abs(accuracy - plain_accuracy)
+    exact, (uploads, uneven), (samples, in_files) = account.exact(), account.uneven(), account.found_in(home)
+    gap = 100 * abs(outcome.accuracy - outcome.plain_accuracy)
+    training = outcome.training
     shares, both = account.shares_of_failed(), account.both_kinds()
-    kept = len(rounds) == exact and trained["committed"] == options.rounds and not shares and not both
+    exact_and_secret = len(rounds) == exact and trained["committed"] == options.rounds and not shares and not both
     return SecaggFleetOutcome(
         devices=options.devices,
         values=account.store.plan(account.store.task(account.tasks[0]).plan_sha256).report.size,
@@ -307,17 +236,17 @@ def _outcome(options: SecaggFleetOptions, account: _Account, training: _Training
         deaths=account.deaths(account.tasks[0]),
         counted_least=min((len(names) for task, _, names in rounds if task == account.tasks[0]), default=0),
         exact=exact,
-        accuracy=accuracy,
-        plain_accuracy=plain_accuracy,
+        accuracy=outcome.accuracy,
+        plain_accuracy=outcome.plain_accuracy,
         gap_points=gap,
-        agreement=training.agreement,
+        agreement=outcome.agreement,
         failed=dict(lost),
         shares_of_failed=shares,
         both_kinds=both,
         uploads=uploads,
         uneven=uneven,
-        sought=sought,
-        found_in_files=found,
+        sought=samples,
+        found_in_files=in_files,
         endings=dict(training.summary.endings.most_common()),
-        sound=kept and gap <= MOST_GAP and abs(uneven) < MOST_UNEVEN and not found,
+        sound=exact_and_secret and gap <= MOST_GAP and abs(uneven) < MOST_UNEVEN and not in_files,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from starlette.requests import Request as HttpRequest
 
 from benchmarks.options import SignaturesOptions
+from benchmarks.usage import cpu_s_of
 from coordinator.api.authentication import Authenticator
 from coordinator.metrics import Metrics
 from coordinator.store.tasks import open_coordinator_store
@@ -62,7 +63,7 @@ def run(options: SignaturesOptions, say: Say) -> SignatureCosts:
 async def _measure(key: PrivateKey, blocks: int, folder: Path) -> Cost:
     public = PublicKey.of(key)
     signer = Signer(device_id(public.text), key)
-    message = b"y" * len(BODY)
+    message, requests = b"y" * len(BODY), list[HttpRequest]()
     signature = sign(key, message)
     authenticate_s, verify_s, request_s, sign_s = ([] for _ in range(4))
     with open_coordinator_store(f"sqlite:///{folder / 'm.db'}", folder / "blobs") as store:
@@ -71,17 +72,16 @@ async def _measure(key: PrivateKey, blocks: int, folder: Path) -> Cost:
         authenticator = Authenticator(store, RateLimit(1_000_000), Metrics())
         await authenticator.device(_request(signer))  # from now on the key is in memory
         for _ in range(blocks):
+            requests.clear()
+            request_s.append(_block_s(lambda: requests.append(_request(signer))))
             began = time.process_time()
-            requests = [_request(signer) for _ in range(BLOCK)]
-            request_s.append(time.process_time() - began)
-            began = time.process_time()
-            for one in requests:
-                await authenticator.device(one)
+            for request in requests:
+                await authenticator.device(request)
             authenticate_s.append(time.process_time() - began)
-            verify_s.append(_timed(lambda: public.check(signature, message)))
-            sign_s.append(_timed(lambda: sign(key, message)))
+            verify_s.append(_block_s(lambda: public.check(signature, message)))
+            sign_s.append(_block_s(lambda: sign(key, message)))
     authenticate_us, verify_us, request_us, sign_us = (
-        _least_us(one) for one in (authenticate_s, verify_s, request_s, sign_s)
+        min(blocks_s) / BLOCK * 1e6 for blocks_s in (authenticate_s, verify_s, request_s, sign_s)
     )
     return Cost(
         algorithm=public.algorithm,
@@ -109,13 +109,6 @@ def _request(signer: Signer) -> HttpRequest:
     return HttpRequest(scope)
 
 
-def _timed(work: Callable[[], object]) -> float:
-    began = time.process_time()
-    for _ in range(BLOCK):
-        work()
-    return time.process_time() - began
-
-
-def _least_us(seconds: Sequence[float]) -> float:
-    """Microseconds of one request, in the best block."""
-    return min(seconds) / BLOCK * 1e6
+def _block_s(work: Callable[[], object]) -> float:
+    """CPU seconds of a block of BLOCK times some work."""
+    return cpu_s_of(lambda: [work() for _ in range(BLOCK)])

@@ -15,21 +15,20 @@ import msgspec
 import numpy as np
 import sqlalchemy
 
-from benchmarks.load import LoadConfig, LoadFleet
+from benchmarks.load import POPULATION, LoadConfig, LoadFleet
 from benchmarks.null_task import null_coordinator
 from benchmarks.options import SoakOptions
 from benchmarks.usage import Usage
-from coordinator.rules.states import AssignmentState, RoundState
+from coordinator.rules.states import AssignmentState
 from coordinator.store.tables import ASSIGNMENTS, ROUNDS
 from coordinator.store.tasks import CoordinatorStore, TaskSettings
 from muster.local.server import LocalCoordinator
 from muster.output import Say
 
-POPULATION = "light"
 SILENT, KILLED = 0.08, 0.2
 WARM_UP = 0.2
-"""This part of the time: caches fill, and the allocator reaches its size."""
-EVERY_S = 5.0
+"""The share of the time in which caches fill and the allocator reaches its size."""
+SAMPLE_EVERY_S = 5.0
 QUIET_S = 10.0
 """Seconds after the last device until its connections are closed; less in a run that is shorter itself."""
 
@@ -37,9 +36,9 @@ QUIET_S = 10.0
 class SoakOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome: attempts at rounds, and memory, open files and rows of the coordinator.
 
-    slope_mb_per_hour: of the server's memory after the warm-up, by least squares; rss_mb: a sample for every twentieth
-    of the time. descriptors: open files before the first device, at most, and when all had gone. waiting_rows:
-    assignments that wait, of rounds that have ended.
+    slope_mb_per_hour: of the server's memory after the warm-up, by least squares; rss_mb: twenty samples of it, evenly
+    spaced. descriptors: open files before the first device, at most, and after the last. waiting_rows: waiting
+    assignments of ended rounds.
     """
 
     minutes: float
@@ -88,7 +87,6 @@ async def _run(options: SoakOptions, server: LocalCoordinator, task: str, say: S
     before, samples = Usage.of(server.pid), []
     light = LoadConfig(
         coordinator=server.url,
-        population=POPULATION,
         devices=options.devices,
         silent=SILENT,
         killed=KILLED,
@@ -101,28 +99,28 @@ async def _run(options: SoakOptions, server: LocalCoordinator, task: str, say: S
         while (at_s := time.monotonic() - began) < 60 * options.minutes:
             samples.append(_Sample(at_s, Usage.of(server.pid)))
             say(f"{samples[-1].used.rss_mb:.0f} MB, {fleet.endings['reported']} reports")
-            await asyncio.sleep(min(EVERY_S, 6 * options.minutes))
+            await asyncio.sleep(min(SAMPLE_EVERY_S, 6 * options.minutes))
 
     async with LoadFleet(light) as fleet:
         await fleet.enrol()
         await fleet.run(watch)
     store.cancel(task)
     await asyncio.sleep(min(QUIET_S, 60 * options.minutes))
-    rounds = [one for one in store.rounds(task) if one.state is RoundState.COMMITTED]
+    rounds = server.committed(task)
     return SoakOutcome(
         minutes=options.minutes,
         devices=options.devices,
         size=options.size,
         committed=len(rounds),
         abandoned=len(store.rounds(task)) - len(rounds),
-        longest_round_s=max((one.seconds or 0.0 for one in rounds), default=0.0),
+        longest_round_s=max((record.seconds or 0.0 for record in rounds), default=0.0),
         reports=fleet.endings["reported"],
         server_cpu_s=Usage.of(server.pid).cpu_s - before.cpu_s,
-        slope_mb_per_hour=slope_per_hour([(one.at_s, one.used.rss_mb) for one in samples]),
-        rss_mb=[round(one.used.rss_mb, 1) for one in samples[:: max(1, len(samples) // 20)]],
+        slope_mb_per_hour=slope_per_hour([(sample.at_s, sample.used.rss_mb) for sample in samples]),
+        rss_mb=[round(sample.used.rss_mb, 1) for sample in samples[:: max(1, len(samples) // 20)]],
         descriptors=(
             before.descriptors,
-            max(one.used.descriptors for one in samples),
+            max(sample.used.descriptors for sample in samples),
             Usage.of(server.pid).descriptors,
         ),
         waiting_rows=_waiting_rows(store, task),
@@ -133,8 +131,8 @@ async def _run(options: SoakOptions, server: LocalCoordinator, task: str, say: S
 
 def slope_per_hour(samples: Sequence[tuple[float, float]]) -> float:
     """The slope of a value per hour: the line of least squares through (seconds, value) after the warm-up."""
-    kept = np.array(samples[int(WARM_UP * len(samples)) :])
-    return float(np.polyfit(kept[:, 0] / 3600, kept[:, 1], 1)[0]) if len(kept) > 1 else 0.0
+    warm = np.array(samples[int(WARM_UP * len(samples)) :])
+    return float(np.polyfit(warm[:, 0] / 3600, warm[:, 1], 1)[0]) if len(warm) > 1 else 0.0
 
 
 def _waiting_rows(store: CoordinatorStore, task: str) -> int:

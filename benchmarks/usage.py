@@ -1,16 +1,28 @@
-"""CPU time, memory and open files of other processes of this machine, from their CPU clocks and /proc."""
+"""CPU time of work in this process; CPU time, memory and open files of others, from their CPU clocks and /proc."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 _CPUCLOCK_SCHED = 2
-"""Of Linux: ~pid << 3 | 2 is the clock that clock_getcpuclockid(3) finds, in nanoseconds where /proc counts ticks."""
+"""Linux: ~pid << 3 | 2 is the clock of clock_getcpuclockid(3), which counts nanoseconds; /proc counts ticks."""
+
+
+def cpu_s_of(work: Callable[[], object]) -> float:
+    """CPU seconds of this process for some work."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def least_cpu_s(work: Callable[[], object], repeats: int) -> float:
+    """The least CPU seconds of this process for some work, of several runs."""
+    return min(cpu_s_of(work) for _ in range(repeats))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +59,20 @@ def cpu_s_of_all(pid: int) -> float:
     A descendant whose parent has ended is found if the process is the subreaper of its descendants (prctl(2)).
     """
     total = 0.0
-    for one, stat in _family(pid):
+    for member, stat in _family(pid):
         with contextlib.suppress(OSError):  # it has ended, and its parent counts it from now on
-            total += cpu_s(one) + stat.children_s
+            total += cpu_s(member) + stat.children_s
     return total
 
 
 def family_of(pid: int) -> list[int]:
     """A process and its descendants, each after its parent."""
-    return [one for one, _ in _family(pid)]
+    return [member for member, _ in _family(pid)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Stat:
-    """parent: its process. children_s: CPU seconds of its children that ended and were waited for, and of theirs."""
+    """parent: a process id. children_s: CPU seconds of descendants that ended and were waited for."""
 
     parent: int
     children_s: float
@@ -80,7 +92,7 @@ def _family(pid: int) -> Iterator[tuple[int, _Stat]]:
             with contextlib.suppress(OSError):
                 stats[int(entry.name)] = stat = _Stat.of(int(entry.name))
                 children.setdefault(stat.parent, []).append(int(entry.name))
-    found = [pid] if pid in stats else []
-    for one in found:  # grows on the way
-        yield one, stats[one]
-        found += children.get(one, [])
+    family = [pid] if pid in stats else []
+    for member in family:  # grows on the way
+        yield member, stats[member]
+        family += children.get(member, [])

@@ -47,8 +47,8 @@ def device_app(service: Service) -> DeviceRouter:
         service.lines.begin()
         yield
         service.lines.end()
-        for one in aside:
-            one.cancel()
+        for task in aside:
+            task.cancel()
         await asyncio.wait(aside)
         service.driver.stop()
         service.unmasker.close()
@@ -82,10 +82,10 @@ def admin_app(service: Service) -> FastAPI:
 
 
 def _devices_port(service: Service) -> ASGIApp:
-    """The answer to a device that speaks to the port for operators: which port is its own."""
+    """The answer to a device at the operators' port: which port is for devices."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        raise HTTPException(404, f"this is the port for operators; that for devices is {service.membership.url}")
+        raise HTTPException(404, f"this is the port for operators; devices use {service.membership.url}")
 
     return answer
 

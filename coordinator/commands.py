@@ -8,20 +8,20 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from coordinator.rules.selection import Eligibility
 from fedcore.params import Float32
 from fedcore.wire.messages import Abort, AssignmentAnswer, CheckInAnswer, Receipt
 
 _GATHER_S = 0.01
-"""Commands that come within this time share a turn of the driver, and its transaction."""
+"""Commands that come within this time share a turn of the driver and its transaction."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
 class Command(Generic[T_co]):
-    """Something asked of the driver; T_co is the answer. A refusal is raised instead."""
+    """A request to the driver; T_co is its answer. A refusal is raised instead."""
 
     __slots__ = ()
 
@@ -67,10 +67,10 @@ class CountReport(Command[Receipt]):
 
 @dataclass(frozen=True, slots=True)
 class PutMessage(Command[None]):
-    """A device's message of that number, with its SHA-256, in the secure aggregation of its assignment's round.
+    """A device's message `number`, with its SHA-256, in the secure aggregation of its assignment's round.
 
-    device: the id of whoever signed the request. then: once the message is taken, what waits for the one of the next
-    number, for `wait_s` seconds.
+    device: the id of the signer of the request. then: waits `wait_s` seconds for the message of the next number, once
+    this one is taken.
     """
 
     assignment: str
@@ -84,7 +84,7 @@ class PutMessage(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class AwaitMessage(Command[bytes | None]):
-    """The message of that number to a device in a secure aggregation; None when there is none within `wait_s`."""
+    """The message `number` to a device in a secure aggregation; None when there is none within `wait_s`."""
 
     assignment: str
     number: int
@@ -99,8 +99,7 @@ class AbortAssignment(Command[None]):
     message: Abort
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedCommand:
+class QueuedCommand(NamedTuple):
     """A command and the future of its answer."""
 
     command: Command[Any]
@@ -143,7 +142,7 @@ class Inbox:
         reports = _drain(self._reports, most // 2)
         taken = reports + others + _drain(self._others, most - len(others) - len(reports))
         self._taken_at = time.monotonic()
-        return [one for one in taken if one.future.set_running_or_notify_cancel()]
+        return [queued for queued in taken if queued.future.set_running_or_notify_cancel()]
 
 
 def _drain(waiting: queue.SimpleQueue[QueuedCommand], most: int) -> list[QueuedCommand]:

@@ -10,6 +10,7 @@ CoordinatorError
 ├── UnreadableTask          a stored task has a setting that this version does not know
 ├── MissingStore            there is no database, or no blob folder, where one was named
 ├── BeaconUnavailable       the enrolment authority drew no beacon for a secure round
+├── DatabaseLocked          another transaction holds what this one would write
 ├── LeaseLost               another replica drives a population that this one believed its own
 ├── KeysDiffer              the file of a key holds another key than the one that the store knows
 ├── KeysMissing             the file of a key that the store knows is not there
@@ -22,7 +23,7 @@ CoordinatorError
 ├── TokenError
 │   ├── InvalidToken        a token's name, or its time, cannot be
 │   ├── UnknownToken        there is no such token to revoke
-│   ├── BadToken            a token is none of this coordinator, was revoked or has expired
+│   ├── BadToken            a token is unknown, revoked or expired
 │   └── RoleLacking         a token is good, and its role does not allow what was asked
 │       └── ForgedForm      a form was not sent from a page of the session that it came with
 ├── TaskError
@@ -149,7 +150,7 @@ class UnknownToken(TokenError):
 
 
 class BadToken(TokenError):
-    """A token is none of this coordinator, was revoked or has expired."""
+    """A token is unknown, revoked or expired."""
 
 
 class RoleLacking(TokenError):
@@ -185,150 +186,111 @@ class TaskEnded(TaskError):
 
 
 class Refusal(CoordinatorError):
-    """A refusal of a device's request: `slug` names the problem type, the message is its detail."""
+    """A refusal of a device's request: `slug` names the problem type, the message is its detail.
+
+    retriable: whether the device may try again later, as the answer then says.
+    """
 
     slug: ClassVar[str]
-    retriable: ClassVar[bool] = False
+    retriable: ClassVar[bool]
+
+    def __init_subclass__(cls, slug: str, *, retriable: bool = False) -> None:
+        cls.slug, cls.retriable = slug, retriable
 
 
-class MalformedMessage(Refusal):
+class MalformedMessage(Refusal, slug="malformed-message"):
     """The request is not a message of this protocol."""
 
-    slug = "malformed-message"
 
-
-class UnknownDevice(Refusal):
+class UnknownDevice(Refusal, slug="unknown-device"):
     """No device has this key id."""
 
-    slug = "unknown-device"
 
-
-class ReplayedSignature(Refusal):
+class ReplayedSignature(Refusal, slug="replayed-signature"):
     """A request with this signature's nonce came before."""
 
-    slug = "replayed-signature"
 
-
-class DeviceRevoked(Refusal):
+class DeviceRevoked(Refusal, slug="device-revoked"):
     """An operator has revoked this device."""
 
-    slug = "device-revoked"
-
     def __init__(self) -> None:
-        super().__init__("the operator of this coordinator has revoked this device; nothing is asked of it any more")
+        super().__init__("the operator of this coordinator has revoked this device; it gets no more work")
 
 
-class NotAttested(Refusal):
+class NotAttested(Refusal, slug="not-attested"):
     """The coordinator does not take this attestation."""
 
-    slug = "not-attested"
 
-
-class ForeignSession(Refusal):
+class ForeignSession(Refusal, slug="foreign-session"):
     """The session is another device's."""
 
-    slug = "foreign-session"
 
-
-class ForeignAssignment(Refusal):
+class ForeignAssignment(Refusal, slug="foreign-assignment"):
     """The assignment is another device's."""
 
-    slug = "foreign-assignment"
 
-
-class UnknownPopulation(Refusal):
+class UnknownPopulation(Refusal, slug="unknown-population"):
     """No population has this name."""
 
-    slug = "unknown-population"
 
-
-class UnknownSession(Refusal):
+class UnknownSession(Refusal, slug="unknown-session"):
     """The session does not exist or has ended."""
 
-    slug = "unknown-session"
 
-
-class UnknownAssignment(Refusal):
+class UnknownAssignment(Refusal, slug="unknown-assignment"):
     """No assignment has this id."""
 
-    slug = "unknown-assignment"
 
-
-class UnknownBlob(Refusal):
+class UnknownBlob(Refusal, slug="unknown-blob"):
     """No blob that devices may have has this digest."""
 
-    slug = "unknown-blob"
 
-
-class ConflictingReport(Refusal):
+class ConflictingReport(Refusal, slug="conflicting-report"):
     """Another report was already accepted for this assignment."""
 
-    slug = "conflicting-report"
 
-
-class InvalidReport(Refusal):
+class InvalidReport(Refusal, slug="invalid-report"):
     """The body is not a report of this assignment's layout."""
 
-    slug = "invalid-report"
 
-
-class UnusableMessage(Refusal):
+class UnusableMessage(Refusal, slug="unusable-message"):
     """The secure aggregation cannot use a device's message."""
 
-    slug = "unusable-message"
 
-
-class TooLarge(Refusal):
+class TooLarge(Refusal, slug="too-large"):
     """The body is larger than this address accepts."""
 
-    slug = "too-large"
 
-
-class RangeNotSatisfiable(Refusal):
+class RangeNotSatisfiable(Refusal, slug="range-not-satisfiable"):
     """The requested range lies outside the blob, which has `size` bytes."""
-
-    slug = "range-not-satisfiable"
 
     def __init__(self, size: int) -> None:
         super().__init__(f"the blob has {size} bytes")
         self.size = size
 
 
-class MismatchingOffset(Refusal):
+class MismatchingOffset(Refusal, slug="mismatching-offset"):
     """A part of a report does not begin where the last one ended: after `size` bytes."""
-
-    slug = "mismatching-offset"
 
     def __init__(self, detail: str, size: int) -> None:
         super().__init__(detail)
         self.size = size
 
 
-class NoLongerNeeded(Refusal):
+class NoLongerNeeded(Refusal, slug="no-longer-needed", retriable=True):
     """The round no longer needs this report."""
 
-    slug = "no-longer-needed"
-    retriable = True
 
-
-class TooStale(NoLongerNeeded):
+class TooStale(NoLongerNeeded, slug="too-stale", retriable=True):
     """The report starts from a model that is too old for the round."""
 
-    slug = "too-stale"
 
-
-class Unavailable(Refusal):
+class Unavailable(Refusal, slug="unavailable", retriable=True):
     """The coordinator cannot serve this now."""
 
-    slug = "unavailable"
-    retriable = True
 
-
-class TooManyRequests(Refusal):
+class TooManyRequests(Refusal, slug="too-many-requests", retriable=True):
     """The caller has asked too often; it is admitted again after `wait_s` seconds."""
-
-    slug = "too-many-requests"
-    retriable = True
 
     def __init__(self, detail: str, wait_s: float) -> None:
         super().__init__(detail)

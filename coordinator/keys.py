@@ -50,23 +50,23 @@ class Keys:
         KeysDiffer when the file holds another key than the store knows: devices pinned that.
         """
         with database.reading() as records:
-            known = records.identity.get("server")
-        if known is None:
+            stored = records.identity.get("server")
+        if stored is None:
             with contextlib.suppress(FileExistsError):
                 SucceedingKey.new("server").save(path)
         keys = cls.load(path)
         _record(keys.server, path, database)
         return keys
 
-    def hold(self, known: str | None) -> bool:
-        """Whether the server's key is the one that the store knows; read anew from its file if it was succeeded."""
-        if known is None or self.server.public.hex() == known:
+    def hold(self, stored: str | None) -> bool:
+        """Whether the server's key is the one that the store knows; read again from its file if it was succeeded."""
+        if stored is None or self.server.public.hex() == stored:
             return True
         with contextlib.suppress(KeysMissing, KeysDamaged):
-            found = _load(self._path) if self._path else self.server
-            if found.public.hex() == known:
-                _LOG.warning("the server's key %s succeeds %s", short(found.public), short(self.server.public))
-                self.server = found
+            key = _load(self._path) if self._path else self.server
+            if key.public.hex() == stored:
+                _LOG.warning("the server's key %s succeeds %s", short(key.public), short(self.server.public))
+                self.server = key
                 return True
         return False
 
@@ -86,11 +86,11 @@ class Keys:
 
 
 def rotate(path: Path, database: Database, out: Path | None = None) -> Keys:
-    """Put a successor in the place of the server's key, or into the file `out`, to be put there later.
+    """Replace the server's key with a successor, or write the successor to the file `out`, to be put there later.
 
     Coordinators that run on the database take it over within a second. Raises what `Keys.open` does, and OSError.
     """
-    with _alone(path):
+    with _locked(path):
         keys = Keys.open(path, database)
         keys.server.successor().save(out or path, replace=out is None)
         return Keys.open(path, database)
@@ -103,16 +103,16 @@ def open_lineage(path: Path, database: Database) -> SigningKey:
     that.
     """
     with database.reading() as records:
-        known = records.identity.get("lineage")
-    if known is None:
+        stored = records.identity.get("lineage")
+    if stored is None:
         _make_lineage(path)
     key = lineage_key(path)
     with database.writing() as records:
-        known = records.identity.get("lineage")
-        if known is None:
+        stored = records.identity.get("lineage")
+        if stored is None:
             _put(records, "lineage", key.signer)
         else:
-            _check_lineage(key, known, path)
+            _check_lineage(key, stored, path)
     return key
 
 
@@ -137,21 +137,21 @@ def check_keys(path: Path, database: Database) -> None:
 
 
 def start_anew(path: Path, database: Database) -> Keys:
-    """Make keys that succeed none in the place of lost files. Another lineage key that is there is taken as it is.
+    """Make keys without predecessors in place of lost files. Another lineage key that is there is taken as it is.
 
     Devices that pinned a lost key of the server refuse the new one, and tasks whose releases name a lost lineage key
     are paused. Raises KeysDiffer when no key is lost, OSError when a file cannot be written.
     """
     with database.writing() as records:
-        known = records.identity.get("lineage")
+        stored = records.identity.get("lineage")
         there = lineage_key(path).signer if lineage_file(path).exists() else None
-        if path.exists() and known in (None, there):
+        if path.exists() and stored in (None, there):
             raise KeysDiffer(f"{path} is there, so no key is lost; to give up the key in it, move the file away first")
         if not path.exists():
             key = SucceedingKey.new("server")
             key.save(path)
             _put(records, "server", key.public.hex())
-        if known not in (None, there):
+        if stored not in (None, there):
             _make_lineage(path)
             _put(records, "lineage", lineage_key(path).signer)
     return Keys.open(path, database)
@@ -168,8 +168,8 @@ def _put(records: Records, role: str, public: str) -> None:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """A lock on a file of keys, beside it: of two rotations at once, one would replace the other's successor unseen."""
+def _locked(path: Path) -> Iterator[None]:
+    """A lock beside a file of keys: without it, one of two simultaneous rotations would lose the other's successor."""
     lock = path.with_name(f"{path.name}.lock")
     with open(os.open(lock, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -190,27 +190,27 @@ def _load(path: Path) -> SucceedingKey:
 
 def _record(key: SucceedingKey, path: Path, database: Database) -> None:
     with database.writing() as records:
-        known = records.identity.get(key.role)
-        if known is not None:
-            _check_server(key, known, path)
-        if known != key.public.hex():
+        stored = records.identity.get(key.role)
+        if stored is not None:
+            _check_server(key, stored, path)
+        if stored != key.public.hex():
             _put(records, key.role, key.public.hex())
 
 
-def _check_server(key: SucceedingKey, known: str, path: Path) -> None:
+def _check_server(key: SucceedingKey, stored: str, path: Path) -> None:
     try:
-        key.succession.follow(key.role, bytes.fromhex(known))
+        key.succession.follow(key.role, bytes.fromhex(stored))
     except BrokenSuccession as error:
         raise KeysDiffer(
-            f"{path} does not go with this database: {error}. Put the file with the key {known[:16]}… there, "
+            f"{path} does not go with this database: {error}. Put the file with the key {stored[:16]}… there, "
             "or name its place (MUSTER_KEYS); all replicas need the same"
         ) from error
 
 
-def _check_lineage(key: SigningKey, known: str, path: Path) -> None:
-    if known != key.signer:
+def _check_lineage(key: SigningKey, stored: str, path: Path) -> None:
+    if stored != key.signer:
         raise KeysDiffer(
-            f"{lineage_file(path)} has the lineage key {key.signer}, and this database knows {known}: put the file "
+            f"{lineage_file(path)} has the lineage key {key.signer}, and this database knows {stored}: put the file "
             "with that key there, or name its place (MUSTER_KEYS); all replicas need the same. `muster coordinator "
             "keys rotate --lost` gives it up, and takes the key that is there"
         )

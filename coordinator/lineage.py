@@ -41,8 +41,8 @@ def entry(key: SigningKey, task: Task, before: Snapshot, checkpoint_sha256: str)
     if task.release is None:
         return None
     parent, number = before.checkpoint_sha256, before.number + 1
-    made = LineageEntry(release=task.release.digest, round=number, parent=parent, checkpoint=checkpoint_sha256)
-    return key.sign_entry(made)
+    statement = LineageEntry(release=task.release.digest, round=number, parent=parent, checkpoint=checkpoint_sha256)
+    return key.sign_entry(statement)
 
 
 def check_signer(key: SigningKey, task: Task) -> None:
@@ -58,6 +58,6 @@ def log_proof(key: SigningKey, log: Sequence[Signed], release: Signed) -> LogPro
     """The proof that a release is in the log, all of which is given, in order; None when it is not there."""
     if release not in log:
         return None
-    tree, position = Tree([one.leaf for one in log]), log.index(release)
+    tree, position = Tree([release_.leaf for release_ in log]), log.index(release)
     head = key.sign_head(TreeHead(size=len(log), root=tree.root.hex()))
     return LogProof(head=head, position=position, path=tree.path(position))

@@ -15,7 +15,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from fedcore.visible import visible, visible_lines
 
 _HEARD = ("authority", "coordinator", "fedcore", "muster", "secagg", "uvicorn")
-"""Who is heard from the level asked for. Others only warn: an HTTP client, say, tells every URL, and ids are in it."""
+"""Loggers that log from the chosen level on. Others only warn: an HTTP client logs URLs, which hold ids."""
 
 
 def configure_logs(level: str, form: str) -> bool:

@@ -67,14 +67,14 @@ class Metrics:
 
     def requested(self, route: str, status: int, seconds: float, received: int, sent: int) -> None:
         """A request was answered; received and sent are bytes of bodies."""
-        found = self._of.get((route, status))
-        if found is None:
-            # To look for them by their labels costs more than to count.
-            found = self.requests.labels(route, status), self.received.labels(route), self.sent.labels(route)
-            self._of[route, status] = found
-        found[0].observe(seconds)
-        found[1].inc(received)
-        found[2].inc(sent)
+        counters = self._of.get((route, status))
+        if counters is None:
+            # Finding them by their labels costs more than counting.
+            counters = self.requests.labels(route, status), self.received.labels(route), self.sent.labels(route)
+            self._of[route, status] = counters
+        counters[0].observe(seconds)
+        counters[1].inc(received)
+        counters[2].inc(sent)
 
     def checked_in(self, answer: CheckInAnswer) -> None:
         """A check-in was answered."""
@@ -84,7 +84,7 @@ class Metrics:
             self.check_ins.labels("rejected", answer.reason).inc()
 
     def round_moved(self, before: Round, after: Round, step_s: float, round_s: float) -> None:
-        """A round went on, durably, so many seconds after its last step began, and after it was opened."""
+        """A round went on, durably. step_s, round_s: seconds since its last step began, and since it was opened."""
         step = _step_between(before, after)
         if step is not None:
             self.round_steps.labels(step).observe(step_s)
@@ -103,16 +103,16 @@ class Metrics:
             self.round_duration.labels(after.state).observe(round_s)
 
     def watch(self, queue_depth: Callable[[], int], connections: Callable[[], int]) -> None:
-        """Read these two whenever somebody asks."""
+        """Read these two at every scrape."""
         self.queue.set_function(queue_depth)
         self.connections.set_function(connections)
 
     def tasks_are(self, tasks: Iterable[Progress]) -> None:
         """Every task, as it is now."""
-        found = Tally(one.reason for one in tasks)
+        reasons = Tally(progress.reason for progress in tasks)
         for reason in Reason:
             if reason.stalled:
-                self.stalled.labels(reason).set(found[reason])
+                self.stalled.labels(reason).set(reasons[reason])
 
     def text(self) -> bytes:
         """Everything, in Prometheus' text format."""

@@ -189,9 +189,12 @@ class Operation:
     def parameters(self) -> dict[str, inspect.Parameter]:
         """What its path and query hold, by its name there; each with the name in the method, and its type."""
         hints = get_type_hints(self.call)
-        found = [one for name, one in inspect.signature(self.call).parameters.items() if name in hints]
-        asked = [one for one in found if self.takes is None or hints[one.name] is not self.takes]
-        return {_WIRE_NAMES.get(one.name, one.name): one.replace(annotation=hints[one.name]) for one in asked}
+        parameters = [parameter for name, parameter in inspect.signature(self.call).parameters.items() if name in hints]
+        asked = [parameter for parameter in parameters if self.takes is None or hints[parameter.name] is not self.takes]
+        return {
+            _WIRE_NAMES.get(parameter.name, parameter.name): parameter.replace(annotation=hints[parameter.name])
+            for parameter in asked
+        }
 
 
 _VIEWER, _OPERATOR = Role.VIEWER, Role.OPERATOR
@@ -226,11 +229,7 @@ OPERATIONS = (
     Operation(_OPERATOR, "POST", "/tasks/{task}:resume", TaskStore.resume, ("task-ended",)),
     Operation(_OPERATOR, "POST", "/tasks/{task}:cancel", TaskStore.cancel, ("task-ended",)),
     Operation(
-        _OPERATOR,
-        "POST",
-        "/tasks/{task}:rollback",
-        TaskStore.roll_back,
-        ("unknown-round", "task-ended", "keys-differ"),
+        _OPERATOR, "POST", "/tasks/{task}:rollback", TaskStore.roll_back, ("unknown-round", "task-ended", "keys-differ")
     ),
     Operation(_OPERATOR, "POST", "/devices/{device}:revoke", TaskStore.revoke_device),
     Operation(_OPERATOR, "POST", "/devices/{device}:allow", TaskStore.allow_device),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _MOST_LINES, _LONGEST = 2000, 500
 _HEARD = "coordinator"
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A line of the log: when, in seconds since 1970, its level and its words, without a traceback."""
 
     at: float
@@ -39,5 +38,5 @@ class RecentLines(logging.Handler):
         logging.getLogger(_HEARD).addHandler(self)
 
     def end(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         logging.getLogger(_HEARD).removeHandler(self)

@@ -1,4 +1,4 @@
-"""The security of a coordinator: which assumptions of the threat model hold, as far as it can be seen from here.
+"""The security of a coordinator: which assumptions of the threat model hold, by what can be seen from here.
 
 It reads settings, files and the store; it changes nothing.
 """
@@ -38,14 +38,14 @@ def of_running(settings: Settings, store: CoordinatorStore) -> tuple[Assumption,
 
 def of_stopped(settings: Settings) -> tuple[Assumption, ...]:
     """The assumptions on a coordinator that would start with these settings, and on its store if there is one."""
-    found = (*_settings(settings),)
+    assumptions = (*_settings(settings),)
     try:
         store = open_coordinator_store(settings.database, settings.blobs, create=False)
     except CoordinatorError as error:
         remedy = "name it with --db and --blobs, or as its settings do"
-        return (*found, Assumption(name="the store can be read", holds=False, found=str(error), remedy=remedy))
+        return (*assumptions, Assumption(name="the store can be read", holds=False, found=str(error), remedy=remedy))
     with store:
-        return (*_nobody_runs(store), *found, *_store(settings, store))
+        return (*_nobody_runs(store), *assumptions, *_store(settings, store))
 
 
 def _nobody_runs(store: CoordinatorStore) -> Iterator[Assumption]:
@@ -79,20 +79,22 @@ def _network(settings: Settings) -> Iterator[Assumption]:
         )
     else:
         holds = tls or _local(settings.host)
-        found = "TLS" if tls else f"plain HTTP on {settings.host}" + (", on this machine only" if holds else "")
-        yield Assumption(name="devices' requests are encrypted", holds=holds, found=found, remedy=remedy)
+        transport = "TLS" if tls else f"plain HTTP on {settings.host}" + (", on this machine only" if holds else "")
+        yield Assumption(name="devices' requests are encrypted", holds=holds, found=transport, remedy=remedy)
     holds = tls or _local(settings.admin_host)
-    found = "TLS" if tls else f"plain HTTP on {settings.admin_host}"
-    yield Assumption(name="tokens are encrypted", holds=holds, found=found, remedy="admin_host 127.0.0.1, or tls_cert")
+    transport = "TLS" if tls else f"plain HTTP on {settings.admin_host}"
+    yield Assumption(
+        name="tokens are encrypted", holds=holds, found=transport, remedy="admin_host 127.0.0.1, or tls_cert"
+    )
 
 
 def _enrolment(settings: Settings) -> Iterator[Assumption]:
     open_ = settings.accept_unattested
-    found = "accept_unattested" if open_ else "a shared secret" if settings.enrolment_secret_file else "not here"
+    evidence = "accept_unattested" if open_ else "a shared secret" if settings.enrolment_secret_file else "not here"
     yield Assumption(
         name="strangers cannot enrol",
         holds=not open_,
-        found=found,
+        found=evidence,
         remedy="accept_unattested only for development; else enrolment_secret_file, or an authority that attests",
     )
     remedy = "run `muster authority serve` on a machine of somebody else's, and name its key as authority"
@@ -101,8 +103,8 @@ def _enrolment(settings: Settings) -> Iterator[Assumption]:
     else:
         host = urlsplit(settings.authority_url).hostname or ""
         here = _local(host) or host == settings.host
-        found = f"it is on this machine: {host}" if here else f"it is at {host}"
-        yield Assumption(name="the authority is apart", holds=not here, found=found, remedy=remedy)
+        evidence = f"it is on this machine: {host}" if here else f"it is at {host}"
+        yield Assumption(name="the authority is apart", holds=not here, found=evidence, remedy=remedy)
 
 
 def _database(settings: Settings) -> Iterator[Assumption]:
@@ -153,7 +155,7 @@ def _limits(settings: Settings) -> Iterator[Assumption]:
 
 
 def _memory() -> int:
-    """The memory that this process may use: that of the machine, or of its control group, in bytes."""
+    """The memory in bytes that this process may use: the machine's, or its control group's."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         return min(machine, int(_GROUP.read_text()))
@@ -165,9 +167,9 @@ def _store(settings: Settings, store: CoordinatorStore) -> Iterator[Assumption]:
     running = [task for task in store.tasks() if task.state in (TaskState.ACTIVE, TaskState.PAUSED)]
     clear = [task.id for task in running if task.settings.secagg is None]
     yield Assumption(
-        name="the coordinator sees no report in clear",
+        name="the coordinator sees no report in the clear",
         holds=not clear,
-        found=f"tasks in clear: {', '.join(clear) or 'none'}",
+        found=f"tasks in the clear: {', '.join(clear) or 'none'}",
         remedy="create tasks with --secagg",
     )
     wanted = sum(_at_work(task.settings) * upload_bytes(store.plan(task.plan_sha256).report) for task in running)

@@ -42,13 +42,12 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish gracefully. `on_ready` is called once requests are answered.
 
-    source: the chance by which cohorts are drawn; the system's own if not given.
+    source: the random source that draws cohorts; the system's own by default.
 
     Raises what `Service.open` does, and ingress.errors.CannotListen when a port is taken.
     """
 
     def ready(addresses: Addresses) -> None:
-        """Take all that is loaded for lasting, and pass the addresses on."""
         # Objects that are loaded by now stay: Python's garbage collector need not look through them again and again.
         gc.collect()
         gc.freeze()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -27,7 +27,7 @@ from fedcore.errors import InvalidKey
 from fedcore.signing import public_key
 from fedcore.wire.messages import RetryWindow
 from ingress.addresses import Network, networks
-from ingress.origins import origins
+from ingress.origins import origins as origins_in
 
 PREFIX = "MUSTER_"
 CONFIG = f"{PREFIX}CONFIG"
@@ -37,10 +37,25 @@ connection."""
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
+def _readable(read: Callable[[str], object]) -> AfterValidator:
+    """Accepts only text that `read` can read."""
+
+    def check(value: str) -> str:
+        try:
+            read(value)
+        except InvalidKey as error:
+            raise ValueError(str(error)) from error
+        return value
+
+    return AfterValidator(check)
+
+
 class Settings(BaseSettings):
     """How the coordinator runs. Seconds and bytes are in the names."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
+    )
 
     database: str = Field(
         default="sqlite:///muster.db", description="sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE"
@@ -61,10 +76,7 @@ class Settings(BaseSettings):
         description="where the other replicas reach this one; the address on which it listens if not given",
     )
     lease_s: float = Field(
-        default=15.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="after so long without a sign of life the others take a replica's populations",
+        default=15.0, gt=0, description="after so long without a sign of life the others take a replica's populations"
     )
     host: str = Field(default="127.0.0.1", description="address on which devices are served")
     port: int = Field(default=8080, ge=0, le=65535, description="port for devices; 0 takes a free one")
@@ -78,7 +90,7 @@ class Settings(BaseSettings):
     apple_file: Path | None = Field(
         default=None, description="file that says for which app iOS devices are enrolled, by App Attest"
     )
-    authority: str | None = Field(
+    authority: Annotated[str, _readable(public_key)] | None = Field(
         default=None, description="public key of the enrolment authority, which secure rounds need, as ed25519:…"
     )
     authority_url: str | None = Field(default=None, description="where devices reach the enrolment authority")
@@ -89,15 +101,14 @@ class Settings(BaseSettings):
     )
     tls_cert: Path | None = Field(default=None, description="certificate chain, PEM; with it both ports speak HTTPS")
     tls_key: Path | None = Field(default=None, description="its private key, PEM")
-    trusted_proxies: str = Field(
+    trusted_proxies: Annotated[str, _readable(networks)] = Field(
         default="", description="addresses or networks, by commas, whose X-Forwarded-For and -Proto are believed"
     )
-    allowed_origins: str = Field(
+    allowed_origins: Annotated[str, _readable(origins_in)] = Field(
         default="", description="origins, by commas, whose web pages may be devices, such as https://app.example"
     )
     page: Path | None = Field(
-        default=None,
-        description="folder of the web page that make page builds; with it browsers take part at /page/",
+        default=None, description="folder of the web page that make page builds; with it browsers take part at /page/"
     )
     page_url: str | None = Field(
         default=None,
@@ -107,15 +118,9 @@ class Settings(BaseSettings):
     algorithms: str = Field(
         default="", description="modules, by commas, from which algorithms that are not built in may be imported"
     )
-    retry_min_s: float = Field(
-        default=5.0, ge=0, allow_inf_nan=False, description="earliest return of a device, whatever its pace"
-    )
-    retry_max_s: float = Field(
-        default=86_400.0, ge=0, allow_inf_nan=False, description="latest return of a device, whatever its pace"
-    )
-    max_wait_s: float = Field(
-        default=60.0, ge=0, allow_inf_nan=False, description="longest time that a device may wait for an assignment"
-    )
+    retry_min_s: float = Field(default=5.0, ge=0, description="earliest return of a device, whatever its pace")
+    retry_max_s: float = Field(default=86_400.0, ge=0, description="latest return of a device, whatever its pace")
+    max_wait_s: float = Field(default=60.0, ge=0, description="longest time that a device may wait for an assignment")
     queue_limit: int = Field(
         default=4096, ge=1, description="requests that may wait for the driver; more are answered 503"
     )
@@ -144,11 +149,11 @@ class Settings(BaseSettings):
     )
     upload_limit_bytes: int = Field(default=1 << 28, ge=1024, description="largest blob that an operator may upload")
     collect_every_h: float = Field(
-        default=24.0, ge=0, allow_inf_nan=False, description="hours from one garbage collection to the next; 0 is never"
+        default=24.0, ge=0, description="hours from one garbage collection to the next; 0 is never"
     )
     keep_models: int = Field(default=5, ge=1, description="rounds of each task whose models are kept by a collection")
     keep_assignments_days: float = Field(
-        default=30.0, ge=1, allow_inf_nan=False, description="days for which a collection keeps who took part"
+        default=30.0, ge=1, description="days for which a collection keeps who took part"
     )
     drain_s: float = Field(default=30.0, ge=0, le=3600, description="how long a stop waits for requests in progress")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
@@ -156,34 +161,14 @@ class Settings(BaseSettings):
         default="auto", description="text for people, JSON for machines; auto is text on a terminal"
     )
 
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _are_networks(cls, value: str) -> str:
-        networks(value)
-        return value
-
-    @field_validator("allowed_origins")
-    @classmethod
-    def _are_origins(cls, value: str) -> str:
-        origins(value)
-        return value
-
     @field_validator("page_url")
     @classmethod
     def _is_a_page(cls, value: str | None) -> str | None:
         parts = urlsplit(value or "https://fl.example/")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or not parts.path.endswith("/"):
-            raise ValueError(f"{value!r} is no address of a page; one ends in /, such as https://fl.example/page/")
-        return value
-
-    @field_validator("authority")
-    @classmethod
-    def _is_key(cls, value: str | None) -> str | None:
-        if value is not None:
-            try:
-                public_key(value)
-            except InvalidKey as error:
-                raise ValueError(str(error)) from error
+            raise ValueError(
+                f"{value!r} is not the address of a page, which ends in /, such as https://fl.example/page/"
+            )
         return value
 
     @model_validator(mode="after")
@@ -210,7 +195,7 @@ class Settings(BaseSettings):
     @property
     def origins(self) -> tuple[str, ...]:
         """The origins of `allowed_origins`."""
-        return origins(self.allowed_origins)
+        return origins_in(self.allowed_origins)
 
     @property
     def algorithm_modules(self) -> tuple[str, ...]:
@@ -229,7 +214,7 @@ class Settings(BaseSettings):
     def enrols(self) -> bool:
         """Whether anything is accepted of a new device, so that one can enrol."""
         named = self.enrolment_secret_file, self.android_file, self.apple_file, self.authority
-        return self.accept_unattested or any(one is not None for one in named)
+        return self.accept_unattested or any(setting is not None for setting in named)
 
     @property
     def retry(self) -> RetryWindow:
@@ -284,33 +269,29 @@ class Effective:
     source: str
 
 
-def load_settings(given: Mapping[str, Any]) -> Settings:
-    """The settings in force, `given` before every other source.
+def load_settings(arguments: Mapping[str, Any]) -> Settings:
+    """The settings in force, `arguments` before every other source.
 
     Raises InvalidSettings with one line that names every setting which is unknown or wrong, and where it came from.
     """
     _refuse_misspelt()
     try:
-        return Settings(**given)
+        return Settings(**arguments)
     except ValidationError as error:
-        wrong = "; ".join(_wording(problem, given) for problem in error.errors())
+        wrong = "; ".join(_wording(problem, arguments) for problem in error.errors())
         raise InvalidSettings(wrong) from error
     except (FileNotFoundError, tomllib.TOMLDecodeError) as error:
         raise InvalidSettings(f"{os.environ.get(CONFIG)}: {error}") from error
 
 
-def effective(settings: Settings, given: Mapping[str, Any]) -> list[Effective]:
-    """Every setting of `settings`, which `load_settings(given)` made, with its source; passwords are left out."""
-    values = settings.model_dump() | {"database": printable(settings.database)}
-    return [Effective(name, _shown(values[name]), _source(name, given)) for name in Settings.model_fields]
+def effective(settings: Settings, arguments: Mapping[str, Any]) -> list[Effective]:
+    """Every setting of `settings`, which `load_settings(arguments)` made, with its source; passwords are left out."""
+    values = settings.model_dump(mode="json") | {"database": printable(settings.database)}
+    return [Effective(name, values[name], _source(name, arguments)) for name in Settings.model_fields]
 
 
-def _shown(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
-
-
-def _source(name: str, given: Mapping[str, Any]) -> str:
-    if name in given:
+def _source(name: str, arguments: Mapping[str, Any]) -> str:
+    if name in arguments:
         return "argument"
     if name in EnvSettingsSource(Settings)():
         return f"{PREFIX}{name.upper()}"
@@ -318,13 +299,13 @@ def _source(name: str, given: Mapping[str, Any]) -> str:
     return str(config) if name in TomlConfigSettingsSource(Settings, config)() else "default"
 
 
-def _wording(problem: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+def _wording(problem: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
     name = ".".join(map(str, problem["loc"]))
     message = str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         close = difflib.get_close_matches(name, Settings.model_fields, 1)
         message = f"there is no such setting{f'; did you mean {close[0]}?' if close else ''}"
-    return f"{name} ({_source(name, given)}): {message}" if name else message
+    return f"{name} ({_source(name, arguments)}): {message}" if name else message
 
 
 def _refuse_misspelt() -> None:

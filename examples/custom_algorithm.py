@@ -6,8 +6,8 @@ The class is the whole algorithm. What follows drives it: with a gradient that i
 at last exported and run by eight device processes that speak HTTP to a coordinator. The engine replays the fleet's
 rounds and must reach the same model. The coordinator imports this module, so nothing heavy is imported at its top.
 
-Trap: this algorithm is for rounds in clear. A secure round rounds every value of a sum to one step, which is far larger
-than the squares of most deltas, and the server divides by their mean.
+Trap: this algorithm is for rounds in the clear. A secure round rounds every value of a sum to one step, which is far
+larger than the squares of most deltas, and the server divides by their mean.
 
 Shapes: D parameters of the model.
 """

@@ -5,8 +5,9 @@ A captured graph is functional: all state in, all state out, weights never insid
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,16 +130,30 @@ def capture(
         return list(results.values())
 
     examples = [_fake(mode, port, batch) for port in inputs]
-    try:
+    with _explained(layers):
         # Failures while example values are made become our own errors.
         with quiet("torch._subclasses.fake_tensor"), layers.watch(), unhinted(layers.module), Traceable():
-            module = make_fx(
-                positional,
-                decomposition_table=table,
-                tracing_mode="symbolic",
-                _allow_non_fake_inputs=True,
-            )(*examples)
+            module = _traced(positional, examples, table)
         module = _functional(module, examples, table, inputs)
+    if environment.replacements:
+        raise DynamicControlFlow(
+            "the model's Python takes the batch size as a number, as a loop over its examples does; work on all of "
+            "them at once, and write x.shape[0], or -1 in reshape, instead of a number"
+        )
+    _refuse(module)
+    fold_constants(module)
+    return Captured(module, _drop_unused(module, inputs), tuple(names))
+
+
+def _traced(function: Callable[..., Any], examples: Sequence[Tensor], table: Table) -> fx.GraphModule:
+    return make_fx(function, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
+
+
+@contextlib.contextmanager
+def _explained(layers: Layers) -> Iterator[None]:
+    """A block that traces a model. Its errors become those of `capture`, and name the layer."""
+    try:
+        yield
     except ExportError as error:
         raise type(error)(f"{error}{layers.here}") from error
     except GuardOnDataDependentSymNode as error:
@@ -150,14 +165,6 @@ def capture(
         raise UnsupportedOperator(f"the model takes{layers.here} {words}") from error
     except Exception as error:  # whatever the user's own code raises
         raise InvalidModel(f"the model does not run{layers.here}: {reason(error)}") from error
-    if environment.replacements:
-        raise DynamicControlFlow(
-            "the model's Python takes the batch size as a number, as a loop over its examples does; work on all of "
-            "them at once, and write x.shape[0], or -1 in reshape, instead of a number"
-        )
-    _refuse(module)
-    fold_constants(module)
-    return Captured(module, _drop_unused(module, inputs), tuple(names))
 
 
 def _functional(
@@ -178,7 +185,7 @@ def _functional(
                 _refuse_state(node, changed, kinds_by_input)
     run = functionalize(_Interpreter(module).run, remove="mutations")
     with traceback.preserve_node_meta():
-        return make_fx(run, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
+        return _traced(run, examples, table)
 
 
 class _Interpreter(fx.Interpreter):

@@ -262,16 +262,6 @@ def var_mean(
     return (variance, mean) if keepdim else (variance.squeeze(axes), mean.squeeze(axes))
 
 
-def max_dim(inputs: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The largest along an axis, and its index."""
-    return inputs.amax(dim, keepdim), inputs.argmax(dim, keepdim)
-
-
-def min_dim(inputs: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The smallest along an axis, and its index."""
-    return inputs.amin(dim, keepdim), inputs.argmin(dim, keepdim)
-
-
 def argmax(inputs: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     """Of booleans, as numbers; otherwise unchanged (NotImplemented)."""
     return inputs.to(torch.int32).argmax(dim, keepdim) if inputs.dtype == torch.bool else NotImplemented
@@ -330,9 +320,9 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.empty.memory_format: empty,
     aten.empty_permuted.default: empty,
     aten.max.default: lambda inputs: inputs.amax(list(range(inputs.dim()))),
-    aten.max.dim: max_dim,
+    aten.max.dim: lambda inputs, *axis: (inputs.amax(*axis), inputs.argmax(*axis)),
     aten.min.default: lambda inputs: inputs.amin(list(range(inputs.dim()))),
-    aten.min.dim: min_dim,
+    aten.min.dim: lambda inputs, *axis: (inputs.amin(*axis), inputs.argmin(*axis)),
     aten.prod.default: lambda inputs, **kwargs: prod(inputs.reshape(-1), 0, **kwargs),
     aten.prod.dim_int: prod,
     **{getattr(aten, f"replication_pad{axes}d_backward").default: replication_pad_backward for axes in (1, 2, 3)},

@@ -94,7 +94,6 @@ class _Trial:
 
     @property
     def name(self) -> str:
-        """The model's name."""
         return self.model.spec.name
 
     def plain(self, params_D: Tensor) -> Found:

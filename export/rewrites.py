@@ -326,13 +326,11 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        """Keep what the backward pass needs."""
         ctx.save_for_backward(output[1], inputs[1])
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """The gradient of the logits."""
         scores, label = ctx.saved_tensors
         scale = grads[0].unsqueeze(1)
         return (scores.exp() * scale).scatter_add(1, label.unsqueeze(1), -scale), None

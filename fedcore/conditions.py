@@ -106,8 +106,10 @@ class Requirements(ConditionRules, _Checked, frozen=True, kw_only=True, forbid_u
     Leave out the rule for a condition that the machine cannot report. Raises ValueError when a value is impossible.
     """
 
-    min_free_memory_bytes: Count | None = None
-    min_thermal_headroom_c: NotNegative | None = None
+    min_free_memory_bytes: Annotated[Count, setting("Least free memory.", unit="bytes")] | None = None
+    min_thermal_headroom_c: (
+        Annotated[NotNegative, setting("Least headroom until the device slows down.", unit="degrees Celsius")] | None
+    ) = None
 
 
 def to_requirements(given: Mapping[str, Any]) -> Requirements:

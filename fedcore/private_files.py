@@ -11,13 +11,17 @@ from typing import BinaryIO
 
 from fedcore.errors import NotWritten
 
+PARTIAL = ".partial"
+"""The suffix of files that are not whole yet."""
 
-def write_private(path: Path, data: bytes, *, replace: bool = False) -> None:
-    """Write a file that only its owner may read. After a power cut it is either complete or unchanged.
+
+def write_private(path: Path, data: bytes, *, replace: bool = False, durable: bool = True) -> None:
+    """Write a file that only its owner may read. After a kill it is complete or unchanged; if `durable`, after a power
+    cut too.
 
     Raises NotWritten; FileExistsError unless `replace`.
     """
-    _write(path, data, os.replace if replace else os.link, 0o600)
+    _write(path, data, os.replace if replace else os.link, 0o600, durable=durable)
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -30,20 +34,22 @@ def write_whole(path: Path, data: bytes) -> None:
     _write(path, data, os.replace, 0o666 & ~umask)
 
 
-def _write(path: Path, data: bytes, put: Callable[[str, Path], None], mode: int) -> None:
+def _write(path: Path, data: bytes, put: Callable[[str, Path], None], mode: int, *, durable: bool = True) -> None:
     try:
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".partial")
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=PARTIAL)
         try:
             with open(handle, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fchmod(handle, mode)
-                os.fsync(handle)
+                if durable:
+                    os.fsync(handle)
             put(partial, path)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(partial)
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
     except FileExistsError as error:
         raise FileExistsError(error.errno, error.strerror, str(path)) from error
     except OSError as error:

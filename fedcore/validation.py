@@ -18,13 +18,20 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-Kind: TypeAlias = Literal["flag", "whole number", "number", "choice", "list", "text", "part"]
+Kind: TypeAlias = Literal["flag", "whole number", "number", "choice", "list", "path", "text", "mapping", "part"]
 
 T = TypeVar("T")
 NEEDED = msgspec.NODEFAULT
 """The default of a setting that has none."""
-_LEAVES: dict[Any, Kind] = {bool: "flag", int: "whole number", float: "number", tuple: "list", Literal: "choice"}
-_NOUNS = {Path: "a path", dict: "a mapping"}
+_LEAVES: dict[Any, Kind] = {
+    bool: "flag",
+    int: "whole number",
+    float: "number",
+    tuple: "list",
+    Literal: "choice",
+    Path: "path",
+    dict: "mapping",
+}
 _ROOM = 2**31 - 1
 """Bounds from here on say only what a number has room for."""
 _SIDES = ("ge", "gt", "le", "lt")
@@ -202,7 +209,7 @@ def _described(name: str, hint: Any, default: Any) -> Setting:
     noun = {
         "flag": "true or false",
         "list": "names",
-        "text": _NOUNS.get(get_origin(leaf) or leaf, "text"),
+        "text": "text",
         "choice": f"one of {', '.join(choices)}",
         "part": f"{getattr(leaf, '__name__', '')}(…), or a mapping with some of {', '.join(names)}",
     }.get(kind, f"a {kind}" + (f" of {extra['unit']}" if "unit" in extra else ""))

@@ -18,7 +18,7 @@ from ingress.connection_limits import ConnectionLimits
 
 RECEIVE_INTO = "muster.receive_into"
 """The key of a request's scope for a `ReceiveInto`."""
-_HANG_UP = "muster.hang_up"
+_HANG_UP, _STOP_RECEIVING = "muster.hang_up", "muster.stop_receiving"
 HEAD_BYTES = 1 << 14
 """The largest head of a request, and the most bytes around a body in chunked coding, including trailers."""
 HEAD_FIELDS = 100
@@ -47,6 +47,11 @@ _HEAD_TOO_LARGE = _last_words(
 def hang_up(scope: MutableMapping[str, Any]) -> None:
     """Close the connection of a request. The request ends as if its sender had hung up."""
     scope.get(_HANG_UP, lambda: None)()
+
+
+def stop_receiving(scope: MutableMapping[str, Any]) -> None:
+    """Close the connection of a request whose body is still arriving. One whose body is complete gets its answer."""
+    scope.get(_STOP_RECEIVING, lambda: None)()
 
 
 def memory_of(size: int) -> memoryview:
@@ -243,7 +248,8 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._unparsed, self._in_body, self.headers = 0, True, []
         if self.cycle is not before:
             scope = cast("dict[str, Any]", self.scope)
-            scope[RECEIVE_INTO], scope[_HANG_UP] = partial(self._receive_into, self.cycle), self.hang_up
+            scope[RECEIVE_INTO] = partial(self._receive_into, self.cycle)
+            scope[_HANG_UP], scope[_STOP_RECEIVING] = self.hang_up, partial(self._stop_receiving, self.cycle)
             if self.scope["method"] != "HEAD":
                 self.cycle.transport = cast("asyncio.Transport", HeadBufferingTransport(self.transport))
 
@@ -286,6 +292,10 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._body, self.parser = None, httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
         self.on_message_complete()
+
+    def _stop_receiving(self, cycle: RequestResponseCycle) -> None:
+        if cycle.more_body:
+            self.hang_up()
 
     async def _receive_into(self, cycle: RequestResponseCycle, body: Body) -> bool:
         if cycle.body or not cycle.more_body or cycle.disconnected:

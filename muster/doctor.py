@@ -52,7 +52,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def examine() -> Report:
     """Look at everything. Takes a second or two, most of it asking for a CUDA device."""
     findings = (*_python(), *_packages(), *_executorch(), *_compilers(), *_emulation(), *_programs(), *_machine())
-    return Report(core_works=all(one.found for one in findings if one.needed), findings=findings)
+    return Report(core_works=all(finding.found for finding in findings if finding.needed), findings=findings)
 
 
 def _python() -> Iterator[Finding]:
@@ -78,12 +78,12 @@ def _packages() -> Iterator[Finding]:
 
 def _wanted(extra: str) -> list[str]:
     """The names of the packages that an extra adds; those of the installation itself for ""."""
-    wanted = []
+    names = []
     for line in metadata.requires(DISTRIBUTION) or ():
         belongs, name = EXTRA.search(line), NAME.match(line)
         if name and name[0] != DISTRIBUTION and (belongs[1] if belongs else "") == extra:
-            wanted.append(name[0])
-    return wanted
+            names.append(name[0])
+    return names
 
 
 def _version(name: str) -> str | None:
@@ -121,8 +121,8 @@ def _emulation() -> Iterator[Finding]:
     except SysrootError as error:
         get = str(error)
     program = arm.find_qemu(arm.default_folder())
-    found = f"{program}, {'.'.join(map(str, arm.qemu_version(program)))}" if program else None
-    yield Finding(name=arm.QEMU, found=found, purpose="emulated ARM devices", get=arm.COMMAND)
+    emulator = f"{program}, {'.'.join(map(str, arm.qemu_version(program)))}" if program else None
+    yield Finding(name=arm.QEMU, found=emulator, purpose="emulated ARM devices", get=arm.COMMAND)
     yield Finding(name="sysroot", found=ready, purpose="emulated ARM devices", get=get)
 
 

@@ -25,11 +25,12 @@ from rich.progress import (
 from rich.text import Text
 
 from fedcore.visible import visible
-from muster.plain import emit, remark, say, show_fields, show_table
+from muster.plain import answer, emit, remark, say, show_fields, show_table
 
 __all__ = [
     "Json",
     "Settings",
+    "answer",
     "at_utc",
     "emit",
     "progress",

@@ -43,6 +43,14 @@ class Lines(tuple[str, ...]):
     __slots__ = ()
 
 
+def answer(facts: Mapping[str, object], json: bool) -> None:
+    """Print named values: as one JSON object, or for people one a line."""
+    if json:
+        emit(facts)
+    else:
+        show_fields(facts)
+
+
 def show_fields(fields: Mapping[str, object]) -> None:
     """Print names and values, one pair a line; on a terminal long values go on in the next line, at spaces only."""
     rows = [(words(name), words(value)) for name, value in fields.items()]

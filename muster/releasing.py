@@ -44,6 +44,6 @@ def release_facts(release: Signed) -> dict[str, object]:
     """What an operator wants to know of a release."""
     from fedcore.release import decode_release
 
-    found = decode_release(release.text)
-    until = datetime.fromtimestamp(found.expires_at, UTC).isoformat(sep=" ", timespec="seconds")
-    return {"signer": release.signer, "counter": found.counter, "expires": until, "lineage": found.lineage}
+    decoded = decode_release(release.text)
+    until = datetime.fromtimestamp(decoded.expires_at, UTC).isoformat(sep=" ", timespec="seconds")
+    return {"signer": release.signer, "counter": decoded.counter, "expires": until, "lineage": decoded.lineage}

@@ -40,16 +40,20 @@ _ANSWERS = {each.call: decoder(each.answer) for each in OPERATIONS if each.answe
 
 def _call(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[RemoteStore, P], T]:
     """The method that asks the coordinator for an operation: it takes and gives what the operation's own does."""
-    (operation,) = (one for one in OPERATIONS if one.call is method)
+    (operation,) = (operation for operation in OPERATIONS if operation.call is method)
     parameters, signature = operation.parameters, inspect.signature(method)
     answer: msgspec.json.Decoder[T] | None = _ANSWERS.get(method)
 
     def call(self: RemoteStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        given = signature.bind(self, *args, **kwargs).arguments
-        asked = {name: given[one.name] for name, one in parameters.items() if given.get(one.name) is not None}
-        query = {name: str(asked[name]).lower() for name in asked if f"{{{name}}}" not in operation.path}
-        path = operation.path.format(**{name: quote(str(value), safe="") for name, value in asked.items()})
-        body = list(given.values())[-1] if operation.takes else None
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        parts = {
+            name: arguments[parameter.name]
+            for name, parameter in parameters.items()
+            if arguments.get(parameter.name) is not None
+        }
+        query = {name: str(parts[name]).lower() for name in parts if f"{{{name}}}" not in operation.path}
+        path = operation.path.format(**{name: quote(str(value), safe="") for name, value in parts.items()})
+        body = list(arguments.values())[-1] if operation.takes else None
         content = body if isinstance(body, bytes | None) else msgspec.json.encode(body)
         response = self._ask(operation.method, path, params=query, content=content)
         if answer is None:
@@ -58,7 +62,7 @@ def _call(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Remo
             return answer.decode(response.content)
         except msgspec.MsgspecError as error:
             raise RemoteError(
-                f"{shown(response.url)} answered something else than this version expects: {error}"
+                f"{shown(response.url)} gave an answer that this version does not expect: {error}"
             ) from error
 
     functools.update_wrapper(call, method)
@@ -127,7 +131,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         except WireError:
             problem = None
         if response.status_code == httpx2.codes.NOT_FOUND and (problem is None or problem.slug == "unknown-resource"):
-            raise RemoteError(f"{shown(response.url)} is no address of an admin API (404); name the port for operators")
+            raise RemoteError(f"{shown(response.url)} has no admin API (404); use the operators' port, 8081 by default")
         if problem is None:
             raise RemoteError(f"{shown(response.url)} answered {response.status_code} {response.reason_phrase}")
         if problem.slug == "bad-token" and not self._has_token:

@@ -13,7 +13,7 @@ def of_device(policy: Policy) -> tuple[Assumption, ...]:
     return (
         _set("releases are signed", bool(policy.signers), "signers", "public keys that release plans"),
         _set("the authority is pinned", policy.authority is not None, "authority", "the authority's public key"),
-        _set("no report leaves in clear", policy.require_secure_aggregation, "require_secure_aggregation", "true"),
+        _set("no report leaves in the clear", policy.require_secure_aggregation, "require_secure_aggregation", "true"),
         _set("cohorts hide a device", policy.min_cohort >= LEAST_COHORT, "min_cohort", f"{LEAST_COHORT} or more"),
         _set("releases are in a log", policy.require_release_log, "require_release_log", "true"),
         _set("requests are encrypted", policy.require_https, "require_https", "true"),
@@ -32,6 +32,6 @@ def _sandbox() -> Assumption:
     )
 
 
-def _set(name: str, holds: bool, key: str, wanted: str) -> Assumption:
-    found = f"the policy's {key} is set" if holds else f"the policy's {key} does not say so"
-    return Assumption(name=name, holds=holds, found=found, remedy=f"{key}: {wanted}, in the device's policy.toml")
+def _set(name: str, holds: bool, key: str, value: str) -> Assumption:
+    state = f"the policy's {key} is set" if holds else f"the policy's {key} does not say so"
+    return Assumption(name=name, holds=holds, found=state, remedy=f"{key}: {value}, in the device's policy.toml")

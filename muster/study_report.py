@@ -81,8 +81,8 @@ def summary(report: Report) -> Iterator[tuple[str, Sequence[str], list[list[str]
     for grid in report.findings.grids:
         rows = [[_label(row), *map(cell, values)] for row, values in zip(grid.rows, grid.values, strict=True)]
         yield grid.title, [f"{grid.row_name} \\ {grid.column_name}", *map(_label, grid.columns)], rows
-    for one in report.findings.tables:
-        yield one.title, one.columns, [[cell(value) for value in row] for row in one.rows]
+    for section in report.findings.tables:
+        yield section.title, section.columns, [[cell(value) for value in row] for row in section.rows]
 
 
 def cell(value: str | float | PerSeed) -> str:
@@ -91,17 +91,17 @@ def cell(value: str | float | PerSeed) -> str:
         return value
     if isinstance(value, float | int):
         return f"{value:.3g}"
-    known = [one for one in value if one is not None]
-    lost = f"none for {len(value) - len(known)} of {len(value)}" if len(known) < len(value) else ""
-    if not known:
+    numbers = [number for number in value if number is not None]
+    lost = f"none for {len(value) - len(numbers)} of {len(value)}" if len(numbers) < len(value) else ""
+    if not numbers:
         return "none"
-    middle = statistics.fmean(known)
+    middle = statistics.fmean(numbers)
     magnitude = math.floor(math.log10(abs(middle))) if middle else 0
     if magnitude < -4:
-        scaled = [None if one is None else one * 10.0**-magnitude for one in value]
+        scaled = [None if number is None else number * 10.0**-magnitude for number in value]
         return f"({cell(scaled)}) · 10^−{-magnitude}"
     decimals = max(0, 2 - magnitude)
-    spread = f" ± {statistics.stdev(known):.{decimals}f}" if len(known) > 1 else ""
+    spread = f" ± {statistics.stdev(numbers):.{decimals}f}" if len(numbers) > 1 else ""
     return f"{middle:.{decimals}f}{spread}".replace("-", "−") + (f" ({lost})" if lost else "")
 
 
@@ -134,14 +134,16 @@ def _label(number: float) -> str:
 def _heat_map(grid: Grid) -> Picture:
     """A grid as a picture of means over seeds."""
     means = [[mean(values) for values in row] for row in grid.values]
-    rows, columns = [_label(one) for one in grid.rows], [_label(one) for one in grid.columns]
+    rows, columns = [_label(setting) for setting in grid.rows], [_label(setting) for setting in grid.columns]
     return draw_heat_map(grid.title, (grid.row_name, rows), (grid.column_name, columns), means)
 
 
 def _curves(plot: Plot) -> Picture:
     bands = {
         name: [
-            (x, *ends_and_mean(known)) for x, values in points if (known := [one for one in values if one is not None])
+            (x, *ends_and_mean(numbers))
+            for x, values in points
+            if (numbers := [number for number in values if number is not None])
         ]
         for name, points in plot.curves.items()
     }
@@ -153,5 +155,5 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):
-        return {name: _rounded(one) for name, one in value.items()}
-    return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: _rounded(item) for name, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value

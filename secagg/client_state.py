@@ -97,18 +97,21 @@ class ClientState:
     @classmethod
     def decode(cls, data: bytes) -> ClientState:
         """The inverse of `encode`. Raises Malformed."""
-        reader = Reader(data, "the kept state")
-        form, mode, stage = reader.take(3)
-        if form != FORMAT or mode not in {HONEST, ACTIVE} or stage > ClientStage.REVEALED:
-            raise Malformed("the kept state is damaged, or of another version: the session is lost, and nothing else")
-        sid = reader.take(DIGEST_BYTES)
-        n, t, min_sum, position, count = (reader.integer(4) for _ in range(5))
-        shared, alive = reader.bitmap(n), reader.bitmap(n)
-        peers = tuple(
-            Peer(reader.integer(4), reader.take(KEY_BYTES), reader.integer(SHARE_BYTES), reader.integer(SHARE_BYTES))
-            for _ in range(count)
-        )
-        reader.close()
+        with Reader(data, "the kept state") as reader:
+            form, mode, stage = reader.take(3)
+            if form != FORMAT or mode not in {HONEST, ACTIVE} or stage > ClientStage.REVEALED:
+                raise Malformed(
+                    "the kept state is damaged, or of another version: the session is lost, and nothing else"
+                )
+            sid = reader.take(DIGEST_BYTES)
+            n, t, min_sum, position, count = (reader.integer(4) for _ in range(5))
+            shared, alive = reader.bitmap(n), reader.bitmap(n)
+            peers = tuple(
+                Peer(
+                    reader.integer(4), reader.take(KEY_BYTES), reader.integer(SHARE_BYTES), reader.integer(SHARE_BYTES)
+                )
+                for _ in range(count)
+            )
         if any(share >= PRIME for peer in peers for share in (peer.seed_share, peer.key_share)):
             raise Malformed("the kept state holds a share that is too large")
         return cls(sid, mode, n, t, min_sum, position, shared, peers, ClientStage(stage), alive)

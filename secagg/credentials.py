@@ -37,10 +37,8 @@ class Credential:
     @classmethod
     def decode(cls, data: bytes) -> Credential:
         """The inverse of `encode`. Raises Malformed."""
-        reader = Reader(data, "the credential")
-        credential = cls(reader.take(DEVICE_BYTES), reader.integer(8), reader.take(SIGNATURE_BYTES))
-        reader.close()
-        return credential
+        with Reader(data, "the credential") as reader:
+            return cls(reader.take(DEVICE_BYTES), reader.integer(8), reader.take(SIGNATURE_BYTES))
 
     def body(self, id_: bytes) -> bytes:
         """The bytes that are signed, for a device's key."""

@@ -12,7 +12,10 @@ DIGEST_BYTES = 32
 
 
 class Reader:
-    """A reader that takes fields from the front of a message, and refuses bytes that are missing or left over."""
+    """A reader that takes fields from the front of a message, and refuses bytes that are missing.
+
+    As a context, it also refuses bytes that are left over at the end of the block.
+    """
 
     def __init__(self, data: bytes, name: str) -> None:
         self._data, self._at, self._name = data, 0, name
@@ -34,9 +37,11 @@ class Reader:
         """The positions whose bits are set."""
         return read_bitmap(self.take(-(-n // 8)), n)
 
-    def close(self) -> None:
-        """Refuse bytes that are left over."""
-        if self._at != len(self._data):
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._at != len(self._data):
             raise Malformed(f"{self._name} has {len(self._data) - self._at} bytes too many")
 
 

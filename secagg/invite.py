@@ -61,19 +61,18 @@ class Invite:
     @classmethod
     def decode(cls, data: bytes) -> tuple[Invite, bytes]:
         """The invitation and its signature."""
-        reader = open_message(data, cls.TYPE, "the invitation")
-        (
-            suite, mode, task, number, deadline, n_max, min_sum, w_max, layout_hash, model_hash, count,
-        ) = INVITE_TERMS.unpack(reader.take(INVITE_TERMS.size))  # fmt: skip
-        if suite != SUITE:
-            raise UnsupportedSuite(f"the invitation asks for suite {suite}; this end knows {SUITE}: update it")
-        if mode not in {HONEST, ACTIVE}:
-            raise Malformed(f"mode {mode} does not exist")
-        if w_max == 0:
-            raise Malformed("a greatest weight of 0 has no meaning")
-        segments = tuple(_unpack(reader.take(SEGMENT_TERMS.size)) for _ in range(count))
-        signature = reader.take(SIGNATURE_BYTES)
-        reader.close()
+        with open_message(data, cls.TYPE, "the invitation") as reader:
+            (
+                suite, mode, task, number, deadline, n_max, min_sum, w_max, layout_hash, model_hash, count,
+            ) = INVITE_TERMS.unpack(reader.take(INVITE_TERMS.size))  # fmt: skip
+            if suite != SUITE:
+                raise UnsupportedSuite(f"the invitation asks for suite {suite}; this end knows {SUITE}: update it")
+            if mode not in {HONEST, ACTIVE}:
+                raise Malformed(f"mode {mode} does not exist")
+            if w_max == 0:
+                raise Malformed("a greatest weight of 0 has no meaning")
+            segments = tuple(_unpack(reader.take(SEGMENT_TERMS.size)) for _ in range(count))
+            signature = reader.take(SIGNATURE_BYTES)
         invite = cls(
             mode, task, number, deadline, n_max, min_sum, w_max, layout_hash, model_hash, segments
         )  # fmt: skip

@@ -57,10 +57,8 @@ class Advertise:
     @classmethod
     def decode(cls, data: bytes, invite_hash: bytes) -> Advertise:
         """The inverse of `encode`."""
-        reader = open_message(data, cls.TYPE, "the advertisement", invite_hash)
-        message = cls.read(reader)
-        reader.close()
-        return message
+        with open_message(data, cls.TYPE, "the advertisement", invite_hash) as reader:
+            return cls.read(reader)
 
     @classmethod
     def read(cls, reader: Reader) -> Advertise:
@@ -99,17 +97,16 @@ class Roster:
     @classmethod
     def decode(cls, data: bytes, invite_hash: bytes, n_max: int) -> Roster:
         """The roster as sent to one device."""
-        reader = open_message(data, cls.TYPE, "the roster", invite_hash)
-        n, k, t = (reader.integer(4) for _ in range(3))
-        if not 0 < n <= n_max or k >= n:
-            raise Malformed(f"a roster of {n} with {k} neighbours each does not exist among at most {n_max}")
-        root, beacon, position = reader.take(DIGEST_BYTES), reader.take(BEACON_BYTES), reader.integer(4)
-        length = DIGEST_BYTES * depth(n)
-        path = reader.take(length)
-        neighbours = tuple(
-            RosterEntry(reader.integer(4), Advertise.read(reader), reader.take(length)) for _ in range(k)
-        )
-        reader.close()
+        with open_message(data, cls.TYPE, "the roster", invite_hash) as reader:
+            n, k, t = (reader.integer(4) for _ in range(3))
+            if not 0 < n <= n_max or k >= n:
+                raise Malformed(f"a roster of {n} with {k} neighbours each does not exist among at most {n_max}")
+            root, beacon, position = reader.take(DIGEST_BYTES), reader.take(BEACON_BYTES), reader.integer(4)
+            length = DIGEST_BYTES * depth(n)
+            path = reader.take(length)
+            neighbours = tuple(
+                RosterEntry(reader.integer(4), Advertise.read(reader), reader.take(length)) for _ in range(k)
+            )
         if any(place >= n for place in (position, *(entry.position for entry in neighbours))):
             raise Malformed(f"the roster names a position that is not below {n}")
         return cls(n, k, t, root, beacon, position, path, neighbours)
@@ -136,10 +133,8 @@ class Shares:
     @classmethod
     def decode(cls, data: bytes, sid: bytes, k: int) -> Shares:
         """The inverse of `encode`, for k neighbours."""
-        reader = open_message(data, cls.TYPE, "the shares", sid)
-        message = cls(reader.take(DIGEST_BYTES), tuple(reader.take(BOX_BYTES) for _ in range(k)))
-        reader.close()
-        return message
+        with open_message(data, cls.TYPE, "the shares", sid) as reader:
+            return cls(reader.take(DIGEST_BYTES), tuple(reader.take(BOX_BYTES) for _ in range(k)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +153,9 @@ class Deliver:
     @classmethod
     def decode(cls, data: bytes, sid: bytes, n: int, neighbours: Sequence[int]) -> Deliver:
         """The inverse of `encode`, for a device with these neighbours, by rank."""
-        reader = open_message(data, cls.TYPE, "the delivery", sid)
-        shared = reader.bitmap(n)
-        boxes = {position: reader.take(BOX_BYTES) for position in neighbours if position in shared}
-        reader.close()
-        return cls(shared, boxes)
+        with open_message(data, cls.TYPE, "the delivery", sid) as reader:
+            shared = reader.bitmap(n)
+            return cls(shared, {position: reader.take(BOX_BYTES) for position in neighbours if position in shared})
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +174,8 @@ class _Devices:
     @classmethod
     def decode(cls, data: bytes, sid: bytes, n: int) -> Self:
         """The inverse of `encode`."""
-        reader = open_message(data, cls.TYPE, cls.NAME, sid)
-        message = cls(reader.bitmap(n))
-        reader.close()
-        return message
+        with open_message(data, cls.TYPE, cls.NAME, sid) as reader:
+            return cls(reader.bitmap(n))
 
 
 class Complaints(_Devices):
@@ -224,10 +215,8 @@ class Masked:
     @classmethod
     def decode(cls, data: bytes, sid: bytes, words: int) -> Masked:
         """The inverse of `encode`, for that many words."""
-        reader = open_message(data, cls.TYPE, "the masked vector", sid)
-        message = cls(reader.take(8 * words), reader.take(SIGNATURE_BYTES))
-        reader.close()
-        return message
+        with open_message(data, cls.TYPE, "the masked vector", sid) as reader:
+            return cls(reader.take(8 * words), reader.take(SIGNATURE_BYTES))
 
 
 def survivors_digest(shared: frozenset[int], alive: frozenset[int], n: int) -> bytes:
@@ -250,10 +239,8 @@ class Confirm:
     @classmethod
     def decode(cls, data: bytes, sid: bytes) -> Confirm:
         """The inverse of `encode`."""
-        reader = open_message(data, cls.TYPE, "the confirmation", sid)
-        message = cls(reader.take(SIGNATURE_BYTES))
-        reader.close()
-        return message
+        with open_message(data, cls.TYPE, "the confirmation", sid) as reader:
+            return cls(reader.take(SIGNATURE_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,13 +259,9 @@ class Confirmations:
     @classmethod
     def decode(cls, data: bytes, sid: bytes) -> Confirmations:
         """The inverse of `encode`."""
-        reader = open_message(data, cls.TYPE, "the confirmations", sid)
-        count = reader.integer(2)
-        signed = {
-            position: (reader.take(DIGEST_BYTES), reader.take(SIGNATURE_BYTES)) for position in ascending(reader, count)
-        }
-        reader.close()
-        return cls(signed)
+        with open_message(data, cls.TYPE, "the confirmations", sid) as reader:
+            positions = ascending(reader, reader.integer(2))
+            return cls({place: (reader.take(DIGEST_BYTES), reader.take(SIGNATURE_BYTES)) for place in positions})
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,10 +283,9 @@ class Unmask:
     @classmethod
     def decode(cls, data: bytes, sid: bytes) -> Unmask:
         """The inverse of `encode`."""
-        reader = open_message(data, cls.TYPE, "the unmasking shares", sid)
-        count = reader.integer(2)
-        shares = {position: (reader.integer(1), reader.integer(SHARE_BYTES)) for position in ascending(reader, count)}
-        reader.close()
+        with open_message(data, cls.TYPE, "the unmasking shares", sid) as reader:
+            positions = ascending(reader, reader.integer(2))
+            shares = {position: (reader.integer(1), reader.integer(SHARE_BYTES)) for position in positions}
         if any(kind not in {SEED_SHARE, KEY_SHARE} for kind, _ in shares.values()):
             raise Malformed("a share has a kind that does not exist")
         return cls(shares)
@@ -336,11 +318,9 @@ class SessionResult:
     @classmethod
     def decode(cls, data: bytes, sid: bytes) -> SessionResult:
         """The inverse of `encode`."""
-        reader = open_message(data, cls.TYPE, "the result", sid)
-        message = cls(
-            reader.integer(1), reader.take(DIGEST_BYTES), reader.take(DIGEST_BYTES), reader.take(SIGNATURE_BYTES)
-        )
-        reader.close()
+        with open_message(data, cls.TYPE, "the result", sid) as reader:
+            status, digests = reader.integer(1), (reader.take(DIGEST_BYTES), reader.take(DIGEST_BYTES))
+            message = cls(status, *digests, reader.take(SIGNATURE_BYTES))
         if message.status not in {DONE, ABORTED}:
             raise Malformed(f"status {message.status} does not exist")
         return message

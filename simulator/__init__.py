@@ -1,7 +1,7 @@
 """The simulator: a vectorised engine, and a fleet of emulated devices on the real protocol that agrees with it.
 
-The names below are for programs and notebooks (docs/simulation.md). They are imported when they are first used, as the
-engine alone needs less than they do.
+The names below are for programs and notebooks (docs/simulation.md). Each is imported on first use, because the engine
+by itself needs fewer packages.
 """
 
 from __future__ import annotations

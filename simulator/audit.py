@@ -1,8 +1,8 @@
-"""An audit of private training: a bound from below on its ε, by canaries, from one run.
+"""An audit of private training: a lower bound on its ε, by canaries, from one run.
 
-Canaries are made up reports of the greatest length that is allowed, in directions of their own. A coin decides for each
-whether it is added to the sums; who sees all noisy sums then guesses which were. Nobody can guess better than ε allows,
-so that good guesses show that the noise is less than is claimed.
+Canaries are made-up reports of the greatest allowed length, each in a direction of its own. A coin decides for each
+whether it is added to the sums. From all noisy sums the audit then guesses which ones were added. No guess can be
+better than ε allows, so good guesses show that the noise is weaker than claimed.
 
 * `lower_bound`: Steinke, Nasr, Jagielski, "Privacy auditing with one (1) training run", NeurIPS 2023, Algorithm 1 and
   Theorem 5.2. It holds with a confidence of 95 %, whatever the mechanism.
@@ -29,17 +29,17 @@ from simulator.cohorts import Cohorts
 from simulator.configuration import SimulationConfig
 from simulator.engines.threads import one_thread
 from simulator.errors import EngineError
-from simulator.private_training import PrivateSums, SimulatedPrivacy
+from simulator.private_training import PrivateSums, SimulatedPrivacy, promise_of
 from simulator.studies.trainings import training_on
 
 CONFIDENCE = 0.95
 GUESSED = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Shares of the canaries that are guessed, the surest ones; the bound is the best of these, each with its share of
-the doubt."""
+"""Shares of the canaries to guess, the most certain first. The bound is the best over these shares, which divide the
+doubt equally."""
 
 
 class Canaries:
-    """Made up reports of unit length, orthogonal to each other: each has values ±c at places of its own.
+    """Made-up reports of unit length, orthogonal to each other: each has values ±c at places of its own.
 
     included: bool (K,), which of them are added to the sums of rounds.
     """
@@ -61,12 +61,12 @@ class Canaries:
         return added
 
     def see(self, noisy: NDArray[np.float64]) -> None:
-        """Keep what a noisy sum, in units of the bound, has in the direction of every canary."""
+        """Keep the component of a noisy sum, in units of the bound, along every canary."""
         along = np.bincount(self._owner, self._values * noisy, minlength=len(self.included))
         self._seen.append(along.astype(np.float64))
 
     def scores(self, noise: Noise) -> NDArray[np.float64]:
-        """The likelihood of every canary to be in, up to a scale: (K,). Correlated noise is undone first."""
+        """The likelihood that a canary was added, up to a scale: (K,). Correlated noise is undone first."""
         matrix_TT = matrix(noise, len(self._seen))
         response_T = matrix_TT @ self.takes_part[: len(self._seen)]
         scores: NDArray[np.float64] = response_T @ (matrix_TT @ np.array(self._seen)) / np.linalg.norm(response_T)
@@ -75,9 +75,9 @@ class Canaries:
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What an audit found. claimed: ε at δ by the accountant. guesses, right: those that gave the bound.
+    """The result of an audit. claimed: ε at δ by the accountant. guesses, right: those that gave the bound.
 
-    estimate_at_least: the lower end of the estimate's confidence interval; as the estimate, it takes scores for normal.
+    estimate_at_least: the lower end of the estimate's confidence interval. Both assume normally distributed scores.
     """
 
     claimed: float
@@ -98,7 +98,7 @@ class AuditResult:
 
 
 class AuditedSums(PrivateSums):
-    """The sums of rounds with canaries. noisy: whether the noise is added that is claimed."""
+    """The sums of rounds with canaries. noise: whether the claimed noise is added."""
 
     def __init__(self, privacy: SimulatedPrivacy, seed: int, make: Callable[[int], Canaries], *, noise: bool) -> None:
         super().__init__(privacy, seed)
@@ -116,15 +116,15 @@ class AuditedSums(PrivateSums):
 
 @one_thread()
 def audit(config: SimulationConfig, canaries: int, *, noisy: bool = True) -> AuditResult:
-    """Train as a private simulation does, with canaries, and guess which were in.
+    """Train as a private simulation does, with canaries, and guess which were added.
 
-    noisy: whether the noise is added that is claimed; without it the audit must refute the claim. Raises EngineError
-    unless the simulation is private, without Poisson sampling, and trips are not several.
+    noisy: whether the claimed noise is added; without it the audit must refute the claim. Raises EngineError unless the
+    simulation is private and has neither Poisson sampling nor masks.
     """
     if not config.privacy.asked or config.privacy.poisson or config.secagg is not None:
         raise EngineError("an audit needs a private simulation without Poisson sampling and masks")
     users = datasets.load(config.dataset, config.data).split(config.held_out, config.seed)
-    promise = config.privacy.promise(len(users[0]), Cohorts(config.cohort), config.rounds)
+    promise = promise_of(config.privacy, len(users[0]), Cohorts(config.cohort), config.rounds)
 
     def make(size: int) -> Canaries:
         return Canaries(canaries, size, config.rounds, promise.min_separation_rounds, config.seed)
@@ -153,7 +153,7 @@ def audit(config: SimulationConfig, canaries: int, *, noisy: bool = True) -> Aud
 
 
 def estimate(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float) -> tuple[float, float]:
-    """ε of the Gaussian mechanism that tells scores apart as well, and the lower end of its confidence interval.
+    """ε of the Gaussian mechanism that separates scores equally well, and the lower end of its confidence interval.
 
     Where scores are m standard deviations apart, m is off by √(4 / K + m² / 2K) from K canaries.
     """
@@ -162,19 +162,19 @@ def estimate(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: fl
     moved = float(inside.mean() - outside.mean()) / max(spread, 1e-300)
     error = math.sqrt((4 + moved**2 / 2) / len(scores))
     least = moved - NormalDist().inv_cdf(CONFIDENCE) * error
-    middle, low = (spent([Noise(noise_multiplier=1 / one)], delta) if one > 0 else 0.0 for one in (moved, least))
+    middle, low = (spent([Noise(noise_multiplier=1 / mean)], delta) if mean > 0 else 0.0 for mean in (moved, least))
     return middle, low
 
 
 def lower_bound(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float) -> tuple[float, int, int]:
-    """The best bound of guessing the highest scores in and the lowest out; with the guesses, and how many are right."""
+    """The best bound from guessing that the highest scores were added, the lowest not; the guesses; those right."""
     order, doubt = np.argsort(-scores), (1 - CONFIDENCE) / len(GUESSED)
-    found = []
+    bounds = []
     for share in GUESSED:
         half = max(1, int(share * len(scores) / 2))
         right = int(included[order[:half]].sum() + (~included[order[-half:]]).sum())
-        found.append((_least_epsilon(len(scores), 2 * half, right, delta, doubt), 2 * half, right))
-    return max(found)
+        bounds.append((_least_epsilon(len(scores), 2 * half, right, delta, doubt), 2 * half, right))
+    return max(bounds)
 
 
 def _least_epsilon(canaries: int, guesses: int, right: int, delta: float, doubt: float) -> float:

@@ -1,4 +1,4 @@
-"""Client states: the vectors that all clients of a population keep between rounds, for algorithms that have such."""
+"""Client states: the vectors that all clients of a population keep between rounds, for algorithms with client state."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from simulator.shared_memory import shared_zeros
 
 @dataclass(slots=True)
 class ClientStates:
-    """The vectors of every client, float32 (N, …) by name. They are moved in place.
+    """The vectors of every client, float32 (N, …) by name. They are changed in place.
 
-    They lie where the engine computes, or on the host where a GPU has no room for them; there in memory that forked
-    processes share. rows: the row of each client; a worker on another machine holds no more than those of the clients
-    that it trains.
+    They are where the engine computes, or on the host if a GPU has no room for them. On the host, forked processes
+    share their memory. rows: the row of each client; a worker on another machine holds only the clients that it trains.
     """
 
     vectors: dict[str, Tensor]
@@ -28,9 +27,9 @@ class ClientStates:
 
     @classmethod
     def of(cls, algorithm: Algorithm, params_D: Tensor, clients: int) -> ClientStates:
-        """What `clients` clients keep before the first round; nothing, for an algorithm without client state.
+        """The states of `clients` clients before the first round; empty for an algorithm without client state.
 
-        Raises EngineError when it does not fit in the free memory.
+        Raises EngineError when they do not fit in the free memory.
         """
         if not keeps_client_state(algorithm):
             return cls({}, range(clients))
@@ -63,7 +62,7 @@ class ClientStates:
             home[rows.to(home.device)] = vectors[finite_K].to(home.device)
 
     def hold(self, clients: Sequence[int], kept: ClientState) -> None:
-        """Hold the vectors (K, …) of these clients from now on, and of no others."""
+        """Hold the vectors (K, …) of only these clients from now on."""
         self.rows = {client: row for row, client in enumerate(clients)}
         self.vectors.update(kept)
 

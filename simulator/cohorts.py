@@ -11,16 +11,16 @@ from simulator.errors import EngineError
 from simulator.population import Population, draw
 
 _POISSON, _GROUPS = 1 << 62, 1 << 61
-"""Added to a round's number, or in its place, they key what is drawn, apart from what the number alone keys."""
+"""Keys of further draws: added to a round's number, or used instead of it, they never collide with a plain number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cohorts:
-    """The cohorts of a training: so many clients in round 1, then as the schedule has it grow.
+    """The cohorts of a training. first: the number of clients in round 1, from which the schedule lets it grow.
 
-    same: whether the second of two trips has the clients of the first. separation: rounds from one participation of a
-    client to its next, at least: clients are dealt into so many groups, which take turns. poisson: whether every client
-    is drawn alone, so that sizes are only right in the mean.
+    same: whether the second of two trips has the clients of the first. separation: the least number of rounds from one
+    participation of a client to its next; clients are divided into this many groups, which take turns. poisson: whether
+    every client is drawn independently, so that only the mean of the sizes is right.
     """
 
     first: int
@@ -30,7 +30,7 @@ class Cohorts:
     poisson: bool = False
 
     def draw(self, number: int, clients: Population, seed: int) -> list[int]:
-        """The clients that train in round `number`, uniformly drawn."""
+        """The clients that train in round `number`, drawn uniformly."""
         size, drawn_in = self.size(number), self._drawn_in(number)
         if self.poisson:
             chances = np.random.Generator(np.random.Philox(key=[seed, _POISSON + drawn_in])).random(len(clients))
@@ -45,7 +45,7 @@ class Cohorts:
         return self.schedule.cohort(self._drawn_in(number), self.first)
 
     def check(self, rounds: int, clients: int, held_out: int) -> None:
-        """Raise EngineError unless there are clients enough for so many rounds. held_out: those that never train."""
+        """Raise EngineError unless there are enough clients for all rounds. held_out: the number that never train."""
         largest = self.schedule.cohort(rounds, self.first)
         if largest > clients // self.separation:
             groups = f" in {self.separation} groups that take turns" if self.separation > 1 else ""

@@ -1,8 +1,8 @@
-"""Compressed reports in the engine: what the coordinator decodes of a round, in the place of its exact mean.
+"""Compressed reports in the engine: the mean that the coordinator decodes, instead of the exact one.
 
-Codecs are linear, so they are applied once, to the mean. Rounding is not: where reports are quantised in clear, or
-masked, every client trains alone, and its report is encoded, rounded with the random numbers of its device, and added
-up as the coordinator does it.
+Codecs are linear, so they are applied once, to the mean. Rounding is not. So if reports are quantised or masked, every
+client trains by itself. Its report is encoded, rounded with the random numbers of its device, and added up as the
+coordinator does it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from simulator.engines.clients import Client
 from simulator.engines.sums import RoundSums
 from simulator.engines.workers.processes import Blocks
 
-if TYPE_CHECKING:  # it loads what a simulation in clear does not need
+if TYPE_CHECKING:  # it loads modules that a simulation in the clear does not need
     from simulator.masked_sums import MaskedSums
 
 Train = Callable[[Blocks], RoundSums]
@@ -36,7 +36,7 @@ Train = Callable[[Blocks], RoundSums]
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What the server has of a round: the mean report, its weight, sums of metrics by pass, and how many clients."""
+    """The server's result of a round: the mean report, its weight, sums of metrics by pass, the number of clients."""
 
     mean: dict[str, Tensor]
     weight: float
@@ -51,11 +51,11 @@ class ReportSum(Protocol):
         """Add the unweighted values (V,) of a device. key: of its random streams."""
 
     def total(self) -> NDArray[np.float64]:
-        """The summed report (L,) of all that were added, one at least."""
+        """The summed report (L,). At least one must have been added."""
 
 
 class QuantisedSum:
-    """The sum of reports that are quantised in clear. layout: as they travel."""
+    """The sum of reports that are quantised in the clear. layout: as they travel."""
 
     def __init__(self, layout: ReportLayout) -> None:
         self._layout, self._total_L = layout, np.zeros(layout.size)
@@ -74,7 +74,7 @@ class QuantisedSum:
 class CompressedReports:
     """A compression for a model of a schema, with the random numbers of a seed.
 
-    weighting: of devices. masked: how the reports of secure rounds are summed; None sums them in clear.
+    weighting: of devices. masked: how the reports of secure rounds are summed; None sums them in the clear.
     """
 
     compression: Compression
@@ -84,7 +84,7 @@ class CompressedReports:
     masked: MaskedSums | None = None
 
     def collect(self, number: int, train: Train, blocks: Blocks) -> Collected:
-        """Train the cohort of round `number`, and collect its reports; none of no contributor. Raises as `train`."""
+        """Train the cohort of round `number` and collect its reports; empty without contributors. Raises as `train`."""
         if self.compression.bits or self.masked is not None:
             return self._one_by_one(number, train, [client for block in blocks for client in block])
         sums = train(blocks)

@@ -1,25 +1,89 @@
-"""The configuration of a simulation, federated or of a baseline."""
+"""The configuration of a simulation, federated or of a baseline: settings that describe themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args
 
-import numpy as np
+import msgspec
 
 from coordinator.rules.task_settings import Secagg
-from fedcore.codecs.compression import Compression
-from fedcore.names import offered
+from fedcore.privacy.settings import BANDS, DELTA, Mechanism, WholeFromOne
 from fedcore.schedule import ServerSchedule
-from fedcore.validation import build, check, checked
-from simulator import datasets
-from simulator.baselines import BASELINES, METHODS
-from simulator.baselines.linear import LOSSES
-from simulator.engines.choice import Wanted
+from fedcore.validation import Count, NotNegative, build, check, checked, setting
+from simulator.baselines import LOSSES, Baseline, LinearBaseline
+from simulator.engines import Wanted
 from simulator.errors import EngineError
-from simulator.private_training import PrivateTraining
+
+HELD_OUT = 0.2
+"""The share of users that are held out."""
+DATA = "The folder that holds data sets on disk."
+COMPRESS = (
+    "How reports become smaller, in steps by commas: rotation, subsample=FRACTION, count_sketch=FRACTION, "
+    "low_rank=RANK, and last bits=1, 2, 4 or 8 (docs/compression.md)."
+)
+_DATASET = "A data set by name (`muster data list`), package.module:function, or a path to npz or Parquet files."
+_PARTITION = (
+    "How examples are dealt to clients: dirichlet:ALPHA, pachinko:ALPHA,BETA, shards:PER_CLIENT, quantity:BETA or "
+    "shuffled; by default by user, or dirichlet:0.3 where there are no users."
+)
+_BASELINE = (
+    "What to run instead of federated training: pooled (one client has all examples), local (every user alone), or an "
+    "optimizer of the linear models ridge and logistic."
+)
+_ENGINE = (
+    "What trains users: torch, several at once; graphs, one by one on what devices run, after an export of seconds; or "
+    "auto, which is torch, and graphs for a model that torch cannot run."
+)
+_DEVICE = "Where to compute: cpu; cuda, or a certain GPU as cuda:1; or cuda:all, every GPU with a process of its own."
+_PROCESSES = (
+    "Processes that train, by default one for each core, and one on a GPU; on the CPU their number changes no result."
+)
+_AT_ONCE = (
+    "Clients that torch trains together, by default what suits model and device; fewer need less memory. Another "
+    "number rounds otherwise: results differ by round-off, not bit for bit the same."
+)
+_RAY = (
+    "Train on the workers of a Ray cluster: that of this machine (auto), a new one on this machine (local), or the one "
+    "at HOST:PORT. processes is then how many, by default one for each of its CPUs, or GPUs."
+)
+_PLAN = (
+    "The folder of a plan bundle to train as it is: on its graphs, from its weights, with its algorithm, settings and "
+    "compression. model and algorithm then say where your own are imported from."
+)
+
+
+@checked(EngineError)
+class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a simulation is private; by default not at all. Raises EngineError naming what is wrong.
+
+    delta goes with epsilon or with noise_multiplier, and what is 0 follows from the other.
+    """
+
+    epsilon: Annotated[NotNegative, setting("Most that all rounds together may spend; gives the noise.")] = 0.0
+    delta: Annotated[NotNegative, setting(DELTA)] = 0.0
+    noise_multiplier: Annotated[NotNegative, setting("Noise on a sum over the bound on a report; gives epsilon.")] = 0.0
+    mechanism: Annotated[Mechanism, setting("How sums are noised; distributed goes with secagg.")] = "gaussian"
+    min_separation_rounds: Annotated[WholeFromOne, setting("Groups of users that take turns to train.")] = 1
+    bands: Annotated[WholeFromOne, setting(BANDS)] = 1
+    poisson: Annotated[bool, setting("Draw each user anew in every round; the cohort is then a mean.")] = False
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.asked and bool(self.epsilon) == bool(self.noise_multiplier):
+            raise EngineError("give either epsilon, from which the noise follows, or noise_multiplier")
+        if self.asked and not self.delta:
+            raise EngineError("delta is missing: the chance that its ε does not hold: below 1 / users, as delta=1e-6")
+
+    @property
+    def asked(self) -> bool:
+        """Whether there is any."""
+        return msgspec.structs.asdict(self) != _NOTHING
+
+
+_NOTHING = dict(zip(PrivateTraining.__struct_fields__, PrivateTraining.__struct_defaults__, strict=True))
 
 
 @checked(EngineError)
@@ -27,65 +91,57 @@ from simulator.private_training import PrivateTraining
 class SimulationConfig:
     """Settings of a simulation. Held-out users measure the model every `evaluate_every` rounds and after the last.
 
-    baseline: what to run instead of federated training, one of BASELINES; the linear ones train a model "ridge" or
-    "logistic", have settings of their own and no algorithm.
-    partition: how examples are dealt to so many `clients` (simulator/datasets/__init__.py: load).
-    target_accuracy, patience: when to end before all rounds ran: at an accuracy of the held-out users, or so many
-    rounds after their lowest loss (`Limits`).
-    cohort: users of round 1; `schedule` says how it grows, and how the server learning rate changes. same_cohort:
-    whether the second of two trips has the users of the first.
-    privacy: the noise on the sums of rounds, and what they may spend (simulator/private_training.py).
-    engine: what trains the clients; "auto" takes torch, or graphs of a model that torch cannot run. processes: how
-    many train; by default one for each core that may be used, and one on a GPU. device: "cpu", "cuda", "cuda:1" and the
-    like, or "cuda:all", a process for each GPU. at_once: how many clients torch trains together, by default what suits
-    model and device; another number rounds otherwise. ray: the Ray cluster whose workers train, "auto", "local" or
-    HOST:PORT (simulator/engines/workers/ray_cluster.py); by default one for each of its CPUs, or GPUs.
-    compress: the compression of reports, such as "rotation,subsample=0.25" (fedcore/codecs/compression.py).
-    plan: the folder of a bundle whose graphs train, from its initial state; model, algorithm, settings and compression
-    are then its own, as `completed_by_plan` gives them (simulator/planned.py).
-    secagg: how reports are masked, as in a task; None sums them in clear (simulator/masked_sums.py).
+    With a `plan`, `completed_by_plan` says what of the others is its own. A linear baseline has settings of its own and
+    no algorithm. Raises EngineError naming the setting and what it may be, and CompressionError.
     """
 
-    model: str
-    dataset: str = "digits"
-    data: Path | None = None
-    partition: str | None = None
-    clients: int | None = None
-    algorithm: str = "fedavg"
-    baseline: str | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    rounds: int = 100
-    cohort: int = 10
-    held_out: float = datasets.HELD_OUT
-    evaluate_every: int = 10
-    target_accuracy: float | None = None
-    patience: int | None = None
-    engine: Wanted = "auto"
-    device: str = "cpu"
-    processes: int | None = None
-    at_once: int | None = None
-    ray: str | None = None
-    seed: int = 0
-    schedule: ServerSchedule = field(default_factory=ServerSchedule)
-    same_cohort: bool = False
-    compress: str = ""
-    secagg: Secagg | None = None
-    privacy: PrivateTraining = field(default_factory=PrivateTraining)
-    plan: Path | None = None
+    model: Annotated[str, setting("A built-in model or package.module:function.")]
+    plan: Annotated[Path, setting(_PLAN)] | None = None
+    dataset: Annotated[str, setting(_DATASET)] = "digits"
+    data: Annotated[Path, setting(DATA)] | None = None
+    partition: Annotated[str, setting(_PARTITION)] | None = None
+    clients: (
+        Annotated[WholeFromOne, setting("Number of clients, by default all; without partition, a sample of users.")]
+        | None
+    ) = None
+    algorithm: Annotated[
+        str, setting("An algorithm (`muster algorithms list`), or your own as package.module:Class.")
+    ] = "fedavg"
+    baseline: Annotated[Baseline, setting(_BASELINE)] | None = None
+    settings: Annotated[dict[str, Any], setting("Settings of the algorithm or the baseline.")] = field(
+        default_factory=dict
+    )
+    privacy: Annotated[PrivateTraining, setting("Noise on every sum, of clipped reports (clip_norm).")] = field(
+        default_factory=PrivateTraining
+    )
+    rounds: Annotated[WholeFromOne, setting("Rounds to run.")] = 100
+    cohort: Annotated[WholeFromOne, setting("Users per round; in round 1, where schedule has it grow.")] = 10
+    held_out: Annotated[float, setting("Share of users who measure and never train.", gt=0, lt=1)] = HELD_OUT
+    evaluate_every: Annotated[WholeFromOne, setting("Rounds between two measurements on held-out users.")] = 10
+    target_accuracy: Annotated[float, setting("End when held-out users reach this accuracy.", gt=0, le=1)] | None = None
+    patience: (
+        Annotated[WholeFromOne, setting("End when the loss of held-out users has not fallen for so many rounds.")]
+        | None
+    ) = None
+    engine: Annotated[Wanted, setting(_ENGINE)] = "auto"
+    device: Annotated[str, setting(_DEVICE)] = "cpu"
+    processes: Annotated[WholeFromOne, setting(_PROCESSES)] | None = None
+    at_once: Annotated[WholeFromOne, setting(_AT_ONCE)] | None = None
+    ray: Annotated[str, setting(_RAY)] | None = None
+    compress: Annotated[str, setting(COMPRESS)] = ""
+    seed: Annotated[Count, setting("Seed of split, weights, cohorts and order.")] = 0
+    schedule: Annotated[ServerSchedule, setting("How learning rate and cohort change from round to round.")] = field(
+        default_factory=ServerSchedule
+    )
+    same_cohort: Annotated[bool, setting("Of two trips: train in the second the users of the first.")] = False
+    secagg: Annotated[Secagg | None, setting("Mask reports as a task does; without, they are summed in the clear.")] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:  # values may be NumPy's, as a notebook computes them
             object.__setattr__(self, name, without_numpy(getattr(self, name)))
         check(self)
-        for name in ("rounds", "clients", "cohort", "evaluate_every", "patience", "processes", "at_once"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise EngineError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if not 0 < self.held_out < 1:
-            raise EngineError(f"held_out must lie between 0 and 1, not {self.held_out}")
-        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
-            raise EngineError(f"target_accuracy must lie above 0 and at most at 1, not {self.target_accuracy}")
-        if not 0 <= self.seed < 2**63:
-            raise EngineError(f"seed must be a whole number from 0 to 2^63 − 1, not {self.seed}")
         self._check_compression()
         self._check_plan()
         if self.baseline is not None:
@@ -97,6 +153,8 @@ class SimulationConfig:
             raise EngineError(f"a plan trains by its own graphs, not by {other}; leave one of them out")
 
     def _check_compression(self) -> None:
+        from fedcore.codecs.compression import Compression  # needs NumPy, which a command does not for its help
+
         compression = Compression.parse(self.compress)
         if self.secagg is not None:
             if compression.bits:
@@ -105,8 +163,6 @@ class SimulationConfig:
             raise EngineError("privacy needs a compression that keeps the length of a report: rotation alone, or none")
 
     def _check_baseline(self) -> None:
-        if self.baseline not in BASELINES:
-            raise EngineError(f"no baseline is called {self.baseline!r}; {offered(self.baseline, BASELINES)}")
         if self.schedule != ServerSchedule():
             raise EngineError(f"a schedule is for federated training, not for the baseline {self.baseline}")
         if self.privacy.asked:
@@ -120,7 +176,7 @@ class SimulationConfig:
             raise EngineError(
                 f"engine, processes and ray are for federated training, not for the baseline {self.baseline}"
             )
-        if self.baseline in METHODS and self.model not in LOSSES:
+        if self.baseline in get_args(LinearBaseline) and self.model not in LOSSES:
             raise EngineError(f"{self.baseline} trains a linear model: {' or '.join(LOSSES)}, not {self.model!r}")
 
 
@@ -132,5 +188,5 @@ def to_config(values: Mapping[str, Any]) -> SimulationConfig:
 def without_numpy(value: Any) -> Any:
     """A value with Python's own numbers in place of NumPy's."""
     if isinstance(value, dict):
-        return {key: without_numpy(one) for key, one in value.items()}
-    return value.item() if isinstance(value, np.generic) else value
+        return {key: without_numpy(inner) for key, inner in value.items()}
+    return value.item() if getattr(value, "ndim", None) == 0 else value

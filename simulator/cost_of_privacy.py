@@ -1,4 +1,4 @@
-"""The cost of privacy: the accuracy of a short training with the noise that a plan asks for, and without."""
+"""The cost of privacy: the accuracy of a short training with the noise of a plan, and without."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedcore.privacy.planning import Deployment, MechanismPlan
 from simulator import datasets
-from simulator.configuration import SimulationConfig
+from simulator.configuration import HELD_OUT, SimulationConfig
 from simulator.course import overall
 from simulator.engines.threads import one_thread
 from simulator.errors import EngineError
@@ -18,7 +18,7 @@ CLIPPED = {"weighting": "uniform", "clip_norm": 0.5}
 
 
 def stand_in(planned: Deployment, way: MechanismPlan, cohort: int) -> SimulatedPrivacy:
-    """The noise by which the mean of so many users is as noisy as that of the planned cohort."""
+    """The noise that makes the mean of a cohort of this size as noisy as that of the planned cohort."""
     return SimulatedPrivacy(
         epsilon=planned.epsilon,
         delta=planned.delta,
@@ -41,10 +41,10 @@ def accuracy_of(
 ) -> float:
     """The accuracy on held-out users of FedAvg after the rounds of the plan, with the noise of `way` or without any.
 
-    settings: over those of CLIPPED. Cohorts are as large as planned, or as the users allow: the noise on a round's mean
-    is that of the plan all the same, so only the variance between cohorts is larger than it would be.
+    settings: override those of CLIPPED. Cohorts are as large as planned, or as the number of users allows. The noise on
+    a round's mean is that of the plan in any case; only the variance between cohorts is larger.
     """
-    users = datasets.load(dataset, data).split(datasets.HELD_OUT, seed=0)
+    users = datasets.load(dataset, data).split(HELD_OUT, seed=0)
     cohort = min(planned.cohort, len(users[0]))
     config = SimulationConfig(
         model=model, dataset=dataset, data=data, settings=CLIPPED | dict(settings), rounds=planned.rounds, cohort=cohort
@@ -55,7 +55,7 @@ def accuracy_of(
     training = training_on(users, config, private)
     for number in range(1, planned.rounds + 1):
         training.run_round(number)
-    found = training.measure(planned.rounds)
-    if "accuracy" not in found:
+    per_user = training.measure(planned.rounds)
+    if "accuracy" not in per_user:
         raise EngineError(f"the model {model} has no metric accuracy, by which the cost could be told")
-    return overall(found["accuracy"], training.test)
+    return overall(per_user["accuracy"], training.test)

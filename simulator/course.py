@@ -1,4 +1,4 @@
-"""The course of a simulation: what its rounds gave, one point for each, and when it ends."""
+"""The course of a simulation: one point for each round, and the conditions for its end."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from simulator.population import Population
 from simulator.training import PerUser
 
 Point = dict[str, int | float]
-"""A round: its number `round`, its metrics, and what held-out users measured after it, if they did (`measured`)."""
+"""A round: its number `round`, its metrics, and the measurements of held-out users after it, if any (`measured`)."""
 
 Ending = Literal["rounds", "target_accuracy", "patience"]
-"""Why a simulation ended: all rounds ran, the accuracy was reached, or the loss did not fall any more."""
+"""The reason for the end: all rounds ran, the target accuracy was reached, or the loss stopped falling."""
 
 PERCENTILES = (5, 25, 50, 75, 95)
 LOSS, ACCURACY, USER_MEAN, PER_USER = "test.loss", "test.accuracy", "test.user_mean", "test.user_p"
 
 
 def measured(per_user: PerUser, test: Population) -> Point:
-    """The part of a point that held-out users measured.
+    """The measurements of held-out users, as a part of a point.
 
     `test.loss` and `test.accuracy` are means over examples. `test.user_mean` is the mean over users of their accuracy,
     `test.user_p5` to `test.user_p95` its percentiles; of their loss, where the model has no accuracy.
@@ -41,10 +41,10 @@ def overall(per_user: NDArray[np.float64], population: Population) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a simulation ends.
+    """The conditions for the end of a simulation.
 
-    rounds: how many it has at most. target_accuracy: held-out accuracy at which it ends. patience: rounds after the
-    lowest held-out loss at which it ends. Both are looked at when the users measure.
+    rounds: the most rounds. target_accuracy: the held-out accuracy at which it ends. patience: it ends this many rounds
+    after the lowest held-out loss. Both are checked whenever the users measure.
     """
 
     rounds: int
@@ -52,7 +52,7 @@ class Limits:
     patience: int | None
 
     def ending(self, course: Sequence[Point]) -> Ending | None:
-        """Why the simulation ends after these rounds, or None if it goes on."""
+        """The reason to end the simulation after these rounds, or None if it continues."""
         if course and LOSS in course[-1]:
             last = course[-1]
             if self.target_accuracy is not None and last[ACCURACY] >= self.target_accuracy:

@@ -16,7 +16,7 @@ _ZERO = "look for a logarithm, a quotient, a root or a norm of 0 in the model an
 
 
 def cause(model: Model, params: Float32, population: Population, clients: Sequence[int], rounds: int) -> str:
-    """Why training of `clients` from `params`, the model after so many rounds, gives no finite numbers."""
+    """The reason that training `clients` from `params`, the model after `rounds` rounds, gives no finite numbers."""
     if not np.isfinite(params).all():
         return f"the update of round {rounds} left the finite numbers: {_DIVERGED}"
     for client in clients:

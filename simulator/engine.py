@@ -49,7 +49,7 @@ class RoundResult:
 
 
 class Engine:
-    """Runs rounds; holds the server state, and what clients keep between rounds."""
+    """Runs rounds; holds the server state, and the states that clients keep between rounds."""
 
     def __init__(  # noqa: PLR0913  # who trains what, and how
         self,
@@ -80,14 +80,14 @@ class Engine:
         return {name: vector.cpu().numpy() for name, vector in self._state.items()}
 
     def restore(self, state: Mapping[str, Float32], client_states: Mapping[str, Float32] | None = None) -> None:
-        """Go on from an earlier server state; what clients keep stays as it is, unless it is given too."""
+        """Continue from an earlier server state. Client states stay as they are unless given too."""
         self._state = {name: torch.from_numpy(vector).to(self._device) for name, vector in state.items()}
         for name, vectors in (client_states or {}).items():
             self._clients.vectors[name].copy_(torch.from_numpy(vectors))
 
     @property
     def client_states(self) -> dict[str, Float32]:
-        """A copy of what the clients keep between rounds, float32 (clients, …); empty for most algorithms."""
+        """A copy of the clients' states, float32 (clients, …); empty for most algorithms."""
         return {name: vectors.cpu().numpy().copy() for name, vectors in self._clients.vectors.items()}
 
     def run_round(
@@ -101,9 +101,9 @@ class Engine:
         """One round, from 1, of the clients in `cohort`: one trip of the algorithm. Moves the server state.
 
         slots: each client's slot, its index in the cohort by default; the slot keys a client's random order.
-        schedule: of the server learning rate; the cohort is the caller's. expected: its size if it was not left to
-        chance, for which private rounds take it.
-        Raises Diverged, saying why, when no client contributes a finite report, and ProcessDied.
+        schedule: of the server learning rate; the caller chooses the cohort. expected: the expected size of a cohort
+        that was drawn by chance; private rounds count it instead of the actual size.
+        Raises Diverged, with the reason, when no client contributes a finite report, and ProcessDied.
         """
         members, sizes = zip(cohort, slots or range(len(cohort)), strict=True), self._population.sizes
         # Longest first: the clients that still have a batch at step s are then a prefix.
@@ -147,8 +147,8 @@ class Engine:
         work = model, algorithm, self._population, self._clients
         if computing.processes == 1:
             return OneProcess(computing.trainer(*work), layouts, self._device)
-        each = map(computing.of_process, range(computing.processes))
-        makes = [functools.partial(one.hosted_trainer, *work) for one in each]
+        shares = map(computing.of_process, range(computing.processes))
+        makes = [functools.partial(share.hosted_trainer, *work) for share in shares]
         return Processes(makes, layouts, [trip.broadcast(self._state) for trip in trips_of(algorithm)])
 
 

@@ -1,7 +1,7 @@
-"""Masked sums in the engine: the whole numbers that devices of a secure round send, and the sum that they make.
+"""Masked sums in the engine: the integers that devices of a secure round send, and their sum.
 
-Reports are clipped, rounded and noised by the functions of devices (`secagg.packing`), as the coordinator's rules have
-it for a task of these settings. Masks are left out, as they cancel, and nobody drops out.
+Reports are clipped, rounded and noised by the same functions as on devices (`secagg.packing`), under the coordinator's
+rules for a task with these settings. Masks are left out because they cancel, and no device drops out.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _LABEL = b"muster.simulated-masking.v1"
 
 
 class MaskedSums:
-    """The sums of the secure rounds of a task, for the layouts that its reports have.
+    """The sums of the secure rounds of a task. layouts: of its reports.
 
-    Raises EngineError for settings that no task can have, or with which devices cannot add the noise.
+    Raises EngineError for settings that no task can have, or under which devices cannot add the noise.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class MaskedSums:
             raise EngineError(f"secagg: {error}") from error
 
     def warn_of_rounding(self, algorithm: Algorithm, layouts: Sequence[ReportLayout], parameters: int) -> None:
-        """Log it if tasks of an algorithm are refused for their rounding; a simulation shows what that does."""
+        """Log a warning if a task with this algorithm would be refused for its rounding; a simulation runs it."""
         try:
             check_masked_rounding(self._settings, algorithm, layouts, parameters)
         except InvalidTask as error:
@@ -77,12 +77,12 @@ class MaskedSums:
         return MaskedSum(layout, self._settings, number)
 
     def held(self, layout: ReportLayout, decoded_L: NDArray[np.float64], devices: int) -> NDArray[np.float64]:
-        """A decoded sum of so many reports of this layout, within its bounds as at the coordinator."""
+        """A decoded sum of `devices` reports of this layout, held to its bounds as at the coordinator."""
         return held_sum(self._settings, layout, decoded_L, devices)
 
 
 def square_of(secagg: Secagg, layout: ReportLayout) -> int:
-    """The greatest squared l2 norm of a report in steps, where devices add noise to it, of whatever size."""
+    """The greatest squared l2 norm, in steps, of a report to which devices add noise of any size."""
     bounds = SumBounds(
         clip_norm=secagg.clip_norm, bits=secagg.bits, max_examples=1, min_sum=1, noise_multiplier=1.0, honest=1
     )
@@ -132,7 +132,7 @@ class MaskedSum:
 
 
 def _keys(key: StreamKey) -> Callable[[], bytes]:
-    """New keys of 32 bytes, the same ones for the same device and round."""
+    """A function that returns a new key of 32 bytes at each call, in the same order for the same device and round."""
     count = 0
 
     def new_key() -> bytes:

@@ -34,7 +34,7 @@ class Partition(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dirichlet:
-    """Each client draws its mix of classes from Dirichlet(alpha), and all hold equally many examples, give or take one.
+    """Each client draws its mix of classes from Dirichlet(alpha). All hold equally many examples, give or take one.
 
     Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated visual classification",
     2019. A smaller alpha is less IID.
@@ -61,7 +61,7 @@ class Pachinko:
     """Each client draws its mix of coarse classes from Dirichlet(alpha), and within each one of classes from beta.
 
     The pachinko allocation of Reddi et al., "Adaptive federated optimization", ICLR 2021, appendix F. Needs the field
-    `coarse` beside `y`. All clients hold equally many examples, give or take one.
+    `coarse` beside `y`. All clients hold the same number of examples, give or take one.
     """
 
     name: ClassVar[str] = "pachinko"
@@ -73,7 +73,7 @@ class Pachinko:
         """The rows of a mix of coarse classes for each client. Raises DatasetError without them."""
         labels, coarse = _classes_of(users, "y"), _classes_of(users, "coarse")
         pools = _pools(labels, int(labels.max()) + 1, generator)
-        groups = [[pools[label] for label in np.unique(labels[coarse == one])] for one in np.unique(coarse)]
+        groups = [[pools[label] for label in np.unique(labels[coarse == parent])] for parent in np.unique(coarse)]
         shards = []
         for size in _equal_sizes(labels.size, clients):
             wanted = generator.dirichlet(np.full(len(groups), self.alpha))
@@ -89,7 +89,7 @@ class Pachinko:
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """Each client holds so many shards of the examples in the order of their classes, and so few classes.
+    """Each client holds a few shards of the examples, sorted by class, and so only a few classes.
 
     McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of deep networks from
     decentralized data", AISTATS 2017, section 3.
@@ -106,12 +106,12 @@ class Shards:
             raise DatasetError(f"{labels.size} examples cannot be cut into {clients * self.per_client} shards")
         shards = np.array_split(np.argsort(labels, kind="stable"), clients * self.per_client)
         dealt = generator.permutation(len(shards)).reshape(clients, self.per_client)
-        return [np.sort(np.concatenate([shards[one] for one in mine])) for mine in dealt]
+        return [np.sort(np.concatenate([shards[index] for index in indices])) for indices in dealt]
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Shares of the examples are drawn from Dirichlet(beta), one example at the least; classes are mixed alike.
+    """Shares of the examples are drawn from Dirichlet(beta), at least one example each; classes are mixed equally.
 
     Li, Diao, Chen, He, "Federated learning on non-IID data silos: an experimental study", ICDE 2022, section IV.
     """
@@ -130,7 +130,7 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Shuffled:
-    """As many examples for each client as a user has, drawn from those of all users: sizes stay, identity goes.
+    """Each client gets as many examples as a user has, drawn from all users: sizes stay, identity is lost.
 
     The comparison with the partition by user in Wang et al., "A field guide to federated optimization", 2021.
     """
@@ -169,8 +169,8 @@ def read_partition(text: str) -> Partition:
 def dealt(users: Population, partition: str, clients: int, seed: int = 0) -> Population:
     """The examples of all users, dealt to `clients` by the partition that the text names.
 
-    The same seed and number of clients give the same partition. Raises DatasetError when the examples are too few, or
-    lack the classes that the partition goes by.
+    The same seed and number of clients give the same partition. Raises DatasetError when there are too few examples, or
+    they lack the classes that the partition uses.
     """
     kind, examples = read_partition(partition), int(users.starts[-1])
     if not 1 <= clients <= examples:
@@ -202,6 +202,6 @@ def _pools(labels: Rows, classes: int, generator: Generator) -> list[list[int]]:
 
 
 def _drawn(wanted: NDArray[np.float64], left: list[int], generator: Generator) -> int:
-    """An index, drawn by the weights `wanted`: never one of which nothing is left, the rest keep their proportions."""
+    """An index, drawn by the weights `wanted` among those with something left; their proportions stay."""
     weights = np.where(np.array(left) > 0, wanted + 1e-12, 0)
     return int(generator.choice(len(left), p=weights / weights.sum()))

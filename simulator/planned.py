@@ -1,4 +1,4 @@
-"""A plan bundle as the subject of a simulation: its model, algorithm, graphs and initial state as they are."""
+"""A plan bundle in a simulation: its own model, algorithm, graphs and initial state."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from fedcore.checkpoint import decode
 from fedcore.codecs.compression import Compression
 from fedcore.errors import SchemaError, UntrustedAlgorithm
 from fedcore.plan import prefixed
+from fedcore.validation import build_one
+from simulator.configuration import SimulationConfig
 from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing
 from simulator.errors import EngineError
@@ -27,13 +29,13 @@ _REMEDY = "leave the option out, or export another plan"
 
 
 def completed_by_plan(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a simulation with those that its `plan` fixes: model, algorithm, settings and compression.
+    """The options of a simulation, with those that its `plan` fixes: model, algorithm, settings and compression.
 
-    A model or an algorithm of a user's own must be among the options: importing what a bundle names would run its
-    author's code. Raises UnknownModel or UntrustedAlgorithm where it is not, PlanError for a folder that is no bundle,
-    and EngineError for an option that the plan contradicts.
+    A user's own model or algorithm must be among the options, because importing a module that a bundle names would run
+    its author's code. Raises UnknownModel or UntrustedAlgorithm if it is not, PlanError for a folder that is no bundle,
+    and EngineError for an option that contradicts the plan.
     """
-    folder = Path(values["plan"])
+    folder = build_one(SimulationConfig, "plan", values["plan"])
     bundle = Bundle(folder)
     said = bundle.manifest
     named = values.get("algorithm")
@@ -50,19 +52,21 @@ def completed_by_plan(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, **fixed, "plan": folder, "model": model, "settings": settings}
 
 
-def _settings(name: str, planned: Mapping[str, object], given: Mapping[str, object]) -> dict[str, Any]:
-    """The settings of a plan. Raises EngineError when some that are given too are others."""
-    settings, asked = (settings_of(create(name, one, [module_of(name)])) for one in (planned, {**planned, **given}))
+def _settings(name: str, planned: Mapping[str, object], options: Mapping[str, object]) -> dict[str, Any]:
+    """The settings of a plan. Raises EngineError when an option contradicts one."""
+    settings, wanted = (
+        settings_of(create(name, values, [module_of(name)])) for values in (planned, {**planned, **options})
+    )
     for key, value in settings.items():
-        if asked[key] != value:
-            raise EngineError(f"the setting {key} is {value} in the plan, not {asked[key]}; {_REMEDY}")
+        if wanted[key] != value:
+            raise EngineError(f"the setting {key} is {value} in the plan, not {wanted[key]}; {_REMEDY}")
     return settings
 
 
 class SimulatedPlan:
     """A plan bundle whose graphs train, from its own initial state.
 
-    Raises PlanError for a folder that is no bundle, and EngineError for reports of another compression than it says.
+    Raises PlanError for a folder that is no bundle, and EngineError if reports are not compressed as it says.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,7 +80,7 @@ class SimulatedPlan:
     def model(self, source: str | ModelSpec, seed: int) -> Model:
         """The model that held-out users measure. Raises EngineError when it is not the plan's, and as `planned_model`.
 
-        seed: of what the plan does not fix.
+        seed: of the weights that the plan does not fix.
         """
         model = planned_model(self._bundle, source, seed)
         if model.schema != self._plan.schema or model.spec.fields != self._plan.examples.fields:
@@ -101,7 +105,7 @@ class SimulatedPlan:
         return Choice(replace(computing, graphs=graphs), "the graphs of the plan")
 
     def state(self, algorithm: Algorithm) -> Vectors:
-        """Where tasks on the plan begin, as a training is restored from it.
+        """The initial state of tasks on the plan, in the form from which a training is restored.
 
         Raises EngineError when plan, algorithm and state do not fit, and PlanError when the bundle lacks the state.
         """

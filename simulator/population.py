@@ -13,7 +13,7 @@ from simulator.errors import DatasetError, EngineError
 
 Array = NDArray[np.generic]
 MOST_CLASSES = 1 << 20
-"""More are taken for a mistake: tables by class would not fit in memory."""
+"""More classes count as a mistake: tables by class would not fit in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,8 @@ class Population:
 
     fields: arrays (N, …) by field name, client after client. starts: int64 (clients + 1,), where each client begins.
     classes: the integers in `y` lie in 0 … classes − 1, and where `y` is a sequence of tokens those in `x` too. They
-    follow from the data where they are not given, and a subset keeps them; None where `y` holds no integers. Raises
-    DatasetError when there are more, or more than MOST_CLASSES, and for a field whose rows are not the examples, or
-    are empty.
+    follow from the data if not given, and a subset keeps them; None if `y` holds no integers. Raises DatasetError when
+    the data have more, or more than MOST_CLASSES, and for a field without a row for each example, or with empty rows.
     """
 
     clients: tuple[str, ...]
@@ -72,8 +71,8 @@ class Population:
     ) -> Population:
         """Concatenate clients' shards, which have the same fields.
 
-        Raises DatasetError when one, or all, are empty, two have one name, or a client's fields differ in length, or
-        in names or shapes from those of the first.
+        Raises DatasetError when there is none or one is empty, when two have the same name, and when a client's fields
+        differ in length, or in names or shapes from those of the first.
         """
         _check_names(clients, len(shards))
         empty = [client for client, shard in zip(clients, shards, strict=True) if not any(map(len, shard.values()))]
@@ -96,9 +95,9 @@ class Population:
         return Population.of(names, [self.shard(index) for index in clients], self.classes)
 
     def spread(self, count: int) -> Population:
-        """As many clients, `count`, by dealing out the examples of some: a person with several devices.
+        """`count` clients, by dividing the examples of some among several: a person with several devices.
 
-        Raises DatasetError when a client would be left without any.
+        Raises DatasetError when a client would have no example.
         """
         shares = [count // len(self) + (index < count % len(self)) for index in range(len(self))]
         names, shards, users = [], [], set(self.clients)
@@ -127,10 +126,10 @@ class Population:
         return Population(("everybody",), self.fields, self.starts[[0, -1]], self.classes)
 
     def split_examples(self, held_out: float, seed: int | None) -> tuple[Population, Population]:
-        """The same users with some of their examples, and with the others held out, at least one each.
+        """The same users with some of their examples, and with the others, which are held out; at least one each.
 
-        seed: draws those that are held out; without one they are the last of every user, the newest where examples are
-        in order of time. Users with a single example are left out. Raises DatasetError when all are.
+        seed: draws the held-out examples; without one they are each user's last, the newest if examples are in order of
+        time. Users with a single example are left out. Raises DatasetError when that is all of them.
         """
         generator = None if seed is None else np.random.Generator(np.random.Philox(key=[seed, 0]))
         users = [user for user in range(len(self)) if self.sizes[user] > 1]
@@ -200,7 +199,7 @@ def _check_shards(clients: Sequence[str], shards: Sequence[Mapping[str, Array]])
 
 
 def draw(total: int, count: int, seed: int, number: int = 0) -> list[int]:
-    """So many of 0 … `total` − 1, uniformly drawn without replacement, by seed and number."""
+    """`count` of 0 … `total` − 1, drawn uniformly without replacement, by seed and number."""
     generator = np.random.Generator(np.random.Philox(key=[seed, number]))
     chosen: list[int] = generator.choice(total, count, replace=False).tolist()
     return chosen

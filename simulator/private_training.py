@@ -1,9 +1,10 @@
-"""Private training: what a simulation is asked for, the noise on the sums of its rounds, and the ε that they spend."""
+"""Private training: the noise on the sums of rounds as a simulation asks for it, and the ε that they spend."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -16,9 +17,10 @@ from fedcore.bound import CLIP
 from fedcore.errors import PrivacyError
 from fedcore.privacy.accounting import calibrated, spent
 from fedcore.privacy.mechanisms import NoiseOfRounds
-from fedcore.privacy.settings import LedgerEntry, Mechanism, Noise, Privacy, WholeFromOne
-from fedcore.validation import Count, NotNegative, check, checked
+from fedcore.privacy.settings import LedgerEntry, Noise, Privacy, WholeFromOne
+from fedcore.validation import Count, checked, setting
 from simulator.cohorts import Cohorts
+from simulator.configuration import PrivateTraining
 from simulator.errors import EngineError
 
 LEAST_POISSON = 20
@@ -27,63 +29,29 @@ _NOISE = 1 << 60
 """Added to a round's number it keys its noise, apart from all that the number alone keys."""
 
 
-@checked(EngineError)
-class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a simulation is private; by default not at all. Raises EngineError naming what is wrong.
+def promise_of(asked: PrivateTraining, users: int, cohorts: Cohorts, rounds: int, square: int = 0) -> SimulatedPrivacy:
+    """The noise and budget of so many rounds over so many users. Raises PrivacyError naming what is wrong.
 
-    delta: δ, below 1 / users. epsilon: what all rounds together may spend at δ, from which the noise follows; or
-    noise_multiplier: the noise, from which it follows what they spend.
-    mechanism, min_separation_rounds, bands: those of `fedcore.privacy.settings.Noise`. With a separation b, users are
-    dealt into b groups that take turns. The mechanism distributed needs masked reports.
-    poisson: whether every user is drawn anew for every round with one probability; `cohort` is then the mean size.
+    square: as in `SimulatedPrivacy`.
     """
-
-    epsilon: NotNegative = 0.0
-    delta: NotNegative = 0.0
-    noise_multiplier: NotNegative = 0.0
-    mechanism: Mechanism = "gaussian"
-    min_separation_rounds: Count = 1
-    bands: Count = 1
-    poisson: bool = False
-
-    def __post_init__(self) -> None:
-        check(self)
-        if self.asked and bool(self.epsilon) == bool(self.noise_multiplier):
-            raise EngineError("give either epsilon, from which the noise follows, or noise_multiplier")
-        if self.asked and not self.delta:
-            raise EngineError("delta is missing: the chance that its ε does not hold: below 1 / users, as delta=1e-6")
-
-    @property
-    def asked(self) -> bool:
-        """Whether there is any."""
-        return msgspec.structs.asdict(self) != _NOTHING
-
-    def promise(self, users: int, cohorts: Cohorts, rounds: int, square: int = 0) -> SimulatedPrivacy:
-        """The noise and budget of so many rounds over so many users. Raises PrivacyError naming what is wrong.
-
-        square: as in `SimulatedPrivacy`.
-        """
-        together = 2 if self.poisson and cohorts.same else 1
-        promise = SimulatedPrivacy(
-            epsilon=self.epsilon or 1.0,
-            delta=self.delta,
-            users=users,
-            noise_multiplier=self.noise_multiplier or 1.0,
-            mechanism=self.mechanism,
-            min_separation_rounds=self.min_separation_rounds,
-            bands=self.bands,
-            sampling_probability=cohorts.first / users if self.poisson else 1.0,
-            square=square if self.mechanism == "distributed" else 0,
-            rounds_of_a_draw=together,
-        )
-        if self.epsilon:
-            draws = math.ceil(rounds / together)
-            multiplier = math.sqrt(together) * calibrated(row_of(promise, square), draws, self.epsilon, self.delta)
-            return msgspec.structs.replace(promise, noise_multiplier=multiplier)
-        return msgspec.structs.replace(promise, epsilon=promise.spent(rounds))
-
-
-_NOTHING = dict(zip(PrivateTraining.__struct_fields__, PrivateTraining.__struct_defaults__, strict=True))
+    together = 2 if asked.poisson and cohorts.same else 1
+    promise = SimulatedPrivacy(
+        epsilon=asked.epsilon or 1.0,
+        delta=asked.delta,
+        users=users,
+        noise_multiplier=asked.noise_multiplier or 1.0,
+        mechanism=asked.mechanism,
+        min_separation_rounds=asked.min_separation_rounds,
+        bands=asked.bands,
+        sampling_probability=cohorts.first / users if asked.poisson else 1.0,
+        square=square if asked.mechanism == "distributed" else 0,
+        rounds_of_a_draw=together,
+    )
+    if asked.epsilon:
+        draws = math.ceil(rounds / together)
+        multiplier = math.sqrt(together) * calibrated(row_of(promise, square), draws, asked.epsilon, asked.delta)
+        return msgspec.structs.replace(promise, noise_multiplier=multiplier)
+    return msgspec.structs.replace(promise, epsilon=promise.spent(rounds))
 
 
 def row_of(noise: Noise, square: int) -> Noise:
@@ -98,12 +66,12 @@ def row_of(noise: Noise, square: int) -> Noise:
 class SimulatedPrivacy(Privacy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The privacy of a simulation: all that ε of its rounds is computed from.
 
-    square: with noise of devices, the greatest squared l2 norm of a report in steps, else 0. rounds_of_a_draw: 2 where
-    those who were drawn by Poisson sampling are in both rounds of a pair.
+    square is 0 unless devices add the noise. rounds_of_a_draw is 2 where those whom Poisson sampling drew are in both
+    rounds of a pair.
     """
 
-    square: Count = 0
-    rounds_of_a_draw: WholeFromOne = 1
+    square: Annotated[Count, setting("Greatest squared L2 norm of a report, in steps of its rounding.")] = 0
+    rounds_of_a_draw: Annotated[WholeFromOne, setting("Rounds that have one cohort.")] = 1
 
     def spent(self, rounds: int) -> float:
         """ε at δ of so many rounds.

@@ -51,7 +51,7 @@ def _check(model: Model, examples: dict[str, np.ndarray], together: int) -> None
 
 
 def _of_cohort(clients: int, noisy: bool, model: Model, params_D: Tensor, sample: Sample) -> Found:
-    """What the first of some clients with one batch gets from the oracle of a cohort."""
+    """The result for the first of several clients, all with one batch, from the oracle of a cohort."""
     fields = {name: torch.stack([values] * clients) for name, values in sample.fields.items()}
     noise_KB = torch.stack([sample.noise] * clients) if noisy else None
     oracle = CohortOracle(model, fields, torch.stack([sample.mask] * clients), noise_KB)

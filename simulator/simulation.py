@@ -15,15 +15,16 @@ from fedcore.algorithms.check import check
 from fedcore.algorithms.settings import parse
 from fedcore.codecs.compression import Compression
 from simulator import datasets
-from simulator.baselines import METHODS
 from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
+from simulator.baselines.methods import METHODS
 from simulator.cohorts import Cohorts
 from simulator.configuration import SimulationConfig
 from simulator.course import ACCURACY, LOSS, PER_USER, PERCENTILES, USER_MEAN, Ending, Limits, Point, measured
 from simulator.datasets.verified import verified
 from simulator.default_settings import with_default_settings
-from simulator.engines.choice import Wanted, choose
+from simulator.engines import Wanted
+from simulator.engines.choice import choose
 from simulator.engines.computing import EVERY_GPU, Computing, gpus
 from simulator.engines.threads import one_thread
 from simulator.engines.workers.processes import usable_cores

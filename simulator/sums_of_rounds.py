@@ -1,4 +1,4 @@
-"""Sums of rounds as a configuration asks for them: with noise or without, masked or in clear."""
+"""The sums of rounds that a configuration asks for: with or without noise, masked or in the clear."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from simulator.configuration import SimulationConfig
 from simulator.engines.sums import layouts_of
 from simulator.errors import EngineError
 from simulator.masked_sums import MaskedSums, square_of
-from simulator.private_training import PrivateSums, check_private_training
+from simulator.private_training import PrivateSums, check_private_training, promise_of
 
 
 def sums_of(
     config: SimulationConfig, model: Model, algorithm: Algorithm, cohorts: Cohorts, users: int
 ) -> tuple[PrivateSums | None, MaskedSums | None]:
-    """The noise on the sums of a training, and how its masked reports are summed; None without.
+    """The noise on the sums of a training, and the sums of its masked reports; None for what it lacks.
 
-    users: who train. Raises PrivacyError or EngineError, saying what does not go together.
+    users: the number that train. Raises PrivacyError or EngineError for options that do not go together.
     """
     asked, secagg, rounds = config.privacy, config.secagg, config.rounds
     reports = CompressedReports(Compression.parse(config.compress), model.schema, config.seed, algorithm.weighting)
@@ -30,9 +30,9 @@ def sums_of(
     def masked(promise: Privacy | None) -> MaskedSums | None:
         if secagg is None:
             return None
-        made = MaskedSums(secagg, cohorts, rounds, layouts, promise)
-        made.warn_of_rounding(algorithm, layouts, model.schema.size)
-        return made
+        sums = MaskedSums(secagg, cohorts, rounds, layouts, promise)
+        sums.warn_of_rounding(algorithm, layouts, model.schema.size)
+        return sums
 
     if not asked.asked:
         return None, masked(None)
@@ -40,6 +40,6 @@ def sums_of(
         raise EngineError("with the mechanism distributed devices add noise to masked reports: set secagg too")
     check_private_training(asked, cohorts)
     square = min(square_of(secagg, layout) for layout in layouts) if secagg else 0
-    promise = asked.promise(users, cohorts, rounds, square)
+    promise = promise_of(asked, users, cohorts, rounds, square)
     check_private(promise, algorithm)
     return PrivateSums(promise, config.seed), masked(promise)

@@ -32,11 +32,11 @@ if TYPE_CHECKING:  # as in simulator.compressed
     from simulator.masked_sums import MaskedSums
 
 PerUser = dict[str, NDArray[np.float64]]
-"""Mean loss, and accuracy where there is one, of every user that measures: (users,)."""
+"""Mean loss, and accuracy if the model has it, of every user that measures: (users,)."""
 
 
 Vectors = dict[str, NDArray[np.floating]]
-"""All that the rounds of a training move, by name: arrays of any shape, float32 or float64."""
+"""Everything that the rounds of a training change, by name: arrays of any shape, float32 or float64."""
 
 Tensors = dict[str, Float32]
 """A model as named tensors."""
@@ -44,11 +44,11 @@ Tensors = dict[str, Float32]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a result says of a training.
+    """The facts about a training that are part of a result.
 
-    cohort: clients that train in a round, in the first where it grows. train_users: clients that hold the training
-    examples. parameters: numbers in a model. engine: "torch" or "graphs", and why that; None where no engine trains.
-    privacy: what ε of its rounds is computed from; None where they are not private.
+    cohort: clients that train in a round, in the first round if the cohort grows. train_users: clients that hold the
+    training examples. parameters: numbers in a model. engine, engine_reason: "torch" or "graphs", and why; None if no
+    engine trains. privacy: the basis for computing ε of its rounds; None if they are not private.
     """
 
     algorithm: str
@@ -71,40 +71,39 @@ class Training(Protocol):
 
     @property
     def facts(self) -> Facts:
-        """What a result says of it."""
+        """The facts for its result."""
 
     @property
     def test(self) -> Population:
-        """Examples that nobody trains on, of the users who measure."""
+        """Examples of the users who measure, which no one trains on."""
 
     def run_round(self, number: int) -> dict[str, float]:
-        """Train for a round, from 1; gives its metrics, `<pass>.loss` the first. Raises SimulatorError.
+        """Train for a round, from 1. Returns its metrics, `<pass>.loss` first. Raises SimulatorError.
 
-        `examples` is how many examples its clients hold.
+        `examples` is the number of examples that its clients hold.
         """
 
     def measure(self, number: int) -> PerUser:
         """The users' means after round `number`. Raises Diverged when a loss is not finite."""
 
     def vectors(self) -> Vectors:
-        """A copy of all that rounds move."""
+        """A copy of everything that rounds change."""
 
     def restore(self, vectors: Mapping[str, NDArray[np.floating]]) -> None:
-        """Go on from what `vectors` gave, of the same training. Raises EngineError when they do not fit."""
+        """Continue from what `vectors` returned for the same training. Raises EngineError when they do not fit."""
 
     def tensors(self) -> Tensors:
-        """The model as named tensors; none where every user has one of its own, or it is linear."""
+        """The model as named tensors; empty if every user has its own model, or if it is linear."""
 
     def digest(self) -> str:
-        """SHA-256 of all that was trained."""
+        """SHA-256 of everything that was trained."""
 
 
 class EngineTraining:
     """Rounds of an algorithm in the engine, each with a cohort that is drawn from the training users.
 
-    users: those who train, and those who measure. cohorts: how many train, with the server learning rate's schedule.
-    choice: the engine. compression: of reports. private: the noise on sums, if there is any. masked: how the reports of
-    secure rounds are summed, if these are.
+    users: those who train, and those who measure. cohorts: with the schedule of the server learning rate. choice: the
+    engine. compression: of reports. private: the noise on sums, if any. masked: the sums of secure rounds, if any.
     """
 
     def __init__(  # noqa: PLR0913  # who trains what, and how
@@ -165,11 +164,11 @@ class EngineTraining:
         return {name: np.frombuffer(value) for name, value in values.items()}
 
     def vectors(self) -> Vectors:
-        """A copy of the server state, and of what clients keep."""
+        """A copy of the server state, and of the clients' states."""
         return {**prefixed(SERVER, self._engine.state), **prefixed(CLIENTS, self._engine.client_states)}
 
     def restore(self, vectors: Mapping[str, NDArray[np.floating]]) -> None:
-        """Go on from what `vectors` gave."""
+        """Continue from what `vectors` returned."""
         check_shapes(vectors, self.vectors())
         self._engine.restore(unprefixed(SERVER, vectors), unprefixed(CLIENTS, vectors))
 
@@ -184,11 +183,11 @@ class EngineTraining:
 
 def check_shapes(vectors: Mapping[str, NDArray[np.floating]], expected: Vectors) -> None:
     """Raise EngineError unless the vectors are named, shaped and typed as expected."""
-    given, wanted = (
+    kinds, expected_kinds = (
         {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()} for arrays in (vectors, expected)
     )
-    if given != wanted:
-        raise EngineError(f"the vectors are {given}, and this training moves {wanted}")
+    if kinds != expected_kinds:
+        raise EngineError(f"the vectors are {kinds}, and this training moves {expected_kinds}")
 
 
 def engine_facts(model: Model, algorithm: Algorithm, cohort: int, train_users: int, choice: Choice) -> Facts:

@@ -10,10 +10,9 @@ import sys
 from collections import Counter
 from pathlib import PurePosixPath
 
-PACKAGES = (
-    "authority", "benchmarks", "coordinator", "device_runtime", "export", "fedcore", "ingress", "muster", "secagg",
-    "simulator",
-)  # fmt: skip
+from tools.make_file_map import PACKAGES
+
+COUNTED = (*PACKAGES, "benchmarks")
 
 
 def git(*arguments):
@@ -23,7 +22,7 @@ def git(*arguments):
 def package_of(path):
     """The package of a product file; None for a test and for what is in no package."""
     place = PurePosixPath(path)
-    if place.suffix not in (".py", ".ts") or place.parts[0] not in PACKAGES or "tests" in place.parts:
+    if place.suffix not in (".py", ".ts") or place.parts[0] not in COUNTED or "tests" in place.parts:
         return None
     return "device_runtime/js" if place.suffix == ".ts" else place.parts[0]
 

@@ -49,7 +49,7 @@ def index(everything: list[AlgorithmFacts]) -> str:
 
 def chapter(facts: AlgorithmFacts) -> str:
     """The section of an algorithm: its docstring and its settings."""
-    rows = [[f"`{one.name}`", str(one.value), one.values, one.meaning] for one in facts.settings]
+    rows = [[f"`{setting.name}`", str(setting.value), setting.values, setting.meaning] for setting in facts.settings]
     settings = table(["setting", "default", "may be", "meaning"], rows)
     return f"## `{facts.name}`\n\n{facts.summary}\n\n{facts.equations}\n\n{settings}"
 
@@ -62,7 +62,7 @@ def results() -> list[Curves]:
 
 def of_family(result: Curves, family: str) -> list[Curve]:
     """The curves of a family, after that of the yardstick."""
-    return [one for one in result.curves if one.algorithm == YARDSTICK or one.family == family]
+    return [curve for curve in result.curves if curve.algorithm == YARDSTICK or curve.family == family]
 
 
 def picture_of(result: Curves, page: Path) -> Path:
@@ -75,7 +75,7 @@ def pictures() -> dict[Path, Picture]:
     drawn = {}
     for page, family in pages().items():
         for result in results():
-            curves = {one.algorithm: one.accuracies for one in of_family(result, family)}
+            curves = {curve.algorithm: curve.accuracies for curve in of_family(result, family)}
             drawn[picture_of(result, page)] = draw_ranges(curves, result.every, f"{family}, {result.dataset}")
     return drawn
 
@@ -83,16 +83,16 @@ def pictures() -> dict[Path, Picture]:
 def learning(result: Curves, page: Path, family: str) -> str:
     """A family's curves on one data set: the picture, and the figures as a table."""
     curves = of_family(result, family)
-    base = [final(one) for one in curves[0].accuracies]
+    base = [final(curve) for curve in curves[0].accuracies]
     rows = []
-    for one in curves:
-        ends = [final(accuracies) for accuracies in one.accuracies]
+    for curve in curves:
+        ends = [final(accuracies) for accuracies in curve.accuracies]
         gain = 100 * statistics.fmean(ours - theirs for ours, theirs in zip(ends, base, strict=True))
-        shown = f"{gain:+.1f}".replace("-", "−") if one.algorithm != YARDSTICK else "–"
+        shown = f"{gain:+.1f}".replace("-", "−") if curve.algorithm != YARDSTICK else "–"
         span = f"{statistics.fmean(ends):.3f} ({min(ends):.3f} to {max(ends):.3f})"
-        rows.append([f"`{one.algorithm}`", ", ".join(tuned(one)), span, shown])
+        rows.append([f"`{curve.algorithm}`", ", ".join(tuned(curve)), span, shown])
     columns = ["algorithm", "settings, and what else was tried", "accuracy (lowest to highest)", "points over FedAvg"]
-    names = ", ".join(one.algorithm for one in curves)
+    names = ", ".join(curve.algorithm for curve in curves)
     alt = f"Accuracy on unseen users of {result.dataset} over {result.rounds} rounds: {names}"
     return f"![{alt}](curves/{picture_of(result, page).name})\n\n{table(columns, rows)}"
 
@@ -101,7 +101,7 @@ def tuned(curve: Curve) -> list[str]:
     """The settings that were chosen, with the other values of the grid."""
     words = []
     for name, value in curve.settings.items():
-        others = sorted({one.settings[name] for one in curve.tried} - {value})
+        others = sorted({point.settings[name] for point in curve.tried} - {value})
         words.append(f"`{name}` {value:g} ({', '.join(f'{other:g}' for other in others)})")
     return words
 
@@ -114,19 +114,19 @@ def pages() -> dict[Path, str]:
 def documents() -> dict[Path, str]:
     """Every document with its parts made anew. A new family gets a page that lacks the words by hand."""
     everything = [facts_of(create(name)) for name in ALGORITHMS]
-    made = {INDEX: TABLE.sub(lambda found: found[1] + index(everything), INDEX.read_text())}
+    files = {INDEX: TABLE.sub(lambda match: match[1] + index(everything), INDEX.read_text())}
     for page, family in pages().items():
         ours = [facts for facts in everything if facts.family == family]
         title = f"# {family.capitalize()}\n\n"
         head = page.read_text().partition("## ")[0] if page.exists() else title
         curves = "\n".join(learning(result, page, family) for result in results())
-        made[page] = f"{head}{CURVES}{curves}\n" + "\n".join(map(chapter, ours))
-    return made
+        files[page] = f"{head}{CURVES}{curves}\n" + "\n".join(map(chapter, ours))
+    return files
 
 
 if __name__ == "__main__":
     PICTURES.mkdir(parents=True, exist_ok=True)
-    made = documents() | {path: picture.svg for path, picture in pictures().items()}
-    for path, text in made.items():
+    files = documents() | {path: picture.svg for path, picture in pictures().items()}
+    for path, text in files.items():
         path.write_text(text)
         print(f"wrote {path}")

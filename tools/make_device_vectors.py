@@ -81,22 +81,22 @@ def values(size, seed=5):
 def device_vectors():
     """All vectors, as what JSON holds."""
     return {
-        "orders": orders(),
+        "orders": list(orders()),
         "messages": messages(),
         "plan": plans(),
         "checkpoints": checkpoints(),
-        "reports": reports(),
-        "codecs": coded(),
+        "reports": list(reports()),
+        "codecs": list(coded()),
         "low_rank": factored(),
         "masking": derivations(),
-        "packings": packings(),
-        "parameters": cohorts(),
+        "packings": list(packings()),
+        "parameters": list(cohorts()),
         "least_honest": [
             [least, most, parameters.least_honest(least, most)]
             for least, most in ((8, 8), (8, 64), (20, 64), (20, 65), (20, 100), (20, 200), (300, 500))
         ],
         "statements": statements(),
-        "successions": successions(),
+        "successions": list(successions()),
         "runner": trained(),
         "refused_graphs": {name: graph.SerializeToString().hex() for name, (graph, _) in REFUSED.items()},
         "loop": running_sum().SerializeToString().hex(),
@@ -105,34 +105,32 @@ def device_vectors():
 
 def orders():
     """Long streams, and integers beyond 2^53, by digest."""
-    found = []
     for key, size in ((StreamKey(SEED, 2**31 - 1, 2**63 - 1, b""), 1000), (StreamKey(7, 3, 2, bytes(range(32))), 257)):
-        found.append({
+        yield {
             "seed": str(key.seed), "round": key.round, "slot": str(key.slot), "secret": key.secret.hex(), "size": size,
             "order_sha256": digest(permutation(key, 1, 2, size).astype("<u4").tobytes()),
             "noise_sha256": digest(noise(key, 1, 2, size).astype("<i4").tobytes()),
-        })  # fmt: skip
-    return found
+        }  # fmt: skip
 
 
 def messages():
     """Answers of a coordinator as text, and texts that are none."""
     blob = BlobRef("ab" * 32, 2**40)
-    given = Assignment(
+    assignment = Assignment(
         assignment="a-1", task="t-1", round=3, attempt=1, slot=2**53 + 1, seed=SEED, plan=blob, checkpoint=blob,
         report_within_s=600.0, secagg=b"\0\1", minimum=8, over_selected=True, lost_after_s=5.25,
     )  # fmt: skip
     window = RetryWindow(5.0, 30.0)
     parties = SecaggParties(Succession(bytes(32)), bytes(range(32)), "https://authority.example")
     good = {
-        "assignment": [given, Rejected("not-selected", window)],
+        "assignment": [assignment, Rejected("not-selected", window)],
         "checkIn": [
             Accepted("s-1", (Offer(task="t-1", collection="default", min_examples=20, charging=True),), window),
             Rejected("unsupported-format", window, ("executorch",)),
         ],
         "enrolled": [Enrolled("9f86d081884c7d659a2feaa0c55ad015"), Enrolled("d", parties)],
     }
-    text = encode(given).decode()
+    text = encode(assignment).decode()
     swaps = [
         ('"version":1', '"version":2'), ('"a-1"', "1"), ("600.0", "1e999"), ("600.0", "604801"), ("5.25", "0"),
         ('"round":3', '"round":2147483648'), (str(SEED), str(2**63)), (str(SEED), "-1"), (str(SEED), "1.5"),
@@ -146,7 +144,7 @@ def messages():
         text.replace("a-1", r"\u0061\u002d1"),
     ]
     return {
-        "good": {kind: [encode(one).decode() for one in ones] for kind, ones in good.items()},
+        "good": {kind: [encode(message).decode() for message in ones] for kind, ones in good.items()},
         "alike_assignments": alike,
         "bad_assignments": bad,
         "seed": str(SEED),
@@ -181,14 +179,16 @@ def checkpoints():
     """Vectors as safetensors bytes."""
     several = {"params": values(5), "momentum": values(3, 9), "step": np.array([2.0], np.float32)}
     return [
-        {"vectors": {name: vector.tolist() for name, vector in one.items()}, "bytes": checkpoint.encode(one).hex()}
-        for one in ({"report": values(7)}, {"naïve": values(1)}, {"values": values(0)}, several)
+        {
+            "vectors": {name: vector.tolist() for name, vector in vectors.items()},
+            "bytes": checkpoint.encode(vectors).hex(),
+        }
+        for vectors in ({"report": values(7)}, {"naïve": values(1)}, {"values": values(0)}, several)
     ]
 
 
 def reports():
-    """Parts of a report, unweighted values and the report as it leaves in clear; null where there must be none."""
-    found = []
+    """Parts of a report, unweighted values and the report as it leaves in the clear; null where there must be none."""
     for layout, weight, delta in (
         (LAYOUT, 3.0, values(4)),
         (replace(LAYOUT, weighting="uniform"), 1.0, values(4)),
@@ -200,40 +200,38 @@ def reports():
     ):
         try:
             with np.errstate(over="ignore"):
-                kept = layout.concatenate({"delta": delta, "train.metrics": values(2, 50)}, weight, clip=1.5)
+                report = layout.concatenate({"delta": delta, "train.metrics": values(2, 50)}, weight, clip=1.5)
         except ReportError:
-            kept = None
-        found.append({
+            report = None
+        yield {
             "layout": msgspec.to_builtins(layout), "weight": weight, "clip": 1.5, "delta": delta.tobytes().hex(),
-            "metrics": values(2, 50).tobytes().hex(), "values": None if kept is None else kept.tobytes().hex(),
-            "weighed": None if kept is None else layout.weigh(kept, weight).tobytes().hex(),
-        })  # fmt: skip
-    return found
+            "metrics": values(2, 50).tobytes().hex(), "values": None if report is None else report.tobytes().hex(),
+            "weighed": None if report is None else layout.weigh(report, weight).tobytes().hex(),
+        }  # fmt: skip
 
 
 def coded():
     """The digests of values as they travel, of segments with codecs."""
-    key, found = RoundKey(SEED, 2**31 - 1), []
+    key = RoundKey(SEED, 2**31 - 1)
     chains = (
         (37, (Rotation(8), Rotation(32))), (3000, (Rotation.of(3000), Subsample(701))), (1, (Subsample(1),)),
         (1000, (CountSketch(3, 111),)), (70_001, (CountSketch(1, 70_001),)),
     )  # fmt: skip
     for size, chain in chains:
         travelling = encode_values(chain, values(size), key, 2)
-        found.append({
+        yield {
             "codecs": msgspec.to_builtins(chain), "size": size, "seed": str(SEED), "round": key.round, "segment": 2,
             "values": values(size).tobytes().hex(), "coded_sha256": digest(travelling.tobytes()),
-        })  # fmt: skip
-    return found
+        }  # fmt: skip
 
 
 def factored():
     """Low-rank factors, which are equal up to rounding: the values that travel, and not their digest."""
     codec, key = LowRank(3, ((7, 50), (60, 8), (2, 40), (11, 1))), RoundKey(SEED, 5)
-    given = values(sum(rows * columns for rows, columns in codec.matrices))
+    matrices = values(sum(rows * columns for rows, columns in codec.matrices))
     return {
         "codecs": msgspec.to_builtins((codec,)), "seed": str(SEED), "round": key.round, "segment": 1,
-        "values": given.tobytes().hex(), "coded": encode_values((codec,), given, key, 1).tobytes().hex(),
+        "values": matrices.tobytes().hex(), "coded": encode_values((codec,), matrices, key, 1).tobytes().hex(),
     }  # fmt: skip
 
 
@@ -244,17 +242,18 @@ def noise_shares():
     ]  # fmt: skip
     return [
         [
-            [one.size, one.in_bits, one.low, one.high, one.norm], multiplier, honest,
-            packing.with_noise(one, multiplier, honest).noise,
+            [segment.size, segment.in_bits, segment.low, segment.high, segment.norm], multiplier, honest,
+            packing.with_noise(segment, multiplier, honest).noise,
         ]
-        for one in segments
+        for segment in segments
         for multiplier, honest in ((1.0, 5), (0.37, 70), (6.5, 47))
     ]  # fmt: skip
 
 
 def fixed_points(layout, bounds):
     return [
-        [one.size, one.bits, one.low, one.high, one.norm, one.weighted] for one in masking.fixed_points(layout, bounds)
+        [point.size, point.bits, point.low, point.high, point.norm, point.weighted]
+        for point in masking.fixed_points(layout, bounds)
     ]
 
 
@@ -284,25 +283,25 @@ def derivations():
 
 def packings():
     """Words under a stream key of 32 bytes 7, by digest. Vectors that are not given are `values`."""
-    found = []
-    for name, (segments, given, weight, w_max) in PACKINGS.items():
-        vector = values(sum(one.size for one in segments)) if given is None else np.array(given, np.float32)
+    for name, (segments, fixed, weight, w_max) in PACKINGS.items():
+        vector = values(sum(segment.size for segment in segments)) if fixed is None else np.array(fixed, np.float32)
         with patch.object(secrets, "token_bytes", lambda size: bytes([7]) * size):
             words = packing.encode(segments, vector, weight, w_max)
-        found.append({
-            "name": name, "vector": given, "weight": weight, "w_max": w_max, "words": words.size,
+        yield {
+            "name": name, "vector": fixed, "weight": weight, "w_max": w_max, "words": words.size,
             "segments": [
-                [one.size, one.field_bits, one.in_bits, one.low, one.high, one.norm, one.weighted, one.noise]
-                for one in segments
+                [
+                    segment.size, segment.field_bits, segment.in_bits, segment.low, segment.high, segment.norm,
+                    segment.weighted, segment.noise,
+                ]
+                for segment in segments
             ],
             "sha256": digest(words.astype("<u8").tobytes()),
-        })  # fmt: skip
-    return found
+        }  # fmt: skip
 
 
 def cohorts():
     """Numbers n, k and t, and whether a device accepts them."""
-    found = []
     for n in (7, 8, 9, 16, 64, 65, 100, 1000, 1 << 20, (1 << 20) + 1):
         best = parameters.find(n) if 8 <= n <= 1 << 20 else parameters.GraphParameters(n, n - 1, n - 1)
         for k, t in (
@@ -313,8 +312,7 @@ def cohorts():
             (best.k, best.k + 1),
         ):
             if n < 1 << 20 or k <= parameters.MOST_NEIGHBOURS:
-                found.append([n, k, t, accepted(n, k, t)])
-    return found
+                yield [n, k, t, accepted(n, k, t)]
 
 
 def accepted(n, k, t):
@@ -342,7 +340,7 @@ def statements():
     return {
         "plan": msgspec.to_builtins(plan),
         "plan_signature": msgspec.to_builtins(key.sign(plan)),
-        **{name: {**msgspec.to_builtins(one), "digest": one.digest} for name, one in signed.items()},
+        **{name: {**msgspec.to_builtins(statement), "digest": statement.digest} for name, statement in signed.items()},
     }
 
 
@@ -356,7 +354,6 @@ def successions():
 
     good = SucceedingKey("server", private(3), Succession(keys[0], (step(0, 1), step(1, 2)))).succession
     forged = Succession(keys[0], (Successor(keys[1], bytes(64)), step(1, 2)))
-    found = []
     for shown in (good, forged):
         for pinned in (*keys, bytes(32)):
             try:
@@ -364,8 +361,7 @@ def successions():
             except BrokenSuccession:
                 leads_to = None
             text = msgspec.json.encode(shown).decode()
-            found.append({"shown": text, "pinned": pinned.hex(), "leads_to": leads_to})
-    return found
+            yield {"shown": text, "pinned": pinned.hex(), "leads_to": leads_to}
 
 
 def trained():

@@ -27,9 +27,9 @@ def missing(tables: sqlalchemy.MetaData = METADATA) -> str:
         engines = open_engines(f"sqlite:///{folder}/new.db", create=True)
         make_tables(engines)
         with engines.reader.connect() as connection:
-            made = produce_migrations(MigrationContext.configure(connection), tables)
+            migrations = produce_migrations(MigrationContext.configure(connection), tables)
         engines.close()
-    return "" if made.upgrade_ops.is_empty() else render_python_code(made.upgrade_ops)
+    return "" if migrations.upgrade_ops.is_empty() else render_python_code(migrations.upgrade_ops)
 
 
 def document() -> str:

@@ -14,9 +14,9 @@ HEADING = "## Reference\n"
 INTRODUCTION = "Made from docstrings by `make reference`."
 
 
-def signature(found: Any, name: str) -> str:
+def signature(function: Any, name: str) -> str:
     """A function's signature, a parameter a line."""
-    whole = inspect.signature(found)
+    whole = inspect.signature(function)
     lines, keyword_only = [], False
     for parameter in whole.parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
@@ -33,9 +33,9 @@ def shown(default: Any) -> str:
     return "…" if inspect.isfunction(default) else repr(default)
 
 
-def described(found: Any) -> str:
+def described(member: Any) -> str:
     """A docstring, without its indentation."""
-    return inspect.cleandoc(found.__doc__ or "")
+    return inspect.cleandoc(member.__doc__ or "")
 
 
 def members(cls: type) -> list[str]:
@@ -45,8 +45,8 @@ def members(cls: type) -> list[str]:
         target = member.fget if isinstance(member, property) else member
         if name.startswith("_") or not inspect.isfunction(target):
             continue
-        taken = ", ".join(list(inspect.signature(target).parameters)[1:])
-        call = name if isinstance(member, property) else f"{name}({taken})"
+        parameters = ", ".join(list(inspect.signature(target).parameters)[1:])
+        call = name if isinstance(member, property) else f"{name}({parameters})"
         line = f"* `.{call}`: {' '.join(described(target).split())}"
         lines.append(textwrap.fill(line, 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False))
     return lines
@@ -54,13 +54,13 @@ def members(cls: type) -> list[str]:
 
 def section(name: str) -> str:
     """The section of one name."""
-    found = getattr(muster, name)
-    own = found.__module__.startswith("muster.")
+    member = getattr(muster, name)
+    own = member.__module__.startswith("muster.")
     head = f"### `muster.{name}`\n"
-    if inspect.isfunction(found):
-        head += f"\n```text\n{signature(found, f'muster.{name}')}\n```\n"
-    body = textwrap.dedent(described(found))
-    listed = "\n".join(members(found)) if inspect.isclass(found) and own else ""
+    if inspect.isfunction(member):
+        head += f"\n```text\n{signature(member, f'muster.{name}')}\n```\n"
+    body = textwrap.dedent(described(member))
+    listed = "\n".join(members(member)) if inspect.isclass(member) and own else ""
     return "\n".join(part for part in (head, body + "\n", listed + "\n" if listed else "") if part)
 
 

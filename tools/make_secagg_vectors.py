@@ -49,7 +49,7 @@ def transcript():
     slots = range(10, 18)
     cohort = Cohort(8, invite, vectors={slot: vector(slot) for slot in slots}, weights={slot: slot for slot in slots})
     sent = {name: {} for name in ("M1", "M3", "M5", "M7", "M9", "M11")}
-    got = {}
+    received = {}
 
     def answer(name, messages, gone=()):
         for slot, message in messages.items():
@@ -61,14 +61,14 @@ def transcript():
 
     with patch.object(secrets, "token_bytes", chance.token_bytes), patch.object(secrets, "randbelow", chance.randbelow):
         answer("M1", dict.fromkeys(slots, cohort.server.invitation))
-        got["M2"] = cohort.rosters = cohort.server.advance().messages
-        got["M4"] = cohort.deliveries = answer("M3", got["M2"], GONE["M3"]).messages
-        got["M6"] = answer("M5", got["M4"]).messages
-        got["M8"] = answer("M7", got["M6"], GONE["M7"]).messages
-        got["M10"] = answer("M9", got["M8"]).messages
-        found = answer("M11", got["M10"]).unmasking.run()
-    cohort.server.settle(found)
-    got["M12"] = cohort.server.results()
+        received["M2"] = cohort.rosters = cohort.server.advance().messages
+        received["M4"] = cohort.deliveries = answer("M3", received["M2"], GONE["M3"]).messages
+        received["M6"] = answer("M5", received["M4"]).messages
+        received["M8"] = answer("M7", received["M6"], GONE["M7"]).messages
+        received["M10"] = answer("M9", received["M8"]).messages
+        result = answer("M11", received["M10"]).unmasking.run()
+    cohort.server.settle(result)
+    received["M12"] = cohort.server.results()
     return {
         "chance": Chance.__doc__,
         "server_private_key": raw(SERVER),
@@ -86,14 +86,14 @@ def transcript():
         "drawn": {str(slot): drawn for slot, drawn in chance.drawn.items()},
         "M0": cohort.server.invitation.hex(),
         "sent": {name: {slot: data.hex() for slot, data in messages.items()} for name, messages in sent.items()},
-        "got_by_slot_10": {name: messages[10].hex() for name, messages in got.items()},
+        "got_by_slot_10": {name: messages[10].hex() for name, messages in received.items()},
         "got_by_everyone_sha256": {
             name: hashlib.sha256(b"".join(messages[slot] for slot in sorted(messages))).hexdigest()
-            for name, messages in got.items()
+            for name, messages in received.items()
         },
         "aggregate": {
-            "devices": found.total.devices, "weight": found.total.weight,
-            "sums": found.total.sums.tolist(), "digest": found.digest.hex(),
+            "devices": result.total.devices, "weight": result.total.weight,
+            "sums": result.total.sums.tolist(), "digest": result.digest.hex(),
         },
     }  # fmt: skip
 

@@ -24,18 +24,8 @@ from queue import Queue
 
 from muster.header import header
 from tests.tree import ROOT
+from tools.make_file_map import PACKAGES
 
-PACKAGES = (
-    "authority",
-    "coordinator",
-    "device_runtime",
-    "export",
-    "fedcore",
-    "ingress",
-    "muster",
-    "secagg",
-    "simulator",
-)
 SKIPPED = ("migrations", "node_modules")
 SEED = 20261124
 OPPOSITE = {
@@ -89,22 +79,22 @@ def executed(node):
 
 def faults(tree: Path):
     """Every fault of every module, by kind."""
-    found: dict[str, list[Fault]] = {}
+    by_kind: dict[str, list[Fault]] = {}
     for path in modules(tree).values():
         source = (tree / path).read_text()
         for node in executed(ast.parse(source)):
-            if made := fault_of(node):
-                kind, other = made
+            if change := fault_of(node):
+                kind, other = change
                 text = ast.unparse(other)
                 start, end = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
                 after = text if isinstance(node, ast.Return | ast.Constant) else f"({text})"
-                found.setdefault(kind, []).append(Fault(kind, path, start, end, ast.unparse(node), after))
-    return found
+                by_kind.setdefault(kind, []).append(Fault(kind, path, start, end, ast.unparse(node), after))
+    return by_kind
 
 
 def modules(tree: Path):
     """The path of every module of the product, by name."""
-    paths = sorted(path.relative_to(tree) for package in PACKAGES for path in (tree / package).rglob("*.py"))
+    paths = sorted(path.relative_to(tree) for package in sorted(PACKAGES) for path in (tree / package).rglob("*.py"))
     return {name_of(path): str(path) for path in paths if not set(SKIPPED) & set(path.parts)}
 
 
@@ -213,10 +203,10 @@ def main():
     source = random.Random(arguments.seed)
     drawn = [source.choice(kinds[list(kinds)[number % len(kinds)]]) for number in range(arguments.places)]
     tests = Tests(tree)
-    with tempfile.TemporaryDirectory(prefix="mutations-") as made, ThreadPoolExecutor(arguments.at_once) as pool:
+    with tempfile.TemporaryDirectory(prefix="mutations-") as place, ThreadPoolExecutor(arguments.at_once) as pool:
         folders: Queue[Path] = Queue()
         for number in range(arguments.at_once):
-            folders.put(copied(tree, Path(made, str(number))))
+            folders.put(copied(tree, Path(place, str(number))))
 
         def result(number: int):
             """The fault at a place, the tests that were run for it, and whether they found it."""
@@ -233,8 +223,10 @@ def main():
 
         numbers = range(arguments.places) if arguments.only is None else arguments.only
         results = list(pool.map(result, numbers))
-    found = sum(one["outcome"] == "found" for one in results)
-    print(json.dumps({**header("mutations"), "seed": arguments.seed, "found": found, "places": results}, indent=1))
+    found_faults = sum(result["outcome"] == "found" for result in results)
+    print(
+        json.dumps({**header("mutations"), "seed": arguments.seed, "found": found_faults, "places": results}, indent=1)
+    )
 
 
 if __name__ == "__main__":

@@ -61,9 +61,9 @@ class InTurns(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        found = list(replies)
-        self._turns.steps += sum(int(reply.content["metrics"]["steps"]) for reply in found if reply.has_content())
-        self.arrays, metrics = super().aggregate_train(server_round, found)
+        answers = list(replies)
+        self._turns.steps += sum(int(reply.content["metrics"]["steps"]) for reply in answers if reply.has_content())
+        self.arrays, metrics = super().aggregate_train(server_round, answers)
         return self.arrays, metrics
 
 

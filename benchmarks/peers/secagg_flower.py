@@ -28,8 +28,8 @@ CLIP, QUANTA, MODULUS, MOST_WEIGHT = 8.0, 1 << 22, 1 << 32, 1000.0  # the defaul
 
 def cpu(call: Callable[[], Any]) -> tuple[float, Any]:
     started = time.process_time()
-    made = call()
-    return time.process_time() - started, made
+    result = call()
+    return time.process_time() - started, result
 
 
 def device(work: dict[str, Any]) -> tuple[float, int]:
@@ -46,35 +46,38 @@ def device(work: dict[str, Any]) -> tuple[float, int]:
 
     spent, keys = cpu(lambda: mod._setup(states[0], setup))
     public = [keys, *(mod._setup(state, setup) for state in states[1:])]
-    table = {str(nid): (found[key.PUBLIC_KEY_1], found[key.PUBLIC_KEY_2]) for nid, found in enumerate(public)}
+    table = {
+        str(nid): (public_keys[key.PUBLIC_KEY_1], public_keys[key.PUBLIC_KEY_2])
+        for nid, public_keys in enumerate(public)
+    }
     seconds, _ = cpu(lambda: mod._share_keys(states[0], table))
     spent += seconds
     boxes = []
     for state in states[1:]:
-        made = mod._share_keys(state, table)
-        boxes.append(made[key.CIPHERTEXT_LIST][made[key.DESTINATION_LIST].index(0)])
+        sealed = mod._share_keys(state, table)
+        boxes.append(sealed[key.CIPHERTEXT_LIST][sealed[key.DESTINATION_LIST].index(0)])
     delivered = {key.CIPHERTEXT_LIST: boxes, key.SOURCE_LIST: list(range(1, n_near + 1))}
     seconds, masked = cpu(lambda: mod._collect_masked_vectors(states[0], delivered, 10, update))
     spent += seconds
     dead = round(n_near * work["dropout"])
-    asked = {key.ACTIVE_NODE_ID_LIST: list(range(n_near + 1 - dead)),
+    request = {key.ACTIVE_NODE_ID_LIST: list(range(n_near + 1 - dead)),
              key.DEAD_NODE_ID_LIST: list(range(n_near + 1 - dead, n_near + 1))}  # fmt: skip
-    seconds, _ = cpu(lambda: mod._unmask(states[0], asked))
+    seconds, _ = cpu(lambda: mod._unmask(states[0], request))
     return spent + seconds, sum(len(part) for part in masked[key.MASKED_PARAMETERS])
 
 
 def server(work: dict[str, Any]) -> float:
     """CPU seconds of Flower's unmask stage, from shares to the dequantised sum."""
-    made = random.Random(0)
+    source = random.Random(0)
     n, k, t = work["n"], work["k"], work["t"]
     ring = list(range(n))
-    made.shuffle(ring)
+    source.shuffle(ring)
     near = {nid: {ring[(at + step) % n] for step in range(-(k // 2), k // 2 + 1)} for at, nid in enumerate(ring)}
     alive = set(range(n - round(n * work["dropout"])))
     pairs = [mod.generate_key_pairs() for _ in range(n)]
     collected = {}
     for nid in range(n):
-        secret = made.randbytes(32) if nid in alive else mod.private_key_to_bytes(pairs[nid][0])
+        secret = source.randbytes(32) if nid in alive else mod.private_key_to_bytes(pairs[nid][0])
         shares = shamir.create_shares(secret, t, k + 1)
         collected[nid] = [share for share, peer in zip(shares, sorted(near[nid]), strict=True) if peer in alive]
     public = [mod.public_key_to_bytes(pair[1]) for pair in pairs]

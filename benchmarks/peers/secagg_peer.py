@@ -53,8 +53,8 @@ def main() -> None:
     command = [python_with_flower(options.venv), Path(__file__).with_name("secagg_flower.py"), json.dumps(work)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
     environment.pop("PYTHONPATH", None)
-    found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
-    theirs = json.loads(found.splitlines()[-1])
+    printed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    theirs = json.loads(printed.splitlines()[-1])
     active = ours(honest=False)
     print(json.dumps({
         **header("secagg_peer"),

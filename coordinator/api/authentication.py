@@ -6,7 +6,6 @@ Spec: docs/spec/wire.md §10.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -25,39 +24,30 @@ from ingress.signed_requests import Signed, named_key, read, signer_of
 KEYS = 1 << 16
 """Public keys kept in memory, at about 600 bytes each."""
 REQUESTS = 1 << 20
-"""Signatures of five minutes that are remembered."""
+"""The most signatures that are remembered, for five minutes each."""
 _SIGNED = "muster.signed"
 
 
 class Authenticator:
     """Checks signatures. Its methods run before a route's endpoint, and keep the signer in the request's scope.
 
-    limit: how often a device may ask, which also bounds its share of what is remembered. steady: a clock that nobody
-    sets.
+    limit: how often a device may ask, which also bounds its share of what is remembered.
     """
 
-    def __init__(
-        self,
-        store: CoordinatorStore,
-        limit: RateLimit,
-        metrics: Metrics,
-        clock: Callable[[], float] = time.time,
-        steady: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, store: CoordinatorStore, limit: RateLimit, metrics: Metrics) -> None:
         self._store = store
         self._limit = limit
         self._metrics = metrics
-        self._clock, self._steady = clock, steady
         self._keys: LruCache[str, tuple[PublicKey, float]] = LruCache(KEYS)
         self._replays = Replays(REQUESTS)
         self._revoked: frozenset[str] = frozenset()
 
     def begin(self) -> None:
         """Begin to answer, or to answer for more: signatures that another process may have accepted are refused."""
-        self._replays.begin(self._clock(), self._steady())
+        self._replays.begin(time.time(), time.monotonic())
 
     def refuse(self, devices: frozenset[str]) -> None:
-        """Refuse these devices, whose keys may be in memory, and of those only these. From any thread."""
+        """Refuse exactly these devices from now on, whose keys may be in memory. From any thread."""
         self._revoked = devices
 
     async def device(self, request: Request) -> None:
@@ -70,20 +60,20 @@ class Authenticator:
         signer = signer_of(signature, about, key)
         if signature.keyid in self._revoked:
             raise DeviceRevoked
-        self._replays.demand_new(signature, since, self._clock(), self._steady())
+        self._replays.demand_new(signature, since, time.time(), time.monotonic())
         self._admit(signature)
         request.scope[_SIGNED] = signer
 
     async def new_device(self, request: Request) -> None:
         """Demand the signature of a key that names itself. Raises RequestError.
 
-        To enrol twice is the same as once, so these are not remembered: anybody can make keys, and fill a memory.
+        These are not remembered: enrolling twice changes nothing, and anybody can make keys and fill the memory.
         """
         signature, about = self._read(request)
         request.scope[_SIGNED] = signer_of(signature, about, named_key(signature))
 
     def _admit(self, signature: Signature) -> None:
-        """Count a device's own request: replays by others are not counted against it."""
+        """Count a device's own request; replays by others do not count against it."""
         try:
             admit(self._limit, signature.keyid)
             self._replays.remember(signature)
@@ -94,20 +84,20 @@ class Authenticator:
     def _read(self, request: Request) -> tuple[Signature, SignableRequest]:
         """The signature of a request, which is fresh and covers all that it must."""
         signature, about = read(request)
-        signature.check_time(self._clock())
+        signature.check_time(time.time())
         return signature, about
 
     async def _find(self, device: str) -> tuple[PublicKey, float]:
-        found = await run_in_threadpool(self._look_up, device)
-        return self._keys.put(device, (PublicKey.parse(found.key), found.enrolled_at))
+        enrolled = await run_in_threadpool(self._look_up, device)
+        return self._keys.put(device, (PublicKey.parse(enrolled.key), enrolled.enrolled_at))
 
     def _look_up(self, device: str) -> Device:
         with self._store.database.reading() as records:
-            found = records.devices.find(device)
-        if found is None:
+            enrolled = records.devices.find(device)
+        if enrolled is None:
             raise UnknownDevice("no device has this id here; enrol")
-        demand_allowed(found)
-        return found
+        demand_allowed(enrolled)
+        return enrolled
 
 
 def demand_allowed(device: Device) -> None:

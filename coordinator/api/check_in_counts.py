@@ -30,7 +30,7 @@ class PopulationCounts:
     over_time: check-ins by when their span began, in seconds since 1970, ascending, from the first to this moment's.
     """
 
-    known: int
+    devices: int
     awake: int
     runtimes: Mapping[str, int]
     versions: Mapping[str, int]
@@ -39,7 +39,7 @@ class PopulationCounts:
 
 @dataclass(slots=True)
 class _Population:
-    known: int = 0
+    devices: int = 0
     runtimes: Counter[str] = field(default_factory=Counter)
     versions: Counter[str] = field(default_factory=Counter)
     spans: Counter[int] = field(default_factory=Counter)
@@ -57,16 +57,16 @@ class CheckInCounts:
     def add(self, population: str, device: str, able: StatedCapabilities, now: float) -> None:
         """Count a check-in of a device for a population that exists."""
         with self._lock:
-            one = self._populations[population]
-            _count(one.runtimes, f"{able.runtime}, {able.engine}")
-            _count(one.versions, f"{able.runtime} {able.version}")
+            counts = self._populations[population]
+            _count(counts.runtimes, f"{able.runtime}, {able.engine}")
+            _count(counts.versions, f"{able.runtime} {able.version}")
             span = int(now // SPAN_S)
-            if span not in one.spans:
-                _forget_spans(one, now)
-            one.spans[span] += 1
-            # A hash, so that no id is kept: only how many there are is of interest.
+            if span not in counts.spans:
+                _forget_spans(counts, now)
+            counts.spans[span] += 1
+            # Only a hash is kept, not the id: we only count devices.
             key = population, hash(device)
-            one.known += key not in self._seen
+            counts.devices += key not in self._seen
             self._seen[key] = now
             self._seen.move_to_end(key)
             self._forget_devices(now)
@@ -74,21 +74,21 @@ class CheckInCounts:
     def of(self, population: str, now: float) -> PopulationCounts:
         """The counts of a population."""
         with self._lock:
-            one = self._populations.get(population, _Population())
-            _forget_spans(one, now)
+            counts = self._populations.get(population, _Population())
+            _forget_spans(counts, now)
             self._forget_devices(now)
             latest = takewhile(lambda seen: seen[1] >= now - AWAKE_S, reversed(self._seen.items()))
             awake = sum(name == population for (name, _), _ in latest)
-            spans = range(min(one.spans), int(now // SPAN_S) + 1) if one.spans else ()
-            over_time = tuple((span * SPAN_S, one.spans[span]) for span in spans)
-            runtimes, versions = (dict(counts.most_common()) for counts in (one.runtimes, one.versions))
-            return PopulationCounts(one.known, awake, runtimes, versions, over_time)
+            spans = range(min(counts.spans), int(now // SPAN_S) + 1) if counts.spans else ()
+            over_time = tuple((span * SPAN_S, counts.spans[span]) for span in spans)
+            runtimes, versions = (dict(tally.most_common()) for tally in (counts.runtimes, counts.versions))
+            return PopulationCounts(counts.devices, awake, runtimes, versions, over_time)
 
     def _forget_devices(self, now: float) -> None:
         first = now - SPAN_S * _SPANS
         while self._seen and (len(self._seen) > _MOST_DEVICES or next(iter(self._seen.values())) < first):
             (population, _), _ = self._seen.popitem(last=False)
-            self._populations[population].known -= 1
+            self._populations[population].devices -= 1
 
 
 def _count(counts: Counter[str], stated: str) -> None:
@@ -96,7 +96,7 @@ def _count(counts: Counter[str], stated: str) -> None:
     counts[kind if kind in counts or len(counts) < _MOST_KINDS else OTHER] += 1
 
 
-def _forget_spans(one: _Population, now: float) -> None:
+def _forget_spans(counts: _Population, now: float) -> None:
     first = int(now // SPAN_S) - _SPANS
-    for span in [span for span in one.spans if span < first]:
-        del one.spans[span]
+    for span in [span for span in counts.spans if span < first]:
+        del counts.spans[span]

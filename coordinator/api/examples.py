@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -76,8 +76,7 @@ _WAIT = r"^wait=[0-9]{1,9}$"
 _TAG = r'^"[0-9a-f]{64}"$'
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """A header field: its meaning, an example, and the pattern of its values."""
 
     meaning: str

@@ -119,10 +119,10 @@ async def _disconnected(request: Request) -> None:
 
 def preferred_wait(request: Request, cap_s: float) -> tuple[float, dict[str, str]]:
     """How long to wait by `Prefer: wait=N` (RFC 7240), at most `cap_s`, and the header that says so."""
-    found = _WAIT.search(",".join(request.headers.getlist("prefer")))
-    if found is None:
+    match = _WAIT.search(",".join(request.headers.getlist("prefer")))
+    if match is None:
         return 0.0, {}
-    wait_s = min(int(found[1]), math.floor(cap_s))
+    wait_s = min(int(match[1]), math.floor(cap_s))
     return float(wait_s), {"Preference-Applied": f"wait={wait_s}"}
 
 
@@ -134,10 +134,10 @@ def answer(message: msgspec.Struct, headers: Mapping[str, str] | None = None) ->
 def answer_problem(scope: Scope, document: Problem, headers: Mapping[str, str] | None = None) -> Response:
     """A problem document; its type is noted in the request's scope."""
     scope[PROBLEM_OF] = document.slug
-    given = {**(headers or {}), PROBLEM_FIELD: document.slug}
+    fields = {**(headers or {}), PROBLEM_FIELD: document.slug}
     if document.retry is not None:
-        given["Retry-After"] = str(math.ceil(document.retry.min_s))
-    return Response(messages.encode(document), document.status, given, media_type=PROBLEM_TYPE)
+        fields["Retry-After"] = str(math.ceil(document.retry.min_s))
+    return Response(messages.encode(document), document.status, fields, media_type=PROBLEM_TYPE)
 
 
 def answer_refusal(scope: Scope, error: Refusal | RequestError, retry: RetryWindow) -> Response:
@@ -172,7 +172,7 @@ def answer_error(request: Request, error: Exception, retry: RetryWindow) -> Resp
             return answer_problem(request.scope, problem(slug, f"{request.method}: {error.detail}"), error.headers)
         case RequestValidationError():
             # The framework's own text has lines, and the path of the file that holds the route.
-            wrong = "; ".join(f"{' '.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            wrong = "; ".join(f"{' '.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
             return answer_problem(request.scope, problem("malformed-message", wrong))
         case ClientDisconnect():
             return answer_problem(request.scope, problem("malformed-message", "the body ended early"))

@@ -15,12 +15,12 @@ from ingress.newcomers import Newcomers
 from ingress.rate_limit import RateLimit
 
 DRAWN_AT_ONCE = 4
-"""Answers to those who look at tasks that are made at a time, and parts of live pages: a few of the threads, and of the
+"""Answers to operators that are made at a time, and parts of live pages: they take a few of the threads and of the
 connections to the database, which devices and the driver need too."""
 _TURN_S = 0.25
 """How long a turn of the event loop answers check-ins: a burst is served, a lasting overload is shed."""
 _NEWCOMERS = 8
-"""The requests in progress that may be enrolments on their way: one of so many."""
+"""One in this many requests in progress may be an enrolment on its way."""
 _SPARE = 8
 """The memory kept for the next reports is at most this part (1/8) of the whole budget."""
 
@@ -29,11 +29,11 @@ def admit(limit: RateLimit, caller: str) -> None:
     """Count a caller's request. Raises TooManyRequests, which counts nothing, saying when the next one is admitted."""
     wait_s = limit.wait_s(caller)
     if wait_s:
-        raise TooManyRequests("more requests than are allowed in a minute; come back later", wait_s)
+        raise TooManyRequests("too many requests in a minute; come back later", wait_s)
 
 
 class ConnectionLimit:
-    """At most `most` requests in progress at a time, and `most_of_caller` of one caller; 0 is no limit for a caller.
+    """At most `most` requests in progress at a time, and `most_of_caller` of one caller; 0 means no limit for a caller.
 
     Those that wait for an assignment count too.
     """
@@ -48,9 +48,9 @@ class ConnectionLimit:
     def hold(self, caller: str | None = None) -> Iterator[None]:
         """Count a request while the block runs. Raises Unavailable, or TooManyRequests when its caller has too many."""
         if self.held >= self._most:
-            raise Unavailable("as many requests as may be in progress are; come back later")
+            raise Unavailable("too many requests are in progress; come back later")
         if caller is not None and 0 < self._most_of_caller <= self._of[caller]:
-            raise TooManyRequests("more requests than one address may have in progress; come back later", 1.0)
+            raise TooManyRequests("this address has too many requests in progress; come back later", 1.0)
         self.held += 1
         if caller is not None:
             self._of[caller] += 1
@@ -77,7 +77,7 @@ class CheckInShedder:
         self._began: float | None = None
 
     def must_shed(self) -> bool:
-        """Whether the turn of the event loop did not reach this check-in in time."""
+        """Whether the turn of the event loop reached this check-in too late."""
         now = self._clock()
         if self._began is None:
             self._began = now
@@ -101,7 +101,7 @@ class MemoryBudget:
         if size > self._size:
             raise TooLarge(f"reports take at most {self._size} bytes here")
         if self.taken + size > self._size:
-            raise Unavailable("as many reports as there is room for are on their way in; come back later")
+            raise Unavailable("there is no room for another report now; come back later")
         self.taken += size
         if self.taken + sum(map(len, self._spare)) > self._size:
             self._spare.clear()
@@ -121,7 +121,7 @@ class MemoryBudget:
 
     @contextmanager
     def hold(self, size: int) -> Iterator[memoryview]:
-        """Memory of `size` bytes while the block runs; nobody may read it afterwards. Raises as `take` does.
+        """Memory of `size` bytes while the block runs, not to be read afterwards. Raises as `take` does.
 
         It is used again: the first touch of new memory costs a tenth of the time that a report takes.
         """

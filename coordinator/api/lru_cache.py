@@ -18,10 +18,10 @@ class LruCache(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """The value of a key; None when it is not cached."""
-        found = self._pairs.get(key)
-        if found is not None:
+        value = self._pairs.get(key)
+        if value is not None:
             self._pairs.move_to_end(key)
-        return found
+        return value
 
     def put(self, key: K, value: V) -> V:
         """Cache a value and answer it; the pair that was used longest ago may go."""

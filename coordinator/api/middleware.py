@@ -69,10 +69,10 @@ class RequestMiddleware:
         except (TooManyRequests, Unavailable) as refusal:
             # Only the admission raises these: the application answers its own refusals.
             self._metrics.shed.labels("address" if isinstance(refusal, TooManyRequests) else "connections").inc()
-            found = _ASSIGNMENT.match(scope["path"])
-            if self._limits is not None and found is not None:
+            match = _ASSIGNMENT.match(scope["path"])
+            if self._limits is not None and match is not None:
                 # The device is present, though it was refused. Nobody else knows the assignment's id.
-                self._limits.sent_away(found[1])
+                self._limits.sent_away(match[1])
             await answer_refusal(scope, refusal, self._retry)(scope, receive, measured.send)
         finally:
             measured.record(self._metrics)
@@ -117,7 +117,7 @@ class FewAtOnce:
 
 
 class _MeasuredRequest:
-    """One request as it is read and answered: bytes, status, time."""
+    """The bytes, status and time of a request while it is read and answered."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
@@ -157,5 +157,5 @@ class _MeasuredRequest:
         if PROBLEM_OF in self._scope:
             metrics.problems.labels(route, self._scope[PROBLEM_OF]).inc()
         if _LOG.isEnabledFor(logging.DEBUG):
-            found = {"route": route, "status": self._status, "milliseconds": round(seconds * 1e3, 1)}
-            _LOG.debug("request", extra=found)
+            facts = {"route": route, "status": self._status, "milliseconds": round(seconds * 1e3, 1)}
+            _LOG.debug("request", extra=facts)

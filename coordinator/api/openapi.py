@@ -1,4 +1,4 @@
-"""The OpenAPI documents of both APIs: messages, header fields and problems of a route, whoever matches it.
+"""The OpenAPI documents of both APIs: messages, header fields and problems of a route, whichever router matches it.
 
 Messages are read and written by msgspec, which also makes their schemas.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from fastapi import FastAPI
@@ -23,11 +23,10 @@ ANYWHERE = ("too-many-requests", "internal", "unavailable")
 _REFERENCE = "#/components/schemas/{name}"
 
 BodyType: TypeAlias = Any
-"""The type of a body: that of a message in JSON, or a media type for bytes."""
+"""The type of a body: a message's, for JSON, or a media type, for bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """An answer in a document: its meaning, the types that its body may have, and its header fields."""
 
     meaning: str
@@ -58,14 +57,14 @@ class ApiDocument:
         fields: tuple[str, ...] = (),
     ) -> dict[str, Any]:
         """A route in the document: its answers, the usual one first, its problems, its body, its header fields."""
-        found: dict[str, Any] = {"responses": _answers(answers) | self._refusals((*problems, *self.everywhere))}
+        about: dict[str, Any] = {"responses": _answers(answers) | self._refusals((*problems, *self.everywhere))}
         if self.signatures:
-            found["security"] = [{name: []} for name in self.signatures]
+            about["security"] = [{name: []} for name in self.signatures]
         if takes is not None:
-            found["requestBody"] = {"required": True, "content": _content((takes,))}
+            about["requestBody"] = {"required": True, "content": _content((takes,))}
         if fields:
-            found["parameters"] = [{"name": name, "in": "header", **_field(name)} for name in fields]
-        return found
+            about["parameters"] = [{"name": name, "in": "header", **_field(name)} for name in fields]
+        return about
 
     def route(
         self, answers: Mapping[int, Answer], problems: tuple[str, ...] = (), *, takes: BodyType | None = None
@@ -76,17 +75,17 @@ class ApiDocument:
 
     def _refusals(self, slugs: tuple[str, ...]) -> dict[str, Any]:
         """Problem documents by status, with an example of each type."""
-        found: dict[str, Any] = {}
+        responses: dict[str, Any] = {}
         for slug in slugs:
             kind = self.problems[slug]
             examples: dict[str, Any] = {}
             content = {PROBLEM_TYPE: {"schema": _schema(Problem), "examples": examples}}
             headers = {PROBLEM_FIELD: _field(PROBLEM_FIELD)}
-            entry = found.setdefault(str(kind.status), {"description": "", "content": content, "headers": headers})
+            entry = responses.setdefault(str(kind.status), {"description": "", "content": content, "headers": headers})
             entry["description"] = "; ".join(filter(None, (entry["description"], slug)))
             example = Problem(URN + slug, kind.title, kind.status, f"{kind.title}.")
             entry["content"][PROBLEM_TYPE]["examples"][slug] = {"value": _plain(example)}
-        return found
+        return responses
 
     def complete(self, app: FastAPI, paths: Mapping[str, Any] | None = None) -> None:
         """Add the schemas of the messages, the schemes of signatures, and `paths`, to an application's document."""
@@ -122,15 +121,15 @@ def _answers(answers: Mapping[int, Answer]) -> dict[str, Any]:
 def _content(bodies: tuple[BodyType, ...]) -> dict[str, Any]:
     """Bodies by media type."""
     media = [body for body in bodies if isinstance(body, str)]
-    found: dict[str, Any] = {name: {"schema": {"type": "string", "format": "binary"}} for name in media}
+    content: dict[str, Any] = {name: {"schema": {"type": "string", "format": "binary"}} for name in media}
     types = [body for body in bodies if not isinstance(body, str)]
     if types:
-        schemas = [_schema(one) for one in types]
-        found["application/json"] = {
+        schemas = [_schema(body) for body in types]
+        content["application/json"] = {
             "schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas},
-            "examples": {one.__name__: {"value": _plain(EXAMPLES[one])} for one in types if one in EXAMPLES},
+            "examples": {body.__name__: {"value": _plain(EXAMPLES[body])} for body in types if body in EXAMPLES},
         }
-    return found
+    return content
 
 
 def _field(name: str) -> dict[str, Any]:

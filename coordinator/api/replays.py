@@ -51,7 +51,7 @@ class Replays:
         first = max(self._first(signature, known_since, now, steady), self._forgotten.get(_span(signature), -1) + 1)
         if signature.created < first:
             wait_s = max(0.0, math.ceil(first) - now)
-            raise StaleSignature("the coordinator has begun anew since this was signed; sign it again", wait_s)
+            raise StaleSignature("the coordinator has restarted since this was signed; sign it again", wait_s)
         if _key(signature) in self._seen.get(signature.created, ()):
             raise ReplayedSignature("a request with this nonce came before; sign every request anew")
 

@@ -15,7 +15,8 @@ import ssl
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
@@ -38,6 +39,8 @@ _OF_ONE_HOP = frozenset({b"connection", b"keep-alive", b"te", b"trailer", b"tran
 _OF_EVERY_SERVER = _OF_ONE_HOP | {b"date", b"server"}
 _CONNECT_S, _SLACK_S = 2.0, 30.0
 _MOST_SHARED = 100
+_FORWARDED_ROUTE = SimpleNamespace(path="another replica")
+"""The route of a forwarded request in metrics."""
 _KEPT_S = 2.0
 """How long an idle connection is kept: shorter than the other side keeps it, so that none is used as it closes."""
 
@@ -73,7 +76,7 @@ class Router:
         if self.is_forwarded(scope) or _HEALTH.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
         elif _proof_in(scope) is not None:
-            # Made up, or made with a key that is succeeded at this very moment: then the next try is good.
+            # Forged, or made with a key that is being succeeded right now: then the next try succeeds.
             await self._refuse(Unavailable("Muster-Forwarded is for replicas that have this one's key"), scope, send)
         elif not self._answers_devices:
             await self._refuse(Unavailable("this replica answers only other replicas"), scope, send)
@@ -91,17 +94,17 @@ class Router:
     async def _other_replica(self, path: str) -> tuple[str, str] | None:
         """Id and URL of the replica that must answer; None for this one, or when the other one is gone."""
         directory = self._membership.directory
-        if found := _POPULATION.fullmatch(path):
-            replica = directory.holders.get(found[1], "")
-        elif found := _MADE.fullmatch(path):
-            replica = maker_of(found[1])
+        if match := _POPULATION.fullmatch(path):
+            replica = directory.holders.get(match[1], "")
+        elif match := _MADE.fullmatch(path):
+            replica = maker_of(match[1])
         else:
             return None
         if not replica or replica == self._membership.id:
             return None
         url = directory.urls.get(replica)
         if url is None:
-            # It may be so new that this process has not seen it. Else it is gone, and the database knows the rest.
+            # It may be too new for this process to have seen it. Otherwise it is gone, and the database knows the rest.
             url = (await run_in_threadpool(self._membership.read_directory)).urls.get(replica)
         return None if url is None else (replica, url)
 
@@ -178,15 +181,6 @@ class Router:
 
     async def _refuse(self, refusal: Refusal, scope: Scope, send: Send) -> None:
         await answer_refusal(scope, refusal, self._retry)(scope, _nothing, send)
-
-
-class _Route(NamedTuple):
-    """The name of a request's route in metrics."""
-
-    path: str
-
-
-_FORWARDED_ROUTE = _Route("another replica")
 
 
 async def _nothing() -> Message:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from authority.attestation import Attestation
 from coordinator.api.authentication import Authenticator
@@ -38,14 +38,14 @@ class Service:
     driver: Driver
     metrics: Metrics
     limits: Limits
-    check_ins: CheckInCounts
-    lines: RecentLines
     registry: Registry
     authenticator: Authenticator
+    check_ins: CheckInCounts = field(default_factory=CheckInCounts)
+    lines: RecentLines = field(default_factory=RecentLines)
 
     @classmethod
     def open(cls, settings: Settings, source: random.Random | None = None) -> Service:
-        """The parts that `settings` ask for. `source` draws cohorts; it is the system's own if not given.
+        """The parts that `settings` ask for. `source` draws cohorts; by default the system's own.
 
         Raises UnsupportedDatabase, WrongRevision, UnreadableTask, MissingStore, BadSecret, BadAndroidFile, BadAppleFile
         or InvalidKey; KeysMissing, KeysDamaged or KeysDiffer.
@@ -79,15 +79,13 @@ class Service:
             driver,
             driver.metrics,
             limits,
-            CheckInCounts(),
-            RecentLines(),
             registry,
             authenticator,
         )
 
 
 def _parties(settings: Settings, keys: Keys) -> SecaggParties | None:
-    """The parties of secure rounds, as devices hear of them now."""
+    """The parties of secure rounds, as devices learn them now."""
     if settings.authority is None or settings.authority_url is None:
         return None
     authority = public_key(settings.authority).public_bytes_raw()

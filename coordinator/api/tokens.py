@@ -22,7 +22,7 @@ _NOBODY = hashlib.sha256(b"").hexdigest()
 
 
 def issue(database: Database, name: str, role: Role, days: float = DAYS) -> tuple[Token, str]:
-    """A new token, good for so many days, and its text, which is stored nowhere.
+    """A new token, good for `days`, and its text, which is stored nowhere.
 
     Raises InvalidToken for an unusable name or time.
     """
@@ -49,34 +49,34 @@ def revoke(database: Database, token_id: str) -> Token:
     """Revoke a token; again is the same as once. Raises UnknownToken."""
     with database.writing() as records:
         ended = records.tokens.revoke(token_id)
-        found = records.tokens.find(token_id)
-        if found is not None and ended:
-            records.audit.append(STORE, Action.TOKEN_REVOKED, token_id, found[0].name)
-    if found is None:
+        row = records.tokens.find(token_id)
+        if row is not None and ended:
+            records.audit.append(STORE, Action.TOKEN_REVOKED, token_id, row[0].name)
+    if row is None:
         raise UnknownToken(f"there is no token {token_id!r}; `muster coordinator tokens` lists them")
-    return found[0]
+    return row[0]
 
 
 def authenticate(database: Database, text: str) -> Token:
     """The token of a text. Raises BadToken, which does not say what is wrong, unless a token that was good expired."""
     match = _TEXT.fullmatch(text)
     with database.reading() as records:
-        found, now = records.tokens.find(match[1]) if match else None, records.at
+        row, now = records.tokens.find(match[1]) if match else None, records.at
     # A token of 256 random bits needs no slow hash. The comparison takes as long for one that does not exist.
-    same = hmac.compare_digest(found[1] if found else _NOBODY, _hash(match[2] if match else text))
-    if found is None or not same or found[0].revoked_at is not None:
-        raise BadToken("the token is none of this coordinator, or was revoked")
-    if found[0].state(now) == "expired":
-        when = _date(found[0].expires_at)
+    same = hmac.compare_digest(row[1] if row else _NOBODY, _hash(match[2] if match else text))
+    if row is None or not same or row[0].revoked_at is not None:
+        raise BadToken("unknown or revoked token")
+    if row[0].state(now) == "expired":
+        when = _date(row[0].expires_at)
         raise BadToken(f"the token expired on {when}; `muster coordinator token` makes another")
-    return found[0]
+    return row[0]
 
 
 def token_of_session(database: Database, token_id: str, session: str) -> Token | None:
     """The token with an id, shown before to `authenticate`, while it is good and its web session was not ended."""
     with database.reading() as records:
-        found, now, ended = records.tokens.find(token_id), records.at, records.tokens.has_ended(session)
-    return found[0] if found is not None and found[0].state(now) == "good" and not ended else None
+        row, now, ended = records.tokens.find(token_id), records.at, records.tokens.has_ended(session)
+    return row[0] if row is not None and row[0].state(now) == "good" and not ended else None
 
 
 def end_session(database: Database, session: str, expires_at: float) -> None:

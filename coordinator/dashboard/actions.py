@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
-from urllib.parse import quote
+from typing import Annotated, TypeAlias
 
-from starlette.concurrency import run_in_threadpool
+from fastapi import Depends
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,13 +13,20 @@ from starlette.responses import Response
 from coordinator.api.service import Service
 from coordinator.api.tokens import authenticate
 from coordinator.dashboard.forms import SHOWN, read_fields, status_of
-from coordinator.dashboard.rendering import Renderer, redirect
+from coordinator.dashboard.rendering import Renderer, page_of, redirect
 from coordinator.dashboard.web_sessions import COOKIE, WebSessions
 from coordinator.errors import BadToken, ForgedForm, UnknownRound
 from coordinator.rules.entities import Role
 
 _FORM_BYTES = 4096
 Act: TypeAlias = Callable[[str, str], object]
+
+
+async def _form(request: Request) -> dict[str, str]:
+    return await read_fields(request, _FORM_BYTES)
+
+
+_Fields: TypeAlias = Annotated[dict[str, str], Depends(_form)]
 
 
 class Actions:
@@ -31,22 +37,8 @@ class Actions:
         self._sessions = sessions
         self._renderer = renderer
 
-    async def login(self, request: Request) -> Response:
+    def login(self, request: Request, fields: _Fields) -> Response:
         """Begin a session for the token in the form."""
-        fields = await read_fields(request, _FORM_BYTES)
-        return await run_in_threadpool(self._log_in, request, fields)
-
-    async def logout(self, request: Request) -> Response:
-        """End the session, in this browser and in any other that has its cookie."""
-        fields = await read_fields(request, _FORM_BYTES)
-        return await run_in_threadpool(self._log_out, request, fields)
-
-    async def change(self, request: Request, task: str, verb: str) -> Response:
-        """Pause, resume, cancel or roll back a task."""
-        fields = await read_fields(request, _FORM_BYTES)
-        return await run_in_threadpool(self._change, request, task, verb, fields)
-
-    def _log_in(self, request: Request, fields: dict[str, str]) -> Response:
         visitor = self._sessions.visitor(request)
         try:
             self._sessions.check_form(visitor, fields)
@@ -59,7 +51,8 @@ class Actions:
         self._sessions.begin(token).give(request, response)
         return response
 
-    def _log_out(self, request: Request, fields: dict[str, str]) -> Response:
+    def logout(self, request: Request, fields: _Fields) -> Response:
+        """End the session, in this browser and in any other that has its cookie."""
         visitor = self._sessions.visitor(request)
         try:
             self._sessions.check_form(visitor, fields)
@@ -70,7 +63,8 @@ class Actions:
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return response
 
-    def _change(self, request: Request, task: str, verb: str, fields: dict[str, str]) -> Response:
+    def change(self, request: Request, task: str, verb: str, fields: _Fields) -> Response:
+        """Pause, resume, cancel or roll back a task."""
         visitor = self._sessions.visitor(request)
         if visitor.token is None:
             return self._renderer.login(request, visitor)
@@ -79,9 +73,8 @@ class Actions:
             visitor.token.demand(Role.OPERATOR)
             self._act(verb, fields)(task, visitor.token.signature)
         except SHOWN as error:
-            back = f"/tasks/{quote(task, safe='')}"
-            return self._renderer.problem(request, visitor, status_of(error), str(error), back)
-        return redirect(f"/tasks/{quote(task, safe='')}")
+            return self._renderer.problem(request, visitor, status_of(error), str(error), page_of(task))
+        return redirect(page_of(task))
 
     def _act(self, verb: str, fields: dict[str, str]) -> Act:
         """What a verb does to a task, for somebody. Raises UnknownRound."""
@@ -98,5 +91,5 @@ class Actions:
 
 def _round_number(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise UnknownRound(f"{text!r} is no number of a round: choose one of those whose models are kept")
+        raise UnknownRound(f"{text!r} is not a round's number: choose one whose model is kept")
     return int(text)

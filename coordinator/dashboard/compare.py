@@ -1,4 +1,4 @@
-"""Comparison of tasks: one metric of several of them in one picture."""
+"""Comparison of tasks: one metric of several tasks in one picture."""
 
 from __future__ import annotations
 

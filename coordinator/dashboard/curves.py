@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 WIDTH, HEIGHT = 360, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 10, 10, 34
@@ -16,8 +16,7 @@ Values: TypeAlias = Sequence[tuple[float, float]]
 """Places on the horizontal axis, ascending, each with a value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """A place in the picture, and what it stands for."""
 
     x: float
@@ -26,16 +25,14 @@ class Point:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """A number beside an axis, at a distance from the picture's left or upper edge."""
 
     place: float
     label: str
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """The points of one series from left to right."""
 
     name: str
@@ -68,8 +65,7 @@ class Chart:
     left, right, top, bottom = _LEFT, WIDTH - _RIGHT, _TOP, HEIGHT - _BOTTOM
 
 
-@dataclass(frozen=True, slots=True)
-class _Scale:
+class _Scale(NamedTuple):
     """From numbers to places: `low` is at `start`, `high` at `end`; as logarithms with `log`, in steps of `least`."""
 
     low: float
@@ -80,7 +76,7 @@ class _Scale:
     least: float = 0.0
 
     def place(self, value: float) -> float:
-        low, high, at = (math.log10(one) if self.log else one for one in (self.low, self.high, value))
+        low, high, at = (math.log10(number) if self.log else number for number in (self.low, self.high, value))
         return self.start + (self.end - self.start) * ((at - low) / (high - low) if high > low else 0.5)
 
     def ticks(self) -> tuple[Tick, ...]:
@@ -100,9 +96,9 @@ class _Scale:
 def charts(rounds: Sequence[tuple[int, Mapping[str, float]]], *, log: bool = False) -> tuple[Chart, ...]:
     """A chart for every metric with a finite value, by name, over the numbers of rounds."""
     names = sorted({name for _, metrics in rounds for name in metrics})
-    found = ((name, [(number, metrics[name]) for number, metrics in rounds if name in metrics]) for name in names)
-    made = (chart(name, {name: values}, unit_of(name), log=log) for name, values in found)
-    return tuple(one for one in made if one is not None)
+    series = ((name, [(number, metrics[name]) for number, metrics in rounds if name in metrics]) for name in names)
+    drawn = (chart(name, {name: values}, unit_of(name), log=log) for name, values in series)
+    return tuple(picture for picture in drawn if picture is not None)
 
 
 def chart(
@@ -112,16 +108,16 @@ def chart(
 
     log: whether the values have a logarithmic axis, which those of 0 and below have no place on.
     """
-    kept = {one: _thinned([pair for pair in values if _has_place(pair[1], log)]) for one, values in series.items()}
-    kept = {one: values for one, values in kept.items() if values}
+    kept = {label: _thinned([pair for pair in values if _has_place(pair[1], log)]) for label, values in series.items()}
+    kept = {label: values for label, values in kept.items() if values}
     if not kept:
         return None
-    ats, values = ([pair[part] for one in kept.values() for pair in one] for part in (0, 1))
+    ats, values = ([pair[part] for pairs in kept.values() for pair in pairs] for part in (0, 1))
     across = _Scale(min(ats), max(ats), _LEFT, WIDTH - _RIGHT, least=1.0)
     up = _Scale(min(values), max(values), HEIGHT - _BOTTOM, _TOP, log)
     lines = (
-        Line(one, tuple(Point(across.place(at), up.place(value), at, value) for at, value in pairs))
-        for one, pairs in kept.items()
+        Line(label, tuple(Point(across.place(at), up.place(value), at, value) for at, value in pairs))
+        for label, pairs in kept.items()
     )
     return Chart(name, unit, horizontal, tuple(lines), across.ticks(), up.ticks(), up.low, up.high)
 

@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from coordinator.api.openapi import BYTES
 from coordinator.api.service import Service
+from coordinator.dashboard.forms import Number
 from coordinator.dashboard.rendering import HEADERS
-from coordinator.dashboard.url_numbers import Number
 from coordinator.dashboard.web_sessions import WebSessions
 from coordinator.errors import BadToken
 from coordinator.rules.entities import Token
@@ -18,7 +18,7 @@ _JSON = "application/json"
 
 
 class Downloads:
-    """Files of a task, for whoever may view pages. Errors are those of the admin API."""
+    """Files of a task, for those who may view pages. Errors are those of the admin API."""
 
     def __init__(self, service: Service, sessions: WebSessions) -> None:
         self._store = service.store
@@ -37,9 +37,8 @@ class Downloads:
     def certificate(self, request: Request, task: str) -> Response:
         """The proof, made at export, that the plan's graphs compute what they should."""
         self._viewer(request)
-        return _file(
-            self._store.blobs.get(self._store.task(task).certificate_sha256), _JSON, f"{task}-certificate.json"
-        )
+        data = self._store.blobs.get(self._store.task(task).certificate_sha256)
+        return _file(data, _JSON, f"{task}-certificate.json")
 
     def privacy_certificate(self, request: Request, task: str, round: Number | None = None) -> Response:
         """The privacy certificate of the model after a round, by default the last, with its ledger."""

@@ -1,46 +1,29 @@
-"""Forms as browsers send them: the fields of a URL-encoded body, and the errors that a page can tell of."""
+"""Input of browsers: numbers in addresses and fields of forms; and the errors that a page can tell of."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Annotated, TypeAlias
 from urllib.parse import parse_qsl
 
+from pydantic import Field
 from starlette.requests import Request
 
-from coordinator.errors import (
-    InvalidTask,
-    KeysDiffer,
-    MalformedMessage,
-    RoleLacking,
-    StoreConflict,
-    TaskEnded,
-    TooLarge,
-    UnknownBlob,
-    UnknownRound,
-    UnknownTask,
-)
-from fedcore.errors import FedcoreError
+from coordinator.api.admin.problems import ADMIN_ERRORS, ADMIN_PROBLEMS, slug_of
+from coordinator.errors import MalformedMessage, Refusal, StoreConflict, TooLarge, UnknownBlob
+from fedcore.wire.problems import PROBLEMS
 
-STATUS_OF: Mapping[type[Exception], int] = {
-    RoleLacking: 403,
-    UnknownTask: 404,
-    UnknownRound: 404,
-    UnknownBlob: 404,
-    TaskEnded: 409,
-    KeysDiffer: 409,
-    StoreConflict: 409,
-    InvalidTask: 422,
-    MalformedMessage: 400,
-    TooLarge: 413,
-    FedcoreError: 422,
-}
-"""Statuses of pages that say why something was not done, by its error."""
-SHOWN = tuple(STATUS_OF)
+Number: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
+"""The number of a round, or of an attempt at one, in an address."""
+RowId: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+SHOWN: tuple[type[Exception], ...] = (*ADMIN_ERRORS.values(), StoreConflict, MalformedMessage, TooLarge, UnknownBlob)
+"""The errors for which a page says why something was not done."""
 
 
 def status_of(error: Exception) -> int:
-    """The status of a page that shows one of the errors in SHOWN."""
-    return next(status for kind, status in STATUS_OF.items() if isinstance(error, kind))
+    """The status of a page that shows one of the errors in SHOWN, as its problem type has it."""
+    if isinstance(error, StoreConflict):
+        return 409
+    return PROBLEMS[error.slug].status if isinstance(error, Refusal) else ADMIN_PROBLEMS[slug_of(error)].status
 
 
 async def read_fields(request: Request, limit: int) -> dict[str, str]:

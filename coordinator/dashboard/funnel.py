@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from coordinator.rules.entities import SessionShape
 from coordinator.store.records.overview import Totals
@@ -18,9 +19,8 @@ class Step:
     percent: float
 
 
-@dataclass(frozen=True, slots=True)
-class Funnel:
-    """Steps in order, and how many left, by why."""
+class Funnel(NamedTuple):
+    """Steps in order, and how many devices left, by reason."""
 
     steps: tuple[Step, ...]
     left: tuple[tuple[str, int], ...]
@@ -31,7 +31,7 @@ def of_task(totals: Totals, sessions: Sequence[SessionShape], aborts: Mapping[st
 
     sessions: the task's own. aborts: why devices aborted in its rounds, as far as it is still known.
     """
-    fetched = sum(one.count for one in sessions if "fetched checkpoint" in one.steps)
+    fetched = sum(shape.count for shape in sessions if "fetched checkpoint" in shape.steps)
     reached = (
         ("assigned", totals.assigned),
         # Sessions are counted when they end, and a crash loses those of a moment.
@@ -48,19 +48,19 @@ def of_task(totals: Totals, sessions: Sequence[SessionShape], aborts: Mapping[st
         ("not needed", totals.not_needed),
         ("still at work", totals.going_on),
     )
-    return Funnel(shares(reached, totals.assigned), tuple(one for one in left if one[1] > 0))
+    return Funnel(shares(reached, totals.assigned), tuple((why, count) for why, count in left if count > 0))
 
 
 def of_population(sessions: Sequence[SessionShape]) -> Funnel:
     """The funnel of the sessions of a population, of all its tasks and without any, and why devices were sent away."""
-    everyone = sum(one.count for one in sessions)
+    everyone = sum(shape.count for shape in sessions)
     passage = ("accepted", "waited", "assigned", "fetched checkpoint", "reported")
-    reached = [(step, sum(one.count for one in sessions if step in one.steps)) for step in passage]
+    reached = [(step, sum(shape.count for shape in sessions if step in shape.steps)) for step in passage]
     left: dict[str, int] = {}
-    for one in sessions:
-        last = one.steps[-1]
+    for shape in sessions:
+        last = shape.steps[-1]
         if last != "reported":
-            left[last] = left.get(last, 0) + one.count
+            left[last] = left.get(last, 0) + shape.count
     ordered = sorted(left.items(), key=lambda pair: (-pair[1], pair[0]))
     return Funnel(shares([("checked in", everyone), *reached], everyone), tuple(ordered))
 

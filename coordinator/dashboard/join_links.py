@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 import segno
@@ -12,8 +12,7 @@ from coordinator.rules.entities import Task
 from coordinator.rules.states import TaskState
 
 
-@dataclass(frozen=True, slots=True)
-class JoinLink:
+class JoinLink(NamedTuple):
     """A link to the page for browsers. signers: the public keys that release plans, which the link names.
 
     qr: the link as a QR code, an SVG picture; empty where it is too long for one.
@@ -25,12 +24,12 @@ class JoinLink:
 
     @property
     def secure(self) -> bool:
-        """Whether it is one by HTTPS: other pages hold keys on the coordinator's own machine alone."""
+        """Whether it is one by HTTPS: other pages hold keys only on the coordinator's own machine."""
         return urlsplit(self.url).scheme == "https"
 
 
 def join_link(page_url: str, population: str, tasks: Iterable[Task]) -> JoinLink:
-    """The link for a population, whose page is at page_url; it names who released the tasks that may go on."""
+    """The link for a population whose page is at page_url; it names the signers of the tasks that may go on."""
     releases = [task.release for task in tasks if task.state in (TaskState.ACTIVE, TaskState.PAUSED)]
     signers = tuple(sorted({release.signer for release in releases if release is not None}))
     url = f"{page_url}?{urlencode({'population': population, 'signer': signers}, doseq=True, safe=':')}"
@@ -42,5 +41,5 @@ def _qr(text: str) -> str:
         code = segno.make_qr(text, error="l")  # the least; more where the size has room
     except segno.DataOverflowError:
         return ""
-    # Dark on light in dark mode too, with the border of four modules that ISO/IEC 18004 asks for: scanners want both.
+    # Dark on light in dark mode too, with the four-module border of ISO/IEC 18004: scanners need both.
     return code.svg_inline(border=4, dark="#000", light="#fff", omitsize=True, svgclass=None, lineclass=None)

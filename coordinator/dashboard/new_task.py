@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
+from typing import TypeVar
 
+from msgspec.json import Decoder
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.admin.task_creation import TaskCreation
+from coordinator.api.admin.task_creation import create_task
 from coordinator.api.http import read_hashed
 from coordinator.api.service import Service
 from coordinator.dashboard.forms import SHOWN, read_fields, status_of
-from coordinator.dashboard.rendering import HEADERS, Renderer, redirect
+from coordinator.dashboard.rendering import HEADERS, Renderer, page_of, redirect
 from coordinator.dashboard.settings_table import from_form, groups
 from coordinator.dashboard.web_sessions import CSRF_FIELD, Visitor, WebSessions
 from coordinator.errors import BadToken, InvalidTask, TooLarge
@@ -25,15 +26,14 @@ from fedcore.release import Signed
 
 _MANIFEST, _RELEASE = decoder(Manifest), decoder(Signed)
 _CSRF_HEADER = "X-CSRF-Token"
+T = TypeVar("T")
 
 
 class NewTaskForm:
     """The endpoints of the form."""
 
     def __init__(self, service: Service, sessions: WebSessions, renderer: Renderer) -> None:
-        self._store = service.store
-        self._settings = service.settings
-        self._creation = TaskCreation(service)
+        self._service = service
         self._sessions = sessions
         self._renderer = renderer
 
@@ -50,10 +50,10 @@ class NewTaskForm:
         Raises BadToken, RoleLacking, ForgedForm or WrongBody.
         """
         await run_in_threadpool(self._demand_operator, request)
-        data, digest = await read_hashed(request, self._settings.upload_limit_bytes)
+        data, digest = await read_hashed(request, self._service.settings.upload_limit_bytes)
         if digest.hex() != sha256:
             raise WrongBody(f"{sha256[:12]}… is not the SHA-256 of that file: the bundle is damaged")
-        await run_in_threadpool(self._store.blobs.put, data)
+        await run_in_threadpool(self._service.store.blobs.put, data)
         return Response(status_code=204, headers=HEADERS)
 
     async def create(self, request: Request) -> Response:
@@ -62,7 +62,7 @@ class NewTaskForm:
         if visitor.token is None or not visitor.operates:
             return self._refuse(request, visitor)
         try:
-            fields = await read_fields(request, self._settings.message_limit_bytes)
+            fields = await read_fields(request, self._service.settings.message_limit_bytes)
         except TooLarge as error:
             return self._show(request, visitor, status_of(error), {}, str(error))
         return await run_in_threadpool(self._create, request, visitor, visitor.token, fields)
@@ -70,19 +70,23 @@ class NewTaskForm:
     def _create(self, request: Request, visitor: Visitor, operator: Token, fields: dict[str, str]) -> Response:
         try:
             self._sessions.check_form(visitor, fields)
-            manifest, release = _manifest(fields.get("manifest", "")), _release(fields.get("release", ""))
-            new = NewTask(manifest, from_form(fields), release, fields.get("name", "").strip() or None)
-            task = self._creation.create(new, operator.signature)
+            manifest, release, name = (fields.get(field, "").strip() for field in ("manifest", "release", "name"))
+            if not manifest:
+                raise InvalidTask("choose the folder of a bundle, as `muster export` wrote it")
+            bundle = _decoded(_MANIFEST, manifest, "a bundle's manifest")
+            signed = _decoded(_RELEASE, release, "a release, as `muster task release` writes it") if release else None
+            new = NewTask(bundle, from_form(fields), signed, name or None)
+            task = create_task(self._service, new, operator.signature)
         except SHOWN as error:
             return self._show(request, visitor, status_of(error), fields, str(error))
-        return redirect(f"/tasks/{quote(task.id, safe='')}")
+        return redirect(page_of(task.id))
 
     def _refuse(self, request: Request, visitor: Visitor) -> Response:
         status = 403 if visitor.token else 401
         return self._renderer.login(request, visitor, status, "Only an operator creates tasks.")
 
-    def _show(self, request: Request, visitor: Visitor, status: int, given: dict[str, str], wrong: str) -> Response:
-        return self._renderer.page(request, visitor, "new.html", status, groups=groups(), given=given, wrong=wrong)
+    def _show(self, request: Request, visitor: Visitor, status: int, fields: dict[str, str], wrong: str) -> Response:
+        return self._renderer.page(request, visitor, "new.html", status, groups=groups(), given=fields, wrong=wrong)
 
     def _demand_operator(self, request: Request) -> None:
         visitor = self._sessions.visitor(request)
@@ -92,21 +96,9 @@ class NewTaskForm:
         visitor.token.demand(Role.OPERATOR)
 
 
-def _manifest(text: str) -> Manifest:
+def _decoded(message: Decoder[T], text: str, what: str) -> T:
     """Raises InvalidTask."""
-    if not text.strip():
-        raise InvalidTask("choose the folder of a bundle, as `muster export` wrote it")
     try:
-        return _MANIFEST.decode(text.encode())
+        return message.decode(text.encode())
     except UNDECODABLE as error:
-        raise InvalidTask(f"that is no manifest of a bundle: {error}") from error
-
-
-def _release(text: str) -> Signed | None:
-    """None where none was given. Raises InvalidTask."""
-    if not text.strip():
-        return None
-    try:
-        return _RELEASE.decode(text.encode())
-    except UNDECODABLE as error:
-        raise InvalidTask(f"that is no release, as `muster task release` writes it: {error}") from error
+        raise InvalidTask(f"this is not {what}: {error}") from error

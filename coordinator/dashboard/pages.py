@@ -13,18 +13,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from coordinator.api.page import PAGE
 from coordinator.api.service import Service
-from coordinator.dashboard.api_page import names_of
 from coordinator.dashboard.compare import comparison
+from coordinator.dashboard.forms import Number, RowId
+from coordinator.dashboard.join_links import join_link
 from coordinator.dashboard.rendering import HEADERS, Renderer
 from coordinator.dashboard.round_views import round_page, rounds_page
 from coordinator.dashboard.settings_table import groups, values
 from coordinator.dashboard.streams import Look, Streams
-from coordinator.dashboard.url_numbers import Number, RowId
-from coordinator.dashboard.views import SORTED_BY, kept_models, populations, task_page
+from coordinator.dashboard.views import SORTED_BY, kept_models, population_page, populations, task_page
 from coordinator.dashboard.watch import alerts
 from coordinator.dashboard.web_sessions import WebSessions
-from coordinator.errors import UnknownBlob, UnknownRound, UnknownTask
+from coordinator.errors import UnknownBlob, UnknownPopulation, UnknownRound, UnknownTask
 from coordinator.rules.packed_segments import report_bytes
 from coordinator.store.records.records import Records
 from fedcore.algorithms.facts import facts_of
@@ -58,8 +59,7 @@ class Pages:
         self, request: Request, search: str = "", by: str = "newest"
     ) -> AsyncIterator[ServerSentEvent]:
         """The overview, again whenever something changed."""
-        look = partial(self._overview, search, by)
-        async for event in self._streams.follow(request, "overview_live.html", look):
+        async for event in self._streams.follow(request, "overview_live.html", partial(self._overview, search, by)):
             yield event
 
     def task(self, request: Request, task: str, scale: str = "") -> Response:
@@ -70,6 +70,10 @@ class Pages:
         """A task's page, again whenever something changed."""
         async for event in self._streams.follow(request, "task_live.html", partial(self._task, task, scale)):
             yield event
+
+    def population(self, request: Request, population: str) -> Response:
+        """One population: its devices, what they run, when they came, how far, and its tasks."""
+        return self._page(request, "population.html", partial(self._population, population))
 
     def rounds(self, request: Request, task: str, before: RowId | None = None) -> Response:
         """All attempts at rounds of a task, the newest first, on several pages."""
@@ -88,14 +92,14 @@ class Pages:
         """The settings of a task, with their meanings, its algorithm, its plan and its certificate."""
 
         def look(records: Records) -> dict[str, Any]:
-            found = records.task(task)
+            record = records.task(task)
             return {
-                "task": found,
+                "task": record,
                 "groups": groups(),
-                "values": values(found.settings),
-                "plan": self._store.plan(found.plan_sha256),
-                "algorithm": facts_of(self._store.algorithm(found.algorithm)),
-                "certificate": decode_certificate(self._store.blobs.get(found.certificate_sha256)),
+                "values": values(record.settings),
+                "plan": self._store.plan(record.plan_sha256),
+                "algorithm": facts_of(self._store.algorithm(record.algorithm)),
+                "certificate": decode_certificate(self._store.blobs.get(record.certificate_sha256)),
             }
 
         return self._page(request, "settings.html", look)
@@ -112,12 +116,12 @@ class Pages:
     def documentation(self, request: Request) -> Response:
         """The admin API, from its OpenAPI document."""
         app: FastAPI = request.app
-        return self._page(request, "docs.html", lambda _: {"document": app.openapi(), "names_of": names_of})
+        return self._page(request, "docs.html", lambda _: {"document": app.openapi(), "names_of": _names_of})
 
     def compare(self, request: Request) -> Response:
         """The curves of several tasks in one picture."""
-        given = request.query_params
-        look = partial(comparison, given.getlist("task"), given.get("metric", ""), given.get("scale", ""))
+        query = request.query_params
+        look = partial(comparison, query.getlist("task"), query.get("metric", ""), query.get("scale", ""))
         return self._page(request, "compare.html", look)
 
     def confirm(self, request: Request, task: str, verb: str) -> Response:
@@ -144,7 +148,7 @@ class Pages:
         try:
             with self._store.database.reading() as records:
                 seen = look(records)
-        except (UnknownTask, UnknownRound) as error:
+        except (UnknownTask, UnknownRound, UnknownPopulation) as error:
             return self._renderer.problem(request, visitor, 404, str(error))
         return self._renderer.page(request, visitor, template, **seen)
 
@@ -161,6 +165,13 @@ class Pages:
             "draining": self._service.driver.draining,
         }
 
+    def _population(self, name: str, records: Records) -> dict[str, Any]:
+        settings = self._service.settings
+        page = population_page(records, name, self._service.check_ins.of(name, records.at))
+        url = settings.page_url or f"{self._service.membership.url}{PAGE}/"
+        join = None if settings.page is None else join_link(url, name, [line.task for line in page["lines"]])
+        return page | {"join": join}
+
     def _task(self, task: str, scale: str, records: Records) -> dict[str, Any]:
         page = task_page(records, task, log=scale == "log")
         try:
@@ -168,3 +179,11 @@ class Pages:
         except UnknownBlob:
             return {"page": page, "report": None}
         return {"page": page, "report": report_bytes(plan.report, page.line.task.settings)}
+
+
+def _names_of(schema: Any) -> list[str]:
+    """The names of the messages that a part of the admin API's document refers to, in order."""
+    if isinstance(schema, dict):
+        own = [schema["$ref"].rpartition("/")[2]] if "$ref" in schema else []
+        return own + [name for inner in schema.values() for name in _names_of(inner)]
+    return [name for inner in schema for name in _names_of(inner)] if isinstance(schema, list) else []

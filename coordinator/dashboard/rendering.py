@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 from starlette.requests import Request
@@ -11,6 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from coordinator.dashboard.curves import HEIGHT, WIDTH
 from coordinator.dashboard.times import age, clock, date
 from coordinator.dashboard.web_sessions import CSRF_FIELD, Visitor
+from coordinator.rules.buffers import mean_staleness
 from fedcore.validation import text_of
 from fedcore.visible import visible_lines
 
@@ -37,6 +39,7 @@ class Renderer:
         )
         self._templates.globals |= {"width": WIDTH, "height": HEIGHT, "csrf_field": CSRF_FIELD}
         self._templates.filters |= {"date": date, "clock": clock, "age": age, "text": text_of, "bytes": _bytes}
+        self._templates.filters["mean_staleness"] = mean_staleness
 
     def part(self, template: str, visitor: Visitor, **seen: Any) -> str:
         """A part of a page, or all of it, for a visitor."""
@@ -58,8 +61,13 @@ class Renderer:
         return self.page(request, visitor, "problem.html", status, what=what, back=back)
 
 
+def page_of(task: str) -> str:
+    """The address of a task's page."""
+    return f"/tasks/{quote(task, safe='')}"
+
+
 def redirect(to: str) -> Response:
-    """The answer to a form that did what it was for: the browser loads a page, and loading it again repeats nothing."""
+    """The answer to a form that succeeded: the browser loads a page, and loading it again repeats nothing."""
     return RedirectResponse(to, 303, headers=HEADERS)
 
 

@@ -13,7 +13,6 @@ from coordinator.dashboard.actions import Actions
 from coordinator.dashboard.downloads import Downloads
 from coordinator.dashboard.new_task import NewTaskForm
 from coordinator.dashboard.pages import Pages
-from coordinator.dashboard.population_pages import PopulationPages
 from coordinator.dashboard.rendering import Renderer
 from coordinator.dashboard.streams import Streams
 from coordinator.dashboard.web_sessions import WebSessions
@@ -24,7 +23,6 @@ def dashboard_router(service: Service, access: Access) -> APIRouter:
     sessions, renderer = WebSessions(service, access), Renderer()
     streams = Streams(service, sessions, renderer)
     pages, actions = Pages(service, sessions, renderer, streams), Actions(service, sessions, renderer)
-    populations = PopulationPages(service, sessions, renderer)
     downloads, new = Downloads(service, sessions), NewTaskForm(service, sessions, renderer)
     router = APIRouter(include_in_schema=False)
     stream: dict[str, Any] = {
@@ -36,7 +34,7 @@ def dashboard_router(service: Service, access: Access) -> APIRouter:
         ("/compare", pages.compare),
         ("/docs", pages.documentation),
         ("/new", new.form),
-        ("/populations/{population}", populations.population),
+        ("/populations/{population}", pages.population),
         ("/login", pages.login),
         ("/static/{name}", pages.static),
         ("/tasks/{task}", pages.task),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,9 +13,8 @@ from coordinator.rules.task_settings import TaskSettings
 from fedcore.validation import Setting, build, settings_of, text_of
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The settings of a part of a task, such as `secagg.bits`. optional: whether the task may do without the part."""
+class Group(NamedTuple):
+    """The settings of a part, such as `secagg.bits`. optional: whether a task, say, may do without the part."""
 
     name: str
     about: str
@@ -24,15 +23,17 @@ class Group:
 
 
 @cache
-def groups() -> tuple[Group, ...]:
-    """All settings of a task by part, the task's own first."""
-    everything = settings_of(TaskSettings)
+def groups(kind: type = TaskSettings) -> tuple[Group, ...]:
+    """All settings of a task, or of another class, by part; its own first."""
+    everything = settings_of(kind)
     parts = [
-        Group(one.name, one.about, one.optional, tuple(_within(one.name, inner) for inner in settings_of(one.part)))
-        for one in everything
-        if one.part is not None
+        Group(
+            part.name, part.about, part.optional, tuple(_within(part.name, inner) for inner in settings_of(part.part))
+        )
+        for part in everything
+        if part.part is not None
     ]
-    return Group("", "", False, tuple(one for one in everything if one.part is None)), *parts
+    return Group("", "", False, tuple(setting for setting in everything if setting.part is None)), *parts
 
 
 def values(settings: TaskSettings) -> dict[str, str]:
@@ -40,26 +41,26 @@ def values(settings: TaskSettings) -> dict[str, str]:
     flat: dict[str, str] = {}
     for name, value in msgspec.to_builtins(settings).items():
         if isinstance(value, Mapping):
-            flat |= {f"{name}.{one}": text_of(inner) for one, inner in value.items()}
+            flat |= {f"{name}.{inner_name}": text_of(inner) for inner_name, inner in value.items()}
         elif value is not None or name not in {group.name for group in groups()}:
             flat[name] = text_of(value)
     return flat
 
 
-def from_form(given: Mapping[str, str]) -> TaskSettings:
+def from_form(fields: Mapping[str, str]) -> TaskSettings:
     """The settings that a form gives, by name; those left empty have their defaults.
 
     A part that a task may do without is there when its own name is given. Raises InvalidTask.
     """
     nested: dict[str, Any] = {}
     for group in groups():
-        if group.optional and not given.get(group.name):
+        if group.optional and not fields.get(group.name):
             continue
         into = nested.setdefault(group.name, {}) if group.name else nested
-        texts = {one.name.rpartition(".")[2]: given.get(one.name, "").strip() for one in group.settings}
+        texts = {setting.name.rpartition(".")[2]: fields.get(setting.name, "").strip() for setting in group.settings}
         into |= {name: text for name, text in texts.items() if text}
     return build(TaskSettings, nested, text=True)
 
 
-def _within(part: str, one: Setting) -> Setting:
-    return replace(one, name=f"{part}.{one.name}")
+def _within(part: str, setting: Setting) -> Setting:
+    return replace(setting, name=f"{part}.{setting.name}")

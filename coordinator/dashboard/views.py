@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator.api.check_in_counts import PopulationCounts
 from coordinator.dashboard import funnel
 from coordinator.dashboard.curves import Chart, chart, charts
 from coordinator.dashboard.funnel import Funnel
-from coordinator.dashboard.round_views import Attempt, attempts
+from coordinator.dashboard.round_views import attempts
 from coordinator.dashboard.times import age, clock
 from coordinator.errors import UnknownPopulation
-from coordinator.rules.buffers import mean_staleness
-from coordinator.rules.entities import LiveRound, Task, Transition
+from coordinator.rules.entities import LiveRound, RoundRecord, Task, Transition
 from coordinator.rules.progress import Progress
 from coordinator.rules.states import RoundState
 from coordinator.store.records.overview import Totals
@@ -25,8 +23,7 @@ _NOTHING = Totals(0, 0, 0, 0, 0, 0, 0, 0, 0)
 SORTED_BY = ("newest", "name", "state", "progress", "metric")
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
+class Live(NamedTuple):
     """A round that runs, with the task that it belongs to."""
 
     round: LiveRound
@@ -36,11 +33,6 @@ class Live:
     def goal(self) -> int:
         """Reports that end it."""
         return self.task.settings.in_round(self.round.number).goal
-
-    @property
-    def mean_staleness(self) -> float:
-        """The mean staleness of its reports so far, in mode buffered."""
-        return mean_staleness(self.round.staleness)
 
     @property
     def until(self) -> str:
@@ -53,8 +45,7 @@ class Live:
         return "" if limit_s is None else clock(self.round.entered_at + limit_s)
 
 
-@dataclass(frozen=True, slots=True)
-class TaskLine:
+class TaskLine(NamedTuple):
     """A task on the overview. metric: the first of its newest metrics by name, with its value; None without any."""
 
     task: Task
@@ -65,8 +56,7 @@ class TaskLine:
     metric: tuple[str, float] | None
 
 
-@dataclass(frozen=True, slots=True)
-class TaskPage:
+class TaskPage(NamedTuple):
     """All that the page of a task shows."""
 
     line: TaskLine
@@ -74,7 +64,7 @@ class TaskPage:
     charts: tuple[Chart, ...]
     spent: Chart | None
     epsilon: float
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[RoundRecord, ...]
     history: tuple[Transition, ...]
     log: bool
 
@@ -84,23 +74,23 @@ def populations(records: Records, search: str = "", by: str = "newest") -> dict[
 
     search: what the name, the bundle, the id, the algorithm or the population of a task must have in it.
     """
-    found: dict[str, list[TaskLine]] = {name: [] for name in sorted(records.populations())}
+    by_population: dict[str, list[TaskLine]] = {name: [] for name in sorted(records.populations())}
     for line in _lines(records, [task for task in records.tasks() if _matches(task, search)]):
-        found[line.task.settings.population].append(line)
-    return {name: _sorted(lines, by) for name, lines in found.items() if lines or not search}
+        by_population[line.task.settings.population].append(line)
+    return {name: _sorted(lines, by) for name, lines in by_population.items() if lines or not search}
 
 
 def task_page(records: Records, task_id: str, *, log: bool = False) -> TaskPage:
-    """What there is to see of a task; log: with logarithmic values in its curves. Raises UnknownTask."""
+    """The page of a task. log: with logarithmic values in its curves. Raises UnknownTask."""
     task, overview = records.task(task_id), records.overview
     (line,) = _lines(records, [task])
-    sessions = [one for one in records.sessions.of(task) if one.task]
+    sessions = [shape for shape in records.sessions.of(task) if shape.task]
     spent = records.ledger.spent(task_id)
     return TaskPage(
         line=line,
         funnel=funnel.of_task(line.totals, sessions, overview.abort_reasons(task_id)),
         charts=charts(overview.curve(task_id), log=log),
-        spent=chart("ε", {"ε": [(one.number, one.epsilon) for one in spent]}, "spent"),
+        spent=chart("ε", {"ε": [(row.number, row.epsilon) for row in spent]}, "spent"),
         epsilon=spent[-1].epsilon if spent else 0.0,
         attempts=attempts(records, task_id, _RECENT),
         history=tuple(records.history(task)),
@@ -109,7 +99,7 @@ def task_page(records: Records, task_id: str, *, log: bool = False) -> TaskPage:
 
 
 def population_page(records: Records, name: str, counts: PopulationCounts) -> dict[str, Any]:
-    """What there is to see of a population, whose check-ins at this process are `counts`. Raises UnknownPopulation."""
+    """The page of a population, whose check-ins at this process are `counts`. Raises UnknownPopulation."""
     if name not in records.populations():
         raise UnknownPopulation(f"there is no population {name!r}")
     lines = _lines(records, [task for task in records.tasks() if task.settings.population == name])
@@ -133,28 +123,28 @@ def kept_models(records: Records, task_id: str) -> dict[str, Any]:
 
 def _lines(records: Records, tasks: Sequence[Task]) -> list[TaskLine]:
     live, totals, newest = records.overview.live(), records.overview.totals(), records.overview.newest_metrics()
-    found = []
+    lines = []
     for task, progress in zip(tasks, records.progress(tasks), strict=True):
-        mine = tuple(Live(one, task) for one in live if one.task == task.id)
+        mine = tuple(Live(round_, task) for round_ in live if round_.task == task.id)
         metric = next(iter(sorted(newest.get(task.id, {}).items())), None)
         lived = age(records.at - task.created_at)
-        found.append(TaskLine(task, progress, totals.get(task.id, _NOTHING), mine, lived, metric))
-    return found
+        lines.append(TaskLine(task, progress, totals.get(task.id, _NOTHING), mine, lived, metric))
+    return lines
 
 
 def _matches(task: Task, search: str) -> bool:
     words = (task.name, task.bundle, task.id, task.algorithm.name, task.settings.population)
-    return any(search.casefold() in one.casefold() for one in words)
+    return any(search.casefold() in word.casefold() for word in words)
 
 
 def _sorted(lines: list[TaskLine], by: str) -> list[TaskLine]:
     lines = lines[::-1]  # the newest first, and so among equals
     if by == "name":
-        lines.sort(key=lambda one: one.task.name.casefold())
+        lines.sort(key=lambda line: line.task.name.casefold())
     elif by == "state":
-        lines.sort(key=lambda one: (not one.progress.stalled, one.task.state))
+        lines.sort(key=lambda line: (not line.progress.stalled, line.task.state))
     elif by == "progress":
-        lines.sort(key=lambda one: -one.totals.committed / one.task.settings.rounds)
+        lines.sort(key=lambda line: -line.totals.committed / line.task.settings.rounds)
     elif by == "metric":
-        lines.sort(key=lambda one: one.metric[1] if one.metric else float("inf"))
+        lines.sort(key=lambda line: line.metric[1] if line.metric else float("inf"))
     return lines

@@ -18,14 +18,14 @@ from fedcore.release import decode_release
 def alerts(records: Records, settings: Settings) -> list[Alert]:
     """All alerts, those of tasks first."""
     tasks = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
-    found = of_tasks(zip(tasks, records.progress(tasks), strict=True))
+    alerts_ = of_tasks(zip(tasks, records.progress(tasks), strict=True))
     for task in tasks:
         if task.release is not None:
             expires_at = decode_release(task.release.text).expires_at
-            found += of_expiry("the release", expires_at, records.at, task)
+            alerts_ += of_expiry("the release", expires_at, records.at, task)
     if settings.tls_cert is not None:
-        found += _certificate(settings.tls_cert, records.at)
-    return found + _disks(settings)
+        alerts_ += _certificate(settings.tls_cert, records.at)
+    return alerts_ + _disks(settings)
 
 
 def _certificate(path: Path, now: float) -> list[Alert]:
@@ -40,9 +40,9 @@ def _certificate(path: Path, now: float) -> list[Alert]:
 def _disks(settings: Settings) -> list[Alert]:
     """Of the folders that are on this machine; object stores and database servers have their own monitoring."""
     places = {"the blobs": Path(settings.blobs), "the database": sqlite_path(settings.database)}
-    found = []
+    alerts_ = []
     for name, place in places.items():
         if place is not None and place.exists():
             usage = shutil.disk_usage(place)
-            found += of_disk(name, usage.free, usage.total)
-    return found
+            alerts_ += of_disk(name, usage.free, usage.total)
+    return alerts_

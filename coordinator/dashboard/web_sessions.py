@@ -33,7 +33,7 @@ _COOKIE = re.compile(r"([0-9a-f]{8})?\.([0-9]{1,12})\.([A-Za-z0-9_-]{22})\.([0-9
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Whoever sent a request. token: None before a login, where that is asked for.
+    """The sender of a request. token: None before a login, where one is needed.
 
     csrf: what a form on a page for this visitor must send back. cookie: one that is to be set, or "".
     """
@@ -50,7 +50,7 @@ class Visitor:
 
     @property
     def logged_in(self) -> bool:
-        """Whether a token was shown: whoever is on this machine may be a viewer without one."""
+        """Whether a token was shown: a viewer on this machine may need none."""
         return self.token is not None and self.token.id != "loopback"
 
     def give(self, request: Request, response: Response) -> None:
@@ -84,33 +84,29 @@ class WebSessions:
         self._access = access
 
     def visitor(self, request: Request) -> Visitor:
-        """Whoever sent a request, with a new session if it came with none that is good."""
-        found = self._read(request)
-        if found is None:
+        """The sender of a request, with a new session unless its session is good."""
+        session = self._read(request)
+        if session is None:
             return self._begin(self._access.without_token(request), "", _BEFORE_LOGIN_S)
-        if found.token_id:
-            token = token_of_session(self._database, found.token_id, found.nonce)
+        if session.token_id:
+            token = token_of_session(self._database, session.token_id, session.nonce)
         else:
             token = self._access.without_token(request)
-        return Visitor(token, self._mac("form", found.stated))
+        return Visitor(token, self._mac("form", session.stated))
 
     def begin(self, token: Token) -> Visitor:
         """A new session for a token that was shown: one from before the login is never taken over."""
         return self._begin(token, token.id, LASTS_S[token.role])
 
     def end(self, request: Request) -> None:
-        """End the session of a request, whoever has a copy of its cookie; one without a token has nothing to end."""
-        found = self._read(request)
-        if found is not None and found.token_id:
-            end_session(self._database, found.nonce, found.expires_at)
-
-    def may_view(self, request: Request) -> bool:
-        """Whether the sender of a request may view pages."""
-        return self.visitor(request).token is not None
+        """End the session of a request, for every copy of its cookie. A session without a token has nothing to end."""
+        session = self._read(request)
+        if session is not None and session.token_id:
+            end_session(self._database, session.nonce, session.expires_at)
 
     def require_viewer(self, request: Request) -> None:
         """Raise BadToken unless the sender of a request may view pages."""
-        if not self.may_view(request):
+        if self.visitor(request).token is None:
             raise BadToken("log in first")
 
     def check_form(self, visitor: Visitor, fields: Mapping[str, str]) -> None:
@@ -127,8 +123,8 @@ class WebSessions:
         match = _COOKIE.fullmatch(request.cookies.get(COOKIE, ""))
         if match is None or int(match[2]) <= time.time():
             return None
-        found = _Stated(match[1] or "", int(match[2]), match[3])
-        return found if hmac.compare_digest(match[4], self._mac("cookie", found.stated)) else None
+        session = _Stated(match[1] or "", int(match[2]), match[3])
+        return session if hmac.compare_digest(match[4], self._mac("cookie", session.stated)) else None
 
     def _mac(self, purpose: str, stated: str) -> str:
         return hmac.new(self._keys.of_web_sessions, f"{purpose}.{stated}".encode(), hashlib.sha256).hexdigest()

@@ -46,13 +46,13 @@ _LOG = logging.getLogger(__name__)
 _TICK_S = 0.05
 _BATCH = 512
 _READ_S = 5.0
-"""How long the database may not have been read; it is several times a second."""
+"""How long the database may go unread; it is read several times a second."""
 
 
 class Driver:
     """Runs the rounds of every task in the populations that this process holds under `membership`.
 
-    clock: seconds, from anywhere. source: the random source by which cohorts are drawn; the system's own if not given.
+    clock: seconds, with any origin. source: the random source that draws cohorts; the system's own by default.
     `metrics` counts what happens. `presence` may be used from any thread.
     """
 
@@ -77,12 +77,9 @@ class Driver:
         self.presence = memory.presence
         selector = Selector(memory.sessions, source or random.SystemRandom(), secure, memory.participation)
         self.revocations = Revocations(memory)
-        lineage = secure.lineage
-        self._poller = Poller(
-            membership, memory, self.metrics, self.revocations, self._draining, lineage=lineage.signer
-        )
+        self._poller = Poller(membership, memory, self.metrics, self.revocations, self._draining, secure.lineage.signer)
         self._writer = Writer(membership, memory, selector, self.metrics)
-        self._closer = RoundCloser(membership, memory, self._writer, self.metrics, lineage)
+        self._closer = RoundCloser(membership, memory, self._writer, self.metrics, secure.lineage)
         self._observer = Observer(selector, memory.check_ins.arrivals, memory.presence)
 
     @property
@@ -92,7 +89,7 @@ class Driver:
 
     @property
     def obstacle(self) -> str:
-        """What is wrong with the database, as this thread found it lately; empty when nothing is. From any thread."""
+        """What was wrong with the database at the last try; empty when nothing was. From any thread."""
         now = self._clock()
         if now > self._poller.read_at + _READ_S:
             return "the database cannot be read"
@@ -159,7 +156,7 @@ class Driver:
         # Not while a transaction must be tried again: what it would lose is lost with the next one that is written.
         lost = self._lost(now) if self._writer.ready(now) else {}
         memory.secure.advance(now)
-        durable = [(one.command, one.future) for one in inbox if isinstance(one.command, CountReport | AbortAssignment)]
+        durable = [(command, future) for command, future in inbox if isinstance(command, CountReport | AbortAssignment)]
         self._writer.write(durable, lost, now)
         if self._writer.ready(now):
             if self._closer.close_rounds(now):

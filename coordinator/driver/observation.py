@@ -10,10 +10,11 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from coordinator.driver.memory.device_presence import Presence
 from coordinator.driver.memory.loaded_task import LoadedTask
-from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
+from coordinator.driver.memory.open_rounds import OpenRounds
 from coordinator.driver.memory.recent_check_ins import CheckInLog
 from coordinator.driver.memory.selector import Selector
 from coordinator.driver.replica_membership import Membership
@@ -27,8 +28,7 @@ _REJECTIONS_S = 60.0
 """How long a change of rejections waits for a write, if nothing else changed: a rejected check-in costs none."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
+class _Written(NamedTuple):
     """An observation that was written, when, and in which term of the lease: in a later term others wrote since."""
 
     observation: Observation
@@ -53,22 +53,22 @@ class Observer:
             return
         self._next = now + _EVERY_S
         working = {id_: task for id_, task in tasks.items() if task.active or id_ in rounds.running}
-        self._written = {task: one for task, one in self._written.items() if task in working}
+        self._written = {task: written for task, written in self._written.items() if task in working}
         self._since = {task: self._since.get(task, now) for task in working}
         seen = {id_: self._look(task, rounds, now) for id_, task in working.items()}
         terms = {id_: membership.term(task.population) for id_, task in working.items()}
-        changed = {task: one for task, one in seen.items() if self._is_news(task, one, terms[task], now)}
+        changed = {id_: look for id_, look in seen.items() if self._is_news(id_, look, terms[id_], now)}
         if not changed:
             return
         try:
             with membership.writing() as records:
-                for task, one in changed.items():
-                    records.observations.write(task, membership.id, one.later(records.at - now))
+                for task, observation in changed.items():
+                    records.observations.write(task, membership.id, observation.later(records.at - now))
         except Exception as error:
             # The driver's own transactions find out what is wrong, and do something about it.
             _LOG.debug("the observations of %d tasks could not be written: %s", len(changed), error)
             return
-        self._written |= {task: _Written(one, now, terms[task]) for task, one in changed.items()}
+        self._written |= {task: _Written(observation, now, terms[task]) for task, observation in changed.items()}
 
     def _is_news(self, task: str, seen: Observation, term: int, now: float) -> bool:
         written = self._written.get(task)
@@ -87,7 +87,10 @@ class Observer:
             accepted_at=self.arrivals.accepted_at(task.population),
         )
         if running is not None and running.value.state is not RoundState.SELECTING:
-            seen = self._look_at_round(seen, running)
+            silence = self.presence.silence(running.id, GRACE_S)
+            phase, answered, asked = running.secure.standing if running.secure else ("", 0, 0)
+            seen = replace(seen, silent=silence.devices, silent_since=silence.since)
+            seen = replace(seen, phase=phase, answered=answered, asked=asked)
             if not seen.silent and not running.draws_more(now):
                 # Devices for the next round: how many wait changes all the time, and means nothing.
                 return seen
@@ -98,14 +101,14 @@ class Observer:
     def _waiting(self, task: LoadedTask, rounds: OpenRounds, now: float) -> dict[str, int]:
         """How many devices wait, by the obstacle between them and a task; "" is those that could be drawn."""
         sessions, running = self.selector.sessions, rounds.running.get(task.id)
-        found = sessions.obstacles(task.population, task.id, task.needs)
+        obstacles = sessions.obstacles(task.population, task.id, task.needs)
         replacing = running is not None and running.reporting
         drawn = running.devices if running is not None and replacing else frozenset()
         left_out = self.selector.left_out(task, rounds, 0 if replacing else rounds.rounds_before_draw(task.id)) - drawn
         members = rounds.members(task.id)
         late, separated = rounds.late.get(task.id), task.settings.separation is not None
         if not (replacing or left_out or late or members is not None or separated):
-            return dict(found)
+            return dict(obstacles)
         round_ = running or rounds.held.get(task.id)
         if round_ is None:
             in_time = eligible = len(self.selector.eligible(task, rounds, now))
@@ -113,16 +116,9 @@ class Observer:
             in_time = len(self.selector.in_time(round_, rounds, now))
             eligible = len(self.selector.candidates(round_, rounds, now))
         fitting = [session.device for session in sessions.eligible(task.population, task.id, task.needs)]
-        again, left = sum(one in drawn for one in fitting), sum(one in left_out for one in fitting)
-        others = 0 if members is None else sum(one not in members | left_out for one in fitting)
-        resting = found[""] - again - left - others - in_time
+        again, left = sum(device in drawn for device in fitting), sum(device in left_out for device in fitting)
+        others = 0 if members is None else sum(device not in members | left_out for device in fitting)
+        resting = obstacles[""] - again - left - others - in_time
         why = {"again": again, "left-out": left, "other-cohort": others, "resting": resting}
         why |= {"late": in_time - eligible}
-        return dict(found + Counter({"": eligible - found[""]} | why))
-
-    def _look_at_round(self, seen: Observation, running: OpenRound) -> Observation:
-        silence = self.presence.silence(running.id, GRACE_S)
-        phase, answered, asked = running.secure.standing if running.secure else ("", 0, 0)
-        return replace(
-            seen, silent=silence.devices, silent_since=silence.since, phase=phase, answered=answered, asked=asked
-        )
+        return dict(obstacles + Counter({"": eligible - obstacles[""]} | why))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from coordinator.commands import CheckInDevice, QueuedCommand
 from coordinator.driver.memory.in_memory_state import Memory
@@ -26,6 +28,7 @@ _LOG = logging.getLogger(__name__)
 _POLL_S = 0.25
 
 
+@dataclass(slots=True)
 class Poller:
     """Keeps leases, populations and tasks in memory up to date. Only the driver's thread uses it.
 
@@ -33,25 +36,16 @@ class Poller:
     stop. lineage: the public key with which this coordinator signs checkpoints.
     """
 
-    def __init__(
-        self,
-        membership: Membership,
-        memory: Memory,
-        metrics: Metrics,
-        revocations: Revocations,
-        draining: threading.Event,
-        *,
-        lineage: str,
-    ) -> None:
-        self._membership = membership
-        self._memory = memory
-        self._metrics = metrics
-        self._revocations = revocations
-        self._draining = draining
-        self._lineage = lineage
-        self.next_poll = self.read_at = -float("inf")
-        self._unreadable: set[str] = set()
-        """Paused tasks with blobs that could not be read: not tried again before they are resumed."""
+    membership: Membership
+    memory: Memory
+    metrics: Metrics
+    revocations: Revocations
+    draining: threading.Event
+    lineage: str
+    next_poll: float = -math.inf
+    read_at: float = -math.inf
+    _unreadable: set[str] = field(default_factory=set)
+    """Paused tasks with blobs that could not be read: not tried again before they are resumed."""
 
     def poll_if_due(self, inbox: Sequence[QueuedCommand], now: float) -> None:
         """Poll when it is time, or at once when a device asks for a population that was made since."""
@@ -62,13 +56,13 @@ class Poller:
             # Answers from memory go on, and nothing is written without the leases.
             if not isinstance(error, Unavailable):  # the log says why already
                 _LOG.exception("the database could not be looked at")
-            self._memory.check_ins.blind = True
+            self.memory.check_ins.blind = True
             self.next_poll = now + _POLL_S
 
     def poll(self, now: float) -> None:
         """Beat, take and give back leases, load the tasks of the populations that this process drives."""
-        membership, memory = self._membership, self._memory
-        if self._draining.is_set():
+        membership, memory = self.membership, self.memory
+        if self.draining.is_set():
             membership.drain()
         idle = membership.held - {round_.task.population for round_ in memory.rounds}
         with membership.store.database.reading() as records:
@@ -79,34 +73,34 @@ class Poller:
             active = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
             driven = [task for task in active if task.settings.population in membership.held]
             memory.participation.learn(records, driven, now)
-            self._revocations.learn(records)
+            self.revocations.learn(records)
             at = records.at
             for record in driven:
-                known = memory.tasks.get(record.id)
-                if known is None:
+                loaded_before = memory.tasks.get(record.id)
+                if loaded_before is None:
                     memory.rounds.late[record.id] = late_devices(records, record)
-                if record.settings.secagg is not None and (known is None or not known.active):
+                if record.settings.secagg is not None and (loaded_before is None or not loaded_before.active):
                     # Of a task that is paused an operator may end the round.
                     next_round = records.snapshot(record).number + 1
                     memory.rounds.left_out[record.id] = records.left_out(record.id, next_round)
         memory.participation.leave_out(memory.rounds.left_out)
-        loaded = [one for record in driven if (one := self._load(record, at)) is not None]
+        loaded = [task for record in driven if (task := self._load(record, at)) is not None]
         memory.tasks = {task.id: task.paused() if task.population in membership.leaving else task for task in loaded}
         self.next_poll, self.read_at, memory.check_ins.blind = now + _POLL_S, now, False
         memory.secure.forget(now)
         memory.check_ins.learn(populations, membership.held, memory.tasks.values(), memory.rounds, now)
-        self._metrics.populations.set(len(membership.held))
+        self.metrics.populations.set(len(membership.held))
 
     def _load(self, record: Task, at: float) -> LoadedTask | None:
         """The task as it stands. While a blob of it cannot be read it is as it was loaded last, and opens no round."""
-        before = self._memory.tasks.get(record.id)
+        before = self.memory.tasks.get(record.id)
         if record.state is TaskState.PAUSED and record.id in self._unreadable:
             return before
         self._unreadable.discard(record.id)
         if before is None:  # a key does not change while its process runs
-            record = with_lineage_back(self._membership, record, self._lineage, at)
-        record = with_good_release(self._membership, record, self._lineage, at)
-        task = load_task(self._membership, record, self._lineage, before)
+            record = with_lineage_back(self.membership, record, self.lineage, at)
+        record = with_good_release(self.membership, record, self.lineage, at)
+        task = load_task(self.membership, record, self.lineage, before)
         if task is not None:
             return task
         self._unreadable.add(record.id)
@@ -114,9 +108,9 @@ class Poller:
 
     def _asks_for_new(self, inbox: Sequence[QueuedCommand]) -> bool:
         # One look-up for all of them: a check-in to a population that no operator has made must cost hardly anything.
-        asked = {one.command.population for one in inbox if isinstance(one.command, CheckInDevice)}
-        unknown = asked - self._memory.check_ins.populations
+        asked = {queued.command.population for queued in inbox if isinstance(queued.command, CheckInDevice)}
+        unknown = asked - self.memory.check_ins.populations
         if not unknown:
             return False
-        with self._membership.store.database.reading() as records:
+        with self.membership.store.database.reading() as records:
             return not unknown.isdisjoint(records.populations())

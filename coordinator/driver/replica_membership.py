@@ -108,7 +108,7 @@ class Membership:
             return _directory(records.leases.replicas(), records.leases.leases())
 
     def announce(self, now: float) -> None:
-        """Write this process's row, in the place of an earlier process at its URL."""
+        """Write this process's row, in place of an earlier process at its URL."""
         if not self._config.drives:
             return
         with self._database.writing() as records:
@@ -156,8 +156,8 @@ class Membership:
         if populations:
             _LOG.warning("lost %s to another replica", ", ".join(sorted(populations)))
 
-    def _check_key(self, known: str | None) -> None:
-        superseded = not self._keys.hold(known)
+    def _check_key(self, stored_key: str | None) -> None:
+        superseded = not self._keys.hold(stored_key)
         if superseded is self.superseded:
             return
         if superseded:
@@ -170,9 +170,9 @@ class Membership:
 
     @contextmanager
     def writing(self) -> Iterator[Records]:
-        """The one way for a driver to write: a transaction that cannot commit once another replica took over.
+        """A driver's only way to write: a transaction that cannot commit once another replica has taken over.
 
-        Raises LeaseLost, or DatabaseLocked: its thread answers devices too, and waits for nobody's lock.
+        Raises LeaseLost; DatabaseLocked, since this thread also answers devices and must wait for no lock.
         """
         with self._database.writing_at_once() as records:
             records.leases.fence(self.id, self._held)

@@ -1,4 +1,4 @@
-"""Revocations of devices, as a running process learns of them from the audit log. Only the driver's thread uses it."""
+"""Revocations of devices, which a running process reads from the audit log. Only the driver's thread uses it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Revocations:
         self.changed: Callable[[frozenset[str]], None] = lambda _: None
 
     def learn(self, records: Records) -> None:
-        """Look for what is new: a device that was revoked waits no more, and its assignments are lost."""
+        """Look for news: a revoked device stops waiting, and its assignments are lost."""
         last = records.audit.last()
-        known = last if self._seen is None else self._seen
-        news = records.audit.about_devices(known) if last > known else []
+        seen = last if self._seen is None else self._seen
+        news = records.audit.about_devices(seen) if last > seen else []
         for device, action in news:
             if action is Action.DEVICE_ALLOWED:
                 self._devices -= {device}

@@ -5,8 +5,7 @@ Legend: D parameters, L values of a report. Spec: docs/spec/rounds.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +46,7 @@ class ReportSum:
         return self.total_L
 
 
-@dataclass(frozen=True, slots=True)
-class Aggregate:
+class Aggregate(NamedTuple):
     """The result of a round: the server state after it, the broadcast to devices, and mean metrics."""
 
     state: Vectors
@@ -99,7 +97,7 @@ def check_sizes(plan: Plan, state_bytes: int) -> None:
     """
     most = max(state_bytes // FLOAT_BYTES, _LEAST)
     for trip in plan.trips:
-        sizes = {"params": trip.schema.size} | {one.name: one.size for one in trip.report.decoded.segments}
+        sizes = {"params": trip.schema.size} | {segment.name: segment.size for segment in trip.report.decoded.segments}
         for name, size in sizes.items():
             if size > most:
                 raise InvalidTask(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from coordinator.rules.entities import Task
 from coordinator.rules.progress import Progress, Reason
 
 _DAY_S = 86_400.0
 EXPIRES_WITHIN_S = 14 * _DAY_S
-"""An expiry is told so long before."""
+"""How long before an expiry the alert begins."""
 LEAST_FREE, LEAST_FREE_BYTES = 0.1, 1 << 30
 """The share of a disk, or the bytes, below which it counts as full soon."""
 
@@ -27,8 +27,7 @@ class AlertKind(StrEnum):
     DISK = "disk"
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(NamedTuple):
     """Something that an operator should look at.
 
     task: what it is about; None where it is about no task. remedy: what to do, where the sentence does not say it.
@@ -42,7 +41,7 @@ class Alert:
 
 _FEW = {Reason.TOO_FEW_DEVICES, Reason.NO_DEVICES, Reason.NONE_ELIGIBLE}
 _WANTED = {Reason.PAUSED}
-"""Stalled, and an operator wants it so."""
+"""Stalled because an operator wants it."""
 _REMEDIES = {
     Reason.PAUSED_AFTER_FAILURES: "its rounds say why devices gave up; mend that, and resume the task",
     Reason.DIVERGED: "lower learning rates need a new task",
@@ -57,14 +56,14 @@ _REMEDIES = {
 }
 
 
-def of_tasks(found: Iterable[tuple[Task, Progress]]) -> list[Alert]:
+def of_tasks(tasks: Iterable[tuple[Task, Progress]]) -> list[Alert]:
     """An alert for every task that is stalled, unless an operator paused it."""
     alerts = []
-    for task, one in found:
-        if one.stalled and one.reason not in _WANTED:
-            kind = AlertKind.TOO_FEW_DEVICES if one.reason in _FEW else AlertKind.STUCK
-            kind = AlertKind.DIVERGED if one.reason is Reason.DIVERGED else kind
-            alerts.append(Alert(kind, one.sentence, task, _REMEDIES[one.reason]))
+    for task, progress in tasks:
+        if progress.stalled and progress.reason not in _WANTED:
+            kind = AlertKind.TOO_FEW_DEVICES if progress.reason in _FEW else AlertKind.STUCK
+            kind = AlertKind.DIVERGED if progress.reason is Reason.DIVERGED else kind
+            alerts.append(Alert(kind, progress.sentence, task, _REMEDIES[progress.reason]))
     return alerts
 
 

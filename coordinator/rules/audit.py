@@ -73,7 +73,7 @@ class Head:
         """The head of a text that `str` made. Raises BrokenAudit."""
         number, _, sha256 = text.strip().partition(":")
         if not number.isdecimal() or len(number) > 18:
-            raise BrokenAudit(f"{text.strip()[:80]!r} is no head of an audit log; it looks like 12:0a1b…")
+            raise BrokenAudit(f"{text.strip()[:80]!r} is not the head of an audit log, which looks like 12:0a1b…")
         return cls(int(number), sha256)
 
 
@@ -83,12 +83,12 @@ def verify(entries: Iterable[AuditEntry], saved: Head | None = None) -> Head:
     Raises BrokenAudit, which names the first entry that is not as it was written.
     """
     head = Head()
-    for one in entries:
-        if one.number != head.number + 1:
-            raise BrokenAudit(f"entry {head.number + 1} of the audit log is missing: entry {one.number} follows")
-        if one.sha256 != one.chained(head.sha256):
-            raise BrokenAudit(f"entry {one.number} of the audit log was changed or moved: its hash does not follow")
-        head = Head(one.number, one.sha256)
+    for entry in entries:
+        if entry.number != head.number + 1:
+            raise BrokenAudit(f"entry {head.number + 1} of the audit log is missing: entry {entry.number} follows")
+        if entry.sha256 != entry.chained(head.sha256):
+            raise BrokenAudit(f"entry {entry.number} of the audit log was changed or moved: its hash does not follow")
+        head = Head(entry.number, entry.sha256)
         if saved is not None and saved.number == head.number and saved != head:
             raise BrokenAudit(
                 f"entry {head.number} of the audit log is not the one of the saved head: it was made anew"

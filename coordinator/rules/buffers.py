@@ -38,7 +38,7 @@ _OPEN = (RoundState.REPORTING, RoundState.AGGREGATING)
 
 
 def open_buffer(policy: RoundPolicy, taken_over: int = 0) -> Round:
-    """A buffered round that collects from now on, also the reports of so many assignments that are open."""
+    """A buffered round that collects from now on, including the reports of `taken_over` assignments that are open."""
     return Round(policy, deadline=math.inf, state=RoundState.REPORTING, taken_over=taken_over)
 
 
@@ -105,7 +105,7 @@ def _abandon(round_: Round, reason: str) -> Stepped:
 
 
 def staleness_weight(staleness: int) -> float:
-    """The factor on a report that starts from a model which is so many versions old: (1 + s)^−½."""
+    """The factor on a report that starts from a model s versions old: (1 + s)^−½."""
     return float((1 + staleness) ** -0.5)
 
 
@@ -126,7 +126,7 @@ def drawn_in(number: int, max_staleness: int) -> range:
 
 
 def refusal(state: AssignmentState) -> NoLongerNeeded:
-    """Why an assignment in this state needs no report any more."""
+    """The refusal of a report for an assignment in this state."""
     if state is AssignmentState.TOO_STALE:
         return TooStale("more versions of the model came since this assignment's than the task allows; check in again")
     return NoLongerNeeded(f"the assignment is {state} and its round needs no report of it")

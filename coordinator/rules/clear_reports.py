@@ -1,4 +1,4 @@
-"""Reports in clear: the bounds on each of them, so that no single device decides the next model. Pure.
+"""Reports in the clear: the bounds on each of them, so that no single device decides the next model. Pure.
 
 Legend: L values of a report. Spec: docs/spec/rounds.md §8.
 """
@@ -19,9 +19,9 @@ from fedcore.params import FLOAT_BYTES
 from fedcore.report import WEIGHT, ReportLayout, Segment
 
 SLACK = 2.0
-"""How many times as long as it is on average an honest update may be decoded: what travels of it is drawn by lot."""
+"""How far above its average length an honest update may be when decoded: which part of it travels is random."""
 MOST_KEPT, MOST_KEPT_BYTES = 500, 1 << 28
-"""Reports of a round that are kept one by one, and their memory: the driver looks at all of them when it ends."""
+"""The most reports of a round that are kept one by one, and their memory: the driver reads all when the round ends."""
 
 
 def check_room(clear: ClearReports, layout: ReportLayout, goal: int) -> None:
@@ -62,7 +62,7 @@ def bounded_report(
 
 
 def _factor(most: float, segment: Segment, values_C: NDArray[np.floating[Any]], key: RoundKey, index: int) -> float:
-    """What brings a mean segment within `most`, its L2 norm; 1 when it is. index: its place in the layout."""
+    """The factor that brings a mean segment within the L2 norm `most`; 1 if it is. index: its place in the layout."""
     stretch = codecs.stretch(segment.codecs)
     norms = [(_norm(values_C), most if stretch == 1 else SLACK * stretch * most)]
     if not codecs.keep_norms(segment.codecs):
@@ -75,8 +75,8 @@ def _factor(most: float, segment: Segment, values_C: NDArray[np.floating[Any]], 
 def longest(segment: Segment, norm: float) -> float:
     """The L2 norm to which a decoded mean segment is held where an update that is `norm` long must pass.
 
-    Codecs send a part of an update and make the rest up: decoded it is √growth times as long on average. What is made
-    for that, as a false report may be, is growth times as long.
+    Codecs send a part of an update and scale it up: decoded, it is √growth times as long on average. A false report
+    made for that is growth times as long.
     """
     if codecs.keep_norms(segment.codecs):
         return norm

@@ -30,7 +30,7 @@ def divergence(first: Sequence[Metrics], latest: Sequence[Metrics], most_growth:
     """
     if not most_growth:
         return ""
-    for name in sorted(one for metrics in latest for one in metrics if one.endswith(_LOSS)):
+    for name in sorted(name for metrics in latest for name in metrics if name.endswith(_LOSS)):
         values = [metrics[name] for metrics in latest if name in metrics]
         if not math.isfinite(values[-1]):
             return f"{name} is {values[-1]}"

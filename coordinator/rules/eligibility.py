@@ -1,4 +1,4 @@
-"""Rules of a task on devices: on what a device states, and those that only the device checks, telling nobody. Pure.
+"""Rules of a task on devices: on what a device states, and on what only the device checks and never tells. Pure.
 
 Spec: docs/spec/rounds.md §6. What conditions are, and whether they hold: fedcore/conditions.py.
 """
@@ -65,9 +65,9 @@ class OnDevice(ConditionRules, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=256)  # at every check-in the same rule, and of many devices the same few releases
 def _release(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with, so that they compare; none of them for one without."""
-    found = _RELEASE.match(version)
-    numbers = [int(part) for part in found[0].split(".")] if found else []
+    """The numbers at the start of a version, for comparison; empty without any."""
+    match = _RELEASE.match(version)
+    numbers = [int(part) for part in match[0].split(".")] if match else []
     while numbers and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)

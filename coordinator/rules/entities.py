@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from coordinator.errors import RoleLacking
+from coordinator.errors import RoleLacking, demand
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
 from fedcore.plan import BlobRef, PlanSignature
 from fedcore.release import Signed
+
+LONGEST_NAME = 100
+"""The most characters of a task's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,14 @@ class Task:
     def named(self) -> str:
         """Its id and its name, for a line of the log."""
         return f"{self.id} {self.name!r}"
+
+
+def check_name(name: str) -> str:
+    """The name, if people may call a task by it. Several tasks may have one. Raises InvalidTask."""
+    fits = 0 < len(name) <= LONGEST_NAME and name.isprintable() and name == name.strip()
+    wording = f"1 to {LONGEST_NAME} printable characters, no space first or last"
+    demand(fits, "the name of a task", wording, name)
+    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +198,7 @@ class NoiseSource:
 
 @dataclass(frozen=True, slots=True)
 class SealedBlob:
-    """A blob whose bytes are stored sealed: its reference, that of the sealed bytes, and the key that opens them."""
+    """A blob whose bytes are stored sealed: its reference, the sealed bytes' reference, and the key that opens them."""
 
     ref: BlobRef
     sealed: BlobRef

@@ -27,14 +27,14 @@ class KeyedNormals:
 
     @classmethod
     def fresh(cls) -> KeyedNormals:
-        """Numbers that nobody can make again."""
+        """Numbers that cannot be made again."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
     def standard_normal(self, size: int) -> NDArray[np.float64]:
         """The next `size` numbers, float64 (size,). An odd size leaves one unused."""
-        made = np.empty(size + size % 2)
-        for begin in range(0, made.size, 2 * _PAIRS):
-            block = made[begin : begin + 2 * _PAIRS]
+        normals = np.empty(size + size % 2)
+        for begin in range(0, normals.size, 2 * _PAIRS):
+            block = normals[begin : begin + 2 * _PAIRS]
             radius, angle = self._uniform(block.size).reshape(2, -1)
             np.log(radius, out=radius)
             radius *= -2
@@ -42,7 +42,7 @@ class KeyedNormals:
             angle *= 2 * np.pi
             np.multiply(radius, np.cos(angle), out=block[: radius.size])
             np.multiply(radius, np.sin(angle), out=block[radius.size :])
-        return made[:size]
+        return normals[:size]
 
     def _uniform(self, size: int) -> NDArray[np.float64]:
         """Multiples of 2^-53, above 0 and up to 1."""

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _ID_BYTES = 4
 
@@ -26,8 +27,7 @@ class Replica:
     draining: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """The right to drive a population. holder: None when no replica has it. term: counts up whenever one takes it."""
 
     population: str
@@ -35,16 +35,14 @@ class Lease:
     term: int
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedBeat:
+class ObservedBeat(NamedTuple):
     """A beat, and since when an observer has seen no other, by the observer's clock."""
 
     beat: int
     since: float
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseChanges:
+class LeaseChanges(NamedTuple):
     """Leases that a replica should take, and populations to give back as soon as no round of theirs runs."""
 
     take: tuple[Lease, ...] = ()
@@ -68,19 +66,19 @@ def maker_of(id_: str) -> str:
 
 
 def observe_beats(
-    known: Mapping[str, ObservedBeat], replicas: Iterable[Replica], now: float
+    beats: Mapping[str, ObservedBeat], replicas: Iterable[Replica], now: float
 ) -> dict[str, ObservedBeat]:
     """The beats of `replicas` as an observer knows them after another look."""
     seen = {}
     for replica in replicas:
-        before = known.get(replica.id)
+        before = beats.get(replica.id)
         seen[replica.id] = before if before and before.beat == replica.beat else ObservedBeat(replica.beat, now)
     return seen
 
 
 def gone(beats: Mapping[str, ObservedBeat], now: float, lease_s: float) -> dict[str, int]:
     """The replicas whose beat has stood still for the lease time, with that beat."""
-    return {id_: one.beat for id_, one in beats.items() if now - one.since >= lease_s}
+    return {id_: observed.beat for id_, observed in beats.items() if now - observed.since >= lease_s}
 
 
 def lease_changes(
@@ -101,6 +99,6 @@ def lease_changes(
     holding |= Counter(lease.holder for lease in leases if lease.holder in holding) | {me.id: len(held)}
     rank = sorted(holding, key=lambda id_: (-holding[id_], id_)).index(me.id)
     share = len(leases) // len(holding) + (rank < len(leases) % len(holding))
-    free = [one for one in leases if one.population not in held and one.holder not in present - {me.id}]
+    free = [lease for lease in leases if lease.population not in held and lease.holder not in present - {me.id}]
     surplus = sorted(held, key=lambda name: (name not in idle, name))[: max(0, len(held) - share)]
     return LeaseChanges(tuple(free[: max(0, share - len(held))]), frozenset(surplus))

@@ -1,4 +1,4 @@
-"""The longest update that a task counts, and sums of secure rounds that are held to it. Pure.
+"""The longest update that a task counts, and the sums of secure rounds that are held to it. Pure.
 
 Spec: docs/spec/rounds.md §8. Legend: L values of a decoded report.
 """
@@ -21,13 +21,13 @@ from fedcore.report import WEIGHT, ReportLayout
 def in_words(plan: Plan, settings: TaskSettings) -> str:
     """The L2 norm above which an update of a task, decoded and over its weight, is scaled down; empty with noise.
 
-    Noise of devices may be any part of a sum.
+    With noise of devices there is no such norm: noise may be any part of a sum.
     """
     if settings.secagg is not None and settings.privacy is not None:
         return ""
     norm = settings.clear.max_norm if settings.secagg is None else settings.secagg.clip_norm
-    segments = [one for trip in plan.trips for one in trip.report.segments if one.reduction == "mean"]
-    most = f"{max(longest(one, norm) for one in segments):,.4g}"
+    segments = [segment for trip in plan.trips for segment in trip.report.segments if segment.reduction == "mean"]
+    most = f"{max(longest(segment, norm) for segment in segments):,.4g}"
     if settings.secagg is None:
         return f" Decoded, its update counts with a length of {most} at most."
     return f" Decoded, the mean of a round counts with a length of {most} at most, and what rounding adds."
@@ -38,12 +38,12 @@ def held_sum(
 ) -> NDArray[np.float64]:
     """A decoded sum of masked reports with its mean segments scaled down to what honest devices may come to.
 
-    layout: of the reports as they travel. devices: whose reports they are. Reports in clear were bounded one by one,
-    and secure aggregation has bounded segments whose norms codecs keep.
+    layout: of the reports as they travel. devices: whose reports they are. Reports in the clear were bounded one by
+    one, and secure aggregation has bounded segments whose norms codecs keep.
     """
     if settings.secagg is None or settings.privacy is not None:
         return decoded_L
-    ranges = dict(zip((one.name for one in layout.segments), layout.decoded.slices(), strict=True))
+    ranges = dict(zip((segment.name for segment in layout.segments), layout.decoded.slices(), strict=True))
     weight, w_max = float(decoded_L[ranges[WEIGHT][1]][0]), greatest_weight(layout, settings.sum_bounds)
     held_L = decoded_L.copy()
     for segment, point in zip(layout.unweighted, fixed_points(layout, settings.sum_bounds), strict=True):

@@ -22,7 +22,7 @@ HEADROOM = 1.6
 JITTER = 0.25
 """How far from its middle a long window reaches, as a share; more would blur the learned hours."""
 IDLE_S, IDLE_PER_S = 60.0, 10.0
-"""How long devices stay away that no round needs: this long, or as long as it takes to see so many a second."""
+"""How long devices that no round needs stay away: IDLE_S, or as long as it takes to see IDLE_PER_S of them a second."""
 HOUR_S, HOURS = 3600.0, 24
 FORGETTING = 0.3
 """The weight of the last such hour in the estimate for an hour of the day."""
@@ -76,7 +76,7 @@ class Pace:
 
 
 def observe(pace: Pace, arrivals: float, now: float, demand: Demand | None) -> Pace:
-    """The pace after so many arrivals since `pace.at`: the queue has moved, and the hour has taught what it can."""
+    """The pace after `arrivals` since `pace.at`: the queue has moved, and the hour's estimate is updated."""
     hour, passed_s = _hour(pace.at), now - pace.at
     per_s = IDLE_PER_S if demand is None else demand.per_s / pace.showing[hour]
     moved = min(pace.queued, per_s * passed_s)
@@ -99,8 +99,8 @@ def observe(pace: Pace, arrivals: float, now: float, demand: Demand | None) -> P
 def _learn(pace: Pace, hour: int) -> Pace:
     showing = list(pace.showing)
     if pace.due >= ENOUGH:
-        found = min(max(pace.came / pace.due, LEAST), MOST)
-        showing[hour] += FORGETTING * (found - showing[hour])
+        ratio = min(max(pace.came / pace.due, LEAST), MOST)
+        showing[hour] += FORGETTING * (ratio - showing[hour])
     return replace(pace, showing=tuple(showing), due=0.0, came=0.0)
 
 
@@ -109,8 +109,10 @@ def drawn(pace: Pace) -> Pace:
     return replace(pace, booked=0.0)
 
 
-def window(pace: Pace, demand: Demand, bounds: RetryWindow, devices: float = 1.0) -> tuple[Pace, RetryWindow]:
-    """When `devices` that rounds could use should come back, and the pace that knows of it."""
+def window(pace: Pace, demand: Demand | None, bounds: RetryWindow, devices: float = 1.0) -> tuple[Pace, RetryWindow]:
+    """When `devices` that rounds could use should come back, and the pace that counts them. Without demand: idle."""
+    if demand is None:
+        return idle_window(pace, bounds)
     free = demand.places - pace.booked
     if devices <= free or (pace.queued == 0.0 and free > 0):
         opening = max(pace.at + demand.opens_in_s, pace.opening)

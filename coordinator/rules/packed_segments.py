@@ -6,7 +6,8 @@ Spec: docs/spec/wire.md §8. And how long a report is, which follows from them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.task_settings import Secagg, TaskSettings
@@ -31,9 +32,9 @@ from secagg.packing import (
 def packed_segments(layout: ReportLayout, bounds: SumBounds, n_max: int) -> tuple[PackedSegment, ...]:
     """The segments of a round of up to n_max devices in a group, in the narrowest fields."""
     segments = []
-    for one in fixed_points(layout, bounds):
+    for point in fixed_points(layout, bounds):
         widest = PackedSegment(
-            one.size, MOST_FIELD_BITS, one.bits, one.low, one.high, one.norm, one.weighted
+            point.size, MOST_FIELD_BITS, point.bits, point.low, point.high, point.norm, point.weighted
         )  # fmt: skip
         segment = with_noise(widest, bounds.noise_multiplier, bounds.honest)
         segments.append(replace(segment, field_bits=min(field_bits(segment, n_max), MOST_FIELD_BITS)))
@@ -69,7 +70,7 @@ def check_device_noise(layout: ReportLayout, settings: TaskSettings) -> None:
 
 
 def honest_devices_and_norm(layout: ReportLayout, settings: TaskSettings, number: int) -> tuple[int, int]:
-    """How many devices of a round are counted on to add noise, and the squared l2 norm of a report in steps, at most.
+    """The devices of a round that are relied on to add noise, and the greatest squared l2 norm of a report, in steps.
 
     The task must have noise of devices.
     """
@@ -91,8 +92,7 @@ def device_noise(layout: ReportLayout, settings: TaskSettings) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ReportBytes:
+class ReportBytes(NamedTuple):
     """Bytes of a report as a device sends it, and of the same in float32."""
 
     sent: int
@@ -109,7 +109,7 @@ class ReportBytes:
 
 
 def report_bytes(layout: ReportLayout, settings: TaskSettings) -> ReportBytes:
-    """How long a report of the task is, in its largest round: masked, or in clear as its plan has it."""
+    """How long a report of the task is, in its largest round: masked, or in the clear as its plan has it."""
     whole = FLOAT_BYTES * layout.decoded.size
     if settings.secagg is None:
         return ReportBytes(upload_bytes(layout), whole)

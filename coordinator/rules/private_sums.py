@@ -93,7 +93,7 @@ def noise_size(layout: ReportLayout) -> int:
 
 
 def counted(layout: ReportLayout, total_L: Floats, count: int) -> Floats:
-    """The summed report (L,) with `count` in the place of the summed weight, by which the mean is divided."""
+    """The summed report (L,) with `count` in place of the summed weight, by which the mean is divided."""
     counted_L = total_L.copy()
     for segment, where in layout.slices():
         if segment.name == WEIGHT:

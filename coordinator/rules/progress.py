@@ -70,7 +70,7 @@ OBSTACLES = {
 """Obstacles between a device and a task, in words that follow a number of devices."""
 _UNITS = (("days", 86_400.0), ("h", 3600.0), ("min", 60.0))
 _WATCHED_S = 900.0
-"""Durations below this are told by the second: somebody may be watching."""
+"""Durations below this are given in seconds: somebody may be watching."""
 _PHASES = {
     "advertising": "have trained",
     "drawing": "have trained",
@@ -163,35 +163,35 @@ class Progress:
     stalled: bool
 
 
-Found: TypeAlias = tuple[Reason, str]
+Explanation: TypeAlias = tuple[Reason, str]
 
 
-def explain(one: TaskStatus, now: float) -> Progress:
+def explain(status: TaskStatus, now: float) -> Progress:
     """Why a task is where it is at `now`, in seconds since 1970."""
-    reason, sentence = _explain(one, now)
-    return Progress(one.task.id, reason, sentence, reason.stalled)
+    reason, sentence = _explain(status, now)
+    return Progress(status.task.id, reason, sentence, reason.stalled)
 
 
-def _explain(one: TaskStatus, now: float) -> Found:
-    if one.task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
-        return _ended(one)
-    if one.task.state is TaskState.PAUSED and one.round is None:
-        return _paused(one)
-    undriven = _undriven(one, now)
+def _explain(status: TaskStatus, now: float) -> Explanation:
+    if status.task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
+        return _ended(status)
+    if status.task.state is TaskState.PAUSED and status.round is None:
+        return _paused(status)
+    undriven = _undriven(status, now)
     if undriven is not None:
         return undriven
-    if one.observed is None:
+    if status.observed is None:
         return Reason.STARTING, "the coordinator takes the task up"
-    if one.round is not None and one.round.state is not RoundState.SELECTING:
-        reason, sentence = _running(one, one.round, one.observed, now)
+    if status.round is not None and status.round.state is not RoundState.SELECTING:
+        reason, sentence = _running(status, status.round, status.observed, now)
     else:
-        reason, sentence = _selecting(one, one.observed, now)
-    return reason, sentence if one.task.state is TaskState.ACTIVE else f"{sentence}; paused: no round follows it"
+        reason, sentence = _selecting(status, status.observed, now)
+    return reason, sentence if status.task.state is TaskState.ACTIVE else f"{sentence}; paused: no round follows it"
 
 
-def _ended(one: TaskStatus) -> Found:
-    task = one.task
-    committed = f"{one.committed} of {task.settings.rounds} rounds are committed"
+def _ended(status: TaskStatus) -> Explanation:
+    task = status.task
+    committed = f"{status.committed} of {task.settings.rounds} rounds are committed"
     if task.state is TaskState.COMPLETED and task.reason:
         return Reason.PRIVACY_BUDGET_SPENT, f"{committed}: {task.reason}"
     if task.state is TaskState.COMPLETED:
@@ -199,59 +199,56 @@ def _ended(one: TaskStatus) -> Found:
     return Reason.CANCELLED, "; ".join(filter(None, ["cancelled", task.reason, committed]))
 
 
-def _paused(one: TaskStatus) -> Found:
-    if one.task.reason.startswith(DIVERGED):
-        return Reason.DIVERGED, f"paused: {one.task.reason}"
-    if one.task.reason:
-        return Reason.PAUSED_AFTER_FAILURES, f"paused: {one.task.reason}"
-    committed = f"{one.committed} of {one.task.settings.rounds} rounds are committed"
+def _paused(status: TaskStatus) -> Explanation:
+    if status.task.reason.startswith(DIVERGED):
+        return Reason.DIVERGED, f"paused: {status.task.reason}"
+    if status.task.reason:
+        return Reason.PAUSED_AFTER_FAILURES, f"paused: {status.task.reason}"
+    committed = f"{status.committed} of {status.task.settings.rounds} rounds are committed"
     return Reason.PAUSED, f"paused by an operator; {committed}"
 
 
-def _undriven(one: TaskStatus, now: float) -> Found | None:
-    population = one.task.settings.population
-    if one.driver_seen_at is None:
+def _undriven(status: TaskStatus, now: float) -> Explanation | None:
+    population = status.task.settings.population
+    if status.driver_seen_at is None:
         words = f"no coordinator drives population {population} yet: one that runs takes it up in seconds"
         return Reason.NO_DRIVER, words
-    silent_s = now - one.driver_seen_at
+    silent_s = now - status.driver_seen_at
     if silent_s > DRIVER_SILENT_S:
-        words = (
-            f"the coordinator that drives population {population} was last heard of {_format_duration(silent_s)} ago"
-        )
-        return Reason.DRIVER_SILENT, words
+        last = f"last heard of {_format_duration(silent_s)} ago"
+        return Reason.DRIVER_SILENT, f"the coordinator that drives population {population} was {last}"
     return None
 
 
-def _running(one: TaskStatus, round_: LiveRound, seen: Observation, now: float) -> Found:
-    policy, entered_s = one.policy, now - round_.entered_at
+def _running(status: TaskStatus, round_: LiveRound, seen: Observation, now: float) -> Explanation:
+    policy, entered_s = status.policy, now - round_.entered_at
     if round_.state is not RoundState.REPORTING:
-        return _aggregating(one, round_, entered_s)
+        return _aggregating(status, round_, entered_s)
     if policy.buffered:
-        return _buffering(one, round_, seen, now)
+        return _buffering(status, round_, seen, now)
     if seen.phase == UNMASKING:
-        return (
-            Reason.AGGREGATING,
-            f"{one.label}: the masks are taken off the sum of {_counted(seen.answered, 'report')}",
-        )
+        words = f"{status.label}: the masks are taken off the sum of {_counted(seen.answered, 'report')}"
+        return Reason.AGGREGATING, words
     left_s = policy.reporting_deadline_s - entered_s
     if left_s < -GRACE_S:
-        words = f"{one.label} should have ended {_format_duration(-left_s)} ago and the coordinator could not write it"
-        return Reason.CANNOT_WRITE, f"{words}; its log says why"
-    state = f"{round_.reported} of {policy.goal} reports, {_format_duration(max(0.0, left_s))} left"
-    if seen.phase:
-        state = (
-            f"{seen.answered} of {seen.asked} devices {_PHASES[seen.phase]}, {_format_duration(max(0.0, left_s))} left"
+        words = (
+            f"{status.label} should have ended {_format_duration(-left_s)} ago and the coordinator could not write it"
         )
+        return Reason.CANNOT_WRITE, f"{words}; its log says why"
+    state = f"{round_.reported} of {policy.goal} reports"
+    if seen.phase:
+        state = f"{seen.answered} of {seen.asked} devices {_PHASES[seen.phase]}"
+    state = f"{state}, {_format_duration(max(0.0, left_s))} left"
     lost = [f"{_devices(round_.lost)} lost"] if round_.lost else []
     if seen.silent_since is None or _without_silent(round_, seen) >= _wanted(policy, seen):
-        return Reason.REPORTING, "; ".join([f"{one.label}: {state}", *lost, *_obstacles(seen)])
+        return Reason.REPORTING, "; ".join([f"{status.label}: {state}", *lost, *_obstacles(seen)])
     unheard = f"{_devices(seen.silent)} not heard of for {_format_duration(now - seen.silent_since)}"
-    return Reason.DEVICES_SILENT, "; ".join([f"{one.label} waits for {unheard}: {state}", *lost, *_obstacles(seen)])
+    return Reason.DEVICES_SILENT, "; ".join([f"{status.label} waits for {unheard}: {state}", *lost, *_obstacles(seen)])
 
 
-def _buffering(one: TaskStatus, round_: LiveRound, seen: Observation, now: float) -> Found:
-    policy = one.policy
-    state = f"{one.label}: {round_.reported} of {policy.goal} reports in the buffer"
+def _buffering(status: TaskStatus, round_: LiveRound, seen: Observation, now: float) -> Explanation:
+    policy = status.policy
+    state = f"{status.label}: {round_.reported} of {policy.goal} reports in the buffer"
     since = max(round_.entered_at, seen.since, seen.accepted_at or 0.0)
     if round_.at_work == 0 and not seen.eligible and now - since > GRACE_S:
         return _nobody(f"{state}, and no device is at work", seen, now)
@@ -269,70 +266,68 @@ def _wanted(policy: RoundPolicy, seen: Observation) -> int:
     return policy.goal if seen.phase in ("", "advertising") else policy.minimum
 
 
-def _aggregating(one: TaskStatus, round_: LiveRound, entered_s: float) -> Found:
+def _aggregating(status: TaskStatus, round_: LiveRound, entered_s: float) -> Explanation:
     if entered_s <= GRACE_S:
-        return Reason.AGGREGATING, f"{one.label}: the next model is made of {_counted(round_.reported, 'report')}"
+        return Reason.AGGREGATING, f"{status.label}: the next model is made of {_counted(round_.reported, 'report')}"
     duration = _format_duration(entered_s)
-    words = f"{one.label} has {_counted(round_.reported, 'report')}, and for {duration} its model could not"
+    words = f"{status.label} has {_counted(round_.reported, 'report')}, and for {duration} its model could not"
     return Reason.CANNOT_WRITE, f"{words} be written; the coordinator's log says why"
 
 
-def _selecting(one: TaskStatus, seen: Observation, now: float) -> Found:
+def _selecting(status: TaskStatus, seen: Observation, now: float) -> Explanation:
     if seen.begins_at is not None and seen.begins_at > now:
-        why = f", the last with {one.last.reason}" if one.last and one.last.reason else ""
-        words = f"{one.label} begins in {_format_duration(seen.begins_at - now)}, because attempts at it failed{why}"
+        why = f", the last with {status.last.reason}" if status.last and status.last.reason else ""
+        words = f"{status.label} begins in {_format_duration(seen.begins_at - now)}, because attempts at it failed{why}"
         return Reason.BACK_OFF, words
-    policy = one.policy
-    left_s = None if one.round is None else one.round.entered_at + policy.selection_timeout_s - now
+    policy = status.policy
+    left_s = None if status.round is None else status.round.entered_at + policy.selection_timeout_s - now
     if left_s is not None and left_s < -GRACE_S:
-        words = f"{one.label} should have drawn its devices {_format_duration(-left_s)} ago"
+        words = f"{status.label} should have drawn its devices {_format_duration(-left_s)} ago"
         return Reason.CANNOT_WRITE, f"{words} and the coordinator could not write it; its log says why"
     left = "" if left_s is None else f", {_format_duration(max(0.0, left_s))} left"
-    if _is_expected(one, seen, now):
+    if _is_expected(status, seen, now):
         asked = "" if policy.buffered else f" of {_devices(policy.cohort)}"
-        words = f"{one.label}: {seen.eligible}{asked} {_wait(seen.eligible)}{left}"
+        words = f"{status.label}: {seen.eligible}{asked} {_wait(seen.eligible)}{left}"
         return Reason.SELECTING, "; ".join([words, *_obstacles(seen)])
-    needs = f"{one.label} needs {_devices(policy.cohort)}, {policy.minimum} at least"
+    needs = f"{status.label} needs {_devices(policy.cohort)}, {policy.minimum} at least"
     if policy.buffered:
-        needs = f"{one.label} takes whoever comes"
+        needs = f"{status.label} takes whoever comes"
     if seen.eligible:
         words = f"{needs}: {seen.eligible} {_wait(seen.eligible)}{left}; the attempt before had too few"
         return Reason.TOO_FEW_DEVICES, "; ".join([words, *_obstacles(seen)])
     return _nobody(needs, seen, now)
 
 
-def _nobody(needs: str, seen: Observation, now: float) -> Found:
+def _nobody(needs: str, seen: Observation, now: float) -> Explanation:
     """Why no eligible device waits."""
     if seen.ineligible or seen.rejected:
         return Reason.NONE_ELIGIBLE, "; ".join([f"{needs}, and none that is eligible waits", *_obstacles(seen)])
     if seen.accepted_at is None:
-        never = (
-            f"no check-in was accepted since the coordinator took the task up {_format_duration(now - seen.since)} ago"
-        )
-        return Reason.NO_DEVICES, f"{needs}: {never}"
+        since = f"since the coordinator took the task up {_format_duration(now - seen.since)} ago"
+        return Reason.NO_DEVICES, f"{needs}: no check-in was accepted {since}"
     last = f"the last check-in that was accepted came {_format_duration(now - seen.accepted_at)} ago"
     return Reason.NO_DEVICES, f"{needs}: none waits, {last}"
 
 
-def _is_expected(one: TaskStatus, seen: Observation, now: float) -> bool:
+def _is_expected(status: TaskStatus, seen: Observation, now: float) -> bool:
     """Whether it is too early to wonder that no cohort has been drawn."""
-    if one.last is not None and one.last.reason == "too-few-devices":
+    if status.last is not None and status.last.reason == "too-few-devices":
         return False
-    if one.round is not None or seen.eligible:
+    if status.round is not None or seen.eligible:
         return True
-    return now - max(seen.since, one.last.ended_at if one.last else 0.0) <= GRACE_S
+    return now - max(seen.since, status.last.ended_at if status.last else 0.0) <= GRACE_S
 
 
 def _obstacles(seen: Observation) -> list[str]:
     waiting, rejected = sum(seen.ineligible.values()), sum(seen.rejected.values())
-    found = []
+    sentences = []
     if waiting:
         are = "is" if waiting == 1 else "are"
-        found.append(f"{waiting} {_wait(waiting)} and {are} not eligible: {_listed(seen.ineligible)}")
+        sentences.append(f"{waiting} {_wait(waiting)} and {are} not eligible: {_listed(seen.ineligible)}")
     if rejected:
         were = "was" if rejected == 1 else "were"
-        found.append(f"{_counted(rejected, 'check-in')} {were} rejected lately: {_listed(seen.rejected)}")
-    return found
+        sentences.append(f"{_counted(rejected, 'check-in')} {were} rejected lately: {_listed(seen.rejected)}")
+    return sentences
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -83,9 +83,11 @@ def check_signed(task: Task, plan: Plan, at: float) -> None:
         "seed": released_seed(plan, settings),
     }
     for name, value in wanted.items():
-        found = getattr(release, name)
-        if found != value:
-            raise InvalidTask(f"{name} of the release is {_told(found)}, the task's is {_told(value)}: sign it again")
+        released = getattr(release, name)
+        if released != value:
+            raise InvalidTask(
+                f"{name} of the release is {_told(released)}, the task's is {_told(value)}: sign it again"
+            )
     if release.expires_at <= at:
         raise InvalidTask(_EXPIRED)
 

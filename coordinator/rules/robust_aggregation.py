@@ -38,8 +38,8 @@ class KeptReports:
         self._total: Float64 | None = None
 
     def add(self, *reports_KL: NDArray[np.floating[Any]]) -> None:
-        """Keep copies of reports: their bytes are another's as soon as they are answered."""
-        self._reports += [np.array(one, np.float32) for one in reports_KL]
+        """Keep copies of reports: their memory is used again as soon as they are answered."""
+        self._reports += [np.array(report, np.float32) for report in reports_KL]
         self._total = None
 
     def total(self) -> Float64:
@@ -51,7 +51,7 @@ class KeptReports:
     def _computed(self) -> Float64:
         slices = self._layout.slices()
         weight_at = next(where.start for segment, where in slices if segment.name == WEIGHT)
-        weights_K = np.array([float(one[weight_at]) for one in self._reports])
+        weights_K = np.array([float(report[weight_at]) for report in self._reports])
         total_L = np.zeros(self._layout.size)
         chosen = self._nearest(weights_K) if self._clear.estimator == "krum" else None
         for block in _blocks(self._layout, mean=False):
@@ -80,11 +80,11 @@ class KeptReports:
         return int(nearest.sum(axis=1).argmin())
 
     def _block(self, block: slice) -> Float64:
-        return np.stack([one[block] for one in self._reports]).astype(np.float64)
+        return np.stack([report[block] for report in self._reports]).astype(np.float64)
 
 
 def collector(layout: ReportLayout, clear: ClearReports) -> ReportSum | KeptReports:
-    """What a round puts its reports into: their sum, as long as nothing needs them one by one."""
+    """The container for a round's reports: their sum, unless an estimator needs them one by one."""
     return ReportSum(layout.size) if clear.estimator == "mean" else KeptReports(layout, clear)
 
 

@@ -1,4 +1,4 @@
-"""A trial of an algorithm under the rounding of secure rounds: whether it drowns in it. Pure.
+"""A trial of an algorithm under the rounding of secure rounds: whether rounding swamps it. Pure.
 
 A sum of fixed-point numbers is off by the same amount in every value, however small the value is. Means that are only
 added bear that. An algorithm that divides by a mean, or by its root, does not, where the mean is smaller than the
@@ -26,7 +26,7 @@ Vector_D = NDArray[np.float64]
 
 
 def check_rounding(algorithm: Algorithm, step: float, devices: int, parameters: int) -> None:
-    """Refuse an algorithm whose model the rounding of its secure rounds would move as far as training does.
+    """Refuse an algorithm whose model would be moved as far by the rounding of secure rounds as by training.
 
     step: the difference of neighbouring fixed-point numbers, as `fedcore.masking` makes them. devices: in a sum, at
     least. parameters: of the model. Raises InvalidTask with the numbers and what to change.
@@ -50,7 +50,7 @@ def rounding(step: float, devices: int) -> float:
 
 
 def moved_by(algorithm: Algorithm, error: float, parameters: int) -> float:
-    """How far means that are off by `error` move a model, over the length of its way; 0 for one that does not move."""
+    """How far means that are off by `error` move a model, relative to its whole movement; 0 if it does not move."""
     source = np.random.default_rng(0)
     centres_KD = source.standard_normal((_DEVICES, _VALUES)) + source.standard_normal(_VALUES)
     centres_KD[:, : _VALUES // 2] = 0
@@ -75,8 +75,8 @@ def _trained(algorithm: Algorithm, centres_KD: Vector_D, rounded: Callable[[Repo
             reports = [contribute(trip, broadcast, partial(_bowl, centre_D)) for centre_D in centres_KD]
             mean = {name: np.mean([report[name] for report in reports], 0) for name in reports[0]}
             state = trip.update(state, rounded(mean), ServerStep(devices=len(reports)))
-    found: Vector_D = state["params"]
-    return found
+    params_D: Vector_D = state["params"]
+    return params_D
 
 
 def _bowl(centre_D: Vector_D, params_D: Vector_D) -> tuple[Vector_D, Vector_D, Vector_D]:

@@ -17,8 +17,11 @@ from typing import TypeAlias
 from coordinator.errors import UnexpectedEvent
 from coordinator.rules.states import AssignmentState, RoundState
 
+FAILURES = frozenset({"too-few-reports", "no-beacon", "secagg-failed", "sum-out-of-range", "invalid-aggregate"})
+"""Reasons to abandon a round for which devices or the plan are to blame: another attempt may well end the same way."""
+_FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 15.0, 900.0
 REPLACING_S = 3.0
-"""How long a round that lost too many devices waits for others in their place, before it is tried again as a whole."""
+"""How long a round that lost too many devices waits for replacements before it is tried again as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class RoundPolicy:
     concurrency: int = 0
 
     def among(self, members: int | None) -> RoundPolicy:
-        """The policy of a round that draws all of so many devices, if they come; the same policy for None."""
+        """The policy of a round that draws all of `members` devices, if they come; the same policy for None."""
         return self if members is None else replace(self, members=members, goal=min(self.goal, members))
 
     @property
@@ -48,7 +51,7 @@ class RoundPolicy:
 
     @property
     def cohort(self) -> int:
-        """Devices that have an assignment at once: so many that `goal` of them report although some fall silent."""
+        """Devices that have an assignment at once: enough for `goal` reports although some drop out."""
         if self.members is not None:
             return self.members
         if self.buffered:
@@ -95,7 +98,7 @@ class Round:
 
     @property
     def outstanding(self) -> int:
-        """Devices that could still report; once the round reports no more, those that it did not need."""
+        """Devices that could still report; after the round's reporting, those that it did not need."""
         begun = self.taken_over + self.assigned
         return begun - self.reported - self.aborted - self.lost - self.expired - self.stale - self.handed_on
 
@@ -115,7 +118,7 @@ class Round:
         return self.reported + self.outstanding
 
     def missing(self, now: float) -> int:
-        """Devices to draw in the place of lost ones: what the goal lacks, while half of the time to report is left.
+        """Devices to draw in place of lost ones: what the goal lacks, while half of the time to report is left.
 
         Devices that gave up are not replaced, and no more than a cohort is: a plan that no device can run must not go
         through a whole population.
@@ -128,7 +131,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """So many eligible devices wait now: the Tick of a round that draws devices. held: whether it is held."""
+    """The number of eligible devices that wait: the Tick of a round that draws devices. held: whether it is held."""
 
     eligible: int
     held: bool = False
@@ -136,7 +139,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """So many devices were given an assignment."""
+    """The number of devices that were given an assignment."""
 
     assigned: int
 
@@ -155,7 +158,7 @@ class Revealed:
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """A secure aggregation came out, over so many devices: all reports of the round at once."""
+    """A secure aggregation came out over `devices`: all reports of the round at once."""
 
     devices: int
 
@@ -169,7 +172,7 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """So many devices were lost. proven: devices of a secure aggregation have shown that the plan can be run.
+    """The number of lost devices. proven: devices of a secure aggregation have shown that the plan can be run.
 
     again: how many of them failed before, in a buffered round.
     """
@@ -181,7 +184,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """The deadlines of so many assignments passed, in a buffered round. again: how many devices failed there before."""
+    """The deadlines of `devices` assignments passed, in a buffered round. again: devices that failed there before."""
 
     devices: int
     again: int = 0
@@ -194,7 +197,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Aggregated:
-    """The next checkpoint is durable. Of a buffered round: so many assignments are too stale now, or go on."""
+    """The next checkpoint is durable. stale, handed_on: a buffered round's assignments that are too stale, or go on."""
 
     stale: int = 0
     handed_on: int = 0
@@ -243,6 +246,11 @@ class BeginPairAgain:
 
 Effect: TypeAlias = Release | Select | TurnAway | EndAssignments | BeginPairAgain
 Stepped: TypeAlias = tuple[Round, tuple[Effect, ...]]
+
+
+def back_off_s(failures: int) -> float:
+    """How long a task pauses after failed attempts in a row: not at all after one, then twice as long each time."""
+    return 0.0 if failures < 2 else min(_FIRST_BACK_OFF_S * 2.0 ** min(failures - 2, 32), _LONGEST_BACK_OFF_S)
 
 
 def open_round(policy: RoundPolicy, now: float, *, held: bool = False) -> Round:

@@ -13,7 +13,7 @@ from fedcore.wire.messages import CheckIn
 
 T = TypeVar("T")
 LATE_ROUNDS = 20
-"""For so many committed rounds after that in which a device let the deadline pass it is late, and drawn last."""
+"""A device that let a deadline pass is late, and drawn last, for this many committed rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,10 @@ class Eligibility:
     def only(self, tasks: Iterable[Needs]) -> Eligibility:
         """The same with only the statements that these tasks ask for: a device that waits must not cost memory."""
         asked, able = tuple(tasks), self.capabilities
-        held = {one.collection: able.examples[one.collection] for one in asked if one.collection in able.examples}
-        formats = able.formats & frozenset().union(*(one.formats for one in asked))
+        held = {
+            needs.collection: able.examples[needs.collection] for needs in asked if needs.collection in able.examples
+        }
+        formats = able.formats & frozenset().union(*(needs.formats for needs in asked))
         return Eligibility(replace(able, formats=formats, examples=held), self._obstacles)
 
     def obstacle(self, task: str, needs: Needs) -> str:

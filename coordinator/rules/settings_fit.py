@@ -41,7 +41,7 @@ def check_masked_rounding(
     settings: with secagg. layouts: of the reports of each trip. parameters: of the model.
     """
     bounds = settings.sum_bounds
-    step = max(one.step for layout in layouts for one in fixed_points(layout, bounds) if one.weighted)
+    step = max(point.step for layout in layouts for point in fixed_points(layout, bounds) if point.weighted)
     check_rounding(algorithm, step, bounds.min_sum, parameters)
 
 
@@ -49,8 +49,8 @@ def _check_whole_values(plan: Plan) -> None:
     for trip in plan.trips:
         if trip.report.bits:
             raise InvalidTask(
-                f"the plan rounds reports in clear to {trip.report.bits} bits, each with its own range, and what is "
-                "summed under masks has one range for all: export it without bits=, and set the bits of secagg"
+                f"the plan rounds reports in the clear to {trip.report.bits} bits, each with its own range, and what "
+                "is summed under masks has one range for all: export it without bits=, and set the bits of secagg"
             )
 
 

@@ -1,4 +1,7 @@
-"""Settings of a task, as an operator decides them, and their defaults."""
+"""Settings of a task, as an operator decides them, and their defaults.
+
+Each class raises InvalidTask, which names the setting and says what it may be.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from coordinator.errors import InvalidTask, demand
 from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.rounds import RoundPolicy
 from fedcore.errors import PrivacyError
-from fedcore.privacy.settings import LEAST_NOISE, MOST_NOISE, MOST_TREE_ROUNDS, Mechanism, Privacy
+from fedcore.privacy.settings import BANDS, DELTA, LEAST_NOISE, MOST_NOISE, MOST_TREE_ROUNDS, Mechanism, Privacy
 from fedcore.release import SumBounds
 from fedcore.schedule import LONGEST_REPORTING_S, ServerSchedule, first_of_pair
 from fedcore.validation import check, checked, setting
@@ -23,7 +26,7 @@ LEAST_GROUP, MOST_GROUP = 2 * LEAST_COHORT, 500
 MOST_COUNT = 2**31 - 1
 """The largest number of rounds, reports or examples in a setting."""
 MOST_STALENESS = 1000
-"""The largest bound on staleness: so many models may have to be kept for devices that have not fetched theirs."""
+"""The largest bound on staleness: this many models may have to be kept for devices that have not fetched theirs."""
 PHASES_AFTER_TRAINING = 5
 """Phases of a secure round that follow the training: shares, masked reports, confirmations, shares revealed."""
 Estimator: TypeAlias = Literal["mean", "trimmed-mean", "median", "krum"]
@@ -35,10 +38,7 @@ Seconds = partial(setting, unit="seconds", gt=0)
 @checked(InvalidTask)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FootprintBudget:
-    """The largest footprint that a task's devices can bear, of each format, and the longest report; None is no bound.
-
-    Raises InvalidTask naming the part and what it may be.
-    """
+    """The largest footprint per format that devices can bear, and the longest report; None is no bound."""
 
     peak_rss_mb: Annotated[float, setting("Most memory at the peak.", unit="MB", gt=0)] | None = None
     step_cpu_ms: Annotated[float, setting("Most CPU time of a step.", unit="milliseconds", gt=0)] | None = None
@@ -56,8 +56,6 @@ class ClearReports:
 
     A longer mean segment is scaled down to `max_norm` (docs/spec/rounds.md §8).
     No honest device is expected to meet the defaults.
-
-    Raises InvalidTask naming the setting and what it may be.
     """
 
     max_norm: Annotated[float, setting("Longest update, as an L2 norm.", ge=1e-6, le=1e6)] = 1000.0
@@ -87,8 +85,6 @@ class Secagg:
     `clip_norm` is also the range of a segment's values. Precision is lost by the factor that devices stay below
     `max_examples`. With a larger `group_size` the coordinator learns sums over more devices, and a device and the
     coordinator make more masks (docs/performance.md).
-
-    Raises InvalidTask naming the setting and what it may be.
     """
 
     clip_norm: Annotated[float, setting("Longest update, as an L2 norm.", ge=1e-6, le=1e6)] = 10.0
@@ -106,10 +102,7 @@ class Secagg:
 @checked(InvalidTask)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffered:
-    """How devices come and report at their own speed (docs/spec/rounds.md §10).
-
-    Raises InvalidTask naming the setting and what it may be.
-    """
+    """How devices come and report at their own speed (docs/spec/rounds.md §10)."""
 
     concurrency: Annotated[int, setting("Most devices at work at once.", ge=1, le=MOST_COUNT)] = 100
     max_staleness: Annotated[
@@ -123,20 +116,15 @@ class Buffered:
 @checked(InvalidTask)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyBudget:
-    """The noise on the sums of rounds, and the budget at which a task ends before its last (docs/spec/privacy.md).
-
-    Raises InvalidTask naming the setting and what it may be.
-    """
+    """The noise on the sums of rounds, and the budget at which a task ends before its last (docs/spec/privacy.md)."""
 
     epsilon: Annotated[float, setting("Most that all models together may say of a device.", gt=0)]
-    delta: Annotated[float, setting("Chance that epsilon leaves open, below 1 / users.", gt=0, lt=1)]
+    delta: Annotated[float, setting(DELTA, gt=0, lt=1)]
     users: Annotated[int, setting("Size of the population.", ge=1, le=2**63 - 1)]
     mechanism: Annotated[
         Mechanism, setting("How sums are noised; distributed goes with secagg, and the others without.")
     ] = "gaussian"
-    bands: Annotated[
-        int, setting("Diagonals of the matrix of banded, from 2 to min_separation_rounds.", ge=1, le=2**63 - 1)
-    ] = 1
+    bands: Annotated[int, setting(BANDS, ge=1, le=2**63 - 1)] = 1
     noise_multiplier: (
         Annotated[
             float,
@@ -154,9 +142,9 @@ class PrivacyBudget:
 
     def promise(self, noise_multiplier: float, min_separation_rounds: int) -> Privacy:
         """The promise with such noise, of a task with such a separation. Raises InvalidTask naming what cannot be."""
-        found = {"noise_multiplier": noise_multiplier, "min_separation_rounds": min_separation_rounds}
+        fields = {"noise_multiplier": noise_multiplier, "min_separation_rounds": min_separation_rounds}
         try:
-            return Privacy(**asdict(self) | found)
+            return Privacy(**asdict(self) | fields)
         except PrivacyError as error:
             raise InvalidTask(f"privacy: {error}") from error
 
@@ -175,7 +163,7 @@ class Separation:
 @checked(InvalidTask)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSettings:
-    """How a task runs. Raises InvalidTask naming the setting and what it may be.
+    """How a task runs.
 
     In a secure round the last five `phase_s` of `reporting_deadline_s` follow the training. `goal` and `minimum` are
     those of round 1; with `same_cohort` both rounds of a pair have those of the first. In mode "buffered", `goal`

@@ -25,7 +25,7 @@ _TIMEOUT_S = 10.0
 
 
 class BeaconClient:
-    """Draws at the authority with this URL; None where the coordinator goes by no authority."""
+    """Draws at the authority with this URL; None where the coordinator has no authority."""
 
     def __init__(self, url: str | None, keys: Keys) -> None:
         self._url, self._keys = url, keys
@@ -41,7 +41,7 @@ class BeaconClient:
 
     def _draw(self, asked: RequestBeacon) -> bytes:
         if self._url is None:
-            raise BeaconUnavailable("this coordinator goes by no enrolment authority: set authority and authority_url")
+            raise BeaconUnavailable("this coordinator has no enrolment authority: set authority and authority_url")
         where = f"{self._url.rstrip('/')}/v1/beacons"
         try:
             answer = httpx2.post(

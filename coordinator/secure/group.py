@@ -11,8 +11,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from coordinator.errors import BeaconUnavailable
 from fedcore.wire.messages import RequestBeacon
@@ -29,9 +28,8 @@ StartDrawing: TypeAlias = Callable[[RequestBeacon], Future[bytes]]
 """Has the authority asked for a beacon, by another thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class Executors:
-    """The work of secure rounds that others do, so that nobody waits for it."""
+class Executors(NamedTuple):
+    """The work of secure rounds that other threads and processes do, so that no device waits for it."""
 
     unmask: StartUnmasking
     draw: StartDrawing
@@ -131,7 +129,7 @@ class Group:
         self._due.discard(slot)
 
     def divide(self, limit: int) -> dict[Group, list[int]]:
-        """New groups of the devices that advertised and are still there, by lot: as few as `limit` allows, all even."""
+        """New groups of the devices that advertised and stayed, at random: as few as `limit` allows, of even size."""
         slots = sorted(self._due & self._sent)
         random.SystemRandom().shuffle(slots)
         count = max(1, -(-len(slots) // limit))
@@ -168,14 +166,14 @@ class Group:
         if not self.unmasking or self._unmasking is None or not self._unmasking.done():
             return False
         with self._failing():
-            found = self._unmasking.result()
-            if found.total.weight < found.total.devices:
+            unmasked = self._unmasking.result()
+            if unmasked.total.weight < unmasked.total.devices:
                 raise SumOutOfRange(
-                    f"the weights of {found.total.devices} devices add up to {found.total.weight}: one of them took "
-                    "from the rest, as none weighs less than 1"
+                    f"the weights of {unmasked.total.devices} devices add up to {unmasked.total.weight}: one of them "
+                    "took from the rest, as none weighs less than 1"
                 )
-            self._server.settle(found)
-            self.sum = found
+            self._server.settle(unmasked)
+            self.sum = unmasked
         return True
 
     def stop(self, reason: str) -> Mapping[int, bytes]:

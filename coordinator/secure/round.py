@@ -51,20 +51,22 @@ _OF_FAILURES = (Abandon("sum-out-of-range"), Abandon("no-beacon"), Abandon("seca
 """What becomes of a round for the failures of its groups, the gravest first."""
 
 
-def invitation(settings: TaskSettings, policy: RoundPolicy, plan: Plan, given: Assignment, deadline: int) -> Invite:
-    """M0's content for the round of `given`; `deadline` is in Unix seconds. The task must ask for masked reports."""
+def invitation(
+    settings: TaskSettings, policy: RoundPolicy, plan: Plan, assignment: Assignment, deadline: int
+) -> Invite:
+    """The content of M0 for an assignment's round. deadline: in Unix seconds. The task must ask for masked reports."""
     bounds, secagg = settings.sum_bounds, settings.secagg or Secagg()
     largest = min(policy.cohort, secagg.group_size)
     return Invite(
         mode=ACTIVE,
-        task=task_hash(given.task),
-        round=session_number(given.round, given.attempt),
+        task=task_hash(assignment.task),
+        round=session_number(assignment.round, assignment.attempt),
         deadline=deadline,
         n_max=largest,
         min_sum=bounds.min_sum,
         w_max=greatest_weight(plan.report, bounds),
-        layout_hash=layout_hash(plan.report, given.seed),
-        model_hash=model_hash(given.plan, given.checkpoint),
+        layout_hash=layout_hash(plan.report, assignment.seed),
+        model_hash=model_hash(assignment.plan, assignment.checkpoint),
         segments=packed_segments(plan.report, bounds, largest),
     )
 
@@ -159,7 +161,7 @@ class SecureRound:
             return UNMASKING, self._counted(), self._counted()
         phase = min(group.phase for group in self._open())
         slowest = [group for group in self._open() if group.phase is phase]
-        return phase.name.lower(), sum(one.present for one in slowest), sum(one.asked for one in slowest)
+        return phase.name.lower(), sum(group.present for group in slowest), sum(group.asked for group in slowest)
 
     @property
     def advertising(self) -> bool:
@@ -209,10 +211,10 @@ class SecureRound:
         Raises ConflictingReport when another came before, NoLongerNeeded when it is late, UnusableMessage.
         """
         slot, digest = self._seats[command.assignment], command.sha256
-        group, known = self._group_of[slot], self._digests.get((slot, command.number))
-        if known == digest:
+        group, earlier = self._group_of[slot], self._digests.get((slot, command.number))
+        if earlier == digest:
             return
-        if known is not None:
+        if earlier is not None:
             raise ConflictingReport(f"another message M{command.number} of this assignment was taken before")
         if self.ended_at is not None or not group.waits_for(slot) or command.number < group.phase:
             raise NoLongerNeeded(f"message M{command.number} comes too late, or the aggregation goes on without it")
@@ -227,7 +229,7 @@ class SecureRound:
             group.end_by(now + self._settings.phase_s)
 
     def wait(self, command: AwaitMessage, answer: Future[Any], now: float) -> None:
-        """Park `answer` until the message is there, nobody will ever send it, or the wait is over (None).
+        """Park `answer` until the message is there, will never come, or the wait is over (None).
 
         An older one for the same message gets None now: who asks again and again keeps one place.
         """
@@ -268,7 +270,9 @@ class SecureRound:
         while self.event is None and self.ended_at is None and self._move(now):
             pass
         waiting = self._listeners.items()
-        self._listeners = {awaited: one for awaited, one in waiting if not self._answered(*awaited, *one, now)}
+        self._listeners = {
+            awaited: listener for awaited, listener in waiting if not self._answered(*awaited, *listener, now)
+        }
 
     def finish(self, now: float) -> None:
         """The round is over: release no share any more, and hand out results (M12). May be repeated."""

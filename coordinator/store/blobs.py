@@ -122,8 +122,8 @@ class Blobs:
         if not part:
             return iter(())
         name, within = _checked(sha256), (part.start, part.stop)
-        found = self._find(name, lambda: obstore.get(self._store, name, options={"range": within}))
-        return map(bytes, found.stream(_CHUNK))  # which keeps no piece itself
+        stored = self._find(name, lambda: obstore.get(self._store, name, options={"range": within}))
+        return map(bytes, stored.stream(_CHUNK))  # which keeps no piece itself
 
     def _find(self, name: str, read: Callable[[], T]) -> T:
         """What `read` gives of a blob. Raises UnknownBlob when there is none, Unavailable as all methods do."""
@@ -139,8 +139,8 @@ class Blobs:
         """Every stored blob, and the remains of killed writes; not the other files at the address."""
         with _reaching():
             for page in obstore.list(self._store):
-                ours = (one for one in page if _OURS.fullmatch(one["path"]))
-                yield from (StoredName(one["path"], one["last_modified"].timestamp()) for one in ours)
+                ours = (entry for entry in page if _OURS.fullmatch(entry["path"]))
+                yield from (StoredName(entry["path"], entry["last_modified"].timestamp()) for entry in ours)
 
     def delete(self, names: Sequence[str]) -> int:
         """Delete names that `stored` gave, as many as a few seconds allow, from the first on; answers how many.

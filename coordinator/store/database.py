@@ -79,7 +79,7 @@ class _Reach:
 
     @contextmanager
     def transaction(self, engine: Engine, **options: Any) -> Iterator[Connection]:
-        """A transaction of an engine. Raises Unavailable in the place of its errors; DatabaseLocked, IntegrityError."""
+        """A transaction of an engine. Raises Unavailable instead of its errors; DatabaseLocked, IntegrityError."""
         trial = self._lost
         if trial and not self._trial.acquire(blocking=False):
             raise Unavailable(_AWAY)

@@ -56,7 +56,7 @@ class Engines:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Close everything when the block fails. Raises UnsupportedDatabase in the place of a driver's error."""
+        """Close everything when the block fails. Raises UnsupportedDatabase instead of a driver's error."""
         try:
             yield
         except sqlalchemy.exc.DBAPIError as error:
@@ -107,7 +107,7 @@ def open_engines(url: str, *, create: bool, bounded: bool = True) -> Engines:
 
 
 def _sqlite(url: URL) -> Engines:
-    # An error that is logged must not carry a row: assignment ids are secrets. So in both.
+    # An error that is logged must not carry a row, since assignment ids are secrets. Both engines hide parameters.
     engine = sqlalchemy.create_engine(url, connect_args={"timeout": _WAIT_S}, hide_parameters=True)
     sqlalchemy.event.listen(engine, "connect", _configure)
     sqlalchemy.event.listen(engine, "begin", _begin)
@@ -155,10 +155,10 @@ def _postgresql(url: URL, reply_s: float | None) -> Engines:
         connection.reply_s = reply_s
         return connection
 
-    # The last one is for a process that is paused, or disappeared, inside a transaction: its locks must go, so
-    # that another replica can take its populations.
+    # The last one frees the locks of a process that was paused, or disappeared, inside a transaction, so that another
+    # replica can take its populations.
     ours = {"lock_timeout": f"{_WAIT_S}s", "timezone": "UTC", "idle_in_transaction_session_timeout": f"{_WAIT_S}s"}
-    # Those of the address come after ours: they add to them, and win where they name the same.
+    # Options of the address follow ours: they add to them, and win where both name the same.
     options = [f"-c {name}={value}" for name, value in ours.items()]
     options += url.normalized_query.get("options", ())
     engine = sqlalchemy.create_engine(
@@ -179,7 +179,7 @@ def _parsed(url: str) -> URL:
     try:
         parsed = sqlalchemy.make_url(url)
     except (sqlalchemy.exc.ArgumentError, ValueError):  # the latter for a port that is no number
-        raise UnsupportedDatabase(f"a database is given as {_FORMS}; what was given is no address") from None
+        raise UnsupportedDatabase(f"a database is given as {_FORMS}; this is not such an address") from None
     named = parsed.database not in (None, "", ":memory:")
     if parsed.drivername not in ("sqlite", "postgresql") or not named:
         raise UnsupportedDatabase(f"{_shown(parsed)!r}: a database is given as {_FORMS}")

@@ -61,9 +61,9 @@ def superseded(committed: Iterable[int], keep: int, in_use: Collection[int] = ()
     return [number for number in sorted(committed)[: -max(keep, 1)] if number not in in_use]
 
 
-def unknown(stored: Iterable[StoredName], known: Collection[str], before: float) -> list[str]:
+def unknown(stored: Iterable[StoredName], known_names: Collection[str], before: float) -> list[str]:
     """The names to delete: those that no row has and that were written before that time, partial writes too."""
-    return [one.name for one in stored if one.name not in known and one.written_at < before]
+    return [blob.name for blob in stored if blob.name not in known_names and blob.written_at < before]
 
 
 def collect(store: CoordinatorStore, retention: Retention, stopped: Stopped = lambda: False) -> Collected:
@@ -136,12 +136,12 @@ def _delete_unknown(store: CoordinatorStore, grace_s: float, stopped: Stopped) -
     with store.database.reading() as records:
         before = records.at - grace_s
     deleted = 0
-    old = (one for one in store.blobs.stored() if one.written_at < before)
+    old = (blob for blob in store.blobs.stored() if blob.written_at < before)
     while not stopped() and (batch := list(islice(old, _BATCH))):
         while batch and not stopped():
             with store.database.writing() as records:
-                going = unknown(batch, records.garbage.known_blobs([one.name for one in batch]), before)
+                going = unknown(batch, records.garbage.known_blobs([blob.name for blob in batch]), before)
                 done = store.blobs.delete(going)
             deleted += done
-            batch = [one for one in batch if one.name in going[done:]]
+            batch = [blob for blob in batch if blob.name in going[done:]]
     return deleted

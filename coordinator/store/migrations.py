@@ -58,15 +58,15 @@ def make_tables(engines: Engines) -> None:
 
 def check_revision(connection: Connection, name: str) -> None:
     """Say what to do unless the database called `name` is at HEAD. Raises MissingStore or WrongRevision."""
-    found = revision_of(connection)
-    if found == BASE:
+    revision = revision_of(connection)
+    if revision == BASE:
         raise MissingStore(f"there are no tables in {name}; start the coordinator first, or name its database")
-    if found == UNKNOWN:
+    if revision == UNKNOWN:
         raise WrongRevision(f"{name} holds tables, but not a coordinator's; name another database")
-    if found != HEAD:
+    if revision != HEAD:
         raise WrongRevision(
-            f"{name} is at revision {found}, and this version works with {HEAD}: stop every coordinator on it and run "
-            "`muster coordinator migrate`, of the newer version if they differ"
+            f"{name} is at revision {revision}, and this version works with {HEAD}: stop every coordinator on it and "
+            "run `muster coordinator migrate`, of the newer version if they differ"
         )
 
 
@@ -104,8 +104,8 @@ def _run(connection: Connection, before: str, to: str, name: str) -> None:
     config = Config()
     config.set_main_option("script_location", "coordinator.store:revisions")
     config.attributes["connection"] = connection
-    known = [BASE, *reversed([script.revision for script in ScriptDirectory.from_config(config).walk_revisions()])]
+    revisions = [BASE, *reversed([script.revision for script in ScriptDirectory.from_config(config).walk_revisions()])]
     for revision, what in ((before, f"{name} is at revision {before}"), (to, f"there is no revision {to!r}")):
-        if revision not in known:
-            raise WrongRevision(f"{what}; this version knows {', '.join(known)}")
-    (command.upgrade if known.index(to) >= known.index(before) else command.downgrade)(config, to)
+        if revision not in revisions:
+            raise WrongRevision(f"{what}; this version knows {', '.join(revisions)}")
+    (command.upgrade if revisions.index(to) >= revisions.index(before) else command.downgrade)(config, to)

@@ -1,7 +1,7 @@
-"""Sealed blobs: models of private rounds, which nobody can read before the transaction that counts them is committed.
+"""Sealed blobs: models of private rounds, unreadable until the transaction that counts them is committed.
 
-The bytes are stored under another name, encrypted with a key that is in memory alone until that transaction writes it.
-After it they are stored in plain: by the process that committed, or where it died by whoever asks for them first.
+The bytes are stored under another name, encrypted with a key that is only in memory until that transaction writes it.
+After it they are stored in plain by the process that committed or, if that died, by the first one that asks for them.
 Spec: docs/spec/privacy.md §3.
 """
 
@@ -52,13 +52,13 @@ class SealedBlobs:
         Raises Unavailable when it cannot be stored.
         """
         with self._database.reading() as records:
-            found = records.sealed.find(sha256)
-        if found is None:
+            blob = records.sealed.find(sha256)
+        if blob is None:
             return False
         try:
-            data = self._blobs.get(found.sealed.sha256)
-            cipher = Cipher(AES256(found.key), GCM(_NONCE, data[-_TAG_BYTES:])).decryptor()
-            self._blobs.put(found.ref.check(cipher.update(data[:-_TAG_BYTES]) + cipher.finalize()))
+            data = self._blobs.get(blob.sealed.sha256)
+            cipher = Cipher(AES256(blob.key), GCM(_NONCE, data[-_TAG_BYTES:])).decryptor()
+            self._blobs.put(blob.ref.check(cipher.update(data[:-_TAG_BYTES]) + cipher.finalize()))
         except (UnknownBlob, FedcoreError) as error:
             _LOG.error("blob %s… cannot be opened: %s", sha256[:12], error)
             return False

@@ -28,6 +28,7 @@ from coordinator.rules.entities import (
     Spent,
     Task,
     Transition,
+    check_name,
 )
 from coordinator.rules.private_sums import with_least_noise
 from coordinator.rules.progress import Progress
@@ -35,7 +36,6 @@ from coordinator.rules.release import check_release, check_signed
 from coordinator.rules.rollback import check_participations, check_rollback
 from coordinator.rules.settings_fit import check_settings
 from coordinator.rules.states import RoundState, TaskState
-from coordinator.rules.task_names import check_name
 from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
 from coordinator.store.bundles import first_checkpoint
@@ -74,9 +74,9 @@ _MOVES = {
 class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
     """The coordinator's durable state: rows and files. Several processes may have it open; one of them serves.
 
-    Of `TaskStore`'s methods, those that the history or the audit log remembers take also `by` whom. Methods that take a
-    task id raise UnknownTask. lineage_key: gives the key that signs checkpoints anew, and certificates; whoever opens
-    the store for operators sets it.
+    Methods of `TaskStore` that the history or the audit log records also take `by`, the actor. Methods that take a
+    task id raise UnknownTask. lineage_key: gives the key that signs
+    checkpoints anew, and certificates; set by the opener of a store for operators.
     """
 
     lineage_key: Callable[[], SigningKey]
@@ -137,8 +137,8 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
         return task
 
     def _start(self, task: Task, bundle: Bundle, first: bytes, by: str) -> None:
-        private = {bundle.manifest.state, bundle.manifest.certificate}
-        refs = {self.blobs.put(data): ref not in private for ref, data in bundle.blobs()}
+        public = {bundle.manifest.plan, *bundle.plan.blob_refs}  # also where a private blob has the same bytes
+        refs = {self.blobs.put(data): ref in public for ref, data in bundle.blobs()}
         refs[self.blobs.put(first)] = True
         with self.database.writing() as records:
             self.add_blobs(records, refs)
@@ -200,7 +200,7 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
             check_signer(lineage, task)
             if task.state is not TaskState.PAUSED:
                 raise TaskEnded(f"task {task_id} is {task.state}; pause it, then roll it back")
-            running = [one.number for one in records.overview.live() if one.task == task_id]
+            running = [round_.number for round_ in records.overview.live() if round_.task == task_id]
             if running:
                 raise TaskEnded(
                     f"round {running[0]} of task {task_id} still runs; roll the task back when it has ended"
@@ -244,7 +244,7 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
     def counted(self, task_id: str, number: int) -> list[AssignmentRecord]:
         """The assignments whose reports are in the model after round `number`. Raises UnknownRound."""
         with self.database.reading() as records:
-            done = [one for one in records.rounds(records.task(task_id).id) if one.number == number]
+            done = [round_ for round_ in records.rounds(records.task(task_id).id) if round_.number == number]
             if not done or done[-1].state is not RoundState.COMMITTED:
                 raise UnknownRound(f"task {task_id} has not committed a round {number}")
             return records.cohorts.counted(task_id, number, done[-1].attempt)
@@ -308,12 +308,12 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
     def _set_revoked(self, device_id: str, by: str, action: Action) -> Device:
         with self.database.writing() as records:
             changed = records.devices.set_revoked(device_id, revoked=action is Action.DEVICE_REVOKED)
-            found = records.devices.find(device_id)
-            if found is None:
+            device = records.devices.find(device_id)
+            if device is None:
                 raise UnknownDeviceId(f"there is no device {device_id!r}; `muster coordinator devices list` has them")
             if changed:
                 records.audit.append(by, action, device_id)
-        return found
+        return device
 
     def audit(self, after: int | None = None, limit: int = 100) -> list[AuditEntry]:
         with self.database.reading() as records:
@@ -358,9 +358,9 @@ def open_coordinator_store(
     """
     opened = Database(database, clock, create=create)
     try:
-        found = Blobs(blobs, create=create)
-        check_same_store(opened, found)
-        return CoordinatorStore(opened, found, algorithm_modules)
+        stored = Blobs(blobs, create=create)
+        check_same_store(opened, stored)
+        return CoordinatorStore(opened, stored, algorithm_modules)
     except BaseException:
         opened.close()
         raise

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from device_runtime.errors import StoreDamaged, StoreError
 from device_runtime.examples.source import invalid
+from device_runtime.state.database import DAMAGE, transaction
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,6 @@ CREATE INDEX examples_by_age ON examples (collection, at, id);
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
 """
-DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 CAUSES = {
     sqlite3.SQLITE_FULL: "there is no space left: free some, or let collections keep less",
     sqlite3.SQLITE_IOERR: "the disk cannot be written or read: it may be full or failing",
@@ -59,7 +59,7 @@ class ExampleDatabase:
             raise StoreError("the example store cannot be made", f"{self.path}: {error}") from error
         with self._connection() as connection:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            with _transaction(connection):
+            with transaction(connection):
                 # Another process may have been faster.
                 if not connection.execute("PRAGMA schema_version").fetchone()[0]:
                     for statement in SCHEMA.split(";"):
@@ -80,7 +80,7 @@ class ExampleDatabase:
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """A connection in a transaction, which an error rolls back. Raises as `reading`."""
-        with self.reading() as connection, _transaction(connection):
+        with self.reading() as connection, transaction(connection):
             yield connection
 
     @contextlib.contextmanager
@@ -139,16 +139,3 @@ class ExampleDatabase:
                 return old.execute("SELECT name, declaration FROM collections").fetchall()
         except sqlite3.Error:
             return []
-
-
-@contextlib.contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        # After some errors SQLite has already rolled back.
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_runtime.errors import SecaggRefused, StateDamaged, TransportError
+from device_runtime.errors import SecaggRefused, TransportError
 from device_runtime.protocol.transport import Transport
-from device_runtime.state.database import StateDatabase
+from device_runtime.state.database import StateDatabase, read_json
 from fedcore.decoding import decoder
 from fedcore.errors import BrokenSuccession
 from fedcore.wire.attestation import attestation_challenge, shared_secret_proof
@@ -146,9 +146,6 @@ class Credentials:
         """The stored credential, if it is for the device's current keys."""
         query = "SELECT kept FROM credential WHERE authority = ?"
         for (text,) in self._database.execute(query, authority.hex()):
-            try:
-                credential = _KEPT.decode(text)
-            except msgspec.MsgspecError as error:
-                raise StateDamaged("a credential in the state database cannot be read", str(error)) from error
+            credential = read_json(_KEPT, text, "a credential in the state database")
             return credential if (credential.key, credential.secagg) == self._keys.public else None
         return None

@@ -9,11 +9,11 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
-from device_runtime.errors import SecaggRefused, StateDamaged
+from device_runtime.errors import SecaggRefused
 from device_runtime.permission.policy import NamedAuthority
 from device_runtime.protocol.credentials import Credentials, DeviceKeys, KeptCredential
 from device_runtime.protocol.transport import Transport
-from device_runtime.state.database import StateDatabase
+from device_runtime.state.database import StateDatabase, read_json
 from fedcore.decoding import decoder
 from fedcore.errors import BrokenSuccession
 from fedcore.succession import Succession
@@ -173,8 +173,5 @@ class Enrolments:
         for (text,) in self._database.execute(
             "SELECT enrolled FROM enrolment WHERE coordinator = ?", self._coordinator
         ):
-            try:
-                return _ENROLMENT.decode(text)
-            except msgspec.MsgspecError as error:
-                raise StateDamaged("an enrolment in the state database cannot be read", str(error)) from error
+            return read_json(_ENROLMENT, text, "an enrolment in the state database")
         return None

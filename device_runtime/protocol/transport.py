@@ -73,9 +73,8 @@ class Transport:
     identity: signs every attempt anew. wall: the time for signatures, in seconds since 1970. If the coordinator finds
     it wrong, the coordinator's time is used for signatures from then on, and the call is repeated once. A call is
     repeated on 429, on 503, when the coordinator is too new for a signature, when the connection breaks, and when a
-    proxy sent a
-    request twice: 3 times before there is an assignment, and 3 times within it; `leave` is never repeated. Once
-    `stopping`, no call is repeated, and answers must come within LEAVING_S.
+    proxy sent a request twice: 3 times before there is an assignment, and 3 times within it; `leave` is never repeated.
+    Once `stopping`, no call is repeated, and answers must come within LEAVING_S.
     Every method raises Unreachable, Refused or BadAnswer.
     """
 

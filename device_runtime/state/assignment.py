@@ -15,8 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from device_runtime.clock import Clock, Moment
-from device_runtime.errors import ReportLost, SealBroken, StateDamaged
-from device_runtime.state.database import StateDatabase
+from device_runtime.errors import ReportLost, SealBroken
+from device_runtime.state.database import StateDatabase, read_json
 from device_runtime.state.folder import write_whole
 from device_runtime.state.sealing import OVERHEAD_BYTES, Sealer
 from fedcore.decoding import decoder
@@ -158,7 +158,4 @@ def _state_of(stored: StoredAssignment) -> str:
 
 
 def _decode(stored: str) -> StoredAssignment:
-    try:
-        return _STORED.decode(stored)
-    except msgspec.MsgspecError as error:
-        raise StateDamaged("an assignment in the state database cannot be read", str(error)) from error
+    return read_json(_STORED, stored, "an assignment in the state database")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from device_runtime.errors import StateError
@@ -25,33 +25,24 @@ class PartialDownload:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
+        with _usable(path):
             self.size = path.stat().st_size if path.exists() else 0
-        except (OSError, ValueError) as error:
-            raise _unusable(path, error) from error
 
     def append(self, chunk: bytes) -> None:
         """Add what arrived."""
-        try:
-            with self._path.open("ab") as file:
-                file.write(chunk)
-        except OSError as error:
-            raise _unusable(self._path, error) from error
+        with _usable(self._path), self._path.open("ab") as file:
+            file.write(chunk)
         self.size += len(chunk)
 
     def read(self) -> bytes:
         """All that arrived."""
-        try:
+        with _usable(self._path):
             return self._path.read_bytes() if self.size else b""
-        except OSError as error:
-            raise _unusable(self._path, error) from error
 
     def clear(self) -> None:
         """Start again from nothing."""
-        try:
+        with _usable(self._path):
             self._path.unlink(missing_ok=True)
-        except OSError as error:
-            raise _unusable(self._path, error) from error
         self.size = 0
 
 
@@ -125,13 +116,11 @@ class BlobCache:
 
     def _download(self, ref: BlobRef) -> tuple[bytes, PartialDownload]:
         path = self._folder / f"{ref.sha256}{DOWNLOAD}"
-        try:
+        with _usable(path):
             self._folder.mkdir(parents=True, exist_ok=True)
             for other in self._folder.glob(f"*{DOWNLOAD}"):
                 if other != path:
                     other.unlink()
-        except OSError as error:
-            raise _unusable(path, error) from error
         partial = PartialDownload(path)
         return self._fetch(ref, partial), partial
 
@@ -163,5 +152,9 @@ def trim(folder: Path, most: int) -> None:
                 path.unlink()
 
 
-def _unusable(path: Path, error: Exception) -> StateError:
-    return StateError("a download cannot be kept in the state folder", f"{path}: {error}")
+@contextlib.contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise StateError("a download cannot be kept in the state folder", f"{path}: {error}") from error

@@ -13,10 +13,14 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from device_runtime.clock import Clock
 from device_runtime.errors import StateDamaged, StateError
+
+T = TypeVar("T")
 
 NAME = "state.db"
 # Written into the file's header, so that another application's database is not taken for ours.
@@ -71,14 +75,30 @@ class StateDatabase:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Run all statements in the block, or none."""
-        self.execute("BEGIN IMMEDIATE")
-        try:
+        with _explained(self._path), transaction(self._connection):
             yield
-            self.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                self._connection.rollback()
-            raise
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Run all statements in the block, or none, on a connection that commits each by itself."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # After some errors SQLite has already rolled back.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def read_json(decoder: msgspec.json.Decoder[T], text: str, what: str) -> T:
+    """The value in a column of JSON. Raises StateDamaged, which names it."""
+    try:
+        return decoder.decode(text)
+    except msgspec.MsgspecError as error:
+        raise StateDamaged(f"{what} cannot be read", str(error)) from error
 
 
 @contextlib.contextmanager

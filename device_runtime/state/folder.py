@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from device_runtime.errors import StateError, StateInUse
-from fedcore.private_files import sync_folder
-
-PARTIAL = ".partial"
+from fedcore.private_files import PARTIAL, write_private
 
 
 @contextlib.contextmanager
@@ -51,22 +48,11 @@ def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
 
     durable: also after a power cut; not needed for data that is checked on every read and can be fetched again.
     """
-    partial = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=PARTIAL, delete=False) as file:
-            partial = file.name
-            file.write(data)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        os.replace(partial, path)
-        if durable:
-            sync_folder(path.parent)
+        write_private(path, data, replace=True, durable=durable)
     except OSError as error:
-        if partial is not None:
-            Path(partial).unlink(missing_ok=True)
-        raise StateError("a file of the state folder cannot be written", f"{path}: {error}") from error
+        raise StateError("a file of the state folder cannot be written", str(error)) from error
 
 
 def sweep_partials(folder: Path) -> None:

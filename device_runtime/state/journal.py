@@ -12,9 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from device_runtime.clock import Clock
-from device_runtime.errors import StateDamaged
 from device_runtime.outcome import SessionFacts
-from device_runtime.state.database import StateDatabase, read_database
+from device_runtime.state.database import StateDatabase, read_database, read_json
 from device_runtime.state.folder import is_held
 from fedcore.decoding import decoder
 
@@ -134,10 +133,7 @@ def _joined(before: Entry, entry: Entry) -> Entry:
 
 def _entries(database: StateDatabase, where: str) -> list[tuple[int, Entry]]:
     rows = database.execute(f"SELECT id, entry FROM journal {where}")  # noqa: S608
-    try:
-        return [(number, _ENTRY.decode(entry)) for number, entry in rows]
-    except msgspec.MsgspecError as error:
-        raise StateDamaged("an entry of the journal cannot be read", str(error)) from error
+    return [(number, read_json(_ENTRY, entry, "an entry of the journal")) for number, entry in rows]
 
 
 def _encode(entry: Entry) -> str:

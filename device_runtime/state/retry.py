@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from device_runtime.clock import MOMENT, Moment
-from device_runtime.errors import StateDamaged
-from device_runtime.state.database import StateDatabase
+from device_runtime.state.database import StateDatabase, read_json
 
 
 class Retry:
@@ -20,10 +19,7 @@ class Retry:
         """The time, or None when the device may return at once. Raises StateError."""
         query = "SELECT due FROM retry WHERE coordinator = ? AND population = ?"
         for (due,) in self._database.execute(query, *self._key):
-            try:
-                return MOMENT.decode(due)
-            except msgspec.MsgspecError as error:
-                raise StateDamaged("a retry time in the state database cannot be read", str(error)) from error
+            return read_json(MOMENT, due, "a retry time in the state database")
         return None
 
     def stay_away_until(self, due: Moment) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from device_runtime.clock import MOMENT, Clock, Moment
-from device_runtime.errors import StateDamaged
-from device_runtime.state.database import StateDatabase
+from device_runtime.state.database import StateDatabase, read_json
 
 DAY_S = 86_400.0
 # Sums of this length expire together, so use counts for a day, and at most this much longer.
@@ -60,10 +59,7 @@ class Spending:
 
 
 def _decode(until: str) -> Moment:
-    try:
-        return MOMENT.decode(until)
-    except msgspec.MsgspecError as error:
-        raise StateDamaged("a day's spending in the state database cannot be read", str(error)) from error
+    return read_json(MOMENT, until, "a day's spending in the state database")
 
 
 def _encode(moment: Moment) -> str:

@@ -198,9 +198,8 @@ class _Program:
     def _viewed(self, source: fx.Node, shape: Sequence[int]) -> fx.Node:
         if tuple(source.meta["val"].shape) == tuple(shape):
             return source
-        view = self._graph.call_function(ops.edge.aten.view_copy.default, (source, list(shape)))
-        view.meta["val"] = self._fake(source.meta["val"], shape)
-        return view
+        value = self._fake(source.meta["val"], shape)
+        return self._call(ops.edge.aten.view_copy.default, (source, list(shape)), {}, value)
 
     def _call_delegate(self, data: bytes, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> None:
         """Call a delegate. XNNPACK has no tensors without axes, so they pass as vectors of one value."""

@@ -139,18 +139,19 @@ def delegable(node: fx.Node) -> bool:
 
 
 def _unary(kind: Any) -> Rule:
+    return _of_operands(kind, 1, 0)
+
+
+def _binary(kind: Any, flags: int = 0) -> Rule:
+    return _of_operands(kind, 2, flags)
+
+
+def _of_operands(kind: Any, count: int, flags: int) -> Rule:
+    """An operator of the first `count` arguments."""
+
     def rule(graph: Subgraph, node: fx.Node) -> int:
         result = graph.result(node)
-        graph.emit(kind(graph.operand(node.args[0]), result, 0))
-        return result
-
-    return rule
-
-
-def _binary(kind: Any) -> Rule:
-    def rule(graph: Subgraph, node: fx.Node) -> int:
-        result = graph.result(node)
-        graph.emit(kind(graph.operand(node.args[0]), graph.operand(node.args[1]), result, 0))
+        graph.emit(kind(*map(graph.operand, node.args[:count]), result, flags))
         return result
 
     return rule
@@ -178,16 +179,6 @@ def _product(graph: Subgraph, node: fx.Node, left: Any, right: Any, bias: Any, f
     terms = INTERNAL if bias is None else graph.operand(bias)
     graph.emit(schema.XNNFullyConnected(graph.operand(left), graph.operand(right), terms, result, flags))
     return result
-
-
-def _bmm(flags: int) -> Rule:
-    def rule(graph: Subgraph, node: fx.Node) -> int:
-        result = graph.result(node)
-        left, right = map(graph.operand, arguments(node))
-        graph.emit(schema.XNNBatchMatrixMultiply(left, right, result, flags))
-        return result
-
-    return rule
 
 
 def _view(graph: Subgraph, node: fx.Node) -> int:
@@ -336,8 +327,8 @@ RULES: dict[Any, Rule] = {
     aten.mm.default: _mm,
     aten.addmm.default: _mm,
     aten.linear.default: _linear,
-    aten.bmm.default: _bmm(0),
-    bmm_turned: _bmm(TRANSPOSED),
+    aten.bmm.default: _binary(schema.XNNBatchMatrixMultiply),
+    bmm_turned: _binary(schema.XNNBatchMatrixMultiply, TRANSPOSED),
     aten.view.default: _view,
     aten.permute.default: _permute,
     aten.slice.Tensor: _slice,

@@ -14,14 +14,17 @@ from export.models.tasks import next_token
 EMBEDDING, HIDDEN, LAYERS = 8, 256, 2
 
 
-class _CharLstm(nn.Module):
-    def __init__(self, vocabulary: int) -> None:
+class CharLstm(nn.Module):
+    """The network, with other sizes of its LSTM layers on demand."""
+
+    def __init__(self, vocabulary: int, hidden: int = HIDDEN, layers: int = LAYERS) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, EMBEDDING)
-        self.lstm = nn.LSTM(EMBEDDING, HIDDEN, LAYERS, batch_first=True)
-        self.dense = nn.Linear(HIDDEN, vocabulary)
+        self.lstm = nn.LSTM(EMBEDDING, hidden, layers, batch_first=True)
+        self.dense = nn.Linear(hidden, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """The logits of the token after each."""
         hidden, _ = self.lstm(self.embedding(tokens))
         logits: Tensor = self.dense(hidden)
         return logits
@@ -29,4 +32,4 @@ class _CharLstm(nn.Module):
 
 def char_lstm(shape: tuple[int, ...] = (80,), classes: int = 90) -> ModelSpec:
     """D = 822,570 by default. `x` and `y` are int64 (length,): characters, and the ones that follow; 0 is padding."""
-    return next_token("char_lstm", lambda: _CharLstm(classes), shape, classes)
+    return next_token("char_lstm", lambda: CharLstm(classes), shape, classes)

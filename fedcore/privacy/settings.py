@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from fedcore.errors import PrivacyError
-from fedcore.validation import Count, check, checked, demand
+from fedcore.validation import Count, check, checked, demand, setting
 
 Mechanism: TypeAlias = Literal["gaussian", "tree", "banded", "distributed"]
 """How the sums of rounds are noised.
@@ -21,6 +21,9 @@ LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
 """Noise multipliers whose ε an accountant can compute: less hides nothing, and more leaves nothing to learn from."""
 MOST_TREE_ROUNDS = 1024
 """The most rounds of a tree: every commit computes its sensitivity in time quadratic in the rounds."""
+BANDS = "Diagonals of the matrix of banded, from 2 to min_separation_rounds."
+DELTA = "Chance that epsilon leaves open, below 1 / users."
+_NOISE = "Standard deviation of the new noise on a sum, over the bound on a report."
 _demand = partial(demand, PrivacyError)
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 WholeFromOne = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
@@ -31,22 +34,15 @@ Probability = Annotated[float, msgspec.Meta(gt=0, le=1)]
 class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The noise of a round, and assumptions about the rounds that a device is in: all that an accountant needs.
 
-    Raises PrivacyError naming the field and what it may be.
-
-    noise_multiplier: z, the standard deviation of the new noise on the sum of a round, over the bound on the l2 norm of
-        a report; from LEAST_NOISE to MOST_NOISE.
-    mechanism: how sums are noised.
-    min_separation_rounds: the least number of rounds from one participation of a device to its next; 1 allows each.
-    bands: diagonals of the banded matrix, from 2 to min_separation_rounds; 1 for other mechanisms.
-    sampling_probability: the probability that a device is in a round, drawn anew for every device and round (Poisson
-        sampling), as only a simulation can; 1 claims nothing about which devices come.
+    A sampling_probability below 1 is that of Poisson sampling, as only a simulation can; 1 claims nothing about which
+    devices come. Raises PrivacyError naming the field and what it may be.
     """
 
-    noise_multiplier: Annotated[float, msgspec.Meta(ge=LEAST_NOISE, le=MOST_NOISE)]
-    mechanism: Mechanism = "gaussian"
-    min_separation_rounds: WholeFromOne = 1
-    bands: WholeFromOne = 1
-    sampling_probability: Probability = 1.0
+    noise_multiplier: Annotated[float, setting(_NOISE, ge=LEAST_NOISE, le=MOST_NOISE)]
+    mechanism: Annotated[Mechanism, setting("How sums are noised.")] = "gaussian"
+    min_separation_rounds: Annotated[WholeFromOne, setting("Least rounds between two participations; 1 is none.")] = 1
+    bands: Annotated[WholeFromOne, setting(BANDS)] = 1
+    sampling_probability: Annotated[Probability, setting("Chance of each device to be in a round, drawn anew.")] = 1.0
 
     def __post_init__(self) -> None:
         check(self)
@@ -69,13 +65,13 @@ class Privacy(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Two runs are neighbours when one device's reports are zeros in one of them. The participants and their number are
     public.
 
-    epsilon, delta: the budget; no round starts that would exceed it.
-    users: size of the population. δ is below 1 / users, because a larger δ would allow a model that reveals a person.
+    No round starts that would exceed the budget. δ is below 1 / users, because a larger δ would allow a model that
+    reveals a person.
     """
 
-    epsilon: Positive
-    delta: Positive
-    users: WholeFromOne
+    epsilon: Annotated[Positive, setting("Most that all models together may say of a device.")]
+    delta: Annotated[Positive, setting(DELTA)]
+    users: Annotated[WholeFromOne, setting("Size of the population.")]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,17 +87,14 @@ class Privacy(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class LedgerEntry(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A noised sum that was released: one row of a task's ledger.
 
-    round: its number. clip: the bound on the l2 norm of every report in it. devices: how many reports it sums.
-
-    Only for the mechanism distributed, else 0: honest, the number of devices assumed to add their share of the noise;
-    square, the bound on the squared l2 norm of a report in steps of its rounding.
+    honest and square are 0 unless devices add the noise.
     """
 
-    round: Count
-    clip: Positive
-    devices: Count
-    honest: Count = 0
-    square: Count = 0
+    round: Annotated[Count, setting("Number of the round.")]
+    clip: Annotated[Positive, setting("Bound on the L2 norm of every report in it.")]
+    devices: Annotated[Count, setting("Reports that it sums.")]
+    honest: Annotated[Count, setting("Devices assumed to add their share of the noise.")] = 0
+    square: Annotated[Count, setting("Bound on the squared L2 norm of a report, in steps of its rounding.")] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,11 +25,11 @@ def list_algorithms(json: Json = False) -> None:
     from fedcore.algorithms import ALGORITHMS, create
     from fedcore.algorithms.facts import facts_of
 
-    found = [facts_of(create(name)) for name in ALGORITHMS]
+    algorithms = [facts_of(create(name)) for name in ALGORITHMS]
     if json:
-        return emit(found)
+        return emit(algorithms)
     columns = ("algorithm", "family", "down", "up", "server state", "trips", "cross-device", "paper")
-    return show_table(columns, [_cells(facts) for facts in found])
+    return show_table(columns, [_cells(facts) for facts in algorithms])
 
 
 @algorithms_app.command()
@@ -57,7 +57,9 @@ def show(
     show_fields(_outline(facts))
     say()
     columns = ("setting", "value", "what it may be", "meaning")
-    return show_table(columns, [(one.name, one.value, one.values, one.meaning) for one in facts.settings])
+    return show_table(
+        columns, [(setting.name, setting.value, setting.values, setting.meaning) for setting in facts.settings]
+    )
 
 
 def _cells(facts: AlgorithmFacts) -> tuple[object, ...]:
@@ -88,8 +90,8 @@ def _vectors(sizes: dict[str, Size]) -> str:
 
 def _runs(trip: TripFacts) -> str:
     passes = [
-        f"{one.name} ({one.epochs} × all examples in batches of {one.batch_size}"
-        f"{f', at most {one.steps} steps' if one.steps else ''})"
-        for one in trip.passes
+        f"{sweep.name} ({sweep.epochs} × all examples in batches of {sweep.batch_size}"
+        f"{f', at most {sweep.steps} steps' if sweep.steps else ''})"
+        for sweep in trip.passes
     ]
     return ", then ".join(passes)

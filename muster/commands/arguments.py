@@ -21,18 +21,18 @@ class Group:
     def command(self, act: Callable[[argparse.Namespace], Any], name: str = "") -> argparse.ArgumentParser:
         """A command that runs `act`, with --json; its name is that of the function if not given."""
         about = inspect.cleandoc(act.__doc__ or "")
-        made = self._commands.add_parser(
+        parser = self._commands.add_parser(
             name or act.__name__.replace("_", "-"),
             help=about.partition("\n")[0],
             description=about,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        made.add_argument(
+        parser.add_argument(
             "--json", action="store_true", help="Print one JSON object on standard output and nothing else there."
         )
-        made.set_defaults(act=act, usage=made.error)
-        return made
+        parser.set_defaults(act=act, usage=parser.error)
+        return parser
 
     def group(self, name: str, about: str) -> Group:
         """A group inside this one."""

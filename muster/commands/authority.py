@@ -13,10 +13,11 @@ from muster.output import Json, emit, say, say_next
 
 if TYPE_CHECKING:
     from authority.server import AuthorityConfig
+    from fedcore.succession import SucceedingKey
 
 T = TypeVar("T")
 authority_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Run the enrolment authority, which says who is a device."
+    no_args_is_help=True, rich_markup_mode=None, help="Run the enrolment authority, which vouches for devices."
 )
 Key = Annotated[Path, typer.Option(metavar="FILE", help="The private key, from `muster authority new-key`.")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
@@ -25,16 +26,16 @@ AcceptUnattested = Annotated[
     bool, typer.Option("--accept-unattested", help="Vouch for devices without evidence; only for development.")
 ]
 SecretFile = Annotated[
-    Path | None, typer.Option(help="File with the secret that devices prove to know; the coordinator has another.")
+    Path | None, typer.Option(help="File with the secret that devices must know; the coordinator has another.")
 ]
 AndroidFile = Annotated[
-    Path | None, typer.Option(help="File that says which Android phones are taken, and for which app.")
+    Path | None, typer.Option(help="File that says which Android phones may enrol, and for which app.")
 ]
 AppleFile = Annotated[
-    Path | None, typer.Option(help="File that says for which app iOS devices are taken, by App Attest.")
+    Path | None, typer.Option(help="File that names the app whose iOS devices may enrol, by App Attest.")
 ]
 CredentialDays = Annotated[
-    float, typer.Option(min=0.01, max=366.0, help="Days for which a credential is good; devices renew in time.")
+    float, typer.Option(min=0.01, max=366.0, help="Days that a credential is valid; devices renew it in time.")
 ]
 ServerKeys = Annotated[
     list[str] | None,
@@ -42,17 +43,15 @@ ServerKeys = Annotated[
 ]
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate chain, PEM; with it the port speaks HTTPS.")]
 TlsKey = Annotated[Path | None, typer.Option(help="Its private key, PEM.")]
-ConnectionLimit = Annotated[
-    int, typer.Option(min=1, help="Connections that may wait for a request, and bodies on their way.")
-]
+ConnectionLimit = Annotated[int, typer.Option(min=1, help="Idle connections and uploads in progress, at most.")]
 AddressConnectionLimit = Annotated[
-    int, typer.Option(min=0, help="Those of one address that may wait for a request; 0 is no limit.")
+    int, typer.Option(min=0, help="Idle connections of one address, at most; 0 is no limit.")
 ]
 AddressLimit = Annotated[
-    int, typer.Option(min=0, help="Credentials, and beacons, for which one address may ask in a minute; 0 is no limit.")
+    int, typer.Option(min=0, help="Credentials and beacons that one address may ask for in a minute; 0 is no limit.")
 ]
 Proxies = Annotated[
-    str, typer.Option(help="Addresses or networks of proxies, by commas: their connections are not limited.")
+    str, typer.Option(help="Addresses or networks of proxies, by commas, whose connections are not limited.")
 ]
 
 Origins = Annotated[
@@ -67,19 +66,14 @@ def new_key(
 ) -> None:
     """Write a new private key, and print the public key.
 
-    Only its owner may read the file. Keep a copy of it apart: devices trust no other key. The coordinator must never
-    have it; the settings of the coordinator and the policies of devices name the public key.
+    Only its owner may read the file. Keep a copy elsewhere: devices trust no other key. The coordinator must never have
+    it; its settings and the devices' policies name the public key.
     """
-    from fedcore.signing import key_text
     from fedcore.succession import SucceedingKey
 
     key = SucceedingKey.new("authority")
     key.save(out)
-    text = key_text(key.public)
-    if json:
-        emit({"file": str(out), "authority": text})
-    else:
-        say(text)
+    _tell(out, key, json)
 
 
 @authority_app.command()
@@ -89,20 +83,15 @@ def rotate(
 ) -> None:
     """Give the authority's key a successor, and print its public key.
 
-    The old key signs the new one, which takes its place.
+    The old key signs the new one, which replaces it.
 
-    Then restart the authority, and the coordinator with the new public key. Devices follow by themselves.
+    Then restart the authority, and restart the coordinator with the new public key. Devices follow by themselves.
     """
-    from fedcore.signing import key_text
     from fedcore.succession import SucceedingKey
 
     successor = SucceedingKey.load("authority", key).successor()
     successor.save(key, replace=True)
-    text = key_text(successor.public)
-    if json:
-        emit({"file": str(key), "authority": text})
-    else:
-        say(text)
+    _tell(key, successor, json)
 
 
 @authority_app.command()
@@ -130,8 +119,8 @@ def serve(
     A secure round in groups of more than 64 devices needs a beacon: name the key that `muster coordinator keys show`
     prints with --server-key.
 
-    Run it where whoever runs the coordinator cannot reach its key: secure rounds protect from a coordinator that makes
-    devices up as far as the two are apart.
+    Run it where the coordinator's operator cannot reach its key: as another user, better on another machine, ideally in
+    another organisation. Its protection from a coordinator that invents devices is only as good as that separation.
     """
     from authority.server import AuthorityConfig
     from ingress.addresses import networks
@@ -160,6 +149,16 @@ def serve(
     _run(config, ready_file)
 
 
+def _tell(file: Path, key: SucceedingKey, json: bool) -> None:
+    from fedcore.signing import key_text
+
+    text = key_text(key.public)
+    if json:
+        emit({"file": str(file), "authority": text})
+    else:
+        say(text)
+
+
 def _run(config: AuthorityConfig, ready_file: Path | None) -> None:
     from authority.server import serve as run
     from coordinator.logs import configure_logs
@@ -168,14 +167,14 @@ def _run(config: AuthorityConfig, ready_file: Path | None) -> None:
 
     for_people = configure_logs("info", "auto")
 
-    def tell(urls: tuple[str]) -> None:
-        """Say to a person what comes next."""
+    def guide(urls: tuple[str]) -> None:
+        """Suggest the next command to a person."""
         if for_people:
             public = key_text(SucceedingKey.load("authority", config.key).public)
             command = ["muster", "coordinator", "serve", "--authority", public, "--authority-url", urls[0]]
             say_next("start a coordinator that goes by it", command)
 
-    serve_until_terminated("authority", lambda on_ready: run(config, lambda url: on_ready((url,))), tell, ready_file)
+    serve_until_terminated("authority", lambda on_ready: run(config, lambda url: on_ready((url,))), guide, ready_file)
 
 
 def _parsed(parse: Callable[[str], T], text: str, option: str) -> T:

@@ -30,10 +30,10 @@ def add_bench(app: typer.Typer, checkout: Path = _CHECKOUT) -> None:
 
 def find_checkout(checkout: Path = _CHECKOUT) -> bool:
     """Whether this is a checkout; then its folders `benchmarks` and `tools` can be imported."""
-    found = all((checkout / name).is_file() for name in ("pyproject.toml", "benchmarks/options.py"))
-    if found and str(checkout) not in sys.path:
+    is_checkout = all((checkout / name).is_file() for name in ("pyproject.toml", "benchmarks/options.py"))
+    if is_checkout and str(checkout) not in sys.path:
         sys.path.append(str(checkout))
-    return found
+    return is_checkout
 
 
 _ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}

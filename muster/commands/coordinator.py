@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ from muster.commands.devices import devices_app
 from muster.commands.serving import ReadyFile, serve_until_terminated
 from muster.commands.stores import Blobs, Database, given_again, located
 from muster.commands.task import FIRST_TASK
-from muster.output import Json, at_utc, emit, say, say_next, show_fields, show_table
+from muster.output import Json, answer, at_utc, emit, say, say_next, show_table
 
 if TYPE_CHECKING:
     from coordinator.server import Addresses
@@ -63,8 +63,8 @@ def serve(
 ) -> None:
     """Serve devices until SIGTERM or Ctrl-C.
 
-    A restart takes up every task where it was committed last. Several may run on one database, and a device may reach
-    any of them.
+    After a restart every task goes on from its last committed round. Several coordinators may run on one database, and
+    a device may reach any of them.
 
     Operators are served on a port of their own. Without --accept-unattested, --enrolment-secret-file or the setting
     android_file only devices with a credential of the --authority can enrol. Every setting may also come from the
@@ -80,15 +80,15 @@ def serve(
     }
     enrolment |= {"authority": authority, "authority_url": authority_url}
     ports = {"host": host, "port": port, "admin_port": admin_port}
-    settings = load_settings(_given(config, database=db, blobs=blobs, role=role, **ports, **enrolment))
+    settings = load_settings(_flags(config, database=db, blobs=blobs, role=role, **ports, **enrolment))
     for_people = configure_logs(settings.log_level, settings.log_format)
 
-    def say(addresses: Addresses) -> None:
-        """Say to a person what comes next."""
+    def guide(addresses: Addresses) -> None:
+        """Suggest the next commands to a person."""
         if for_people:
             _say_next(addresses, db, blobs)
 
-    serve_until_terminated("coordinator", lambda on_ready: run(settings, on_ready), say, ready_file)
+    serve_until_terminated("coordinator", lambda on_ready: run(settings, on_ready), guide, ready_file)
 
 
 @coordinator_app.command()
@@ -101,17 +101,13 @@ def migrate(
 ) -> None:
     """Bring a database to the tables of this version.
 
-    Stop every coordinator on it and make a backup first. Going down loses the contents of tables and columns that go.
+    Stop every coordinator on it and make a backup first. Going down loses what is in the tables and columns
+    that it removes.
     """
-    from dataclasses import asdict
-
     from coordinator.store import migrations
 
-    done = asdict(migrations.migrate(located(db).database, to or migrations.HEAD))
-    if json:
-        emit(done)
-    else:
-        show_fields(done)
+    changes = asdict(migrations.migrate(located(db).database, to or migrations.HEAD))
+    answer(changes, json)
 
 
 @coordinator_app.command()
@@ -133,51 +129,47 @@ def collect(
     row points at. A coordinator does so by itself once a day, as its settings say; this command works whether one runs
     or not. The grace is for bundles that are being uploaded.
     """
-    from dataclasses import asdict, replace
-
     from coordinator.store.garbage_collection import collect as run
     from coordinator.store.tasks import open_coordinator_store
 
     settings = located(db, blobs, keep_models=keep_models, keep_assignments_days=keep_assignments_days)
     with open_coordinator_store(settings.database, settings.blobs, create=False) as store:
-        done = asdict(run(store, replace(settings.retention, grace_s=grace_h * 3600)))
-    if json:
-        emit(done)
-    else:
-        show_fields(done)
+        removed = asdict(run(store, replace(settings.retention, grace_s=grace_h * 3600)))
+    answer(removed, json)
 
 
 @coordinator_app.command("config")
 def show_config(config: Config = None, json: Json = False) -> None:
     """Show every setting as `serve` would have it.
 
-    Also where each comes from, and no password.
+    Also where each comes from. Passwords are left out.
 
-    An unknown setting or a wrong value is named, and the exit code is 2.
+    The exit code is 2 for an unknown setting or a wrong value, which is named.
     """
     from coordinator.settings import effective, load_settings
 
-    given = _given(config)
-    found = effective(load_settings(given), given)
+    flags = _flags(config)
+    settings = effective(load_settings(flags), flags)
     if json:
-        emit({one.name: {"value": one.value, "source": one.source} for one in found})
+        emit({setting.name: {"value": setting.value, "source": setting.source} for setting in settings})
     else:
-        show_table(("setting", "value", "source"), [(one.name, one.value, one.source) for one in found])
+        rows = [(setting.name, setting.value, setting.source) for setting in settings]
+        show_table(("setting", "value", "source"), rows)
 
 
 @coordinator_app.command()
 def token(
     name: Annotated[str, typer.Option(help="The holder's name; the history of a task shows it.")],
-    role: Annotated[str, typer.Option(help="viewer looks; operator also creates and changes tasks.")] = "viewer",
+    role: Annotated[str, typer.Option(help="viewer reads; operator also creates and changes tasks.")] = "viewer",
     days: Annotated[float, typer.Option(help="Days after which it expires; 3650 at most.")] = 90,
     db: Database = None,
     json: Json = False,
 ) -> None:
     """Make a token for the admin API and the dashboard.
 
-    It is printed this once, since only its hash is kept.
+    It is printed only now, since the database keeps only its hash.
 
-    Run it where the database can be reached. `muster task --coordinator URL` takes the token from MUSTER_TOKEN.
+    Run this where the database can be reached. `muster task --coordinator URL` takes the token from MUSTER_TOKEN.
     """
     from coordinator.api.tokens import issue
     from coordinator.rules.entities import Role
@@ -186,9 +178,10 @@ def token(
     if role not in set(Role):
         raise typer.BadParameter(f"{role!r} is neither viewer nor operator", param_hint="--role")
     with closing(Store(located(db).database, create=False)) as database:
-        made, text = issue(database, name, Role(role), days)
+        issued, text = issue(database, name, Role(role), days)
     if json:
-        emit({"id": made.id, "name": made.name, "role": made.role, "expires_at": made.expires_at, "token": text})
+        facts = {"id": issued.id, "name": issued.name, "role": issued.role, "expires_at": issued.expires_at}
+        emit(facts | {"token": text})
     else:
         say(text)
 
@@ -200,11 +193,11 @@ def list_tokens(db: Database = None, json: Json = False) -> None:
     from coordinator.store.database import Database as Store
 
     with closing(Store(located(db).database, create=False)) as database:
-        found, now = tokens(database), time.time()
+        issued, now = tokens(database), time.time()
     if json:
-        emit([dataclasses.asdict(one) for one in found])
+        emit([asdict(token) for token in issued])
     else:
-        rows = [(one.id, one.name, one.role, one.state(now), at_utc(one.expires_at)) for one in found]
+        rows = [(token.id, token.name, token.role, token.state(now), at_utc(token.expires_at)) for token in issued]
         show_table(("id", "name", "role", "state", "expires"), rows)
 
 
@@ -214,16 +207,14 @@ def revoke(
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Make a token worthless, from now on."""
+    """Revoke a token, from now on."""
     from coordinator.api.tokens import revoke as end
     from coordinator.store.database import Database as Store
 
     with closing(Store(located(db).database, create=False)) as database:
         ended = end(database, token_id)
-    if json:
-        emit(dataclasses.asdict(ended))
-    else:
-        show_fields({"id": ended.id, "name": ended.name, "role": ended.role, "state": "revoked"})
+    shown = {"id": ended.id, "name": ended.name, "role": ended.role, "state": "revoked"}
+    answer(asdict(ended) if json else shown, json)
 
 
 def _say_next(addresses: Addresses, db: str | None, blobs: str | None) -> None:
@@ -233,8 +224,8 @@ def _say_next(addresses: Addresses, db: str | None, blobs: str | None) -> None:
     say_next(f"make a token for the dashboard at {addresses.admin}", token)
 
 
-def _given(config: Path | None, **options: Any) -> dict[str, Any]:
-    """The options that were given; the file of settings is named in the environment, where the settings look."""
+def _flags(config: Path | None, **options: Any) -> dict[str, Any]:
+    """The options that have a value. The settings read MUSTER_CONFIG, so a file of settings goes there."""
     if config is not None:
         os.environ["MUSTER_CONFIG"] = str(config)
     return {name: value for name, value in options.items() if value is not None}

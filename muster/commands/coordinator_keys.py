@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from muster.commands.stores import Database, located
-from muster.output import Json, emit, show_fields
+from muster.output import Json, answer
 
 if TYPE_CHECKING:
     from coordinator.keys import Keys
@@ -35,10 +35,14 @@ def show(db: Database = None, json: Json = False) -> None:
 def rotate(
     db: Database = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the successor to this file, to be put in the place of the old one later.")
+        Path | None, typer.Option(help="Write the successor to this file, which replaces the old one later.")
     ] = None,
     lost: Annotated[
-        bool, typer.Option("--lost", help="A file is lost: make a key that nobody trusts who knew the lost one.")
+        bool,
+        typer.Option(
+            "--lost",
+            help="A file is lost: make an unrelated key, which devices that know the lost one refuse.",
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -46,11 +50,11 @@ def rotate(
 
     The old key signs the new one, which takes its place.
 
-    Coordinators that run go on with it within a second, and devices follow by themselves. Make a new backup afterwards.
-    With --out nothing changes yet: keep that file offline, for the day on which the key leaks or is lost.
+    Running coordinators use it within a second, and devices follow by themselves. Make a new backup afterwards. With
+    --out nothing changes yet: keep that file offline, for the day on which the key leaks or is lost.
 
-    The lineage key has no successor. With --lost a new one, or the one that is there, takes the place of one that is
-    lost; tasks whose releases name that are paused until it is back.
+    The lineage key has no successor. With --lost a new one, or the one in the file, replaces a lost one. Tasks whose
+    releases name the lost one are paused until it is back.
     """
     from coordinator.keys import rotate as put_successor
     from coordinator.keys import start_anew
@@ -71,15 +75,12 @@ def _show(keys: Keys, path: Path, json: bool) -> None:
 
     key = keys.server
     text = key_text(key.public)
-    succeeded = [one.hex() for one in key.succession.keys[:-1]]
-    found = {
+    succeeded = [old.hex() for old in key.succession.keys[:-1]]
+    facts = {
         "file": str(path),
         "key": key.public.hex(),
         "text": text,
         "lineage": lineage_key(path).signer if lineage_file(path).exists() else None,
         "succeeds": succeeded,
     }
-    if json:
-        emit(found)
-    else:
-        show_fields(found | {"succeeds": ", ".join(succeeded) or "no other"})
+    answer(facts if json else facts | {"succeeds": ", ".join(succeeded) or "no other"}, json)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from muster.options.simulate import Data
 from muster.output import Json, emit, say, show_fields, show_table
 
 if TYPE_CHECKING:
@@ -30,10 +31,10 @@ def list_datasets(json: Json = False) -> None:
     from simulator.datasets import DATASETS
 
     if json:
-        return emit([{"name": name, **_listed(one)} for name, one in DATASETS.items()])
+        return emit([{"name": name, **_listed(dataset)} for name, dataset in DATASETS.items()])
     rows = [
-        (name, one.clients or "its users", f"DIR/{name}" if one.on_disk else "–", one.about)
-        for name, one in DATASETS.items()
+        (name, dataset.clients or "its users", f"DIR/{name}" if dataset.on_disk else "–", dataset.about)
+        for name, dataset in DATASETS.items()
     ]
     return show_table(("data set", "clients", "on disk", "what"), rows)
 
@@ -41,7 +42,7 @@ def list_datasets(json: Json = False) -> None:
 @data_app.command()
 def show(
     name: Annotated[str, typer.Argument(help="A data set of the list, package.module:function, or a path.")],
-    data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
+    data: Data = None,
     partition: Annotated[str | None, typer.Option(help="How examples are dealt to clients, as dirichlet:0.3.")] = None,
     clients: Annotated[int | None, typer.Option(min=1, help="To how many clients, or how many of the users.")] = None,
     out: Annotated[

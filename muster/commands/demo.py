@@ -32,7 +32,7 @@ BROWSER = (
     f"all, by default {AT_PAGE}, and --rounds secure rounds, by default {ROUNDS_AT_PAGE}, with the first algorithm. "
     "page.png, in the folder of --out, shows the page."
 )
-IN_CLEAR = "What the coordinator saw: every report in clear, with its weight and its loss. It kept only their sums."
+IN_CLEAR = "What the coordinator saw: every report in the clear, with its weight and its loss. It kept only their sums."
 
 
 def demo(
@@ -75,7 +75,7 @@ def demo(
     secure = devices >= LEAST_COHORT and not plain
     result = _trained(names, rounds, devices, seed, secure=secure, out=out)
     picture = (out or Path()) / PICTURE
-    draw_measured({one.algorithm: one.points for one in result.algorithms}, TITLE).write(picture)
+    draw_measured({run.algorithm: run.points for run in result.algorithms}, TITLE).write(picture)
     if json:
         emit(_summary(result, picture) | {"secure_aggregation": secure})
     else:
@@ -127,9 +127,9 @@ def _trained(
 
 def _summary(result: DemoResult, picture: Path) -> dict[str, object]:
     return {
-        "algorithms": {one.algorithm: dataclasses.asdict(one) for one in result.algorithms},
+        "algorithms": {run.algorithm: dataclasses.asdict(run) for run in result.algorithms},
         "round_steps": result.round_steps,
-        "agreement": max(one.agreement for one in result.algorithms),
+        "agreement": max(run.agreement for run in result.algorithms),
         "learning_curves": str(picture),
     }
 

@@ -25,8 +25,8 @@ CODES = {"reported": 0, "rejected": 75, "not-needed": 75, "not-now": 75}
 def main(arguments: Sequence[str]) -> int:
     """Run one of the commands; its exit code. Raises SystemExit for help and for arguments that are none."""
     hide_memory()
-    given = parser().parse_args(arguments)
-    code: int | None = given.act(given)
+    parsed = parser().parse_args(arguments)
+    code: int | None = parsed.act(parsed)
     return code or 0
 
 
@@ -37,19 +37,17 @@ def parser() -> Group:
     journal = top.command(log)
     _add_state(journal, "The device's state folder.")
     journal.add_argument(
-        "--last", type=at_least_one, default=20, metavar="N", help="Show so many entries, the newest.  [%(default)s]"
+        "--last", type=at_least_one, default=20, metavar="N", help="Number of entries, the newest.  [%(default)s]"
     )
     _add_state(top.command(conditions), "The device's state folder, whose disk counts.")
     build = top.command(build_executorch)
     build.add_argument("--arch", help="x86_64 or aarch64; this machine's if not given.")
-    build.add_argument(
-        "--out", type=Path, metavar="DIR", help="The folder to write, if not the one where a device looks."
-    )
+    build.add_argument("--out", type=Path, metavar="DIR", help="The folder to write.  [where devices look]")
     add_examples(top)
     return top
 
 
-def run(given: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Check in, train when selected, report; again and again unless --once. Examples never leave the device.
 
     Times to come back are honoured across restarts; --once runs its session now. What is required must be known to
@@ -63,29 +61,29 @@ def run(given: argparse.Namespace) -> int:
     from device_runtime.outcome import Outcome
 
     device = Device(
-        given.coordinator,
-        given.population,
-        given.examples,
-        given.state,
-        policy=given.policy,
-        conditions=linux(storage=given.state) if given.conditions is None else trace(given.conditions),
-        requirements=_together(given.require or []),
-        backend=given.backend,
-        enrolment_secret=given.enrolment_secret_file,
+        options.coordinator,
+        options.population,
+        options.examples,
+        options.state,
+        policy=options.policy,
+        conditions=linux(storage=options.state) if options.conditions is None else trace(options.conditions),
+        requirements=_together(options.require or []),
+        backend=options.backend,
+        enrolment_secret=options.enrolment_secret_file,
     )
 
     def tell(outcome: Outcome) -> None:
-        if given.json:
+        if options.json:
             return emit(outcome)
         place = f"task {outcome.task} round {outcome.round}" if outcome.task else ""
         say(" ".join(filter(None, [outcome.outcome, outcome.reason, place, outcome.detail])))
         for notice in outcome.notices:
             say(f"  {notice}")
         if outcome.reason == "unreachable":
-            say(f"  does a coordinator run at {given.coordinator}, and is that its port for devices?")
+            say(f"  does a coordinator run at {options.coordinator}, and is that its port for devices?")
         return None
 
-    if not given.once:
+    if not options.once:
         device.run_forever(threading.Event(), tell)
         return 0
     outcome = device.run_once()
@@ -93,59 +91,59 @@ def run(given: argparse.Namespace) -> int:
     return 75 if outcome.reason == "conditions" else CODES.get(outcome.outcome, 1)
 
 
-def log(given: argparse.Namespace) -> None:
+def log(options: argparse.Namespace) -> None:
     """Show the device's journal: every session with its task, times, bytes sent and outcome."""
     from device_runtime.state.journal import read_journal
 
-    entries = read_journal(given.state)[-given.last :]
-    if given.json:
+    entries = read_journal(options.state)[-options.last :]
+    if options.json:
         return emit(entries)
     return show_table(["when", "how it ended", "for whom", "trained", "sent"], map(_cells, entries))
 
 
-def conditions(given: argparse.Namespace) -> None:
+def conditions(options: argparse.Namespace) -> None:
     """What this machine tells of charging, use, network, battery, space, memory and heat."""
     import msgspec
 
     from device_runtime.conditions import linux
 
-    now = linux(storage=given.state)()
-    if given.json:
+    now = linux(storage=options.state)()
+    if options.json:
         return emit(now)
-    told = msgspec.structs.asdict(now)
-    return show_fields({name: "unknown" if value is None else value for name, value in told.items()})
+    values = msgspec.structs.asdict(now)
+    return show_fields({name: "unknown" if value is None else value for name, value in values.items()})
 
 
-def build_executorch(given: argparse.Namespace) -> None:
+def build_executorch(options: argparse.Namespace) -> None:
     """Build what `--backend executorch` needs, with pip and a C++ compiler: see docs/backends.md."""
     from device_runtime.native.build import build
 
-    made = build(given.arch, given.out)
-    if given.json:
-        return emit(made)
-    say(str(made.folder))
-    sizes = made.files | {"together": made.size_bytes}
+    library = build(options.arch, options.out)
+    if options.json:
+        return emit(library)
+    say(str(library.folder))
+    sizes = library.files | {"together": library.size_bytes}
     return show_fields({name: f"{size / 1000:,.0f} kB" for name, size in sizes.items()})
 
 
 def _add_run(top: Group) -> None:
-    one = top.command(run)
-    one.add_argument("--coordinator", required=True, metavar="URL", help="The coordinator's URL.")
-    one.add_argument("--population", required=True, metavar="NAME", help="The population to serve.")
-    one.add_argument(
+    command = top.command(run)
+    command.add_argument("--coordinator", required=True, metavar="URL", help="The coordinator's URL.")
+    command.add_argument("--population", required=True, metavar="NAME", help="The population to serve.")
+    command.add_argument(
         "--examples", type=Path, required=True, metavar="PATH", help="Local examples: an .npz file, or a store."
     )
-    _add_state(one, "Where the device keeps its identity, journal and plans.")
-    one.add_argument(
+    _add_state(command, "Where the device keeps its identity, journal and plans.")
+    command.add_argument(
         "--backend", default="onnxruntime", help="What runs the graphs: onnxruntime or executorch.  [%(default)s]"
     )
-    one.add_argument(
+    command.add_argument(
         "--policy",
         type=Path,
         metavar="FILE",
         help="What this device may do, see docs/device.md.  [policy.toml in the state folder]",
     )
-    one.add_argument(
+    command.add_argument(
         "--require",
         type=_requirements,
         action="append",
@@ -153,19 +151,19 @@ def _add_run(top: Group) -> None:
         help="What must hold before and during training: charging, idle, unmetered, min_battery=0.5, "
         "min_free_storage_bytes=…, min_free_memory_bytes=…, min_thermal_headroom_c=…; may be repeated.  [nothing]",
     )
-    one.add_argument(
+    command.add_argument(
         "--conditions",
         type=Path,
         metavar="TRACE",
         help="Made-up conditions: a JSON file of seconds and values.  [this machine's]",
     )
-    one.add_argument(
+    command.add_argument(
         "--enrolment-secret-file",
         type=Path,
         metavar="FILE",
         help="A file with the secret that the coordinator wants devices to know.  [none]",
     )
-    one.add_argument("--once", action="store_true", help="Run one session and end.")
+    command.add_argument("--once", action="store_true", help="Run one session and end.")
 
 
 def _add_state(command: argparse.ArgumentParser, what: str) -> None:
@@ -188,7 +186,7 @@ def _requirements(text: str) -> dict[str, object]:
 def _together(settings: Sequence[Mapping[str, object]]) -> Requirements:
     from fedcore.conditions import to_requirements
 
-    all_of_them = {name: value for some in settings for name, value in some.items()}
+    all_of_them = {name: value for settings_of_one in settings for name, value in settings_of_one.items()}
     return to_requirements(all_of_them)
 
 

@@ -1,4 +1,4 @@
-"""`muster coordinator devices`: the devices that enrolled, and those that the coordinator refuses."""
+"""`muster coordinator devices`: the devices that enrolled, and those that were revoked."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.commands.stores import Blobs, Database, Remote, open_store
-from muster.output import Json, at_utc, emit, show_fields, show_table
+from muster.commands.stores import with_store
+from muster.output import Json, answer, at_utc, emit, show_table
 
 if TYPE_CHECKING:
+    from coordinator.operations import TaskStore
     from coordinator.rules.entities import Device
 
 devices_app = typer.Typer(
@@ -25,53 +26,42 @@ DeviceId = Annotated[
 
 
 @devices_app.command("list")
+@with_store
 def list_devices(
     *,
-    revoked: Annotated[
-        bool, typer.Option("--revoked", help="Only those that are revoked, the last one first.")
-    ] = False,
-    last: Annotated[int, typer.Option(min=1, max=1000, help="How many, the newest first.")] = 100,
-    db: Database = None,
-    blobs: Blobs = None,
-    coordinator: Remote = None,
+    revoked: Annotated[bool, typer.Option("--revoked", help="Only revoked ones, the last revoked first.")] = False,
+    last: Annotated[int, typer.Option(min=1, max=1000, help="Number of devices, newest first.")] = 100,
+    store: TaskStore,
     json: Json = False,
 ) -> None:
-    """List the devices that enrolled last."""
-    with open_store(db, blobs, coordinator) as store:
-        found = store.devices(last, revoked=revoked)
+    """List devices, the last enrolled first."""
+    devices = store.devices(last, revoked=revoked)
     if json:
-        emit([asdict(one) for one in found])
+        emit([asdict(device) for device in devices])
     else:
-        rows = [(one.id, one.attestation, at_utc(one.enrolled_at), _state(one)) for one in found]
+        rows = [(device.id, device.attestation, at_utc(device.enrolled_at), _state(device)) for device in devices]
         show_table(("device", "attestation", "enrolled", "state"), rows)
 
 
 @devices_app.command()
-def revoke(
-    device: DeviceId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
-) -> None:
+@with_store
+def revoke(*, device: DeviceId, store: TaskStore, json: Json = False) -> None:
     """Refuse a device from now on, at every coordinator on the database.
 
-    What it waits for and works on ends within seconds; what it reported before stays counted.
+    Its sessions end within seconds; its earlier reports stay counted.
     """
-    with open_store(db, blobs, coordinator) as store:
-        _show(store.revoke_device(device), json)
+    _show(store.revoke_device(device), json)
 
 
 @devices_app.command()
-def allow(
-    device: DeviceId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
-) -> None:
+@with_store
+def allow(*, device: DeviceId, store: TaskStore, json: Json = False) -> None:
     """Take a revoked device back."""
-    with open_store(db, blobs, coordinator) as store:
-        _show(store.allow_device(device), json)
+    _show(store.allow_device(device), json)
 
 
 def _show(device: Device, json: bool) -> None:
-    if json:
-        emit(asdict(device))
-    else:
-        show_fields({"device": device.id, "state": _state(device)})
+    answer(asdict(device) if json else {"device": device.id, "state": _state(device)}, json)
 
 
 def _state(device: Device) -> str:

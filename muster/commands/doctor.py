@@ -16,10 +16,10 @@ _WORDS = {True: "yes", False: "no", None: "not seen from here"}
 
 def doctor(
     security: Annotated[
-        bool, typer.Option("--security", help="Say instead which assumptions of docs/threat-model.md hold.")
+        bool, typer.Option("--security", help="Check which assumptions of docs/threat-model.md hold.")
     ] = False,
     policy: Annotated[
-        Path | None, typer.Option(help="With --security: the policy.toml that devices have, judged too.")
+        Path | None, typer.Option(help="With --security: the devices' policy.toml, to check too.")
     ] = None,
     db: Database = None,
     blobs: Blobs = None,
@@ -28,12 +28,12 @@ def doctor(
 ) -> None:
     """Say what this installation can do and what it lacks.
 
-    The exit code is 0 when everything that `muster demo` needs is there, 1 otherwise. The rest is for more than that:
-    other runtimes, emulated ARM devices, a GPU.
+    The exit code is 0 when everything that `muster demo` needs is there, 1 otherwise. The rest is optional: other
+    runtimes, emulated ARM devices, a GPU.
 
-    With --security it looks at the deployment instead: the coordinator's settings, its keys, its store, and the policy
-    of its devices if you name it. A coordinator that runs is asked, with --coordinator and an operator's token; without
-    it, the settings are those that this shell would start one with. The exit code is 0 when no assumption fails.
+    With --security it checks the deployment instead: the coordinator's settings, keys and store, and the devices'
+    policy if you name it. With --coordinator and an operator's token it asks a running coordinator. Without, it takes
+    the settings with which this shell would start one. The exit code is 0 when no assumption fails.
     """
     if security:
         raise typer.Exit(0 if _secure(policy, db, blobs, coordinator, json=json) else 1)
@@ -50,23 +50,26 @@ def _secure(policy: Path | None, db: str | None, blobs: str | None, coordinator:
 
     of_devices = () if policy is None else of_device(Policy.load(policy))
     if coordinator is None:
-        found = (*of_stopped(located(db, blobs)), *of_devices)
+        assumptions = (*of_stopped(located(db, blobs)), *of_devices)
     else:
         with RemoteStore(coordinator, os.environ.get("MUSTER_TOKEN")) as service:
-            found = (*service.security(), *of_devices)
+            assumptions = (*service.security(), *of_devices)
     if json:
-        emit(found)
+        emit(assumptions)
     else:
-        show_table(("assumption", "holds", "found"), [(one.name, _WORDS[one.holds], one.found) for one in found])
-        lacking = {one.name: one.remedy for one in found if one.holds is False}
+        show_table(
+            ("assumption", "holds", "found"),
+            [(assumption.name, _WORDS[assumption.holds], assumption.found) for assumption in assumptions],
+        )
+        lacking = {assumption.name: assumption.remedy for assumption in assumptions if assumption.holds is False}
         if lacking:
             say()
-            say("How to make the others hold:")
+            say("To make the others hold:")
             show_fields(lacking)
         if policy is None:
             say()
-            say("What devices insist on is in their policy: name it with --policy")
-    return all(one.holds is not False for one in found)
+            say("Devices' demands are in their policy: name it with --policy")
+    return all(assumption.holds is not False for assumption in assumptions)
 
 
 def _able(*, json: bool) -> bool:
@@ -76,13 +79,15 @@ def _able(*, json: bool) -> bool:
     if json:
         emit(report)
     else:
-        show_table(("what", "found", "for"), [(one.name, one.found, one.purpose) for one in report.findings])
-        lacking = {one.name: one.get for one in report.findings if not one.found}
+        show_table(
+            ("what", "found", "for"), [(finding.name, finding.found, finding.purpose) for finding in report.findings]
+        )
+        lacking = {finding.name: finding.get for finding in report.findings if not finding.found}
         if lacking:
             say()
-            say("How to get what was not found:")
+            say("To get what was not found:")
             show_fields(lacking)
         say()
-        missing = [one.name for one in report.findings if one.needed and not one.found]
+        missing = [finding.name for finding in report.findings if finding.needed and not finding.found]
         say(f"muster demo lacks {', '.join(missing)}" if missing else "muster demo has what it needs")
     return report.core_works

@@ -17,47 +17,49 @@ if TYPE_CHECKING:
 def add_examples(top: Group) -> None:
     """Add the group of these commands."""
     group = top.group("examples", "Examples of a device, in a store that stays on this machine.")
-    taken = group.command(import_, "import")
-    taken.add_argument("file", type=Path, metavar="FILE", help="A file *.npz, *.jsonl or *.csv.")
-    taken.add_argument("--collection", default="default", metavar="NAME", help="The one to add to.  [%(default)s]")
-    taken.add_argument(
+    importing = group.command(import_, "import")
+    importing.add_argument("file", type=Path, metavar="FILE", help="A file *.npz, *.jsonl or *.csv.")
+    importing.add_argument("--collection", default="default", metavar="NAME", help="The one to add to.  [%(default)s]")
+    importing.add_argument(
         "--field",
         type=_field,
         action="append",
         metavar="NAME:DTYPE[:SHAPE[:HIGH]]",
         help="A field, like x:float32:28x28 or y:int64::10.",
     )
-    kept = group.command(keep)
-    kept.add_argument("--collection", default="default", metavar="NAME", help="It must be there.  [%(default)s]")
-    kept.add_argument("--max-age-s", type=float, metavar="S", help="Keep no example for longer, in seconds.")
-    kept.add_argument("--max-count", type=at_least_one, metavar="N", help="Keep no more examples than this.")
-    kept.add_argument("--max-bytes", type=at_least_one, metavar="N", help="Keep no more bytes of examples than this.")
-    gone = group.command(delete)
-    gone.add_argument("--collection", metavar="NAME", help="Delete this collection.")
-    gone.add_argument(
+    keeping = group.command(keep)
+    keeping.add_argument("--collection", default="default", metavar="NAME", help="It must be there.  [%(default)s]")
+    keeping.add_argument("--max-age-s", type=float, metavar="S", help="Keep no example for longer, in seconds.")
+    keeping.add_argument("--max-count", type=at_least_one, metavar="N", help="Keep no more examples than this.")
+    keeping.add_argument(
+        "--max-bytes", type=at_least_one, metavar="N", help="Keep no more bytes of examples than this."
+    )
+    deleting = group.command(delete)
+    deleting.add_argument("--collection", metavar="NAME", help="Delete this collection.")
+    deleting.add_argument(
         "--before", type=_time, metavar="TIME", help="Delete older examples, in local time: 2026-01-31[T12:00[:00]]."
     )
-    gone.add_argument("--all", action="store_true", help="Delete all collections.")
-    for command in (taken, group.command(list_, "list"), kept, gone):
+    deleting.add_argument("--all", action="store_true", help="Delete all collections.")
+    for command in (importing, group.command(list_, "list"), keeping, deleting):
         command.add_argument("--store", type=Path, required=True, metavar="DIR", help="The folder of the store.")
 
 
-def import_(given: argparse.Namespace) -> None:
+def import_(options: argparse.Namespace) -> None:
     """Add all examples of a file, or none if one is refused. The store is made when missing.
 
     A new collection needs a --field for each of its fields, unless the file is an .npz.
     """
     from device_runtime.examples import ExampleStore, import_file
 
-    fields = tuple(given.field or ()) or None
-    done = import_file(ExampleStore.open(given.store), given.file, given.collection, fields)
-    if given.json:
+    fields = tuple(options.field or ()) or None
+    done = import_file(ExampleStore.open(options.store), options.file, options.collection, fields)
+    if options.json:
         return emit(done)
     aside = {"damaged store kept as": done.put_aside} if done.put_aside else {}
     return show_fields({"added": done.added, "removed by retention": done.removed, **aside})
 
 
-def list_(given: argparse.Namespace) -> None:
+def list_(options: argparse.Namespace) -> None:
     """Collections: how many examples, how large, how old, how long they are kept."""
     import msgspec
 
@@ -65,8 +67,8 @@ def list_(given: argparse.Namespace) -> None:
     from device_runtime.examples.collection import words
     from device_runtime.examples.store import FILE
 
-    holdings = ExampleStore(given.store / FILE).holdings()
-    if given.json:
+    holdings = ExampleStore(options.store / FILE).holdings()
+    if options.json:
         return emit({"collections": holdings})
     columns = ["collection", "examples", "bytes", "oldest", "newest", "fields", "kept at most"]
     rows = [
@@ -84,7 +86,7 @@ def list_(given: argparse.Namespace) -> None:
     return show_table(columns, rows)
 
 
-def keep(given: argparse.Namespace) -> None:
+def keep(options: argparse.Namespace) -> None:
     """Set how long a collection keeps its examples. The rest goes now, and after every append; oldest first.
 
     A limit that is not given is none: without any option, all examples are kept.
@@ -92,14 +94,14 @@ def keep(given: argparse.Namespace) -> None:
     from device_runtime.examples import ExampleStore, Retention
     from device_runtime.examples.store import FILE
 
-    retention = Retention(max_age_s=given.max_age_s, max_count=given.max_count, max_bytes=given.max_bytes)
-    removed = ExampleStore(given.store / FILE).retain(given.collection, retention)
-    if given.json:
-        return emit({"collection": given.collection, "retention": retention, "removed": removed})
+    retention = Retention(max_age_s=options.max_age_s, max_count=options.max_count, max_bytes=options.max_bytes)
+    removed = ExampleStore(options.store / FILE).retain(options.collection, retention)
+    if options.json:
+        return emit({"collection": options.collection, "retention": retention, "removed": removed})
     return show_fields({"removed": removed})
 
 
-def delete(given: argparse.Namespace) -> None:
+def delete(options: argparse.Namespace) -> None:
     """Delete a collection, or examples older than a time, in one collection or all. The bytes are overwritten.
 
     Give --collection, --before, or both; or only --all.
@@ -107,11 +109,11 @@ def delete(given: argparse.Namespace) -> None:
     from device_runtime.examples import ExampleStore
     from device_runtime.examples.store import FILE
 
-    if given.all == (given.collection is not None or given.before is not None):
-        given.usage("give --collection, --before, or both; or only --all")
-    before = None if given.before is None else given.before.timestamp()
-    removed = ExampleStore(given.store / FILE).delete(given.collection, before)
-    return emit({"removed": removed}) if given.json else show_fields({"removed": removed})
+    if options.all == (options.collection is not None or options.before is not None):
+        options.usage("give --collection, --before, or both; or only --all")
+    before = None if options.before is None else options.before.timestamp()
+    removed = ExampleStore(options.store / FILE).delete(options.collection, before)
+    return emit({"removed": removed}) if options.json else show_fields({"removed": removed})
 
 
 def _field(text: str) -> Field:

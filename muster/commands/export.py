@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from muster.commands.task import FIRST_TASK
-from muster.options.compress import COMPRESS
 from muster.options.key_values import parse_key_values
-from muster.output import Json, Settings, emit, progress, remark, say, say_next, show_fields, show_table
+from muster.output import Json, Settings, answer, emit, progress, remark, say, say_next, show_fields, show_table
+from simulator.configuration import COMPRESS
 
 if TYPE_CHECKING:
     from fedcore.algorithms.algorithm import Algorithm
@@ -68,7 +68,9 @@ def export(
         return _list(json)
     if every == (model is not None):
         raise typer.BadParameter("name a model or pass --all; --list shows the built-in ones", param_hint="MODEL")
-    key = None if sign is None else _signing_key(sign)
+    from fedcore.signing import SigningKey
+
+    key = None if sign is None else SigningKey.load(sign)
     order = _Order(chosen, tuple(formats or (FORMATS if every else ("onnx",))), seed, key, compression)
     if model is not None:
         _describe(_exported(order, model, out)[0], json)
@@ -96,11 +98,11 @@ def _list(json: bool) -> None:
     from fedcore.algorithms import ALGORITHMS
 
     listing = {"models": list(MODELS), "algorithms": list(ALGORITHMS), "formats": list(FORMATS)}
-    return emit(listing) if json else show_fields(listing)
+    answer(listing, json)
 
 
 def _say_next(folder: Path, module: str) -> None:
-    """module: that of a user's own algorithm, which a coordinator must be told to trust; else empty."""
+    """module: of a user's own algorithm, which a coordinator must be told to trust; else empty."""
     muster = [f"MUSTER_ALGORITHMS={module}", "muster"] if module else ["muster"]
     task = [*muster, "task", "create", "--plan", folder, *FIRST_TASK]
     say_next("start a coordinator, unless one runs", [*muster, "coordinator", "serve", "--accept-unattested"])
@@ -134,26 +136,26 @@ def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, f
     seconds: dict[str, float] = defaultdict(float)
     with progress() as bar:
         task = bar.add_task(model, total=None, note="")
-        now, since = "", process_time()
+        current, since = "", process_time()
 
         def note(form: str, doing: str) -> None:
-            nonlocal now, since
-            seconds[now] += process_time() - since
-            now, since = form, process_time()
+            nonlocal current, since
+            seconds[current] += process_time() - since
+            current, since = form, process_time()
             bar.update(task, note=f"{form} {doing}".strip())
 
-        made = Model(load(model), order.seed), order.algorithm, out, model, order.formats, note
-        bundle = export_bundle(*made, compression=order.compression)
+        source = Model(load(model), order.seed)
+        bundle = export_bundle(source, order.algorithm, out, model, order.formats, note, compression=order.compression)
         note("", "done")
     return (bundle if order.key is None else bundle.sign(order.key)), seconds
 
 
 def _export_all(order: _Order, out: Path, json: bool) -> None:
-    """Every built-in model; one that fails is named at the end, and does not stop the others."""
+    """Export every built-in model; those that fail are named at the end."""
     from export.errors import ExportError
     from export.models import MODELS
 
-    done: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
     for model in MODELS:
         try:
@@ -162,12 +164,12 @@ def _export_all(order: _Order, out: Path, json: bool) -> None:
             failed[model] = str(error)
             continue
         formats = bundle.certificate.formats
-        done += [_row(model, name, evidence, seconds[name]) for name, evidence in formats.items()]
+        rows += [_row(model, name, evidence, seconds[name]) for name, evidence in formats.items()]
     if json:
-        emit(done)
+        emit(rows)
     else:
         columns = ("model", "format", "from torch", "allowed", "CPU s", "kB", "step CPU ms", "peak RSS MB")
-        show_table(columns, map(_cells, done))
+        show_table(columns, map(_cells, rows))
     for model, reason in failed.items():
         remark(f"error: {reason}" if model in reason else f"error: {model}: {reason}")
     if failed:
@@ -182,7 +184,7 @@ def _row(model: str, name: str, evidence: Evidence, seconds: float) -> dict[str,
         "parity_l2": evidence.worst,
         "tolerance": evidence.tolerance,
         "float64_l2": max(parity.float64 for parity in evidence.parity),
-        "single_l2": max((one.single for one in evidence.parity if one.single is not None), default=None),
+        "single_l2": max((parity.single for parity in evidence.parity if parity.single is not None), default=None),
         "seconds": round(seconds, 2),
         "bytes": evidence.footprint.graph_bytes,
         "step_cpu_ms": evidence.footprint.step_cpu_ms,
@@ -205,7 +207,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 @plan_app.command()
 def show(bundle: BundlePath, json: Json = False) -> None:
-    """Show a bundle's contents and its demands on a device."""
+    """Show a bundle's contents and what it needs of a device."""
     from fedcore.bundle import Bundle
 
     _describe(Bundle(bundle), json)
@@ -216,11 +218,9 @@ def verify(
     bundle: BundlePath,
     model: Annotated[
         str | None,
-        typer.Option(help="Where to import a model that is not built in: package.module:function."),
+        typer.Option(help="A model of your own, as package.module:function."),
     ] = None,
-    algorithm: Annotated[
-        str | None, typer.Option(help="An algorithm that is not built in, to be imported: package.module:Class.")
-    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="An algorithm of your own, as package.module:Class.")] = None,
     json: Json = False,
 ) -> None:
     """Check a bundle's digests, signature and graphs.
@@ -230,9 +230,9 @@ def verify(
     from export.verify import verify_bundle
     from fedcore.bundle import Bundle
 
-    found = Bundle(bundle)
-    signer = found.signer
-    certificate = verify_bundle(found, model, algorithm)
+    opened = Bundle(bundle)
+    signer = opened.signer
+    certificate = verify_bundle(opened, model, algorithm)
     if json:
         emit({"bundle": str(bundle), "ok": True, "signer": signer, "certificate": certificate})
     else:
@@ -258,19 +258,11 @@ def sign(
 ) -> None:
     """Sign a bundle's plan, in place of any signature that it has."""
     from fedcore.bundle import Bundle
-
-    signed = Bundle(bundle).sign(_signing_key(key))
-    facts = {"bundle": str(bundle), "plan_sha256": signed.manifest.plan.sha256, "signer": signed.signer}
-    if json:
-        emit(facts)
-    else:
-        show_fields(facts)
-
-
-def _signing_key(path: Path) -> SigningKey:
     from fedcore.signing import SigningKey
 
-    return SigningKey.load(path)
+    signed = Bundle(bundle).sign(SigningKey.load(key))
+    facts = {"bundle": str(bundle), "plan_sha256": signed.manifest.plan.sha256, "signer": signed.signer}
+    answer(facts, json)
 
 
 def _describe(bundle: Bundle, json: bool) -> None:
@@ -295,7 +287,8 @@ def _describe(bundle: Bundle, json: bool) -> None:
         emit(facts | {"formats": evidence})
         return
     names = ("passes", "second_passes")
-    show_fields(facts | {n: [_sweeps(item) for item in one.passes] for n, one in zip(names, plan.trips, strict=False)})
+    passes = {name: [_sweeps(item) for item in trip.passes] for name, trip in zip(names, plan.trips, strict=False)}
+    show_fields(facts | passes)
     say()
     columns = ("format", "from torch", "allowed", "step CPU ms", "peak RSS MB", "graphs kB")
     show_table(
@@ -303,13 +296,13 @@ def _describe(bundle: Bundle, json: bool) -> None:
         [
             (
                 name,
-                f"{one.worst:.1e}",
-                f"{one.tolerance:.0e}",
-                f"{one.footprint.step_cpu_ms:.3g}",
-                f"{one.footprint.peak_rss_mb:.0f}",
-                f"{one.footprint.graph_bytes / 1e3:.0f}",
+                f"{proof.worst:.1e}",
+                f"{proof.tolerance:.0e}",
+                f"{proof.footprint.step_cpu_ms:.3g}",
+                f"{proof.footprint.peak_rss_mb:.0f}",
+                f"{proof.footprint.graph_bytes / 1e3:.0f}",
             )
-            for name, one in evidence.items()
+            for name, proof in evidence.items()
         ],
     )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from muster.options.simulate import Data
 from muster.output import Json, emit, progress, show_fields, show_table
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ fleet_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a
 
 
 Profile = Annotated[
-    Path | None, typer.Option(help="Kinds of devices, and what goes wrong with them: see docs/emulators.md.")
+    Path | None, typer.Option(help="File with kinds of devices and their failures: see docs/emulators.md.")
 ]
 Backends = Annotated[
     list[str] | None,
@@ -35,17 +36,15 @@ Runtimes = Annotated[
     typer.Option(
         "--runtime",
         metavar="NAME:N,…",
-        help="How many devices of each runtime: python, node (in TypeScript), browser (in a Chromium), aarch64 (Python "
-        "on emulated ARM).  [default: Python alone]",
+        help="Devices of each runtime: python, node (in TypeScript), browser (in a Chromium), aarch64 (Python "
+        "on emulated ARM).  [default: only python]",
     ),
 ]
-Devices = Annotated[
-    int | None, typer.Option(min=1, help="How many devices there are.  [default: 60, or those of --runtime]")
-]
+Devices = Annotated[int | None, typer.Option(min=1, help="Number of devices.  [default: 60, or those of --runtime]")]
 DEVICES = 60
-Sessions = Annotated[int | None, typer.Option(min=1, help="Stop after so many sessions.  [default: no limit]")]
+Sessions = Annotated[int | None, typer.Option(min=1, help="Stop after this many sessions.  [default: no limit]")]
 SIGNER = (
-    "A public key whose plans and releases the devices accept, and no others; repeatable. Secure rounds need it.  "
+    "A public key; the devices accept only its plans and releases. May be repeated. Secure rounds need it.  "
     "[default: any plan, and no secure round]"
 )
 
@@ -55,9 +54,9 @@ def run(
     coordinator: Annotated[str, typer.Option(help="The coordinator's URL.")],
     population: Annotated[str, typer.Option(help="The population that the devices serve.")],
     devices: Devices = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="How many are awake at a time.")] = 20,
-    dataset: Annotated[str, typer.Option(help="Whose users' examples the devices hold.")] = "digits",
-    data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Devices awake at a time, at most.")] = 20,
+    dataset: Annotated[str, typer.Option(help="Data set whose users' examples the devices hold.")] = "digits",
+    data: Data = None,
     profile: Profile = None,
     backends: Backends = None,
     archs: Archs = None,
@@ -162,8 +161,8 @@ def _show(summary: FleetSummary) -> None:
 
 @fleet_app.command()
 def sysroot(
-    arch: Annotated[str, typer.Option(help="aarch64: what can be emulated.")] = "aarch64",
-    out: Annotated[Path | None, typer.Option(help="The folder to make, if not the one where a fleet looks.")] = None,
+    arch: Annotated[str, typer.Option(help="The architecture to emulate: aarch64.")] = "aarch64",
+    out: Annotated[Path | None, typer.Option(help="The folder to make.  [default: where fleets look]")] = None,
     json: Json = False,
 ) -> None:
     """Make the sysroot of emulated ARM devices, in a checkout.
@@ -176,7 +175,7 @@ def sysroot(
 
     if not find_checkout():
         raise typer.BadParameter(
-            "what makes a sysroot is not in the installed package: clone the repository and run `make install` there"
+            "an installed package cannot make a sysroot: clone the repository and run `make install` there"
         )
     from tools.arm.build import build
 
@@ -184,9 +183,9 @@ def sysroot(
         raise typer.BadParameter(f"only {ARCH} can be emulated, not {arch!r}", param_hint="--arch")
     with progress() as bar:
         line = bar.add_task("sysroot", total=None, note="")
-        made = build(out, lambda doing: bar.update(line, note=doing))
+        sysroot = build(out, lambda doing: bar.update(line, note=doing))
     if json:
-        return emit(made)
-    size = f"{made.size_bytes / 1e6:,.0f} MB"
-    facts = {"folder": made.folder, "qemu": made.qemu, "backends": made.backends, "size": size}
-    return show_fields(facts | ({"lacks": made.lacks} if made.lacks else {}))
+        return emit(sysroot)
+    size = f"{sysroot.size_bytes / 1e6:,.0f} MB"
+    facts = {"folder": sysroot.folder, "qemu": sysroot.qemu, "backends": sysroot.backends, "size": size}
+    return show_fields(facts | ({"lacks": sysroot.lacks} if sysroot.lacks else {}))

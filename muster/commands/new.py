@@ -26,10 +26,10 @@ def new(
       cd keyboard
       muster simulate simulation.toml
     """
-    made = make_project(folder)
+    paths = make_project(folder)
     if json:
-        return emit({"folder": str(folder), "files": [str(path) for path in made]})
-    for path in made:
+        return emit({"folder": str(folder), "files": [str(path) for path in paths]})
+    for path in paths:
         say(str(path))
     say_next("train it", ["cd", folder])
     return remark("  muster simulate simulation.toml")

@@ -39,7 +39,7 @@ def plot(
     if out.suffix not in FORMATS or not out.parent.is_dir():
         words = f"{out} must end in {' or '.join(FORMATS)} and lie in a folder that exists"
         raise typer.BadParameter(words, param_hint="--out")
-    paths = [path for given in runs for path in (sorted((given / RUNS).glob("*")) or [given])]
+    paths = [path for folder in runs for path in (sorted((folder / RUNS).glob("*")) or [folder])]
     alike = len({path.name for path in paths}) < len(paths)
     curves, without = {}, []
     for run in map(read_run, paths):

@@ -1,10 +1,10 @@
-"""`muster privacy`: what models say about the devices that trained them, at most."""
+"""`muster privacy`: bounds on what models reveal of the devices that trained them."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -13,8 +13,10 @@ from fedcore.errors import PrivacyError
 from fedcore.privacy.settings import Noise
 from fedcore.validation import build
 from muster.options.key_values import parse_key_values
-from muster.options.simulate import PRIVACY
-from muster.output import Json, Settings, emit, loading, progress, remark, say, show_fields, show_table
+from muster.options.settings import with_settings
+from muster.options.simulate import Data
+from muster.output import Json, Settings, answer, emit, loading, progress, remark, say, show_fields, show_table
+from simulator.configuration import SimulationConfig
 
 if TYPE_CHECKING:
     from fedcore.privacy.planning import Deployment, MechanismPlan
@@ -28,8 +30,8 @@ privacy_app = typer.Typer(
 )
 
 
-_NOBODYS = 3
-"""The exit code for a certificate that holds if its signer does, whom nobody named."""
+_SIGNER_UNNAMED = 3
+"""The exit code for a certificate that holds if its signer can be trusted, which no --signer says."""
 
 
 @privacy_app.command()
@@ -48,18 +50,17 @@ def verify(
 ) -> None:
     """Check a privacy certificate, or the ε of a simulation, from files.
 
-    All that it says is computed again from FILE and FILE.privacy.json.
+    Every claim is computed again from FILE and FILE.privacy.json.
 
-    The signature is checked, both digests, every row of the ledger against what the certificate promises, and ε. What
-    does not hold is named, and the exit code is then 1. Anybody can sign a certificate: without --signer, the key that
-    the coordinator's operator published, the exit code is 3 where all else holds.
+    The check covers the signature, both digests, ε, and every row of the ledger against the certificate's promise. What
+    does not hold is named, and the exit code is then 1. Anybody can sign a certificate: name the key that the
+    coordinator's operator published with --signer. Without it, the exit code is 3 where all else holds.
 
-    Of a simulation, the ε that its result says is computed again from the noise, the sampling and δ that it says too.
-    Nobody signs that.
+    For a simulation, ε is computed again from the noise, the sampling and δ in its result. Simulations are not signed.
     """
     if checkpoint.is_dir():
         if signer is not None:
-            raise typer.BadParameter("nobody signs a simulation: leave it out", param_hint="--signer")
+            raise typer.BadParameter("simulations are not signed: leave it out", param_hint="--signer")
         return _verify_run(checkpoint, json)
     from fedcore.privacy.certificate import CertifiedLedger, certificate_file
     from fedcore.privacy.verification import verify as check
@@ -69,8 +70,8 @@ def verify(
         emit(verdict)
     else:
         _show_verdict(verdict)
-    for one in verdict.wrong:
-        remark(f"error: {one}")
+    for problem in verdict.wrong:
+        remark(f"error: {problem}")
     if verdict.wrong:
         raise typer.Exit(1)
     if not verdict.demanded:
@@ -78,7 +79,7 @@ def verify(
             f"error: anybody can sign a certificate, and {verdict.signer} signed this one: name the key that the "
             "coordinator's operator published (--signer)"
         )
-        raise typer.Exit(_NOBODYS)
+        raise typer.Exit(_SIGNER_UNNAMED)
     return None
 
 
@@ -100,7 +101,7 @@ def _show_verdict(verdict: Verdict) -> None:
 
 
 def _verify_run(folder: Path, json: bool) -> None:
-    """Compute the ε of a simulation again, from its folder; exit code 1 where that is another one."""
+    """Compute a simulation's ε again from its folder; the exit code is 1 if its result says another."""
     with loading():
         from fedcore.privacy.verification import same_epsilon
         from simulator.runs.reading import read_run
@@ -108,40 +109,32 @@ def _verify_run(folder: Path, json: bool) -> None:
     run = read_run(folder)
     if run.result is None:
         raise typer.BadParameter(f"the run in {folder} has not ended; go on with muster simulate --resume {folder}")
-    told, privacy, rounds = run.result.epsilon, run.result.privacy, len(run.points)
-    if told is None or privacy is None:
+    stated, privacy, rounds = run.result.epsilon, run.result.privacy, len(run.points)
+    if stated is None or privacy is None:
         raise typer.BadParameter(f"the run in {folder} is not private: it was made without --privacy")
     epsilon, wrong = privacy.spent(rounds), []
     if rounds != run.result.rounds:
         wrong.append(f"rounds: {rounds} were run, the result says {run.result.rounds}")
-    if not same_epsilon(epsilon, told):
-        wrong.append(f"epsilon: the rounds spend {epsilon:.6g}, the result says {told:.6g}")
+    if not same_epsilon(epsilon, stated):
+        wrong.append(f"epsilon: the rounds spend {epsilon:.6g}, the result says {stated:.6g}")
     if json:
         emit({"privacy": privacy, "rounds": rounds, "epsilon": epsilon, "wrong": wrong})
     else:
         facts = msgspec.structs.asdict(privacy) | {"budget": privacy.epsilon, "rounds": rounds, "epsilon": epsilon}
         show_fields(facts | {"holds": not wrong})
-    for one in wrong:
-        remark(f"error: {one}")
+    for problem in wrong:
+        remark(f"error: {problem}")
     if wrong:
         raise typer.Exit(1)
 
 
 @privacy_app.command()
+@with_settings(Noise)
 def epsilon(
-    noise_multiplier: Annotated[
-        float, typer.Option(help="Standard deviation of the new noise on a sum, over the bound on a report.")
-    ],
+    *,
+    settings: dict[str, Any],
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, each of which is noised.")],
     delta: Annotated[float, typer.Option(help="δ, above 0 and below 1.")],
-    mechanism: Annotated[str, typer.Option(help="gaussian, tree, banded or distributed.")] = "gaussian",
-    bands: Annotated[int, typer.Option(help="Of banded: from 2 to --min-separation-rounds.")] = 1,
-    min_separation_rounds: Annotated[
-        int, typer.Option(help="Rounds from one participation of a device to its next, at least.")
-    ] = 1,
-    sampling_probability: Annotated[
-        float, typer.Option(help="Of gaussian: with which each device is in a round (Poisson sampling).")
-    ] = 1.0,
     json: Json = False,
 ) -> None:
     """Compute the ε that rounds spend.
@@ -156,19 +149,12 @@ def epsilon(
     """
     from fedcore.privacy.accounting import spent
 
-    facts = {
-        "noise_multiplier": noise_multiplier,
-        "mechanism": mechanism,
-        "min_separation_rounds": min_separation_rounds,
-        "bands": bands,
-        "sampling_probability": sampling_probability,
-    }
     try:
-        noise = build(Noise, facts)
+        noise = build(Noise, settings, text=True)
     except PrivacyError as error:
         raise typer.BadParameter(str(error)) from error
-    found = facts | {"rounds": rounds, "delta": delta, "epsilon": spent([noise] * rounds, delta)}
-    return emit(found) if json else show_fields(found)
+    spending = spent([noise] * rounds, delta)
+    return answer(msgspec.structs.asdict(noise) | {"rounds": rounds, "delta": delta, "epsilon": spending}, json)
 
 
 @privacy_app.command()
@@ -185,13 +171,13 @@ def plan(
     ] = 1,
     model: Annotated[str | None, typer.Option(help="A model to train with this noise: what it costs.")] = None,
     dataset: Annotated[str, typer.Option(help="The data set to train it on.")] = "digits",
-    data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
+    data: Data = None,
     settings: Settings = None,
     json: Json = False,
 ) -> None:
     """Find the noise that keeps a task within a budget.
 
-    And what it costs in accuracy, if a model is named.
+    With --model also its cost in accuracy.
 
     Devices come when they can, so nothing is saved by chance (no amplification by sampling). What helps is a larger
     cohort, fewer rounds, and rounds between two participations of a device. Noise is given in units of clip_norm, the
@@ -214,15 +200,15 @@ def plan(
             f"and the population has {population:,}",
             param_hint="--min-separation-rounds",
         )
-    found = ways(planned)
-    costs = _costs(planned, found, model, (dataset, data), parse_key_values(settings)) if model else {}
+    plans = ways(planned)
+    costs = _costs(planned, plans, model, (dataset, data), parse_key_values(settings)) if model else {}
     if json:
-        return emit({"planned": planned, "ways": found, "accuracy": costs})
-    return _show_ways(planned, found, costs)
+        return emit({"planned": planned, "ways": plans, "accuracy": costs})
+    return _show_ways(planned, plans, costs)
 
 
-def _show_ways(planned: Deployment, found: list[MechanismPlan], costs: dict[str, float]) -> None:
-    """The ways as a table, and the task of the best one as a command."""
+def _show_ways(planned: Deployment, plans: list[MechanismPlan], costs: dict[str, float]) -> None:
+    """The plans as a table, and the task of the best one as a command."""
     show_table(
         ("mechanism", "bands", "noise_multiplier", "noise of a round", "noise of the model"),
         [
@@ -233,10 +219,10 @@ def _show_ways(planned: Deployment, found: list[MechanismPlan], costs: dict[str,
                 f"{way.round_noise:.3g}",
                 f"{way.model_noise:.3g}",
             )
-            for way in found
+            for way in plans
         ],
     )
-    best = found[0]
+    best = plans[0]
     bands = f" --privacy bands={best.bands}" if best.bands > 1 else ""
     say()
     say(f"δ is {planned.delta:g}. The least noise in the model has {best.mechanism}:")
@@ -253,49 +239,47 @@ def _show_ways(planned: Deployment, found: list[MechanismPlan], costs: dict[str,
 
 def _costs(
     planned: Deployment,
-    found: list[MechanismPlan],
+    plans: list[MechanismPlan],
     model: str,
     named: tuple[str, Path | None],
     settings: dict[str, object],
 ) -> dict[str, float]:
-    """The accuracy of a short training without noise, and with that of every way."""
+    """The accuracy of a short training without noise, and with the noise of every plan."""
     with loading():
         from simulator.cost_of_privacy import accuracy_of
 
     costs: dict[str, float] = {}
     with progress() as bar:
-        task = bar.add_task("simulations", total=len(found) + 1)
-        for way in (None, *found):
+        task = bar.add_task("simulations", total=len(plans) + 1)
+        for way in (None, *plans):
             costs[way.mechanism if way else "no noise"] = accuracy_of(planned, way, model, *named, settings)
             bar.advance(task)
     return costs
 
 
+_AUDITED = {"model": "logreg", "rounds": 20, "privacy": {"epsilon": 2.0, "delta": 1e-5}}
+_OPTIONS = ("model", "dataset", "data", "settings", "privacy", "rounds", "cohort", "seed")
+
+
 @privacy_app.command()
+@with_settings(SimulationConfig, only=_OPTIONS, defaults=_AUDITED)
 def audit(
-    model: Annotated[str, typer.Option(help="A built-in model or package.module:function.")] = "logreg",
-    dataset: Annotated[str, typer.Option(help="A data set (`muster data list`).")] = "digits",
-    data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
-    settings: Settings = None,
-    privacy: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=PRIVACY)] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to train.")] = 20,
-    cohort: Annotated[int, typer.Option(min=1, help="Users per round.")] = 10,
-    canaries: Annotated[
-        int, typer.Option(min=2, help="Made up reports, each of which is in with a chance of ½.")
-    ] = 400,
+    *,
+    settings: dict[str, Any],
+    canaries: Annotated[int, typer.Option(min=2, help="Made-up reports, each included with a chance of ½.")] = 400,
     without_noise: Annotated[
-        bool, typer.Option("--without-noise", help="Add no noise, whatever is claimed: the audit must find out.")
+        bool, typer.Option("--without-noise", help="Add no noise, whatever is claimed; the audit must notice.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of training, noise and canaries.")] = 0,
     json: Json = False,
 ) -> None:
-    """Measure from below how much noise there really is.
+    """Measure a lower bound on the noise in a training.
 
-    A simulation trains with canaries: made up reports of the greatest length, in directions of their own, added by the
-    toss of a coin. Who sees all noisy sums guesses which were in. `estimate` is the ε of Gaussian noise under which
-    they would stand out as much: near the claim where the noise is as claimed, and far above without. lower_bound is an
-    ε that the guesses show whatever the noise is. When that, or the least that the estimate may be, is above the claim,
-    with 95 % confidence each, the exit code is 1. By default the claim is ε = 2 at δ = 10⁻⁵. For example:
+    A simulation trains with canaries: made-up reports of the greatest length, in directions of their own, each added
+    by the toss of a coin. An observer of all noisy sums guesses which were added. `estimate` is the ε of Gaussian noise
+    under which they would stand out as much: near the claim where the noise is as claimed, and far above without.
+    lower_bound is an ε that the guesses show whatever the noise is. The exit code is 1 if lower_bound, or the least
+    that the estimate may be, is above the claim, each with 95 % confidence. By default the claim is ε = 2 at δ = 10⁻⁵.
+    For example:
 
     \b
       muster privacy audit
@@ -304,29 +288,19 @@ def audit(
     """
     with loading():
         from simulator.audit import audit as run
-        from simulator.configuration import SimulationConfig
-        from simulator.private_training import PrivateTraining
 
-    config = SimulationConfig(
-        model=model,
-        dataset=dataset,
-        data=data,
-        settings={"weighting": "uniform", "clip_norm": 0.5} | parse_key_values(settings),
-        privacy=build(PrivateTraining, parse_key_values(privacy or ["epsilon=2,delta=1e-5"], "--privacy"), text=True),
-        rounds=rounds,
-        cohort=cohort,
-        seed=seed,
-    )
+    own = {"weighting": "uniform", "clip_norm": 0.5} | settings.get("settings", {})
+    config = build(SimulationConfig, _AUDITED | settings | {"settings": own}, text=True)
     _tell(run(config, canaries, noisy=not without_noise), json)
 
 
-def _tell(found: AuditResult, json: bool) -> None:
+def _tell(audit: AuditResult, json: bool) -> None:
     """Show what an audit found; exit code 1 where the claim does not hold."""
     if json:
-        emit(found)
+        emit(audit)
     else:
-        show_fields(dataclasses.asdict(found))
-    if not found.holds:
-        shown = max(found.lower_bound, found.estimate_at_least)
-        remark(f"error: ε is {shown:.3g} or more, and {found.claimed:.3g} is claimed")
+        show_fields(dataclasses.asdict(audit))
+    if not audit.holds:
+        shown = max(audit.lower_bound, audit.estimate_at_least)
+        remark(f"error: ε is {shown:.3g} or more, and {audit.claimed:.3g} is claimed")
         raise typer.Exit(1)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from muster.options.fields import with_options
-from muster.options.simulate import SimulateOptions, with_shared_settings
+from muster.options.simulate import configuration, with_simulation_settings
 from muster.output import Json, emit, progress, remark, show_fields
 
 OUT = "A new folder that keeps the run: configuration, a line of metrics for each round, checkpoints, model, curve."
@@ -32,14 +31,12 @@ if TYPE_CHECKING:
     from simulator.simulation import OnRound, SimulationResult
 
 
-@with_options(SimulateOptions)
-@with_shared_settings
+@with_simulation_settings
 def simulate(
     *,
     config: Annotated[
         Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Options by name, and [settings]; flags override.")
     ] = None,
-    options: SimulateOptions,
     settings: dict[str, Any],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help=OUT)] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help=RESUME)] = None,
@@ -60,7 +57,7 @@ def simulate(
     """
     where = _Where(out, resume, tensorboard, mlflow)
     where.check()
-    chosen = options.configuration([path for path in (where.configuration, config) if path], settings)
+    chosen = configuration([path for path in (where.configuration, config) if path], settings)
     try:
         result = _simulated(chosen, where)
     except KeyboardInterrupt:

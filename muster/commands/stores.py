@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from muster.options.fields import Command, with_parameters
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
@@ -33,29 +37,29 @@ Remote = Annotated[
 
 HeadFile = Annotated[
     Path | None,
-    typer.Option(help="File with the head that the log had at the last time; it is compared, then written anew."),
+    typer.Option(help="File with the log's head at the last check; compared, then written anew."),
 ]
 
 
 def given_again(*, db: str | None = None, blobs: str | None = None, coordinator: str | None = None) -> list[str]:
-    """The options that were given, as they are typed, for the commands that come next; passwords are left out."""
+    """These options as they are typed, for the next commands; passwords are left out."""
     from coordinator.store.database_engines import printable
     from muster.remote import shown
 
-    said = {
+    options = {
         "db": None if db is None else printable(db),
         "blobs": blobs,
         "coordinator": None if coordinator is None else shown(coordinator),
     }
-    return [word for name, value in said.items() if value is not None for word in (f"--{name}", value)]
+    return [word for name, value in options.items() if value is not None for word in (f"--{name}", value)]
 
 
 def located(db: str | None, blobs: str | None = None, **more: object) -> Settings:
-    """The coordinator's settings, from where it takes them itself: what is given here, MUSTER_…, the settings file."""
+    """The coordinator's settings, read as it reads them: from these, then MUSTER_…, then its settings file."""
     from coordinator.settings import load_settings
 
-    given = {"database": db, "blobs": blobs, **more}
-    return load_settings({name: value for name, value in given.items() if value is not None})
+    settings = {"database": db, "blobs": blobs, **more}
+    return load_settings({name: value for name, value in settings.items() if value is not None})
 
 
 def open_store(db: str | None, blobs: str | None, coordinator: str | None) -> AbstractContextManager[TaskStore]:
@@ -73,3 +77,23 @@ def open_store(db: str | None, blobs: str | None, coordinator: str | None) -> Ab
     )
     store.lineage_key = lambda: open_lineage(settings.keys_file, store.database)
     return store
+
+
+def with_store(act: Command) -> Command:
+    """Have a command of keyword parameters take --db, --blobs and --coordinator.
+
+    Its parameter `store` gets the store that they name, open until the command ends.
+    """
+
+    @functools.wraps(act)
+    def opened(**arguments: Any) -> None:
+        with arguments.pop("store") as store:
+            act(store=store, **arguments)
+
+    # The type of the store is not loaded at the start of a command.
+    opened.__annotations__ = {name: hint for name, hint in act.__annotations__.items() if name != "store"}
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        for name, hint in {"db": Database, "blobs": Blobs, "coordinator": Remote}.items()
+    ]
+    return with_parameters("store", options, lambda where: open_store(**where))(opened)

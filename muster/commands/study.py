@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from muster.options.simulate import Data
 from muster.output import Json, emit, loading, progress, remark, say, show_table
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def study(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A study, or `list` for all of them.")],
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds every trial is run with.")] = 3,
     out: Annotated[Path, typer.Option(help=OUT)] = Path("studies"),
-    data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
+    data: Data = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Trials at a time.  [default: one for each core]")
     ] = None,
@@ -63,10 +64,10 @@ class Sizes(NamedTuple):
     data: Path | None
 
 
-def _list(found: list[Study], json: bool) -> None:
+def _list(studies: list[Study], json: bool) -> None:
     if json:
-        return emit([{"name": one.name, "question": one.question, "paper": one.paper} for one in found])
-    return show_table(("study", "question", "paper"), [(one.name, one.question, one.paper) for one in found])
+        return emit([{"name": study.name, "question": study.question, "paper": study.paper} for study in studies])
+    return show_table(("study", "question", "paper"), [(study.name, study.question, study.paper) for study in studies])
 
 
 def _run(study: Study, sizes: Sizes, out: Path, processes: int | None) -> Report:

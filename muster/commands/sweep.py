@@ -74,20 +74,20 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _edges(given: str | None, runs: Sequence[SweepRun]) -> list[str]:
+def _edges(asked: str | None, runs: Sequence[SweepRun]) -> list[str]:
     """The options on the edges of the heat map: the two that were asked for, or the first two; fewer are no map."""
     from fedcore.names import offered
     from simulator.runs.sweeping import SEED
 
     varied = [name for name in runs[0].varied if len({str(run.varied[name]) for run in runs}) > 1]
-    if given is None:
+    if asked is None:
         return [name for name in varied if name != SEED][:2]
-    edges = given.split(",")
+    edges = asked.split(",")
     for name in edges:
         if name not in varied:
             raise typer.BadParameter(f"no option {name!r} varies; {offered(name, varied)}", param_hint="--heat-map")
     if len(set(edges)) != 2:
-        raise typer.BadParameter(f"name two options, not {given!r}", param_hint="--heat-map")
+        raise typer.BadParameter(f"name two options, not {asked!r}", param_hint="--heat-map")
     return edges
 
 
@@ -120,5 +120,5 @@ def _mean(figure: str, rows: Sequence[dict[str, Any]]) -> float | None:
     """The mean of a figure of rows; None without a result."""
     import statistics
 
-    found = [row[figure] for row in rows if row[figure] is not None]
-    return statistics.fmean(found) if found else None
+    values = [row[figure] for row in rows if row[figure] is not None]
+    return statistics.fmean(values) if values else None

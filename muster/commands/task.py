@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,9 +11,9 @@ import typer
 
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.validation import build
-from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store
+from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store, with_store
 from muster.options.task import ReleaseCounter, ReleaseDays, ReleaseKey, with_task_settings
-from muster.output import Json, at_utc, emit, remark, say, say_next, show_fields, show_table
+from muster.output import Json, answer, at_utc, emit, remark, say, say_next, show_fields, show_table
 from muster.releasing import FIRST_COUNTER, VALID_DAYS, release_facts, released
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ task_app = typer.Typer(
 )
 TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The task's id, from `muster task list`.")]
 
-# What next steps suggest where nobody has said yet what they want.
+# Placeholders in suggested commands.
 FIRST_TASK = ("--population", "demo", "--goal", "20", "--rounds", "10")
 
 
@@ -56,8 +55,8 @@ def create(
     """Register a plan bundle as a task.
 
     A running coordinator starts it within a second. docs/settings.md explains the settings. With --secagg the task
-    needs a release, signed with --release-key on this machine: devices whose policy names its public key take part, and
-    no others. Sign elsewhere than on the coordinator, which cannot release plans then.
+    needs a release, signed with --release-key on this machine. Only devices whose policy names its public key take
+    part. Run this on a machine other than the coordinator, so that the coordinator never holds the key.
     """
     from coordinator.rules.longest_updates import in_words
     from coordinator.rules.packed_segments import device_noise, report_bytes
@@ -95,9 +94,9 @@ def release(
 ) -> None:
     """Write the signed release of a secure task to a file.
 
-    No task is created. It is for a holder of the key who is not the operator: the operator gives the file to the
-    dashboard's form of a new task. It holds for this bundle, population and these bounds on sums alone. Read what
-    `muster plan show` says of the bundle before you sign.
+    No task is created. Use it if you hold the key and are not the operator: the operator gives the file to the
+    dashboard's form of a new task. The release holds only for this bundle, this population and these bounds on sums.
+    Read what `muster plan show` says of the bundle before you sign.
     """
     from fedcore.bundle import Bundle
 
@@ -107,15 +106,14 @@ def release(
     with open_store(db, blobs, coordinator) as store:
         signed = _release(store, db, Bundle(plan), chosen, release_key, counter=release_counter, days=release_days)
     out.write_bytes(msgspec.json.encode(signed))
-    facts = {"file": str(out), **release_facts(signed)}
-    emit(facts) if json else show_fields(facts)
+    answer({"file": str(out), **release_facts(signed)}, json)
 
 
 @task_app.command("list")
-def list_tasks(db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False) -> None:
+@with_store
+def list_tasks(*, store: TaskStore, json: Json = False) -> None:
     """List every task, oldest first, and why each is where it is."""
-    with open_store(db, blobs, coordinator) as store:
-        tasks, progress = store.tasks(), {one.task: one for one in store.progress()}
+    tasks, progress = store.tasks(), {progress.task: progress for progress in store.progress()}
     if json:
         emit([_facts(task, progress[task.id]) for task in tasks])
     else:
@@ -125,25 +123,21 @@ def list_tasks(db: Database = None, blobs: Blobs = None, coordinator: Remote = N
 
 
 @task_app.command()
-def show(
-    task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
-) -> None:
+@with_store
+def show(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
     """Show a task's settings and state, and why it is where it is."""
-    with open_store(db, blobs, coordinator) as store:
-        _describe(store, task, json)
+    _describe(store, task, json)
 
 
 @task_app.command()
-def metrics(
-    task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
-) -> None:
+@with_store
+def metrics(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
     """Show what became of every attempt at every round.
 
-    How many reported, why devices gave up, how training went. Then what became of sessions, step by step, as counts: of
-    this task's, and of those of its population without one.
+    For each attempt: how many devices reported, why others gave up, how training went. Then counts of sessions by what
+    became of them, step by step: the task's own, and those of its population without a task.
     """
-    with open_store(db, blobs, coordinator) as store:
-        rounds, sessions, progress = store.rounds(task), store.sessions(task), store.progress_of(task)
+    rounds, sessions, progress = store.rounds(task), store.sessions(task), store.progress_of(task)
     if json:
         emit({"rounds": [asdict(record) for record in rounds], "sessions": [asdict(shape) for shape in sessions]})
         return
@@ -157,68 +151,60 @@ def metrics(
 
 
 @task_app.command()
-def history(
-    task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
-) -> None:
+@with_store
+def history(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
     """Show what was done to a task, by whom and when."""
-    with open_store(db, blobs, coordinator) as store:
-        changes = store.history(task)
+    changes = store.history(task)
     if json:
-        emit([dataclasses.asdict(change) for change in changes])
+        emit([asdict(change) for change in changes])
     else:
-        show_table(("when", "state", "cause"), [(at_utc(one.at), one.after, one.cause) for one in changes])
+        rows = [(at_utc(change.at), change.after, change.cause) for change in changes]
+        show_table(("when", "state", "cause"), rows)
 
 
 @task_app.command()
-def pause(
-    task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
-) -> None:
+@with_store
+def pause(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
     """Open no new round; the running one finishes."""
-    with open_store(db, blobs, coordinator) as store:
-        store.pause(task)
-        _tell(store, task, json)
+    store.pause(task)
+    _tell(store, task, json)
 
 
 @task_app.command()
-def resume(
-    task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
-) -> None:
+@with_store
+def resume(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
     """Take up a paused task."""
-    with open_store(db, blobs, coordinator) as store:
-        store.resume(task)
-        _tell(store, task, json)
+    store.resume(task)
+    _tell(store, task, json)
 
 
 @task_app.command()
-def cancel(
-    task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
-) -> None:
+@with_store
+def cancel(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
     """End a task and abandon its running round.
 
-    What was committed stays.
+    Committed rounds stay.
     """
-    with open_store(db, blobs, coordinator) as store:
-        store.cancel(task)
-        _tell(store, task, json)
+    store.cancel(task)
+    _tell(store, task, json)
 
 
 @task_app.command()
+@with_store
 def rollback(
+    *,
     task: TaskId,
-    round_number: Annotated[int, typer.Option("--round", min=0, help="After which round; 0 is the start.")],
-    db: Database = None,
-    blobs: Blobs = None,
-    coordinator: Remote = None,
+    round_number: Annotated[int, typer.Option("--round", min=0, help="The round whose model it is; 0 is the start.")],
+    store: TaskStore,
     json: Json = False,
 ) -> None:
     """Go back to the model after an earlier round.
 
-    The task must be paused, and goes on from that model when it is resumed. What was committed since stays in its
-    history; its models are removed in time, as those of every task are.
+    The task must be paused, and goes on from that model when it is resumed. Rounds committed since stay in its history;
+    their models are removed in time, as for every task.
     """
-    with open_store(db, blobs, coordinator) as store:
-        store.roll_back(task, round_number)
-        _tell(store, task, json)
+    store.roll_back(task, round_number)
+    _tell(store, task, json)
 
 
 @task_app.command()
@@ -226,7 +212,9 @@ def checkpoint(
     task: TaskId,
     out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
     force: Annotated[bool, typer.Option("--force", help="Replace the file that is there.")] = False,
-    round_number: Annotated[int | None, typer.Option("--round", help="After which round.  [default: the last]")] = None,
+    round_number: Annotated[
+        int | None, typer.Option("--round", help="The round whose model it is.  [default: the last]")
+    ] = None,
     db: Database = None,
     blobs: Blobs = None,
     coordinator: Remote = None,
@@ -234,8 +222,8 @@ def checkpoint(
 ) -> None:
     """Write the model after a round to a file.
 
-    The file has safetensors' format: named tensors, which torch can load. Beside that of a private task lies its
-    certificate, FILE.privacy.json, which `muster privacy verify` checks.
+    The file has safetensors' format: named tensors, which torch can load. For a private task its certificate is written
+    beside it, as FILE.privacy.json, which `muster privacy verify` checks.
     """
     import safetensors.numpy
 
@@ -247,7 +235,7 @@ def checkpoint(
         certified = None
         if store.task(task).settings.privacy is not None:
             certified = store.certificate(task, round_number)
-            # The last round may be another one by now.
+            # By now there may be a later round.
             round_number = decode_certificate(certified.certificate.text).round
         model = store.model(task, round_number)
     out.write_bytes(model)
@@ -256,25 +244,19 @@ def checkpoint(
     if certified is not None:
         certificate_file(out).write_bytes(certified.encode())
         facts["certificate"] = str(certificate_file(out))
-    if json:
-        emit(facts)
-    else:
-        show_fields(facts)
+    answer(facts, json)
 
 
 def _release(
-    store: TaskStore,
-    db: str | None,
-    bundle: Bundle,
-    settings: TaskSettings,
-    key: Path,
-    **told: int,
+    store: TaskStore, db: str | None, bundle: Bundle, settings: TaskSettings, key: Path, *, counter: int, days: int
 ) -> Signed:
-    """The release that a key in a file signs. told: its counter, and the days that it is good for."""
+    """The release that a key in a file signs."""
     from fedcore.signing import SigningKey
 
     lineage, modules = store.lineage().lineage, located(db).algorithm_modules
-    return released(bundle, settings, SigningKey.load(key), lineage, algorithm_modules=modules, **told)
+    return released(
+        bundle, settings, SigningKey.load(key), lineage, counter=counter, days=days, algorithm_modules=modules
+    )
 
 
 def _say_next(task: Task, url: str | None, where: list[str]) -> None:
@@ -284,8 +266,8 @@ def _say_next(task: Task, url: str | None, where: list[str]) -> None:
     if task.release is not None:
         fleet += ["--signer", task.release.signer]
     if url is not None:
-        say_next("let emulated devices come", [*fleet, "--devices", max(60, selected), "--concurrency", selected])
-    say_next("look how its rounds go", ["muster", "task", "metrics", task.id, *where])
+        say_next("start emulated devices", [*fleet, "--devices", max(60, selected), "--concurrency", selected])
+    say_next("see how its rounds go", ["muster", "task", "metrics", task.id, *where])
 
 
 def _devices_url(store: CoordinatorStore, settings: Settings) -> str:
@@ -296,7 +278,7 @@ def _devices_url(store: CoordinatorStore, settings: Settings) -> str:
 
 
 def _show_rounds(rounds: list[RoundRecord]) -> None:
-    """How rounds went, and below it what went wrong: two tables, so that each fits a terminal."""
+    """Two tables, so that each fits a terminal: how rounds went, and what went wrong."""
     names = list(dict.fromkeys(name for record in rounds for name in record.metrics))
     columns = ("round", "attempt", "state", "reported", "seconds", *(name.replace(".", " ") for name in names))
     cells = [(r.number, r.attempt, r.state, _reported(r), r.seconds, *map(r.metrics.get, names)) for r in rounds]
@@ -349,7 +331,7 @@ def _facts(task: Task, progress: Progress) -> dict[str, Any]:
 
 
 def _tell(store: TaskStore, task_id: str, json: bool) -> None:
-    """The state of a task after a command moved it; as JSON, all of it."""
+    """Print the state of a task that a command changed; as JSON, all its facts."""
     if json:
         return _describe(store, task_id, json)
     task, progress = store.task(task_id), store.progress_of(task_id)
@@ -368,6 +350,6 @@ def _describe(store: TaskStore, task_id: str, json: bool, noise: str = "") -> No
     else:
         of_algorithm = {"algorithm": task.algorithm.name, "algorithm_settings": task.algorithm.settings}
         rules = {
-            name: {rule: asked for rule, asked in facts[name].items() if asked} for name in ("requires", "on_device")
+            name: {rule: least for rule, least in facts[name].items() if least} for name in ("requires", "on_device")
         }
         show_fields(facts | of_algorithm | rules | {"progress": progress.sentence})

@@ -75,8 +75,8 @@ class Person:
         until = time.monotonic() + _PATIENCE_S
         while not (text := self._browser.execute_script(_TEXT_WITH, name, words)):
             if time.monotonic() > until:
-                said, state = self.text(name), self.text("state")
-                raise PageFailed(f"the page never says {words!r}; {name} says {said!r}, and its state {state!r}")
+                text, state = self.text(name), self.text("state")
+                raise PageFailed(f"the page never says {words!r}; {name} says {text!r}, and its state {state!r}")
             time.sleep(0.05)
         return str(text)
 

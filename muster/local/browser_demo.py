@@ -8,9 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.rules.states import RoundState
 from coordinator.store.tasks import Secagg, TaskSettings
-from device_runtime.permission.policy import Policy
 from export.build import export_bundle
 from export.model import Model
 from export.models import load as load_model
@@ -19,6 +17,7 @@ from fedcore.algorithms.algorithm import check_cross_device
 from fedcore.signing import SigningKey
 from muster.local.browser import Person, phone
 from muster.local.demo_tasks import CLIP_NORM, DATASET, MODEL, SETTINGS
+from muster.local.fleet import local_fleet
 from muster.local.memory_folder import memory_folder
 from muster.local.server import local_coordinator
 from secagg.parameters import LEAST_COHORT
@@ -26,7 +25,7 @@ from simulator import datasets
 from simulator.course import overall
 from simulator.engine import evaluate
 from simulator.fleet import node
-from simulator.fleet.fleet import Fleet, FleetConfig
+from simulator.fleet.fleet import Fleet
 from simulator.fleet.profile import counted_kinds
 from simulator.population import Population
 
@@ -39,9 +38,9 @@ _INK = 0.5
 
 @dataclass(frozen=True, slots=True)
 class BrowserDemo:
-    """What came of it. rounds: those that were committed; counted: those of them with a report of the page.
+    """The outcome. rounds: committed ones; counted: those of them with a report of the page.
 
-    devices: on Node. test_accuracy: on held-out users. page: its words at the end. picture: the path of its picture.
+    devices: on Node. test_accuracy: on held-out users. page: its state at the end. picture: the path of its picture.
     """
 
     rounds: int
@@ -60,8 +59,8 @@ def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: P
     program = node.program()
     algorithm = create(name, SETTINGS.get(name))
     check_cross_device(algorithm)
-    with tempfile.TemporaryDirectory(prefix="muster-demo-", dir=memory_folder()) as made, phone() as browser:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(prefix="muster-demo-", dir=memory_folder()) as place, phone() as browser:
+        folder = Path(place)
         build = [program, "--no-warnings", str(node.FOLDER / "page" / "build.ts"), str(folder / "page")]
         subprocess.run(build, check=True)
         model = Model(load_model(MODEL), seed)
@@ -69,17 +68,20 @@ def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: P
         train, test = datasets.users(DATASET, None, devices + 1)
         key = SigningKey.new(folder / "release.pem")
         with local_coordinator(folder / "coordinator", secure=True, page=folder / "page") as local:
-            task = local.create_task(bundle, _settings(train, rounds, seed), key).id
+            settings = _settings(train, rounds, seed)
+            task = local.create_task(bundle, settings, key).id
             person = Person(browser, local.url, POPULATION, key.signer)
             drawn = train.shard(devices)
             for levels, digit in zip(drawn["x"][:DRAWN, 0], drawn["y"], strict=False):
                 person.draw(levels > _INK, int(digit))
-            said = _train(_fleet(local.url, train.subset(range(devices)), folder, key.signer, seed), person, rounds)
+            users, kinds = train.subset(range(devices)), counted_kinds(f"node:{devices}")
+            fleet = local_fleet(local, settings, users, key, folder / "devices", kinds=kinds)
+            words = _train(fleet, person, rounds)
             person.keep_picture(picture)
-            committed = sum(one.state is RoundState.COMMITTED for one in local.store.rounds(task))
+            committed = len(local.committed(task))
             params = local.store.checkpoint(task, committed)["params"]
         accuracy = overall(evaluate(model, params, test)["accuracy"], test)
-        return BrowserDemo(committed, devices, person.counted(), accuracy, said, str(picture))
+        return BrowserDemo(committed, devices, person.counted(), accuracy, words, str(picture))
 
 
 def _settings(train: Population, rounds: int, seed: int) -> TaskSettings:
@@ -96,27 +98,12 @@ def _settings(train: Population, rounds: int, seed: int) -> TaskSettings:
     )
 
 
-def _fleet(url: str, train: Population, folder: Path, signer: str, seed: int) -> Fleet:
-    return Fleet(
-        FleetConfig(
-            coordinator=url,
-            population=POPULATION,
-            folder=folder / "devices",
-            concurrency=len(train),
-            seed=seed,
-            policy=Policy(signers=(signer,), require_secure_aggregation=True),
-            kinds=counted_kinds(f"node:{len(train)}"),
-        ),
-        train,
-    )
-
-
 def _train(fleet: Fleet, person: Person, rounds: int) -> str:
-    """Let page and fleet train until the task is done; the words of the page after its last report."""
+    """Let page and fleet train until the task is done; returns the page's state after its last report."""
     with ThreadPoolExecutor(1) as beside:
-        others = beside.submit(fleet.run)
+        running = beside.submit(fleet.run)
         person.press("take-part")
         try:
             return person.waits_for("state", f"Done: round {rounds},")
         finally:
-            others.result()
+            running.result()

@@ -11,11 +11,8 @@ from pathlib import Path
 
 from prometheus_client.samples import Sample
 
-from coordinator.rules.entities import RoundRecord
 from coordinator.rules.packed_segments import ReportBytes, report_bytes
-from coordinator.rules.states import RoundState
 from coordinator.store.tasks import CoordinatorStore, Secagg, TaskSettings
-from device_runtime.permission.policy import Policy
 from device_runtime.phases import Phase
 from export.build import export_bundle
 from export.model import Model
@@ -25,17 +22,17 @@ from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Bundle
 from fedcore.plan import prefixed
 from fedcore.signing import SigningKey
+from muster.local.fleet import difference_from_engine, local_fleet
 from muster.local.server import LocalCoordinator
 from secagg.parameters import LEAST_COHORT
 from simulator import datasets
 from simulator.configuration import SimulationConfig
 from simulator.course import ACCURACY, Point, measured
 from simulator.engine import Engine, evaluate
-from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.fork_servers import ForkServers
 from simulator.fleet.summary import FleetSummary, Session
 from simulator.population import Population
-from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
+from simulator.proofs.fleet_against_engine import counted_cohort
 from simulator.runs.reading import SECONDS
 from simulator.runs.running import keep_run
 from simulator.simulation import result_of
@@ -56,9 +53,9 @@ SETTINGS: dict[str, dict[str, object]] = {
     "fedadam": {"client_lr": 0.1, "server_lr": 0.03, "epochs": 2, "batch_size": 4},
     "fedavg": {"client_lr": 0.1, "epochs": 2, "batch_size": 4},
 }
-# The keystone compares this many rounds: float32 differences grow with every round, and prove no more.
+# The keystone compares this many rounds: float32 differences grow with every round, and more rounds prove no more.
 REPLAYED_ROUNDS = 3
-# Longer than any update or gradient of these settings, so that nothing is clipped.
+# Above the norm of any update or gradient of these settings, so nothing is clipped.
 CLIP_NORM = 10.0
 TRAINED_BY = "a fleet of emulated devices trained"
 
@@ -69,10 +66,10 @@ class DemoFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DemoConfig:
-    """The configuration. `devices`, of 60, are active at a time; every round wants a report of each.
+    """The configuration. Of the 60 devices `devices` are active at a time; every round waits for that many reports.
 
-    secure: mask reports, for which there must be LEAST_COHORT devices, and a coordinator that goes by an authority.
-    out: a folder that keeps a run of each algorithm, with its plan; None keeps nothing.
+    secure: mask reports, which needs LEAST_COHORT devices or more, and a coordinator with an authority. out: a folder
+    that keeps a run of each algorithm, with its plan; None keeps nothing.
     """
 
     algorithms: tuple[str, ...]
@@ -86,10 +83,10 @@ class DemoConfig:
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmResult:
-    """One algorithm's run; bytes are per device that took part, over the whole run, but for one `report`.
+    """One algorithm's run. `report` is one report; other bytes are per device that took part, over the whole run.
 
-    points: of every round, as those of a simulation. seconds: of the fleet. sessions: those that reported; `phases` are
-    their mean seconds (device_runtime/phases.py).
+    points: one a round, as of a simulation. seconds: of the fleet. sessions: those that reported; phases: their mean
+    seconds (device_runtime/phases.py).
     """
 
     algorithm: str
@@ -125,7 +122,7 @@ def run_demo(
     """Train with every algorithm in turn.
 
     servers: where devices run. started: waits for the coordinator. Both start while this module is loaded and the first
-    plan exported. Each further plan is exported, and each run but the last replayed, while another one trains.
+    plan exported. While one algorithm trains, the next one's plan is exported and the last one's run replayed.
     """
     train, test = datasets.users(DATASET, None, DEVICES)
     with ThreadPoolExecutor(1) as beside:
@@ -144,13 +141,13 @@ def run_demo(
 
 def _means(samples: Sequence[Sample], label: str) -> dict[str, float]:
     """The mean of a histogram for every value of its label."""
-    found = {(sample.name.rpartition("_")[2], sample.labels[label]): sample.value for sample in samples}
-    return {value: total / found["count", value] for (kind, value), total in found.items() if kind == "sum"}
+    values = {(sample.name.rpartition("_")[2], sample.labels[label]): sample.value for sample in samples}
+    return {value: total / values["count", value] for (kind, value), total in values.items() if kind == "sum"}
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A plan with its model and algorithm. name: as it was given. `seconds`: the time of its export."""
+    """A plan with its model and algorithm. name: as the user wrote it. seconds: the time of its export."""
 
     name: str
     model: Model
@@ -168,7 +165,7 @@ def _export(config: DemoConfig, name: str) -> Exported:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An algorithm's rounds on the fleet. points: of every round, as those of a simulation; `seconds` of them all."""
+    """An algorithm's rounds on the fleet. points: one a round, as of a simulation. seconds: of all rounds."""
 
     exported: Exported
     task: str
@@ -179,7 +176,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """Trains with one algorithm after the other: the parts that all their runs share. `key` releases their plans."""
+    """Trains with one algorithm after the other, on one fleet of users. `key` releases their plans."""
 
     config: DemoConfig
     coordinator: LocalCoordinator
@@ -202,25 +199,19 @@ class Trainer:
         on_progress(name, 0, "first round")
 
         def follow() -> None:
-            for record in self._committed(task)[len(points) :]:
+            for record in self.coordinator.committed(task)[len(points) :]:
                 params = self.store.checkpoint(task, record.number)["params"]
-                taken = {"round": record.number, SECONDS: record.seconds or 0.0} | record.metrics
-                points.append(taken | measured(evaluate(model, params, self.test), self.test))
+                trained = {"round": record.number, SECONDS: record.seconds or 0.0} | record.metrics
+                points.append(trained | measured(evaluate(model, params, self.test), self.test))
                 on_progress(name, record.number, f"accuracy {points[-1][ACCURACY]:.3f}")
 
         def on_session(session: Session) -> None:
             if session.outcome.round > len(points):
                 follow()
 
-        fleet = FleetConfig(
-            coordinator=self.coordinator.url,
-            population=f"digits-{exported.algorithm.name}",
-            folder=self.config.folder / "devices" / exported.algorithm.name,
-            concurrency=self.config.devices,
-            seed=self.config.seed,
-            policy=Policy(signers=(self.key.signer,), require_secure_aggregation=True) if self.config.secure else None,
-        )
-        summary = Fleet(fleet, self.train).run(on_session, self.servers)
+        devices, settings = self.config.folder / "devices", self.store.task(task).settings
+        fleet = local_fleet(self.coordinator, settings, self.train, self.key, devices, concurrency=self.config.devices)
+        summary = fleet.run(on_session, self.servers)
         follow()
         seconds = time.monotonic() - started
         if len(points) < self.config.rounds:
@@ -238,7 +229,8 @@ class Trainer:
         replayed = time.monotonic()
         exported, fleet = run.exported, run.fleet
         engine = Engine(exported.model, exported.algorithm, self.train, seed=self.config.seed)
-        agreement = self._agreement(engine, run.task, fleet)
+        numbers = range(1, min(REPLAYED_ROUNDS, self.config.rounds) + 1)
+        agreement = difference_from_engine(self.coordinator, run.task, fleet, engine, self.train, numbers)
         reported = fleet.endings["reported"]
         if self.config.out is not None:
             self._keep(run, self.config.out)
@@ -282,7 +274,7 @@ class Trainer:
         shutil.copytree(exported.bundle.folder, config.plan or folder)
 
     def _create_task(self, exported: Exported) -> str:
-        # Shards are known here, so no precision is lost to weights that nobody has.
+        # The shards are known here, so a tight bound on weights keeps precision.
         secagg = Secagg(clip_norm=CLIP_NORM, max_examples=int(self.train.sizes.max()), phase_s=10)
         least = LEAST_COHORT if self.config.secure else 1
         settings = TaskSettings(
@@ -297,13 +289,3 @@ class Trainer:
             secagg=secagg if self.config.secure else None,
         )
         return self.coordinator.create_task(exported.bundle, settings, self.key).id
-
-    def _committed(self, task: str) -> list[RoundRecord]:
-        return [record for record in self.store.rounds(task) if record.state is RoundState.COMMITTED]
-
-    def _agreement(self, engine: Engine, task: str, summary: FleetSummary) -> float:
-        numbers = range(1, min(REPLAYED_ROUNDS, self.config.rounds) + 1)
-        cohorts = [counted_cohort(self.store, task, number, summary.clients) for number in numbers]
-        return worst_difference(
-            engine, self.train, cohorts, [self.store.checkpoint(task, n)["params"] for n in numbers]
-        )

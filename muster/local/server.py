@@ -19,7 +19,8 @@ from prometheus_client.samples import Sample
 from coordinator.api import tokens
 from coordinator.keys import Keys
 from coordinator.lineage import lineage_key
-from coordinator.rules.entities import Role, Task
+from coordinator.rules.entities import Role, RoundRecord, Task
+from coordinator.rules.states import RoundState
 from coordinator.settings import Settings, load_settings
 from coordinator.store.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
 from fedcore.bundle import Bundle
@@ -35,7 +36,7 @@ FOR_ONE_MACHINE: Mapping[str, object] = {
     "retry_min_s": 0.1,
     "retry_max_s": 0.5,
 }
-"""Settings of a coordinator whose devices are on its own machine: they need no attestation, and ask often."""
+"""Settings of a coordinator whose devices are on its machine: without attestation or rate limit, asking often."""
 _STOP_TIMEOUT_S = 60.0
 
 
@@ -62,6 +63,10 @@ class LocalCoordinator:
             release = released(bundle, settings, key, lineage.signer, algorithm_modules=self.store.algorithm_modules)
         return self.store.register_task(bundle, settings, release)
 
+    def committed(self, task: str) -> list[RoundRecord]:
+        """The committed rounds of a task, in order."""
+        return [record for record in self.store.rounds(task) if record.state is RoundState.COMMITTED]
+
     def samples(self, metric: str) -> list[Sample]:
         """The samples of one of the process's metrics so far (docs/operations.md)."""
         _, token = tokens.issue(self.store.database, "local", Role.VIEWER)
@@ -72,11 +77,10 @@ class LocalCoordinator:
 
 @contextmanager
 def local_coordinator(folder: Path, *, secure: bool = False, **settings: object) -> Iterator[LocalCoordinator]:
-    """Run `muster coordinator serve` on a free loopback port, with all its files in `folder`, which is made if missing.
+    """Run `muster coordinator serve` on a free loopback port, with its files in `folder`, made if missing.
 
-    secure: run an enrolment authority beside it, so that there are secure rounds. `settings` are further settings of
-    the coordinator's. Devices need no attestation and have no rate limit, and those without work come back after a
-    fraction of a second: this is for one machine. Raises ServerError.
+    secure: run an enrolment authority beside it, which secure rounds need. settings: more settings of the coordinator,
+    beside FOR_ONE_MACHINE. Raises ServerError.
     """
     with starting_coordinator(folder, secure=secure, **settings) as ready:
         yield ready()
@@ -86,7 +90,7 @@ def local_coordinator(folder: Path, *, secure: bool = False, **settings: object)
 def starting_coordinator(
     folder: Path, *, secure: bool = False, **settings: object
 ) -> Iterator[Callable[[], LocalCoordinator]]:
-    """As `local_coordinator`, but the block begins at once: it gets a function that waits until devices are served.
+    """As `local_coordinator`, but the block begins at once, and gets a function that waits until devices are served.
 
     That function raises ServerError.
     """
@@ -98,14 +102,14 @@ def starting_coordinator(
         authority, port = None, 0
         if secure:
             server = Keys.open(Settings(database=database).keys_file, store.database).server
-            # A page of the coordinator's speaks to the authority too.
+            # The coordinator's page calls the authority too.
             port = _free_port()
             origin = f"http://127.0.0.1:{port}"
             authority = stack.enter_context(starting_authority(folder / "authority", key_text(server.public), origin))
             settings = settings | {"authority": authority.key, "authority_url": authority.url}
         command = ["coordinator", "serve", "--port", str(port), "--db", database, "--blobs", str(blobs)]
-        given = {f"MUSTER_{name.upper()}": str(value) for name, value in {**FOR_ONE_MACHINE, **settings}.items()}
-        process = stack.enter_context(_Process.starting("coordinator", folder, command, given))
+        environment = {f"MUSTER_{name.upper()}": str(value) for name, value in {**FOR_ONE_MACHINE, **settings}.items()}
+        process = stack.enter_context(_Process.starting("coordinator", folder, command, environment))
 
         def started() -> LocalCoordinator:
             if authority is not None:

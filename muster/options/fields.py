@@ -23,11 +23,6 @@ def parameters_of(options: type) -> Iterator[inspect.Parameter]:
             yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def with_options(options: type) -> Callable[[Command], Command]:
-    """Have a command of keyword parameters take the fields of `options` as options of its own."""
-    return with_parameters("options", parameters_of(options), lambda given: options(**given))
-
-
 def with_parameters(
     place: str, parameters: Iterable[inspect.Parameter], make: Callable[[dict[str, Any]], Any]
 ) -> Callable[[Command], Command]:

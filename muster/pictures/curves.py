@@ -58,8 +58,8 @@ def draw_ranges(curves: Mapping[str, Sequence[Sequence[float]]], every: int, tit
 
     curves: by name, the accuracies after rounds `every`, 2 · `every`, … of each training, 0 to 1.
     """
-    found = [accuracy for trainings in curves.values() for accuracies in trainings for accuracy in accuracies]
-    spread = math.floor(10 * min(found)) / 10, math.ceil(10 * max(found)) / 10
+    values = [accuracy for trainings in curves.values() for accuracies in trainings for accuracy in accuracies]
+    spread = math.floor(10 * min(values)) / 10, math.ceil(10 * max(values)) / 10
     bands = {
         name: [(every * number, *ends_and_mean(at)) for number, at in enumerate(zip(*trainings, strict=True), 1)]
         for name, trainings in curves.items()

@@ -20,8 +20,8 @@ def draw_heat_map(
 
     values: by row, then by column, darker where larger; None where training diverged, which is left white.
     """
-    known = [value for row in values for value in row if value is not None]
-    low, high = min(known, default=0.0), max(known, default=1.0)
+    numbers = [value for row in values for value in row if value is not None]
+    low, high = min(numbers, default=0.0), max(numbers, default=1.0)
     width = LEFT + CELL_WIDTH * len(columns[1]) + 20
     height = TOP + CELL_HEIGHT * len(rows[1]) + BELOW
     parts = [words_at(width / 2, 24, title)]

@@ -42,13 +42,13 @@ def make_project(folder: Path) -> list[Path]:
         raise ProjectError(f"a package {name!r} is installed here, which would hide the project's; take another name")
     words = {"name": name, "cls": "".join(part.capitalize() for part in name.split("_"))}
     templates = files(__name__)
-    made = []
+    paths = []
     with ExitStack() as undo:
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
         for template, place in PLACES.items():
             path = folder / Template(place).substitute(words)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, Template((templates / template).read_text("utf-8")).substitute(words).encode())
-            made.append(path)
+            paths.append(path)
         undo.pop_all()
-    return made
+    return paths

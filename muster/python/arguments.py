@@ -3,11 +3,52 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import inspect
+import textwrap
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+from fedcore.validation import Setting, settings_of
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 MODEL = "a name, or a ModelSpec, which says how to make a module, its loss and its inputs (docs/models.md)"
 ALGORITHM = "a name, or an object such as FedAdam(client_lr=0.1) (docs/algorithms.md)"
 SETTINGS = 'a mapping such as {"client_lr": 0.1}'
+_TYPES = {"flag": "bool", "whole number": "int", "number": "float", "path": "Path | str"}
+
+
+def with_settings_of(kind: type, but: Collection[str] = ()) -> Callable[[Function], Function]:
+    """Have a function with `**options` show the settings of a class as keywords, in its signature and its docstring.
+
+    but: the settings that it has no keyword for.
+    """
+    taken = [setting for setting in settings_of(kind) if setting.name not in but]
+    own = inspect.signature(kind).parameters
+    keywords = [own[setting.name].replace(annotation=_annotation(setting)) for setting in taken]
+    about = [
+        f"* `{setting.name}`: {setting.about}" + (f" ({setting.facts})" if setting.facts else "") for setting in taken
+    ]
+    lines = [textwrap.fill(line, 116, subsequent_indent="  ", break_on_hyphens=False) for line in about]
+
+    def decorate(act: Function) -> Function:
+        """Give the function its keywords."""
+        whole = inspect.signature(act)
+        shown = [keyword for keyword in whole.parameters.values() if keyword.kind is not keyword.VAR_KEYWORD]
+        act.__signature__ = whole.replace(parameters=[*shown, *keywords])  # type: ignore[attr-defined]
+        act.__doc__ = "\n\n".join([inspect.cleandoc(act.__doc__ or ""), "\n".join(lines)])
+        return act
+
+    return decorate
+
+
+def _annotation(setting: Setting) -> str:
+    """The type of a setting, as people write it."""
+    if setting.part is not None:
+        kind = f"{setting.part.__name__} | Mapping[str, Any]"
+    else:
+        kind = f"Literal{list(setting.choices)}" if setting.choices else _TYPES.get(setting.kind, "str")
+    return f"{kind} | None" if setting.optional else kind
 
 
 def of_kind(name: str, value: object, kinds: tuple[type, ...], expected: str) -> None:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coordinator.rules.task_settings import Secagg
 from export.model import ModelSpec
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.names import offered
 from fedcore.params import Float32
-from fedcore.schedule import ServerSchedule
-from muster.python.arguments import check_trained, of_kind
+from muster.python.arguments import check_trained, of_kind, with_settings_of
 from simulator.configuration import SimulationConfig, to_config
 from simulator.course import ACCURACY, Point
-from simulator.engines.choice import Wanted
 from simulator.errors import EngineError
 from simulator.planned import completed_by_plan
 from simulator.population import Population
-from simulator.private_training import PrivateTraining
 from simulator.runs.reading import read_run
 from simulator.simulation import OnRound, Overrides, SimulationResult, advance, training_of
 
@@ -35,33 +32,6 @@ MODEL = "server.params"
 DEFAULT_ALGORITHM = "fedavg"
 CALLED = {"dataset": "users"}
 """Arguments that have another name here than in the file of a run."""
-
-
-class Options(TypedDict, total=False):
-    """Options of a simulation, with the meanings and defaults of `simulator.SimulationConfig`."""
-
-    data: Path | str
-    partition: str
-    clients: int
-    baseline: str
-    rounds: int
-    cohort: int
-    held_out: float
-    evaluate_every: int
-    target_accuracy: float
-    patience: int
-    engine: Wanted
-    device: str
-    processes: int
-    at_once: int
-    ray: str
-    seed: int
-    schedule: ServerSchedule
-    same_cohort: bool
-    secagg: Secagg
-    compress: str
-    privacy: PrivateTraining
-    plan: Path | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +91,7 @@ class Run:
         return picture
 
 
+@with_settings_of(SimulationConfig, but=("model", "dataset", "algorithm", "settings"))
 def simulate(
     model: str | ModelSpec,
     users: str | Population = "digits",
@@ -129,18 +100,17 @@ def simulate(
     settings: Mapping[str, Any] | None = None,
     out: Path | str | None = None,
     on_round: OnRound = lambda number, point: None,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> Run:
     """Train over simulated users, and measure on users that nobody trains on.
 
     model, users, algorithm: names, as `muster simulate` takes them, or objects. settings: of an algorithm that is
     named. out: a new folder that keeps the run, which survives a kill (`simulator.resume_run`); it can be made of names
-    alone. on_round: called after every round with its number and its point. options: data, partition, clients,
-    baseline, rounds, cohort, held_out, evaluate_every, target_accuracy, patience, engine, device, processes, at_once,
-    ray, seed, schedule, same_cohort, compress, privacy, secagg, plan, as `simulator.SimulationConfig` has them. With
-    `plan`, the folder of a bundle, its graphs train; `algorithm` is then the plan's, and only one's own is named.
+    alone. on_round: called after every round with its number and its point. With `plan`, `algorithm` is the plan's, and
+    only one's own is named. A part, such as `privacy`, is an object or a mapping.
 
-    Raises TypeError for an unknown option, and SimulatorError, ExportError or AlgorithmError, naming what is wrong.
+    Raises TypeError for an unknown keyword, and SimulatorError, ExportError, AlgorithmError or CompressionError, naming
+    what is wrong. The other keywords are the settings of a simulation:
     """
     _check_names(options)
     check_trained(model, algorithm, settings)
@@ -172,11 +142,11 @@ def simulate(
 
 
 def _check_names(options: Iterable[str]) -> None:
-    unknown = sorted(set(options) - set(Options.__annotations__))
-    if unknown:
-        known = ("users", "algorithm", "settings", "out", "on_round", *Options.__annotations__)
-        meant = CALLED.get(unknown[0], unknown[0])
-        raise TypeError(f"simulate() has no option {unknown[0]!r}; {offered(meant, known)}")
+    keywords = list(inspect.signature(simulate).parameters)
+    for name in options:
+        if name not in keywords:
+            meant = CALLED.get(name, name)
+            raise TypeError(f"simulate() has no option {name!r}; {offered(meant, keywords)}")
 
 
 def _completed(values: dict[str, Any], given: Overrides) -> dict[str, Any]:

@@ -6,10 +6,9 @@ on every user's own alone. `dane`, `cocoa` and `sparse_fsvrg` are distributed op
 
 from __future__ import annotations
 
-from simulator.baselines.cocoa import CocoaPlus
-from simulator.baselines.dane import Dane
-from simulator.baselines.method import Method
-from simulator.baselines.sparse_fsvrg import SparseFsvrg
+from typing import Literal, TypeAlias
 
-METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (Dane, CocoaPlus, SparseFsvrg)}
-BASELINES = ("pooled", "local", *METHODS)
+LinearBaseline: TypeAlias = Literal["dane", "cocoa", "sparse_fsvrg"]
+Baseline: TypeAlias = Literal["pooled", "local", LinearBaseline]
+LOSSES = ("ridge", "logistic")
+"""The linear models, by their loss."""

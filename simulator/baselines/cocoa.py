@@ -28,6 +28,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedcore.algorithms.settings import count, positive
+from simulator.baselines import LinearBaseline
 from simulator.baselines.linear import Array, LinearProblem, sigmoid
 from simulator.baselines.method import Order
 
@@ -42,7 +43,7 @@ class CocoaPlus:
     epochs: sweeps of a client over its examples in a round.
     """
 
-    name: ClassVar[str] = "cocoa"
+    name: ClassVar[LinearBaseline] = "cocoa"
 
     l2: float = positive(1e-3)
     epochs: int = count(1)
@@ -53,7 +54,6 @@ class CocoaPlus:
         return zeros_NC if problem.loss == "ridge" else zeros_NC + problem.targets / 2
 
     def weights(self, problem: LinearProblem, state: Array) -> Array:
-        """The w that the duals stand for, (D, C)."""
         return problem.features.T @ state / (problem.l2 * len(state))
 
     def step(self, problem: LinearProblem, state: Array, order: Order) -> Array:

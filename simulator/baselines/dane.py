@@ -19,6 +19,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedcore.algorithms.settings import nonnegative, positive
+from simulator.baselines import LinearBaseline
 from simulator.baselines.linear import Array, LinearProblem
 from simulator.baselines.method import Order
 
@@ -34,22 +35,19 @@ class Dane:
     mu: weight of the quadratic term.
     """
 
-    name: ClassVar[str] = "dane"
+    name: ClassVar[LinearBaseline] = "dane"
 
     l2: float = positive(1e-3)
     eta: float = positive(1.0)
     mu: float = nonnegative(1.0)
 
     def init(self, problem: LinearProblem) -> Array:
-        """Weights of 0."""
         return np.zeros((problem.features.shape[1], problem.targets.shape[1]))
 
     def weights(self, problem: LinearProblem, state: Array) -> Array:
-        """The state itself."""
         return state
 
     def step(self, problem: LinearProblem, state: Array, order: Order) -> Array:
-        """The weights after a round of all clients."""
         common_DC = problem.gradient(state)
         after_DC = np.zeros_like(state)
         for rows in problem.rows:

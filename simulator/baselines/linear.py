@@ -19,14 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-LOSSES = ("ridge", "logistic")
 
 
 @dataclass(frozen=True, slots=True)
 class LinearProblem:
     """The examples of all clients, client after client: client k holds rows `starts[k]` to `starts[k + 1]`.
 
-    loss: one of LOSSES. features: (N, D). targets: (N, C). l2: weight of the regularisation.
+    loss: one of `simulator.baselines.LOSSES`. features: (N, D). targets: (N, C). l2: weight of the regularisation.
     """
 
     loss: str

@@ -44,7 +44,6 @@ class LocalOnly:
         return means | {"examples": self._examples}
 
     def measure(self, number: int) -> PerUser:
-        """The means of the users who measure, after round `number`."""
         parts = [
             evaluate(self._model, engine.state["params"], self.test.subset([user]), device=self._device)
             for user, engine in enumerate(self._engines)
@@ -63,7 +62,6 @@ class LocalOnly:
         }
 
     def restore(self, vectors: Mapping[str, NDArray[np.floating]]) -> None:
-        """Go on from what `vectors` gave."""
         check_shapes(vectors, self.vectors())
         for user, engine in enumerate(self._engines):
             own = {name: array[user] for name, array in vectors.items()}
@@ -74,7 +72,6 @@ class LocalOnly:
         return {}
 
     def digest(self) -> str:
-        """SHA-256 of the trained weights."""
         return digest_of([engine.state["params"] for engine in self._engines])
 
 

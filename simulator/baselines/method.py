@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import ClassVar, Protocol
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.batching import StreamKey, permutation
+from simulator.baselines import LinearBaseline
 from simulator.baselines.linear import Array, LinearProblem
 from simulator.errors import DatasetError, Diverged
 from simulator.population import Population
@@ -20,10 +20,15 @@ Order = Callable[[int, int, int], NDArray[np.int64]]
 """order(client, epoch, examples): the order in which a client visits its examples in this round, (examples,)."""
 
 
+def order_of(seed: int, number: int) -> Order:
+    """The order of round `number`."""
+    return lambda client, epoch, examples: permutation(StreamKey(seed, number, client), 0, epoch, examples)
+
+
 class Method(Protocol):
     """A distributed optimizer: pure functions, its settings as fields. All clients take part in every round."""
 
-    name: ClassVar[str]
+    name: ClassVar[LinearBaseline]
 
     @property
     def l2(self) -> float:
@@ -59,8 +64,7 @@ class LinearTraining:
         self.facts = Facts(method.name, settings, len(train), len(train), size)
 
     def run_round(self, number: int) -> dict[str, float]:
-        """One round."""
-        self._state = self._method.step(self._problem, self._state, functools.partial(self._order, number))
+        self._state = self._method.step(self._problem, self._state, order_of(self._seed, number))
         loss = self._problem.value(self._weights)
         if not np.isfinite(loss):
             raise Diverged(
@@ -69,7 +73,6 @@ class LinearTraining:
         return {"train.loss": loss, "examples": len(self._problem.features)}
 
     def measure(self, number: int) -> PerUser:
-        """The means of the users who measure, after round `number`."""
         features, targets = _examples(self.test, self._classes)
         outputs = features @ self._weights
         values = {
@@ -80,11 +83,9 @@ class LinearTraining:
         return {name: np.add.reduceat(each, starts) / sizes for name, each in values.items()}
 
     def vectors(self) -> Vectors:
-        """A copy of the method's state."""
         return {"state": self._state.copy()}
 
     def restore(self, vectors: Mapping[str, NDArray[np.floating]]) -> None:
-        """Go on from what `vectors` gave."""
         check_shapes(vectors, self.vectors())
         self._state = vectors["state"].astype(np.float64)
 
@@ -93,15 +94,11 @@ class LinearTraining:
         return {}
 
     def digest(self) -> str:
-        """SHA-256 of the trained weights."""
         return digest_of([self._weights])
 
     @property
     def _weights(self) -> Array:
         return self._method.weights(self._problem, self._state)
-
-    def _order(self, number: int, client: int, epoch: int, examples: int) -> NDArray[np.int64]:
-        return permutation(StreamKey(self._seed, number, client), 0, epoch, examples)
 
 
 def _examples(users: Population, classes: int) -> tuple[Array, Array]:

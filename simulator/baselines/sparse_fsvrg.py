@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.algorithms.settings import flag, nonnegative, positive
+from simulator.baselines import LinearBaseline
 from simulator.baselines.linear import Array, LinearProblem
 from simulator.baselines.method import Order
 
@@ -39,22 +40,19 @@ class SparseFsvrg:
     scaled: whether coordinates are scaled by S_k and A.
     """
 
-    name: ClassVar[str] = "sparse_fsvrg"
+    name: ClassVar[LinearBaseline] = "sparse_fsvrg"
 
     l2: float = nonnegative(1e-3)
     lr: float = positive(1.0)
     scaled: bool = flag(True)
 
     def init(self, problem: LinearProblem) -> Array:
-        """Weights of 0."""
         return np.zeros((problem.features.shape[1], problem.targets.shape[1]))
 
     def weights(self, problem: LinearProblem, state: Array) -> Array:
-        """The state itself."""
         return state
 
     def step(self, problem: LinearProblem, state: Array, order: Order) -> Array:
-        """The weights after a round of all clients."""
         common_DC, moved_DC = problem.gradient(state), np.zeros_like(state)
         present_ND = problem.features != 0
         share_D = present_ND.mean(0)

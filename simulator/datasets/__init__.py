@@ -12,6 +12,7 @@ import numpy as np
 
 from export.errors import reason
 from fedcore.names import offered
+from simulator.configuration import HELD_OUT
 from simulator.datasets.digits import digits
 from simulator.datasets.leaf import leaf_femnist, leaf_shakespeare
 from simulator.datasets.mnist_10k import mnist_10k
@@ -28,9 +29,6 @@ from simulator.datasets.wisdm import wisdm
 from simulator.errors import DatasetError
 from simulator.partitions import dealt
 from simulator.population import Population, draw
-
-# The share of users that are held out.
-HELD_OUT = 0.2
 
 
 @dataclass(frozen=True, slots=True)

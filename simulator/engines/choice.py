@@ -6,11 +6,11 @@ import functools
 import logging
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Literal
 
 from export.errors import ExportError
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm, keeps_client_state
+from simulator.engines import Wanted
 from simulator.engines.computing import Computing
 from simulator.engines.workers.forked import compute_apart
 from simulator.errors import EngineError
@@ -18,7 +18,6 @@ from simulator.population import Population
 from simulator.purity import check_model
 
 log = logging.getLogger(__name__)
-Wanted = Literal["auto", "graphs", "torch"]
 
 
 @dataclass(frozen=True, slots=True)

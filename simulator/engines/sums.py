@@ -156,7 +156,6 @@ def _within(report_K: Report, clip: Tensor) -> Tensor:
 
 
 def _total(sums: Tensor, kept_K: ClientState) -> Tensor:
-    """The sum of all values."""
     total = sums.sum()
     for value in kept_K.values():
         total = total + value.sum()

@@ -98,16 +98,13 @@ def recipe() -> str:
 
 def device_requirements() -> list[str]:
     """The packages that a device needs beside Muster itself."""
-    asked = (one.partition("; extra == ") for one in metadata.requires("muster-fl") or ())
-    return [name for name, _, extra in asked if extra in {"", '"device"'}]
+    requirements = (line.partition("; extra == ") for line in metadata.requires("muster-fl") or ())
+    return [name for name, _, extra in requirements if extra in {"", '"device"'}]
 
 
 def is_current(folder: Path) -> bool:
     """Whether root and site of a sysroot are what they would be made of now."""
-    try:
-        return (folder / "recipe").read_text() == recipe()
-    except OSError:
-        return False
+    return _holds(folder / "recipe", recipe())
 
 
 def identity() -> str:
@@ -115,9 +112,9 @@ def identity() -> str:
     return f"Metadata-Version: 2.1\nName: muster-fl\nVersion: {metadata.version('muster-fl')}\n"
 
 
-def _is_named(folder: Path) -> bool:
+def _holds(path: Path, text: str) -> bool:
     try:
-        return (folder / IDENTITY).read_text() == identity()
+        return path.read_text() == text
     except OSError:
         return False
 
@@ -126,15 +123,15 @@ def ready() -> Sysroot:
     """The sysroot of this release. Raises SysrootError, naming the command to run, when it is missing or older."""
     folder = default_folder()
     program = find_qemu(folder)
-    if not is_current(folder) or not _is_named(folder) or program is None:
+    if not is_current(folder) or not _holds(folder / IDENTITY, identity()) or program is None:
         raise SysrootError(f"there is no sysroot of this release in {folder}: run `{COMMAND}` in a checkout")
     return Sysroot(folder, program)
 
 
 def find_qemu(folder: Path) -> Path | None:
     """A qemu that will do: one on the PATH, or the one in the sysroot `folder`."""
-    known = (shutil.which(QEMU), shutil.which(f"{QEMU}-static"), folder / QEMU)
-    return next((Path(path) for path in known if path and qemu_version(Path(path)) >= OLDEST_QEMU), None)
+    places = (shutil.which(QEMU), shutil.which(f"{QEMU}-static"), folder / QEMU)
+    return next((Path(path) for path in places if path and qemu_version(Path(path)) >= OLDEST_QEMU), None)
 
 
 def qemu_version(program: Path) -> tuple[int, int]:

@@ -6,13 +6,13 @@ step takes longer, and a device that dies is a killed process.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -124,42 +124,31 @@ def connect(
             carrier = ThrottledTransport(carrier, device.bandwidth, breaks=failure.silent)
         return RecordedTransport(carrier, failure.dies_at, recorder) if failure.dies_at or recorder else carrier
 
-    return partial(Transport.to, over=over)
+    return functools.partial(Transport.to, over=over)
 
 
-def load_backend(device: EmulatedDevice, failure: PlannedFailure, cache: BackendCache) -> Callable[[str], Backend]:
-    """The function that gives the device its backend, out of the cache of its process."""
+def load_backend(name: str, device: EmulatedDevice, failure: PlannedFailure) -> Backend:
+    """The device's backend, out of the cache of its process."""
     if device.slow_down == 1 and failure.dies_after is None:
-        return cache.open
-    return lambda name: SlowBackend(cache.open(name), device.slow_down, failure.dies_after)
+        return cached_backend(name)
+    return SlowBackend(cached_backend(name), device.slow_down, failure.dies_after)
 
 
-class BackendCache:
-    """Backends of a process that runs one session after the other, with the graphs that they loaded."""
+@functools.cache
+def cached_backend(name: str) -> Backend:
+    """The backend of this name, for a process that runs many sessions, which loading would dominate.
 
-    def __init__(self) -> None:
-        self._backends: dict[str, Backend] = {}
-
-    def open(self, name: str) -> Backend:
-        """The backend of this name. Raises ConfigError when there is none, or it cannot be loaded here."""
-        if name not in self._backends:
-            self._backends[name] = _CachedBackend(open_backend(name))
-        return self._backends[name]
+    Raises ConfigError when there is none, or it cannot be loaded here.
+    """
+    return _CachedBackend(open_backend(name))
 
 
 class _CachedBackend:
-    """A backend that loads each graph once, because loading would dominate with many sessions in a process."""
+    """A backend that loads each graph once."""
 
     def __init__(self, backend: Backend) -> None:
         self.format, self.runtime = backend.format, backend.runtime
-        self._backend = backend
-        self._loaded: dict[tuple[str, bytes], Executable] = {}
-
-    def load(self, graph: bytes, name: str = "graph") -> Executable:
-        """The graph, loaded. Raises PlanRefused when the backend cannot read it."""
-        if (name, graph) not in self._loaded:
-            self._loaded[name, graph] = self._backend.load(graph, name)
-        return self._loaded[name, graph]
+        self.load = functools.cache(backend.load)
 
 
 class ThrottledTransport:
@@ -249,19 +238,10 @@ class SlowBackend:
     """A backend whose training steps take `slow_down` times as long, and whose process is killed after `dies_after`."""
 
     def __init__(self, backend: Backend, slow_down: float, dies_after: int | None) -> None:
+        self.format, self.runtime = backend.format, backend.runtime
         self._backend = backend
         self._extra = slow_down - 1
         self._steps_left = dies_after
-
-    @property
-    def format(self) -> str:
-        """The format of the wrapped backend."""
-        return self._backend.format
-
-    @property
-    def runtime(self) -> str:
-        """The runtime of the wrapped backend."""
-        return self._backend.runtime
 
     def load(self, graph: bytes, name: str = "graph") -> Executable:
         """Prepare a graph. Raises PlanRefused when the backend cannot read it."""

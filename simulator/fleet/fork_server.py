@@ -2,8 +2,7 @@
 
 A line of JSON on standard input starts a session of one device, in a process that runs no other session meanwhile. A
 line on standard output reports its end. Closing standard input ends everything. The arguments name the backends to
-load.
-A process that has finished a session takes the next one, of any device: sessions are cheap because the runtime is
+load. A process that has finished a session takes the next one, of any device: sessions are cheap because the runtime is
 loaded once and processes are seldom forked (docs/decisions/0007-forked-devices.md).
 """
 
@@ -38,7 +37,7 @@ from fedcore.decoding import decoder
 from fedcore.termination import exit_on_sigterm
 from secagg.keys import PairKey
 from simulator.fleet import faults
-from simulator.fleet.faults import BackendCache, EmulatedDevice, PlannedFailure
+from simulator.fleet.faults import EmulatedDevice, PlannedFailure
 from simulator.fleet.recorder import Recorder
 
 
@@ -176,7 +175,7 @@ def _run_sessions(commands: int, results: int, others: Iterable[int]) -> NoRetur
 
     others: ends of pipes to close. On SIGTERM it gives up its assignment, as a device does.
     """
-    code, cache = 1, BackendCache()
+    code = 1
     try:
         exit_on_sigterm(0)
         for end in others:
@@ -188,7 +187,7 @@ def _run_sessions(commands: int, results: int, others: Iterable[int]) -> NoRetur
         with os.fdopen(commands, "rb") as lines:
             for line in lines:
                 start = _START.decode(line)
-                outcome = run_session(_config(start, cache), start.device.clock())
+                outcome = run_session(_config(start), start.device.clock())
                 os.write(results, msgspec.json.encode(outcome) + b"\n")
         code = 0
     except SystemExit:
@@ -197,8 +196,7 @@ def _run_sessions(commands: int, results: int, others: Iterable[int]) -> NoRetur
         os._exit(code)
 
 
-def _config(start: Start, cache: BackendCache) -> DeviceConfig:
-    load_backend = faults.load_backend(start.device, start.failure, cache)
+def _config(start: Start) -> DeviceConfig:
     recorder = None if start.recorder is None else Recorder(Path(start.recorder))
     if recorder is not None:
         recorder.record_quantised()
@@ -214,7 +212,7 @@ def _config(start: Start, cache: BackendCache) -> DeviceConfig:
         connect=faults.connect(start.device, start.failure, recorder),
         # A fleet's operator made its plans, and its devices have nothing to lose.
         policy=replace(start.policy or policy_in(Path(start.state)), unsigned_programs=True),
-        trainer=lambda name: InProcess(load_backend(name), Limits.bound),
+        trainer=lambda name: InProcess(faults.load_backend(name, start.device, start.failure), Limits.bound),
     )
 
 

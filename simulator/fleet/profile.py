@@ -122,11 +122,9 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             return PlannedFailure(silent=True)
         if chance < self.silence + self.drop_out:
             return PlannedFailure(dies_after=step)
-        return (
-            PlannedFailure(dies_at=death)
-            if chance < self.silence + self.drop_out + self.drop_out_secagg
-            else PlannedFailure()
-        )
+        if chance < self.silence + self.drop_out + self.drop_out_secagg:
+            return PlannedFailure(dies_at=death)
+        return PlannedFailure()
 
 
 RUNTIMES: dict[str, dict[str, Any]] = {

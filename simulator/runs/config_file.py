@@ -39,7 +39,7 @@ def flat_of(config: SimulationConfig) -> dict[str, Any]:
     """A configuration as plain values by dotted names, such as `settings.client_lr`."""
     flat: dict[str, Any] = {}
     for name, value in plain_of(config).items():
-        flat |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+        flat |= {f"{name}.{key}": option for key, option in value.items()} if isinstance(value, dict) else {name: value}
     return flat
 
 

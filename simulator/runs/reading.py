@@ -70,13 +70,13 @@ class Run:
         """
         reached = itertools.accumulate(point[AXES[x]] for point in self.points)
         along = [point["round"] for point in self.points] if x == "rounds" else list(reached)
-        found = [(at, point[y]) for at, point in zip(along, self.points, strict=True) if y in point]
-        if not found:
+        points = [(at, point[y]) for at, point in zip(along, self.points, strict=True) if y in point]
+        if not points:
             if not self.points:
                 raise RunError(f"the run in {self.path} has done no round yet")
             names = list(dict.fromkeys(name for point in self.points for name in point))
             raise RunError(f"the run in {self.path} has no figure {y!r} yet; {offered(y, names)}")
-        return [at for at, _ in found], [value for _, value in found]
+        return [at for at, _ in points], [value for _, value in points]
 
     def vectors(self) -> Vectors:
         """What the last whole checkpoint holds; the model is `server.params`. Raises RunError before the first."""
@@ -135,7 +135,9 @@ def whole_lines(path: Path) -> list[bytes]:
 
 def checkpoints(path: Path) -> list[Path]:
     """The checkpoints in a folder, the last first."""
-    return sorted((one for one in path.glob(CHECKPOINT) if _CHECKPOINT.fullmatch(one.name)), key=round_of, reverse=True)
+    return sorted(
+        (file for file in path.glob(CHECKPOINT) if _CHECKPOINT.fullmatch(file.name)), key=round_of, reverse=True
+    )
 
 
 def round_of(checkpoint: Path) -> int:
@@ -146,10 +148,10 @@ def round_of(checkpoint: Path) -> int:
 def read_vectors(path: Path) -> Vectors | None:
     """What a checkpoint holds, or None when it is not whole or there no more."""
     try:
-        found = safetensors.numpy.load(path.read_bytes())
+        arrays = safetensors.numpy.load(path.read_bytes())
     except (safetensors.SafetensorError, OSError):
         return None
-    return {name: array.copy() for name, array in found.items()}
+    return {name: array.copy() for name, array in arrays.items()}
 
 
 def course_of(lines: Sequence[bytes]) -> list[Point]:

@@ -85,8 +85,8 @@ def run_sweep(
         paths = [folder / RUNS / run.name for run in runs]
         kept = [_End("done") if (path / RESULT).exists() else None for path in paths]
         work = [functools.partial(_run, run, path) for run, path in zip(runs, paths, strict=True)]
-        for index, found in with_kept(kept, work, _END, processes):
-            end = _End("failed", str(found)) if isinstance(found, Exception) else found
+        for index, ended in with_kept(kept, work, _END, processes):
+            end = _End("failed", str(ended)) if isinstance(ended, Exception) else ended
             result = read_result(paths[index]) if end.status == "done" else None
             outcome = SweepOutcome(runs[index], end.status, result, end.why)
             outcomes[outcome.run.name] = outcome
@@ -146,7 +146,6 @@ def _check_users(runs: Sequence[SweepRun]) -> None:
 
 
 def _run(run: SweepRun, path: Path) -> _End:
-    """Start a run, or go on with it."""
     try:
         if path.exists():
             resume_run(path, run.config)

@@ -6,7 +6,6 @@ grows with the dissimilarity G, and the start is equally far from the minimum fo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +22,8 @@ from simulator.engine import Engine
 from simulator.errors import Diverged
 from simulator.population import Population
 from simulator.studies.papers import KARIMIREDDY
-from simulator.studies.study import Findings, PerSeed, Plot, Row, Study, Table, mean
+from simulator.studies.study import Findings, Plot, Row, Study, Table
+from simulator.studies.trainings import curve, last, least
 from simulator.studies.trials import Series, Trials
 
 CLIENTS, FEW, DIMENSIONS, CONDITION = 20, 4, 16, 10.0
@@ -83,24 +83,24 @@ def _excess(users: Population, params_D: Float32) -> float:
 
 def _find(trials: Trials) -> Findings:
     rounds, rates, dissimilarities = (3, RATES[1:2], (SHOWN,)) if trials.quick else (40, RATES, DISSIMILARITIES)
-    found = {cohort: _trained(trials, cohort, rounds, rates, dissimilarities) for cohort in (CLIENTS, FEW)}
+    series = {cohort: _trained(trials, cohort, rounds, rates, dissimilarities) for cohort in (CLIENTS, FEW)}
     return Findings(
         setup=f"{CLIENTS} clients with quadratic losses in {DIMENSIONS} dimensions, condition {CONDITION:g}; {rounds} "
         f"rounds of {LOCAL['epochs']} local steps on all examples, one step for FedSGD. A round of Mime is both of its "
         f"trips. Losses are shares of that at the start. Each algorithm has the best learning rate of "
         f"{', '.join(map(str, rates))} for the dissimilarity, by the mean after the last round.",
         tables=[
-            _tuned(found[CLIENTS], dissimilarities, f"Excess loss, all {CLIENTS} clients in every round"),
-            _tuned(found[FEW], dissimilarities, f"Excess loss, {FEW} of {CLIENTS} clients in every round"),
+            _tuned(series[CLIENTS], dissimilarities, f"Excess loss, all {CLIENTS} clients in every round"),
+            _tuned(series[FEW], dissimilarities, f"Excess loss, {FEW} of {CLIENTS} clients in every round"),
             Table(
                 title=f"Excess loss by learning rate at G = {SHOWN:g}, all {CLIENTS} clients in every round",
                 columns=["learning rate", *WAYS],
                 rows=[
-                    [f"{rate:g}", *(_last(found[CLIENTS][name, SHOWN], f"{rate:g}") for name in WAYS)] for rate in rates
+                    [f"{rate:g}", *(last(series[CLIENTS][name, SHOWN], f"{rate:g}") for name in WAYS)] for rate in rates
                 ],
             ),
         ],
-        plots=[_curves(found[cohort], f"Excess loss at G = {SHOWN:g}, {cohort} clients a round") for cohort in found],
+        plots=[_curves(series[cohort], f"Excess loss at G = {SHOWN:g}, {cohort} clients a round") for cohort in series],
     )
 
 
@@ -113,34 +113,19 @@ def _trained(
     return dict(zip(keys, trials.run(descend, cases), strict=True))
 
 
-def _last(trained: Sequence[Series], rate: str) -> PerSeed:
-    return [one[rate][-1] for one in trained]
-
-
-def _best_rate(trained: Sequence[Series]) -> str:
-    def score(rate: str) -> float:
-        excess = mean(_last(trained, rate))
-        return math.inf if excess is None else excess
-
-    return min(trained[0], key=score)
-
-
-def _tuned(found: Found, dissimilarities: Sequence[float], title: str) -> Table:
+def _tuned(series: Found, dissimilarities: Sequence[float], title: str) -> Table:
     rows: list[Row] = []
     for name in WAYS:
-        by_dissimilarity = [(found[name, g], _best_rate(found[name, g])) for g in dissimilarities]
+        by_dissimilarity = [(series[name, g], least(series[name, g], "")) for g in dissimilarities]
         rates = ", ".join(rate for _, rate in by_dissimilarity)
-        rows.append([name, *(_last(trained, rate) for trained, rate in by_dissimilarity), rates])
+        rows.append([name, *(last(trained, rate) for trained, rate in by_dissimilarity), rates])
     columns = ["algorithm", *(f"G = {g:g}" for g in dissimilarities), "learning rates"]
     return Table(title=title, columns=columns, rows=rows)
 
 
-def _curves(found: Found, title: str) -> Plot:
-    curves = {}
-    for name in WAYS:
-        trained = found[name, SHOWN]
-        values = zip(*(one[_best_rate(trained)] for one in trained), strict=True)
-        curves[name] = [(float(number), list(at)) for number, at in enumerate(values)]
+def _curves(series: Found, title: str) -> Plot:
+    shown = {name: series[name, SHOWN] for name in WAYS}
+    curves = {name: curve(trained, 1, least(trained, ""), start=0) for name, trained in shown.items()}
     return Plot(title=title, x="round", y="excess loss", curves=curves, log_y=True)
 
 

@@ -31,11 +31,11 @@ def _find(trials: Trials) -> Findings:
             common | {"cohort": COHORT, "settings": local | {"client_optimizer": name, "client_lr": rate}}
             for name, rate in cells
         ]
-        found = dict(zip(cells, trials.run(train, cases), strict=True))
+        trained = dict(zip(cells, trials.run(train, cases), strict=True))
         rows: list[Row] = []
         curves = {}
         for name, rates in RATES.items():
-            ways = {rate: found[name, rate] for rate in rates[:size]}
+            ways = {rate: trained[name, rate] for rate in rates[:size]}
             best = max(ways, key=lambda rate: mean(finals(ways[rate])) or 0.0)
             rows += [[name, f"{rate:g}", finals(way), "best" if rate == best else ""] for rate, way in ways.items()]
             curves[f"{name}, {best:g}"] = curve(ways[best], every)

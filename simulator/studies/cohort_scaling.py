@@ -52,7 +52,7 @@ def _find(trials: Trials) -> Findings:
     data, words = digit_images(trials)
     common = data | {"rounds": rounds, "evaluate_every": every}
     cases = [common | {"cohort": large} | way | {"settings": LOCAL | way["settings"]} for way in WAYS.values()]
-    found = dict(zip(WAYS, trials.run(train, cases), strict=True))
+    trained = dict(zip(WAYS, trials.run(train, cases), strict=True))
     rows: list[Row] = [
         [
             name,
@@ -60,7 +60,7 @@ def _find(trials: Trials) -> Findings:
             rounds_to(way, TARGET, every),
             finals(way),
         ]
-        for name, way in found.items()
+        for name, way in trained.items()
     ]
     table = Table(
         title=f"Cohorts of {large}, and of {SMALL} where it is small, and at first where it grows",
@@ -72,7 +72,7 @@ def _find(trials: Trials) -> Findings:
             title=title,
             x="round",
             y="accuracy, unseen users",
-            curves={name: curve(found[name], every) for name in names},
+            curves={name: curve(trained[name], every) for name in names},
         )
         for title, names in PICTURES.items()
     ]

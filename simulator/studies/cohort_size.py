@@ -32,15 +32,15 @@ def _find(trials: Trials) -> Findings:
         for name, settings in WAYS.items()
         for cohort in cohorts
     ]
-    found = iter(trials.run(train, cases))
+    trained = iter(trials.run(train, cases))
     tables, plots = [], []
     for name, settings in WAYS.items():
-        by_cohort = {cohort: next(found) for cohort in cohorts}
+        by_cohort = {cohort: next(trained) for cohort in cohorts}
         rows: list[Row] = []
         for cohort, way in by_cohort.items():
             needed = rounds_to(way, TARGET, every)
-            examples: PerSeed = [None if one is None else one * cohort * EXAMPLES for one in needed]
-            times = [time_of(one, cohort, seed) for one, seed in zip(needed, trials.seeds, strict=True)]
+            examples: PerSeed = [None if count is None else count * cohort * EXAMPLES for count in needed]
+            times = [time_of(count, cohort, seed) for count, seed in zip(needed, trials.seeds, strict=True)]
             rows.append([str(cohort), needed, examples, times, finals(way), finals(way, "low"), finals(way, "median")])
         tables.append(
             Table(

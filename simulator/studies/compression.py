@@ -1,7 +1,7 @@
 """Compression: what smaller reports cost in accuracy, on a convolutional network.
 
-Konečný et al. 2016 ask it of rotations, subsampling, quantisation and low-rank factors. Bytes are those of a report in
-clear, against float32.
+Konečný et al. 2016 ask it of rotations, subsampling, quantisation and low-rank factors. Bytes are those of an
+unmasked report, against float32.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from export.model import Model
 from export.models import load as load_model
 from fedcore.codecs.compression import Compression
 from fedcore.quantisation import upload_bytes
-from fedcore.report import WEIGHT, ReportLayout, Segment, metrics_segment
 from simulator.studies.papers import KONECNY_COMMUNICATION
 from simulator.studies.study import Findings, Plot, Row, Study, Table
-from simulator.studies.trainings import curve, finals, settings_in_words, train
+from simulator.studies.trainings import averaged_layout, curve, finals, settings_in_words, train
 from simulator.studies.trials import Trials
 
 SETTINGS = {"client_lr": 0.1, "batch_size": 10, "epochs": 2}
@@ -34,27 +33,22 @@ DIGITS = (
 def report_bytes(compress: str) -> int:
     """Bytes of a report of `fedavg`."""
     spec = Model(load_model(MODEL))
-    segments = (
-        Segment("delta", spec.schema.size, "mean"),
-        Segment(WEIGHT, 1, "sum"),
-        Segment(metrics_segment("train"), len(spec.metrics), "sum", spec.metrics),
-    )
-    return upload_bytes(Compression.parse(compress).coded(ReportLayout(segments, "examples"), spec.schema))
+    return upload_bytes(Compression.parse(compress).coded(averaged_layout(spec, "examples"), spec.schema))
 
 
 def _find(trials: Trials) -> Findings:
     rounds, every = (2, 1) if trials.quick else (60, 4)
     compressions = DIGITS[:3:2] if trials.quick else DIGITS
     common = {"dataset": "digits", "clients": 60, "model": MODEL, "rounds": rounds, "evaluate_every": every}
-    cases = [common | {"cohort": COHORT, "settings": SETTINGS, "compress": one} for one in compressions]
-    found = dict(zip(compressions, trials.run(train, cases), strict=True))
+    cases = [common | {"cohort": COHORT, "settings": SETTINGS, "compress": compress} for compress in compressions]
+    trained = dict(zip(compressions, trials.run(train, cases), strict=True))
     whole = report_bytes(UNCOMPRESSED)
     rows: list[Row] = [
-        [one or "none", f"{report_bytes(one):,}", f"{whole / report_bytes(one):.1f}", finals(way)]
-        for one, way in found.items()
+        [compress or "none", f"{report_bytes(compress):,}", f"{whole / report_bytes(compress):.1f}", finals(way)]
+        for compress, way in trained.items()
     ]
     columns = ["compression", "bytes of a report", "times smaller", "accuracy"]
-    curves = {one or "none": curve(way, every) for one, way in found.items()}
+    curves = {compress or "none": curve(way, every) for compress, way in trained.items()}
     return Findings(
         setup=f"Data `digits` over 60 users, model `{MODEL}`; `fedavg` with {settings_in_words(SETTINGS)}; cohorts of "
         f"{COHORT}.",

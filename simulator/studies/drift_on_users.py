@@ -6,23 +6,22 @@ and FedAdam apply it to the mean delta. SCAFFOLD's control variates are old wher
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
 
 from export.model import ModelSpec
+from export.models.char_lstm import CharLstm
 from export.models.tasks import next_token
 from simulator import datasets
-from simulator.configuration import SimulationConfig
+from simulator.configuration import HELD_OUT, SimulationConfig
 from simulator.population import Population
 from simulator.studies.papers import MIME
 from simulator.studies.study import Findings, PerSeed, Plot, Row, Study, Table, mean
-from simulator.studies.trainings import curve, finals, measured, training_on
+from simulator.studies.trainings import curve, finals, least, measured, training_on
 from simulator.studies.trials import Series, Trials
 
 LENGTH, WINDOWS, HIDDEN = 40, 12, 64
@@ -87,22 +86,9 @@ def short_lines(data: Path | None) -> Population:
     return Population.of(talkers.clients, shards, roles.classes)
 
 
-class _SmallLstm(nn.Module):
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, 8)
-        self.lstm = nn.LSTM(8, HIDDEN, batch_first=True)
-        self.dense = nn.Linear(HIDDEN, vocabulary)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden, _ = self.lstm(self.embedding(tokens))
-        logits: Tensor = self.dense(hidden)
-        return logits
-
-
 def small_lstm() -> ModelSpec:
     """The next character by one LSTM layer of 64: a `char_lstm` that trains in minutes. D = 25,514."""
-    return next_token("small_lstm", lambda: _SmallLstm(90), (LENGTH,), 90)
+    return next_token("small_lstm", lambda: CharLstm(90, HIDDEN, layers=1), (LENGTH,), 90)
 
 
 TASKS = {
@@ -121,7 +107,7 @@ def compare(*, task: str, way: str, data: Path | None, rounds: int, seed: int) -
     A round is both trips of an algorithm that has two, with one cohort.
     """
     what, how = TASKS[task], WAYS[way]
-    users = what.load(data).split(datasets.HELD_OUT, seed)
+    users = what.load(data).split(HELD_OUT, seed)
     every, trips = rounds // 10 * how.trips, rounds * how.trips
     series: Series = {}
     for rate in (value * what.lr if how.of_task else value for value in how.values):
@@ -133,9 +119,9 @@ def compare(*, task: str, way: str, data: Path | None, rounds: int, seed: int) -
             same_cohort=how.trips > 1,
             seed=seed,
         )
-        found = measured(training_on(users, config), trips, every)
-        series[f"accuracy {rate:g}"] = found["accuracy"]
-        late = found["loss"][-every:]
+        measurements = measured(training_on(users, config), trips, every)
+        series[f"accuracy {rate:g}"] = measurements["accuracy"]
+        late = measurements["loss"][-every:]
         series[f"loss {rate:g}"] = [mean(late)]
     return series
 
@@ -144,9 +130,9 @@ def _find(trials: Trials) -> Findings:
     tasks = ("digits",) if trials.quick else STUDIED
     keys = [(task, way) for task in tasks for way in WAYS]
     cases = [{"task": task, "way": way, "data": trials.data, "rounds": TASKS[task].rounds} for task, way in keys]
-    found = dict(zip(keys, trials.run(compare, cases), strict=True))
-    best = {key: _best(trained) for key, trained in found.items()}
-    accuracies: list[Row] = [[way, *(_accuracy(found[task, way], best[task, way]) for task in tasks)] for way in WAYS]
+    trained = dict(zip(keys, trials.run(compare, cases), strict=True))
+    best = {key: least(series, "loss ") for key, series in trained.items()}
+    accuracies: list[Row] = [[way, *(_accuracy(trained[task, way], best[task, way]) for task in tasks)] for way in WAYS]
     values: list[Row] = [[way, f"`{WAYS[way].tuned}`", *(best[task, way] for task in tasks)] for way in WAYS]
     return Findings(
         setup=" ".join(_in_words(task) for task in tasks)
@@ -157,19 +143,19 @@ def _find(trials: Trials) -> Findings:
         tables=[
             Table(title="Accuracy on unseen users", columns=["algorithm", *tasks], rows=accuracies),
             Table(title="Tuned values", columns=["algorithm", "setting", *tasks], rows=values),
-            *(_by_value(task, found) for task in tasks),
+            *(_by_value(task, trained) for task in tasks),
         ],
-        plots=[_plot(task, {way: (found[task, way], best[task, way]) for way in WAYS}) for task in tasks],
+        plots=[_plot(task, {way: (trained[task, way], best[task, way]) for way in WAYS}) for task in tasks],
     )
 
 
-def _by_value(task: str, found: Mapping[tuple[str, str], list[Series]]) -> Table:
+def _by_value(task: str, trained: Mapping[tuple[str, str], list[Series]]) -> Table:
     """The accuracies of all values, tuned or not: on training users one may look best that is not on others."""
     rows: list[Row] = []
     for way in WAYS:
-        trained = found[task, way]
-        values = [name.removeprefix("accuracy ") for name in trained[0] if name.startswith("accuracy ")]
-        rows.append([way, ", ".join(values), *(_accuracy(trained, value) for value in values)])
+        of_way = trained[task, way]
+        values = [name.removeprefix("accuracy ") for name in of_way[0] if name.startswith("accuracy ")]
+        rows.append([way, ", ".join(values), *(_accuracy(of_way, value) for value in values)])
     columns = ["algorithm", "values", "smallest", "middle", "largest"]
     return Table(title=f"Accuracy on unseen users of {task} by value", columns=columns, rows=rows)
 
@@ -180,16 +166,6 @@ def _in_words(task: str) -> str:
         f"`{task}` with `{what.model.rpartition(':')[2]}`: {what.rounds} rounds of {what.cohort} users, batches of "
         f"{what.batch_size}."
     )
-
-
-def _best(trained: Sequence[Series]) -> str:
-    """The value with the least loss on training users, as it is written in the names of series."""
-
-    def score(value: str) -> float:
-        loss = mean([one[f"loss {value}"][0] for one in trained])
-        return math.inf if loss is None else loss
-
-    return min((name.removeprefix("loss ") for name in trained[0] if name.startswith("loss ")), key=score)
 
 
 def _accuracy(trained: Sequence[Series], value: str) -> PerSeed:

@@ -9,22 +9,21 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from export.model import Model, ModelSpec
 from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import trips_of
-from fedcore.batching import StreamKey, permutation
 from fedcore.plan import Field
 from simulator.baselines.dane import Dane
 from simulator.baselines.linear import Array, LinearProblem
+from simulator.baselines.method import order_of
 from simulator.baselines.sparse_fsvrg import SparseFsvrg
 from simulator.datasets.sparse_logistic import sparse_logistic
 from simulator.engine import Engine
@@ -32,7 +31,8 @@ from simulator.engines.computing import Computing
 from simulator.partitions import dealt
 from simulator.population import Population
 from simulator.studies.papers import KONECNY
-from simulator.studies.study import Findings, PerSeed, Plot, Row, Study, Table, mean
+from simulator.studies.study import Findings, Plot, Row, Study, Table
+from simulator.studies.trainings import curve, last, least
 from simulator.studies.trials import Series, Trials
 
 USERS, FEATURES, ROUNDS, HELD_OUT = 100, 500, 25, 0.25
@@ -80,7 +80,7 @@ class Problem:
         of = self.linear
         pooled = LinearProblem(of.loss, of.features, of.targets, of.starts[[0, -1]], of.l2)
         newton = Dane(l2=of.l2, mu=0.0)
-        weights_D: Array = newton.step(pooled, newton.init(pooled), functools.partial(_order, self.seed, 1))[:, 0]
+        weights_D: Array = newton.step(pooled, newton.init(pooled), order_of(self.seed, 1))[:, 0]
         return weights_D
 
     def error(self, weights_D: Array) -> float:
@@ -100,10 +100,10 @@ def problem(split: str, users: int, seed: int) -> Problem:
 
 def _engine(of: Problem, algorithm: str, settings: dict[str, Any]) -> Iterator[Array]:
     """The weights after every round of an algorithm, both trips where it has two."""
-    made = create(algorithm, settings)
+    optimizer = create(algorithm, settings)
     model, together = Model(regularised_logistic(FEATURES, of.linear.l2)), Computing(at_once=len(of.train))
-    engine = Engine(model, made, of.train, seed=of.seed, computing=together)
-    trips = len(trips_of(made))
+    engine = Engine(model, optimizer, of.train, seed=of.seed, computing=together)
+    trips = len(trips_of(optimizer))
     for number in itertools.count(1):
         engine.run_round(number, range(len(of.train)))
         if number % trips == 0:
@@ -115,12 +115,8 @@ def _fsvrg(of: Problem, rate: float, *, scaled: bool) -> Iterator[Array]:
     method = SparseFsvrg(l2=of.linear.l2, lr=rate, scaled=scaled)
     weights_D1 = method.init(of.linear)
     for number in itertools.count(1):
-        weights_D1 = method.step(of.linear, weights_D1, functools.partial(_order, of.seed, number))
+        weights_D1 = method.step(of.linear, weights_D1, order_of(of.seed, number))
         yield weights_D1[:, 0]
-
-
-def _order(seed: int, number: int, client: int, epoch: int, examples: int) -> NDArray[np.int64]:
-    return permutation(StreamKey(seed, number, client), 0, epoch, examples)
 
 
 LARGEST = 512
@@ -170,20 +166,20 @@ def _find(trials: Trials) -> Findings:
     users, rounds = (6, 2) if trials.quick else (USERS, ROUNDS)
     keys = [(way, split) for way in WAYS for split in SPLITS]
     cases = [{"way": way, "split": split, "users": users, "rounds": rounds} for way, split in keys]
-    found = dict(zip(keys, trials.run(optimise, cases), strict=True))
-    best = {key: _best_rate(key[0], trained) for key, trained in found.items()}
+    series = dict(zip(keys, trials.run(optimise, cases), strict=True))
+    best = {key: least(trained, "excess ") for key, trained in series.items()}
     excesses: list[Row] = [
         [
             way,
-            *(_last(found[way, split], f"excess {best[way, split]}") for split in SPLITS),
+            *(last(series[way, split], f"excess {best[way, split]}") for split in SPLITS),
             *(best[way, split] for split in SPLITS),
         ]
         for way in WAYS
     ]
     errors: list[Row] = [
-        [way, *(_last(found[way, split], f"error {best[way, split]}") for split in SPLITS)] for way in WAYS
+        [way, *(last(series[way, split], f"error {best[way, split]}") for split in SPLITS)] for way in WAYS
     ]
-    least = _last(found[keys[0]], "least")
+    of_optimum = last(series[keys[0]], "least")
     return Findings(
         setup=f"{users} users, {FEATURES} features, l2 = 1/n; three quarters of each user's examples train, the others "
         f"measure. {rounds} rounds of all users; a round of DSVRG and FSVRG is both of their trips. DSVRG takes "
@@ -198,39 +194,25 @@ def _find(trials: Trials) -> Findings:
             Table(
                 title=f"Error on held-out examples after {rounds} rounds",
                 columns=["method", *SPLITS],
-                rows=[*errors, ["optimum", least, least]],
+                rows=[*errors, ["optimum", of_optimum, of_optimum]],
             ),
         ],
         plots=[
-            _plot(found, best, "excess", "Excess loss", log_y=True),
-            _plot(found, best, "error", "Error on held-out examples"),
+            _plot(series, best, "excess", "Excess loss", log_y=True),
+            _plot(series, best, "error", "Error on held-out examples"),
         ],
     )
 
 
-def _last(trained: Sequence[Series], name: str) -> PerSeed:
-    return [one[name][-1] for one in trained]
-
-
-def _best_rate(way: str, trained: Sequence[Series]) -> str:
-    def score(rate: str) -> float:
-        excess = mean(_last(trained, f"excess {rate}"))
-        return math.inf if excess is None else excess
-
-    return min((f"{rate:g}" for rate in WAYS[way].rates), key=score)
-
-
 def _plot(
-    found: dict[tuple[str, str], list[Series]], best: dict[tuple[str, str], str], name: str, title: str, **how: bool
+    series: dict[tuple[str, str], list[Series]], best: dict[tuple[str, str], str], name: str, title: str, **how: bool
 ) -> Plot:
     """A series by round: of GD, which knows no users, once, and of the others for both splits."""
     curves = {}
-    for (way, split), trained in found.items():
+    for (way, split), trained in series.items():
         if (way, split) != ("GD", "reshuffled"):
-            values = zip(*(one[f"{name} {best[way, split]}"] for one in trained), strict=True)
-            curves[way if way == "GD" else f"{way}, {split}"] = [
-                (float(number), list(at)) for number, at in enumerate(values)
-            ]
+            label = way if way == "GD" else f"{way}, {split}"
+            curves[label] = curve(trained, 1, f"{name} {best[way, split]}", start=0)
     return Plot(title=title, x="round", y=title.lower(), curves=curves, **how)
 
 

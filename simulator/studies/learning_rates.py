@@ -30,12 +30,12 @@ def _find(trials: Trials) -> Findings:
             | {
                 "evaluate_every": min(2, rounds),
                 "algorithm": name,
-                "settings": LOCAL | {"client_lr": ours, "server_lr": theirs},
+                "settings": LOCAL | {"client_lr": client_lr, "server_lr": server_lr},
             }
-            for theirs in servers
-            for ours in clients
+            for server_lr in servers
+            for client_lr in clients
         ]
-        found = iter(trials.run(train, cases))
+        trained = iter(trials.run(train, cases))
         grids.append(
             Grid(
                 title=f"Accuracy of {name} after {rounds} rounds",
@@ -43,7 +43,7 @@ def _find(trials: Trials) -> Findings:
                 rows=servers,
                 column_name="client_lr",
                 columns=clients,
-                values=[[finals(next(found)) for _ in clients] for _ in servers],
+                values=[[finals(next(trained)) for _ in clients] for _ in servers],
             )
         )
     setup = (

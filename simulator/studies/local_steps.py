@@ -26,8 +26,8 @@ def _find(trials: Trials) -> Findings:
         for sweeps in epochs
         for cohort in cohorts
     ]
-    found = iter(trials.run(train, cases))
-    by_cell = [[next(found) for _ in cohorts] for _ in epochs]
+    trained = iter(trials.run(train, cases))
+    by_cell = [[next(trained) for _ in cohorts] for _ in epochs]
     grid = functools.partial(Grid, row_name="epochs", rows=epochs, column_name="cohort", columns=cohorts)
     accuracies = [[finals(way) for way in row] for row in by_cell]
     needed = [[rounds_to(way, TARGET, every) for way in row] for row in by_cell]

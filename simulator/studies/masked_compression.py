@@ -14,16 +14,15 @@ from coordinator.rules.task_settings import Secagg, TaskSettings
 from export.model import Model
 from export.models import load as load_model
 from fedcore.codecs.compression import Compression
-from fedcore.report import WEIGHT, ReportLayout, Segment, metrics_segment
 from simulator.studies.papers import KONECNY_COMMUNICATION
 from simulator.studies.study import Findings, Plot, Row, Study, Table
-from simulator.studies.trainings import curve, finals, settings_in_words, train
+from simulator.studies.trainings import averaged_layout, curve, finals, settings_in_words, train
 from simulator.studies.trials import Trials
 
 COHORT, CLIP = 16, 0.75
 SETTINGS = {"client_lr": 0.1, "batch_size": 10, "weighting": "uniform"}
-IN_CLEAR = ("", 0)
-"""A compression, with the bits of a masked value; 0 in clear."""
+UNMASKED = ("", 0)
+"""A compression, with the bits of a masked value; 0 in the clear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +41,26 @@ DIGITS = Network(
     {"dataset": "digits", "clients": 60},
     45,
     2,
-    (IN_CLEAR, ("rotation,subsample=0.4", 4), ("rotation,subsample=0.2", 3)),
+    (UNMASKED, ("rotation,subsample=0.4", 4), ("rotation,subsample=0.2", 3)),
 )
 EMNIST = Network(
     "emnist_cnn",
     {"dataset": "mnist_10k", "clients": 250, "partition": "dirichlet:100"},
     20,
     1,
-    (IN_CLEAR, ("rotation,subsample=0.25", 3)),
+    (UNMASKED, ("rotation,subsample=0.25", 3)),
 )
 
 
 def masking(bits: int) -> Secagg | None:
-    """How reports are masked; None in clear."""
+    """How reports are masked; None in the clear."""
     return Secagg(bits=bits, clip_norm=CLIP) if bits else None
 
 
 def sizes(model: str, compress: str, bits: int) -> ReportBytes:
     """The bytes of a report of `fedavg`."""
     spec = Model(load_model(model))
-    segments = (
-        Segment("delta", spec.schema.size, "mean"),
-        Segment(WEIGHT, 1, "sum"),
-        Segment(metrics_segment("train"), len(spec.metrics), "sum", spec.metrics),
-    )
-    layout = Compression.parse(compress).coded(ReportLayout(segments, "uniform"), spec.schema)
+    layout = Compression.parse(compress).coded(averaged_layout(spec, "uniform"), spec.schema)
     settings = TaskSettings(population="study", goal=COHORT, over_selection=1.0, rounds=1, secagg=masking(bits))
     return report_bytes(layout, settings)
 
@@ -74,14 +68,14 @@ def sizes(model: str, compress: str, bits: int) -> ReportBytes:
 def _find(trials: Trials) -> Findings:
     quick = replace(DIGITS, rounds=2, ways=DIGITS.ways[-1:])
     networks = (quick,) if trials.quick else (DIGITS, EMNIST)
-    found = [_compared(trials, network) for network in networks]
+    compared = [_compared(trials, network) for network in networks]
     return Findings(
         setup="`digits_cnn` on data `digits` over 60 users, 2 local epochs; `emnist_cnn` on data `mnist_10k` over 250 "
         f"users with 40 examples each, dealt by `dirichlet:100`, one local epoch. `fedavg` with "
         f"{settings_in_words(SETTINGS)}; cohorts of {COHORT}, which are one group of secure aggregation; masked "
         f"reports of norm {CLIP:g} at most.",
-        tables=[table for table, _ in found],
-        plots=[plot for _, plot in found],
+        tables=[table for table, _ in compared],
+        plots=[plot for _, plot in compared],
     )
 
 
@@ -89,14 +83,16 @@ def _compared(trials: Trials, network: Network) -> tuple[Table, Plot]:
     every = max(1, network.rounds // 10)
     common = {"model": network.model, "rounds": network.rounds, "evaluate_every": every, "cohort": COHORT}
     common |= {"settings": SETTINGS | {"epochs": network.epochs}, "data": trials.data} | network.data
-    found = trials.run(train, [common | {"compress": one, "secagg": masking(bits)} for one, bits in network.ways])
+    trained = trials.run(
+        train, [common | {"compress": compress, "secagg": masking(bits)} for compress, bits in network.ways]
+    )
     names = [f"{compress}, {bits} bits" if bits else "none, in clear" for compress, bits in network.ways]
     rows: list[Row] = []
-    for name, way, series in zip(names, network.ways, found, strict=True):
+    for name, way, series in zip(names, network.ways, trained, strict=True):
         size = sizes(network.model, *way)
         rows.append([name, f"{size.sent:,}", f"{size.uncompressed / size.sent:.1f}", finals(series)])
     columns = ["compression", "bytes of a report", "times smaller", "accuracy"]
-    curves = {name: curve(series, every) for name, series in zip(names, found, strict=True)}
+    curves = {name: curve(series, every) for name, series in zip(names, trained, strict=True)}
     title = f"{network.model}: accuracy on unseen users"
     return (
         Table(title=f"`{network.model}`, after {network.rounds} rounds", columns=columns, rows=rows),

@@ -18,9 +18,9 @@ from fedcore.privacy.planning import Deployment, ways
 from fedcore.privacy.settings import Noise
 from secagg.parameters import least_honest
 from simulator import datasets
-from simulator.configuration import SimulationConfig
+from simulator.configuration import HELD_OUT, PrivateTraining, SimulationConfig
 from simulator.cost_of_privacy import stand_in
-from simulator.private_training import PrivateSums, PrivateTraining, row_of
+from simulator.private_training import PrivateSums, row_of
 from simulator.studies.papers import KAIROUZ
 from simulator.studies.study import Findings, PerSeed, Plot, Row, Study, Table
 from simulator.studies.trainings import finals, measured, settings_in_words, training_on
@@ -44,7 +44,7 @@ DATA: dict[str, dict[str, Any]] = {
 def trained(*, seed: int, dataset: str, data: Path | None, mechanism: str, epsilon: float, rounds: int) -> Series:
     """The series of a training of `logreg`; without noise where ε is 0."""
     facts = DATA[dataset]
-    users = datasets.load(dataset, data, facts["clients"]).split(datasets.HELD_OUT, seed)
+    users = datasets.load(dataset, data, facts["clients"]).split(HELD_OUT, seed)
     planned = Deployment(POPULATION, PLANNED, ROUNDS, epsilon, DELTA, SEPARATION)
     options: dict[str, Any] = {}
     private = None
@@ -53,7 +53,7 @@ def trained(*, seed: int, dataset: str, data: Path | None, mechanism: str, epsil
         secagg = Secagg(clip_norm=CLIP, bits=BITS)
         options = {"privacy": noise, "secagg": secagg, "compress": "rotation"}
     elif epsilon:
-        way = next(one for one in ways(planned) if one.mechanism == mechanism)
+        way = next(way for way in ways(planned) if way.mechanism == mechanism)
         private = PrivateSums(stand_in(planned, way, COHORT), seed)
     settings = SETTINGS | {"client_lr": facts["client_lr"]}
     config = SimulationConfig(
@@ -87,10 +87,10 @@ def _find(trials: Trials) -> Findings:
     for name in names:
         cells = [("gaussian", 0.0), *((mechanism, epsilon) for mechanism in MECHANISMS for epsilon in epsilons)]
         common = {"dataset": name, "data": trials.data, "rounds": rounds}
-        found = trials.run(trained, [common | {"mechanism": one, "epsilon": epsilon} for one, epsilon in cells])
-        ends = dict(zip(cells, (finals(one) for one in found), strict=True))
+        series = trials.run(trained, [common | {"mechanism": name, "epsilon": epsilon} for name, epsilon in cells])
+        ends = dict(zip(cells, map(finals, series), strict=True))
         tables.append(_table(name, rounds, epsilons, ends))
-        curves = {one: [(epsilon, ends[one, epsilon]) for epsilon in epsilons] for one in MECHANISMS}
+        curves = {name: [(epsilon, ends[name, epsilon]) for epsilon in epsilons] for name in MECHANISMS}
         curves["no noise"] = [(epsilon, ends["gaussian", 0.0]) for epsilon in epsilons]
         plots.append(Plot(title=f"Data {name}", x="ε", y="accuracy, unseen users", curves=curves, log_x=True))
     rates = f"`client_lr` {DATA['wisdm']['client_lr']} and {DATA['digits']['client_lr']}"
@@ -105,7 +105,7 @@ def _find(trials: Trials) -> Findings:
 
 
 def _table(name: str, rounds: int, epsilons: Sequence[float], ends: dict[tuple[str, float], PerSeed]) -> Table:
-    rows: list[Row] = [[f"{epsilon:g}", *(ends[one, epsilon] for one in MECHANISMS)] for epsilon in epsilons]
+    rows: list[Row] = [[f"{epsilon:g}", *(ends[name, epsilon] for name in MECHANISMS)] for epsilon in epsilons]
     rows.append(["no noise", ends["gaussian", 0.0], "", ""])
     columns = ["ε", *MECHANISMS]
     return Table(title=f"`{name}`: accuracy after {rounds} rounds", columns=columns, rows=rows)

@@ -67,20 +67,22 @@ def mean_cosine(deltas_KD: Float32) -> float:
 
 def _find(trials: Trials) -> Findings:
     cohorts, rounds = (COHORTS[:2], 2) if trials.quick else (COHORTS, 20)
-    found = trials.run(lengths, [{"algorithm": name, "cohorts": cohorts, "rounds": rounds} for name in WAYS])
+    measured = trials.run(lengths, [{"algorithm": name, "cohorts": cohorts, "rounds": rounds} for name in WAYS])
     ways = {
-        name: [[mean(one[str(cohort)]) or math.nan for cohort in cohorts] for one in trained]
-        for name, trained in zip(WAYS, found, strict=True)
+        name: [[mean(trial[str(cohort)]) or math.nan for cohort in cohorts] for trial in trials_of_way]
+        for name, trials_of_way in zip(WAYS, measured, strict=True)
     }
     by_cohort: list[Row] = [
-        [str(cohort), *([one[index] for one in way] for way in ways.values())] for index, cohort in enumerate(cohorts)
+        [str(cohort), *([means[index] for means in way] for way in ways.values())]
+        for index, cohort in enumerate(cohorts)
     ]
-    powers = [[float(np.polyfit(np.log(cohorts), np.log(one), 1)[0]) for one in way] for way in ways.values()]
+    powers = [[float(np.polyfit(np.log(cohorts), np.log(means), 1)[0]) for means in way] for way in ways.values()]
     cosines: list[Row] = [
-        [words, *([one["cosine"][at] for one in way] for way in found)] for words, at in (("first", 0), ("last", -1))
+        [words, *([trial["cosine"][at] for trial in way] for way in measured)]
+        for words, at in (("first", 0), ("last", -1))
     ]
     falls = {
-        name: [(float(cohort), [one[index] / one[0] for one in way]) for index, cohort in enumerate(cohorts)]
+        name: [(float(cohort), [means[index] / means[0] for means in way]) for index, cohort in enumerate(cohorts)]
         for name, way in ways.items()
     }
     orthogonal = {"orthogonal deltas": [(float(cohort), [math.sqrt(cohorts[0] / cohort)]) for cohort in cohorts]}
@@ -109,7 +111,7 @@ def _find(trials: Trials) -> Findings:
                 title="Cosine of the deltas of two users",
                 x="round",
                 y="mean cosine",
-                curves={name: curve(way, 1, "cosine") for name, way in zip(WAYS, found, strict=True)},
+                curves={name: curve(way, 1, "cosine") for name, way in zip(WAYS, measured, strict=True)},
             ),
         ],
     )

@@ -37,12 +37,14 @@ def _find(trials: Trials) -> Findings:
     rounds, every, epochs = (4, 2, EPOCHS[:2]) if trials.quick else (60, 2, EPOCHS)
     data, words = digit_images(trials)
     common: dict[str, Any] = data | {"rounds": rounds, "evaluate_every": every, "cohort": COHORT}
-    found = trials.run(train, [common | {"settings": SETTINGS | {"epochs": sweeps}} for sweeps in epochs])
+    trained = trials.run(train, [common | {"settings": SETTINGS | {"epochs": sweeps}} for sweeps in epochs])
     rows: list[Row] = []
-    for sweeps, way in zip(epochs, found, strict=True):
+    for sweeps, way in zip(epochs, trained, strict=True):
         needed = rounds_to(way, TARGET, every)
         lengths = [round_s(size, sweeps * EXAMPLES) for size in SIZES.values()]
-        hours: list[PerSeed] = [[None if one is None else one * each / 3600 for one in needed] for each in lengths]
+        hours: list[PerSeed] = [
+            [None if count is None else count * length_s / 3600 for count in needed] for length_s in lengths
+        ]
         rows.append([str(sweeps), needed, *hours])
     columns = ["epochs", f"rounds to accuracy {TARGET}", *(f"hours, {size}" for size in SIZES)]
     setup = (

@@ -73,5 +73,5 @@ class Study:
 
 def mean(values: PerSeed) -> float | None:
     """The mean; None where one of the numbers does not exist."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(values) else None
+    present = [value for value in values if value is not None]
+    return statistics.fmean(present) if present and len(present) == len(values) else None

@@ -30,7 +30,7 @@ def _find(trials: Trials) -> Findings:
     rounds, cohorts, rates = (3, COHORTS[:1], RATES[:1]) if trials.quick else (30, COHORTS, RATES)
     data, words = digit_images(trials)
     cells = [(name, rate, cohort) for rate in rates for cohort in cohorts for name in WAYS]
-    found = trials.run(
+    trained = trials.run(
         train,
         [
             data
@@ -39,7 +39,7 @@ def _find(trials: Trials) -> Findings:
             for name, rate, cohort in cells
         ],
     )
-    by_cell = dict(zip(cells, found, strict=True))
+    by_cell = dict(zip(cells, trained, strict=True))
     rows: list[Row] = [
         [f"{rate:g}", str(cohort), name, falls(way), finals(way)] for (name, rate, cohort), way in by_cell.items()
     ]
@@ -67,9 +67,10 @@ def falls(way: Sequence[Series]) -> PerSeed:
 
     Divergence from there is a fall too. What has not learnt cannot fall: around a guess the accuracy jumps by chance.
     """
-    numbers = [[0.0 if value is None else value for value in one["accuracy"]] for one in way]
+    numbers = [[0.0 if value is None else value for value in trial["accuracy"]] for trial in way]
     return [
-        float(sum(before >= LEARNT and before - after > FALL for before, after in pairwise(one))) for one in numbers
+        float(sum(before >= LEARNT and before - after > FALL for before, after in pairwise(series)))
+        for series in numbers
     ]
 
 

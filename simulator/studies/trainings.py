@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from export.model import Model
 from export.models import load as load_model
 from fedcore.algorithms import create, module_of
 from fedcore.codecs.compression import Compression
+from fedcore.report import WEIGHT, ReportLayout, Segment, Weighting, metrics_segment
 from simulator import datasets
 from simulator.cohorts import Cohorts
 from simulator.configuration import SimulationConfig
@@ -29,6 +31,16 @@ TOGETHER = 64
 """Clients that are vectorised together: the networks of studies are small, so many at once cost less time."""
 LAST = 3
 """The final accuracy is the mean of the last three measurements: one alone depends on the last cohort."""
+
+
+def averaged_layout(model: Model, weighting: Weighting) -> ReportLayout:
+    """The layout of a report of `fedavg`."""
+    segments = (
+        Segment("delta", model.schema.size, "mean"),
+        Segment(WEIGHT, 1, "sum"),
+        Segment(metrics_segment("train"), len(model.metrics), "sum", model.metrics),
+    )
+    return ReportLayout(segments, weighting)
 
 
 def train(*, seed: int, clients: int | None = None, **config: Any) -> Series:
@@ -50,9 +62,11 @@ def training_on(
     """
     model = Model(load_model(config.model, users[0].shape, users[0].classes), config.seed)
     algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
-    asked = config.privacy
-    cohorts = Cohorts(config.cohort, config.schedule, config.same_cohort, asked.min_separation_rounds, asked.poisson)
-    asked_for, masked = sums_of(config, model, algorithm, cohorts, len(users[0]))
+    privacy = config.privacy
+    cohorts = Cohorts(
+        config.cohort, config.schedule, config.same_cohort, privacy.min_separation_rounds, privacy.poisson
+    )
+    sums, masked = sums_of(config, model, algorithm, cohorts, len(users[0]))
     choice = Choice(Computing(at_once=TOGETHER), "a study's")
     compression = Compression.parse(config.compress)
     return EngineTraining(
@@ -63,7 +77,7 @@ def training_on(
         choice=choice,
         seed=config.seed,
         compression=compression,
-        private=private or asked_for,
+        private=private or sums,
         masked=masked,
     )
 
@@ -84,14 +98,14 @@ def measured(training: Training, rounds: int, every: int) -> Series:
             if number % every == 0:
                 users = training.measure(number)
                 low, median = np.percentile(users["accuracy"], [10, 50]).tolist()
-                found = {
+                measurements = {
                     "accuracy": overall(users["accuracy"], training.test),
                     "test_loss": overall(users["loss"], training.test),
                     "user_mean": float(users["accuracy"].mean()),
                     "low": low,
                     "median": median,
                 }
-                for name, value in found.items():
+                for name, value in measurements.items():
                     series[name].append(value)
     except Diverged:
         pass
@@ -114,6 +128,21 @@ def finals(trials: Sequence[Series], name: str = "accuracy") -> PerSeed:
     return [mean(trial[name][-LAST:]) for trial in trials]
 
 
+def last(trials: Sequence[Series], name: str) -> PerSeed:
+    """A series' last value, for each seed."""
+    return [trial[name][-1] for trial in trials]
+
+
+def least(trials: Sequence[Series], prefix: str) -> str:
+    """What follows `prefix` in the name of the series whose last value is least in the mean; never a diverged one's."""
+
+    def score(name: str) -> float:
+        value = mean(last(trials, name))
+        return math.inf if value is None else value
+
+    return min((name for name in trials[0] if name.startswith(prefix)), key=score).removeprefix(prefix)
+
+
 def rounds_to(trials: Sequence[Series], target: float, every: int) -> PerSeed:
     """The rounds until the accuracy was first measured at the target, for each seed; None where it never was."""
     reached = [
@@ -122,10 +151,10 @@ def rounds_to(trials: Sequence[Series], target: float, every: int) -> PerSeed:
     return [float(every * numbers[0]) if numbers else None for numbers in reached]
 
 
-def curve(trials: Sequence[Series], every: int, name: str = "accuracy") -> list[tuple[float, PerSeed]]:
-    """A series as a curve over rounds: (round, the value for each seed)."""
+def curve(trials: Sequence[Series], every: int, name: str = "accuracy", start: int = 1) -> list[tuple[float, PerSeed]]:
+    """A series as a curve over rounds: (round, the value for each seed). start: of the first value."""
     values = zip(*(trial[name] for trial in trials), strict=True)
-    return [(float(every * number), list(at)) for number, at in enumerate(values, 1)]
+    return [(float(every * number), list(at)) for number, at in enumerate(values, start)]
 
 
 def settings_in_words(settings: Mapping[str, object]) -> str:

@@ -66,26 +66,26 @@ class Trials:
         words of what it raised.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        asked = [(case, seed) for case in cases for seed in self.seeds]
-        paths = [self._folder / f"{_digest(measure, case, seed)}.json" for case, seed in asked]
+        runs = [(case, seed) for case in cases for seed in self.seeds]
+        paths = [self._folder / f"{_digest(measure, case, seed)}.json" for case, seed in runs]
         kept = [_read(path) for path in paths]
-        self._total += len(asked)
+        self._total += len(runs)
         self._on_progress(self._done, self._total)
         if None in kept:
             import_module("torch._dynamo")  # torch.func loads it when it is first used: here once, not in every process
-        computations = [functools.partial(_measured, measure, *one) for one in asked]
-        found: dict[int, Series] = {}
+        computations = [functools.partial(_measured, measure, *run) for run in runs]
+        series: dict[int, Series] = {}
         for index, trial in with_kept(kept, computations, _TRIAL, self._processes):
             if isinstance(trial, Exception):
-                raise _failed(*asked[index], trial) from trial
+                raise _failed(*runs[index], trial) from trial
             if kept[index] is None:
                 write_whole(paths[index], msgspec.json.encode(trial))
-            found[index] = trial.series
+            series[index] = trial.series
             self.cpu_s += trial.cpu_s
             self._done += 1
             self._on_progress(self._done, self._total)
-        series = (found[index] for index in range(len(asked)))
-        return [[next(series) for _ in self.seeds] for _ in cases]
+        in_order = (series[index] for index in range(len(runs)))
+        return [[next(in_order) for _ in self.seeds] for _ in cases]
 
 
 def _measured(measure: Callable[..., Series], case: Case, seed: int) -> _Trial:
@@ -101,8 +101,8 @@ def _failed(case: Case, seed: int, error: Exception) -> StudyError:
 def _digest(measure: Callable[..., Series], case: Case, seed: int) -> str:
     """What a trial is known by."""
     source = hashlib.sha256(Path(inspect.getfile(measure)).read_bytes()).hexdigest()
-    known = [measure.__qualname__, source, dict(case), seed]
-    return hashlib.sha256(msgspec.json.encode(known, enc_hook=str, order="sorted")).hexdigest()[:24]
+    identity = [measure.__qualname__, source, dict(case), seed]
+    return hashlib.sha256(msgspec.json.encode(identity, enc_hook=str, order="sorted")).hexdigest()[:24]
 
 
 def _read(path: Path) -> _Trial | None:

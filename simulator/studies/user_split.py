@@ -41,10 +41,10 @@ def _find(trials: Trials) -> Findings:
         common = {"dataset": dataset, "data": trials.data, "model": "mlp", "rounds": rounds, "evaluate_every": every}
         splits = {"users": False, "shuffled": True}
         cases = [common | {"cohort": COHORT, "settings": settings, "shuffle": shuffle} for shuffle in splits.values()]
-        found = dict(zip(splits, trials.run(train_split, cases), strict=True))
+        trained = dict(zip(splits, trials.run(train_split, cases), strict=True))
         target = TARGETS[dataset]
         rows: list[Row] = [
-            [name, rounds_to(way, target, every), finals(way), finals(way, "low")] for name, way in found.items()
+            [name, rounds_to(way, target, every), finals(way), finals(way, "low")] for name, way in trained.items()
         ]
         columns = [
             "split",
@@ -53,7 +53,7 @@ def _find(trials: Trials) -> Findings:
             "of the 10th percentile of users",
         ]
         tables.append(Table(title=f"Data {dataset}", columns=columns, rows=rows))
-        curves = {name: curve(way, every) for name, way in found.items()}
+        curves = {name: curve(way, every) for name, way in trained.items()}
         plots.append(Plot(title=f"Data {dataset}", x="round", y="accuracy, unseen users", curves=curves))
         setups.append(f"`{dataset}`: {settings_in_words(settings)}.")
     setup = f"`fedavg` on model `mlp`, cohorts of {COHORT}, {rounds} rounds. {' '.join(setups)}"

@@ -42,15 +42,17 @@ def _find(trials: Trials) -> Findings:
         if dataset == "wisdm" and trials.quick:
             continue
         common = {"dataset": dataset, "data": trials.data, "model": "logreg", "rounds": rounds, "evaluate_every": every}
-        cases = [common | {"cohort": COHORT, "settings": settings | {"weighting": one}} for one in WEIGHTINGS]
-        found = dict(zip(WEIGHTINGS, trials.run(train_weighted, cases), strict=True))
+        cases = [
+            common | {"cohort": COHORT, "settings": settings | {"weighting": weighting}} for weighting in WEIGHTINGS
+        ]
+        trained = dict(zip(WEIGHTINGS, trials.run(train_weighted, cases), strict=True))
         rows: list[Row] = [
             [name, *(finals(way, measure) for measure in ("accuracy", "user_mean", "low"))]
-            for name, way in found.items()
+            for name, way in trained.items()
         ]
         columns = ["weighting", "accuracy over examples", "mean over users", "10th percentile of users"]
         tables.append(Table(title=f"Data {dataset}, after {rounds} rounds", columns=columns, rows=rows))
-        curves = {name: curve(way, every, "user_mean") for name, way in found.items()}
+        curves = {name: curve(way, every, "user_mean") for name, way in trained.items()}
         plots.append(Plot(title=f"Data {dataset}", x="round", y="accuracy, mean over users", curves=curves))
         setups.append(f"`{dataset}`: {settings_in_words(settings)}.")
     setup = (

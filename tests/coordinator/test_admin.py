@@ -200,7 +200,7 @@ def test_each_port_has_its_own_addresses_alone(register, admin):
             assert devices.request(method, path, headers=client.headers).status_code == 404
         for method, path in (("POST", "/v1/devices"), ("POST", "/v1/populations/phones/checkins"), ("GET", "/v1/x")):
             detail = refused(client.request(method, path), "unknown-resource")
-            assert f"port for operators; that for devices is {client.devices}" in detail
+            assert f"port for operators; devices use {client.devices}" in detail
 
 
 def test_openapi_describes_every_route_with_its_lock_and_every_message(admin):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from coordinator.driver.writing.transaction import Transaction
 from coordinator.rules.states import TaskState
+from coordinator.rules.task_settings import Secagg
 from tests.coordinator.bundles import START
 from tests.coordinator.conftest import states
 
@@ -174,3 +176,37 @@ def test_lack_of_devices_and_restarts_never_pause_a_task(store, register, new_de
             desk.pass_time(5)
     assert store.task(task).state is TaskState.ACTIVE
     assert {row[3] for row in states(store, task)} == {"too-few-devices", "driver-lost", ""}
+
+
+@pytest.mark.parametrize("kind", [{}, {"goal": 8, "secagg": Secagg(phase_s=1e-20)}])
+def test_a_deadline_too_short_for_the_clock_stops_no_other_task(store, register, desk, kind):
+    hasty = register(**{"goal": 1, "rounds": 9, "population": "hasty", "reporting_deadline_s": 1e-18} | kind)
+    register(goal=1)
+    desk.now = 1000.0
+    for name in "abcdefgh":
+        desk.wait(name, population="hasty", seconds=1e9)
+    other = desk.wait("p", seconds=1e9)
+    desk.live(60)
+    assert other.result(timeout=0).round == 1
+    assert states(store, hasty)[:1] == [(1, 1, "abandoned", "too-few-reports")]
+
+
+@every_engine
+def test_a_task_that_cannot_go_on_stops_no_other_one(store, register, desk, monkeypatch):
+    def advance(self, task_id, task):
+        if task_id == broken:
+            tries.append(desk.now)
+            raise KeyError(task_id)
+        return advanced(self, task_id, task)
+
+    advanced, tries = Transaction.advance, []
+    broken = register(goal=1, population="broken")
+    other = register(goal=1)
+    monkeypatch.setattr(Transaction, "advance", advance)
+    desk.now = 1000.0
+    desk.wait("a", population="broken", seconds=1e9)
+    device = desk.wait("b", seconds=1e9)
+    desk.live(10)
+    assert device.result(timeout=0).task == other
+    desk.live(120)
+    assert len(tries) == 1 + (desk.now - tries[0]) // 60  # once a minute

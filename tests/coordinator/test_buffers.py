@@ -392,5 +392,5 @@ def test_a_plan_with_codecs_has_no_mode_buffered(register, tmp_path):
 def test_a_plan_that_quantises_in_clear_has_no_secure_rounds(register, tmp_path):
     plan = make_plan()
     bundle = make_bundle(tmp_path / "coded", replace(plan, report=replace(plan.report, bits=4)))
-    with pytest.raises(InvalidTask, match="the plan rounds reports in clear to 4 bits"):
+    with pytest.raises(InvalidTask, match="the plan rounds reports in the clear to 4 bits"):
         register(bundle, goal=10, minimum=8, secagg=Secagg())

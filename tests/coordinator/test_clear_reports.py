@@ -151,7 +151,7 @@ def test_rollback_is_refused_when_the_model_was_collected(store, register, desk)
     store.pause(task)
     collect(store, Retention(models=2, grace_s=0.0))
     for number in (1, 9):
-        with pytest.raises(UnknownRound, match=f"has not committed a round {number}, or its model is kept no more"):
+        with pytest.raises(UnknownRound, match=f"has not committed a round {number}, or its model is no longer kept"):
             store.roll_back(task, number)
     store.roll_back(task, 3)
     collect(store, Retention(models=1, grace_s=0.0))

@@ -68,7 +68,7 @@ def test_form_creates_a_task_of_an_uploaded_bundle(store, bundle, operating):
         ({"goal": "many"}, 422, "goal must be a whole number from 1 to 2^31 - 1, not many"),
         ({"goal": "0"}, 422, "goal must be a whole number from 1"),
         ({"manifest": ""}, 422, "choose the folder of a bundle"),
-        ({"manifest": "{}"}, 422, "no manifest of a bundle"),
+        ({"manifest": "{}"}, 422, "this is not a bundle"),
         ({}, 404, "there is no blob"),
         ({"csrf": "forged"}, 403, "not from a page of your session"),
     ],
@@ -156,12 +156,12 @@ def test_counts_of_check_ins_are_bounded_and_forget_after_a_day():
         counts.add("phones", f"device {number}", able(f"{number:03}" * 100), 0.0)
     counts.add("phones", "device 0", able("0" * 100), 2 * SPAN_S)
     found = counts.of("phones", 2 * SPAN_S)
-    assert (found.known, found.awake) == (1000, 1)
+    assert (found.devices, found.awake) == (1000, 1)
     assert (len(found.runtimes), max(map(len, found.runtimes)), sum(found.runtimes.values())) == (31, 60, 1001)
     assert found.runtimes[OTHER] == 970
     assert found.over_time == ((0.0, 1000), (SPAN_S, 0), (2 * SPAN_S, 1))
-    assert counts.of("phones", 145 * SPAN_S).known == 1
-    assert counts.of("nobody", 0.0).known == 0
+    assert counts.of("phones", 145 * SPAN_S).devices == 1
+    assert counts.of("nobody", 0.0).devices == 0
 
 
 def test_devices_are_bounded_in_all_populations_together(monkeypatch):
@@ -172,8 +172,8 @@ def test_devices_are_bounded_in_all_populations_together(monkeypatch):
             counts.add(population, f"device {number}", able("cedar"), float(number))
     counts.add("phones", "device 3", able("cedar"), 1000.0)
     phones, tablets = (counts.of(name, 1000.0) for name in ("phones", "tablets"))
-    assert (phones.known, phones.awake, tablets.known, tablets.awake) == (5, 1, 5, 0)
-    assert (counts.of("phones", 1e9).known, counts.of("tablets", 1e9).known) == (0, 0)
+    assert (phones.devices, phones.awake, tablets.devices, tablets.awake) == (5, 1, 5, 0)
+    assert (counts.of("phones", 1e9).devices, counts.of("tablets", 1e9).devices) == (0, 0)
 
 
 def test_only_populations_that_exist_are_counted(register, served):

@@ -64,7 +64,7 @@ def test_a_folder_without_a_page_is_refused_by_its_name(tmp_path):
     "url", ["fl.example/page/", "https://fl.example/page", "https://fl.example/page/?a=b", "https:///"]
 )
 def test_an_address_that_is_none_of_a_page_is_refused(url):
-    with pytest.raises(InvalidSettings, match="is no address of a page; one ends in /"):
+    with pytest.raises(InvalidSettings, match="is not the address of a page, which ends in /"):
         load_settings({"page_url": url})
 
 

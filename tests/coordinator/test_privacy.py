@@ -121,6 +121,33 @@ def test_state_that_is_not_finite_ends_the_task_and_its_sum_is_spent(store, regi
     assert states(store, task) == [(1, 1, "abandoned", "non-finite-state")]
 
 
+def test_bound_that_fell_to_nothing_pauses_its_task_alone(store, register, desk, tmp_path):
+    bundle = make_private_bundle(tmp_path / "b", 4, clip_quantile=0.5, clip_lr=1e4)
+    task = register(bundle, rounds=9, goal=1, privacy=PrivacyBudget(**BUDGET, noise_multiplier=9.0))
+    other = register(rounds=9, goal=1, population="others")
+    for _ in range(9):
+        if store.task(task).state is TaskState.ACTIVE:
+            (given,) = desk.assign("a")
+            report(desk, given, [0, 0, 0, 0, store.checkpoint(task)["clip"][0] * 100])
+        desk.report(*[desk.wait("b", population="others").result(timeout=0)])
+        desk.turn()
+    found = store.task(task)
+    assert (found.state, found.reason[:8]) == (TaskState.PAUSED, "round 2:")
+    assert states(store, task) == [(1, 1, "committed", ""), (2, 1, "abandoned", "update-failed")]
+    assert store.task(other).state is TaskState.COMPLETED
+
+
+def test_update_that_fails_on_a_noisy_sum_ends_the_task_and_is_spent(
+    store, register, desk, private_bundle, monkeypatch
+):
+    task = register(private_bundle, rounds=9, privacy=promise())
+    monkeypatch.setattr(commit_round, "aggregate", lambda *_: 1 // 0)
+    train(desk)
+    assert store.task(task).state is TaskState.CANCELLED
+    assert [one.round for one in ledger(store, task)[0]] == [1]
+    assert states(store, task) == [(1, 1, "abandoned", "update-failed")]
+
+
 def test_rollback_leaves_the_ledger_and_spends_nothing(store, register, desk, private_bundle):
     task = register(private_bundle, rounds=3, privacy=promise(rounds=4))
     train(desk, 2)

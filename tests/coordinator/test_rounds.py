@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.errors import UnexpectedEvent
-from coordinator.rules.attempts import FAILURES, back_off_s
 from coordinator.rules.rounds import (
+    FAILURES,
     Abandon,
     Aborted,
     Aggregated,
@@ -26,6 +26,7 @@ from coordinator.rules.rounds import (
     Tick,
     TurnAway,
     Waiting,
+    back_off_s,
     open_round,
     step,
 )

@@ -28,7 +28,7 @@ from tests.coordinator.test_store import connected
 from tools import make_migration
 
 FIRST = make_migration.ROOT / "coordinator/store/revisions/versions/r0001_initial.py"
-FIRST_SHA256 = "b5178903e6b95f11762325f84995b097b26f12980f2ee4caff1096bc784d9f38"
+FIRST_SHA256 = "456e49b01d10cd5ef35bab087bf6578d44b4f0a6fdfe8bde5f512c70d85428ad"
 MIGRATE = "import sys; from coordinator.store.migrations import migrate; migrate(sys.argv[1])"
 EXACT = {
     "over_selection": 1.0000000000000002,

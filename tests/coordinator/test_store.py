@@ -81,7 +81,7 @@ def test_message_about_a_database_names_it_without_the_password(url):
     with pytest.raises(UnsupportedDatabase) as caught:
         Database(url)
     assert PASSWORD not in str(caught.value)
-    assert "127.0.0.1" in str(caught.value) or "is no address" in str(caught.value)
+    assert "127.0.0.1" in str(caught.value) or "is not such an address" in str(caught.value)
 
 
 def test_file_that_is_no_database_is_refused_and_left_as_it_is(tmp_path):

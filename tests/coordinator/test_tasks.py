@@ -16,12 +16,13 @@ from coordinator.errors import (
     UnknownRound,
     UnknownTask,
 )
+from coordinator.rules.entities import LONGEST_NAME
 from coordinator.rules.states import TaskState
-from coordinator.rules.task_names import LONGEST_NAME
 from coordinator.store.tasks import FootprintBudget, TaskSettings, open_coordinator_store
 from fedcore import errors as fedcore_errors
 from fedcore.bundle import Bundle
 from fedcore.params import ParamSchema, TensorSpec
+from fedcore.plan import BlobRef
 from fedcore.report import Segment
 from fedcore.signing import SigningKey
 from tests.coordinator.bundles import EVIDENCE, START, make_bundle, make_plan
@@ -45,6 +46,19 @@ def test_several_tasks_may_have_one_name_that_people_can_read(store, register):
     for wrong in ("", " spring", "spring ", "one\nline", "\u202e", "x" * (LONGEST_NAME + 1)):
         with pytest.raises(InvalidTask, match="the name of a task must be 1 to 100 printable characters"):
             register(name=wrong)
+
+
+def test_bundle_whose_certificate_is_its_plan_stops_no_task(register, desk, tmp_path):
+    plan, made = make_plan(), make_bundle(tmp_path / "made")
+    read = [made.read(ref) for ref in (made.manifest.plan, made.manifest.certificate, made.manifest.state)]
+    both = msgspec.json.encode(msgspec.json.decode(read[0]) | msgspec.json.decode(read[1]))
+    manifest = msgspec.structs.replace(made.manifest, plan=BlobRef.of(both), certificate=BlobRef.of(both))
+    graphs = [made.read(ref) for ref in plan.blob_refs]
+    register(Bundle.write(tmp_path / "both", manifest, [both, read[2], *graphs]), goal=1, population="others")
+    register(goal=1)
+    waiting = desk.wait("a", population="others", seconds=1e9), desk.wait("b", seconds=1e9)
+    desk.live(10)
+    assert [one.result(timeout=0).round for one in waiting] == [1, 1]
 
 
 def test_public_blobs_are_plan_graphs_and_checkpoint_only(store, register, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import socket
 import threading
@@ -231,6 +232,23 @@ def test_receipt_asked_for_again_is_of_the_same_counting(client, given, monkeypa
         may_end.set()
         assert first.result(5).content == again.result(5).content
     assert times == [len(BODY)]
+
+
+def test_report_that_ends_its_round_is_answered_however_late(store, register, database, tmp_path, monkeypatch):
+    async def late(self, *args, **known):
+        receipt = await count(self, *args, **known)
+        await asyncio.to_thread(committed, store, task, 1)
+        await asyncio.sleep(0.2)  # the reports on their way are looked through meanwhile
+        return receipt
+
+    count = reports.ReportApi._count
+    monkeypatch.setattr(reports.ReportApi, "_count", late)
+    monkeypatch.setattr(reports, "_SWEEP_S", 0.02)
+    task = register(goal=1, rounds=1)
+    place = {"database": database, "keys": tmp_path / "keys", "blobs": tmp_path / "blobs", "port": 0}
+    with serving(Settings(**place)) as url, speaking_to(url) as client:
+        (given,) = assign(client, "a")
+        assert put(client, given.assignment, BODY).status_code == 200
 
 
 def test_an_assignment_without_a_row_does_not_keep_the_parts_of_others(

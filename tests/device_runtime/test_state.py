@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -77,7 +78,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     write_whole(tmp_path / "file", b"old")
 
     def fail(*_):
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "disk full")
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(StateError, match="disk full"):

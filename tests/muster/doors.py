@@ -1,4 +1,4 @@
-"""Doors: every way to create a task on a coordinator, with the same settings for each."""
+"""Doors: every way to create a task on a coordinator, and to ask for a simulation, with the same settings for each."""
 
 import functools
 import html
@@ -17,14 +17,18 @@ from fedcore.errors import FedcoreError
 from fedcore.signing import SigningKey, key_text
 from fedcore.validation import settings_of
 from muster.options.settings import option_of
+from simulator.configuration import SimulationConfig
+from simulator.errors import EngineError, RunError
+from simulator.runs.sweep_file import read_sweep
+from simulator.simulation import completed
 from tests.coordinator.bundles import make_private_bundle
 from tests.coordinator.conftest import AUTHORITY_KEY
 from tests.coordinator.pages import csrf, log_in
 from tests.muster.test_cli import in_process
 from tests.servers import serving_both
 
-PAIRS = ("requires", "on_device", "schedule", "privacy")
-"""The parts that the command takes as KEY=VALUE."""
+PAIRS = ("requires", "on_device", "schedule", "privacy", "settings")
+"""The parts that commands take as KEY=VALUE."""
 
 
 class Doors:
@@ -114,9 +118,9 @@ def written(value):
     return ",".join(value) if isinstance(value, list) else value if isinstance(value, str) else repr(value)
 
 
-def options_of(settings):
-    """The words of a command that has these settings."""
-    switches = {one.name for one in settings_of(TaskSettings) if one.optional}
+def options_of(settings, kind=TaskSettings):
+    """The words of a command that has these settings of a class."""
+    switches = {one.name for one in settings_of(kind) if one.optional}
     words = []
     for name, value in settings.items():
         if name in PAIRS:
@@ -127,6 +131,66 @@ def options_of(settings):
         else:
             words += [option_of(name), *([] if value is True else [written(value)])]
     return words
+
+
+class Asked(Exception):
+    """A simulation was asked for, which a test of its settings does not run."""
+
+
+class SimulationDoors:
+    """Every way to ask for a simulation; each answers its whole configuration, or why there is none."""
+
+    def __init__(self, folder, monkeypatch):
+        self._folder, self._asked = folder, []
+        for place in ("muster.commands.simulate._simulated", "muster.python.simulating._in_memory"):
+            monkeypatch.setattr(place, self._ask)
+
+    def command(self, settings):
+        return self._answer(in_process("simulate", *options_of(settings, SimulationConfig)))
+
+    def file(self, settings):
+        path = self._folder / "simulation.toml"
+        path.write_text(toml_of(settings))
+        return self._answer(in_process("simulate", path))
+
+    def sweep(self, settings):
+        path = self._folder / "sweep.toml"
+        path.write_text(toml_of({"options": settings, "grid": {"seed": [settings.get("seed", 0)]}}))
+        try:
+            return read_sweep(path)[0].config
+        except RunError as error:
+            return str(error)
+
+    def python(self, settings):
+        try:
+            muster.simulate(**{"users" if name == "dataset" else name: value for name, value in settings.items()})
+        except Asked:
+            return completed(self._asked.pop())
+        except (EngineError, TypeError) as error:
+            return str(error)
+
+    def _ask(self, config, *_):
+        self._asked.append(config)
+        raise Asked
+
+    def _answer(self, done):
+        return completed(self._asked.pop()) if self._asked else f"{done.output}{done.exception}"
+
+
+SIMULATION_DOORS = (
+    SimulationDoors.command,
+    SimulationDoors.file,
+    SimulationDoors.sweep,
+    SimulationDoors.python,
+)
+
+
+def toml_of(settings, table=""):
+    """Settings as TOML: single values, then a table for each mapping."""
+    tables = {name: value for name, value in settings.items() if isinstance(value, dict)}
+    lines = [f"{name} = {json.dumps(value)}\n" for name, value in settings.items() if name not in tables]
+    inner = [f"[{table}{name}]\n{toml_of(value, f'{table}{name}.')}" for name, value in tables.items()]
+    return "".join(lines + inner)
 
 
 @contextmanager

@@ -281,7 +281,7 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (
             ("simulate", "--model", "mlp", "--engine", "graph"),
             2,
-            "engine must be one of auto, graphs, torch, not 'graph'",
+            "engine must be one of auto, graphs, torch, not graph",
         ),
         (("simulate", "--model", "mlp", "--privacy", "epsilon=8"), 2, "delta is missing"),
         (("simulate", "--model", "mlp", "--device", "cuda:7"), 2, "cannot compute on 'cuda:7'"),
@@ -328,8 +328,8 @@ def test_simulate_reads_a_file_and_flags_win(typed, tmp_path):
     assert (result["settings"]["client_lr"], result["settings"]["beta1"]) == (0.2, 0.5)
     for wrong, words in (
         ('model = "mlp"\ncolour = 1', "run.toml: there is no 'colour'"),
-        ('model = "mlp"\nrounds = "9"', "run.toml: rounds must be a whole number, not '9'"),
-        ('model = "mlp"\nsettings = 3', "run.toml: settings must be a table, [settings]"),
+        ('model = "mlp"\nrounds = "9"', "run.toml: rounds must be a whole number from 1 to 2^63 - 1, not '9'"),
+        ('model = "mlp"\nsettings = 3', "run.toml: settings must be a mapping, not 3"),
         ("model = ", "cannot read"),
     ):
         config.write_text(wrong)

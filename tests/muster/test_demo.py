@@ -69,5 +69,5 @@ def test_demo_masks_and_agrees_and_runs_an_own_algorithm_in_clear(tmp_path, monk
     (tmp_path / "my_algos.py").write_text(MY_ALGOS)
     status, out, err = muster(*arguments, "--algorithms", "my_algos:FedMine", "--rounds", 1, "--plain")
     assert status == 0, err
-    assert "every report in clear" in err
+    assert "every report in the clear" in err
     assert "my_algos:FedMine  1 " in out

@@ -62,7 +62,7 @@ def test_noise_of_devices_costs_a_little_more_than_gaussian_noise():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"mechanism": "laplace"}, "mechanism must be one of gaussian, tree, banded, distributed, not 'laplace'"),
+        ({"mechanism": "laplace"}, "mechanism must be one of gaussian, tree, banded, distributed, not laplace"),
         ({"mechanism": "banded"}, "bands must be from 2"),
         ({"mechanism": "tree", "sampling_probability": 0.5}, "sampling_probability below 1 is for"),
         ({"delta": 1}, "delta must be above 0 and below 1"),

@@ -161,7 +161,7 @@ def test_a_release_in_a_file_is_for_the_form_of_a_new_task(served, tmp_path, mon
         given |= {"population": "phones", "goal": "9", "rounds": "2", "secagg": "yes", "secagg.bits": "12"}
         for wrong, words in (
             ({}, "a task with secagg needs a signed release"),
-            ({"release": "{}"}, "that is no release"),
+            ({"release": "{}"}, "this is not a release"),
             ({"release": out.read_text(), "secagg.bits": "13"}, "bounds of the release"),
             ({"release": out.read_text(), "secagg": ""}, "a release is for tasks with secagg"),
         ):
@@ -219,8 +219,8 @@ def test_what_keeps_a_command_from_the_coordinator_is_named(served, monkeypatch)
     viewer = in_process("coordinator", "token", "--name", "bob", "--db", str(store.database.engine.url))
     for token, address, says in (
         ("", there[1], "MUSTER_TOKEN holds none: `muster coordinator token` makes one"),
-        ("muster_0", there[1], "none of this coordinator"),
-        ("", str(devices.base_url), "(404); name the port for operators"),
+        ("muster_0", there[1], "unknown or revoked token"),
+        ("", str(devices.base_url), "(404); use the operators' port"),
         ("", "http://127.0.0.1:1", "Connection refused; start the coordinator there, or name its port for operators"),
         ("", "127.0.0.1:8081", "127.0.0.1:8081 is no coordinator's URL: it has http:// or https://"),
         ("", "localhost:8081", "as http://127.0.0.1:8081 does"),
@@ -229,7 +229,7 @@ def test_what_keeps_a_command_from_the_coordinator_is_named(served, monkeypatch)
         ("", "http://bob:hunter2@127.0.0.1:http", "http://127.0.0.1:http is no coordinator's URL"),
         ("", "http://bob:hunter2/x@127.0.0.1:1", "http://127.0.0.1:1 is no coordinator's URL"),
         ("", "http://127.0.0.1:99999", "a port from 1 to 65535"),
-        ("", str(devices.base_url).replace("://", "://bob:hunter2@"), "(404); name the port for operators"),
+        ("", str(devices.base_url).replace("://", "://bob:hunter2@"), "(404); use the operators' port"),
         (viewer.stdout.strip(), there[1], "asks for the role operator"),
     ):
         monkeypatch.setenv("MUSTER_TOKEN", token)
@@ -265,8 +265,8 @@ def answering(status, body):
     ("status", "body", "says"),
     [
         (502, b"<html>", "answered 502 Bad Gateway"),
-        (404, b"<html>", "(404); name the port for operators"),
-        (200, b"<html>", "answered something else"),
+        (404, b"<html>", "(404); use the operators' port"),
+        (200, b"<html>", "gave an answer that this version does not expect"),
         (
             503,
             b'{"type":"urn:muster:problem:unavailable","title":"t","status":503,"detail":"try later"}',

@@ -1,17 +1,21 @@
-"""Every setting of a task means the same at each door: one value is stored alike, a bad one is refused alike, and what
-people read of it is what its field says."""
+"""Every setting of a task or a simulation means the same at each door: one value is stored alike, a bad one is refused
+alike, and what people read of it is what its field says."""
 
+import inspect
 import json
 import re
 
 import httpx2
 import pytest
 
+import muster
 from coordinator.dashboard.settings_table import groups
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.validation import settings_of
 from muster.options.settings import option_of
-from tests.muster.doors import DOORS, PAIRS, Doors, opened
+from simulator.configuration import SimulationConfig
+from tests.coordinator.bundles import make_bundle
+from tests.muster.doors import DOORS, PAIRS, SIMULATION_DOORS, Doors, SimulationDoors, opened
 from tests.muster.test_cli import in_process
 from tools import make_settings_table
 
@@ -69,7 +73,36 @@ NOISED = NEEDED | {
     "min_separation_rounds": 3,
     "privacy": PRIVACY | {"mechanism": "banded", "bands": 2, "noise_multiplier": 3.5},
 }
+SIMULATED = {"model": "logreg", "processes": 1}
+FEDERATED = SIMULATED | {
+    "dataset": "mnist_10k",
+    "data": "data",
+    "partition": "shuffled",
+    "clients": 90,
+    "algorithm": "fedadam",
+    "settings": {"client_lr": 0.25},
+    "rounds": 7,
+    "cohort": 20,
+    "held_out": 0.3,
+    "evaluate_every": 3,
+    "target_accuracy": 0.75,
+    "patience": 4,
+    "engine": "torch",
+    "device": "cuda",
+    "at_once": 8,
+    "ray": "auto",
+    "compress": "rotation",
+    "seed": 5,
+    "schedule": CLEAR["schedule"],
+    "same_cohort": True,
+    "privacy": {"epsilon": 8.0, "delta": 1e-6, "mechanism": "banded", "min_separation_rounds": 3, "bands": 2},
+}
+SAMPLED = SIMULATED | {"privacy": {"noise_multiplier": 3.5, "delta": 1e-6, "poisson": True}}
+SUMMED = SIMULATED | {"secagg": MASKED["secagg"], "compress": "rotation,subsample=0.5"}
+POOLED = SIMULATED | {"baseline": "pooled"}
 REFUSED_OF_ONE_TRIP = {"same_cohort"}
+NO_TEXT = {"text": 3, "path": 3, "mapping": 3, "part": 3}
+"""What is bad where values have a type; a command has texts alone."""
 BAD = {"flag": "often", "whole number": -1, "number": -1.0, "choice": "none such", "list": ["", ""], "text": "a/ü"}
 
 
@@ -84,9 +117,9 @@ def squeezed(text):
     return "".join(text.split())
 
 
-def every_setting():
-    """The part, "" for the task itself, and each setting of it."""
-    for one in settings_of(TaskSettings):
+def every_setting(kind=TaskSettings):
+    """The part, "" for the whole itself, and each setting of it."""
+    for one in settings_of(kind):
         yield from (("", one),) if one.part is None else ((one.name, inner) for inner in settings_of(one.part))
 
 
@@ -154,6 +187,71 @@ def test_people_read_the_words_of_the_field_at_each_door(doors):
     for group in groups()[1:]:
         assert squeezed(group.about) in listed or group.name not in PAIRS, group.name
         assert group.about in page
+
+
+@pytest.fixture
+def simulation_doors(tmp_path, monkeypatch):
+    return SimulationDoors(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "settings", [FEDERATED, SAMPLED, SUMMED, POOLED], ids=["federated", "sampled", "summed", "pooled"]
+)
+def test_every_setting_of_a_simulation_is_taken_alike_at_each_door(simulation_doors, settings):
+    taken = {door.__name__: door(simulation_doors, settings) for door in SIMULATION_DOORS}
+    assert len({repr(config) for config in taken.values()}) == 1, taken
+    for name, value in settings.items():
+        got = getattr(taken["python"], name)
+        if isinstance(value, dict):
+            got = {key: got[key] if isinstance(got, dict) else getattr(got, key) for key in value}
+        assert str(got).endswith(value) if name == "data" else got == value, name
+
+
+def test_a_plan_is_taken_alike_where_a_simulation_may_have_one(simulation_doors, tmp_path):
+    settings = SIMULATED | {"model": "mlp", "plan": str(make_bundle(tmp_path / "plan").folder)}
+    doors = set(SIMULATION_DOORS) - {SimulationDoors.sweep}
+    assert len({repr(door(simulation_doors, settings)) for door in doors}) == 1
+    assert "mlp" in repr(simulation_doors.python(settings))
+
+
+def test_no_setting_of_a_simulation_is_left_out_of_these_tests():
+    tried = {name for settings in (FEDERATED, SAMPLED, SUMMED, POOLED) for name in named(settings)}
+    every = {f"{part}.{one.name}".lstrip(".") for part, one in every_setting(SimulationConfig)}
+    assert {"settings" if name.startswith("settings.") else name for name in tried} | {"plan"} == every
+
+
+def test_bad_values_of_a_simulation_are_refused_alike_at_each_door(simulation_doors):
+    asked, named_otherwise = 0, {"model", "dataset", "algorithm", "settings"}
+    everything = [*every_setting(SimulationConfig), *(("", one) for one in settings_of(SimulationConfig) if one.part)]
+    for part, one in everything:
+        bad = {one.name: (BAD | NO_TEXT)[one.kind]}
+        settings = SIMULATED | ({part: bad} if part else bad)
+        wanted = f"{part}: {one.name}" if part else one.name
+        for door in SIMULATION_DOORS:
+            if door is SimulationDoors.command and (one.kind in NO_TEXT or (one.kind == "flag" and not part)):
+                continue  # all words are texts, and a switch has no value
+            if door is SimulationDoors.python and not part and one.name in named_otherwise:
+                continue  # which may be objects
+            said = " ".join(str(door(simulation_doors, settings)).split())
+            assert f"{wanted} must be {one.allowed}, not " in said, (door.__name__, said)
+            asked += 1
+    assert asked > 120
+
+
+def test_people_read_the_words_of_a_simulations_fields_at_each_door():
+    listed, helped = squeezed(in_process("simulate", "--help").stdout), squeezed(muster.simulate.__doc__)
+    keywords = inspect.signature(muster.simulate).parameters
+    for part, one in every_setting(SimulationConfig):
+        about = f"{part}: {one.about[0].lower()}{one.about[1:]}" if part else one.about
+        assert one.about, one.name
+        assert squeezed(f"{one.name} ({one.facts})" if one.facts else one.name) in listed or part not in PAIRS, one.name
+        default = "" if one.name == "model" else one.facts  # which a file may have
+        assert part in PAIRS or squeezed(option_of(one.name)) in listed
+        assert part in PAIRS or squeezed(f"{about} [{default}]" if default else about) in listed, one.name
+        if not part and one.name not in {"model", "dataset", "algorithm", "settings"}:
+            assert keywords[one.name].default == one.default or one.default is None, one.name
+            assert squeezed(f"`{one.name}`: {one.about}" + (f" ({one.facts})" if one.facts else "")) in helped
+    assert {one.name for one in settings_of(SimulationConfig)} - {"dataset"} <= set(keywords)
 
 
 def test_the_document_of_settings_is_that_of_the_fields():

@@ -77,8 +77,14 @@ def test_draws_lie_in_their_intervals_and_stay_when_there_are_more(sweep):
         ("draws = 1\n" + OPTIONS + "[random]\nseed = [[1]]\n", r"seed can vary over texts, .* not \[1\]"),
         (OPTIONS + "processes = 2\n[grid]\nseed = [1]\n", "the run seed=1 cannot have 2 processes: the runs of a"),
         (OPTIONS + "device = 'cuda:all'\n[grid]\nseed = [1]\n", "the run seed=1 cannot have all GPUs: every run of a"),
-        (OPTIONS + "[grid]\ncohort = [0]\n", "the run cohort=0 cannot be: cohort must be at least 1"),
-        (OPTIONS + '[grid]\nrounds = ["x"]\n', "the run rounds=x cannot be: rounds must be a whole number, not 'x'"),
+        (
+            OPTIONS + "[grid]\ncohort = [0]\n",
+            r"the run cohort=0 cannot be: cohort must be .* from 1 to 2\^63 - 1, not 0",
+        ),
+        (
+            OPTIONS + '[grid]\nrounds = ["x"]\n',
+            r"the run rounds=x cannot be: rounds must be a whole number .*, not 'x'",
+        ),
         (OPTIONS + "[grid]\nsettings.client_lr = [-1]\n", "client_lr=-1 cannot be: fedavg: client_lr must be a number"),
         ("draws = 2\n" + OPTIONS + "[random]\nseed = 3\n", "random.seed must be a list, or an interval"),
         ("draws = 2\n" + OPTIONS + "[random]\nseed = {low = 3, high = 1}\n", "random.seed: low must be below high"),

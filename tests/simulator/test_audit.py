@@ -13,10 +13,9 @@ from fedcore.privacy.planning import Deployment, ways
 from fedcore.privacy.settings import Noise
 from muster.app import app
 from simulator.audit import Canaries, audit, estimate, lower_bound
-from simulator.configuration import SimulationConfig
+from simulator.configuration import PrivateTraining, SimulationConfig
 from simulator.cost_of_privacy import accuracy_of
 from simulator.errors import EngineError
-from simulator.private_training import PrivateTraining
 
 DELTA = 1e-5
 

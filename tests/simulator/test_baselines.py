@@ -1,6 +1,7 @@
 """Baselines of studies, against closed forms of linear regression and against optimality conditions."""
 
 import functools
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from export.models import load as load_model
 from fedcore.algorithms import create
 from fedcore.batching import StreamKey, permutation
 from fedcore.errors import InvalidSetting
+from simulator.baselines import LinearBaseline
 from simulator.baselines.cocoa import CocoaPlus
 from simulator.baselines.dane import Dane
 from simulator.baselines.linear import LinearProblem
 from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
+from simulator.baselines.methods import METHODS
 from simulator.baselines.sparse_fsvrg import SparseFsvrg
 from simulator.cohorts import Cohorts
 from simulator.configuration import SimulationConfig
@@ -276,10 +279,18 @@ def test_every_baseline_learns_digits_and_repeats_itself(baseline, model, cohort
     assert first.curve[-1]["test.accuracy"] == first.test_accuracy
 
 
+def test_every_linear_baseline_has_its_method():
+    assert set(METHODS) == set(get_args(LinearBaseline))
+
+
 @pytest.mark.parametrize(
     ("wrong", "error", "words"),
     [
-        ({"baseline": "poled"}, EngineError, "no baseline is called 'poled'; did you mean pooled"),
+        (
+            {"baseline": "poled"},
+            EngineError,
+            "baseline must be one of pooled, local, dane, cocoa, sparse_fsvrg, not 'poled'",
+        ),
         ({"baseline": "dane", "model": "mlp"}, EngineError, "dane trains a linear model: ridge or logistic, not 'mlp'"),
         ({"baseline": "cocoa", "settings": {"l2": 0}}, InvalidSetting, "cocoa: l2 must be a number above 0"),
     ],

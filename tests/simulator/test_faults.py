@@ -14,13 +14,13 @@ from device_runtime.errors import ConfigError
 from device_runtime.protocol.connection import ConnectionFailed, Connections, HttpRequest, address_of
 from device_runtime.protocol.transport import Transport
 from simulator.fleet.faults import (
-    BackendCache,
     EmulatedConditions,
     EmulatedDevice,
     Flapping,
     PlannedFailure,
     SlowBackend,
     ThrottledTransport,
+    cached_backend,
     connect,
     load_backend,
 )
@@ -139,17 +139,17 @@ def test_a_device_dies_after_so_many_steps_also_where_a_call_takes_many(monkeypa
 
 def test_a_slow_backend_is_the_same_backend_to_the_coordinator():
     slow, plain = (
-        load_backend(EmulatedDevice(slow_down=2.0), PlannedFailure(), BackendCache())("onnxruntime"),
+        load_backend("onnxruntime", EmulatedDevice(slow_down=2.0), PlannedFailure()),
         open_backend("onnxruntime"),
     )
     assert (slow.format, slow.runtime) == (plain.format, plain.runtime)
     with pytest.raises(ConfigError, match="'tflite'"):
-        load_backend(EmulatedDevice(slow_down=2.0), PlannedFailure(), BackendCache())("tflite")
+        load_backend("tflite", EmulatedDevice(slow_down=2.0), PlannedFailure())
 
 
 def test_a_device_without_faults_has_what_a_real_one_has():
     assert connect(EmulatedDevice(), PlannedFailure()) == Transport.to
-    assert load_backend(EmulatedDevice(), PlannedFailure(), cache := BackendCache()) == cache.open
+    assert load_backend("onnxruntime", EmulatedDevice(), PlannedFailure()) is cached_backend("onnxruntime")
     assert EmulatedDevice().source(0.0)() == Conditions()
 
 

@@ -14,9 +14,10 @@ from fedcore.privacy.mechanisms import NoiseOfRounds
 from fedcore.privacy.settings import Noise
 from simulator import SimulationConfig, simulate
 from simulator.cohorts import Cohorts
+from simulator.configuration import PrivateTraining
 from simulator.datasets import load
 from simulator.errors import EngineError
-from simulator.private_training import PrivateSums, PrivateTraining, SimulatedPrivacy
+from simulator.private_training import PrivateSums, SimulatedPrivacy, promise_of
 from simulator.runs.reading import read_run
 from simulator.runs.running import start_run
 
@@ -100,7 +101,7 @@ def test_poisson_cohorts_are_drawn_user_by_user_and_amplify():
     assert sizes.var() == pytest.approx(32, rel=0.35)
     assert chi2.ppf(1e-4, 200) < ((counts - 60) ** 2 / 48).sum() < chi2.ppf(1 - 1e-4, 200)
     asked = PrivateTraining(noise_multiplier=1.0, delta=1e-4, poisson=True)
-    amplified = asked.promise(users=200, cohorts=Cohorts(40, poisson=True), rounds=20)
+    amplified = promise_of(asked, users=200, cohorts=Cohorts(40, poisson=True), rounds=20)
     assert amplified.sampling_probability == 0.2
     assert amplified.epsilon < 0.6 * spent([Noise(noise_multiplier=1.0)] * 20, 1e-4)
 

@@ -98,11 +98,11 @@ def test_a_simulation_whose_loss_does_not_fall_ends_early():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"rounds": 0}, "rounds must be at least 1"),
-        ({"held_out": 1.0}, "held_out"),
-        ({"seed": -1}, "seed"),
-        ({"patience": 0}, "patience must be at least 1"),
-        ({"target_accuracy": 80.0}, "target_accuracy must lie above 0 and at most at 1, not 80"),
+        ({"rounds": 0}, r"rounds must be a whole number from 1 to 2\^63 - 1, not 0"),
+        ({"held_out": 1.0}, r"held_out must be a number above 0 and below 1, not 1\.0"),
+        ({"seed": -1}, r"seed must be a whole number from 0 to 2\^63 - 1, not -1"),
+        ({"patience": 0}, r"patience must be a whole number from 1 to 2\^63 - 1, not 0"),
+        ({"target_accuracy": 80.0}, "target_accuracy must be a number above 0 and at most 1, not 80"),
     ],
 )
 def test_impossible_options_are_named(wrong, words):
@@ -115,7 +115,7 @@ def test_numbers_of_numpy_are_taken_as_pythons():
     config = SimulationConfig(model="logreg", **numbers)
     assert (type(config.rounds), config.target_accuracy) == (int, 0.5)
     assert completed(config).settings["client_lr"] == 0.5
-    with pytest.raises(EngineError, match=r"rounds must be a whole number, not 1\.5"):
+    with pytest.raises(EngineError, match=r"rounds must be a whole number from 1 to 2\^63 - 1, not 1\.5"):
         SimulationConfig(model="logreg", rounds=np.float64(1.5))
 
 

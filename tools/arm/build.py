@@ -54,12 +54,12 @@ def build(out: Path | None = None, tell: Tell = lambda doing: None) -> Built:
         if program is None:
             tell("qemu (60 MB)")
             program = _fetch_qemu(folder)
-        made = arm.Sysroot(folder, program)
-        lacks = _make_executorch(made, tell)
+        sysroot = arm.Sysroot(folder, program)
+        lacks = _make_executorch(sysroot, tell)
         tell("try it")
-        call(made.python("-c", LOADS), made.environment())
+        call(sysroot.python("-c", LOADS), sysroot.environment())
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return Built(str(folder), str(program), made.backends, size, lacks)
+    return Built(str(folder), str(program), sysroot.backends, size, lacks)
 
 
 @contextlib.contextmanager
@@ -76,15 +76,15 @@ def _make_base(folder: Path, tell: Tell) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise SysrootError(f"{folder} holds something else, or an older sysroot: remove it, or name another folder")
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
-        made = Path(place) / "made"
-        made.mkdir()
+        base = Path(place) / "made"
+        base.mkdir()
         tell("Debian packages for 64-bit ARM (20 MB)")
-        debian.unpack(arm.PACKAGES, "arm64", arm.SUITE, made / "root")
+        debian.unpack(arm.PACKAGES, "arm64", arm.SUITE, base / "root")
         tell("Python packages for 64-bit ARM (40 MB)")
-        options = ["--quiet", "--disable-pip-version-check", "--no-compile", "--target", str(made / "site")]
+        options = ["--quiet", "--disable-pip-version-check", "--no-compile", "--target", str(base / "site")]
         call([sys.executable, "-m", "pip", "install", *options, *wheels_for_arm(), *arm.device_requirements()])
-        (made / "recipe").write_text(arm.recipe())
-        made.replace(folder)
+        (base / "recipe").write_text(arm.recipe())
+        base.replace(folder)
 
 
 def wheels_for_arm() -> list[str]:

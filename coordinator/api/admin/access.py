@@ -36,9 +36,9 @@ class Access:
     def _whose(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Token:
         if credentials is not None:
             return authenticate(self._database, credentials.credentials)
-        found = self.without_token(request)
-        if found is not None:
-            return found
+        viewer = self.without_token(request)
+        if viewer is not None:
+            return viewer
         raise BadToken("send a token: Authorization: Bearer muster_…; `muster coordinator token` makes one")
 
     def operator(self, request: Request, credentials: Credentials) -> Token:

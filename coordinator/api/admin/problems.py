@@ -25,7 +25,7 @@ from fedcore.wire.messages import RetryWindow
 from fedcore.wire.problems import PROBLEMS, URN, Problem, ProblemKind
 
 _OWN: dict[str, tuple[type[Exception], ProblemKind]] = {
-    "bad-token": (BadToken, ProblemKind(401, "The token is missing, none of this coordinator, revoked or expired")),
+    "bad-token": (BadToken, ProblemKind(401, "The token is missing, unknown, revoked or expired")),
     "role-lacking": (RoleLacking, ProblemKind(403, "The token's role does not allow this")),
     "unknown-task": (UnknownTask, ProblemKind(404, "No task has this id")),
     "no-such-device": (UnknownDeviceId, ProblemKind(404, "No device has this id")),
@@ -49,11 +49,16 @@ ADMIN_PROBLEMS = {slug: kind for slug, (_, kind) in _OWN.items()} | {slug: PROBL
 """Every problem type of the admin API."""
 
 
+def slug_of(error: Exception) -> str:
+    """The name of the problem type of an error in ADMIN_ERRORS."""
+    return next(slug for slug, kind in ADMIN_ERRORS.items() if isinstance(error, kind))
+
+
 def install_admin_problems(app: FastAPI, retry: RetryWindow) -> None:
     """Make a problem document of the errors that the store and bundles raise."""
 
     async def refusal(request: Request, error: Exception) -> Response:
-        slug = next(slug for slug, kind in ADMIN_ERRORS.items() if isinstance(error, kind))
+        slug = slug_of(error)
         kind = ADMIN_PROBLEMS[slug]
         headers = {"WWW-Authenticate": "Bearer"} if kind.status == 401 else {}
         return answer_problem(request.scope, Problem(URN + slug, kind.title, kind.status, str(error)), headers)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from coordinator.api.admin.access import Access
 from coordinator.api.admin.problems import ADMIN_PROBLEMS
-from coordinator.api.admin.task_creation import TaskCreation
+from coordinator.api.admin.task_creation import create_task
 from coordinator.api.http import read_hashed
 from coordinator.api.openapi import BYTES, Answer, ApiDocument
 from coordinator.api.service import Service
@@ -56,8 +56,7 @@ class AdminApi:
     """The operations of `AdminService`. `upload` and `create` read a body, so they are endpoints themselves."""
 
     def __init__(self, service: Service) -> None:
-        self._settings, self._store = service.settings, service.store
-        self._creation = TaskCreation(service)
+        self._service, self._settings, self._store = service, service.settings, service.store
 
     def security(self) -> Sequence[Assumption]:
         """As `AdminService` says."""
@@ -82,7 +81,7 @@ class AdminApi:
         """Start the task that the body asks for."""
         data, _ = await read_hashed(request, self._settings.message_limit_bytes)
         new = _new_task(bytes(data))
-        return _response(await run_in_threadpool(self._creation.create, new, _by(request)), 201)
+        return _response(await run_in_threadpool(create_task, self._service, new, _by(request)), 201)
 
 
 class Endpoint:
@@ -93,21 +92,21 @@ class Endpoint:
 
     def __init__(self, operation: Operation, act: Callable[..., Any]) -> None:
         self._act, self._status = act, operation.status
-        self._names = {name: one.name for name, one in operation.parameters.items()}
+        self._names = {name: parameter.name for name, parameter in operation.parameters.items()}
         self._tells_whom = "by" in inspect.signature(act).parameters
         asked = [
-            one.replace(name=name, kind=one.KEYWORD_ONLY, annotation=_bounded(name, one.annotation))
-            for name, one in operation.parameters.items()
+            parameter.replace(name=name, kind=parameter.KEYWORD_ONLY, annotation=_bounded(name, parameter.annotation))
+            for name, parameter in operation.parameters.items()
         ]
         request = inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Request)
         self.__signature__ = inspect.Signature([request, *asked])
 
     def __call__(self, request: Request, **asked: Any) -> Response:
         """Answer a request."""
-        given = {self._names[name]: value for name, value in asked.items()}
+        arguments = {self._names[name]: value for name, value in asked.items()}
         if self._tells_whom:
-            given["by"] = _by(request)
-        return _response(self._act(**given), self._status)
+            arguments["by"] = _by(request)
+        return _response(self._act(**arguments), self._status)
 
 
 def admin_router(service: Service, access: Access) -> APIRouter:

@@ -1,11 +1,11 @@
-"""Ownership of assignments: only the device that was given one may use its address."""
+"""Ownership of assignments: only the device that has an assignment may use its address."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
@@ -24,8 +24,7 @@ REMEMBERED = 1 << 14
 """Assignments whose unchanging part is kept in memory, 750 bytes each; of others it is read from the database."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """The unchanging part of an assignment: its device, and the layout of its report."""
 
     device: str
@@ -40,15 +39,15 @@ class AssignmentAccess:
         self._presence = presence
         self._parts: LruCache[str, _Part] = LruCache(REMEMBERED)
 
-    def remember(self, given: Assignment, device: str) -> None:
+    def remember(self, assignment: Assignment, device: str) -> None:
         """Remember an assignment that a device is given, so that its report need not ask the database."""
         # The driver, which gave it, has decoded the plan: nothing is read here.
-        plan = self._store.plan(given.plan.sha256).of_round(given.round)
-        self._parts.put(given.assignment, _Part(device, plan.report))
+        plan = self._store.plan(assignment.plan.sha256).of_round(assignment.round)
+        self._parts.put(assignment.assignment, _Part(device, plan.report))
 
     @asynccontextmanager
     async def present(self, assignment: str, request: Request) -> AsyncIterator[ReportLayout]:
-        """The layout of an assignment's report, to a device that is present as long as this request is answered.
+        """The layout of an assignment's report; its device counts as present while this request is answered.
 
         Raises UnknownAssignment; ForeignAssignment if it is another's.
         """
@@ -75,20 +74,20 @@ class AssignmentAccess:
     async def receipt(self, assignment: str) -> Receipt | None:
         """The receipt of a report that was counted; None while one is waited for. Raises NoLongerNeeded.
 
-        Of an assignment that is open in this process the database is not asked.
+        The database is not asked about an assignment that is open in this process.
         """
         return None if self._presence.is_open(assignment) else await run_in_threadpool(self._receipt, assignment)
 
     def _receipt(self, assignment: str) -> Receipt | None:
         with self._store.database.reading() as records:
-            found = records.assignment(assignment)
-        if found.report_sha256 is not None:
-            return Receipt(assignment=found.id, task=found.task, round=found.number, sha256=found.report_sha256)
-        if found.state is not AssignmentState.ASSIGNED:
-            raise refusal(found.state)
+            record = records.assignment(assignment)
+        if record.report_sha256 is not None:
+            return Receipt(assignment=record.id, task=record.task, round=record.number, sha256=record.report_sha256)
+        if record.state is not AssignmentState.ASSIGNED:
+            raise refusal(record.state)
         return None
 
     def _find(self, assignment: str) -> _Part:
         with self._store.database.reading() as records:
-            found = records.assignment(assignment)
-        return _Part(found.device, self._store.plan(found.plan_sha256).of_round(found.number).report)
+            record = records.assignment(assignment)
+        return _Part(record.device, self._store.plan(record.plan_sha256).of_round(record.number).report)

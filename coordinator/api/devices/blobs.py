@@ -17,7 +17,7 @@ from fedcore.plan import BlobRef
 
 BYTES = "application/octet-stream"
 FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
-# So much is answered in one piece: every piece of a stream is fetched by a thread, which costs more than the bytes.
+# Up to this size an answer is one piece: a thread fetches each piece of a stream, which costs more than the bytes.
 PIECE_BYTES = 1 << 18
 _RANGE = re.compile(r"bytes=(?:([0-9]+)-([0-9]+)?|-([0-9]+))", re.IGNORECASE)
 _DIGITS = 18
@@ -28,8 +28,8 @@ def serve_blob(request: Request, ref: BlobRef, blobs: Blobs) -> Response:
     """A blob, the part of it that was asked for, or 304. Raises RangeNotSatisfiable, or UnknownBlob."""
     etag = f'"{ref.sha256}"'
     headers = {"ETag": etag, "Accept-Ranges": "bytes", **FOR_EVER}
-    known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
-    if known & {etag, "*"}:
+    held = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
+    if held & {etag, "*"}:
         return Response(status_code=304, headers=headers)
     wanted = request.headers.get("range") if request.headers.get("if-range", etag) == etag else None
     part = requested_range(wanted, ref.size)
@@ -46,7 +46,7 @@ def serve_blob(request: Request, ref: BlobRef, blobs: Blobs) -> Response:
 
 
 class HeldAnswer(StreamingResponse):
-    """Bytes that are held in memory until they are sent, and what `held` closes then, or when their reader leaves."""
+    """Bytes in memory until they are sent. Then, or when their reader leaves, `held` is closed."""
 
     def __init__(self, data: bytes, held: AsyncExitStack) -> None:
         headers = {"Content-Length": str(len(data)), **FOR_EVER}
@@ -65,7 +65,7 @@ async def _pieces(data: bytes) -> AsyncIterator[memoryview]:
 
 
 async def _as_taken(pieces: AsyncIterable[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
-    """Pieces, none of which is read before the one before was taken by the other end."""
+    """Pieces, each read only when the other end has taken the one before."""
     async for piece in pieces:
         yield piece
         del piece
@@ -77,10 +77,10 @@ def requested_range(header: str | None, size: int) -> range | None:
 
     Raises RangeNotSatisfiable when the range starts behind the end.
     """
-    found = _RANGE.fullmatch(header.strip()) if header else None
-    if found is None:
+    match = _RANGE.fullmatch(header.strip()) if header else None
+    if match is None:
         return None
-    first, last, suffix = (None if digits is None else _position(digits) for digits in found.groups())
+    first, last, suffix = (None if digits is None else _position(digits) for digits in match.groups())
     if first is not None and last is not None and last < first:
         return None
     start = first if first is not None else max(0, size - (suffix or 0))
@@ -90,6 +90,6 @@ def requested_range(header: str | None, size: int) -> range | None:
 
 
 def _position(digits: str) -> int:
-    """A position in a blob: one of more digits than Python converts is behind every end, too (RFC 9110 §14.1.1)."""
+    """A position in a blob. One with more digits than Python converts is beyond every end, too (RFC 9110 §14.1.1)."""
     digits = digits.lstrip("0")
     return _BEYOND if len(digits) > _DIGITS else int(digits or "0")

@@ -26,7 +26,7 @@ _OWN_BYTES = 1 << 10
 
 
 class Deltas:
-    """Deltas of the blobs in a store, in memory of `room`. Where there is none left, the whole blob must do.
+    """Deltas of the blobs in a store, in memory of `room`. When that is full, devices fetch the whole blob.
 
     They are made one at a time, so that many different ones take neither all threads nor much memory. All requests for
     one share it: devices of a round mostly ask for the same ones. Those that were read last are kept for the next.
@@ -50,18 +50,18 @@ class Deltas:
                 f"size, up to {MOST_BYTES:,} bytes"
             )
         pair = base, target
-        found = self._held.get(pair) or self._begin(pair)
+        entry = self._held.get(pair) or self._begin(pair)
         self._held.move_to_end(pair)
-        found.readers += 1
+        entry.readers += 1
         try:
-            delta = await while_connected(request, asyncio.shield(found.made))
+            delta = await while_connected(request, asyncio.shield(entry.making))
             if not delta:
                 raise UnknownBlob(f"the delta to {target.sha256[:12]}… is no shorter than the blob")
             yield delta
         finally:
-            found.readers -= 1
-            if not found.readers and not found.made.done():
-                self._drop(pair, found)
+            entry.readers -= 1
+            if not entry.readers and not entry.making.done():
+                self._drop(pair, entry)
 
     def _begin(self, pair: Pair) -> _Delta:
         size = pair[1].size + _OWN_BYTES
@@ -70,46 +70,46 @@ class Deltas:
                 self._room.take(size)
                 break
             except (TooLarge, Unavailable) as error:
-                idle = next((one for one in self._held.items() if not one[1].readers), None)
+                idle = next((item for item in self._held.items() if not item[1].readers), None)
                 if idle is None:
                     raise UnknownBlob("there is no room for another delta now; fetch the whole blob") from error
                 self._drop(*idle)
-        found = self._held[pair] = _Delta(size)
-        found.made = asyncio.create_task(self._make(pair, found))
-        return found
+        entry = self._held[pair] = _Delta(size)
+        entry.making = asyncio.create_task(self._make(pair, entry))
+        return entry
 
-    async def _make(self, pair: Pair, found: _Delta) -> bytes:
+    async def _make(self, pair: Pair, entry: _Delta) -> bytes:
         """The delta; empty where it is no shorter than the blob."""
         try:
             async with self._making:
-                if not found.readers:
+                if not entry.readers:
                     return b""  # all who asked have left
                 delta = await run_in_threadpool(self._between, *pair)
         except Exception:
-            self._drop(pair, found)
-            if found.readers:
+            self._drop(pair, entry)
+            if entry.readers:
                 raise
             return b""
         if len(delta) >= pair[1].size:
             delta = b""
-        if self._held.get(pair) is found:
-            self._room.free(found.size - len(delta) - _OWN_BYTES)
-            found.size = len(delta) + _OWN_BYTES
+        if self._held.get(pair) is entry:
+            self._room.free(entry.size - len(delta) - _OWN_BYTES)
+            entry.size = len(delta) + _OWN_BYTES
         return delta
 
-    def _drop(self, pair: Pair, found: _Delta) -> None:
-        if self._held.get(pair) is found:
+    def _drop(self, pair: Pair, entry: _Delta) -> None:
+        if self._held.get(pair) is entry:
             del self._held[pair]
-            self._room.free(found.size)
+            self._room.free(entry.size)
 
     def _between(self, base: BlobRef, target: BlobRef) -> bytes:
-        return delta_between(*(self._blobs.get(one.sha256) for one in (base, target)))
+        return delta_between(*(self._blobs.get(ref.sha256) for ref in (base, target)))
 
 
 class _Delta:
-    """A delta that is there or to be made: the memory reserved for it, and the requests that wait for it or read it."""
+    """A delta, made or still to be made: its reserved memory, and the requests that wait for it or read it."""
 
-    made: asyncio.Task[bytes]
+    making: asyncio.Task[bytes]
 
     def __init__(self, size: int) -> None:
         self.size = size

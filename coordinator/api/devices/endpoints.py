@@ -84,27 +84,27 @@ class DeviceApi:
         """Check a device in: it gets a session, or a reason and a time to come back."""
         message = await read_message(request, CheckIn, self._settings.message_limit_bytes)
         command = CheckInDevice(population, signed(request).keyid, Eligibility.of(message))
-        found: CheckInAnswer | None = self._driver.turn_away(command)
-        if found is None:
-            found = await self._ask(command)
-        self._metrics.checked_in(found)
+        outcome: CheckInAnswer | None = self._driver.turn_away(command)
+        if outcome is None:
+            outcome = await self._ask(command)
+        self._metrics.checked_in(outcome)
         self._check_ins.add(population, command.device, message.capabilities, time.time())
-        return answer(found)
+        return answer(outcome)
 
     async def assign(self, session: str, request: Request) -> Response:
-        """Wait, as long as `Prefer: wait=N` says, to be selected for a round; without a body, of any offered task."""
+        """Wait for a round, as long as `Prefer: wait=N` allows: of the tasks in the body, or of any offered task."""
         wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
-        given = await read_body(request, self._settings.message_limit_bytes)
-        tasks = frozenset(read_as(given, Willing).tasks) if given else None
+        body = await read_body(request, self._settings.message_limit_bytes)
+        tasks = frozenset(read_as(body, Willing).tasks) if body else None
         future = self._driver.submit(AwaitAssignment(session, signed(request).keyid, wait_s, tasks))
         try:
-            found: AssignmentAnswer = await while_connected(request, future)
+            outcome: AssignmentAnswer = await while_connected(request, future)
         except ClientDisconnect:
             await self._ask(CancelWait(session, future))
             raise
-        if isinstance(found, Assignment):
-            self._assignments.remember(found, signed(request).keyid)
-        return answer(found, headers)
+        if isinstance(outcome, Assignment):
+            self._assignments.remember(outcome, signed(request).keyid)
+        return answer(outcome, headers)
 
     async def blob(self, sha256: str, request: Request) -> Response:
         """Immutable bytes by digest: a plan, a graph, a checkpoint."""
@@ -130,7 +130,7 @@ class DeviceApi:
         return ref or self._public.put(sha256, await run_in_threadpool(self._find_public, sha256))
 
     async def hold(self, assignment: str, request: Request) -> Response:
-        """Hear, within as long as `Prefer: wait=N` says, that the round does not need the device; else 204."""
+        """Hear, within the time that `Prefer: wait=N` allows, that the round does not need the device; else 204."""
         async with self._assignments.present(assignment, request):
             wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
             await self._assignments.receipt(assignment)  # of one that is not open: why

@@ -58,9 +58,9 @@ class DeviceRouter:
         if scope["type"] != "http":
             return await self._others(scope, receive, send)
         for pattern, route in self._of_method.get(scope["method"], ()):
-            if found := pattern.fullmatch(scope["path"]):
+            if match := pattern.fullmatch(scope["path"]):
                 scope["route"] = route
-                return await self._answer(route, found.groupdict(), Request(scope, receive, send), send)
+                return await self._answer(route, match.groupdict(), Request(scope, receive, send), send)
         at_path = [route for pattern, route in self._routes if pattern.fullmatch(scope["path"])]
         if not at_path:
             return await self._others(scope, receive, send)

@@ -99,10 +99,10 @@ def device_routes(api: DeviceApi, reports: ReportApi, authenticator: Authenticat
 
 def paths_of(routes: Sequence[DeviceRoute]) -> dict[str, dict[str, Any]]:
     """The operations of routes by path and method, as an OpenAPI document has them."""
-    found: dict[str, dict[str, Any]] = {}
+    paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        found.setdefault(route.path, {})[route.method.lower()] = route.about
-    return found
+        paths.setdefault(route.path, {})[route.method.lower()] = route.about
+    return paths
 
 
 def _route(admit: Admit, method: str, path: str, act: Act, about: dict[str, Any]) -> DeviceRoute:
@@ -114,7 +114,7 @@ def _route(admit: Admit, method: str, path: str, act: Act, about: dict[str, Any]
         "description": inspect.getdoc(act),
         "operationId": re.sub(r"\W", "_", f"{name}{path}_{method.lower()}"),
     }
-    if in_path := [_parameter(one) for one in NAME.findall(path)]:
+    if in_path := [_parameter(parameter) for parameter in NAME.findall(path)]:
         about["parameters"] = [*in_path, *about.get("parameters", ())]
     return DeviceRoute(method, path, act, admit, about)
 

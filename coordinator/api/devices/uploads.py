@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from coordinator.api.limits import MemoryBudget
 from coordinator.errors import ConflictingReport, MalformedMessage, MismatchingOffset, NoLongerNeeded
-from ingress.connection import hang_up, memory_of
+from ingress.connection import hang_up, memory_of, stop_receiving
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Senders:
             sending.over.set()
 
     def cut_off(self, assignments: Collection[str]) -> None:
-        """Hang up on what is on its way for these."""
+        """Hang up on what is on its way for these. What has arrived is being counted, and gets its answer."""
         for sending in self._of.values():
             if sending.assignment in assignments:
-                hang_up(sending.request.scope)
+                stop_receiving(sending.request.scope)

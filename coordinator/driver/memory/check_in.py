@@ -71,15 +71,15 @@ class CheckIns:
         """
         tasks = tuple(tasks)
         active = {name: tuple(task for task in tasks if task.active and task.population == name) for name in driven}
-        known = {task.id for there in self._known.active.values() for task in there}
+        earlier = {task.id for there in self._known.active.values() for task in there}
         awaited = {name: frozenset().union(*map(rounds.awaited, there)) for name, there in active.items()}
         self._known = _Snapshot(populations, frozenset(driven), active, awaited)
         self._steering.learn(tasks, rounds, now)
         # A device that nobody needed may be the one for a new task.
-        self._steering.forget_returns({task.population for task in tasks if task.active and task.id not in known})
+        self._steering.forget_returns({task.population for task in tasks if task.active and task.id not in earlier})
         before, self._open = self._open, {task.id: task for task in tasks if task.active or rounds.selects(task)}
         if before.keys() - self._open.keys():
-            left = [one for one in self._sessions.waiting() if not _has_offer(one, self._open.values())]
+            left = [session for session in self._sessions.waiting() if not _has_offer(session, self._open.values())]
             self.send_away(left, "no-task", now)
 
     def turn_away(self, command: CheckInDevice, now: float) -> Rejected | None:
@@ -88,11 +88,11 @@ class CheckIns:
         From any thread, without waiting for the driver's. Most check-ins of a large population end here, and cost no
         more than this.
         """
-        known = self._known
-        if self.closed or command.population not in known.driven:
+        snapshot = self._known
+        if self.closed or command.population not in snapshot.driven:
             return None
-        found = self._early(command, now) or self._offers(known, command, now)
-        return self._counted(command, found) if isinstance(found, Rejected) else None
+        outcome = self._early(command, now) or self._offers(snapshot, command, now)
+        return self._counted(command, outcome) if isinstance(outcome, Rejected) else None
 
     def check_in(self, command: CheckInDevice, now: float) -> CheckInAnswer:
         """Start a session, or say why not.
@@ -134,14 +134,14 @@ class CheckIns:
         self._session_counts.count(command.population, "", [f"rejected: {rejected.reason}"])
         return rejected
 
-    def _offers(self, known: _Snapshot, command: CheckInDevice, now: float) -> list[LoadedTask] | Rejected:
-        """The tasks that a device may wait for, one at least; or why there is none.
+    def _offers(self, snapshot: _Snapshot, command: CheckInDevice, now: float) -> list[LoadedTask] | Rejected:
+        """The tasks that a device may wait for, at least one; or why there is none.
 
         An accepted device comes here twice, since tasks may have changed while its command was queued. It is judged
         once: `Eligibility` keeps the result.
         """
         name, device = command.population, command.device
-        active = known.active.get(name, ())
+        active = snapshot.active.get(name, ())
         obstacles = {task.id: command.eligibility.obstacle(task.id, task.needs) for task in active}
         fitting = [task for task in active if not obstacles[task.id]]
         if not fitting:

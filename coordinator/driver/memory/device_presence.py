@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from coordinator.commands import settle
 from coordinator.errors import NoLongerNeeded
@@ -25,19 +26,18 @@ _BROKEN_S, _BROKEN_SHARE = 2.0, 0.25
 """How long a device has to ask again after its connection broke: a share of `lost_after_s`, and so much at least."""
 _LOOK_S = 0.25
 _STALL_S = 1.0
-"""After so long without a look this process stood still: requests that came meanwhile are not read yet."""
+"""After this long without a look, this process stood still: it has not yet read the requests since then."""
 
 
 def lost_after_s(devices: int) -> float:
-    """After how many seconds of silence a device of a round of so many is lost.
+    """The seconds of silence after which a device is lost, in a round of `devices`.
 
     It grows with the round, so that all of its devices together make no more requests than one process answers.
     """
     return _LEAST_S + devices / _CONTACTS_PER_S
 
 
-@dataclass(frozen=True, slots=True)
-class Silence:
+class Silence(NamedTuple):
     """How many devices of a round are not heard of, and since when the first of them is not, on its clock."""
 
     devices: int = 0
@@ -66,7 +66,7 @@ class _OpenAssignment:
 
 
 class Presence:
-    """The open assignments of this process's rounds. Safe from any thread. clock: seconds, from anywhere."""
+    """The open assignments of this process's rounds. Safe from any thread. clock: seconds, with any origin."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -75,12 +75,12 @@ class Presence:
         self._rounds: defaultdict[int, set[str]] = defaultdict(set)
         self._looked_at = clock()
 
-    def expect(self, round_id: int, given: Assignment) -> None:
+    def expect(self, round_id: int, assignment: Assignment) -> None:
         """An assignment of a round was given."""
-        now, lost_after = self._clock(), given.lost_after_s or math.inf
+        now, lost_after = self._clock(), assignment.lost_after_s or math.inf
         with self._lock:
-            self._assignments[given.assignment] = _OpenAssignment(round_id, lost_after, now, now + lost_after)
-            self._rounds[round_id].add(given.assignment)
+            self._assignments[assignment.assignment] = _OpenAssignment(round_id, lost_after, now, now + lost_after)
+            self._rounds[round_id].add(assignment.assignment)
 
     def is_open(self, assignment: str) -> bool:
         """Whether a running round of this process waits for an assignment."""
@@ -96,23 +96,23 @@ class Presence:
         """A request about an assignment is over; `broken` says that its connection was lost."""
         now = self._clock()
         with self._lock:
-            one = self._assignments.get(assignment)
-            if one is None:
+            open_ = self._assignments.get(assignment)
+            if open_ is None:
                 return
-            one.open = max(0, one.open - 1)
-            one.heard_at = now
-            one.due = now + (one.broken_after_s if broken else one.lost_after_s)
+            open_.open = max(0, open_.open - 1)
+            open_.heard_at = now
+            open_.due = now + (open_.broken_after_s if broken else open_.lost_after_s)
 
     def heard(self, assignment: str) -> None:
         """A device asked about its assignment and was sent away, because this process has too much to do."""
         with self._lock:
-            one = self._assignments.get(assignment)
-            if one is not None:
-                one.heard_at = self._clock()
-                one.due = max(one.due, one.heard_at + one.lost_after_s)
+            open_ = self._assignments.get(assignment)
+            if open_ is not None:
+                open_.heard_at = self._clock()
+                open_.due = max(open_.due, open_.heard_at + open_.lost_after_s)
 
     def give_up(self, assignment: str) -> None:
-        """Wait for a device no more: its assignment is lost from now on."""
+        """Stop waiting for a device: its assignment is lost from now on."""
         with self._lock:
             if assignment in self._assignments:
                 self._assignments[assignment].given_up = True
@@ -128,8 +128,8 @@ class Presence:
         with self._lock:
             if assignment not in self._assignments:
                 raise _over()
-            one = self._assignments[assignment]
-            older, one.holds = one.holds, {future}
+            open_ = self._assignments[assignment]
+            older, open_.holds = open_.holds, {future}
         for earlier in older:
             settle(earlier, None)
         return future
@@ -143,7 +143,7 @@ class Presence:
     def dismiss(self) -> None:
         """Settle every future of `hold` with None now: the devices may ask again."""
         with self._lock:
-            holds = [future for one in self._assignments.values() for future in one.holds]
+            holds = [future for open_ in self._assignments.values() for future in open_.holds]
         for future in holds:
             settle(future, None)
 
@@ -160,12 +160,12 @@ class Presence:
         holds: list[Future[None]] = []
         with self._lock:
             for assignment in assignments:
-                one = self._assignments.pop(assignment, None)
-                if one is not None:
-                    holds += one.holds
-                    self._rounds[one.round_id].discard(assignment)
-                    if not self._rounds[one.round_id]:
-                        del self._rounds[one.round_id]
+                open_ = self._assignments.pop(assignment, None)
+                if open_ is not None:
+                    holds += open_.holds
+                    self._rounds[open_.round_id].discard(assignment)
+                    if not self._rounds[open_.round_id]:
+                        del self._rounds[open_.round_id]
         for future in holds:
             settle(future, refusal or _over())
 
@@ -187,20 +187,20 @@ class Presence:
                 return {}
             self._looked_at = now
             if away_s > _STALL_S:
-                for one in self._assignments.values():
-                    one.due += away_s
-            found: defaultdict[int, list[str]] = defaultdict(list)
-            for assignment, one in self._assignments.items():
-                if one.given_up or (not one.open and one.due <= now):
-                    found[one.round_id].append(assignment)
-        return dict(found)
+                for open_ in self._assignments.values():
+                    open_.due += away_s
+            lost: defaultdict[int, list[str]] = defaultdict(list)
+            for assignment, open_ in self._assignments.items():
+                if open_.given_up or (not open_.open and open_.due <= now):
+                    lost[open_.round_id].append(assignment)
+        return dict(lost)
 
     def silence(self, round_id: int, least_s: float) -> Silence:
         """The devices of a round that have had no request open for more than `least_s`."""
         now = self._clock()
         with self._lock:
-            found = [self._assignments[name] for name in self._rounds.get(round_id, ())]
-            silent = [one.heard_at for one in found if not one.open and now - one.heard_at > least_s]
+            in_round = [self._assignments[name] for name in self._rounds.get(round_id, ())]
+            silent = [open_.heard_at for open_ in in_round if not open_.open and now - open_.heard_at > least_s]
         return Silence(len(silent), min(silent, default=None))
 
 

@@ -21,7 +21,7 @@ from fedcore.wire.messages import RetryWindow
 class Memory:
     """Loaded tasks, their open rounds and sums, and the devices that take part. Only the driver's thread changes it.
 
-    replica: the id of this process. clock: seconds, from anywhere.
+    replica: the id of this process. clock: seconds, with any origin.
     """
 
     def __init__(self, replica: str, retry: RetryWindow, clock: Callable[[], float]) -> None:
@@ -38,7 +38,7 @@ class Memory:
         self._last_round: dict[str, int] = {}
 
     def replace_rounds(self, rounds: OpenRounds, now: float) -> None:
-        """Take over the open rounds as they are now; those that are not among them any more have ended."""
+        """Take over the open rounds as they are now; rounds that are missing have ended."""
         open_ids = {round_.id for round_ in rounds}
         for task_id, ended in self.rounds.running.items():
             if ended.id not in open_ids:
@@ -59,7 +59,7 @@ class Memory:
         self._last_round |= {task_id: round_.id for task_id, round_ in rounds.running.items()}
 
     def drop_populations(self, populations: frozenset[str], now: float) -> None:
-        """Drop populations that this process drives no more: their sessions, rounds, sums and participations."""
+        """Drop populations that this process no longer drives: their sessions, rounds, sums and participations."""
         lost = {round_.id for round_ in self.rounds if round_.task.population in populations}
         self.secure.dismiss(Unavailable("another replica took over, and abandons the round"), lost)
         self.replace_rounds(self.rounds.only({round_.id for round_ in self.rounds} - lost), now)
@@ -76,5 +76,5 @@ class Memory:
                 self.presence.give_up(session.assignment.assignment)
 
     def least_recently_served(self, task_ids: Iterable[str]) -> list[str]:
-        """The tasks, that first whose last round began first."""
+        """The tasks, least recently served first."""
         return sorted(task_ids, key=lambda task_id: (self._last_round.get(task_id, 0), task_id))

@@ -114,13 +114,10 @@ def load_task(membership: Membership, record: Task, lineage: str, before: Loaded
         return LoadedTask.of(record, plan)
     except Unavailable:  # an object store that does not answer now
         return None
-    except AlgorithmError as error:
+    except (AlgorithmError, PrivacyError, KeysDiffer) as error:
         if record.state is TaskState.ACTIVE:
-            _pause(membership, record, "algorithm-unusable", str(error))
-        return None
-    except (PrivacyError, KeysDiffer) as error:
-        if record.state is TaskState.ACTIVE:
-            _pause(membership, record, "privacy-unusable", str(error))
+            cause = "algorithm-unusable" if isinstance(error, AlgorithmError) else "privacy-unusable"
+            _pause(membership, record, cause, str(error))
         return None
     except (UnknownBlob, FedcoreError) as error:
         if record.state is TaskState.ACTIVE:

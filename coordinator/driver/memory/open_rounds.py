@@ -83,7 +83,7 @@ class OpenRound:
         return RoundKey(self.task.settings.seed, self.number)
 
     def draws_more(self, now: float) -> bool:
-        """Whether a reporting round may draw devices: in the place of lost ones, or whoever comes to a buffered one."""
+        """Whether a reporting round may draw devices: in place of lost ones, or any that come to a buffered round."""
         if self.buffered:
             return buffers.places(self.value) > 0
         return self.value.missing(now) > 0 and (self.secure is None or self.secure.advertising)
@@ -154,7 +154,7 @@ class OpenRounds:
         return running.members if running.value.state is RoundState.SELECTING else frozenset()
 
     def leave_out(self, task: str, devices: Iterable[str]) -> None:
-        """Draw devices no more until the task's next round is committed."""
+        """Draw these devices no more before the task's next round is committed."""
         self.left_out[task] = self.left_out.get(task, frozenset()).union(devices)
 
     def note_late(self, task: str, devices: Iterable[str]) -> None:

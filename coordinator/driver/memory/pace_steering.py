@@ -60,9 +60,9 @@ class Steering:
             for task in (task for task in tasks if task.active):
                 by_population.setdefault(task.population, []).append(task)
             for name in self._populations.keys() | by_population.keys():
-                one = self._at(name, now)
-                one.demand = self._demand(by_population.get(name, ()), rounds, now)
-                one.opening = now + (one.demand.opens_in_s if one.demand else 0.0)
+                population = self._at(name, now)
+                population.demand = self._demand(by_population.get(name, ()), rounds, now)
+                population.opening = now + (population.demand.opens_in_s if population.demand else 0.0)
 
     def early(self, population: str, device: str, now: float) -> RetryWindow | None:
         """When a device that comes before its time may come; None for one that may come now. It changes nothing."""
@@ -76,14 +76,14 @@ class Steering:
             self._returns.forget(populations)
 
     def drawn(self, task: LoadedTask, devices: int, now: float) -> None:
-        """Note that a cohort of so many devices was drawn for a task."""
+        """Note that a cohort of `devices` was drawn for a task."""
         with self._lock:
             times = self._times(task.id)
             # Whoever comes to a buffered round is drawn, again and again: the first of them counts.
             if times.drawn_at is None or task.settings.buffered is None:
                 times.drawn_at = now
-            one = self._at(task.population, now, float(devices))
-            one.pace = drawn(one.pace)
+            population = self._at(task.population, now, float(devices))
+            population.pace = drawn(population.pace)
 
     def ended(self, task: LoadedTask, now: float) -> None:
         """Note that a task's round, for which a cohort had been drawn, ended."""
@@ -99,24 +99,23 @@ class Steering:
     def needed(self, population: str, device: str, now: float) -> RetryWindow:
         """The window for a device that rounds could use, which is sent away."""
         with self._lock:
-            one = self._at(population, now, 1.0)
-            demand = self._upcoming(one, now)
-            one.pace, found = window(one.pace, demand, self.bounds) if demand else idle_window(one.pace, self.bounds)
-            return self._expect(population, device, found, now)
+            state = self._at(population, now, 1.0)
+            state.pace, window_ = window(state.pace, self._upcoming(state, now), self.bounds)
+            return self._expect(population, device, window_, now)
 
     def idle(self, population: str, device: str, now: float) -> RetryWindow:
         """The window for a device that no round could use, which is sent away."""
         with self._lock:
-            one = self._at(population, now, 1.0)
-            one.pace, found = idle_window(one.pace, self.bounds)
-            return self._expect(population, device, found, now)
+            state = self._at(population, now, 1.0)
+            state.pace, window_ = idle_window(state.pace, self.bounds)
+            return self._expect(population, device, window_, now)
 
     def rested(self, population: str, device: str, rest_s: float, rounds: int, now: float) -> RetryWindow:
-        """The window for a device that rests, for so many seconds and rounds, and is sent away. It takes no place."""
+        """The window for a device that is sent away because it rests, for `rest_s` and `rounds`. It takes no place."""
         with self._lock:
-            one = self._at(population, now, 1.0)
-            rounds_s = rounds * one.demand.every_s if one.demand else 0.0
-            return self._expect(population, device, self._after(one, max(rest_s, rounds_s), now), now)
+            state = self._at(population, now, 1.0)
+            rounds_s = rounds * state.demand.every_s if state.demand else 0.0
+            return self._expect(population, device, self._after(state, max(rest_s, rounds_s), now), now)
 
     def after(self, population: str, rest_s: float, now: float) -> RetryWindow:
         """The window for a device that takes part now: after its rest. It takes no place, and may come earlier."""
@@ -133,31 +132,30 @@ class Steering:
         with self._lock:
             return self._expect(population, device, self.soon, now)
 
-    def _after(self, one: _Population, rest_s: float, now: float) -> RetryWindow:
-        demand = self._upcoming(one, now)
-        _, found = window(one.pace, demand, self.bounds) if demand else idle_window(one.pace, self.bounds)
-        first = min(max(found.min_s, rest_s), max(self.bounds.max_s, found.min_s))
-        return RetryWindow(first, max(first, min(first + found.max_s - found.min_s, self.bounds.max_s)))
+    def _after(self, state: _Population, rest_s: float, now: float) -> RetryWindow:
+        _, usual = window(state.pace, self._upcoming(state, now), self.bounds)
+        first = min(max(usual.min_s, rest_s), max(self.bounds.max_s, usual.min_s))
+        return RetryWindow(first, max(first, min(first + usual.max_s - usual.min_s, self.bounds.max_s)))
 
-    def _expect(self, population: str, device: str, found: RetryWindow, now: float) -> RetryWindow:
-        self._returns.expect(population, device, found, now)
-        return found
+    def _expect(self, population: str, device: str, window_: RetryWindow, now: float) -> RetryWindow:
+        self._returns.expect(population, device, window_, now)
+        return window_
 
     def _bounded(self, left: RetryWindow) -> RetryWindow:
         first = max(left.min_s, self.bounds.min_s)
         return RetryWindow(first, max(left.max_s, first))
 
     def _at(self, name: str, now: float, arrivals: float = 0.0) -> _Population:
-        """The state of a population, as of now, after so many arrivals."""
-        one = self._populations.setdefault(name, _Population(Pace(now)))
-        one.pace = observe(one.pace, arrivals, now, one.demand)
-        return one
+        """The state of a population now, after `arrivals` more."""
+        state = self._populations.setdefault(name, _Population(Pace(now)))
+        state.pace = observe(state.pace, arrivals, now, state.demand)
+        return state
 
-    def _upcoming(self, one: _Population, now: float) -> Demand | None:
-        if one.demand is None:
+    def _upcoming(self, state: _Population, now: float) -> Demand | None:
+        if state.demand is None:
             return None
-        opens_in_s = max(0.0, one.opening - now)
-        return Demand(one.demand.cohort, opens_in_s, one.demand.every_s, one.demand.gather_s)
+        opens_in_s = max(0.0, state.opening - now)
+        return Demand(state.demand.cohort, opens_in_s, state.demand.every_s, state.demand.gather_s)
 
     def _times(self, task: str) -> _RoundTimes:
         return self._round_times.setdefault(task, _RoundTimes())

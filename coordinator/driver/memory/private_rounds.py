@@ -65,7 +65,7 @@ def make_private(
     devices were sent.
 
     Noise that later rounds take back is made of a nonce, which is in the database, and the lineage key, which is not:
-    nobody takes noise off a model who has a copy of the database alone. Other noise has a key that nobody keeps.
+    a copy of the database is not enough to take noise off a model. The key of other noise is not kept.
     """
     settings, layout, devices = running.task.settings, running.plan.report.decoded, running.value.reported
     total_L = counted(layout, total_L, max(devices, settings.in_round(running.number).goal))
@@ -85,15 +85,15 @@ def make_private(
     return PrivateSum(add_noise(layout, total_L, noise_M, deviation), entry, source)
 
 
-def write_row(records: Records, task: Task, made: PrivateSum) -> str | None:
+def write_row(records: Records, task: Task, private: PrivateSum) -> str | None:
     """Write the row of a round whose noisy sum this transaction releases.
 
     Answers why the task ends with it, in words, when its budget has no room for another round.
     """
     privacy = task.settings.promise
-    entries = (*records.ledger.entries(task.id), made.entry)
+    entries = (*records.ledger.entries(task.id), private.entry)
     epsilon = spent(entries, privacy.delta)
-    records.ledger.append(task.id, made.entry, epsilon, made.source)
+    records.ledger.append(task.id, private.entry, epsilon, private.source)
     if may_go_on(privacy, entries):
         return None
     return (

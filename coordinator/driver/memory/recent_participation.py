@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from coordinator.rules.entities import Task
 from coordinator.rules.task_settings import Separation
 from coordinator.store.records.records import Records
 
 
-@dataclass(frozen=True, slots=True)
-class Participation:
+class Participation(NamedTuple):
     """The last participation of a device: when it was assigned, on the driver's clock, and in which round."""
 
     device: str
@@ -28,13 +27,13 @@ class Participations:
     somebody may know a sum with its report. Only the driver's thread changes them; other threads may read.
     """
 
-    def __init__(self, separation: Separation, committed: int, known: Iterable[Participation] = ()) -> None:
+    def __init__(self, separation: Separation, committed: int, earlier: Iterable[Participation] = ()) -> None:
         """`committed` is the number of the last committed round; participations in a later one are of one that runs."""
-        found = {one.device: one for one in known}
+        last = {participation.device: participation for participation in earlier}
         self._separation = separation
         self._committed = committed
-        self._last = {device: one for device, one in found.items() if one.number <= committed}
-        self._running = {device: one for device, one in found.items() if one.number > committed}
+        self._last = {device: taken for device, taken in last.items() if taken.number <= committed}
+        self._running = {device: taken for device, taken in last.items() if taken.number > committed}
         self._left_out: AbstractSet[str] = frozenset()
 
     def add(self, devices: Iterable[str], now: float) -> None:
@@ -51,14 +50,13 @@ class Participations:
 
     def end(self, now: float, *, committed: bool, going_on: AbstractSet[str] = frozenset()) -> None:
         """End the round that ran. going_on: devices whose assignments go on in the next one, which is buffered."""
-        working = {device: one for device, one in self._running.items() if device in going_on}
+        working = {device: taken for device, taken in self._running.items() if device in going_on}
         if committed:
-            over = {device: one for device, one in self._running.items() if device not in going_on}
-            known = {**self._last, **{device: self._in_next(device, now) for device in self._left_out}, **over}
-            self._last = {
-                device: one for device, one in known.items() if self._is_resting(one, now, self._committed + 2)
-            }
+            over = {device: taken for device, taken in self._running.items() if device not in going_on}
+            candidates = {**self._last, **{device: self._in_next(device, now) for device in self._left_out}, **over}
             self._committed += 1
+            number = self._committed + 1
+            self._last = {device: taken for device, taken in candidates.items() if self._is_resting(taken, now, number)}
             self._left_out = frozenset()
         self._running = working
 
@@ -74,7 +72,7 @@ class Participations:
         return last is not None and self._is_resting(last, now, self._committed + 1 + rounds_before)
 
     def remaining(self, device: str, now: float) -> tuple[float, int]:
-        """Seconds, and committed rounds, until a device may take part again; both at least 0."""
+        """Seconds and committed rounds until a device may take part again; both at least 0."""
         last = self._participation(device, now)
         if last is None:
             return 0.0, 0
@@ -116,18 +114,19 @@ class ParticipationLimit:
 
     def drop_populations(self, populations: AbstractSet[str]) -> None:
         """Read those of these populations again at the next `learn`: another replica may have drawn devices since."""
-        self._tasks = {task: one for task, one in self._tasks.items() if self._populations.get(task) not in populations}
+        gone = {task for task in self._tasks if self._populations.get(task) in populations}
+        self._tasks = {task: taken for task, taken in self._tasks.items() if task not in gone}
 
     def is_resting(self, task: str, device: str, now: float, rounds_before: int | None = None) -> bool:
         """Whether a device may not yet be drawn for a round of a task: `Participations.is_resting`. From any thread."""
         # Asked for once: the driver's thread may take it away in between.
-        found = self._tasks.get(task)
-        return found is not None and found.is_resting(device, now, rounds_before)
+        participations = self._tasks.get(task)
+        return participations is not None and participations.is_resting(device, now, rounds_before)
 
     def remaining(self, task: str, device: str, now: float) -> tuple[float, int]:
         """Seconds, and committed rounds, until a device may take part again. From any thread."""
-        found = self._tasks.get(task)
-        return (0.0, 0) if found is None else found.remaining(device, now)
+        participations = self._tasks.get(task)
+        return (0.0, 0) if participations is None else participations.remaining(device, now)
 
     def leave_out(self, left_out: Mapping[str, AbstractSet[str]]) -> None:
         """Count the devices, by task, that are left out of further attempts at a round: `Participations.leave_out`."""
@@ -156,5 +155,5 @@ def _read(records: Records, task: Task, separation: Separation, now: float) -> P
     # A device may rest from round `committed + 1` if it took part in one of the `rounds - 1` before that, or later.
     numbers = range(committed - separation.rounds + 2, committed + 1)
     rows = records.cohorts.participations(task.id, numbers, records.at - separation.seconds)
-    known = (Participation(device, now - (records.at - at), number) for device, at, number in rows)
-    return Participations(separation, committed, known)
+    earlier = (Participation(device, now - (records.at - at), number) for device, at, number in rows)
+    return Participations(separation, committed, earlier)

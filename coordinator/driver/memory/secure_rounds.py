@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container
 from contextlib import suppress
 
 from coordinator.driver.memory.open_rounds import OpenRound
@@ -47,11 +47,10 @@ class SecureRounds:
             if round_id in row_ids:
                 secure.dismiss(refusal)
 
-    def adopt(self, rounds: Iterable[OpenRound], now: float) -> None:
+    def adopt(self, rounds: Collection[OpenRound], now: float) -> None:
         """Add those of new rounds, and end those of rounds that take no more reports."""
-        running = list(rounds)
-        open_ = {one.id for one in running if one.reporting}
-        self._rounds |= {one.id: one.secure for one in running if one.secure}
+        open_ = {round_.id for round_ in rounds if round_.reporting}
+        self._rounds |= {round_.id: round_.secure for round_ in rounds if round_.secure}
         for round_id, secure in self._rounds.items():
             if round_id not in open_:
                 secure.finish(now)

@@ -17,7 +17,7 @@ from coordinator.secure.round import SecureRoundFactory
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """All that cohorts are made from: waiting devices, earlier participations, a random source, secure rounds."""
+    """The sources of cohorts: waiting devices, earlier participations, a random source, secure rounds."""
 
     sessions: Sessions
     source: random.Random
@@ -30,29 +30,31 @@ class Selector:
 
     def candidates(self, round_: OpenRound, rounds: OpenRounds, now: float) -> list[Session]:
         """The waiting devices that a round could draw now: as `in_time`, but for late ones that must wait."""
-        found, late = self.in_time(round_, rounds, now), _late(round_, rounds)
+        waiting, late = self.in_time(round_, rounds, now), _late(round_, rounds)
         if not late or round_.buffered:
-            return found
-        punctual = [one for one in found if one.device not in late]
+            return waiting
+        punctual = [session for session in waiting if session.device not in late]
         if round_.reporting or round_.value.held or now < round_.value.deadline:
             return punctual
-        patient = [one for one in found if late.get(one.device, 0) <= LATE_ROUNDS]
-        return patient if len(patient) >= round_.value.policy.minimum else found
+        patient = [session for session in waiting if late.get(session.device, 0) <= LATE_ROUNDS]
+        return patient if len(patient) >= round_.value.policy.minimum else waiting
 
     def in_time(self, round_: OpenRound, rounds: OpenRounds, now: float) -> list[Session]:
-        """The waiting devices that a round could draw before it ends. Whoever was in the round before is none."""
+        """The waiting devices that a round could draw before it ends, without those that it drew before."""
         if not round_.reporting:
             return self.eligible(round_.task, rounds, now)
-        return [one for one in self._free(round_.task, rounds, 0, now) if one.device not in round_.devices]
+        return [session for session in self._free(round_.task, rounds, 0, now) if session.device not in round_.devices]
 
     def draw(self, candidates: list[Session], count: int, late: Container[str]) -> list[Session]:
         """`count` of the candidates, drawn uniformly; late devices only where there are too few others."""
-        punctual, others = ([one for one in candidates if (one.device in late) is is_late] for is_late in (False, True))
+        punctual, others = (
+            [session for session in candidates if (session.device in late) is is_late] for is_late in (False, True)
+        )
         first = draw(punctual, min(count, len(punctual)), self.source)
         return first + draw(others, count - len(first), self.source)
 
     def due(self, task_id: str, task: LoadedTask | None, rounds: OpenRounds, now: float) -> bool:
-        """Whether `Transaction.advance` would do anything, as far as memory knows."""
+        """Whether, by what memory knows, `Transaction.advance` would do anything."""
 
         def eligible(round_: OpenRound) -> list[Session]:
             return self.candidates(round_, rounds, now)
@@ -87,7 +89,7 @@ class Selector:
         ]
 
     def _too_few(self, round_: OpenRound, now: float) -> bool:
-        """Whether so few devices wait that the round cannot draw yet, even if all of them are eligible."""
+        """Whether too few devices wait for the round to draw yet, even if all are eligible."""
         value = round_.value
         selecting = value.state is RoundState.SELECTING and not value.held and now < value.deadline
         return selecting and self.sessions.count(round_.task.population) < value.policy.cohort

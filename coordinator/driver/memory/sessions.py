@@ -40,8 +40,8 @@ class Session:
 
     def obstacle(self, task: str, needs: Needs) -> str:
         """The obstacle between the device and a task, "unwilling" too; "" for none."""
-        found = self.eligibility.obstacle(task, needs)
-        return found or ("" if self.tasks is None or task in self.tasks else "unwilling")
+        obstacle = self.eligibility.obstacle(task, needs)
+        return obstacle or ("" if self.tasks is None or task in self.tasks else "unwilling")
 
     def reach(self, step: str) -> None:
         """Add a step, once."""
@@ -116,19 +116,21 @@ class Sessions:
 
     def of_device(self, device: str) -> list[Session]:
         """Every session of a device, those of assignments that have not ended too."""
-        mine = {one.id: one for one in self._sessions.values() if one.device == device}
-        return list((mine | {one.id: one for one in self._working.get(device, {}).values()}).values())
+        mine = {session.id: session for session in self._sessions.values() if session.device == device}
+        return list((mine | {session.id: session for session in self._working.get(device, {}).values()}).values())
 
     def eligible(self, population: str, task: str, needs: Needs) -> list[Session]:
         """The sessions that wait and may take part in a task."""
-        fitting = (one for one in self._waiting[population].values() if not one.obstacle(task, needs))
-        return [one for one in fitting if population not in self._working.get(one.device, ())]
+        fitting = (session for session in self._waiting[population].values() if not session.obstacle(task, needs))
+        return [session for session in fitting if population not in self._working.get(session.device, ())]
 
     def obstacles(self, population: str, task: str, needs: Needs) -> Counter[str]:
         """How many wait, by the obstacle between them and a task; "" is those that may take part."""
         busy = {device for device, sessions in self._working.items() if population in sessions}
         waiting = self._waiting[population].values()
-        return Counter(one.obstacle(task, needs) or ("busy" if one.device in busy else "") for one in waiting)
+        return Counter(
+            session.obstacle(task, needs) or ("busy" if session.device in busy else "") for session in waiting
+        )
 
     def assign(self, session: Session, assignment: Assignment, until: float) -> None:
         """Answer a waiting session with its assignment."""
@@ -161,17 +163,15 @@ class Sessions:
 
     def overdue(self, now: float) -> list[Session]:
         """Sessions without an assignment whose time is up; the others end with their assignments."""
-        return [one for one in self._sessions.values() if one.assignment is None and one.until <= now]
+        return [session for session in self._sessions.values() if session.assignment is None and session.until <= now]
 
     def late(self, task: str, now: float) -> list[str]:
         """The open assignments of a task whose deadlines have passed."""
-        given = [(one.assignment, one.until) for mine in self._working.values() for one in mine.values()]
-        return [one.assignment for one, until in given if one is not None and one.task == task and until <= now]
+        return [assignment.assignment for session, assignment in self._at_work(task) if session.until <= now]
 
     def at_work(self, task: str) -> frozenset[str]:
         """The devices with an open assignment of a task."""
-        given = [(device, one.assignment) for device, mine in self._working.items() for one in mine.values()]
-        return frozenset(device for device, one in given if one is not None and one.task == task)
+        return frozenset(session.device for session, _ in self._at_work(task))
 
     def is_late(self, population: str, device: str, now: float) -> bool:
         """Whether a device works on an assignment whose deadline has passed."""
@@ -194,11 +194,14 @@ class Sessions:
                     session.reach(f"fetched {what}")
 
     def end_assignments(self, task: str, how: str) -> None:
-        """End the sessions that still have an assignment of a task whose round takes no more reports."""
-        working = [session for mine in self._working.values() for session in mine.values()]
-        for session in working:
-            if session.assignment is not None and session.assignment.task == task:
-                self.end_assignment(session.population, session.device, how)
+        """End the sessions that still have an assignment of a task, once its round takes no more reports."""
+        for session, _ in self._at_work(task):
+            self.end_assignment(session.population, session.device, how)
+
+    def _at_work(self, task: str) -> list[tuple[Session, Assignment]]:
+        """The sessions with an open assignment of a task."""
+        pairs = ((session, session.assignment) for mine in self._working.values() for session in mine.values())
+        return [(session, assigned) for session, assigned in pairs if assigned is not None and assigned.task == task]
 
     def _end(self, session: Session, how: str) -> None:
         session.reach(how)

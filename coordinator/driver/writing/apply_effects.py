@@ -28,7 +28,7 @@ class EffectApplier:
     metrics: Metrics
 
     def adopt(self, transaction: Transaction, now: float) -> None:
-        """First whatever ended, then the rounds as they are now, then whatever began; at last devices are sent away."""
+        """Apply ends first, then the rounds as they are now, then beginnings; send devices away last."""
         for effect in transaction.effects:
             self._end(effect, now)
         self.memory.replace_rounds(transaction.rounds, now)
@@ -71,10 +71,10 @@ class EffectApplier:
         memory, round_ = self.memory, effect.round
         replacements = round_.value.replaced > 0
         if round_.secure is not None and replacements:
-            round_.secure.join({given.assignment: given.slot for _, given in effect.assignments})
-        for session, given in effect.assignments:
-            memory.presence.expect(round_.id, given)
-            memory.sessions.assign(session, given, effect.until)
+            round_.secure.join({assignment.assignment: assignment.slot for _, assignment in effect.assignments})
+        for session, assignment in effect.assignments:
+            memory.presence.expect(round_.id, assignment)
+            memory.sessions.assign(session, assignment, effect.until)
         memory.participation.add(round_.task.id, [session.device for session, _ in effect.assignments], now)
         if not replacements:
             memory.steering.drawn(round_.task, len(effect.assignments), now)

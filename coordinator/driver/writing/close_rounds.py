@@ -37,8 +37,7 @@ class RoundCloser:
             running = replace(opened, task=self.memory.tasks.get(task_id, opened.task.paused()))
             try:
                 collected = self.memory.sums[running.id]
-                steps = self.metrics.round_steps
-                outcome = commit_round(self.membership, self.lineage, running, collected, now, steps)
+                outcome = commit_round(self.membership, self.lineage, running, collected, now, self.metrics.round_steps)
             except Exception as error:
                 # The sum is still here: the round stays in AGGREGATING and is closed when the disk allows it.
                 self.writer.fail(error, now)
@@ -64,6 +63,6 @@ class RoundCloser:
 
     def _end_stale(self, round_: OpenRound, too_stale: Sequence[AssignedDevice]) -> None:
         """Tell the devices whose reports are refused from now on."""
-        for one in too_stale:
-            self.memory.sessions.end_assignment(round_.task.population, one.device, "too stale")
-        self.memory.presence.forget([one.id for one in too_stale], refusal(AssignmentState.TOO_STALE))
+        for assigned in too_stale:
+            self.memory.sessions.end_assignment(round_.task.population, assigned.device, "too stale")
+        self.memory.presence.forget([assigned.id for assigned in too_stale], refusal(AssignmentState.TOO_STALE))

@@ -38,6 +38,8 @@ from fedcore.plan import BlobRef, in_turn
 from fedcore.signing import SigningKey
 
 _LOG = logging.getLogger(__name__)
+_FAILED = Abandon("update-failed")
+"""The end of a round whose update raised what no algorithm should."""
 
 
 class Outcome(NamedTuple):
@@ -74,23 +76,24 @@ def commit_round(
     which takes over its open assignments, if the task is active and has more rounds to come.
 
     A state that is no longer finite also pauses the task: another attempt from the same checkpoint would likely end
-    there too, and an operator may go back to an earlier model. So do losses that explode, and a server state that
-    cannot be read. When anything else raises (the disk is full, say), the round is as it was and can be closed later.
+    there too, and an operator may go back to an earlier model. So do losses that explode, a server state that cannot be
+    read, and an update that fails. When the store fails (the disk is full, say), the round is as it was and can be
+    closed later.
     """
     store = membership.store
     try:
         with steps.labels("update").time():
-            algorithm = store.algorithm(running.task.record.algorithm)
-            before, total_L = _state_before(store, running, algorithm), _decoded(running, collected.reports)
-            if running.task.settings.privacy is not None:
-                clip = clip_of(in_turn(trips_of(algorithm), running.number), before)
-                total_L = _noisy(store, lineage, running, collected, clip, total_L)
-            model = _next_model(store, running, algorithm, before, collected.noisy, total_L)
-    except (ReportError, NonFiniteState, UnreadableBlob) as error:
+            model = _next_model(store, lineage, running, collected)
+    except (Unavailable, OSError, MemoryError):
+        raise
+    except Exception as error:
         abandoned = _abandon(membership, running, error, now, collected.noisy)
         reason, named = abandoned.value.reason, running.task.record.named
         # Not before: what is said of a noisy sum has its row.
-        _LOG.warning("round %d of task %s has no next model, %s: %s", running.number, named, reason, error)
+        defect = error if reason == _FAILED.reason else None
+        _LOG.warning(
+            "round %d of task %s has no next model, %s: %s", running.number, named, reason, error, exc_info=defect
+        )
         return abandoned
     with steps.labels("commit").time(), membership.writing() as records:
         task = records.task(running.task.id)
@@ -104,17 +107,17 @@ def commit_round(
         kept = end_or_keep(records, running, goes_on=goes_on) if running.buffered else HandOver()
         outcome = _end(records, running, kept.event, now)._replace(too_stale=kept.too_stale)
         signed = entry(lineage, task, running.base, model.broadcast.sha256)
-        made = Snapshot(running.number, model.state.sha256, model.broadcast.sha256, signed)
-        records.finish_round(running.id, made, model.metrics)
+        snapshot = Snapshot(running.number, model.state.sha256, model.broadcast.sha256, signed)
+        records.finish_round(running.id, snapshot, model.metrics)
         if goes_on:
-            following = open_next(records, replace(running, value=outcome.value), made, now)
+            following = open_next(records, replace(running, value=outcome.value), snapshot, now)
             outcome = outcome._replace(successor=following)
         _conclude(records, task, running, collected.noisy, diverged)
         reach("round.before-commit")
     reach("round.after-commit")
     with suppress(Unavailable):  # the log says why; whoever asks for the model tries again
-        for one in model.sealed:
-            store.sealed.open(one.ref.sha256)
+        for blob in model.sealed:
+            store.sealed.open(blob.ref.sha256)
     _LOG.info("round %d of task %s committed %d reports", running.number, task.named, running.value.reported)
     return outcome
 
@@ -160,25 +163,24 @@ def _decoded(running: OpenRound, reports: ReportSum | KeptReports) -> NDArray[np
     return held_sum(running.task.settings, layout, layout.decode(reports.total(), running.codec_key), devices)
 
 
-def _next_model(
-    store: CoordinatorStore,
-    running: OpenRound,
-    algorithm: Algorithm,
-    state: Vectors,
-    private: PrivateSum | None,
-    total_L: NDArray[np.float64],
-) -> _Model:
+def _next_model(store: CoordinatorStore, lineage: SigningKey, running: OpenRound, collected: RoundSum) -> _Model:
+    """The next model, from the reports' sum and its noise. Raises ReportError, NonFiniteState or UnreadableBlob."""
     plan, devices = running.plan, running.value.reported
+    algorithm = store.algorithm(running.task.record.algorithm)
+    trip, following = (in_turn(trips_of(algorithm), number) for number in (running.number, running.number + 1))
+    state, total_L = _state_before(store, running, algorithm), _decoded(running, collected.reports)
+    if running.task.settings.privacy is not None:
+        total_L = _noisy(store, lineage, running, collected, clip_of(trip, state), total_L)
     lr_scale = running.task.settings.schedule.lr_scale(running.number, devices)
     discounted = discount(running.value.staleness)
     server_step = ServerStep(devices=devices, layers=plan.schema.layers, lr_scale=lr_scale, discount=discounted)
-    trip, following = (in_turn(trips_of(algorithm), number) for number in (running.number, running.number + 1))
-    made = aggregate(plan.report.decoded, trip, state, total_L, server_step, following)
+    aggregated = aggregate(plan.report.decoded, trip, state, total_L, server_step, following)
     # Files first: a row must never point at a blob that is not there.
-    files = [checkpoint.encode(vectors) for vectors in (made.state, made.broadcast)]
+    files = [checkpoint.encode(vectors) for vectors in (aggregated.state, aggregated.broadcast)]
+    private = collected.noisy
     sealed = [] if private is None else [store.sealed.put(private.secret, data) for data in files]
-    refs = [one.ref for one in sealed] or [store.blobs.put(data) for data in files]
-    return _Model(refs[0], refs[1], made.metrics, sealed)
+    refs = [blob.ref for blob in sealed] or [store.blobs.put(data) for data in files]
+    return _Model(refs[0], refs[1], aggregated.metrics, sealed)
 
 
 def _add_blobs(store: CoordinatorStore, records: Records, model: _Model) -> None:
@@ -187,45 +189,52 @@ def _add_blobs(store: CoordinatorStore, records: Records, model: _Model) -> None
         store.add_blobs(records, {model.state: False})
         store.add_blobs(records, {model.broadcast: True})
         return
-    store.add_blobs(records, {one.sealed: False for one in model.sealed})
+    store.add_blobs(records, {blob.sealed: False for blob in model.sealed})
     records.add_blob(model.state, public=False)
     records.add_blob(model.broadcast, public=True)
-    for one in model.sealed:
-        records.sealed.add(one)
+    for blob in model.sealed:
+        records.sealed.add(blob)
 
 
 def _abandon(
     membership: Membership,
     running: OpenRound,
-    error: ReportError | NonFiniteState | UnreadableBlob,
+    error: Exception,
     now: float,
     private: PrivateSum | None,
 ) -> Outcome:
     """End the round without a next model. An unusable sum is a failed attempt; the other causes pause the task.
 
-    That a noisy sum led to a state that is not finite says something of it, so it is spent, and a private task ends.
+    That a noisy sum led to no state, or none that is finite, says something of it, so it is spent, and a private task
+    ends.
     """
     number, event = running.number, _cause(error)
     with membership.writing() as records:
         outcome, task = _end(records, running, event, now), records.task(running.task.id)
-        if private is not None and isinstance(error, NonFiniteState):
+        words = f"round {number}: {repr(error) if event == _FAILED else error}"
+        if private is not None and not isinstance(error, ReportError | UnreadableBlob):
             write_row(records, task, private)
             if task.state in (TaskState.ACTIVE, TaskState.PAUSED):
-                records.move_task(task, TaskState.CANCELLED, event.reason, f"round {number}: {error}")
+                records.move_task(task, TaskState.CANCELLED, event.reason, words)
             return outcome
         if isinstance(error, ReportError):
             return outcome._replace(pause_s=note_failure(records, running, event.reason))
         if task.state is TaskState.ACTIVE and isinstance(error, UnreadableBlob):
             pause_unreadable(records, task, str(error))
         elif task.state is TaskState.ACTIVE:
-            records.move_task(task, TaskState.PAUSED, event.reason, f"round {number}: {error}")
+            records.move_task(task, TaskState.PAUSED, event.reason, words)
     return outcome
 
 
-def _cause(error: ReportError | NonFiniteState | UnreadableBlob) -> Abandon:
-    if isinstance(error, ReportError):
-        return Abandon("invalid-aggregate")
-    return Abandon("blob-unreadable") if isinstance(error, UnreadableBlob) else Abandon("non-finite-state")
+def _cause(error: Exception) -> Abandon:
+    match error:
+        case ReportError():
+            return Abandon("invalid-aggregate")
+        case UnreadableBlob():
+            return Abandon("blob-unreadable")
+        case NonFiniteState():
+            return Abandon("non-finite-state")
+    return _FAILED
 
 
 def _end(records: Records, running: OpenRound, event: Aggregated | Abandon, now: float) -> Outcome:

@@ -7,9 +7,9 @@ import logging
 from coordinator.driver.memory.open_rounds import OpenRound
 from coordinator.errors import UnknownRound
 from coordinator.lineage import entry
-from coordinator.rules.attempts import back_off_s
 from coordinator.rules.divergence import DIVERGED, FIRST_ROUNDS, MOST_ROUNDS, divergence
 from coordinator.rules.entities import Task
+from coordinator.rules.rounds import back_off_s
 from coordinator.rules.states import TaskState
 from coordinator.store.records.records import Records
 from fedcore.signing import SigningKey
@@ -52,7 +52,7 @@ def begin_pair_again(records: Records, task: Task, lineage: SigningKey) -> None:
     """Roll a task back to before its last round, because the cohort of that one is gone; the next is a first trip.
 
     lineage: signs the checkpoint of a task with a release. The task is paused when this happened too often in a row, or
-    when the model is kept no more, which only an earlier rollback of an operator can bring about.
+    when the model is no longer kept, which only an operator's earlier rollback can cause.
     """
     task, last = records.task(task.id), records.snapshot(task)
     times = records.attempts.pairs_begun_again(task)
@@ -72,7 +72,7 @@ def begin_pair_again(records: Records, task: Task, lineage: SigningKey) -> None:
 
 
 def pause_without_authority(records: Records, task: Task) -> None:
-    """Pause a task whose rounds are secure, where the coordinator goes by no enrolment authority."""
+    """Pause a task whose rounds are secure, where the coordinator has no enrolment authority."""
     words = (
         "secure rounds need an enrolment authority: run `muster authority serve`, start the coordinator with "
         "--authority and --authority-url, then resume the task"

@@ -44,15 +44,15 @@ def common_part(records: Records, round_: OpenRound, key: SigningKey, now: float
 
 
 def invite(
-    factory: SecureRoundFactory, round_: OpenRound, given: Assignment, assignments: Sequence[AssignedDevice], at: float
+    factory: SecureRoundFactory, round_: OpenRound, common: Assignment, assignments: Sequence[AssignedDevice], at: float
 ) -> OpenRound:
     """The round with the secure aggregation of its first devices. at: now, in seconds since 1970."""
-    task, policy, slots = round_.task, round_.value.policy, {one.id: one.slot for one in assignments}
-    message = invitation(task.settings, policy, round_.plan, given, deadline=int(at + given.report_within_s))
+    task, policy, slots = round_.task, round_.value.policy, {device.id: device.slot for device in assignments}
+    message = invitation(task.settings, policy, round_.plan, common, deadline=int(at + common.report_within_s))
     settings = SecureRoundSettings.of(task.settings.secagg, policy, round_.value.deadline)
     return replace(round_, secure=factory.open(message, slots, settings))
 
 
-def for_device(given: Assignment, one: AssignedDevice) -> Assignment:
+def for_device(common: Assignment, device: AssignedDevice) -> Assignment:
     """The assignment of one device."""
-    return msgspec.structs.replace(given, assignment=one.id, slot=one.slot)
+    return msgspec.structs.replace(common, assignment=device.id, slot=device.slot)

@@ -37,12 +37,12 @@ from coordinator.errors import (
     Unavailable,
     UnknownAssignment,
 )
-from coordinator.rules.attempts import FAILURES
 from coordinator.rules.buffers import open_buffer, refusal, staleness_weight
 from coordinator.rules.clear_reports import bounded_report
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord
 from coordinator.rules.leases import new_id
 from coordinator.rules.rounds import (
+    FAILURES,
     Aborted,
     BeginPairAgain,
     Configured,
@@ -109,11 +109,12 @@ class Transaction:
         return answers
 
     def lose(self, lost: Mapping[int, Collection[str]]) -> None:
-        """Go on without lost devices, as far as their assignments are still open; by round.
+        """Go on without lost devices whose assignments are still open; by round.
 
         One whose masked report came stays: it is not needed for the sum any more, and took part in it.
         """
-        for round_ in [one for one in self.rounds.running.values() if not one.value.closed and one.id in lost]:
+        touched = [round_ for round_ in self.rounds.running.values() if round_.id in lost and not round_.value.closed]
+        for round_ in touched:
             names = set(lost[round_.id]) - (round_.secure.masked if round_.secure else frozenset())
             ended = self._end_some(round_, names, AssignmentState.LOST, "not heard of")
             if ended:
@@ -142,28 +143,28 @@ class Transaction:
 
     def _count(self, command: CountReport) -> Receipt | Deferred:
         """Count a report, once. Raises UnknownAssignment, ConflictingReport, NoLongerNeeded or InvalidReport."""
-        found = self._assignment(command.assignment)
-        receipt = Receipt(assignment=found.id, task=found.task, round=found.number, sha256=command.sha256)
-        if found.report_sha256 == command.sha256:
+        record = self._assignment(command.assignment)
+        receipt = Receipt(assignment=record.id, task=record.task, round=record.number, sha256=command.sha256)
+        if record.report_sha256 == command.sha256:
             return receipt
-        if found.report_sha256 is not None:
+        if record.report_sha256 is not None:
             raise ConflictingReport(
-                f"a report with digest {found.report_sha256[:12]}… was accepted; this one is another"
+                f"a report with digest {record.report_sha256[:12]}… was accepted; this one is another"
             )
-        round_ = self._reporting_round(found)
+        round_ = self._reporting_round(record)
         if round_.secure is not None:
             raise InvalidReport("this round takes only masked reports, as messages of its secure aggregation")
         if not round_.reporting:
             return DEFERRED
         if round_.buffered:
-            round_ = replace(round_, devices=round_.devices | {found.device})
-        self._digests[found.id] = round_.id, command.sha256
-        self._assignments[found.id] = replace(found, state=AssignmentState.REPORTED, report_sha256=command.sha256)
+            round_ = replace(round_, devices=round_.devices | {record.device})
+        self._digests[record.id] = round_.id, command.sha256
+        self._assignments[record.id] = replace(record, state=AssignmentState.REPORTED, report_sha256=command.sha256)
         counted = self._counted.setdefault(round_.id, ReportsCounted(round_, []))
         bounded = bounded_report(round_.task.settings.clear, command.vector, round_.plan.report, round_.codec_key)
-        staleness = round_.number - found.number
+        staleness = round_.number - record.number
         counted.vectors.append(staleness_weight(staleness) * bounded.astype(np.float64) if staleness else bounded)
-        self._end(round_, found, AssignmentState.REPORTED)
+        self._end(round_, record, AssignmentState.REPORTED)
         self._step(round_, Reported(staleness))
         return receipt
 
@@ -172,46 +173,46 @@ class Transaction:
 
         Raises UnknownAssignment, or ConflictingReport when the report was counted already.
         """
-        found, reason = self._assignment(command.assignment), command.message.reason
-        if found.state is AssignmentState.REPORTED:
+        record, reason = self._assignment(command.assignment), command.message.reason
+        if record.state is AssignmentState.REPORTED:
             raise ConflictingReport("this assignment's report was accepted; it cannot be given up any more")
         with suppress(NoLongerNeeded):
-            round_ = self._reporting_round(found)
-            if round_.secure is not None and found.id in round_.secure.masked:
+            round_ = self._reporting_round(record)
+            if round_.secure is not None and record.id in round_.secure.masked:
                 raise ConflictingReport("this assignment's masked report was taken; it cannot be given up any more")
-            self._records.move_assignment(found, AssignmentState.ABORTED, "device", reason)
-            self._assignments[found.id] = replace(found, state=AssignmentState.ABORTED)
-            self._end(round_, found, AssignmentState.ABORTED, reason)
+            self._records.move_assignment(record, AssignmentState.ABORTED, "device", reason)
+            self._assignments[record.id] = replace(record, state=AssignmentState.ABORTED)
+            self._end(round_, record, AssignmentState.ABORTED, reason)
             if reason == LeftOut.REVEALED.value:
-                self.rounds.leave_out(found.task, [found.device])
-            noted, again = _note_failures(round_, [found.device])
+                self.rounds.leave_out(record.task, [record.device])
+            noted, again = _note_failures(round_, [record.device])
             self._step(noted, Aborted(again=again > 0))
 
     def _assignment(self, id_: str) -> AssignmentRecord:
-        found = self._assignments.get(id_)
-        if found is None:
+        record = self._assignments.get(id_)
+        if record is None:
             raise UnknownAssignment("there is no such assignment; check in again")
-        return found
+        return record
 
-    def _reporting_round(self, found: AssignmentRecord) -> OpenRound:
+    def _reporting_round(self, record: AssignmentRecord) -> OpenRound:
         """The round that still waits for the report of an assignment; a buffered one may have reached its goal now.
 
         Raises NoLongerNeeded; Unavailable when a buffered round has its reports for a while and cannot be committed.
         """
-        round_ = self.rounds.running.get(found.task)
-        if round_ is None or found.state is not AssignmentState.ASSIGNED:
-            raise refusal(found.state)
+        round_ = self.rounds.running.get(record.task)
+        if round_ is None or record.state is not AssignmentState.ASSIGNED:
+            raise refusal(record.state)
         if round_.buffered:
-            if self._selector.sessions.is_late(round_.task.population, found.device, self._now):
+            if self._selector.sessions.is_late(round_.task.population, record.device, self._now):
                 raise NoLongerNeeded("the deadline of the assignment has passed")
-            before = self._before.running.get(found.task)
+            before = self._before.running.get(record.task)
             if before is not None and before.value.state is RoundState.AGGREGATING:
                 raise Unavailable("the next model cannot be written now; send the report again later")
             return round_
-        if round_.id != found.round:
-            raise refusal(found.state)
+        if round_.id != record.round:
+            raise refusal(record.state)
         if not round_.reporting or self._now >= round_.value.deadline:
-            raise NoLongerNeeded(f"round {found.number} has what it needs, or its deadline has passed")
+            raise NoLongerNeeded(f"round {record.number} has what it needs, or its deadline has passed")
         return round_
 
     def _write_reports(self) -> None:
@@ -225,17 +226,17 @@ class Transaction:
         self._digests, self._counted, self._before_reports = {}, {}, {}
 
     def _end(
-        self, round_: OpenRound, found: AssignmentRecord | AssignedDevice, state: AssignmentState, reason: str = ""
+        self, round_: OpenRound, assignment: AssignmentRecord | AssignedDevice, state: AssignmentState, reason: str = ""
     ) -> None:
         task = round_.task
-        self.effects.append(AssignmentEnded(found.id, found.device, task.population, task.id, state, reason))
+        self.effects.append(AssignmentEnded(assignment.id, assignment.device, task.population, task.id, state, reason))
 
     def _end_some(self, round_: OpenRound, names: Collection[str], state: AssignmentState, cause: str) -> list[str]:
-        """End these assignments as far as they are open; answers the devices of those that were."""
+        """End those of these assignments that are open; answers their devices."""
         ended = self._records.end_assignments(round_.task.id, round_.numbers, state, cause, names)
-        for found in ended:
-            self._end(round_, found, state)
-        return [found.device for found in ended]
+        for assignment in ended:
+            self._end(round_, assignment, state)
+        return [assignment.device for assignment in ended]
 
     # --- rounds
 
@@ -267,10 +268,10 @@ class Transaction:
     def _count_masked(self, round_: OpenRound) -> None:
         """Count every masked report that is in the sum which came out."""
         if round_.secure is not None:
-            digests = {one: (round_.id, sha256) for one, sha256 in round_.secure.uploads.items()}
+            digests = {assignment: (round_.id, sha256) for assignment, sha256 in round_.secure.uploads.items()}
             self._records.add_reports(digests)
-            for found in self._records.assignments(digests).values():
-                self._end(round_, found, AssignmentState.REPORTED)
+            for record in self._records.assignments(digests).values():
+                self._end(round_, record, AssignmentState.REPORTED)
             total = round_.secure.total(round_.plan.report)
             self.effects.append(ReportsCounted(round_, [total]))
 
@@ -338,7 +339,7 @@ class Transaction:
                 case EndAssignments(state):
                     ended = self._records.end_assignments(after.task.id, after.numbers, state, cause)
                     if state is AssignmentState.EXPIRED and after.secure is None:
-                        self.rounds.note_late(after.task.id, [one.device for one in ended])
+                        self.rounds.note_late(after.task.id, [device.device for device in ended])
 
     def _release(self, round_: OpenRound) -> OpenRound:
         base = self._records.snapshot(round_.task.record)
@@ -355,18 +356,20 @@ class Transaction:
         new = [AssignedDevice(new_id(replica), slot, session.device) for slot, session in enumerate(chosen, first)]
         self._records.add_assignments(round_.id, new)
         if not round_.buffered:
-            round_ = replace(round_, devices=round_.devices.union(one.device for one in new))
+            round_ = replace(round_, devices=round_.devices.union(device.device for device in new))
         self._step(round_, Configured(len(new)))
+        if round_.task.id not in self.rounds.running:
+            return  # its deadline was too short for the clock to tell, and has passed
         round_ = self.rounds.running[round_.task.id]
-        given = common_part(self._records, round_, self._selector.secure.lineage, self._now)
+        common = common_part(self._records, round_, self._selector.secure.lineage, self._now)
         if round_.task.settings.secagg is not None and round_.secure is None:
-            round_ = invite(self._selector.secure, round_, given, new, self._records.at)
+            round_ = invite(self._selector.secure, round_, common, new, self._records.at)
             self.rounds.put(round_)
         if round_.secure is not None:
-            given = msgspec.structs.replace(given, secagg=round_.secure.invitation, server=round_.secure.server)
+            common = msgspec.structs.replace(common, secagg=round_.secure.invitation, server=round_.secure.server)
         self._drawn.update(session.id for session in chosen)
-        pairs = [(session, for_device(given, one)) for session, one in zip(chosen, new, strict=True)]
-        self.effects.append(DevicesDrawn(round_, pairs, self._now + given.report_within_s))
+        pairs = [(session, for_device(common, device)) for session, device in zip(chosen, new, strict=True)]
+        self.effects.append(DevicesDrawn(round_, pairs, self._now + common.report_within_s))
 
     def _candidates(self, round_: OpenRound) -> list[Session]:
         return self._not_drawn(self._selector.candidates(round_, self.rounds, self._now))

@@ -25,6 +25,8 @@ _LOCKED_RETRY_S, _LOCKED_S = 0.25, 10.0
 """While another transaction holds the database: from one try to the next, and how long reports wait for that."""
 _COUNT_S = 60.0
 """How long counts of sessions wait for a transaction that happens anyway, before they get one of their own."""
+_REST_S = 60.0
+"""How long a task rests that could not be advanced for a reason of its own: one transaction is for all tasks."""
 
 Lost: TypeAlias = Mapping[int, Sequence[str]]
 """Assignments whose devices are lost, by round."""
@@ -51,6 +53,8 @@ class Writer:
         self._in_doubt = False
         self._postponed: list[DurableCommand] = []
         self._postponed_since: float | None = None
+        self._resting: dict[str, float] = {}
+        """Tasks that are not advanced before a time."""
 
     @property
     def waits(self) -> bool:
@@ -90,7 +94,7 @@ class Writer:
                 outcomes = transaction.take([command for command, _ in durable])
                 transaction.lose(lost)
                 for task_id in due:
-                    transaction.advance(task_id, self._memory.tasks.get(task_id))
+                    self._advance(transaction, task_id, now)
                 records.sessions.add(counts)
                 for name in transaction.durable_steps:
                     reach(f"{name}.before-commit")
@@ -110,11 +114,21 @@ class Writer:
             self._effects.adopt(transaction, now)
             self._memory.presence.forget(chain.from_iterable(lost.values()))
         self._postponed_since = None
-        for one, outcome in zip(durable, outcomes, strict=True):
+        for waiting, outcome in zip(durable, outcomes, strict=True):
             if outcome is DEFERRED:
-                self._postponed.append(one)
+                self._postponed.append(waiting)
             else:
-                settle(one[1], outcome)
+                settle(waiting[1], outcome)
+
+    def _advance(self, transaction: Transaction, task_id: str, now: float) -> None:
+        try:
+            transaction.advance(task_id, self._memory.tasks.get(task_id))
+        except (DatabaseLocked, LeaseLost, StoreConflict, Unavailable, OSError, MemoryError):
+            raise
+        except Exception:  # a bug, or a bundle that nobody thought of
+            _LOG.exception("task %s cannot go on; it is tried again in %.0f s, and others go on", task_id, _REST_S)
+            self._resting[task_id] = now + _REST_S
+            raise
 
     def fail(self, error: Exception, now: float) -> None:
         """Take note of a transaction that failed: it is in doubt, unless the lease was lost or nothing was begun."""
@@ -144,9 +158,10 @@ class Writer:
             settle(future, Unavailable("the database has been busy for a while; send it again later"))
 
     def _due(self, now: float) -> list[str]:
-        """Tasks whose rounds must open, move or end; least recently served first."""
+        """Tasks whose rounds must open, move or end, unless they rest; least recently served first."""
         memory = self._memory
-        candidates = memory.tasks.keys() | {round_.task.id for round_ in memory.rounds}
+        self._resting = {task_id: until for task_id, until in self._resting.items() if until > now}
+        candidates = (memory.tasks.keys() | {round_.task.id for round_ in memory.rounds}) - self._resting.keys()
         return memory.least_recently_served(
             id_ for id_ in candidates if self._selector.due(id_, memory.tasks.get(id_), memory.rounds, now)
         )
@@ -154,10 +169,10 @@ class Writer:
     def _clear_doubt(self, now: float) -> None:
         """Go on with the rounds that the store has as memory has them, and abandon the others."""
         memory = self._memory
-        known = {round_.id: round_.value for round_ in memory.rounds}
+        in_memory = {round_.id: round_.value for round_ in memory.rounds}
         try:
             with self._membership.writing() as records:
-                abandoned, go_on = records.abandon_unfinished_rounds(self._membership.held, "driver-lost", known)
+                abandoned, go_on = records.abandon_unfinished_rounds(self._membership.held, "driver-lost", in_memory)
                 memory.participation.forget()
                 memory.participation.learn(records, [task.record for task in memory.tasks.values()], now)
                 memory.participation.leave_out(memory.rounds.left_out)

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from sqlalchemy import ColumnElement, Select, func, select, union
-from sqlalchemy.engine import Connection
 
-from coordinator.rules.attempts import FAILURES
 from coordinator.rules.entities import Task
+from coordinator.rules.rounds import FAILURES
 from coordinator.rules.states import RoundState, TaskState
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import ROUNDS, TASKS, TRANSITIONS
 
 
-class AttemptRecords:
+class AttemptRecords(WithinTransaction):
     """The queries; nothing is written."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def failures(self, task_id: str, number: int) -> int:
         """Failed attempts at round `number` since the task was last made active."""
@@ -46,7 +43,7 @@ class AttemptRecords:
         """Whether one task has all of these checkpoints, among those that are kept."""
         first = select(TASKS.c.id.label("task"), TASKS.c.checkpoint_sha256)
         later = select(ROUNDS.c.task, ROUNDS.c.checkpoint_sha256)
-        these = [one.where(one.selected_columns[1].in_(checkpoints)) for one in (first, later)]
+        these = [query.where(query.selected_columns[1].in_(checkpoints)) for query in (first, later)]
         kept = union(*these).subquery()
         owners = select(kept.c.task).group_by(kept.c.task).having(func.count() == len(checkpoints))
         return self._connection.scalar(owners.limit(1)) is not None
@@ -60,8 +57,8 @@ class AttemptRecords:
         """When a task was last made active."""
         of_task = (TRANSITIONS.c.entity == "task") & (TRANSITIONS.c.entity_id == task_id)
         # A rollback leaves an active task as it is.
-        made = (TRANSITIONS.c.to_state == TaskState.ACTIVE) & (TRANSITIONS.c.from_state != TaskState.ACTIVE)
-        return self._connection.scalar(select(func.max(TRANSITIONS.c.at)).where(of_task & made)) or 0.0
+        became_active = (TRANSITIONS.c.to_state == TaskState.ACTIVE) & (TRANSITIONS.c.from_state != TaskState.ACTIVE)
+        return self._connection.scalar(select(func.max(TRANSITIONS.c.at)).where(of_task & became_active)) or 0.0
 
 
 def committed_by_devices(task_id: str) -> ColumnElement[bool]:

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any
 
-from sqlalchemy import Row, func, insert, select
-from sqlalchemy.engine import Connection
+from sqlalchemy import func, insert, select
 
 from coordinator.rules.audit import Action, AuditEntry
-from coordinator.store.table_lock import lock_writers
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import AUDIT
 
 _MOST = 1000
 """Entries in one answer."""
 
 
-class AuditRecords:
-    """The operations on the audit log. `at` is the time of the transaction, in seconds since 1970."""
-
-    def __init__(self, connection: Connection, at: float) -> None:
-        self._connection = connection
-        self._at = at
+class AuditRecords(WithinTransaction):
+    """The operations on the audit log."""
 
     def append(self, actor: str, action: Action, subject: str, detail: str = "") -> None:
         """Add an entry. The last thing in a transaction: other writers of the log wait for its end."""
-        lock_writers(self._connection, AUDIT)
+        self._lock_writers(AUDIT)
         query = select(AUDIT.c.number, AUDIT.c.sha256).order_by(AUDIT.c.number.desc()).limit(1)
         number, previous = self._connection.execute(query).one_or_none() or (0, "")
         entry = AuditEntry(
-            number=number + 1, at=self._at, actor=actor, action=action.value, subject=subject, detail=detail, sha256=""
+            number=number + 1, at=self.at, actor=actor, action=action.value, subject=subject, detail=detail, sha256=""
         )
         entry = replace(entry, sha256=entry.chained(previous))
         self._connection.execute(insert(AUDIT).values(**asdict(entry)))
@@ -39,20 +33,16 @@ class AuditRecords:
         return self._connection.scalar(select(func.max(AUDIT.c.number))) or 0
 
     def entries(self, after: int | None, limit: int) -> list[AuditEntry]:
-        """The first `limit` entries after that number, or the last ones; in order, and no more than a thousand."""
-        limit = min(limit, _MOST)
-        if after is None:
-            newest = select(AUDIT).order_by(AUDIT.c.number.desc()).limit(limit)
-            return [_entry(row) for row in self._connection.execute(newest)][::-1]
-        query = select(AUDIT).where(AUDIT.c.number > after).order_by(AUDIT.c.number).limit(limit)
-        return [_entry(row) for row in self._connection.execute(query)]
+        """The first `limit` entries after that number, or the last ones; in order, at most a thousand."""
+        query = select(AUDIT).order_by(AUDIT.c.number.desc())
+        if after is not None:
+            query = select(AUDIT).where(AUDIT.c.number > after).order_by(AUDIT.c.number)
+        rows = self._connection.execute(query.limit(min(limit, _MOST)))
+        entries = [AuditEntry(**row._mapping) for row in rows]
+        return entries if after is not None else entries[::-1]
 
     def about_devices(self, after: int) -> list[tuple[str, Action]]:
         """The devices that were revoked or allowed again after that entry, in order."""
         actions = (Action.DEVICE_REVOKED, Action.DEVICE_ALLOWED)
         query = select(AUDIT.c.subject, AUDIT.c.action).where((AUDIT.c.number > after) & AUDIT.c.action.in_(actions))
         return [(row.subject, Action(row.action)) for row in self._connection.execute(query.order_by(AUDIT.c.number))]
-
-
-def _entry(row: Row[Any]) -> AuditEntry:
-    return AuditEntry(**{name: getattr(row, name) for name in AuditEntry.__dataclass_fields__})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sqlalchemy import func, select
-from sqlalchemy.engine import Connection
 
 from coordinator.rules.entities import AssignmentRecord
 from coordinator.rules.states import AssignmentState, LeftOut, RoundState
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.rows import assignment_of
 from coordinator.store.tables import ASSIGNMENTS, REPORTS, ROUNDS, TASKS
 
@@ -19,11 +19,8 @@ ASSIGNED_ROWS = (
 _SUMS = ROUNDS.alias()
 
 
-class CohortRecords:
+class CohortRecords(WithinTransaction):
     """The queries; nothing is written."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def drawn(self, task_id: str, number: int, attempt: int) -> list[AssignmentRecord]:
         """The assignments of one attempt at a round, by slot."""

@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Row, func, insert, select, update
-from sqlalchemy.engine import Connection
 
 from coordinator.rules.entities import Device
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import DEVICES
 
 
-class DeviceRecords:
-    """The operations on devices. `at` is the time of the transaction, in seconds since 1970."""
-
-    def __init__(self, connection: Connection, at: float) -> None:
-        self._connection = connection
-        self._at = at
+class DeviceRecords(WithinTransaction):
+    """The operations on devices."""
 
     def find(self, device_id: str) -> Device | None:
         """An enrolled device; None when none has this id."""
@@ -27,7 +23,7 @@ class DeviceRecords:
         """Enrol a device under its public key (as text)."""
         algorithm, _, public_key = key.partition(":")
         values = {"algorithm": algorithm, "public_key": public_key, "attestation": attestation}
-        self._connection.execute(insert(DEVICES).values(id=device_id, **values, enrolled_at=self._at))
+        self._connection.execute(insert(DEVICES).values(id=device_id, **values, enrolled_at=self.at))
 
     def newest(self, limit: int, *, revoked: bool) -> list[Device]:
         """The devices that enrolled last, the newest first; or those that were revoked, the last one first."""
@@ -45,7 +41,7 @@ class DeviceRecords:
         """Revoke a device, or allow it again; whether that changed anything."""
         this, already = DEVICES.c.id == device_id, DEVICES.c.revoked_at.is_not(None)
         change = update(DEVICES).where(this & (~already if revoked else already))
-        return self._connection.execute(change.values(revoked_at=self._at if revoked else None)).rowcount == 1
+        return self._connection.execute(change.values(revoked_at=self.at if revoked else None)).rowcount == 1
 
 
 def _device(row: Row[Any]) -> Device:

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import delete, exists, func, or_, select, text, update
-from sqlalchemy.engine import Connection
+from sqlalchemy import delete, exists, func, or_, select, update
 
 from coordinator.rules.states import AssignmentState, RoundState
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, METADATA, REPORTS, ROUNDS, TRANSITIONS
 
 
-class GarbageRecords:
-    """The operations on these rows. `at` is the time of the transaction, in seconds since 1970."""
-
-    def __init__(self, connection: Connection, at: float) -> None:
-        self._connection = connection
-        self._at = at
+class GarbageRecords(WithinTransaction):
+    """The operations on these rows."""
 
     def known_blobs(self, names: Collection[str]) -> set[str]:
         """Those of `names` that are blobs with a row; until the transaction ends no other one adds or removes any."""
-        self._lock_blobs()
+        self._lock_writers(BLOBS)
         return set(self._connection.scalars(select(BLOBS.c.sha256).where(BLOBS.c.sha256.in_(names))))
-
-    def _lock_blobs(self) -> None:
-        if self._connection.dialect.name == "postgresql":
-            # SQLite has one writer anyway.
-            self._connection.execute(text("LOCK TABLE blobs IN SHARE ROW EXCLUSIVE MODE"))
 
     def rounds_with_models(self, task_id: str) -> list[int]:
         """The committed rounds whose models are kept."""
@@ -41,21 +32,21 @@ class GarbageRecords:
 
     def forget_models(self, task_id: str, numbers: Collection[int]) -> None:
         """Remove the models of committed rounds; note the time at blobs that no row points at any more."""
-        self._lock_blobs()
+        self._lock_writers(BLOBS)
         of_rounds = (ROUNDS.c.task == task_id) & ROUNDS.c.number.in_(numbers) & ROUNDS.c.checkpoint_sha256.is_not(None)
-        found = self._connection.execute(select(ROUNDS.c.state_sha256, ROUNDS.c.checkpoint_sha256).where(of_rounds))
-        let_go = {digest for row in found for digest in row}
+        models = self._connection.execute(select(ROUNDS.c.state_sha256, ROUNDS.c.checkpoint_sha256).where(of_rounds))
+        let_go = {digest for row in models for digest in row}
         self._connection.execute(update(ROUNDS).where(of_rounds).values(state_sha256=None, checkpoint_sha256=None))
         pointers = [key.parent for table in METADATA.tables.values() for key in table.foreign_keys]
         pointers = [column for column in pointers if column.references(BLOBS.c.sha256)]
         needed = [BLOBS.c.sha256.in_(select(column).where(column.is_not(None))) for column in pointers]
         gone = BLOBS.c.sha256.in_(let_go) & ~or_(*needed)
-        self._connection.execute(update(BLOBS).where(gone).values(unneeded_at=self._at))
+        self._connection.execute(update(BLOBS).where(gone).values(unneeded_at=self.at))
 
     def forget_blobs(self, age_s: float) -> int:
         """Remove the rows of blobs at which nothing has pointed for that long; answers how many."""
-        self._lock_blobs()
-        return self._connection.execute(delete(BLOBS).where(BLOBS.c.unneeded_at < self._at - age_s)).rowcount
+        self._lock_writers(BLOBS)
+        return self._connection.execute(delete(BLOBS).where(BLOBS.c.unneeded_at < self.at - age_s)).rowcount
 
     def rounds_with_cohorts(self, task_id: str, age_s: float, within: int) -> list[int]:
         """Row ids of rounds that ended over `age_s` ago, whose assignments are still there.
@@ -66,7 +57,7 @@ class GarbageRecords:
         of_task = ROUNDS.c.task == task_id
         committed = select(func.max(ROUNDS.c.number)).where(of_task & (ROUNDS.c.state == RoundState.COMMITTED))
         last = self._connection.scalar(committed) or 0
-        old = of_task & (ROUNDS.c.ended_at < self._at - age_s) & (ROUNDS.c.number <= last - within)
+        old = of_task & (ROUNDS.c.ended_at < self.at - age_s) & (ROUNDS.c.number <= last - within)
         here = ASSIGNMENTS.c.round == ROUNDS.c.id
         over = exists().where(here) & ~exists().where(here & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED))
         return list(self._connection.scalars(select(ROUNDS.c.id).where(old & over).order_by(ROUNDS.c.id)))

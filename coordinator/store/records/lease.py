@@ -6,28 +6,22 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from sqlalchemy import ColumnElement, bindparam, delete, insert, select, true, update
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import Connection
 
 from coordinator.errors import LeaseLost
 from coordinator.rules.leases import Lease, Replica
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import POPULATIONS, REPLICAS
 
 _HELD = select(POPULATIONS.c.name, POPULATIONS.c.term).where(POPULATIONS.c.holder == bindparam("by"))
 _HELD = _HELD.with_for_update(read=True)
 
 
-class LeaseRecords:
-    """The operations on these rows. `at` is the time of the transaction, in seconds since 1970."""
-
-    def __init__(self, connection: Connection, at: float) -> None:
-        self._connection = connection
-        self._at = at
+class LeaseRecords(WithinTransaction):
+    """The operations on these rows."""
 
     def replicas(self) -> list[Replica]:
         """Every replica with a row."""
-        names = Replica.__dataclass_fields__
-        query = select(*(REPLICAS.c[name] for name in names))
+        query = select(*(REPLICAS.c[name] for name in Replica.__dataclass_fields__))
         return [Replica(**row._mapping) for row in self._connection.execute(query)]
 
     def seen_since(self, at: float) -> list[str]:
@@ -41,18 +35,16 @@ class LeaseRecords:
 
     def announce(self, me: Replica) -> None:
         """Write a replica's row. Raises IntegrityError when there is one with its URL: see `succeed`."""
-        self._connection.execute(insert(REPLICAS).values(**asdict(me), seen_at=self._at))
+        self._connection.execute(insert(REPLICAS).values(**asdict(me), seen_at=self.at))
 
     def succeed(self, me: Replica) -> None:
-        """Write a replica's row in the place of the row with its URL, which sets that replica's populations free."""
-        on_postgresql = self._connection.dialect.name == "postgresql"
-        new = postgresql.insert(REPLICAS) if on_postgresql else sqlite.insert(REPLICAS)
-        values = {**asdict(me), "seen_at": self._at}
+        """Write a replica's row in place of the row with its URL, which sets that replica's populations free."""
+        values, new = {**asdict(me), "seen_at": self.at}, self._insert_unless(REPLICAS)
         self._connection.execute(new.on_conflict_do_update(index_elements=["url"], set_=values), values)
 
     def beat(self, me: Replica) -> bool:
         """Write that `me` lives; false when its row is gone: another replica declared it gone."""
-        values = {"beat": me.beat, "draining": me.draining, "seen_at": self._at}
+        values = {"beat": me.beat, "draining": me.draining, "seen_at": self.at}
         return self._connection.execute(update(REPLICAS).where(REPLICAS.c.id == me.id).values(**values)).rowcount == 1
 
     def forget(self, replica: str, beat: int | None = None) -> None:
@@ -79,8 +71,8 @@ class LeaseRecords:
         """
         # Because of the lock, a replica that takes a lease waits for this transaction, or this one sees it taken.
         # SQLite needs no lock: one transaction writes at a time.
-        found = {row.name: row.term for row in self._connection.execute(_HELD, {"by": holder})}
-        lost = {population for population, term in held.items() if found.get(population) != term}
+        terms = {row.name: row.term for row in self._connection.execute(_HELD, {"by": holder})}
+        lost = {population for population, term in held.items() if terms.get(population) != term}
         if lost:
             raise LeaseLost(frozenset(lost))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 from sqlalchemy import insert, select
-from sqlalchemy.engine import Connection
 
 from coordinator.rules.entities import NoiseSource, Spent
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import LEDGER
 from fedcore.decoding import converter
 from fedcore.privacy.settings import LedgerEntry
@@ -14,11 +14,8 @@ from fedcore.privacy.settings import LedgerEntry
 _entry = converter(LedgerEntry)
 
 
-class LedgerRecords:
+class LedgerRecords(WithinTransaction):
     """The operations on the ledger."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def append(self, task: str, entry: LedgerEntry, epsilon: float, source: NoiseSource | None) -> None:
         """Add the row of a round whose noisy sum this transaction releases.
@@ -38,7 +35,7 @@ class LedgerRecords:
         return tuple(_entry(row) for row in self._connection.scalars(query.order_by(LEDGER.c.number)))
 
     def sources(self, task: str) -> tuple[NoiseSource, ...]:
-        """The sources of the noise of a task's rounds, in order, as far as they were kept."""
+        """The sources of the noise of a task's rounds that were kept, in order."""
         kept = (LEDGER.c.task == task) & LEDGER.c.nonce.is_not(None)
         query = select(LEDGER.c.nonce, LEDGER.c.signer).where(kept).order_by(LEDGER.c.number)
         return tuple(NoiseSource(bytes.fromhex(row.nonce), row.signer) for row in self._connection.execute(query))

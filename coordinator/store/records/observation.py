@@ -6,22 +6,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from sqlalchemy import func, insert, select, update
-from sqlalchemy.engine import Connection
 
 from coordinator.rules.entities import LiveRound, Task
 from coordinator.rules.progress import LastAttempt, Observation, TaskStatus
 from coordinator.rules.states import RoundState
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import OBSERVATIONS, POPULATIONS, REPLICAS, ROUNDS
 
 
-class ObservationRecords:
+class ObservationRecords(WithinTransaction):
     """The operations on observations, and the situations of tasks that are made of them."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
     def write(self, task: str, replica: str, seen: Observation) -> None:
-        """Write a driver's observation of a task in the place of the last one; times are in seconds since 1970."""
+        """Write a driver's observation of a task in place of the last one; times are in seconds since 1970."""
         values = {"replica": replica, **asdict(seen)}
         changed = update(OBSERVATIONS).where(OBSERVATIONS.c.task == task)
         more = {"version": OBSERVATIONS.c.version + 1}
@@ -38,19 +35,20 @@ class ObservationRecords:
         for round_ in live:
             running.setdefault(round_.task, round_)
         committed, ended, drivers, observed = self._committed(), self._ended(), self._drivers(), self._observed()
-        found = []
+        statuses = []
         for task in tasks:
             driver, seen_at = drivers.get(task.settings.population, (None, None))
-            one = TaskStatus(
-                task=task,
-                committed=committed.get(task.id, 0),
-                round=running.get(task.id),
-                last=ended.get(task.id),
-                driver_seen_at=seen_at,
-                observed=observed.get((task.id, driver)),
+            statuses.append(
+                TaskStatus(
+                    task=task,
+                    committed=committed.get(task.id, 0),
+                    round=running.get(task.id),
+                    last=ended.get(task.id),
+                    driver_seen_at=seen_at,
+                    observed=observed.get((task.id, driver)),
+                )
             )
-            found.append(one)
-        return found
+        return statuses
 
     def _committed(self) -> dict[str, int]:
         done = ROUNDS.c.state == RoundState.COMMITTED

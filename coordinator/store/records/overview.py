@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import String, cast, func, select
-from sqlalchemy.engine import Connection
 
 from coordinator.errors import UnknownRound
 from coordinator.rules.entities import LiveRound
 from coordinator.rules.states import AssignmentState, RoundState
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, REPORTS, ROUNDS, TRANSITIONS
 
 _ENDED = [state for state in RoundState if state.ended]
@@ -40,11 +40,8 @@ class Totals:
         return self.assigned - self.reported - self.aborted - self.lost - self.expired - self.stale - self.going_on
 
 
-class OverviewRecords:
+class OverviewRecords(WithinTransaction):
     """The queries; nothing is written."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def version(self) -> int:
         """A number that grows with changes of state; a change committed out of order may leave it."""
@@ -77,12 +74,12 @@ class OverviewRecords:
         sums = [func.sum(ROUNDS.c[name]) for name in names]
         going_on = func.sum(ROUNDS.c.handed_on - ROUNDS.c.taken_over)
         query = select(ROUNDS.c.task, counted, *sums, going_on, func.count()).where(ROUNDS.c.state.in_(_ENDED))
-        found: dict[str, list[int]] = {}
+        sums_of: dict[str, list[int]] = {}
         for task, committed, *counts, rounds in self._connection.execute(query.group_by(ROUNDS.c.task, counted)):
-            of_task = found.setdefault(task, [0] * 9)
+            of_task = sums_of.setdefault(task, [0] * 9)
             more = (*counts, rounds if committed else 0, 0 if committed else rounds)
-            found[task] = [int(a) + int(b) for a, b in zip(of_task, more, strict=True)]
-        return {task: Totals(*sums) for task, sums in found.items()}
+            sums_of[task] = [int(a) + int(b) for a, b in zip(of_task, more, strict=True)]
+        return {task: Totals(*sums) for task, sums in sums_of.items()}
 
     def curve(self, task_id: str) -> list[tuple[int, dict[str, float]]]:
         """Number and metrics of every committed round of a task."""
@@ -107,12 +104,9 @@ class OverviewRecords:
 
     def phases(self, round_id: int) -> list[tuple[str, float]]:
         """The states of a round, each with when it came into it, in seconds since 1970."""
-        columns = (TRANSITIONS.c.to_state, TRANSITIONS.c.at)
         of_round = (TRANSITIONS.c.entity == "round") & (TRANSITIONS.c.entity_id == str(round_id))
-        return [
-            (row[0], row[1])
-            for row in self._connection.execute(select(*columns).where(of_round).order_by(TRANSITIONS.c.id))
-        ]
+        query = select(TRANSITIONS.c.to_state, TRANSITIONS.c.at).where(of_round).order_by(TRANSITIONS.c.id)
+        return [(row[0], row[1]) for row in self._connection.execute(query)]
 
     def outcomes(self, round_id: int) -> list[tuple[str, str, int]]:
         """The assignments of a round by state and reason, most first."""
@@ -127,7 +121,7 @@ class OverviewRecords:
         return [float(seconds) for seconds in self._connection.scalars(query)]
 
     def checkpoints(self, task_id: str, number: int) -> list[str]:
-        """The digest of what was broadcast after a committed round; none once that model is kept no more."""
+        """The digest of what was broadcast after a committed round; none once that model is no longer kept."""
         this = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & ROUNDS.c.checkpoint_sha256.is_not(None)
         return list(self._connection.scalars(select(ROUNDS.c.checkpoint_sha256).where(this)))
 

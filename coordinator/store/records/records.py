@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import Row, Select, Table, Update, bindparam, func, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
@@ -33,6 +32,7 @@ from coordinator.store.records.release import ReleaseRecords
 from coordinator.store.records.sealed import SealedRecords
 from coordinator.store.records.session_count import SessionCountRecords
 from coordinator.store.records.token import TokenRecords
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.rows import COUNTS, assignment_of, columns_of, round_of, settings_of, signed_of, task_of
 from coordinator.store.tables import (
     ASSIGNMENTS,
@@ -59,31 +59,29 @@ _REPORT = (
 )
 
 
-class Records:
-    """One transaction. `at` is when everything in it happened, in seconds since 1970.
+class Records(WithinTransaction):
+    """One transaction, with the rows of every kind.
 
     A task or an assignment that is read in a `writing` transaction does not change until its end: its writes depend on
     it. SQLite has one writer anyway; PostgreSQL locks the row.
     """
 
     def __init__(self, connection: Connection, at: float, *, writing: bool) -> None:
-        self._connection = connection
-        self._writing = writing
-        self.at = at
-        self.identity = IdentityRecords(connection, writing=writing)
-        self.leases = LeaseRecords(connection, at)
-        self.tokens = TokenRecords(connection, at)
-        self.devices = DeviceRecords(connection, at)
-        self.audit = AuditRecords(connection, at)
-        self.releases = ReleaseRecords(connection, at)
-        self.overview = OverviewRecords(connection)
-        self.observations = ObservationRecords(connection)
-        self.garbage = GarbageRecords(connection, at)
-        self.sessions = SessionCountRecords(connection)
-        self.cohorts = CohortRecords(connection)
-        self.attempts = AttemptRecords(connection)
-        self.ledger = LedgerRecords(connection)
-        self.sealed = SealedRecords(connection, at)
+        super().__init__(connection, at, writing=writing)
+        self.identity = IdentityRecords(connection, at, writing=writing)
+        self.leases = LeaseRecords(connection, at, writing=writing)
+        self.tokens = TokenRecords(connection, at, writing=writing)
+        self.devices = DeviceRecords(connection, at, writing=writing)
+        self.audit = AuditRecords(connection, at, writing=writing)
+        self.releases = ReleaseRecords(connection, at, writing=writing)
+        self.overview = OverviewRecords(connection, at, writing=writing)
+        self.observations = ObservationRecords(connection, at, writing=writing)
+        self.garbage = GarbageRecords(connection, at, writing=writing)
+        self.sessions = SessionCountRecords(connection, at, writing=writing)
+        self.cohorts = CohortRecords(connection, at, writing=writing)
+        self.attempts = AttemptRecords(connection, at, writing=writing)
+        self.ledger = LedgerRecords(connection, at, writing=writing)
+        self.sealed = SealedRecords(connection, at, writing=writing)
 
     # --- tasks and blobs
 
@@ -134,7 +132,7 @@ class Records:
 
     def progress(self, tasks: Sequence[Task]) -> list[Progress]:
         """Why each of these tasks is where it is."""
-        return [explain(one, self.at) for one in self.observations.situations(tasks, self.overview.live())]
+        return [explain(status, self.at) for status in self.observations.situations(tasks, self.overview.live())]
 
     def task(self, task_id: str) -> Task:
         """One task. Raises UnknownTask."""
@@ -166,13 +164,13 @@ class Records:
         if row is not None:
             return Snapshot(row.number, row.state_sha256, row.checkpoint_sha256, signed_of(row.lineage))
         if number:
-            raise UnknownRound(f"task {task.id} has not committed a round {number}, or its model is kept no more")
+            raise UnknownRound(f"task {task.id} has not committed a round {number}, or its model is no longer kept")
         return task.initial
 
     def made_in(self, task: Task, snapshot: Snapshot) -> int:
         """The number of the round whose devices made a server state, which a rollback may have copied; 0 for none."""
-        made = committed_by_devices(task.id) & (ROUNDS.c.state_sha256 == snapshot.state_sha256)
-        return self._connection.scalar(select(func.max(ROUNDS.c.number)).where(made)) or 0
+        by_devices = committed_by_devices(task.id) & (ROUNDS.c.state_sha256 == snapshot.state_sha256)
+        return self._connection.scalar(select(func.max(ROUNDS.c.number)).where(by_devices)) or 0
 
     # --- rounds
 
@@ -207,8 +205,8 @@ class Records:
 
         It was opened behind a round that has ended since: had that one been abandoned, this is its next attempt.
         """
-        found = self._connection.execute(select(ROUNDS.c.number, ROUNDS.c.attempt).where(ROUNDS.c.id == row_id)).one()
-        attempt: int = found.attempt if found.number == number else self._next_attempt(task_id, number)
+        row = self._connection.execute(select(ROUNDS.c.number, ROUNDS.c.attempt).where(ROUNDS.c.id == row_id)).one()
+        attempt: int = row.attempt if row.number == number else self._next_attempt(task_id, number)
         values = {"number": number, "attempt": attempt, "opened_at": self.at}
         self._guarded(ROUNDS, row_id, RoundState.SELECTING, values)
         self._transition("round", row_id, RoundState.SELECTING, RoundState.SELECTING, "released")
@@ -234,9 +232,9 @@ class Records:
         self._connection.execute(update(ROUNDS).where(ROUNDS.c.id == row_id).values(**values))
 
     def abandon_unfinished_rounds(
-        self, populations: Collection[str], reason: str, known: Mapping[int, Round] | None = None
+        self, populations: Collection[str], reason: str, in_memory: Mapping[int, Round] | None = None
     ) -> tuple[int, set[int]]:
-        """End every round of `populations` that runs but for those that are as in `known`, by row id.
+        """End every round of `populations` that runs but for those that are as in `in_memory`, by row id.
 
         Answers how many, and which go on.
         """
@@ -245,7 +243,7 @@ class Records:
         query = select(*columns).join(TASKS).where(running & TASKS.c.population.in_(populations))
         ended, go_on = 0, set()
         for row in self._connection.execute(query).all():
-            if known and _agrees(row, known.get(row.id)):
+            if in_memory and _agrees(row, in_memory.get(row.id)):
                 go_on.add(row.id)
                 continue
             values = {"state": RoundState.ABANDONED, "reason": reason, "ended_at": self.at}
@@ -268,18 +266,18 @@ class Records:
         given_up = (ROUNDS.c.task == task_id) & (ASSIGNMENTS.c.state == AssignmentState.ABORTED)
         columns = (ASSIGNMENTS.c.round, ASSIGNMENTS.c.reason)
         query = select(*columns, func.count()).join(ROUNDS).where(given_up).group_by(*columns).order_by(*columns)
-        found: dict[int, dict[str, int]] = {}
+        reasons: dict[int, dict[str, int]] = {}
         for round_id, reason, count in self._connection.execute(query):
-            found.setdefault(round_id, {})[reason] = count
-        return found
+            reasons.setdefault(round_id, {})[reason] = count
+        return reasons
 
     # --- assignments and reports
 
     def add_assignments(self, round_id: int, new: Sequence[AssignedDevice]) -> None:
         """Write the assignments of devices that were drawn."""
         shared = {"round": round_id, "state": AssignmentState.ASSIGNED, "reason": "", "assigned_at": self.at}
-        self._connection.execute(insert(ASSIGNMENTS), [asdict(one) | shared for one in new])
-        self._transitions("assignment", [one.id for one in new], "", AssignmentState.ASSIGNED, "selected")
+        self._connection.execute(insert(ASSIGNMENTS), [asdict(device) | shared for device in new])
+        self._transitions("assignment", [device.id for device in new], "", AssignmentState.ASSIGNED, "selected")
 
     def assignment(self, assignment_id: str) -> AssignmentRecord:
         """One assignment. Raises UnknownAssignment."""
@@ -305,8 +303,8 @@ class Records:
         if not digests:
             return
         rows = [
-            {"assignment": one, "round": round_id, "sha256": sha256, "received_at": self.at}
-            for one, (round_id, sha256) in digests.items()
+            {"assignment": assignment, "round": round_id, "sha256": sha256, "received_at": self.at}
+            for assignment, (round_id, sha256) in digests.items()
         ]
         self._connection.execute(insert(REPORTS), rows)
         if sum(self._connection.execute(_REPORT, {"ids": some}).rowcount for some in _slices(digests)) != len(digests):
@@ -332,17 +330,17 @@ class Records:
         open_ = ASSIGNMENTS.c.round.in_(rounds) & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED)
         query = self._held(select(ASSIGNMENTS.c.id, ASSIGNMENTS.c.slot, ASSIGNMENTS.c.device).where(open_), ASSIGNMENTS)
         ended = [AssignedDevice(*row) for row in self._connection.execute(query) if names is None or row.id in names]
-        for some in _slices([one.id for one in ended]):
+        for some in _slices([device.id for device in ended]):
             self._connection.execute(update(ASSIGNMENTS).where(open_ & ASSIGNMENTS.c.id.in_(some)).values(state=to))
-        self._transitions("assignment", [one.id for one in ended], AssignmentState.ASSIGNED, to, cause)
+        self._transitions("assignment", [device.id for device in ended], AssignmentState.ASSIGNED, to, cause)
         return ended
 
     def leave_out(self, reasons: Mapping[str, LeftOut]) -> frozenset[str]:
         """Leave devices out of further attempts at a round, by assignment, each for a reason; answers which devices."""
         for reason in LeftOut:
-            for some in _slices([one for one, why in reasons.items() if why is reason]):
+            for some in _slices([assignment for assignment, why in reasons.items() if why is reason]):
                 self._connection.execute(update(ASSIGNMENTS).where(ASSIGNMENTS.c.id.in_(some)).values(reason=reason))
-        return frozenset(one.device for one in self.assignments(reasons).values())
+        return frozenset(assignment.device for assignment in self.assignments(reasons).values())
 
     def left_out(self, task_id: str, number: int) -> frozenset[str]:
         """The devices that are left out of further attempts at round `number`."""
@@ -356,9 +354,7 @@ class Records:
 
     def _insert_if_absent(self, table: Table, **values: Any) -> None:
         """Insert a row unless there is one with its key, even one that another transaction is writing now."""
-        on_postgresql = self._connection.dialect.name == "postgresql"
-        new = postgresql.insert(table) if on_postgresql else sqlite.insert(table)
-        self._connection.execute(new.on_conflict_do_nothing(), values)
+        self._connection.execute(self._insert_unless(table).on_conflict_do_nothing(), values)
 
     def _insert(self, table: Table, **values: Any) -> Any:
         return (self._connection.execute(insert(table), values).inserted_primary_key or (None,))[0]
@@ -387,9 +383,9 @@ def _guard(table: Table) -> Update:
     return update(table).where((table.c.id == bindparam("_id")) & (table.c.state == bindparam("_before")))
 
 
-def _agrees(row: Row[Any], known: Round | None) -> bool:
+def _agrees(row: Row[Any], in_memory: Round | None) -> bool:
     """Whether a round is as far in the store as in memory: no round returns to an earlier state or count."""
-    return known is not None and all(getattr(row, name) == getattr(known, name) for name in ("state", *COUNTS))
+    return in_memory is not None and all(getattr(row, name) == getattr(in_memory, name) for name in ("state", *COUNTS))
 
 
 def _slices(ids: Collection[str]) -> Iterator[list[str]]:

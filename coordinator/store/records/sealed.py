@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from sqlalchemy import delete, insert, select, update
-from sqlalchemy.engine import Connection
 
 from coordinator.rules.entities import SealedBlob
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import BLOBS, SEALED_BLOBS
 from fedcore.plan import BlobRef
 
 
-class SealedRecords:
-    """The operations on these rows. `at` is the time of the transaction, in seconds since 1970."""
+class SealedRecords(WithinTransaction):
+    """The operations on these rows."""
 
-    def __init__(self, connection: Connection, at: float) -> None:
-        self._connection = connection
-        self._at = at
-
-    def add(self, one: SealedBlob) -> None:
+    def add(self, blob: SealedBlob) -> None:
         """Add the key of a blob; both blobs have their rows. Equal bytes need one only."""
-        if self.find(one.ref.sha256) is None:
-            values = {"sha256": one.ref.sha256, "sealed_sha256": one.sealed.sha256, "key": one.key.hex()}
+        if self.find(blob.ref.sha256) is None:
+            values = {"sha256": blob.ref.sha256, "sealed_sha256": blob.sealed.sha256, "key": blob.key.hex()}
             self._connection.execute(insert(SEALED_BLOBS).values(**values))
 
     def find(self, sha256: str) -> SealedBlob | None:
@@ -43,5 +39,5 @@ class SealedRecords:
         """Remove the keys of blobs that are stored in plain; note the time at the sealed ones."""
         these = SEALED_BLOBS.c.sha256.in_(names)
         sealed = select(SEALED_BLOBS.c.sealed_sha256).where(these)
-        self._connection.execute(update(BLOBS).where(BLOBS.c.sha256.in_(sealed)).values(unneeded_at=self._at))
+        self._connection.execute(update(BLOBS).where(BLOBS.c.sha256.in_(sealed)).values(unneeded_at=self.at))
         self._connection.execute(delete(SEALED_BLOBS).where(these))

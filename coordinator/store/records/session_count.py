@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sqlalchemy import Insert, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import Connection
 
 from coordinator.rules.entities import SessionShape, Task
 from coordinator.session_counts import Counts
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import SESSION_SHAPES
 
 
@@ -20,11 +20,8 @@ def _adding(new: postgresql.Insert | sqlite.Insert) -> Insert:
 _ADD = {"postgresql": _adding(postgresql.insert(SESSION_SHAPES)), "sqlite": _adding(sqlite.insert(SESSION_SHAPES))}
 
 
-class SessionCountRecords:
+class SessionCountRecords(WithinTransaction):
     """The operations on session counts."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def add(self, counts: Counts) -> None:
         """Add to the counts."""

@@ -6,19 +6,14 @@ from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Row, delete, exists, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import Connection
 
 from coordinator.rules.entities import Role, Token
+from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import ENDED_SESSIONS, TOKENS
 
 
-class TokenRecords:
-    """The operations on tokens. `at` is the time of the transaction, in seconds since 1970."""
-
-    def __init__(self, connection: Connection, at: float) -> None:
-        self._connection = connection
-        self._at = at
+class TokenRecords(WithinTransaction):
+    """The operations on tokens."""
 
     def add(self, token: Token, sha256: str) -> None:
         """Write a token, by the hash of its secret."""
@@ -37,15 +32,13 @@ class TokenRecords:
     def revoke(self, token_id: str) -> bool:
         """Revoke a token, unless it is revoked already; whether that changed anything."""
         still_good = (TOKENS.c.id == token_id) & TOKENS.c.revoked_at.is_(None)
-        return self._connection.execute(update(TOKENS).where(still_good).values(revoked_at=self._at)).rowcount == 1
+        return self._connection.execute(update(TOKENS).where(still_good).values(revoked_at=self.at)).rowcount == 1
 
     def end_session(self, session: str, expires_at: float) -> None:
         """Note that a web session is over, and forget those that expired since; again is the same as once."""
-        self._connection.execute(delete(ENDED_SESSIONS).where(ENDED_SESSIONS.c.expires_at <= self._at))
-        on_postgresql = self._connection.dialect.name == "postgresql"
-        new = postgresql.insert(ENDED_SESSIONS) if on_postgresql else sqlite.insert(ENDED_SESSIONS)
-        ended = {"session": session, "expires_at": expires_at}
-        self._connection.execute(new.on_conflict_do_nothing().values(**ended))
+        self._connection.execute(delete(ENDED_SESSIONS).where(ENDED_SESSIONS.c.expires_at <= self.at))
+        ended = self._insert_unless(ENDED_SESSIONS).values(session=session, expires_at=expires_at)
+        self._connection.execute(ended.on_conflict_do_nothing())
 
     def has_ended(self, session: str) -> bool:
         """Whether a web session was ended before its time."""

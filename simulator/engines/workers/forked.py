@@ -93,19 +93,11 @@ def with_kept(
 
 
 def compute_apart(compute: Callable[[], T], read: msgspec.json.Decoder[T]) -> T:
-    """What `compute` gives, computed in a forked process, which ends then. See compute_each."""
-    ((_, value),) = compute_each([compute], read, 1)
-    return value
-
-
-def compute_each(
-    computations: Sequence[Callable[[], T]], read: msgspec.json.Decoder[T], processes: int
-) -> Iterator[tuple[int, T]]:
-    """What each computation gives, as `ended_each`, but raises when one fails; the others are ended then."""
-    for index, end in ended_each(computations, read, processes):
-        if isinstance(end, EngineError | ExportError | ProcessDied):
-            raise end
-        yield index, end
+    """What `compute` gives, computed in a forked process, which ends then. Raises the errors of `ended_each`."""
+    ((_, end),) = ended_each([compute], read, 1)
+    if isinstance(end, EngineError | ExportError | ProcessDied):
+        raise end
+    return end
 
 
 def ended_each(
@@ -145,7 +137,6 @@ def _end(process: Forked, read: msgspec.json.Decoder[T]) -> T | EngineError | Ex
 
 
 def _answer(compute: Callable[[], object], pipe: Connection) -> None:
-    """Compute, and send the result."""
     keep_freed_memory()
     try:
         result = _Result(msgspec.Raw(msgspec.json.encode(compute())))

@@ -139,7 +139,7 @@ class Processes:
 
         def ended() -> Iterator[tuple[int, Tensor]]:
             answered = wait([worker.pipe for worker in busy])
-            for worker in [one for one in busy if one.pipe in answered]:
+            for worker in [worker for worker in busy if worker.pipe in answered]:
                 worker.finish()
                 block = busy.pop(worker)
                 idle.append(worker)

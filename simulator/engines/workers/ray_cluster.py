@@ -22,13 +22,13 @@ HTTP2_SETTINGS = b"\x04"
 def connect(address: str, workers: int | None, *, on_gpus: bool = False) -> int:
     """Connect this process to a cluster; gives how many workers are to train: `workers`, or one for each of its CPUs.
 
-    on_gpus: or of its GPUs, which each worker gets one of, beside a CPU.
-
-    address: "auto", the cluster that this machine is part of; "local", a new one on this machine, which ends with this
-    process; or HOST:PORT, where the head of a cluster listens. A connection that this process has already is used as
-    it is. Raises EngineError when Ray is not installed, or there is no such cluster, or it has too few CPUs or GPUs.
+    on_gpus: or of its GPUs, which each worker gets one of, beside a CPU. address: "auto", the cluster that
+    this machine is part of; "local", a new one on this machine, which ends with this process; or HOST:PORT, where the
+    head of a cluster listens. A connection that this process has already is used as it is.
+    Raises EngineError when Ray is not installed, or there is no such cluster, or it has too few CPUs or GPUs.
     """
-    _check_installed()
+    if find_spec("ray") is None:
+        raise EngineError("ray is not installed: pip install 'muster-fl[ray]'")
     _check_address(address)
     import ray  # an extra, and it takes a second
 
@@ -49,11 +49,6 @@ def connect(address: str, workers: int | None, *, on_gpus: bool = False) -> int:
             "take fewer --processes"
         )
     return workers or there
-
-
-def _check_installed() -> None:
-    if find_spec("ray") is None:
-        raise EngineError("ray is not installed: pip install 'muster-fl[ray]'")
 
 
 def _check_address(address: str) -> None:

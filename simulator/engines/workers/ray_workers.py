@@ -235,7 +235,7 @@ def _modules_of(model: Model, algorithm: Algorithm) -> set[str]:
     """The names of the modules that the code of a model and an algorithm is in."""
     spec = model.spec
     code = [spec.make, spec.loss, *spec.metrics.values(), *map(type, model.module.modules()), type(algorithm)]
-    return {one.__module__ for one in code if hasattr(one, "__module__")}
+    return {function.__module__ for function in code if hasattr(function, "__module__")}
 
 
 def _loaded(work: ray.ObjectRef[Work]) -> Work:

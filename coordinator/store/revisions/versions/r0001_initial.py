@@ -2,209 +2,135 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0001"
 down_revision = None
 
+_ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def _column(name: str, kind: sa.types.TypeEngine[Any], comment: str, *, null: bool = False) -> sa.Column[Any]:
+    return sa.Column(name, kind, nullable=null, comment=comment)
+
 
 def upgrade() -> None:
     """Make every table."""
     op.create_table(
         "audit",
-        sa.Column("number", sa.BigInteger(), nullable=False, comment="from 1, without gaps"),
-        sa.Column("at", sa.Float(), nullable=False, comment="seconds since 1970"),
-        sa.Column(
-            "actor",
-            sa.Text(),
-            nullable=False,
-            comment="an operator with the token's id, an operator on the store, or a device",
-        ),
-        sa.Column("action", sa.String(length=32), nullable=False, comment="what was done, such as task-paused"),
-        sa.Column("subject", sa.Text(), nullable=False, comment="id of the task, token or device"),
-        sa.Column("detail", sa.Text(), nullable=False, comment="more about it; often empty"),
-        sa.Column(
-            "sha256", sa.String(length=64), nullable=False, comment="hash over all this and the hash before, hex"
-        ),
+        _column("number", sa.BigInteger(), "from 1, without gaps"),
+        _column("at", sa.Float(), "seconds since 1970"),
+        _column("actor", sa.Text(), "an operator with the token's id, an operator on the store, or a device"),
+        _column("action", sa.String(32), "what was done, such as task-paused"),
+        _column("subject", sa.Text(), "id of the task, token or device"),
+        _column("detail", sa.Text(), "more about it; often empty"),
+        _column("sha256", sa.String(64), "hash over all this and the hash before, hex"),
         sa.PrimaryKeyConstraint("number", name=op.f("pk_audit")),
         comment="What operators, tokens and devices did; rows are only ever added, each chained to the one before",
     )
     op.create_table(
         "blobs",
-        sa.Column("sha256", sa.String(length=64), nullable=False, comment="digest of the bytes, hex; the file's name"),
-        sa.Column("size", sa.BigInteger(), nullable=False, comment="bytes"),
-        sa.Column(
-            "public",
-            sa.Boolean(),
-            nullable=False,
-            comment="whether devices may fetch it: plans, graphs, checkpoints; never server state",
-        ),
-        sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
-        sa.Column(
-            "unneeded_at",
-            sa.Float(),
-            nullable=True,
-            comment="since when no row points at it, in seconds since 1970; null before",
+        _column("sha256", sa.String(64), "digest of the bytes, hex; the file's name"),
+        _column("size", sa.BigInteger(), "bytes"),
+        _column("public", sa.Boolean(), "whether devices may fetch it: plans, graphs, checkpoints; never server state"),
+        _column("created_at", sa.Float(), "seconds since 1970"),
+        _column(
+            "unneeded_at", sa.Float(), "since when no row points at it, in seconds since 1970; null before", null=True
         ),
         sa.PrimaryKeyConstraint("sha256", name=op.f("pk_blobs")),
         comment="Immutable files; a row is written after its file is durable",
     )
     op.create_table(
         "devices",
-        sa.Column(
-            "id", sa.String(length=32), nullable=False, comment="made from the public key, which therefore has one id"
-        ),
-        sa.Column(
-            "algorithm",
-            sa.String(length=32),
-            nullable=False,
-            comment="signature algorithm: ed25519 or ecdsa-p256-sha256",
-        ),
-        sa.Column(
-            "public_key",
-            sa.String(length=200),
-            nullable=False,
-            comment="in base64url: 32 bytes, or an uncompressed point",
-        ),
-        sa.Column(
-            "attestation",
-            sa.String(length=32),
-            nullable=False,
-            comment="kind of evidence at enrolment (wire §9), such as credential",
-        ),
-        sa.Column("enrolled_at", sa.Float(), nullable=False, comment="seconds since 1970"),
-        sa.Column("revoked_at", sa.Float(), nullable=True, comment="seconds since 1970, while an operator refuses it"),
+        _column("id", sa.String(32), "made from the public key, which therefore has one id"),
+        _column("algorithm", sa.String(32), "signature algorithm: ed25519 or ecdsa-p256-sha256"),
+        _column("public_key", sa.String(200), "in base64url: 32 bytes, or an uncompressed point"),
+        _column("attestation", sa.String(32), "kind of evidence at enrolment (wire §9), such as credential"),
+        _column("enrolled_at", sa.Float(), "seconds since 1970"),
+        _column("revoked_at", sa.Float(), "seconds since 1970, while an operator refuses it", null=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_devices")),
         comment="Devices that may sign requests",
     )
-    op.create_index("devices_enrolled", "devices", ["enrolled_at"], unique=False)
-    op.create_index("devices_revoked", "devices", ["revoked_at"], unique=False)
+    op.create_index("devices_enrolled", "devices", ["enrolled_at"])
+    op.create_index("devices_revoked", "devices", ["revoked_at"])
     op.create_table(
         "ended_sessions",
-        sa.Column("session", sa.String(length=22), nullable=False, comment="the random part of its cookie"),
-        sa.Column(
-            "expires_at",
-            sa.Float(),
-            nullable=False,
-            comment="seconds since 1970, from when on the cookie is worthless anyway",
-        ),
+        _column("session", sa.String(22), "the random part of its cookie"),
+        _column("expires_at", sa.Float(), "seconds since 1970, from when on the cookie is worthless anyway"),
         sa.PrimaryKeyConstraint("session", name=op.f("pk_ended_sessions")),
         comment="Web sessions that were ended before their time, by a logout",
     )
     op.create_table(
         "identity",
-        sa.Column(
-            "name",
-            sa.String(length=16),
-            nullable=False,
-            comment="server or lineage: a public key; blobs: the id of the place of blobs",
-        ),
-        sa.Column("value", sa.String(length=64), nullable=False, comment="the value: hex, or a lineage key as text"),
+        _column("name", sa.String(16), "server or lineage: a public key; blobs: the id of the place of blobs"),
+        _column("value", sa.String(64), "the value: hex, or a lineage key as text"),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_identity")),
         comment="What must match the files that belong to this database; a coordinator starts with no others",
     )
     op.create_table(
         "populations",
-        sa.Column("name", sa.String(length=200), nullable=False, comment="name that devices check in under"),
-        sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
-        sa.Column(
-            "holder",
-            sa.String(length=8),
-            nullable=True,
-            comment="replica that drives the population; null when none does",
-        ),
-        sa.Column(
-            "term",
-            sa.BigInteger(),
-            nullable=False,
-            comment="counts the holders; what an earlier one still writes is refused",
-        ),
+        _column("name", sa.String(200), "name that devices check in under"),
+        _column("created_at", sa.Float(), "seconds since 1970"),
+        _column("holder", sa.String(8), "replica that drives the population; null when none does", null=True),
+        _column("term", sa.BigInteger(), "counts the holders; what an earlier one still writes is refused"),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_populations")),
         comment="Groups of devices that check in together, each with the lease of the one process that drives it",
     )
-    op.create_index("populations_of", "populations", ["holder"], unique=False)
+    op.create_index("populations_of", "populations", ["holder"])
     op.create_table(
         "releases",
-        sa.Column("position", sa.BigInteger(), nullable=False, comment="from 0, without gaps"),
-        sa.Column("release", sa.JSON(), nullable=False, comment="the statement, its signer and the signature"),
-        sa.Column("logged_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        _column("position", sa.BigInteger(), "from 0, without gaps"),
+        _column("release", sa.JSON(), "the statement, its signer and the signature"),
+        _column("logged_at", sa.Float(), "seconds since 1970"),
         sa.PrimaryKeyConstraint("position", name=op.f("pk_releases")),
         comment="The log of releases for secure rounds; rows are only ever added, as devices can demand a proof",
     )
     op.create_table(
         "replicas",
-        sa.Column(
-            "id",
-            sa.String(length=8),
-            nullable=False,
-            comment="id of the process; ids of its sessions and assignments begin with it",
+        _column("id", sa.String(8), "id of the process; ids of its sessions and assignments begin with it"),
+        _column("url", sa.Text(), "where the other replicas reach it"),
+        _column(
+            "beat", sa.BigInteger(), "counts up while it lives; once it stands still, others declare the replica gone"
         ),
-        sa.Column("url", sa.Text(), nullable=False, comment="where the other replicas reach it"),
-        sa.Column(
-            "beat",
-            sa.BigInteger(),
-            nullable=False,
-            comment="counts up while it lives; once it stands still, others declare the replica gone",
-        ),
-        sa.Column(
-            "draining", sa.Boolean(), nullable=False, comment="whether it is about to stop, and takes no population"
-        ),
-        sa.Column(
-            "seen_at",
-            sa.Float(),
-            nullable=False,
-            comment="seconds since 1970 at its last beat, by its own clock; for people",
-        ),
+        _column("draining", sa.Boolean(), "whether it is about to stop, and takes no population"),
+        _column("seen_at", sa.Float(), "seconds since 1970 at its last beat, by its own clock; for people"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_replicas")),
         sa.UniqueConstraint("url", name=op.f("uq_replicas_url")),
         comment="Coordinator processes that drive populations",
     )
     op.create_table(
         "tokens",
-        sa.Column("id", sa.String(length=8), nullable=False, comment="the part of the token that is no secret"),
-        sa.Column("name", sa.String(length=60), nullable=False, comment="whose it is"),
-        sa.Column("role", sa.String(length=16), nullable=False, comment="viewer or operator"),
-        sa.Column(
-            "sha256",
-            sa.String(length=64),
-            nullable=False,
-            comment="hash of its secret part, hex; the token itself is never stored",
-        ),
-        sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
-        sa.Column("expires_at", sa.Float(), nullable=False, comment="seconds since 1970, from when on it is worthless"),
-        sa.Column("revoked_at", sa.Float(), nullable=True, comment="seconds since 1970, once it is worthless before"),
+        _column("id", sa.String(8), "the part of the token that is no secret"),
+        _column("name", sa.String(60), "whose it is"),
+        _column("role", sa.String(16), "viewer or operator"),
+        _column("sha256", sa.String(64), "hash of its secret part, hex; the token itself is never stored"),
+        _column("created_at", sa.Float(), "seconds since 1970"),
+        _column("expires_at", sa.Float(), "seconds since 1970, from when on it is worthless"),
+        _column("revoked_at", sa.Float(), "seconds since 1970, once it is worthless before", null=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_tokens")),
         comment="Tokens of the admin API",
     )
     op.create_table(
         "transitions",
-        sa.Column(
-            "id",
-            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
-            nullable=False,
-            comment="row id, in order of time",
-        ),
-        sa.Column("entity", sa.String(length=16), nullable=False, comment="task, round or assignment"),
-        sa.Column("entity_id", sa.String(length=32), nullable=False, comment="its id"),
-        sa.Column("from_state", sa.String(length=16), nullable=False, comment="state before; empty at creation"),
-        sa.Column("to_state", sa.String(length=16), nullable=False, comment="state after"),
-        sa.Column("cause", sa.Text(), nullable=False, comment="its cause"),
-        sa.Column("at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        _column("id", _ROW_ID, "row id, in order of time"),
+        _column("entity", sa.String(16), "task, round or assignment"),
+        _column("entity_id", sa.String(32), "its id"),
+        _column("from_state", sa.String(16), "state before; empty at creation"),
+        _column("to_state", sa.String(16), "state after"),
+        _column("cause", sa.Text(), "its cause"),
+        _column("at", sa.Float(), "seconds since 1970"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_transitions")),
         comment="Every change of state, in order",
     )
-    op.create_index("transitions_of", "transitions", ["entity", "entity_id"], unique=False)
+    op.create_index("transitions_of", "transitions", ["entity", "entity_id"])
     op.create_table(
         "sealed_blobs",
-        sa.Column("sha256", sa.String(length=64), nullable=False, comment="the blob"),
-        sa.Column("sealed_sha256", sa.String(length=64), nullable=False, comment="the blob with its bytes, sealed"),
-        sa.Column(
-            "key",
-            sa.String(length=64),
-            nullable=False,
-            comment="key that opens them, hex; nowhere else, and in no earlier transaction",
-        ),
+        _column("sha256", sa.String(64), "the blob"),
+        _column("sealed_sha256", sa.String(64), "the blob with its bytes, sealed"),
+        _column("key", sa.String(64), "key that opens them, hex; nowhere else, and in no earlier transaction"),
         sa.ForeignKeyConstraint(["sealed_sha256"], ["blobs.sha256"], name=op.f("fk_sealed_blobs_sealed_sha256")),
         sa.ForeignKeyConstraint(["sha256"], ["blobs.sha256"], name=op.f("fk_sealed_blobs_sha256")),
         sa.PrimaryKeyConstraint("sha256", name=op.f("pk_sealed_blobs")),
@@ -212,124 +138,53 @@ def upgrade() -> None:
     )
     op.create_table(
         "session_shapes",
-        sa.Column("population", sa.String(length=200), nullable=False, comment="whose sessions"),
-        sa.Column(
-            "task",
-            sa.String(length=32),
-            nullable=False,
-            comment="the task that they were assigned to; empty before there is one",
-        ),
-        sa.Column("shape", sa.String(length=200), nullable=False, comment="the steps of a session, in order"),
-        sa.Column("count", sa.BigInteger(), nullable=False, comment="sessions with these steps"),
+        _column("population", sa.String(200), "whose sessions"),
+        _column("task", sa.String(32), "the task that they were assigned to; empty before there is one"),
+        _column("shape", sa.String(200), "the steps of a session, in order"),
+        _column("count", sa.BigInteger(), "sessions with these steps"),
         sa.ForeignKeyConstraint(["population"], ["populations.name"], name=op.f("fk_session_shapes_population")),
         sa.PrimaryKeyConstraint("population", "task", "shape", name=op.f("pk_session_shapes")),
         comment="Counts of sessions by their steps; nothing of a single device",
     )
     op.create_table(
         "tasks",
-        sa.Column("id", sa.String(length=32), nullable=False, comment="opaque id"),
-        sa.Column("name", sa.String(length=100), nullable=False, comment="name for people, not unique"),
-        sa.Column("bundle", sa.Text(), nullable=False, comment="name of the bundle"),
-        sa.Column("population", sa.String(length=200), nullable=False, comment="whose devices take part"),
-        sa.Column("state", sa.String(length=16), nullable=False, comment="active, paused, completed or cancelled"),
-        sa.Column(
-            "reason",
-            sa.Text(),
-            nullable=False,
-            comment="why the task is in this state; empty when nothing is to be said",
-        ),
-        sa.Column("algorithm", sa.String(length=64), nullable=False, comment="name of the algorithm"),
-        sa.Column("algorithm_settings", sa.JSON(), nullable=False, comment="its settings"),
-        sa.Column("plan_sha256", sa.String(length=64), nullable=False, comment="what devices execute"),
-        sa.Column(
-            "plan_signature",
-            sa.JSON(none_as_null=True),
-            nullable=True,
-            comment="who signed the plan, and the signature",
-        ),
-        sa.Column(
-            "release", sa.JSON(none_as_null=True), nullable=True, comment="the signed release, of a task with secagg"
-        ),
-        sa.Column(
-            "certificate_sha256",
-            sa.String(length=64),
-            nullable=False,
-            comment="proof, made at export, that its graphs compute what they should",
-        ),
-        sa.Column("state_sha256", sa.String(length=64), nullable=False, comment="server state before round 1"),
-        sa.Column("checkpoint_sha256", sa.String(length=64), nullable=False, comment="what devices receive in round 1"),
-        sa.Column("goal", sa.Integer(), nullable=False, comment="reports that end a round"),
-        sa.Column("minimum", sa.Integer(), nullable=False, comment="reports that a round must have to count"),
-        sa.Column("rounds", sa.Integer(), nullable=False, comment="committed rounds after which the task is completed"),
-        sa.Column("over_selection", sa.Float(), nullable=False, comment="devices selected per report wanted"),
-        sa.Column("selection_timeout_s", sa.Float(), nullable=False, comment="seconds that a round waits for devices"),
-        sa.Column("reporting_deadline_s", sa.Float(), nullable=False, comment="seconds that a round waits for reports"),
-        sa.Column(
-            "max_attempts",
-            sa.Integer(),
-            nullable=False,
-            comment="failed attempts at a round in a row after which the task is paused",
-        ),
-        sa.Column(
-            "max_loss_growth",
-            sa.Float(),
-            nullable=False,
-            comment="times its first values that a loss may be; 0 looks at no loss",
-        ),
-        sa.Column("min_examples", sa.Integer(), nullable=False, comment="examples that a device must hold"),
-        sa.Column(
-            "min_separation_s",
-            sa.Float(),
-            nullable=False,
-            comment="seconds between two participations of a device, at least",
-        ),
-        sa.Column(
-            "min_separation_rounds",
-            sa.Integer(),
-            nullable=False,
-            comment="from one round of a device to its next, at least; 1 is none",
-        ),
-        sa.Column("requires", sa.JSON(), nullable=False, comment="conditions that a device must state"),
-        sa.Column(
-            "on_device", sa.JSON(), nullable=False, comment="conditions that a device checks by itself before it waits"
-        ),
-        sa.Column("seed", sa.BigInteger(), nullable=False, comment="key of every random number that a device draws"),
-        sa.Column("formats", sa.JSON(), nullable=False, comment="formats that the plan must have"),
-        sa.Column(
-            "budget",
-            sa.JSON(),
-            nullable=False,
-            comment="the largest footprint that a device can bear; null where it is not bounded",
-        ),
-        sa.Column(
-            "secagg",
-            sa.JSON(none_as_null=True),
-            nullable=True,
-            comment="how reports are masked; null when they are not",
-        ),
-        sa.Column("clear", sa.JSON(), nullable=False, comment="bounds on a report that is not masked"),
-        sa.Column(
-            "schedule",
-            sa.JSON(),
-            nullable=False,
-            comment="how the server learning rate and the goal change from round to round",
-        ),
-        sa.Column(
-            "same_cohort",
-            sa.Boolean(),
-            nullable=False,
-            comment="whether a second trip draws only devices that the first one counted",
-        ),
-        sa.Column(
-            "buffered", sa.JSON(none_as_null=True), nullable=True, comment="mode buffered; null in mode synchronous"
-        ),
-        sa.Column(
-            "privacy",
-            sa.JSON(none_as_null=True),
-            nullable=True,
-            comment="noise on sums, and the budget; null without them",
-        ),
-        sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        _column("id", sa.String(32), "opaque id"),
+        _column("name", sa.String(100), "name for people, not unique"),
+        _column("bundle", sa.Text(), "name of the bundle"),
+        _column("population", sa.String(200), "whose devices take part"),
+        _column("state", sa.String(16), "active, paused, completed or cancelled"),
+        _column("reason", sa.Text(), "why the task is in this state; empty when nothing is to be said"),
+        _column("algorithm", sa.String(64), "name of the algorithm"),
+        _column("algorithm_settings", sa.JSON(), "its settings"),
+        _column("plan_sha256", sa.String(64), "what devices execute"),
+        _column("plan_signature", sa.JSON(none_as_null=True), "who signed the plan, and the signature", null=True),
+        _column("release", sa.JSON(none_as_null=True), "the signed release, of a task with secagg", null=True),
+        _column("certificate_sha256", sa.String(64), "proof, made at export, that its graphs compute what they should"),
+        _column("state_sha256", sa.String(64), "server state before round 1"),
+        _column("checkpoint_sha256", sa.String(64), "what devices receive in round 1"),
+        _column("goal", sa.Integer(), "reports that end a round"),
+        _column("minimum", sa.Integer(), "reports that a round must have to count"),
+        _column("rounds", sa.Integer(), "committed rounds after which the task is completed"),
+        _column("over_selection", sa.Float(), "devices selected per report wanted"),
+        _column("selection_timeout_s", sa.Float(), "seconds that a round waits for devices"),
+        _column("reporting_deadline_s", sa.Float(), "seconds that a round waits for reports"),
+        _column("max_attempts", sa.Integer(), "failed attempts at a round in a row after which the task is paused"),
+        _column("max_loss_growth", sa.Float(), "times its first values that a loss may be; 0 looks at no loss"),
+        _column("min_examples", sa.Integer(), "examples that a device must hold"),
+        _column("min_separation_s", sa.Float(), "seconds between two participations of a device, at least"),
+        _column("min_separation_rounds", sa.Integer(), "from one round of a device to its next, at least; 1 is none"),
+        _column("requires", sa.JSON(), "conditions that a device must state"),
+        _column("on_device", sa.JSON(), "conditions that a device checks by itself before it waits"),
+        _column("seed", sa.BigInteger(), "key of every random number that a device draws"),
+        _column("formats", sa.JSON(), "formats that the plan must have"),
+        _column("budget", sa.JSON(), "the largest footprint that a device can bear; null where it is not bounded"),
+        _column("secagg", sa.JSON(none_as_null=True), "how reports are masked; null when they are not", null=True),
+        _column("clear", sa.JSON(), "bounds on a report that is not masked"),
+        _column("schedule", sa.JSON(), "how the server learning rate and the goal change from round to round"),
+        _column("same_cohort", sa.Boolean(), "whether a second trip draws only devices that the first one counted"),
+        _column("buffered", sa.JSON(none_as_null=True), "mode buffered; null in mode synchronous", null=True),
+        _column("privacy", sa.JSON(none_as_null=True), "noise on sums, and the budget; null without them", null=True),
+        _column("created_at", sa.Float(), "seconds since 1970"),
         sa.ForeignKeyConstraint(["certificate_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_certificate_sha256")),
         sa.ForeignKeyConstraint(["checkpoint_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_checkpoint_sha256")),
         sa.ForeignKeyConstraint(["plan_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_plan_sha256")),
@@ -340,145 +195,64 @@ def upgrade() -> None:
     )
     op.create_table(
         "ledger",
-        sa.Column("task", sa.String(length=32), nullable=False, comment="the task"),
-        sa.Column("number", sa.Integer(), nullable=False, comment="the round whose noisy sum was released"),
-        sa.Column(
-            "entry",
-            sa.JSON(),
-            nullable=False,
-            comment="what it spends: mechanism, noise, bound and devices, as accounting needs them",
-        ),
-        sa.Column("epsilon", sa.Float(), nullable=False, comment="what the task has spent with it, at its delta"),
-        sa.Column(
-            "nonce",
-            sa.String(length=64),
-            nullable=True,
-            comment="what its noise is made of again, with a key that is not here",
-        ),
-        sa.Column(
-            "signer",
-            sa.String(length=60),
-            nullable=True,
-            comment="the public half of that key; both null for noise of one round",
-        ),
+        _column("task", sa.String(32), "the task"),
+        _column("number", sa.Integer(), "the round whose noisy sum was released"),
+        _column("entry", sa.JSON(), "what it spends: mechanism, noise, bound and devices, as accounting needs them"),
+        _column("epsilon", sa.Float(), "what the task has spent with it, at its delta"),
+        _column("nonce", sa.String(64), "what its noise is made of again, with a key that is not here", null=True),
+        _column("signer", sa.String(60), "the public half of that key; both null for noise of one round", null=True),
         sa.ForeignKeyConstraint(["task"], ["tasks.id"], name=op.f("fk_ledger_task")),
         sa.PrimaryKeyConstraint("task", "number", name=op.f("pk_ledger")),
         comment="What rounds spent of their task's privacy budget; rows are only ever added",
     )
     op.create_table(
         "observations",
-        sa.Column("task", sa.String(length=32), nullable=False, comment="the task"),
-        sa.Column(
-            "replica",
-            sa.String(length=8),
-            nullable=False,
-            comment="the driver that says this; worthless once another drives the population",
+        _column("task", sa.String(32), "the task"),
+        _column("replica", sa.String(8), "the driver that says this; worthless once another drives the population"),
+        _column("version", sa.BigInteger(), "counts the writes"),
+        _column("since", sa.Float(), "when it took the task up, or found it resumed, in seconds since 1970"),
+        _column("begins_at", sa.Float(), "the end of the last pause after failed attempts", null=True),
+        _column("eligible", sa.Integer(), "waiting devices that could be drawn"),
+        _column("ineligible", sa.JSON(), "waiting devices that could not, by what keeps them from it"),
+        _column("rejected", sa.JSON(), "check-ins of the last minute or two that were rejected, by what kept them"),
+        _column(
+            "accepted_at", sa.Float(), "the last accepted check-in to the population, in seconds since 1970", null=True
         ),
-        sa.Column("version", sa.BigInteger(), nullable=False, comment="counts the writes"),
-        sa.Column(
-            "since",
-            sa.Float(),
-            nullable=False,
-            comment="when it took the task up, or found it resumed, in seconds since 1970",
-        ),
-        sa.Column("begins_at", sa.Float(), nullable=True, comment="the end of the last pause after failed attempts"),
-        sa.Column("eligible", sa.Integer(), nullable=False, comment="waiting devices that could be drawn"),
-        sa.Column(
-            "ineligible",
-            sa.JSON(),
-            nullable=False,
-            comment="waiting devices that could not, by what keeps them from it",
-        ),
-        sa.Column(
-            "rejected",
-            sa.JSON(),
-            nullable=False,
-            comment="check-ins of the last minute or two that were rejected, by what kept them",
-        ),
-        sa.Column(
-            "accepted_at",
-            sa.Float(),
-            nullable=True,
-            comment="the last accepted check-in to the population, in seconds since 1970",
-        ),
-        sa.Column("silent", sa.Integer(), nullable=False, comment="devices of the round that were not heard of lately"),
-        sa.Column(
-            "silent_since",
-            sa.Float(),
-            nullable=True,
-            comment="since when the first of them was not, in seconds since 1970",
-        ),
-        sa.Column("phase", sa.String(length=16), nullable=False, comment="phase of a secure round; empty without one"),
-        sa.Column(
-            "answered", sa.Integer(), nullable=False, comment="devices that have sent their message of the phase"
-        ),
-        sa.Column("asked", sa.Integer(), nullable=False, comment="devices whose message the phase needs"),
-        sa.Column(
-            "members", sa.Integer(), nullable=True, comment="devices that a second trip of the same cohort may draw"
-        ),
+        _column("silent", sa.Integer(), "devices of the round that were not heard of lately"),
+        _column("silent_since", sa.Float(), "since when the first of them was not, in seconds since 1970", null=True),
+        _column("phase", sa.String(16), "phase of a secure round; empty without one"),
+        _column("answered", sa.Integer(), "devices that have sent their message of the phase"),
+        _column("asked", sa.Integer(), "devices whose message the phase needs"),
+        _column("members", sa.Integer(), "devices that a second trip of the same cohort may draw", null=True),
         sa.ForeignKeyConstraint(["task"], ["tasks.id"], name=op.f("fk_observations_task")),
         sa.PrimaryKeyConstraint("task", name=op.f("pk_observations")),
         comment="What drivers know of their tasks only in memory: why a task makes no progress",
     )
     op.create_table(
         "rounds",
-        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False, comment="row id"),
-        sa.Column("task", sa.String(length=32), nullable=False, comment="the task"),
-        sa.Column("number", sa.Integer(), nullable=False, comment="from 1; a committed number is never run again"),
-        sa.Column(
-            "attempt",
-            sa.Integer(),
-            nullable=False,
-            comment="from 1; an abandoned number is tried again as the next attempt",
+        _column("id", _ROW_ID, "row id"),
+        _column("task", sa.String(32), "the task"),
+        _column("number", sa.Integer(), "from 1; a committed number is never run again"),
+        _column("attempt", sa.Integer(), "from 1; an abandoned number is tried again as the next attempt"),
+        _column("state", sa.String(16), "selecting, configuring, reporting, aggregating, committed or abandoned"),
+        _column("reason", sa.Text(), "why it was abandoned; else empty"),
+        _column("assigned", sa.Integer(), "devices given an assignment"),
+        _column("reported", sa.Integer(), "reports folded into the sum"),
+        _column("aborted", sa.Integer(), "devices that aborted"),
+        _column("lost", sa.Integer(), "devices that vanished"),
+        _column("expired", sa.Integer(), "devices that the deadline cut off"),
+        _column("stale", sa.Integer(), "assignments that were too stale at its end; this and the next three: buffered"),
+        _column("taken_over", sa.Integer(), "open assignments of earlier rounds that it began with"),
+        _column("handed_on", sa.Integer(), "open assignments that went on after its end"),
+        _column("staleness", sa.JSON(), "counts of its reports by staleness, from 0; empty in mode synchronous"),
+        _column(
+            "opened_at", sa.Float(), "when it could draw devices, in seconds since 1970; not when it began to wait"
         ),
-        sa.Column(
-            "state",
-            sa.String(length=16),
-            nullable=False,
-            comment="selecting, configuring, reporting, aggregating, committed or abandoned",
-        ),
-        sa.Column("reason", sa.Text(), nullable=False, comment="why it was abandoned; else empty"),
-        sa.Column("assigned", sa.Integer(), nullable=False, comment="devices given an assignment"),
-        sa.Column("reported", sa.Integer(), nullable=False, comment="reports folded into the sum"),
-        sa.Column("aborted", sa.Integer(), nullable=False, comment="devices that aborted"),
-        sa.Column("lost", sa.Integer(), nullable=False, comment="devices that vanished"),
-        sa.Column("expired", sa.Integer(), nullable=False, comment="devices that the deadline cut off"),
-        sa.Column(
-            "stale",
-            sa.Integer(),
-            nullable=False,
-            comment="assignments that were too stale at its end; this and the next three: buffered",
-        ),
-        sa.Column(
-            "taken_over", sa.Integer(), nullable=False, comment="open assignments of earlier rounds that it began with"
-        ),
-        sa.Column("handed_on", sa.Integer(), nullable=False, comment="open assignments that went on after its end"),
-        sa.Column(
-            "staleness",
-            sa.JSON(),
-            nullable=False,
-            comment="counts of its reports by staleness, from 0; empty in mode synchronous",
-        ),
-        sa.Column(
-            "opened_at",
-            sa.Float(),
-            nullable=False,
-            comment="when it could draw devices, in seconds since 1970; not when it began to wait",
-        ),
-        sa.Column("ended_at", sa.Float(), nullable=True, comment="seconds since 1970"),
-        sa.Column(
-            "state_sha256", sa.String(length=64), nullable=True, comment="server state after the round, once committed"
-        ),
-        sa.Column(
-            "checkpoint_sha256",
-            sa.String(length=64),
-            nullable=True,
-            comment="what devices receive next, once committed",
-        ),
-        sa.Column(
-            "lineage", sa.JSON(none_as_null=True), nullable=True, comment="signed entry that says where it comes from"
-        ),
-        sa.Column("metrics", sa.JSON(), nullable=False, comment="mean metrics by name"),
+        _column("ended_at", sa.Float(), "seconds since 1970", null=True),
+        _column("state_sha256", sa.String(64), "server state after the round, once committed", null=True),
+        _column("checkpoint_sha256", sa.String(64), "what devices receive next, once committed", null=True),
+        _column("lineage", sa.JSON(none_as_null=True), "signed entry that says where it comes from", null=True),
+        _column("metrics", sa.JSON(), "mean metrics by name"),
         sa.ForeignKeyConstraint(["checkpoint_sha256"], ["blobs.sha256"], name=op.f("fk_rounds_checkpoint_sha256")),
         sa.ForeignKeyConstraint(["state_sha256"], ["blobs.sha256"], name=op.f("fk_rounds_state_sha256")),
         sa.ForeignKeyConstraint(["task"], ["tasks.id"], name=op.f("fk_rounds_task")),
@@ -486,36 +260,16 @@ def upgrade() -> None:
         sa.UniqueConstraint("task", "number", "attempt", name=op.f("uq_rounds_task_number_attempt")),
         comment="Attempts at a round",
     )
-    op.create_index("rounds_with", "rounds", ["checkpoint_sha256"], unique=False)
+    op.create_index("rounds_with", "rounds", ["checkpoint_sha256"])
     op.create_table(
         "assignments",
-        sa.Column("id", sa.String(length=32), nullable=False, comment="unguessable id"),
-        sa.Column(
-            "round",
-            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
-            nullable=False,
-            comment="the round that drew the device, from whose model it starts",
-        ),
-        sa.Column(
-            "slot",
-            sa.Integer(),
-            nullable=False,
-            comment="place in the cohort, from 0; keys the device's random numbers",
-        ),
-        sa.Column("device", sa.String(length=200), nullable=False, comment="the device that signed the check-in"),
-        sa.Column(
-            "state",
-            sa.String(length=16),
-            nullable=False,
-            comment="assigned, reported, aborted, lost, not-needed, expired or too-stale",
-        ),
-        sa.Column(
-            "reason",
-            sa.Text(),
-            nullable=False,
-            comment="why it was aborted, or its device is left out of further attempts; else empty",
-        ),
-        sa.Column("assigned_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        _column("id", sa.String(32), "unguessable id"),
+        _column("round", _ROW_ID, "the round that drew the device, from whose model it starts"),
+        _column("slot", sa.Integer(), "place in the cohort, from 0; keys the device's random numbers"),
+        _column("device", sa.String(200), "the device that signed the check-in"),
+        _column("state", sa.String(16), "assigned, reported, aborted, lost, not-needed, expired or too-stale"),
+        _column("reason", sa.Text(), "why it was aborted, or its device is left out of further attempts; else empty"),
+        _column("assigned_at", sa.Float(), "seconds since 1970"),
         sa.ForeignKeyConstraint(["round"], ["rounds.id"], name=op.f("fk_assignments_round")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_assignments")),
         sa.UniqueConstraint("round", "slot", name=op.f("uq_assignments_round_slot")),
@@ -523,46 +277,24 @@ def upgrade() -> None:
     )
     op.create_table(
         "reports",
-        sa.Column("assignment", sa.String(length=32), nullable=False, comment="the assignment"),
-        sa.Column(
-            "round",
-            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
-            nullable=False,
-            comment="the round whose sum it is in",
-        ),
-        sa.Column("sha256", sa.String(length=64), nullable=False, comment="digest of the body, hex"),
-        sa.Column("received_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        _column("assignment", sa.String(32), "the assignment"),
+        _column("round", _ROW_ID, "the round whose sum it is in"),
+        _column("sha256", sa.String(64), "digest of the body, hex"),
+        _column("received_at", sa.Float(), "seconds since 1970"),
         sa.ForeignKeyConstraint(["assignment"], ["assignments.id"], name=op.f("fk_reports_assignment")),
         sa.ForeignKeyConstraint(["round"], ["rounds.id"], name=op.f("fk_reports_round")),
         sa.PrimaryKeyConstraint("assignment", name=op.f("pk_reports")),
         comment="Reports that were counted; their contents are never stored",
     )
-    op.create_index("reports_of", "reports", ["round"], unique=False)
+    op.create_index("reports_of", "reports", ["round"])
 
 
 def downgrade() -> None:
-    """Drop every table."""
-    op.drop_index("reports_of", table_name="reports")
-    op.drop_table("reports")
-    op.drop_table("assignments")
-    op.drop_index("rounds_with", table_name="rounds")
-    op.drop_table("rounds")
-    op.drop_table("observations")
-    op.drop_table("ledger")
-    op.drop_table("tasks")
-    op.drop_table("session_shapes")
-    op.drop_table("sealed_blobs")
-    op.drop_index("transitions_of", table_name="transitions")
-    op.drop_table("transitions")
-    op.drop_table("tokens")
-    op.drop_table("replicas")
-    op.drop_table("releases")
-    op.drop_index("populations_of", table_name="populations")
-    op.drop_table("populations")
-    op.drop_table("identity")
-    op.drop_table("ended_sessions")
-    op.drop_index("devices_revoked", table_name="devices")
-    op.drop_index("devices_enrolled", table_name="devices")
-    op.drop_table("devices")
-    op.drop_table("blobs")
-    op.drop_table("audit")
+    """Drop every table, with its indexes."""
+    tables = (
+        "reports", "assignments", "rounds", "observations", "ledger", "tasks", "session_shapes", "sealed_blobs",
+        "transitions", "tokens", "replicas", "releases", "populations", "identity", "ended_sessions", "devices",
+        "blobs", "audit",
+    )  # fmt: skip
+    for name in tables:
+        op.drop_table(name)

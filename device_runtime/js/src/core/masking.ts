@@ -10,20 +10,14 @@ import type { BlobRef } from "./plan.ts";
 import { sha256 } from "./primitives.ts";
 import type { SumBounds } from "./release.ts";
 import { codedSizeOf, type Float32, hasCodecs, type ReportLayout, type Segment, unweighted } from "./report.ts";
+import type { DemandedSegment } from "./secagg/packing.ts";
 
 // Metric sums are fixed-point numbers with three bits behind the point: counts are exact, and sums reach 65,535.
 const [METRIC_BITS, METRIC_STEP] = [20, 0.125];
 const CLAMPED_BITS = 10;
 
 /** How the values of a segment become fixed-point numbers of `bits` in [low, high]. */
-interface FixedPoint {
-  readonly size: number;
-  readonly inBits: number;
-  readonly low: number;
-  readonly high: number;
-  readonly norm: number;
-  readonly weighted: boolean;
-}
+type FixedPoint = Omit<DemandedSegment, "noise">;
 
 /** The fixed-point formats of all values that a round sums. Plan and release determine them.
  *

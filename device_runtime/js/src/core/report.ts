@@ -142,13 +142,18 @@ function staysFinite(values: Float32, factor: number): boolean {
   return true;
 }
 
-/** Finite values, scaled down in place to an l2 norm of at most `clip`, computed in float64. */
-function held(values: Float32, clip: number): Float32 {
+/** The l2 norm of values, computed in float64. */
+export function normOf(values: Float32): number {
   let square = 0;
   for (let place = 0; place < values.length; place++) {
     square += values[place]! * values[place]!;
   }
-  const norm = Math.sqrt(square);
+  return Math.sqrt(square);
+}
+
+/** Finite values, scaled down in place to an l2 norm of at most `clip`. */
+function held(values: Float32, clip: number): Float32 {
+  const norm = normOf(values);
   if (norm > clip) {
     const factor = (clip / norm) * (1 - ROUNDING);
     for (let place = 0; place < values.length; place++) {

@@ -11,8 +11,6 @@ import { sha256 } from "../core/primitives.ts";
 import type { Folder } from "./files.ts";
 import type { NativeOrt } from "./modules.ts";
 
-type Data = Float32Array | BigInt64Array | Int32Array | Uint8Array;
-
 /** ONNX Runtime as an app hands it in. version: of onnxruntime-react-native. Graphs are in `folder` while they load. */
 export function nativeEngine(ort: NativeOrt, version: string, folder: Folder): Engine {
   async function create(graph: Bytes) {
@@ -26,7 +24,7 @@ export function nativeEngine(ort: NativeOrt, version: string, folder: Folder): E
   }
 
   class OwnTensor extends ort.Tensor {
-    constructor(type: "float32" | "int64" | "int32" | "uint8", data: Data, dims: readonly number[]) {
+    constructor(...[type, data, dims]: ConstructorParameters<OnnxRuntime["Tensor"]>) {
       super(type, data.byteLength === data.buffer.byteLength ? data : data.slice(), dims);
     }
   }

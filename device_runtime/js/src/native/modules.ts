@@ -4,16 +4,13 @@
  * imported here, so that the package installs without them.
  */
 
-import type { InferenceSession, Tensor } from "onnxruntime-common";
+import type { InferenceSession } from "onnxruntime-common";
+import type { OnnxRuntime } from "../core/engine.ts";
 
 /** onnxruntime-react-native: a session reads its graph from a file. */
 export interface NativeOrt {
   readonly InferenceSession: { create(path: string): Promise<InferenceSession> };
-  readonly Tensor: new (
-    type: "float32" | "int64" | "int32" | "uint8",
-    data: Float32Array | BigInt64Array | Int32Array | Uint8Array,
-    dims: readonly number[],
-  ) => Tensor;
+  readonly Tensor: OnnxRuntime["Tensor"];
 }
 
 /** Statements of expo-sqlite, inside a transaction or outside. */

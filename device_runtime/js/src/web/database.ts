@@ -10,13 +10,13 @@ type Part = "texts" | "keys" | "examples" | "blobs";
 
 /** Open the database of a target, which is made at the first time. Throws StateDamaged. */
 export async function openDatabase(target: Target): Promise<IDBDatabase> {
-  const database = await stored(opened(nameOf(target)));
+  const database = await stored(() => opened(nameOf(target)));
   database.onversionchange = () => database.close(); // another page removes it, or has a newer version
   return database;
 }
 
 /** The database. A browser that allows no storage throws at once. */
-async function opened(name: string): Promise<IDBDatabase> {
+function opened(name: string): Promise<IDBDatabase> {
   const opening = indexedDB.open(name, VERSION);
   opening.onupgradeneeded = () => {
     const made = opening.result;
@@ -31,12 +31,13 @@ async function opened(name: string): Promise<IDBDatabase> {
 /** Change parts of the database in one transaction, on disk when the promise resolves. Throws StateDamaged. */
 export async function change(database: IDBDatabase, parts: readonly Part[], work: (of: Of) => void): Promise<void> {
   await stored(
-    new Promise<void>((resolve, reject) => {
-      const transaction = database.transaction(parts, "readwrite", { durability: "strict" });
-      transaction.oncomplete = () => resolve();
-      transaction.onabort = () => reject(transaction.error);
-      work((part) => transaction.objectStore(part));
-    }),
+    () =>
+      new Promise<void>((resolve, reject) => {
+        const transaction = database.transaction(parts, "readwrite", { durability: "strict" });
+        transaction.oncomplete = () => resolve();
+        transaction.onabort = () => reject(transaction.error);
+        work((part) => transaction.objectStore(part));
+      }),
   );
 }
 
@@ -44,13 +45,7 @@ type Of = (part: Part) => IDBObjectStore;
 
 /** What a request on one part of the database finds. Throws StateDamaged. */
 export function look<T>(database: IDBDatabase, part: Part, ask: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> {
-  return stored(
-    new Promise<T>((resolve, reject) => {
-      const request = ask(database.transaction(part).objectStore(part));
-      request.onsuccess = () => resolve(request.result);
-      request.onerror = () => reject(request.error);
-    }),
-  );
+  return stored(() => answerOf(ask(database.transaction(part).objectStore(part))));
 }
 
 function answerOf<T>(request: IDBRequest<T>): Promise<T> {
@@ -61,9 +56,9 @@ function answerOf<T>(request: IDBRequest<T>): Promise<T> {
 }
 
 /** The error for a failure of the browser's storage. */
-async function stored<T>(promise: Promise<T>): Promise<T> {
+async function stored<T>(work: () => Promise<T>): Promise<T> {
   try {
-    return await promise;
+    return await work();
   } catch (error) {
     const { name = "" } = (error ?? {}) as { name?: string };
     throw new StateDamaged(

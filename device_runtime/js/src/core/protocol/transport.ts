@@ -26,10 +26,9 @@ export interface Identity {
 /** A conversation with one coordinator, or enrolment authority.
  *
  * A call is repeated on 429, on 503, when the coordinator is too new for a signature, when the connection breaks, and
- * when
- * a proxy sent a request twice: 3 times before there is an assignment, and 3 times within it. If the coordinator finds
- * this device's clock wrong, the coordinator's time is used for signatures from then on. Once `stopping`, running calls
- * are cut, later ones have LEAVING_S, and none is repeated. Every method throws Unreachable, Refused or BadAnswer.
+ * when a proxy sent a request twice: 3 times before there is an assignment, and 3 times within it. If the coordinator
+ * finds this device's clock wrong, its time is used for signatures from then on. Once `stopping`, running calls are cut,
+ * later ones have LEAVING_S, and none is repeated. Every method throws Unreachable, Refused or BadAnswer.
  */
 export class Transport {
   identity: Identity | null = null;

@@ -5,7 +5,7 @@
 
 import { letGo } from "../bytes.ts";
 import { type Keystream, keystream, type RandomSource } from "../primitives.ts";
-import type { Float32 } from "../report.ts";
+import { type Float32, normOf } from "../report.ts";
 import { BadInput, HeadroomError } from "./errors.ts";
 import { bound, MOST_VARIANCE, mostSquare, Skellam, shareOf } from "./noise.ts";
 
@@ -146,11 +146,7 @@ function wordsOf({ size, fieldBits }: PackedSegment): number {
 
 /** The factor of a segment: clipping to its norm, times `share` if it is weighted. Reports are weighted only here. */
 function factorOf(segment: PackedSegment, values: Float32, share: number): number {
-  let square = 0;
-  for (let place = 0; place < values.length; place++) {
-    square += values[place]! * values[place]!;
-  }
-  const norm = Math.sqrt(square);
+  const norm = normOf(values);
   if (!Number.isFinite(norm)) {
     throw new BadInput("the vector holds a value that is not finite: the training diverged, and nothing is sent");
   }

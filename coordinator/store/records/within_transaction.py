@@ -1,0 +1,30 @@
+"""The base of all records: one transaction, and what SQLite and PostgreSQL do differently in it."""
+
+from __future__ import annotations
+
+from sqlalchemy import Table, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+
+class WithinTransaction:
+    """Rows of some tables within one transaction. at: its time, in seconds since 1970."""
+
+    def __init__(self, connection: Connection, at: float, *, writing: bool) -> None:
+        self._connection = connection
+        self._writing = writing
+        self._on_postgresql = connection.dialect.name == "postgresql"
+        self.at = at
+
+    def _lock_writers(self, table: Table) -> None:
+        """Let other writers of `table` wait until this transaction ends; readers go on. SQLite has one writer anyway.
+
+        For a decision that rests on which rows are absent. What was read before the lock may have changed since: lock
+        first, then read, then decide.
+        """
+        if self._on_postgresql:
+            self._connection.execute(text(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE"))
+
+    def _insert_unless(self, table: Table) -> postgresql.Insert | sqlite.Insert:
+        """An insertion that can say what happens when there is a row with its key already."""
+        return postgresql.insert(table) if self._on_postgresql else sqlite.insert(table)
