@@ -9,6 +9,9 @@ INSTALLED := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOCKED := --no-deps --require-hashes --requirement
 
+# Tests start hundreds of processes: what one of them compiles, the others load, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
+
 JS := device_runtime/js
 NODE_IS_NEW := node $(JS)/node-is-new.cjs 2>/dev/null
 

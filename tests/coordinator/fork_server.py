@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from unittest.mock import MagicMock
 
 from authority.server import AuthorityConfig
 from coordinator.store.database import Database
@@ -26,6 +28,8 @@ from muster.local.server import FOR_ONE_MACHINE, LocalCoordinator
 from tests.servers import authority_serving
 
 PROGRAM = "from tests.coordinator.fork_server import main; main()"
+LAZY = "pydantic.v1 uvicorn.loops.asyncio uvicorn.lifespan.on fastapi.telemetry._runtime"
+"""What a coordinator imports only once it starts."""
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0
 
@@ -161,12 +165,18 @@ def wait_until(condition) -> None:
 
 def main() -> None:
     """Fork a coordinator for every line of standard input, and say its process id."""
+    from coordinator.app import admin_app
     from coordinator.driver.memory import device_presence  # what the tests' own process need not load
     from coordinator.server import serve
     from coordinator.settings import Settings
     from tests.coordinator.ticks import shorten_ticks
 
     shorten_ticks()
+    for name in LAZY.split():
+        __import__(name)
+    admin_app(MagicMock())  # for what the first application of a process compiles
+    gc.collect()
+    gc.freeze()  # what is loaded stays: a child's collector need neither look through its pages nor copy them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the dead
     for line in sys.stdin:
         ready, settings, environment, seed, silence_s = json.loads(line)
