@@ -1,4 +1,4 @@
-"""A report in clear is in memory alone: while it comes, while it waits for others, and once it was counted."""
+"""A report in the clear is in memory alone: while it comes, while it waits for others, and once it was counted."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coordinator.driver.memory import device_presence
 from coordinator.rules.task_settings import Buffered, ClearReports
 from fedcore import checkpoint
 from tests.coordinator.bundles import make_bundle, make_plan, report_vector
@@ -50,10 +51,7 @@ def open_files():
 
 
 def lying(folders, since, *bodies):
-    """The files, of those written since then, in which a part of one of these reports lies.
-
-    All of them, with every database of the server, would take longer than a device may be silent.
-    """
+    """The files, of those written since then, in which a part of one of these reports lies."""
     wanted = [piece for body in bodies for piece in pieces(body)]
     files = {path for folder in folders for path in folder.rglob("*") if path.is_file()} | set(open_files())
     found = []
@@ -71,6 +69,7 @@ def folders(tmp_path, monkeypatch, database, request):
     """All that the coordinator of a test may write to."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(device_presence, "_LEAST_S", 120.0)  # devices are silent while the files are read
     postgresql = database.startswith("postgresql")
     return [tmp_path, *([request.getfixturevalue("postgresql").folder] if postgresql else [])]
 
