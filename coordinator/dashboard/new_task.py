@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from msgspec.json import Decoder
+import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -96,7 +96,7 @@ class NewTaskForm:
         visitor.token.demand(Role.OPERATOR)
 
 
-def _decoded(message: Decoder[T], text: str, what: str) -> T:
+def _decoded(message: msgspec.json.Decoder[T], text: str, what: str) -> T:
     """Raises InvalidTask."""
     try:
         return message.decode(text.encode())

@@ -6,8 +6,7 @@ Spec: docs/spec/wire.md §8. And how long a report is, which follows from them.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.task_settings import Secagg, TaskSettings
@@ -92,7 +91,8 @@ def device_noise(layout: ReportLayout, settings: TaskSettings) -> str:
     )
 
 
-class ReportBytes(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ReportBytes:
     """Bytes of a report as a device sends it, and of the same in float32."""
 
     sent: int

@@ -93,10 +93,10 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def read_json(decoder: msgspec.json.Decoder[T], text: str, what: str) -> T:
+def read_json(reader: msgspec.json.Decoder[T], text: str, what: str) -> T:
     """The value in a column of JSON. Raises StateDamaged, which names it."""
     try:
-        return decoder.decode(text)
+        return reader.decode(text)
     except msgspec.MsgspecError as error:
         raise StateDamaged(f"{what} cannot be read", str(error)) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
@@ -155,7 +156,7 @@ def test_round_of_a_lost_population_is_not_closed(store, register, desks, monkey
     task = register(goal=1, rounds=1)
     (one,) = first.assign("a")
     with monkeypatch.context() as patch:
-        patch.setattr(store.blobs, "put", lambda _: 1 / 0)
+        patch.setattr(store.blobs, "put", Mock(side_effect=OSError("the disk is full")))
         first.report(one, [100, 0, 0, 0])
     pass_time([second], LEASE_S + 1)
     first.pass_time(5)

@@ -18,7 +18,7 @@ from coordinator.driver.memory.private_rounds import BUDGET_SPENT, PrivateSum, R
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.writing.failed_attempts import note_failure, pause_diverged, why_diverged
 from coordinator.driver.writing.hand_over import HandOver, end_or_keep, open_next
-from coordinator.errors import NonFiniteState, Unavailable, UnknownBlob, UnreadableBlob
+from coordinator.errors import STORE_FAILURES, NonFiniteState, Unavailable, UnknownBlob, UnreadableBlob
 from coordinator.failpoints import reach
 from coordinator.lineage import entry
 from coordinator.rules.aggregation import ReportSum, Vectors, aggregate, state_specs
@@ -84,7 +84,7 @@ def commit_round(
     try:
         with steps.labels("update").time():
             model = _next_model(store, lineage, running, collected)
-    except (Unavailable, OSError, MemoryError):
+    except STORE_FAILURES:
         raise
     except Exception as error:
         abandoned = _abandon(membership, running, error, now, collected.noisy)

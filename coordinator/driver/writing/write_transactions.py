@@ -15,7 +15,7 @@ from coordinator.driver.memory.selector import Selector
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.writing.apply_effects import EffectApplier
 from coordinator.driver.writing.transaction import DEFERRED, Transaction
-from coordinator.errors import DatabaseLocked, LeaseLost, StoreConflict, Unavailable
+from coordinator.errors import STORE_FAILURES, DatabaseLocked, LeaseLost, StoreConflict, Unavailable
 from coordinator.failpoints import reach
 from coordinator.metrics import Metrics
 
@@ -123,7 +123,7 @@ class Writer:
     def _advance(self, transaction: Transaction, task_id: str, now: float) -> None:
         try:
             transaction.advance(task_id, self._memory.tasks.get(task_id))
-        except (DatabaseLocked, LeaseLost, StoreConflict, Unavailable, OSError, MemoryError):
+        except STORE_FAILURES:
             raise
         except Exception:  # a bug, or a bundle that nobody thought of
             _LOG.exception("task %s cannot go on; it is tried again in %.0f s, and others go on", task_id, _REST_S)
