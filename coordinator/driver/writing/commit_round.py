@@ -87,14 +87,7 @@ def commit_round(
     except STORE_FAILURES:
         raise
     except Exception as error:
-        abandoned = _abandon(membership, running, error, now, collected.noisy)
-        reason, named = abandoned.value.reason, running.task.record.named
-        # Not before: what is said of a noisy sum has its row.
-        defect = error if reason == _FAILED.reason else None
-        _LOG.warning(
-            "round %d of task %s has no next model, %s: %s", running.number, named, reason, error, exc_info=defect
-        )
-        return abandoned
+        return _give_up(membership, running, error, now, collected.noisy)
     with steps.labels("commit").time(), membership.writing() as records:
         task = records.task(running.task.id)
         if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
@@ -194,6 +187,17 @@ def _add_blobs(store: CoordinatorStore, records: Records, model: _Model) -> None
     records.add_blob(model.broadcast, public=True)
     for blob in model.sealed:
         records.sealed.add(blob)
+
+
+def _give_up(
+    membership: Membership, running: OpenRound, error: Exception, now: float, private: PrivateSum | None
+) -> Outcome:
+    """Abandon a round that has no next model, and say why: not before what is said of a noisy sum has its row."""
+    abandoned = _abandon(membership, running, error, now, private)
+    reason, named = abandoned.value.reason, running.task.record.named
+    defect = error if reason == _FAILED.reason else None
+    _LOG.warning("round %d of task %s has no next model, %s: %s", running.number, named, reason, error, exc_info=defect)
+    return abandoned
 
 
 def _abandon(
