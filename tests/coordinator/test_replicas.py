@@ -41,8 +41,8 @@ def expect_undisturbed(store, task, rounds):
 def test_devices_spread_over_all_replicas_train_to_the_end(store, register, replicas):
     task, other = register(goal=GOAL, rounds=4), register(population="tablets", goal=1, rounds=1)
     urls = [replicas.start(role=role).url for role in ("all", "all", "api")]
-    until(lambda: replicas.holder() and replicas.holder("tablets"))
-    assert replicas.holder() is not replicas.holder("tablets")
+    # The first takes both if it is alone for a moment, and gives one back once it knows of another.
+    until(lambda: replicas.holder() and replicas.holder("tablets") not in (None, replicas.holder()))
     with Phones(GOAL, lambda: urls) as phones:
         until(lambda: completed(store, task))
     assert phones.problems == []
