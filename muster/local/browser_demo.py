@@ -1,4 +1,4 @@
-"""The demo in a browser: a coordinator's web page in a real Chromium, and devices on Node, train in secure rounds."""
+"""The demo in a browser: a coordinator's page in Chromium and devices on Node train in secure rounds."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from simulator.population import Population
 
 POPULATION = "digits"
 DRAWN = 6
-"""The examples that are drawn on the page."""
+"""The number of examples drawn on the page."""
 _INK = 0.5
-"""The level above which a cell is drawn."""
+"""The level above which a cell is inked."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrowserDemo:
-    """The outcome. rounds: committed ones; counted: those of them with a report of the page.
+    """The outcome. rounds: committed ones. counted: the rounds with a report from the page.
 
-    devices: on Node. test_accuracy: on held-out users. page: its state at the end. picture: the path of its picture.
+    devices: on Node. test_accuracy: on held-out users. page: its final state. picture: the path of its screenshot.
     """
 
     rounds: int
@@ -52,7 +52,7 @@ class BrowserDemo:
 
 
 def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: Path) -> BrowserDemo:
-    """Train with `devices` on Node and a page on which digits are drawn, and keep a picture of the page, a PNG.
+    """Train with `devices` on Node and a page with hand-drawn digits, and save a screenshot of the page, a PNG.
 
     name: of the algorithm. Raises FleetError where Chromium or Node is missing, PageFailed, NotCrossDevice.
     """
@@ -76,12 +76,12 @@ def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: P
                 person.draw(levels > _INK, int(digit))
             users, kinds = train.subset(range(devices)), counted_kinds(f"node:{devices}")
             fleet = local_fleet(local, settings, users, key, folder / "devices", kinds=kinds)
-            words = _train(fleet, person, rounds)
-            person.keep_picture(picture)
+            state = _train(fleet, person, rounds)
+            person.save_screenshot(picture)
             committed = len(local.committed(task))
             params = local.store.checkpoint(task, committed)["params"]
         accuracy = overall(evaluate(model, params, test)["accuracy"], test)
-        return BrowserDemo(committed, devices, person.counted(), accuracy, words, str(picture))
+        return BrowserDemo(committed, devices, person.counted(), accuracy, state, str(picture))
 
 
 def _settings(train: Population, rounds: int, seed: int) -> TaskSettings:
@@ -99,7 +99,7 @@ def _settings(train: Population, rounds: int, seed: int) -> TaskSettings:
 
 
 def _train(fleet: Fleet, person: Person, rounds: int) -> str:
-    """Let page and fleet train until the task is done; returns the page's state after its last report."""
+    """Let page and fleet train until the task ends; returns the page's state after its last report."""
     with ThreadPoolExecutor(1) as beside:
         running = beside.submit(fleet.run)
         person.press("take-part")
