@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.store.tasks import Secagg, TaskSettings
 from export.build import export_bundle
 from export.model import Model
 from export.models import load as load_model
@@ -16,18 +15,16 @@ from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import check_cross_device
 from fedcore.signing import SigningKey
 from muster.local.browser import Person, phone
-from muster.local.demo_tasks import CLIP_NORM, DATASET, MODEL, SETTINGS
+from muster.local.demo_tasks import DATASET, MODEL, SETTINGS, demo_settings
 from muster.local.fleet import local_fleet
 from muster.local.memory_folder import memory_folder
 from muster.local.server import local_coordinator
-from secagg.parameters import LEAST_COHORT
 from simulator import datasets
 from simulator.course import overall
 from simulator.engine import evaluate
 from simulator.fleet import node
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.profile import counted_kinds
-from simulator.population import Population
 
 POPULATION = "digits"
 DRAWN = 6
@@ -68,7 +65,7 @@ def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: P
         train, test = datasets.users(DATASET, None, devices + 1)
         key = SigningKey.new(folder / "release.pem")
         with local_coordinator(folder / "coordinator", secure=True, page=folder / "page") as local:
-            settings = _settings(train, rounds, seed)
+            settings = demo_settings(POPULATION, len(train), rounds, seed, train, secure=True)
             task = local.create_task(bundle, settings, key).id
             person = Person(browser, local.url, POPULATION, key.signer)
             drawn = train.shard(devices)
@@ -82,20 +79,6 @@ def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: P
             params = local.store.checkpoint(task, committed)["params"]
         accuracy = overall(evaluate(model, params, test)["accuracy"], test)
         return BrowserDemo(committed, devices, person.counted(), accuracy, state, str(picture))
-
-
-def _settings(train: Population, rounds: int, seed: int) -> TaskSettings:
-    return TaskSettings(
-        population=POPULATION,
-        goal=len(train),
-        rounds=rounds,
-        minimum=max(LEAST_COHORT, len(train) // 2),
-        over_selection=1.0,
-        selection_timeout_s=20,
-        reporting_deadline_s=70,
-        seed=seed,
-        secagg=Secagg(clip_norm=CLIP_NORM, max_examples=int(train.sizes.max()), phase_s=10),
-    )
 
 
 def _train(fleet: Fleet, person: Person, rounds: int) -> str:

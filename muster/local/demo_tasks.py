@@ -174,6 +174,25 @@ class Run:
     seconds: float
 
 
+def demo_settings(
+    population: str, goal: int, rounds: int, seed: int, users: Population, *, secure: bool
+) -> TaskSettings:
+    """Settings of a task with `goal` of these users at a time, all of which it draws."""
+    # The shards are known here, so a tight bound on weights keeps precision.
+    secagg = Secagg(clip_norm=CLIP_NORM, max_examples=int(users.sizes.max()), phase_s=10)
+    return TaskSettings(
+        population=population,
+        goal=goal,
+        rounds=rounds,
+        minimum=max(LEAST_COHORT if secure else 1, goal // 2),
+        over_selection=1.0,
+        selection_timeout_s=20,
+        reporting_deadline_s=70 if secure else 20,  # 20 s to train
+        seed=seed,
+        secagg=secagg if secure else None,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Trainer:
     """Trains with one algorithm after another, on one fleet of users. key: releases their plans."""
@@ -274,18 +293,7 @@ class Trainer:
         shutil.copytree(exported.bundle.folder, config.plan or folder)
 
     def _create_task(self, exported: Exported) -> str:
-        # The shards are known here, so a tight bound on weights keeps precision.
-        secagg = Secagg(clip_norm=CLIP_NORM, max_examples=int(self.train.sizes.max()), phase_s=10)
-        least = LEAST_COHORT if self.config.secure else 1
-        settings = TaskSettings(
-            population=f"digits-{exported.algorithm.name}",
-            goal=self.config.devices,
-            rounds=self.config.rounds,
-            minimum=max(least, self.config.devices // 2),
-            over_selection=1.0,
-            selection_timeout_s=20,
-            reporting_deadline_s=70 if self.config.secure else 20,  # 20 s to train
-            seed=self.config.seed,
-            secagg=secagg if self.config.secure else None,
-        )
+        config = self.config
+        name = f"digits-{exported.algorithm.name}"
+        settings = demo_settings(name, config.devices, config.rounds, config.seed, self.train, secure=config.secure)
         return self.coordinator.create_task(exported.bundle, settings, self.key).id
