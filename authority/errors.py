@@ -6,7 +6,8 @@ AuthorityError
 ├── BadSecret       the enrolment secret cannot be read, or is too short to be one
 ├── BadAndroidFile  the file that says which Android phones are accepted, or one that it names, cannot be used
 ├── BadAppleFile    the file that says which iOS devices are accepted, or one that it names, cannot be used
-└── KeyMissing      there is no file of the authority's key
+├── KeyMissing      there is no file of the authority's key
+└── InvalidSettings a setting of the authority is not what it may be
 """
 
 
@@ -36,3 +37,7 @@ class BadAppleFile(AuthorityError):
 
 class KeyMissing(AuthorityError):
     """There is no file of the authority's key."""
+
+
+class InvalidSettings(AuthorityError):
+    """A setting of the authority is not what it may be."""

@@ -3,82 +3,55 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
 
 from authority.attestation import Attestation
 from authority.beacons import Beacons
-from authority.errors import KeyMissing
+from authority.configuration import AuthorityConfig
+from authority.errors import InvalidSettings, KeyMissing
 from authority.issuer import Issuer
 from authority.service import authority_app
 from fedcore.signing import key_text, public_key
 from fedcore.succession import SucceedingKey
-from ingress.addresses import Network
+from ingress.addresses import networks
 from ingress.connection_limits import ConnectionLimits
 from ingress.listener import listening
 from ingress.newcomers import Newcomers
-from ingress.origins import open_to
+from ingress.origins import open_to, origins
 from ingress.server import HttpConfig
 
+T = TypeVar("T")
 DAY_S = 86_400
 DRAIN_S = 10.0
 """The longest time that a stop waits for requests in progress."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuthorityConfig:
-    """The configuration of an authority. key: the file of its private key. credential_days: validity of a credential.
-
-    server_keys: the public keys, as text, of the coordinators for which it draws beacons. connection_limit: the most
-    connections that wait for a request, and the most bodies that arrive at a time. address_connection_limit: the most
-    waiting connections of one address. address_limit_per_minute: the most requests for credentials from one address,
-    and the most for beacons; 0 is no limit. Addresses in `proxies` are not limited. The defaults fit into the 1024 open
-    files that a process may usually have. origins: of the web pages that may be devices.
-    """
-
-    key: Path
-    host: str = "127.0.0.1"
-    port: int = 8082
-    accept_unattested: bool = False
-    enrolment_secret_file: Path | None = None
-    android_file: Path | None = None
-    apple_file: Path | None = None
-    credential_days: float = 30.0
-    server_keys: tuple[str, ...] = ()
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    connection_limit: int = 400
-    address_connection_limit: int = 100
-    address_limit_per_minute: int = 600
-    proxies: tuple[Network, ...] = ()
-    origins: tuple[str, ...] = ()
-
-    def issuer(self) -> Issuer:
-        """The issuer of credentials. Raises KeyMissing, InvalidKey, BadSecret, BadAndroidFile or BadAppleFile."""
-        if not self.key.exists():
-            raise KeyMissing(
-                f"there is no key at {self.key}: `muster authority new-key {self.key}` makes one, and if there was "
-                "one, put it back, since devices trust no other"
-            )
-        files = self.enrolment_secret_file, self.android_file, self.apple_file
-        attestation = Attestation.of(self.accept_unattested, *files)
-        return Issuer(SucceedingKey.load("authority", self.key), attestation, int(self.credential_days * DAY_S))
-
-
 def serve(config: AuthorityConfig, on_ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve until SIGTERM or SIGINT. on_ready: called with the URL once requests are answered.
 
-    Raises ingress.errors.CannotListen, and as `AuthorityConfig.issuer`.
+    Raises ingress.errors.CannotListen, InvalidSettings for text that cannot be parsed, and as `issuer_of`.
     """
     AuthorityServer(config, on_ready).run()
 
 
+def issuer_of(config: AuthorityConfig) -> Issuer:
+    """The issuer of credentials. Raises KeyMissing, InvalidKey, BadSecret, BadAndroidFile or BadAppleFile."""
+    if not config.key.exists():
+        raise KeyMissing(
+            f"there is no key at {config.key}: `muster authority new-key {config.key}` makes one, and if there was "
+            "one, put it back, since devices trust no other"
+        )
+    files = config.enrolment_secret_file, config.android_file, config.apple_file
+    attestation = Attestation.of(config.accept_unattested, *files)
+    return Issuer(SucceedingKey.load("authority", config.key), attestation, int(config.credential_days * DAY_S))
+
+
 def _app(config: AuthorityConfig) -> Starlette:
-    issuer = config.issuer()
+    issuer = issuer_of(config)
     servers = {key_text(public_key(text).public_bytes_raw()) for text in config.server_keys}
     newcomers = Newcomers(config.connection_limit)
     return authority_app(issuer, Beacons(issuer.key.private, servers), newcomers, config.address_limit_per_minute)
@@ -88,9 +61,11 @@ class AuthorityServer(uvicorn.Server):
     """The HTTP server of an authority. on_ready: called with the URL once requests are answered."""
 
     def __init__(self, config: AuthorityConfig, on_ready: Callable[[str], None]) -> None:
-        self._limits = ConnectionLimits(config.connection_limit, config.address_connection_limit, config.proxies)
+        proxies = _parsed("trusted_proxies", networks, config.trusted_proxies)
+        self._limits = ConnectionLimits(config.connection_limit, config.address_connection_limit, proxies)
         self._http = HttpConfig(tls_cert=config.tls_cert, tls_key=config.tls_key, drain_s=DRAIN_S)
-        super().__init__(self._http.uvicorn(open_to(config.origins, _app(config)), self._limits))
+        app = open_to(_parsed("allowed_origins", origins, config.allowed_origins), _app(config))
+        super().__init__(self._http.uvicorn(app, self._limits))
         self._wanted = config
         self._on_ready = on_ready
 
@@ -104,3 +79,10 @@ class AuthorityServer(uvicorn.Server):
         await super().startup(sockets)
         if sockets and self.started:
             self._on_ready(self._http.url(sockets[0]))
+
+
+def _parsed(name: str, parse: Callable[[str], T], texts: Sequence[str]) -> T:
+    try:
+        return parse(",".join(texts))
+    except ValueError as error:
+        raise InvalidSettings(f"{name}: {error}") from error

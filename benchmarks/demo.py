@@ -9,15 +9,26 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from benchmarks.options import DemoOptions
 from fedcore.decoding import decoder
+from muster.local.demo_tasks import AlgorithmResult
 from muster.output import Say
 
-_DEMO = decoder(dict[str, Any])
+
+class Demo(msgspec.Struct, frozen=True, kw_only=True):
+    """What `muster demo --json` prints."""
+
+    algorithms: dict[str, AlgorithmResult]
+    round_steps: dict[str, float]
+    agreement: float
+    learning_curves: str
+    secure_aggregation: bool
+
+
+_DEMO = decoder(Demo)
 
 
 class DemoBroke(Exception):
@@ -36,7 +47,7 @@ class DemoTimes(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
     accuracy: dict[str, float]
     phases: dict[str, dict[str, float]]
-    demo: dict[str, Any]
+    demo: Demo
 
 
 def run(options: DemoOptions, say: Say) -> DemoTimes:
@@ -47,7 +58,7 @@ def run(options: DemoOptions, say: Say) -> DemoTimes:
         printed = _printed([*command, "--out", str(Path(folder) / "kept")], say)
         wall_s, cpu_s = time.monotonic() - started, _cpu_s() - before
     demo = _DEMO.decode(printed)
-    accuracy = {name: result["test_accuracy"] for name, result in demo["algorithms"].items()}
+    accuracy = {name: result.test_accuracy for name, result in demo.algorithms.items()}
     return DemoTimes(wall_s=wall_s, cpu_s=cpu_s, accuracy=accuracy, phases=_phases(demo), demo=demo)
 
 
@@ -64,18 +75,18 @@ def _printed(command: Sequence[str], say: Say) -> str:
     return printed
 
 
-def _phases(demo: dict[str, Any]) -> dict[str, dict[str, float]]:
-    runs = demo["algorithms"]
-    sessions = sum(result["sessions"] for result in runs.values())
-    device = {
-        phase: sum(result["phases"][phase] * result["sessions"] for result in runs.values()) / sessions
-        for phase in next(iter(runs.values()))["phases"]
+def _phases(demo: Demo) -> dict[str, dict[str, float]]:
+    runs = demo.algorithms
+    sessions = sum(result.sessions for result in runs.values())
+    device: dict[str, float] = {
+        phase: sum(result.phases[phase] * result.sessions for result in runs.values()) / sessions
+        for phase in next(iter(runs.values())).phases
     }
     return {
         "session": device,
-        "round": demo["round_steps"],
-        "export": {name: result["export_seconds"] for name, result in runs.items()},
-        "replay": {name: result["replay_seconds"] for name, result in runs.items()},
+        "round": demo.round_steps,
+        "export": {name: result.export_seconds for name, result in runs.items()},
+        "replay": {name: result.replay_seconds for name, result in runs.items()},
     }
 
 

@@ -11,6 +11,15 @@ from typing import Annotated, Literal
 
 from typer import Option
 
+from muster.options.simulate import Data
+
+Dataset = Annotated[str, Option(help="Data set whose users' examples the devices hold.")]
+Devices = Annotated[int, Option(min=10, help="Number of devices; every round selects all.")]
+Rounds = Annotated[int, Option(min=1, help="Rounds to complete.")]
+Seed = Annotated[int, Option(help="Seed of the fleet, of the model and of the task.")]
+Size = Annotated[int, Option(min=1, help="Values in a report.")]
+Models = Annotated[list[str] | None, Option("--model", help="A built-in model; may be repeated.  [default: all]")]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
@@ -44,8 +53,8 @@ class KeystoneOptions:
     rounds: Annotated[int, Option(min=1, help="Rounds of each algorithm; of both trips, where it has two.")] = 3
     devices: Annotated[int, Option(min=1, max=60, help="Number of devices, all in every round.")] = 8
     seed: Annotated[int, Option(help="Seed of weights, and of the order of examples.")] = 0
-    dataset: Annotated[str, Option(help="Data set whose users' examples the devices hold.")] = "digits"
-    data: Annotated[Path | None, Option(help="The folder that holds data sets on disk.")] = None
+    dataset: Dataset = "digits"
+    data: Data = None
     secagg: Annotated[bool, Option("--secagg", help="Sum reports under secure aggregation.")] = False
     clip_norm: Annotated[float, Option(help="With --secagg: the bound on a report's L2 norm.")] = 10.0
 
@@ -59,7 +68,7 @@ class CurvesOptions:
     """
 
     dataset: Annotated[str, Option(help="Data set with users: digits (bundled) or wisdm.")] = "digits"
-    data: Annotated[Path | None, Option(help="The folder that holds data sets on disk.")] = None
+    data: Data = None
     rounds: Annotated[int, Option(min=1, help="Rounds of each training.")] = 40
 
 
@@ -93,9 +102,7 @@ class DeviceStepOptions:
     ratio to torch's. All models in both formats take several minutes, of which most goes into exporting.
     """
 
-    models: Annotated[
-        list[str] | None, Option("--model", help="A built-in model; may be repeated.  [default: all]")
-    ] = None
+    models: Models = None
     formats: Annotated[
         list[str] | None, Option("--format", help="onnx or executorch; may be repeated.  [default: both]")
     ] = None
@@ -113,9 +120,7 @@ class DevicesJsOptions:
     """
 
     runtime: Annotated[Literal["node", "browser"], Option(help="Where TypeScript runs.")] = "node"
-    models: Annotated[
-        list[str] | None, Option("--model", help="A built-in model; may be repeated.  [default: all]")
-    ] = None
+    models: Models = None
     dim: Annotated[int, Option(min=1, help="Values of the report that is packed and masked.")] = 1_000_000
     neighbours: Annotated[int, Option(min=1, max=255, help="Devices that it shares a mask with.")] = 32
     blocks: Annotated[int, Option(min=1, help="Blocks of each, in turns; the least time counts.")] = 5
@@ -142,8 +147,8 @@ class HostileFleetOptions:
     profile: Annotated[Path, Option(help="The fleet's profile.")] = Path("examples/fleet-hostile.toml")
     devices: Annotated[int, Option(min=4, help="Number of devices, all awake.")] = 40
     rounds: Annotated[int, Option(min=1, help="Rounds to complete, each with a quarter of the devices.")] = 20
-    dataset: Annotated[str, Option(help="Data set whose users' examples the devices hold.")] = "digits"
-    data: Annotated[Path | None, Option(help="The folder that holds data sets on disk.")] = None
+    dataset: Dataset = "digits"
+    data: Data = None
     seed: Annotated[int, Option(help="Seed of the fleet and of the task.")] = 0
 
 
@@ -157,9 +162,9 @@ class SecaggFleetOptions:
     is 1 when that is not so. A hundred devices take about ten minutes on two cores.
     """
 
-    devices: Annotated[int, Option(min=10, help="Number of devices; every round selects all.")] = 100
-    rounds: Annotated[int, Option(min=1, help="Rounds to complete.")] = 20
-    seed: Annotated[int, Option(help="Seed of the fleet, of the model and of the task.")] = 0
+    devices: Devices = 100
+    rounds: Rounds = 20
+    seed: Seed = 0
     phase_s: float = 40.0
     """How long a phase of a round waits for devices."""
     lost: int = 3
@@ -175,12 +180,12 @@ class PrivateFleetOptions:
     code is 1 when a row of the ledger is missing, or the certificate does not hold. A hundred devices take minutes.
     """
 
-    devices: Annotated[int, Option(min=10, help="Number of devices; every round selects all.")] = 100
+    devices: Devices = 100
     epsilon: Annotated[float, Option(help="The budget, at a delta of a tenth of a device.")] = 8.0
     noise_multiplier: Annotated[float, Option(help="Standard deviation of the noise on a sum, over the clip.")] = 1.5
     bits: Annotated[int, Option(min=2, max=20, help="Precision of each value.")] = 12
-    data: Annotated[Path | None, Option(help="The folder that holds data sets on disk.")] = None
-    seed: Annotated[int, Option(help="Seed of the fleet, of the model and of the task.")] = 0
+    data: Data = None
+    seed: Seed = 0
     phase_s: float = 40.0
     """How long a phase of a round waits for devices."""
 
@@ -263,8 +268,8 @@ class RoundsOptions:
     """
 
     devices: Annotated[int, Option(min=1, help="Number of devices; every round selects all.")] = 10_000
-    rounds: Annotated[int, Option(min=1, help="Rounds to complete.")] = 1
-    size: Annotated[int, Option(min=1, help="Values in a report.")] = 1000
+    rounds: Rounds = 1
+    size: Size = 1000
     silent: Annotated[float, Option(min=0, max=0.4, help="Share of devices that never report.")] = 0.0
     killed: Annotated[float, Option(min=0, max=0.4, help="Share of devices that die in the middle of an upload.")] = 0.0
 
@@ -279,7 +284,7 @@ class SoakOptions:
 
     minutes: Annotated[float, Option(min=0.01, help="Minutes to run.")] = 30.0
     devices: Annotated[int, Option(min=6, help="Number of devices.")] = 300
-    size: Annotated[int, Option(min=1, help="Values in a report.")] = 10_000
+    size: Size = 10_000
 
 
 BENCHMARKS: dict[str, type] = {

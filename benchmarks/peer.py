@@ -1,6 +1,6 @@
-"""A peer: another project's code, in a virtual environment of its own, which works in a process when it is its turn.
+"""A peer: another project's code, in a virtual environment and a process of its own, which trains when it is asked.
 
-The process answers JSON lines, as benchmarks/peers/turns.py says.
+The process speaks JSON lines, as benchmarks/peers/turns.py says.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class PeerError(Exception):
 
 
 def python_with(requirements: Path, say: Say) -> Path:
-    """The Python of a virtual environment with what a file of requirements names; made once, in the user's cache.
+    """The Python of a virtual environment with the packages of a requirements file; made once, in the user's cache.
 
-    Raises PeerError, with pip's last words, when it cannot be made.
+    Raises PeerError, with the end of pip's output, if it cannot be made.
     """
     digest = hashlib.sha256(f"{sys.version}\n{requirements.read_text()}".encode()).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

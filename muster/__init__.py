@@ -4,7 +4,7 @@
 
     run = muster.simulate("mlp", algorithm="fedadam", rounds=20)
     bundle = muster.export("mlp", algorithm="fedadam", out="plan")
-    with muster.Coordinator("http://127.0.0.1:8000", token) as coordinator:
+    with muster.Coordinator("http://127.0.0.1:8081", token) as coordinator:
         task = coordinator.create(bundle, population="phones", goal=20, rounds=10)
 
 docs/python.md has them all. They are imported when they are first used: `import muster` loads no torch.

@@ -1,4 +1,4 @@
-"""The entry point of `muster`. A device's command runs here without the command framework that the others need."""
+"""The entry point of `muster`. `muster device` runs without the command framework, which other commands need."""
 
 from __future__ import annotations
 
@@ -29,42 +29,29 @@ USAGE_ERRORS = {
     "InvalidToken",
 }
 
-# What a partial installation lacks, and the extra that brings it.
+# Packages that a partial installation may lack, and the extra that has each.
 EXTRAS = {
-    "typer": "cli",
-    "rich": "cli",
-    "torch": "export",
-    "onnx": "export",
-    "executorch": "executorch",
-    "onnxruntime": "device",
-    "httpx2": "coordinator",
-    "alembic": "coordinator",
-    "cbor2": "coordinator",
-    "fastapi": "coordinator",
-    "obstore": "coordinator",
-    "psycopg": "coordinator",
-    "selenium": "browser",
-    "pydantic": "coordinator",
-    "pydantic_settings": "coordinator",
-    "structlog": "coordinator",
-    "prometheus_client": "coordinator",
-    "jinja2": "coordinator",
-    "segno": "coordinator",
-    "sqlalchemy": "coordinator",
-    "starlette": "coordinator",
-    "uvicorn": "coordinator",
-    "resvg_py": "plot",
-    "pygal": "sim",
-    "h5py": "data",
-    "pyarrow": "data",
-    "google": "data",
-    "aiohttp": "dev",
+    package: extra
+    for extra, packages in {
+        "cli": "typer rich",
+        "export": "torch onnx",
+        "executorch": "executorch",
+        "device": "onnxruntime",
+        "coordinator": "httpx2 alembic cbor2 fastapi obstore psycopg pydantic pydantic_settings structlog "
+        "prometheus_client jinja2 segno sqlalchemy starlette uvicorn",
+        "browser": "selenium",
+        "plot": "resvg_py",
+        "sim": "pygal",
+        "data": "h5py pyarrow google",
+        "dev": "aiohttp",
+    }.items()
+    for package in packages.split()
 }
 
 
 def main() -> None:
     """Run a command; one of our errors becomes one line on standard error and an exit code."""
-    # Ended like this, a command still stops the processes that it started and removes its temporary folders.
+    # On SIGTERM too, a command stops its processes and removes its temporary folders.
     exit_on_sigterm(EXIT_TERMINATED)
     try:
         _run()
@@ -82,12 +69,12 @@ def main() -> None:
             remark(line)
         sys.exit(EXIT_USAGE if type(error).__name__ in USAGE_ERRORS else EXIT_FAILED)
     finally:
-        # The interpreter's last collection of garbage looks at every object: a second, where torch was loaded.
+        # Skips the last garbage collection of the interpreter, which takes a second if torch is loaded.
         gc.freeze()
 
 
 def _words(error: Exception) -> str | None:
-    """The sentence of an error of ours or of the operating system, whose files come first; None of other errors."""
+    """The message of our own error, or of an OSError with its file first; None for other errors."""
     if type(error).__module__.partition(".")[0] in OURS:
         return str(error)
     if not isinstance(error, OSError):

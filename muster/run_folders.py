@@ -1,4 +1,4 @@
-"""Simulations in folders, each with a picture of its learning curve: started, and resumed."""
+"""Starts and resumes simulations in folders, each with a picture of its learning curve."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ def start(path: Path, config: SimulationConfig, on_round: OnRound) -> Simulation
 
 
 def resume(path: Path, config: SimulationConfig, on_round: OnRound) -> SimulationResult:
-    """Go on with the run in a folder. Raises as `resume_run`."""
+    """Resume the run in a folder. Raises as `resume_run`."""
     return _drawn(path, resume_run(path, config, on_round))
 
 
 def _drawn(path: Path, result: SimulationResult) -> SimulationResult:
     name = f"{result.model}, {result.baseline or result.algorithm}"
+    title = f"{result.model} on {Path(result.dataset).name}"
     with writing(path):
-        draw_measured({name: read_run(path).points}, f"{result.model} on {Path(result.dataset).name}").write(
-            path / PICTURE
-        )
+        draw_measured({name: read_run(path).points}, title).write(path / PICTURE)
     return result

@@ -1,6 +1,6 @@
 """Reports of studies: a page with tables and pictures, and the same as JSON.
 
-What stands on a page before its results is written by hand: what the paper found, and what we found.
+A page's text before its results is written by hand: what the paper found, and what we found.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DIGITS = 4
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A study that was run. command: what makes it again. date: in UTC. cpu_minutes: of all trials."""
+    """A finished study. command: repeats it. date: in UTC. cpu_minutes: over all trials."""
 
     study: str
     question: str
@@ -46,38 +46,32 @@ REPORT = decoder(Report)
 
 
 def write(report: Report, folder: Path) -> Path:
-    """Write the JSON, the pictures and the page of a report; words by hand on an earlier page stay. Gives the page."""
+    """Write a report's JSON, pictures and page, whose path it returns. Handwritten text of an earlier page stays."""
     folder.mkdir(parents=True, exist_ok=True)
     encoded = msgspec.json.encode(_rounded(msgspec.to_builtins(report)))
     report = REPORT.decode(encoded)
     page = folder / f"{report.study}.md"
-    by_hand = page.read_text().partition(RESULTS)[0] if page.exists() else f"# {title_of(report)}\n\n"
-    files = {folder / f"{report.study}.json": encoded.decode() + "\n"}
-    files |= {page: by_hand + results(report)}
-    for path, text in files.items():
-        write_whole(path, text.encode())
+    title = report.study.replace("-", " ").capitalize()
+    by_hand = page.read_text().partition(RESULTS)[0] if page.exists() else f"# {title}\n\n"
+    write_whole(folder / f"{report.study}.json", encoded + b"\n")
+    write_whole(page, (by_hand + results(report)).encode())
     write_svg_and_png({folder / name: picture for name, picture in pictures(report).items()})
     return page
 
 
-def title_of(report: Report) -> str:
-    """The heading of a new page."""
-    return report.study.replace("-", " ").capitalize()
-
-
 def pictures(report: Report) -> dict[str, Picture]:
-    """Each picture by file name, grids first."""
+    """Pictures by file name, grids first."""
     drawn = [_heat_map(grid) for grid in report.findings.grids] + [_curves(plot) for plot in report.findings.plots]
     return {f"{report.study}-{number}.svg": picture for number, picture in enumerate(drawn, 1)}
 
 
 def results(report: Report) -> str:
-    """The part of a page that is made from the figures."""
+    """The results section of a page."""
     return RESULTS + "\n" + "\n".join(_sections(report))
 
 
 def summary(report: Report) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
-    """The tables of a report as texts, its grids among them: title, columns, rows."""
+    """The tables of a report, grids first: title, columns and rows, as text."""
     for grid in report.findings.grids:
         rows = [[_label(row), *map(cell, values)] for row, values in zip(grid.rows, grid.values, strict=True)]
         yield grid.title, [f"{grid.row_name} \\ {grid.column_name}", *map(_label, grid.columns)], rows
@@ -86,13 +80,13 @@ def summary(report: Report) -> Iterator[tuple[str, Sequence[str], list[list[str]
 
 
 def cell(value: str | float | PerSeed) -> str:
-    """A cell as text: numbers of seeds as mean and standard deviation, with the seeds for which there is none."""
+    """A cell as text: values per seed as mean and standard deviation, with the number of seeds without one."""
     if isinstance(value, str):
         return value
     if isinstance(value, float | int):
         return f"{value:.3g}"
     numbers = [number for number in value if number is not None]
-    lost = f"none for {len(value) - len(numbers)} of {len(value)}" if len(numbers) < len(value) else ""
+    missing = f" (none for {len(value) - len(numbers)} of {len(value)})" if len(numbers) < len(value) else ""
     if not numbers:
         return "none"
     middle = statistics.fmean(numbers)
@@ -102,15 +96,15 @@ def cell(value: str | float | PerSeed) -> str:
         return f"({cell(scaled)}) · 10^−{-magnitude}"
     decimals = max(0, 2 - magnitude)
     spread = f" ± {statistics.stdev(numbers):.{decimals}f}" if len(numbers) > 1 else ""
-    return f"{middle:.{decimals}f}{spread}".replace("-", "−") + (f" ({lost})" if lost else "")
+    return f"{middle:.{decimals}f}{spread}".replace("-", "−") + missing
 
 
 def _sections(report: Report) -> Iterator[str]:
     seeds = ", ".join(map(str, report.seeds))
     several = f"Means and standard deviations over {len(report.seeds)} seeds ({seeds})."
-    yield _wrapped(f"The question: {report.question} Of {report.paper}.")
+    yield _wrapped(f"Question: {report.question} Paper: {report.paper}.")
     if report.quick:
-        yield _wrapped("These are the smallest sizes, of `--quick`: they show that the study runs, and nothing else.")
+        yield _wrapped("These are the smallest sizes, from `--quick`: they show only that the study runs.")
     yield _wrapped(f"{report.findings.setup} {several if len(report.seeds) > 1 else f'Seed {seeds}.'}")
     titles = [grid.title for grid in report.findings.grids] + [plot.title for plot in report.findings.plots]
     for name, title in zip(pictures(report), titles, strict=True):
@@ -132,7 +126,7 @@ def _label(number: float) -> str:
 
 
 def _heat_map(grid: Grid) -> Picture:
-    """A grid as a picture of means over seeds."""
+    """A grid as a heat map of means over seeds."""
     means = [[mean(values) for values in row] for row in grid.values]
     rows, columns = [_label(setting) for setting in grid.rows], [_label(setting) for setting in grid.columns]
     return draw_heat_map(grid.title, (grid.row_name, rows), (grid.column_name, columns), means)
@@ -151,7 +145,7 @@ def _curves(plot: Plot) -> Picture:
 
 
 def _rounded(value: Any) -> Any:
-    """Plain values with floats of DIGITS significant digits."""
+    """Plain values, with floats rounded to DIGITS significant digits."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,12 @@ def members(cls: type) -> list[str]:
         target = member.fget if isinstance(member, property) else member
         if name.startswith("_") or not inspect.isfunction(target):
             continue
+        words, *settings = re.split(r"\n+(?=\* `)", described(target))
         parameters = ", ".join(list(inspect.signature(target).parameters)[1:])
         call = name if isinstance(member, property) else f"{name}({parameters})"
-        line = f"* `.{call}`: {' '.join(described(target).split())}"
+        line = f"* `.{call}`: {' '.join(words.split())}"
         lines.append(textwrap.fill(line, 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False))
+        lines += [textwrap.indent(line, "  ") for line in settings]
     return lines
 
 

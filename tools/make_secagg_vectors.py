@@ -42,16 +42,15 @@ def vector(slot):
     return np.array([slot / 20 - 0.6, 0.25, -0.5, 1 / slot, slot, 255, 0], np.float32)
 
 
-def transcript():
-    """The session as what JSON holds: bytes in hex."""
-    chance = Chance()
-    invite = invitation(SEGMENTS, n_max=100, min_sum=4, w_max=64)
+def run_session(chance):
+    """Run the session with the draws of `chance`: its cohort, what devices sent and received, and the result."""
     slots = range(10, 18)
+    invite = invitation(SEGMENTS, n_max=100, min_sum=4, w_max=64)
     cohort = Cohort(8, invite, vectors={slot: vector(slot) for slot in slots}, weights={slot: slot for slot in slots})
-    sent = {name: {} for name in ("M1", "M3", "M5", "M7", "M9", "M11")}
-    received = {}
+    sent, received = {}, {}
 
     def answer(name, messages, gone=()):
+        sent[name] = {}
         for slot, message in messages.items():
             if slot not in gone:
                 chance.slot = slot
@@ -69,6 +68,14 @@ def transcript():
         result = answer("M11", received["M10"]).unmasking.run()
     cohort.server.settle(result)
     received["M12"] = cohort.server.results()
+    return cohort, sent, received, result
+
+
+def transcript():
+    """The session as what JSON holds: bytes in hex."""
+    chance = Chance()
+    cohort, sent, received, result = run_session(chance)
+    rosters = [cohort.roster(slot) for slot in cohort.clients]
     return {
         "chance": Chance.__doc__,
         "server_private_key": raw(SERVER),
@@ -77,11 +84,11 @@ def transcript():
         "gone_from": GONE,
         "vectors": {str(slot): [float(value) for value in vector(slot)] for slot in cohort.clients},
         "weights": "the slot",
-        "invite_hash": invite.hash.hex(),
+        "invite_hash": cohort.invite.hash.hex(),
         "roster_root": cohort.roster(10).root.hex(),
         "sid": cohort.sid.hex(),
         "neighbours": {
-            str(place): [entry.position for entry in cohort.roster(slot).neighbours] for place, slot in enumerate(slots)
+            str(place): [entry.position for entry in roster.neighbours] for place, roster in enumerate(rosters)
         },
         "drawn": {str(slot): drawn for slot, drawn in chance.drawn.items()},
         "M0": cohort.server.invitation.hex(),

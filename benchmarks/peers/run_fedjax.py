@@ -1,7 +1,7 @@
 """FedJAX with its own FedAvg and its backend `jit`, the default on a CPU.
 
-What it compiles, it compiles in the first round, which does not count. It fills a client's last batch up with examples
-of the same client, so that there is one shape.
+It compiles in the first round, which does not count. It fills a client's last batch with other examples of the client,
+so that all batches have one shape.
 """
 
 import importlib.metadata

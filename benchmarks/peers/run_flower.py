@@ -1,8 +1,8 @@
 """Flower's simulation on Ray, with its FedAvg and the client of its quickstart for torch.
 
-Ray has one CPU and a client needs one, so there is one actor. There are as many nodes as clients in a cohort, and a
-node trains the client of its place in the cohort: fewer nodes than clients cost Flower less. An actor reads all
-examples once, and batches are slices of ready tensors, not those of a data loader.
+Ray has one CPU and a client needs one, so there is one actor. There is a node for each place in a cohort, not for each
+client, which costs Flower less. An actor reads all examples once, and batches are slices of ready tensors, without a
+data loader.
 """
 
 import functools
@@ -46,7 +46,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 class InTurns(FedAvg):
-    """FedAvg that waits for the turn before each round, and counts steps."""
+    """FedAvg that waits for its turn before each round, and counts steps."""
 
     def __init__(self, turns: Turns, rounds: Iterator[int], nodes: int) -> None:
         super().__init__(fraction_evaluate=0.0, min_available_nodes=nodes)
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # As a module of its own, which Ray's actors import once; what is in the main one is sent with every message.
+    # Imported by name, as Ray's actors do once; whatever is in `__main__` would be sent with every message.
     import run_flower
 
     run_flower.main()

@@ -1,7 +1,7 @@
 """pfl-research, as its own benchmarks use it: the simulated backend in one process, and its adapter of torch models.
 
-Nothing is evaluated but in the first round, which does not count: pfl evaluates in round 0 whatever its frequency.
-Users' tensors are ready, so that nothing is converted, and pfl does not shuffle them.
+It evaluates only in the first round, which does not count: pfl does so in round 0 whatever its frequency. Users'
+tensors are ready, so nothing is converted, and pfl does not shuffle them.
 """
 
 import importlib.metadata
@@ -26,7 +26,7 @@ from turns import Turns, Workload
 
 
 class EveryRound(TrainingProcessCallback):
-    """Waits for the turn before each round, and stops when there is none."""
+    """Waits for its turn before each round, and stops when there is none."""
 
     def __init__(self, turns: Iterator[int]) -> None:
         self._turns = turns

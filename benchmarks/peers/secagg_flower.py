@@ -1,4 +1,4 @@
-"""Flower's SecAgg+ functions on a given workload: one JSON line. `secagg_peer.py` runs it where Flower is.
+"""Flower's SecAgg+ functions on a given workload: one JSON line. `secagg_peer.py` runs it where Flower is installed.
 
     python benchmarks/peers/secagg_flower.py '{"n": 100, "k": 32, "t": 22, "dim": 1000000, "dropout": 0.1, …}'
 
@@ -21,7 +21,7 @@ from flwr.common.secure_aggregation import ndarrays_arithmetic, quantization
 from flwr.common.secure_aggregation.crypto import shamir
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
-# The package has a function of the module's name in its place.
+# A function of the package hides the module of the same name.
 mod = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
 CLIP, QUANTA, MODULUS, MOST_WEIGHT = 8.0, 1 << 22, 1 << 32, 1000.0  # the defaults of its workflow
 

@@ -1,9 +1,9 @@
-"""The workload of a comparison of engines, and the turns that a runner takes at it. It needs NumPy alone.
+"""The workload of a comparison of engines, and a runner's turns at it. This needs only NumPy.
 
 A runner is a program of this folder that trains with another project's code. `muster bench engine --peers` starts it
-with a folder: `workload.json`, the examples of all clients, and the initial weights. It answers one JSON line when it
+with a folder: `workload.json`, the examples of all clients, and the initial weights. It writes one JSON line when it
 is ready, and one for each line that it reads: `round` trains the next cohort, `loss` evaluates the global model. It
-ends with its input.
+ends when its input does.
 """
 
 import ctypes
@@ -19,15 +19,15 @@ import numpy as np
 
 PR_SET_CHILD_SUBREAPER = 36
 PROBE = 1000
-"""The loss is that of the first so many examples of the population."""
+"""The number of examples, the first of the population, whose loss is compared."""
 
 
 @dataclass(frozen=True)
 class Workload:
     """A model by name, the settings of FedAvg, and the cohort of every round as indices of clients.
 
-    clients: images, float32 (n, 1, 28, 28), and labels, int64 (n,), of those who take part. probe: the same of the
-    examples whose loss is compared. weights: the initial parameters by their name in torch.
+    clients: images, float32 (n, 1, 28, 28), and labels, int64 (n,), of each client in a cohort. probe: the same of the
+    examples whose loss is compared. weights: initial parameters by their names in torch.
     """
 
     model: str
@@ -41,7 +41,7 @@ class Workload:
 
     @classmethod
     def read(cls, folder: str) -> "Workload":
-        """Read the files of a folder; of the examples, only those that are used."""
+        """Read the files of a folder, but only the examples that are used."""
         place = Path(folder)
         settings = json.loads((place / "workload.json").read_text())
         images, labels, starts = (
@@ -62,14 +62,14 @@ class Workload:
 
 
 class Turns:
-    """The rounds that the benchmark asks for. `steps` counts the local steps of a round.
+    """The rounds that the benchmark asks for. steps: counts the local steps of a round.
 
-    loss: evaluates the global model. Iterating yields the index of a round when its turn comes, and answers when the
-    next is asked for. What is printed goes to standard error from here on.
+    loss: evaluates the global model. Iterating yields a round's index when its turn comes, and answers when the next is
+    asked for. From here on, prints go to standard error.
     """
 
     def __init__(self, version: str, loss: Callable[[], float]) -> None:
-        # Processes whose parent ends become children of this one, so that their CPU time is found.
+        # Descendants whose parent ends become children of this process, so that their CPU time is found.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""`muster new`: a project of one's own that runs at once."""
+"""`muster new`: a new project, which runs at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def new(
     ],
     json: Json = False,
 ) -> None:
-    """Make a project that runs at once, to be changed into yours.
+    """Make a project that runs at once, for you to change.
 
     It has a model, users, an algorithm, their tests and a simulation.
 

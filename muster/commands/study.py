@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from muster.study_report import Report
     from simulator.studies.study import Study
 
-QUICK = "The smallest sizes, in seconds: they show that the study runs, and nothing else."
-OUT = "The folder of the page, the pictures (SVG and PNG) and the JSON; finished trials are kept in trials/ there."
+QUICK = "The smallest sizes, in seconds: they show only that the study runs."
+OUT = "The folder of the page, pictures (SVG and PNG) and JSON; finished trials are kept in its trials/."
 
 
 def study(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A study, or `list` for all of them.")],
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds every trial is run with.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds of every trial.")] = 3,
     out: Annotated[Path, typer.Option(help=OUT)] = Path("studies"),
     data: Data = None,
     processes: Annotated[
@@ -31,8 +31,7 @@ def study(
 ) -> None:
     """Put a question of a paper to our data sets.
 
-    It prints tables, and writes a page with pictures, PNG files and JSON. A study that was interrupted goes on where it
-    was.
+    It prints tables, and writes a page with pictures, PNG files and JSON. An interrupted study goes on where it was.
     """
     with loading():
         from simulator import studies
@@ -57,7 +56,7 @@ def study(
 
 
 class Sizes(NamedTuple):
-    """The size of a study: how many seeds, and whether it takes its smallest sizes. data: the folder of data sets."""
+    """The size of a study. seeds: their number. quick: take the smallest sizes. data: the folder of data sets."""
 
     seeds: int
     quick: bool
@@ -71,7 +70,7 @@ def _list(studies: list[Study], json: bool) -> None:
 
 
 def _run(study: Study, sizes: Sizes, out: Path, processes: int | None) -> Report:
-    """Run the trials, and show how far they are."""
+    """Run the trials, and show progress."""
     from muster.header import header
     from muster.study_report import Report
     from simulator.engines.workers.processes import usable_cores

@@ -1,4 +1,4 @@
-"""A browser as a phone has it, a real Chromium with a phone's screen, and what a person does at the page of devices."""
+"""Chromium with a phone's screen, and a person's actions on the page of devices."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from simulator.fleet.chromium import chromium
 SCREEN = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
 """A small phone's, in CSS pixels."""
 _AGENT = "Mozilla/5.0 (Linux; Android 16; Phone) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/{} Mobile Safari/537.36"
-_PATIENCE_S = 120.0
-# A text may stand for a second only, which a busy machine can take between two looks: the page notes all of them.
+_TIMEOUT_S = 120.0
+# A text may show for only a second, and a busy machine may look less often: the page notes every text.
 _TEXT_WITH = """
 const [name, words] = arguments, element = document.getElementById(name), all = (window.texts ??= {});
 if (!all[name]) {
@@ -36,12 +36,12 @@ return all[name][0];
 
 
 class PageFailed(Exception):
-    """A page did not come to say what it should."""
+    """A page did not show what it should."""
 
 
 @contextmanager
 def phone() -> Iterator[webdriver.Chrome]:
-    """A browser with nothing kept from before, for as long as the block runs. Raises BrowserMissing."""
+    """A browser with a fresh profile, until the block ends. Raises BrowserMissing."""
     with chromium(capabilities={"goog:loggingPrefs": {"browser": "ALL"}}) as opened:
         version = opened.capabilities["browserVersion"]
         opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", SCREEN)
@@ -51,7 +51,7 @@ def phone() -> Iterator[webdriver.Chrome]:
 
 
 class Person:
-    """Somebody at the page of a coordinator, by a link that names a population and who may release plans for it."""
+    """A person on the page of a coordinator, by a link that names a population and the signers of its plans."""
 
     def __init__(self, browser: webdriver.Chrome, url: str, population: str, *signers: str) -> None:
         self._browser = browser
@@ -59,20 +59,20 @@ class Person:
         self.open()
 
     def open(self) -> None:
-        """Open the page, anew if it is open."""
+        """Open the page, or reload it."""
         self._browser.get(self._url)
         self.waits_for("state", "Ready")
 
     def text(self, name: str) -> str:
-        """The text of an element by its id."""
+        """The text of the element with an id."""
         return str(self._browser.execute_script("return document.getElementById(arguments[0]).innerText", name))
 
     def waits_for(self, name: str, words: str) -> str:
-        """The text of an element, once it holds these words, or held them since the last wait for it.
+        """Wait until an element shows these words, or has shown them since the last wait; returns its text.
 
         Raises PageFailed.
         """
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + _TIMEOUT_S
         while not (text := self._browser.execute_script(_TEXT_WITH, name, words)):
             if time.monotonic() > until:
                 text, state = self.text(name), self.text("state")
@@ -85,12 +85,12 @@ class Person:
         self._browser.execute_script("document.getElementById(arguments[0]).click()", name)
 
     def draw(self, inked: NDArray[np.bool_], digit: int) -> None:
-        """Draw a digit by pointer, cell by cell, say which it is, and keep it. inked: (8, 8). Raises PageFailed."""
-        before, until = int(self.text("count")), time.monotonic() + _PATIENCE_S
+        """Draw a digit with the pointer, label it and keep it. inked: cells to draw, (8, 8). Raises PageFailed."""
+        before, until = int(self.text("count")), time.monotonic() + _TIMEOUT_S
         self._stroke(inked, digit)
         while self._browser.execute_script("return document.getElementById('keep').disabled"):
             if time.monotonic() > until:
-                raise PageFailed("the pad takes no ink")
+                raise PageFailed("no ink shows on the pad")
             self._stroke(inked, digit)  # the page had moved under the pointer
         self.press("keep")
         self.waits_for("count", str(before + 1))
@@ -102,18 +102,18 @@ class Person:
             "const {left, top, width} = pad.getBoundingClientRect(); return [left, top, width / 8]",
             str(digit),
         )
-        way = [(left + (x + 0.5) * side, top + (y + 0.5) * side) for y, x in np.argwhere(inked)]
-        for kind, places in (("mousePressed", way[:1]), ("mouseMoved", way[1:]), ("mouseReleased", way[-1:])):
-            for x, y in places:
+        points = [(left + (x + 0.5) * side, top + (y + 0.5) * side) for y, x in np.argwhere(inked)]
+        for kind, visited in (("mousePressed", points[:1]), ("mouseMoved", points[1:]), ("mouseReleased", points[-1:])):
+            for x, y in visited:
                 event = {"type": kind, "x": x, "y": y, "button": "left", "buttons": 1, "clickCount": 1}
                 self._browser.execute_cdp_cmd("Input.dispatchMouseEvent", event)
 
     def counted(self) -> int:
-        """The reports that the page sent and that were counted, by its journal."""
+        """The number of the page's reports that were counted, by its journal."""
         return self.text("entries").count("A report on")
 
-    def keep_picture(self, path: Path) -> None:
-        """Write a picture of the whole page, a PNG."""
+    def save_screenshot(self, path: Path) -> None:
+        """Save a screenshot of the whole page, a PNG."""
         self._browser.execute_script("scrollTo(0, 0)")
         shot = {"format": "png", "captureBeyondViewport": True}
         path.write_bytes(base64.b64decode(self._browser.execute_cdp_cmd("Page.captureScreenshot", shot)["data"]))

@@ -1,4 +1,4 @@
-"""The demo in a browser: a coordinator's web page in a real Chromium, and devices on Node, train in secure rounds."""
+"""The demo in a browser: a coordinator's page in Chromium and devices on Node train in secure rounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.store.tasks import Secagg, TaskSettings
 from export.build import export_bundle
 from export.model import Model
 from export.models import load as load_model
@@ -16,31 +15,29 @@ from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import check_cross_device
 from fedcore.signing import SigningKey
 from muster.local.browser import Person, phone
-from muster.local.demo_tasks import CLIP_NORM, DATASET, MODEL, SETTINGS
+from muster.local.demo_tasks import DATASET, MODEL, SETTINGS, demo_settings
 from muster.local.fleet import local_fleet
 from muster.local.memory_folder import memory_folder
 from muster.local.server import local_coordinator
-from secagg.parameters import LEAST_COHORT
 from simulator import datasets
 from simulator.course import overall
 from simulator.engine import evaluate
 from simulator.fleet import node
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.profile import counted_kinds
-from simulator.population import Population
 
 POPULATION = "digits"
 DRAWN = 6
-"""The examples that are drawn on the page."""
+"""The number of examples drawn on the page."""
 _INK = 0.5
-"""The level above which a cell is drawn."""
+"""The level above which a cell is inked."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrowserDemo:
-    """The outcome. rounds: committed ones; counted: those of them with a report of the page.
+    """The outcome. rounds: committed ones. counted: the rounds with a report from the page.
 
-    devices: on Node. test_accuracy: on held-out users. page: its state at the end. picture: the path of its picture.
+    devices: on Node. test_accuracy: on held-out users. page: its final state. picture: the path of its screenshot.
     """
 
     rounds: int
@@ -52,7 +49,7 @@ class BrowserDemo:
 
 
 def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: Path) -> BrowserDemo:
-    """Train with `devices` on Node and a page on which digits are drawn, and keep a picture of the page, a PNG.
+    """Train with `devices` on Node and a page with hand-drawn digits, and save a screenshot of the page, a PNG.
 
     name: of the algorithm. Raises FleetError where Chromium or Node is missing, PageFailed, NotCrossDevice.
     """
@@ -68,7 +65,7 @@ def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: P
         train, test = datasets.users(DATASET, None, devices + 1)
         key = SigningKey.new(folder / "release.pem")
         with local_coordinator(folder / "coordinator", secure=True, page=folder / "page") as local:
-            settings = _settings(train, rounds, seed)
+            settings = demo_settings(POPULATION, len(train), rounds, seed, train, secure=True)
             task = local.create_task(bundle, settings, key).id
             person = Person(browser, local.url, POPULATION, key.signer)
             drawn = train.shard(devices)
@@ -76,30 +73,16 @@ def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: P
                 person.draw(levels > _INK, int(digit))
             users, kinds = train.subset(range(devices)), counted_kinds(f"node:{devices}")
             fleet = local_fleet(local, settings, users, key, folder / "devices", kinds=kinds)
-            words = _train(fleet, person, rounds)
-            person.keep_picture(picture)
+            state = _train(fleet, person, rounds)
+            person.save_screenshot(picture)
             committed = len(local.committed(task))
             params = local.store.checkpoint(task, committed)["params"]
         accuracy = overall(evaluate(model, params, test)["accuracy"], test)
-        return BrowserDemo(committed, devices, person.counted(), accuracy, words, str(picture))
-
-
-def _settings(train: Population, rounds: int, seed: int) -> TaskSettings:
-    return TaskSettings(
-        population=POPULATION,
-        goal=len(train),
-        rounds=rounds,
-        minimum=max(LEAST_COHORT, len(train) // 2),
-        over_selection=1.0,
-        selection_timeout_s=20,
-        reporting_deadline_s=70,
-        seed=seed,
-        secagg=Secagg(clip_norm=CLIP_NORM, max_examples=int(train.sizes.max()), phase_s=10),
-    )
+        return BrowserDemo(committed, devices, person.counted(), accuracy, state, str(picture))
 
 
 def _train(fleet: Fleet, person: Person, rounds: int) -> str:
-    """Let page and fleet train until the task is done; returns the page's state after its last report."""
+    """Let page and fleet train until the task ends; returns the page's state after its last report."""
     with ThreadPoolExecutor(1) as beside:
         running = beside.submit(fleet.run)
         person.press("take-part")

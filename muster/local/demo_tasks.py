@@ -83,9 +83,9 @@ class DemoConfig:
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmResult:
-    """One algorithm's run. `report` is one report; other bytes are per device that took part, over the whole run.
+    """One algorithm's run. report: bytes of one. bytes_up, bytes_down: per participating device, over the whole run.
 
-    points: one a round, as of a simulation. seconds: of the fleet. sessions: those that reported; phases: their mean
+    points: one a round, as in a simulation. seconds: of the fleet. sessions: those that reported. phases: their mean
     seconds (device_runtime/phases.py).
     """
 
@@ -106,7 +106,7 @@ class AlgorithmResult:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """All algorithms' runs, and mean seconds of the steps of their rounds in the coordinator (docs/operations.md)."""
+    """All runs, and mean seconds of the steps of their rounds in the coordinator (docs/operations.md)."""
 
     algorithms: list[AlgorithmResult]
     round_steps: dict[str, float]
@@ -122,7 +122,7 @@ def run_demo(
     """Train with every algorithm in turn.
 
     servers: where devices run. started: waits for the coordinator. Both start while this module is loaded and the first
-    plan exported. While one algorithm trains, the next one's plan is exported and the last one's run replayed.
+    plan exported. While one algorithm trains, the next plan is exported and the previous run replayed.
     """
     train, test = datasets.users(DATASET, None, DEVICES)
     with ThreadPoolExecutor(1) as beside:
@@ -147,7 +147,7 @@ def _means(samples: Sequence[Sample], label: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A plan with its model and algorithm. name: as the user wrote it. seconds: the time of its export."""
+    """A plan with its model and algorithm. name: as the user wrote it. seconds: of the export."""
 
     name: str
     model: Model
@@ -165,7 +165,7 @@ def _export(config: DemoConfig, name: str) -> Exported:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An algorithm's rounds on the fleet. points: one a round, as of a simulation. seconds: of all rounds."""
+    """An algorithm's rounds on the fleet. points: one a round, as in a simulation. seconds: of all rounds."""
 
     exported: Exported
     task: str
@@ -174,9 +174,28 @@ class Run:
     seconds: float
 
 
+def demo_settings(
+    population: str, goal: int, rounds: int, seed: int, users: Population, *, secure: bool
+) -> TaskSettings:
+    """Settings of a task with `goal` of these users at a time, all of which it draws."""
+    # The shards are known here, so a tight bound on weights keeps precision.
+    secagg = Secagg(clip_norm=CLIP_NORM, max_examples=int(users.sizes.max()), phase_s=10)
+    return TaskSettings(
+        population=population,
+        goal=goal,
+        rounds=rounds,
+        minimum=max(LEAST_COHORT if secure else 1, goal // 2),
+        over_selection=1.0,
+        selection_timeout_s=20,
+        reporting_deadline_s=70 if secure else 20,  # 20 s to train
+        seed=seed,
+        secagg=secagg if secure else None,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """Trains with one algorithm after the other, on one fleet of users. `key` releases their plans."""
+    """Trains with one algorithm after another, on one fleet of users. key: releases their plans."""
 
     config: DemoConfig
     coordinator: LocalCoordinator
@@ -251,7 +270,7 @@ class Trainer:
         )
 
     def _keep(self, run: Run, out: Path) -> None:
-        """Keep a run in a folder as that of a simulation, and its plan in it."""
+        """Keep a run, with its plan, in a folder like a simulation's."""
         exported, settings = run.exported, settings_of(run.exported.algorithm)
         folder = (out / exported.algorithm.name).resolve()
         config = SimulationConfig(
@@ -274,18 +293,7 @@ class Trainer:
         shutil.copytree(exported.bundle.folder, config.plan or folder)
 
     def _create_task(self, exported: Exported) -> str:
-        # The shards are known here, so a tight bound on weights keeps precision.
-        secagg = Secagg(clip_norm=CLIP_NORM, max_examples=int(self.train.sizes.max()), phase_s=10)
-        least = LEAST_COHORT if self.config.secure else 1
-        settings = TaskSettings(
-            population=f"digits-{exported.algorithm.name}",
-            goal=self.config.devices,
-            rounds=self.config.rounds,
-            minimum=max(least, self.config.devices // 2),
-            over_selection=1.0,
-            selection_timeout_s=20,
-            reporting_deadline_s=70 if self.config.secure else 20,  # 20 s to train
-            seed=self.config.seed,
-            secagg=secagg if self.config.secure else None,
-        )
+        config = self.config
+        name = f"digits-{exported.algorithm.name}"
+        settings = demo_settings(name, config.devices, config.rounds, config.seed, self.train, secure=config.secure)
         return self.coordinator.create_task(exported.bundle, settings, self.key).id

@@ -26,7 +26,7 @@ def local_fleet(
     folder: Path,
     **more: Any,
 ) -> Fleet:
-    """Devices of these users for a task with these settings, all awake at a time and with the task's seed.
+    """Devices of these users for a task with these settings, all online at once, with the task's seed.
 
     In secure rounds they accept only what `key` signed. folder: holds a folder of devices for each population. more:
     other fields of FleetConfig.
@@ -45,9 +45,9 @@ def local_fleet(
 def difference_from_engine(
     local: LocalCoordinator, task: str, summary: FleetSummary, engine: Engine, users: Population, rounds: Iterable[int]
 ) -> float:
-    """The largest relative distance of the coordinator's models from those of a fresh engine, which replays `rounds`.
+    """The largest relative distance of the coordinator's models from those of a fresh engine.
 
-    rounds: 1, 2, …; as of `worst_difference`.
+    rounds: those that the engine replays: 1, 2, …, as for `worst_difference`.
     """
     numbers = list(rounds)
     cohorts = [counted_cohort(local.store, task, number, summary.clients) for number in numbers]

@@ -1,17 +1,17 @@
-"""The folder for files that live as long as one process: in memory, where there is room."""
+"""The folder for files of one process: in memory, if there is room."""
 
 from __future__ import annotations
 
 import os
 import shutil
 
-IN_MEMORY, LEAST_FREE_BYTES = "/dev/shm", 1 << 29  # noqa: S108  # whoever uses it makes a folder of its own inside
+IN_MEMORY, LEAST_FREE_BYTES = "/dev/shm", 1 << 29  # noqa: S108  # each use makes a folder of its own in it
 
 
 def memory_folder() -> str | None:
-    """The machine's folder in memory, if half a gigabyte is free there; None for the usual folder of temporary files.
+    """The folder in memory, if half a gigabyte is free there; else None, for the usual folder of temporary files.
 
-    What databases sync then costs no time. A TMPDIR that the user set is respected: with one it is None too.
+    Databases sync there in no time. If the user set TMPDIR, it is None too.
     """
     if os.environ.get("TMPDIR"):
         return None

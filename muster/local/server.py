@@ -1,4 +1,4 @@
-"""A coordinator, and an enrolment authority, as processes of their own, for commands that need them."""
+"""A coordinator and an enrolment authority as local processes, for commands that need them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FOR_ONE_MACHINE: Mapping[str, object] = {
     "retry_min_s": 0.1,
     "retry_max_s": 0.5,
 }
-"""Settings of a coordinator whose devices are on its machine: without attestation or rate limit, asking often."""
+"""Settings of a coordinator with devices on its own machine: no attestation, no rate limit, frequent check-ins."""
 _STOP_TIMEOUT_S = 60.0
 
 
@@ -46,7 +46,7 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LocalCoordinator:
-    """A coordinator process: the URLs of its two ports, and the store that it works on."""
+    """A coordinator process: the URLs of its two ports, and its store."""
 
     url: str
     admin_url: str
@@ -79,8 +79,8 @@ class LocalCoordinator:
 def local_coordinator(folder: Path, *, secure: bool = False, **settings: object) -> Iterator[LocalCoordinator]:
     """Run `muster coordinator serve` on a free loopback port, with its files in `folder`, made if missing.
 
-    secure: run an enrolment authority beside it, which secure rounds need. settings: more settings of the coordinator,
-    beside FOR_ONE_MACHINE. Raises ServerError.
+    secure: run an enrolment authority too, which secure rounds need. settings: of the coordinator, beside
+    FOR_ONE_MACHINE. Raises ServerError.
     """
     with starting_coordinator(folder, secure=secure, **settings) as ready:
         yield ready()
@@ -90,7 +90,7 @@ def local_coordinator(folder: Path, *, secure: bool = False, **settings: object)
 def starting_coordinator(
     folder: Path, *, secure: bool = False, **settings: object
 ) -> Iterator[Callable[[], LocalCoordinator]]:
-    """As `local_coordinator`, but the block begins at once, and gets a function that waits until devices are served.
+    """As `local_coordinator`, but the block begins at once, and gets a function that waits for the coordinator.
 
     That function raises ServerError.
     """
@@ -133,7 +133,7 @@ class StartingAuthority:
 def starting_authority(folder: Path, server_key: str, origin: str) -> Iterator[StartingAuthority]:
     """Start `muster authority serve` on a free loopback port, with a new key in `folder`; no device is attested.
 
-    It draws beacons for the coordinator with that key. origin: of the web pages that may be devices.
+    It draws beacons for the coordinator with `server_key`. origin: of the web pages that may be devices.
     """
     folder.mkdir(parents=True, exist_ok=True)
     key = SucceedingKey.new("authority")
@@ -151,7 +151,7 @@ def _free_port() -> int:
 
 
 class _Process:
-    """A process of `muster` that writes a file once it is ready."""
+    """A process of `muster`, which writes a file once it is ready."""
 
     def __init__(self, name: str, ready: Path, log: Path, process: subprocess.Popen[bytes]) -> None:
         self._name, self._ready, self._log, self._process = name, ready, log, process
@@ -163,7 +163,7 @@ class _Process:
     def starting(
         cls, name: str, folder: Path, command: Sequence[str], environment: Mapping[str, str]
     ) -> Iterator[_Process]:
-        """The process of a command, for as long as the block runs."""
+        """The process of a command, until the block ends."""
         ready, log = folder / f"{name}.url", folder / f"{name}.log"
         ready.unlink(missing_ok=True)
         words = [sys.executable, "-m", "muster", *command, "--ready-file", str(ready)]

@@ -21,7 +21,7 @@ _METAVARS = {
     "mapping": "KEY=VALUE",
     "part": "KEY=VALUE",
 }
-_NAMES = {"settings": "--set"}
+_NAMES = {"settings": "--set", "server_keys": "--server-key"}
 """Options that have another name than their setting."""
 
 

@@ -1,4 +1,4 @@
-"""Curves, and the bands around them, as SVG pictures."""
+"""Curves, and bands around them, as SVG pictures."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Points = Sequence[tuple[float, float]]
 Band = Sequence[tuple[float, float, float, float]]
 """Points (x, lowest y, mean y, highest y)."""
 COLOURS = ("#808080", "#3b8eea", "#e07b39", "#2ea35f", "#b565d9", "#d64f6c", "#a08a1a", "#1fa3a3", "#8c6a4f", "#6a73c9")
-"""Legible on white and on black. The first, for a yardstick, is left out where there are no bands."""
+"""Legible on white and on black. The first, grey, is for a reference curve among bands."""
 DARK = "@media (prefers-color-scheme: dark) { text { fill: #bbb !important } .axis .line { stroke: #888 } }"
 
-etree.to_etree()  # the same bytes where lxml is installed, which pygal would prefer, as where it is not
+etree.to_etree()  # pygal prefers lxml where it is installed, and would write other bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """What x and y are, the title, and the range of y. log_x, log_y: whether by powers of ten."""
+    """Names of x and y, the title, and the range of y. log_x, log_y: whether they are logarithmic."""
 
     x: str
     y: str
@@ -37,7 +37,7 @@ class Axes:
 
 
 def draw_measured(courses: Mapping[str, Sequence[Mapping[str, float]]], title: str) -> Picture:
-    """What held-out users measured over rounds, as a curve for each course: accuracy, or loss without one.
+    """Draw the accuracy of held-out users over rounds, a curve for each course; the loss where there is none.
 
     courses: points by name, with their `round` and, where users measured, `test.accuracy` or `test.loss`.
     """
@@ -47,24 +47,26 @@ def draw_measured(courses: Mapping[str, Sequence[Mapping[str, float]]], title: s
         name: [(point["round"], point[figure]) for point in course if figure in point]
         for name, course in courses.items()
     }
-    spread = (0.0, 1.0) if figure == "test.accuracy" else None
-    return draw_curves(
-        curves, Axes(x="round", y=f"{figure.removeprefix('test.')}, unseen users", title=title, range=spread)
-    )
+    limits = (0.0, 1.0) if figure == "test.accuracy" else None
+    name = f"{figure.removeprefix('test.')}, unseen users"
+    return draw_curves(curves, Axes(x="round", y=name, title=title, range=limits))
 
 
 def draw_ranges(curves: Mapping[str, Sequence[Sequence[float]]], every: int, title: str) -> Picture:
-    """Each algorithm's mean accuracy over its trainings, in a band from the lowest to the highest.
+    """Draw each algorithm's mean accuracy over its trainings, in a band from the lowest to the highest.
 
     curves: by name, the accuracies after rounds `every`, 2 · `every`, … of each training, 0 to 1.
     """
     values = [accuracy for trainings in curves.values() for accuracies in trainings for accuracy in accuracies]
-    spread = math.floor(10 * min(values)) / 10, math.ceil(10 * max(values)) / 10
+    limits = math.floor(10 * min(values)) / 10, math.ceil(10 * max(values)) / 10
     bands = {
-        name: [(every * number, *ends_and_mean(at)) for number, at in enumerate(zip(*trainings, strict=True), 1)]
+        name: [
+            (every * number, *ends_and_mean(accuracies))
+            for number, accuracies in enumerate(zip(*trainings, strict=True), 1)
+        ]
         for name, trainings in curves.items()
     }
-    return draw_bands(bands, Axes(x="round", y="accuracy, unseen users", title=title, range=spread))
+    return draw_bands(bands, Axes(x="round", y="accuracy, unseen users", title=title, range=limits))
 
 
 def ends_and_mean(values: Sequence[float]) -> tuple[float, float, float]:
@@ -73,12 +75,12 @@ def ends_and_mean(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def draw_curves(curves: Mapping[str, Points], axes: Axes) -> Picture:
-    """Curves by name."""
+    """Draw curves, by name."""
     return _draw({}, curves, axes)
 
 
 def draw_bands(bands: Mapping[str, Band], axes: Axes) -> Picture:
-    """Curves in bands, by name."""
+    """Draw curves in bands, by name."""
     areas = {
         name: [*((x, high) for x, _, _, high in points), *((x, low) for x, low, _, _ in reversed(points))]
         for name, points in bands.items()
@@ -89,7 +91,7 @@ def draw_bands(bands: Mapping[str, Band], axes: Axes) -> Picture:
 def _draw(areas: Mapping[str, Points], curves: Mapping[str, Points], axes: Axes) -> Picture:
     place_x, place_y = (math.log10 if log else float for log in (axes.log_x, axes.log_y))
     palette = COLOURS if areas else COLOURS[1:]
-    colours = [palette[at % len(palette)] for at in range(len(curves))]
+    colours = [palette[number % len(palette)] for number in range(len(curves))]
     chart = pygal.XY(
         title=axes.title,
         x_title=axes.x,
@@ -127,17 +129,17 @@ def _draw(areas: Mapping[str, Points], curves: Mapping[str, Points], axes: Axes)
         chart.add(None, [(place_x(x), place_y(y)) for x, y in points], show_dots=False)
     for name, points in curves.items():
         chart.add(name, [(place_x(x), place_y(y)) for x, y in points], show_dots=len(points) == 1)
-    # Its comments hold the date: without them equal curves give equal bytes.
+    # Comments hold the date; without them equal curves give equal bytes.
     return Picture(re.sub(r"<!--.*?-->", "", str(chart.render(is_unicode=True)), flags=re.DOTALL))
 
 
 def _labels(values: Iterable[float]) -> list[dict[str, object]]:
-    """Labels of an axis by powers of ten."""
+    """Labels of a logarithmic axis."""
     return [{"value": math.log10(value), "label": f"{value:g}"} for value in sorted(values)]
 
 
 def _bands(colours: Sequence[str]) -> str:
-    """The style of the first series, which are bands: filled, without a line."""
+    """CSS of the first series, the bands: filled, without a line."""
     return "".join(
         f".serie-{number} .nofill {{ fill: {colour}; fill-opacity: 0.13; stroke: none }}"
         for number, colour in enumerate(colours)

@@ -1,4 +1,4 @@
-"""A picture: SVG text, which notebooks show and files keep, as PNG too."""
+"""A picture as SVG, which notebooks show, and as a file, SVG or PNG."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ FORMATS = (".svg", ".png")
 FONTS = "system-ui, Arial, DejaVu Sans, Noto Sans, sans-serif"
 """Browsers take the first; a PNG file is drawn with the first that is installed."""
 GREY = "#888"
-"""The colour of names: legible on white and on black."""
-_DOTS = 1.5
-"""Dots of a PNG file for each unit of the SVG."""
+"""The colour of text: legible on white and on black."""
+_ZOOM = 1.5
+"""Pixels of a PNG file for each unit of the SVG."""
 _WORD = (
     f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 20 20"><text y="15" font-family="{FONTS}">%s</text></svg>'
 )
@@ -26,7 +26,7 @@ _WORD = (
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture. svg: its text, the same for the same figures."""
+    """A picture. svg: its text; equal figures give equal text."""
 
     svg: str
 
@@ -34,10 +34,10 @@ class Picture:
         return self.svg
 
     def write(self, path: Path) -> None:
-        """Write it in the format that the path ends with, one of FORMATS.
+        """Write it in the format of the path's ending, one of FORMATS.
 
-        Raises NotWritten, also for another format and where no font is installed for a PNG file, for which it raises
-        ModuleNotFoundError without resvg.
+        Raises NotWritten, also for another ending, and for a PNG file without an installed font; for one without resvg
+        ModuleNotFoundError.
         """
         if path.suffix not in FORMATS:
             raise NotWritten(errno.EINVAL, f"a picture ends in {' or '.join(FORMATS)}", str(path))
@@ -48,11 +48,11 @@ class Picture:
 
         if svg_to_bytes(svg_string=_WORD % "word") == svg_to_bytes(svg_string=_WORD % ""):
             raise NotWritten(errno.ENOENT, "no font is installed; install DejaVu Sans, or write an SVG", str(path))
-        return bytes(svg_to_bytes(svg_string=self.svg, zoom=_DOTS, background="white"))
+        return bytes(svg_to_bytes(svg_string=self.svg, zoom=_ZOOM, background="white"))
 
 
 def write_svg_and_png(pictures: Mapping[Path, Picture]) -> None:
-    """Write each as the SVG file of its path; where resvg is installed, as a PNG file beside it too."""
+    """Write each picture to its path, an SVG file; where resvg is installed, as a PNG file beside it too."""
     for path, picture in pictures.items():
         picture.write(path)
     if find_spec("resvg_py") is None:

@@ -28,14 +28,14 @@ class ProjectError(Exception):
 
 
 def make_project(folder: Path) -> list[Path]:
-    """Write a project into a new folder, whose name is that of its package; gives the files.
+    """Write a project into a new folder, whose name its package has too; returns the files.
 
-    Raises ProjectError when the name is no package's or one that is there, or the folder exists, and OSError, which
-    names the file; then nothing is left of the folder.
+    Raises ProjectError if the name cannot be a package's, a package has it, or the folder exists; OSError, which names
+    the file. Nothing is left of the folder then.
     """
     name = folder.name
     if not name.isidentifier() or keyword.iskeyword(name) or not name.islower():
-        raise ProjectError(f"{name!r} cannot name a package: take lower-case letters, digits and _, a letter first")
+        raise ProjectError(f"{name!r} cannot name a package: use lower-case letters, digits and _, a letter first")
     if folder.exists():
         raise ProjectError(f"{folder} exists already; take another name")
     if find_spec(name) is not None:

@@ -19,7 +19,7 @@ _TYPES = {"flag": "bool", "whole number": "int", "number": "float", "path": "Pat
 
 
 def with_settings_of(kind: type, but: Collection[str] = ()) -> Callable[[Function], Function]:
-    """Have a function with `**options` show the settings of a class as keywords, in its signature and its docstring.
+    """Have a function with other keywords show the settings of a class, in its signature and its docstring.
 
     but: the settings that it has no keyword for.
     """

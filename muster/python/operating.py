@@ -17,10 +17,11 @@ from coordinator.rules.entities import RoundRecord
 from coordinator.rules.entities import Task as Facts
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
+from fedcore.algorithms import module_of
 from fedcore.bundle import Bundle
 from fedcore.signing import SigningKey
 from fedcore.validation import build
-from muster.python.arguments import of_kind
+from muster.python.arguments import of_kind, with_settings_of
 from muster.releasing import FIRST_COUNTER, released
 from muster.remote import RemoteStore
 
@@ -118,6 +119,7 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         """One task. Raises UnknownTask when there is none."""
         return Task(self._store, self._store.task(task_id).id)
 
+    @with_settings_of(TaskSettings)
     def create(
         self,
         bundle: Bundle,
@@ -129,20 +131,15 @@ class Coordinator(AbstractContextManager["Coordinator"]):
     ) -> Task:
         """Start a task on a plan bundle, which is uploaded.
 
-        settings: those of `coordinator.rules.task_settings.TaskSettings`; `population`, `goal` and `rounds` have no
-        default, and a part such as `secagg` is a mapping or an object. name: for people, by default that of the bundle.
-        release_key: signs the release that a task with `secagg` needs, and `counter` its number.
+        name: for people, by default the bundle's. release_key: signs the release that a task with `secagg` needs, with
+        `counter` as its number. A part, such as `secagg`, is an object or a mapping.
 
-        Raises InvalidTask, naming the setting and what it may be.
+        Raises InvalidTask, naming the setting and what it may be. The other keywords are the settings of a task:
         """
         of_kind("bundle", bundle, (Bundle,), "a Bundle, as muster.export gives it; Bundle(folder) reads one")
         chosen = build(TaskSettings, settings)
         release = None
         if release_key is not None:
-            modules = (
-                [bundle.manifest.algorithm.name.partition(":")[0]] if ":" in bundle.manifest.algorithm.name else []
-            )
-            release = released(
-                bundle, chosen, release_key, self._store.lineage().lineage, counter=counter, algorithm_modules=modules
-            )
+            lineage, modules = self._store.lineage().lineage, [module_of(bundle.manifest.algorithm.name)]
+            release = released(bundle, chosen, release_key, lineage, counter=counter, algorithm_modules=modules)
         return Task(self._store, self._store.register_task(bundle, chosen, release, name=name).id)

@@ -1,7 +1,7 @@
 """Masked compression: what reports of few bytes under secure aggregation cost in accuracy, on convolutional networks.
 
-Konečný et al. 2016 ask it of reports that a server sees. Under masks every value needs room for the sum of all devices,
-which rounding cannot take away, so that a subsample of rotated values comes before the bits.
+Konečný et al. 2016 ask it of reports that a server sees. A masked value needs room for the sum over all devices, so
+fewer bits alone save little: a subsample of the rotated values comes first.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from simulator.studies.trials import Trials
 COHORT, CLIP = 16, 0.75
 SETTINGS = {"client_lr": 0.1, "batch_size": 10, "weighting": "uniform"}
 UNMASKED = ("", 0)
-"""A compression, with the bits of a masked value; 0 in the clear."""
+"""No compression, and 0 bits of a masked value: no masks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What is trained: a model on a data set over so many clients, for so many rounds. ways: compressions with bits."""
+    """A training: model, data, rounds, local epochs. variants: compressions, each with the bits of a masked value."""
 
     model: str
     data: dict[str, Any]
     rounds: int
     epochs: int
-    ways: tuple[tuple[str, int], ...]
+    variants: tuple[tuple[str, int], ...]
 
 
 DIGITS = Network(
@@ -53,7 +53,7 @@ EMNIST = Network(
 
 
 def masking(bits: int) -> Secagg | None:
-    """How reports are masked; None in the clear."""
+    """How reports are masked; None if they are not."""
     return Secagg(bits=bits, clip_norm=CLIP) if bits else None
 
 
@@ -66,7 +66,7 @@ def sizes(model: str, compress: str, bits: int) -> ReportBytes:
 
 
 def _find(trials: Trials) -> Findings:
-    quick = replace(DIGITS, rounds=2, ways=DIGITS.ways[-1:])
+    quick = replace(DIGITS, rounds=2, variants=DIGITS.variants[-1:])
     networks = (quick,) if trials.quick else (DIGITS, EMNIST)
     compared = [_compared(trials, network) for network in networks]
     return Findings(
@@ -84,12 +84,12 @@ def _compared(trials: Trials, network: Network) -> tuple[Table, Plot]:
     common = {"model": network.model, "rounds": network.rounds, "evaluate_every": every, "cohort": COHORT}
     common |= {"settings": SETTINGS | {"epochs": network.epochs}, "data": trials.data} | network.data
     trained = trials.run(
-        train, [common | {"compress": compress, "secagg": masking(bits)} for compress, bits in network.ways]
+        train, [common | {"compress": compress, "secagg": masking(bits)} for compress, bits in network.variants]
     )
-    names = [f"{compress}, {bits} bits" if bits else "none, in clear" for compress, bits in network.ways]
+    names = [f"{compress}, {bits} bits" if bits else "no compression, unmasked" for compress, bits in network.variants]
     rows: list[Row] = []
-    for name, way, series in zip(names, network.ways, trained, strict=True):
-        size = sizes(network.model, *way)
+    for name, variant, series in zip(names, network.variants, trained, strict=True):
+        size = sizes(network.model, *variant)
         rows.append([name, f"{size.sent:,}", f"{size.uncompressed / size.sent:.1f}", finals(series)])
     columns = ["compression", "bytes of a report", "times smaller", "accuracy"]
     curves = {name: curve(series, every) for name, series in zip(names, trained, strict=True)}

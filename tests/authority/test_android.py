@@ -9,8 +9,8 @@ import pytest
 
 from authority.android import AndroidPhones
 from authority.attestation import Attestation
+from authority.configuration import AuthorityConfig
 from authority.errors import BadAndroidFile, NotAttested
-from authority.server import AuthorityConfig
 from fedcore.errors import WireError
 from fedcore.succession import SucceedingKey
 from fedcore.wire import messages

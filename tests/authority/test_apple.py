@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from authority.apple import DEVELOPMENT, PRODUCTION, ApplePhones
 from authority.attestation import Attestation
+from authority.configuration import AuthorityConfig
 from authority.errors import BadAndroidFile, BadAppleFile, NotAttested
-from authority.server import AuthorityConfig
 from fedcore.succession import SucceedingKey
 from fedcore.wire import messages
 from fedcore.wire.attestation import attestation_challenge

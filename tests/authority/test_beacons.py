@@ -4,8 +4,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from authority.beacons import Beacons
+from authority.configuration import AuthorityConfig
 from authority.errors import BeaconRefused
-from authority.server import AuthorityConfig
 from coordinator.errors import BeaconUnavailable
 from coordinator.keys import Keys
 from coordinator.secure.beacon_client import BeaconClient

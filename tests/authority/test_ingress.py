@@ -7,13 +7,12 @@ from contextlib import ExitStack, contextmanager
 import httpx2
 import pytest
 
-from authority.server import AuthorityConfig
+from authority.configuration import AuthorityConfig
 from authority.service import MOST_BYTES
 from fedcore.succession import SucceedingKey
 from fedcore.wire.messages import Unattested
 from fedcore.wire.signatures import Signer
 from ingress import connection, connection_limits
-from ingress.addresses import networks
 from tests.authority.test_service import Newcomer, refused
 from tests.coordinator.connections import (
     be_impatient,
@@ -111,7 +110,7 @@ def test_connections_of_one_address_are_limited_and_a_proxys_are_not(authority, 
     with authority(address_connection_limit=3) as client, ExitStack() as open_:
         *_, fourth = [open_.enter_context(connect(client)) for _ in range(4)]
         assert hung_up(fourth)
-    with authority(address_connection_limit=3, proxies=networks("127.0.0.0/8")) as client, ExitStack() as open_:
+    with authority(address_connection_limit=3, trusted_proxies=("127.0.0.0/8",)) as client, ExitStack() as open_:
         for _ in range(4):
             open_.enter_context(connect(client))
         assert is_served(client)
@@ -119,7 +118,7 @@ def test_connections_of_one_address_are_limited_and_a_proxys_are_not(authority, 
 
 def test_an_address_that_asks_too_often_is_told_when_to_come_back(authority):
     here, elsewhere = ({"X-Forwarded-For": f"203.0.113.{number}"} for number in (1, 2))
-    with authority(address_limit_per_minute=3, proxies=networks("127.0.0.0/8")) as client:
+    with authority(address_limit_per_minute=3, trusted_proxies=("127.0.0.0/8",)) as client:
         for _ in range(3):
             client.headers |= here
             assert is_served(client)
@@ -135,7 +134,7 @@ def test_an_address_that_asks_too_often_is_told_when_to_come_back(authority):
 
 def test_an_address_that_asks_for_beacons_too_often_is_sent_away(authority):
     here, elsewhere = ({"X-Forwarded-For": f"203.0.113.{number}"} for number in (1, 2))
-    with authority(address_limit_per_minute=3, proxies=networks("127.0.0.0/8")) as client:
+    with authority(address_limit_per_minute=3, trusted_proxies=("127.0.0.0/8",)) as client:
         for _ in range(3):
             refused(client.post("/v1/beacons", content=b"{}", headers=here), "malformed-signature")
         answer = client.post("/v1/beacons", content=b"{}", headers=here)

@@ -2,13 +2,15 @@
 
 import hashlib
 import time
+from pathlib import Path
 
 import httpx2
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from authority.errors import KeyMissing
-from authority.server import AuthorityConfig
+from authority.configuration import AuthorityConfig
+from authority.errors import InvalidSettings, KeyMissing
+from authority.server import AuthorityServer, issuer_of
 from fedcore.errors import InvalidKey
 from fedcore.signing import key_text
 from fedcore.succession import SucceedingKey
@@ -125,16 +127,32 @@ def test_a_request_must_be_signed_fresh_and_whole(authority):
 
 def test_an_authority_does_not_start_with_a_missing_or_foreign_key(tmp_path):
     with pytest.raises(KeyMissing, match="new-key"):
-        AuthorityConfig(key=tmp_path / "key").issuer()
+        issuer_of(AuthorityConfig(key=tmp_path / "key"))
     assert not (tmp_path / "key").exists()
     SucceedingKey.new("server").save(tmp_path / "key")
     with pytest.raises(InvalidKey, match="authority"):
-        AuthorityConfig(key=tmp_path / "key").issuer()
+        issuer_of(AuthorityConfig(key=tmp_path / "key"))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"port": 65_536}, "port must be a whole number from 0 to 65,535, not 65536"),
+        ({"credential_days": 0.0}, "credential_days must be a number of days from 0.01 to 366"),
+        ({"tls_key": Path("key.pem")}, "tls_cert and tls_key go together"),
+        ({"trusted_proxies": ("10.0.0.1/8",)}, "trusted_proxies: 10.0.0.1/8 has host bits set"),
+        ({"allowed_origins": ("app.example",)}, "allowed_origins: 'app.example' is no origin"),
+    ],
+)
+def test_a_wrong_setting_of_an_authority_is_named(tmp_path, given, words):
+    SucceedingKey.new("authority").save(tmp_path / "key")
+    with pytest.raises(InvalidSettings, match=words):
+        AuthorityServer(AuthorityConfig(key=tmp_path / "key", accept_unattested=True, **given), print)
 
 
 def test_a_rotated_key_is_led_to_by_the_one_before(tmp_path):
     before = muster("authority", "new-key", tmp_path / "key")["authority"]
     after = muster("authority", "rotate", tmp_path / "key")["authority"]
-    succession = AuthorityConfig(key=tmp_path / "key", accept_unattested=True).issuer().key.succession
+    succession = issuer_of(AuthorityConfig(key=tmp_path / "key", accept_unattested=True)).key.succession
     assert [key_text(key) for key in succession.keys] == [before, after]
     assert succession.follow("authority", succession.first) == succession.current

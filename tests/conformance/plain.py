@@ -1,4 +1,4 @@
-"""Scenarios in clear: check-in, assignment, blobs, reports, and what goes wrong with them."""
+"""Scenarios in the clear: check-in, assignment, blobs, reports, and what goes wrong with them."""
 
 import email.utils
 import threading

@@ -45,7 +45,7 @@ def said(coordinator):
     return [number for number, _ in coordinator.said]
 
 
-@promise("8", "a device takes part in a secure sum to its end, and sends nothing in clear", brief=True)
+@promise("8", "a device takes part in a secure sum to its end, and sends nothing in the clear", brief=True)
 def sums_securely(coordinator, device):
     invite(coordinator)
     ended(device.session(**TRUST), "reported")

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from unittest.mock import MagicMock
 
-from authority.server import AuthorityConfig
+from authority.configuration import AuthorityConfig
 from coordinator.store.database import Database
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.signing import key_text

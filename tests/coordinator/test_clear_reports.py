@@ -1,4 +1,4 @@
-"""A single report in clear does not decide the model, and an operator undoes what false reports did."""
+"""A single report in the clear does not decide the model, and an operator undoes what false reports did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports with codecs are bounded by what they are decoded to, in clear and in the sums of secure rounds."""
+"""Reports with codecs are bounded by what they are decoded to, in the clear and in the sums of secure rounds."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 import httpx2
 import pytest
 
-from authority.server import AuthorityConfig
+from authority.configuration import AuthorityConfig
 from coordinator.errors import InvalidSettings
 from coordinator.settings import Settings, load_settings
 from fedcore.succession import SucceedingKey
@@ -52,7 +52,7 @@ def test_a_page_can_read_refusals_of_routes_and_of_limits_alike(client):
 
 def test_an_authority_answers_the_same_pages(tmp_path):
     SucceedingKey.new("authority").save(tmp_path / "key")
-    config = AuthorityConfig(key=tmp_path / "key", port=0, accept_unattested=True, origins=(PAGE,))
+    config = AuthorityConfig(key=tmp_path / "key", port=0, accept_unattested=True, allowed_origins=(PAGE,))
     with authority_serving(config) as url:
         answer = httpx2.options(f"{url}/v1/credentials", headers=PREFLIGHT)
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, PAGE)

@@ -119,7 +119,7 @@ def test_an_assignment_that_is_not_of_its_invitation_is_refused(secure, config, 
 
 
 def test_an_invitation_counts_and_not_what_the_assignment_says_of_it(secure, config):  # noqa: F811
-    """`minimum` is for rounds in clear: what devices are in a sum M0 says."""
+    """`minimum` is for rounds in the clear: what devices are in a sum M0 says."""
     secure.lies = {"minimum": 1000}
     demanding = replace(config, policy=Policy(min_cohort=LEAST_COHORT + 1, signers=TRUSTING.signers))
     refused(secure, demanding, "this device insists on 9")

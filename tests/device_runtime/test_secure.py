@@ -161,7 +161,7 @@ def config(config):
 
 
 def refused(coordinator, config, error, said=()):
-    """The device gave up because of `error`, untrained, having said no more than that, and nothing in clear."""
+    """The device gave up because of `error`, untrained, having said no more than that, and nothing in the clear."""
     outcome = run_session(config)
     assert (outcome.examples, outcome.steps) == (0, 0)
     assert (outcome.outcome, outcome.reason) == ("aborted", "secagg-refused"), outcome

@@ -173,6 +173,8 @@ def test_what_cannot_be_of_a_plan_of_one_trip_is_refused_alike(doors):
 
 def test_people_read_the_words_of_the_field_at_each_door(doors):
     listed = squeezed(in_process("task", "create", "--help").stdout)
+    keywords = inspect.signature(muster.Coordinator.create).parameters
+    helped = squeezed(muster.Coordinator.create.__doc__)
     page = doors.page()
     schemas = httpx2.get(f"{doors.urls.admin}/openapi.json").json()["components"]["schemas"]
     for part, one in every_setting():
@@ -184,6 +186,10 @@ def test_people_read_the_words_of_the_field_at_each_door(doors):
         assert one.about in page, one.name
         described = [kind["properties"].get(one.name) for name, kind in schemas.items() if "properties" in kind]
         assert any(one.about in json.dumps(found, ensure_ascii=False) for found in described if found), one.name
+        if not part:
+            assert keywords[one.name].kind is inspect.Parameter.KEYWORD_ONLY
+            assert keywords[one.name].default == (inspect.Parameter.empty if one.required else one.default), one.name
+            assert squeezed(f"`{one.name}`: {one.about}" + (f" ({one.facts})" if one.facts else "")) in helped
     for group in groups()[1:]:
         assert squeezed(group.about) in listed or group.name not in PAIRS, group.name
         assert group.about in page

@@ -1,4 +1,4 @@
-"""The build of a sysroot, which `simulator.fleet.arm` describes, for `muster fleet sysroot`."""
+"""Builds the sysroot that `simulator.fleet.arm` describes, for `muster fleet sysroot`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Tell = Callable[[str], None]
 
 
 class Built(msgspec.Struct, frozen=True):
-    """Where a sysroot lies, its qemu, what devices can run there, its size, and what it lacks and why."""
+    """A sysroot: its folder and qemu, the backends of its devices, its size, and what it lacks and why."""
 
     folder: str
     qemu: str
@@ -39,10 +39,10 @@ class Built(msgspec.Struct, frozen=True):
 
 
 def build(out: Path | None = None, tell: Tell = lambda doing: None) -> Built:
-    """Make the sysroot in `out`, by default where a fleet looks; what is there already is kept.
+    """Build the sysroot in `out`, by default where a fleet looks; parts that exist are kept.
 
-    Every part appears in a single step and a second process waits for the first. Raises SysrootError, naming the
-    program that failed and what it said.
+    Each part appears whole, and a second process waits for the first. Raises SysrootError, naming the program that
+    failed and its message.
     """
     folder = (out or arm.default_folder()).absolute()
     with _locked(folder):
@@ -56,7 +56,7 @@ def build(out: Path | None = None, tell: Tell = lambda doing: None) -> Built:
             program = _fetch_qemu(folder)
         sysroot = arm.Sysroot(folder, program)
         lacks = _make_executorch(sysroot, tell)
-        tell("try it")
+        tell("try the sysroot")
         call(sysroot.python("-c", LOADS), sysroot.environment())
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return Built(str(folder), str(program), sysroot.backends, size, lacks)
@@ -72,7 +72,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _make_base(folder: Path, tell: Tell) -> None:
-    """root and site, from Debian and PyPI."""
+    """Make `root` from Debian and `site` from PyPI."""
     if folder.exists() and any(folder.iterdir()):
         raise SysrootError(f"{folder} holds something else, or an older sysroot: remove it, or name another folder")
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
@@ -88,13 +88,13 @@ def _make_base(folder: Path, tell: Tell) -> None:
 
 
 def wheels_for_arm() -> list[str]:
-    """pip's options to take wheels for the emulated machine."""
+    """pip's options for wheels of the emulated machine."""
     platforms = [word for name in arm.PLATFORMS for word in ("--platform", f"{name}_{arm.ARCH}")]
     return [*platforms, "--implementation", "cp", "--python-version", arm.PYTHON, "--only-binary=:all:"]
 
 
 def _fetch_qemu(folder: Path) -> Path:
-    """Put Debian's qemu into the sysroot `folder`. Raises SysrootError where that cannot be done."""
+    """Put Debian's qemu into the sysroot `folder`. Raises SysrootError if it cannot."""
     if platform.machine() != "x86_64":
         raise SysrootError(f"this machine needs {arm.QEMU} {'.'.join(map(str, arm.OLDEST_QEMU))} or newer on its PATH")
     with tempfile.TemporaryDirectory(prefix=f".{arm.QEMU}-", dir=folder) as place:
@@ -103,7 +103,7 @@ def _fetch_qemu(folder: Path) -> Path:
 
 
 def _make_executorch(sysroot: arm.Sysroot, tell: Tell) -> str:
-    """Build the ExecuTorch library; why there is none where it cannot be built."""
+    """Build the ExecuTorch library. Returns why it cannot, or an empty text."""
     if "executorch" not in sysroot.backends:
         tell("ExecuTorch for 64-bit ARM")
         try:

@@ -1,4 +1,4 @@
-"""Calls of this machine's programs, with errors that quote their output."""
+"""Calls of this machine's programs; errors quote their output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simulator.errors import SysrootError
 
 
 def call(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-    """Run a program and return its output. Raises SysrootError with the reason when it is missing or fails."""
+    """Run a program and return its output. Raises SysrootError with the reason if it is missing or fails."""
     try:
         done = subprocess.run(
             command,

@@ -1,7 +1,7 @@
 """Debian packages of any architecture and release, fetched and unpacked without root and without installing them.
 
-apt does the work with separate lists and state, so that it checks signatures as usual and leaves the machine's packages
-alone.
+apt does the work with separate lists and state: it checks signatures as usual, and does not touch the machine's
+packages.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tools.arm.calls import call
 
 MIRROR = "http://deb.debian.org/debian"
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-# Settings of the network to the mirror. The rest of its settings may hold hooks that need root.
+# apt's network settings on this machine. Its other settings may hold hooks that need root.
 NETWORK = re.compile(r"Acquire::(https?|Retries|ForceIPv[46])\b.*")
 
 
 def unpack(packages: Sequence[str], arch: str, suite: str, folder: Path) -> None:
     """Unpack packages and their dependencies, of Debian's architecture `arch` and release `suite`, into `folder`.
 
-    Raises SysrootError when this machine lacks apt or Debian's keys, or apt fails.
+    Raises SysrootError if this machine lacks apt or Debian's keys, or apt fails.
     """
     if not KEYS.is_file():
         raise SysrootError(f"there are no Debian keys at {KEYS}: apt-get install debian-archive-keyring")
@@ -44,14 +44,14 @@ def unpack(packages: Sequence[str], arch: str, suite: str, folder: Path) -> None
 
 
 def _settings(own: Path, arch: str) -> str:
-    """apt's configuration: the machine's network, everything else in `own`."""
+    """apt's configuration: the machine's network settings, and everything else in `own`."""
     network = [line for line in call(["apt-config", "dump"]).splitlines() if NETWORK.fullmatch(line)]
     return "\n".join(
         [
             *network,
             f'APT::Architecture "{arch}";',
             f'APT::Architectures {{ "{arch}"; }};',
-            'APT::Sandbox::User "root";',  # another user may not read a folder in somebody's cache
+            'APT::Sandbox::User "root";',  # another user may be unable to read the cache
             'Debug::NoLocking "true";',
             'Acquire::Languages "none";',
             f'Dir::State "{own}/state";',

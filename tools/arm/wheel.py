@@ -1,4 +1,4 @@
-"""Muster's own wheel, from this source tree."""
+"""Builds Muster's own wheel from this source tree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BESIDE = ("pyproject.toml", "README.md", "LICENSE")
 def build_wheel(folder: Path) -> Path:
     """Build the wheel into `folder`. Raises SysrootError when pip fails.
 
-    It is built from a copy: setuptools leaves files in the tree, and takes up old ones that it finds there.
+    It is built from a copy: setuptools leaves files in the tree, and picks up old ones there.
     """
     with tempfile.TemporaryDirectory(prefix="muster-wheel-") as place:
         for path in _sources():
