@@ -1,19 +1,32 @@
 """Rounds of the engine against bare torch steps, in one run.
 
 On a CPU times are CPU seconds of one thread, on a GPU wall seconds; the median over the rounds counts. The bare steps
-run in a process of their own, as the allocator of this one is told to keep memory.
+run in a process of their own, as the allocator of this one is told to keep memory. A GPU is also held against all cores
+of its machine.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
 
 import msgspec
 import torch
 
+from benchmarks.engine_cores import seconds_on_cores
 from benchmarks.engine_peers import Comparison, compare
 from benchmarks.engine_scaling import Scaling, scaling
-from benchmarks.engine_workloads import WORKLOADS, Workload, bare_seconds, clock, fedavg, grown, wait
+from benchmarks.engine_workloads import (
+    BARE_CLIENTS,
+    WORKLOADS,
+    Workload,
+    bare_seconds,
+    clock,
+    fedavg,
+    grown,
+    steps_of,
+    wait,
+)
 from benchmarks.options import EngineOptions
 from muster.output import Say
 from simulator.engine import Engine
@@ -25,13 +38,20 @@ from simulator.errors import EngineError
 
 
 class WorkloadTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of one round, and of the same steps with nothing around them. engine: the one that trained, and why."""
+    """Seconds of one round, and of the same steps with nothing around them. engine: the one that trained, and why.
+
+    first_round_s: with what is done once, such as recording. cores_seconds_per_round: of the same rounds on all cores
+    of the machine, beside a GPU.
+    """
 
     engine: str
     engine_reason: str
     seconds_per_round: float
+    first_round_s: float
     bare_seconds: float
     ratio_to_bare: float
+    cores_seconds_per_round: float | None = None
+    faster_than_cores: float | None = None
 
 
 class EngineTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,19 +74,30 @@ def run(options: EngineOptions, say: Say) -> EngineTimes | Comparison:
     torch.set_num_threads(1)
     device = compute_device(options.device)
     on_cpu = device.type == "cpu"
-    times = {}
-    for name, workload in (WORKLOADS if on_cpu else WORKLOADS | grown()).items():
-        say(name)
-        times[name] = _measure(workload, options.engine, device, options.rounds)
-    say("processes")
     return EngineTimes(
         engine=options.engine,
         device=options.device,
         gpu=None if on_cpu else torch.cuda.get_device_name(device),
         clock="CPU seconds" if on_cpu else "wall seconds",
-        scaling=scaling(options.engine, options.rounds) if on_cpu else None,
-        workloads=times,
+        workloads=dict(_measured(options, device, say)),
+        scaling=_scaling(options, say) if on_cpu else None,
     )
+
+
+def _measured(options: EngineOptions, device: torch.device, say: Say) -> Iterator[tuple[str, WorkloadTime]]:
+    on_cpu = device.type == "cpu"
+    for name, workload in (WORKLOADS if on_cpu else WORKLOADS | grown()).items():
+        say(name)
+        time = _measure(workload, options.engine, device, options.rounds)
+        if not on_cpu and name in WORKLOADS:
+            say(f"{name} on all cores")
+            time = _beside(time, seconds_on_cores(name, options.rounds))
+        yield name, time
+
+
+def _scaling(options: EngineOptions, say: Say) -> Scaling:
+    say("processes")
+    return scaling(options.engine, options.rounds)
 
 
 def _measure(workload: Workload, kind: Wanted, device: torch.device, rounds: int) -> WorkloadTime:
@@ -82,13 +113,21 @@ def _measure(workload: Workload, kind: Wanted, device: torch.device, rounds: int
             engine.run_round(number, cohort)
             wait(device)
             ours.append(clock(device) - start)
-            reference.append(seconds_of_bare(cohort))
+            few = cohort[:BARE_CLIENTS]
+            reference.append(seconds_of_bare(few) * steps_of(users, cohort) / steps_of(users, few))
     # The first round warms caches and allocators.
     seconds, yardstick = statistics.median(ours[1:]), statistics.median(reference[1:])
     return WorkloadTime(
         engine=choice.computing.engine,
         engine_reason=choice.reason,
         seconds_per_round=seconds,
+        first_round_s=ours[0],
         bare_seconds=yardstick,
         ratio_to_bare=seconds / yardstick,
+    )
+
+
+def _beside(time: WorkloadTime, cores_s: float) -> WorkloadTime:
+    return msgspec.structs.replace(
+        time, cores_seconds_per_round=cores_s, faster_than_cores=cores_s / time.seconds_per_round
     )

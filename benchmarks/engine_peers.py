@@ -19,7 +19,16 @@ import msgspec
 import numpy as np
 import torch
 
-from benchmarks.engine_workloads import BATCH, CLASSES, CLIENT_LR, WORKLOADS, Workload, bare_seconds, fedavg
+from benchmarks.engine_workloads import (
+    BATCH,
+    CLASSES,
+    CLIENT_LR,
+    WORKLOADS,
+    Workload,
+    bare_seconds,
+    fedavg,
+    steps_of,
+)
 from benchmarks.peer import Peer, PeerError, python_with, started
 from benchmarks.usage import cpu_s_of
 from export.model import Model
@@ -144,7 +153,7 @@ class _Race:
         self._spent[BARE].append(self._bare_seconds(cohort))
         for name, engine in self._engines.items():
             self._spent[name].append(cpu_s_of(partial(engine.run_round, number + 1, cohort)))
-        expected = int(np.ceil(self._users.sizes[cohort] / BATCH).sum())
+        expected = steps_of(self._users, cohort)
         for name, peer in self._peers.items():
             seconds, steps = peer.round()
             self._spent[name].append(seconds)

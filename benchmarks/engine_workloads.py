@@ -23,6 +23,7 @@ from fedcore.algorithms.algorithm import Algorithm, trips_of
 from fedcore.batching import StreamKey, batches
 from fedcore.decoding import decoder
 from fedcore.plan import Field
+from simulator.engines.precision import single_precision
 from simulator.engines.workers.forked import Forked
 from simulator.population import Population
 
@@ -77,6 +78,8 @@ WORKLOADS = {
     "W3": Workload(logreg, 500, (10, 20)),
 }
 
+# The most clients of a cohort that are trained bare: each takes as long as the next, and 5,000 would take minutes.
+BARE_CLIENTS = 100
 GROWN, COHORTS = ("W1", "W3"), (50, 500, 5000)
 
 
@@ -86,7 +89,13 @@ def grown() -> dict[str, Workload]:
         f"{name}, cohort {size}": msgspec.structs.replace(WORKLOADS[name], cohort=size, clients=max(CLIENTS, size))
         for name in GROWN
         for size in COHORTS
+        if size != WORKLOADS[name].cohort
     }
+
+
+def steps_of(users: Population, cohort: Sequence[int]) -> int:
+    """The local steps of a cohort in a round."""
+    return int(np.ceil(users.sizes[list(cohort)] / BATCH).sum())
 
 
 def fedavg() -> Algorithm:
@@ -118,6 +127,7 @@ def bare_seconds(model: Model, users: Population, device: torch.device) -> Itera
         process.end()
 
 
+@single_precision()
 def _bare(model: Model, users: Population, cohort: Sequence[int], device: torch.device) -> float:
     """Seconds for the same steps, one client after the other, on tensors that are ready."""
     module = model.module.to(device)

@@ -79,7 +79,8 @@ class EngineOptions:
     The bare steps are the same forward and backward passes on ready tensors, one client after the other, without any
     federated logic: the ratio says what the federated part costs, or what batching clients together gains. Workloads
     are synthetic, of EMNIST's shape. On a CPU also the speed of two processes against one, and the memory of each, on
-    the first workload; on a GPU also cohorts of 50 to 5,000 clients. It takes four minutes. With --peers both engines
+    the first workload; on a GPU also cohorts of 50 to 5,000 clients, and the workloads on all cores. It takes four
+    minutes. With --peers both engines
     run, and other simulators on the same cohorts, each in an environment of its own; the first run installs them. That
     takes ten minutes.
     """

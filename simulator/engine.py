@@ -30,6 +30,7 @@ from simulator.diagnose_loss import cause
 from simulator.engines.clients import Client
 from simulator.engines.computing import Computing, compute_device
 from simulator.engines.examples import on_device
+from simulator.engines.precision import single_precision
 from simulator.engines.sums import layouts_of
 from simulator.engines.workers.processes import CohortTrainer, OneProcess, Processes
 from simulator.errors import Diverged
@@ -152,6 +153,7 @@ class Engine:
         return Processes(makes, layouts, [trip.broadcast(self._state) for trip in trips_of(algorithm)])
 
 
+@single_precision()
 def evaluate(
     model: Model, params: Float32, population: Population, *, device: str = "cpu", batch_size: int = 4096
 ) -> dict[str, NDArray[np.float64]]:

@@ -37,6 +37,7 @@ from simulator.engines.clients import Client
 from simulator.engines.examples import Examples
 from simulator.engines.one_step import NotAffine, one_step
 from simulator.engines.oracle import CohortOracle
+from simulator.engines.precision import single_precision
 from simulator.engines.recorded.cuda_graphs import padded
 from simulator.engines.recorded.program import Programs
 from simulator.engines.sums import RoundSums
@@ -76,6 +77,7 @@ class VectorisedTrainer:
         self._device, self._at_once, self._programs = programs.device, at_once, programs
         self._examples, self._sizes = Examples(programs.device, population), population.sizes.tolist()
 
+    @single_precision()
     def train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
         """Run a trip for every client: see ClientTrainer."""
         turn = (number - 1) % len(trips_of(self._algorithm))

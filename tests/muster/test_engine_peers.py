@@ -9,9 +9,10 @@ import pytest
 
 from benchmarks import engine_peers
 from benchmarks.engine import run
+from benchmarks.engine_cores import measure as on_cores
 from benchmarks.engine_peers import BARE, PEERS, RUNNERS, compare
 from benchmarks.engine_scaling import measure
-from benchmarks.engine_workloads import Workload, grown, logreg
+from benchmarks.engine_workloads import WORKLOADS, Workload, grown, logreg, steps_of
 from benchmarks.options import EngineOptions
 from benchmarks.peer import PeerError, python_with, started
 from simulator.errors import EngineError
@@ -137,10 +138,20 @@ def test_peer_that_does_other_work_is_refused(tmp_path, steps, words):
 
 def test_cohorts_grow_to_5000_of_as_many_clients_on_a_gpu():
     workloads = grown()
-    assert {one.cohort for one in workloads.values()} == {50, 500, 5000}
+    assert {one.cohort for one in (WORKLOADS | workloads).values()} == {50, 500, 5000}
+    assert not set(WORKLOADS.values()) & set(workloads.values())
     assert all(one.clients >= one.cohort for one in workloads.values())
     with pytest.raises(EngineError, match="cannot compute on 'cuda:99'"):
         run(EngineOptions(device="cuda:99"), silent)
+
+
+def test_rounds_on_all_cores_are_timed_beside_those_of_a_gpu():
+    assert on_cores(SMALL, 1) > 0
+
+
+def test_steps_are_those_of_batches_of_20():
+    users = SMALL.population()
+    assert steps_of(users, [0, 1]) == sum(-(-int(users.sizes[client]) // 20) for client in (0, 1))
 
 
 def test_peers_are_not_compared_on_a_gpu():

@@ -3,19 +3,23 @@
 Tests with "on a GPU" in their names need one, or several, and are skipped elsewhere.
 """
 
+import gc
+import subprocess
+import sys
+import weakref
+
 import numpy as np
 import pytest
 import torch
 
 from export.model import Model, ModelSpec, cross_entropy
 from export.models import load
-from fedcore.algorithms import create
+from fedcore.algorithms import ALGORITHMS, create
 from fedcore.batching import StreamKey
 from fedcore.plan import Field
-from simulator import datasets
 from simulator.client_states import ClientStates
 from simulator.configuration import SimulationConfig
-from simulator.engine import Engine
+from simulator.engine import Engine, evaluate
 from simulator.engines import computing as computing_module
 from simulator.engines.clients import Client, dealt
 from simulator.engines.computing import Computing
@@ -67,7 +71,7 @@ def engines(name, settings, spec, monkeypatch, capture):
     plain = Engine(model, algorithm, POPULATION, seed=7, computing=Computing(at_once=100))
     with monkeypatch.context() as patched:
         patched.setattr(computing_module, "Programs", lambda device, _: Programs(device, capture))
-        patched.setattr("simulator.engines.examples.may_stay", lambda nbytes, device: False)
+        _let_stay(patched, stays=False)
         return plain, Engine(model, algorithm, POPULATION, seed=7, computing=Computing(at_once=100))
 
 
@@ -92,6 +96,21 @@ def test_captured_steps_reach_the_model_of_called_ones(name, settings, spec, mon
     assert captures[0] > 0
     assert captures[2] == captures[5]  # graphs are met again
     assert capture.replayed > captures[5]
+
+
+def test_a_captured_program_keeps_the_memory_that_its_graph_reads():
+    programs, given, constant = [], torch.arange(3.0), torch.ones(3)
+
+    def capture(run):  # a graph has addresses alone, and keeps nothing alive
+        programs.append(weakref.ref(run.__self__))
+        outputs = run()
+        return lambda: dict(outputs)
+
+    kept = Programs(CPU, capture)
+    for _ in range(2):
+        kept.run("key", lambda: {"sum": given * 2 + (constant + 1)}, [given], {})
+        gc.collect()
+        assert [program() is None for program in programs] == [False]
 
 
 def test_a_gpu_trains_few_different_numbers_of_clients():
@@ -143,6 +162,29 @@ def test_every_gpu_gets_its_share_of_long_clients():
     assert Computing("cuda", processes=3).home == "cpu"
 
 
+def test_a_gpu_would_train_and_measure_in_single_precision():
+    seen = []
+
+    class Noting(torch.nn.Linear):
+        def forward(self, x):
+            seen.append(_precision())
+            return super().forward(x.flatten(1))
+
+    before = _precision()
+    model = Model(ModelSpec("noting", lambda: Noting(64, 10), cross_entropy, (IMAGE,), LABEL))
+    Engine(model, create("fedavg"), POPULATION).run_round(1, range(13))
+    trained = len(seen)
+    evaluate(model, model.initial, POPULATION)
+    assert len(seen) > trained > 0
+    assert set(seen) == {("ieee", "ieee", False)}
+    assert before == _precision() == ("tf32", "tf32", True)
+
+
+def _precision():
+    cudnn = torch.backends.cudnn
+    return cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision, cudnn.allow_tf32
+
+
 class Greedy(torch.nn.Linear):
     """A layer whose gradient fits in no memory."""
 
@@ -187,25 +229,93 @@ def test_a_simulation_trains_as_many_at_once_as_asked(at_once, monkeypatch):
     assert seen == [at_once] * (6 // at_once)
 
 
+def _let_stay(monkeypatch, *, stays):
+    """Examples and client states stay on the compute device, or lie on the host."""
+    for module in ("simulator.engines.examples", "simulator.client_states"):
+        monkeypatch.setattr(f"{module}.may_stay", lambda nbytes, device: stays)
+
+
+def _trained(computing, name, settings, spec):
+    model, algorithm = Model(spec), create(name, {"batch_size": 4} | settings)
+    engine = Engine(model, algorithm, POPULATION, seed=7, computing=computing)
+    for number, cohort in enumerate([*COHORTS, *COHORTS], start=1):
+        engine.run_round(number, cohort)
+    return model.initial, engine.state["params"]
+
+
+def _off_by(ours, theirs, initial):
+    return np.linalg.norm(ours - theirs) / np.linalg.norm(theirs - initial)
+
+
+ON_GPU = [
+    *((name, {}, load("logreg")) for name in ALGORITHMS if name != "fedpa"),
+    ("fedpa", {"samples": 2, "steps_per_sample": 2, "burn_in_steps": 1, "burn_in_rounds": 1}, load("logreg")),
+    *((name, {}, load("digits_cnn")) for name in ("fedadam", "mimelite", "scaffold")),
+    ("fedavg", {"client_optimizer": "adam", "client_lr": 0.01}, dropping()),
+]
+
+
 @on_gpus
-@pytest.mark.parametrize("name", ["fedadam", "scaffold"])
-def test_graphs_on_a_gpu_reach_the_cpus_model(name, monkeypatch):
-    model, algorithm = Model(load("digits_cnn")), create(name, {"batch_size": 4})
-    found = []
-    for device, stays in (("cpu", True), ("cuda", True), ("cuda", False)):
-        monkeypatch.setattr("simulator.engines.memory.may_stay", lambda nbytes, device, stays=stays: stays)
-        engine = Engine(model, algorithm, POPULATION, computing=Computing(device))
-        for number, cohort in enumerate(COHORTS, start=1):
-            engine.run_round(number, cohort)
-        found.append(engine.state["params"])
-    for other in found[1:]:
-        assert np.linalg.norm(other - found[0]) / np.linalg.norm(found[0] - model.initial) < 1e-3
+@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize(("name", "settings", "spec"), ON_GPU)
+def test_graphs_on_a_gpu_reach_the_cpus_model(name, settings, spec, stays, monkeypatch, caplog):
+    _let_stay(monkeypatch, stays=stays)
+    replays, replay = [], torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: replays.append(1) or replay(graph))
+    initial, theirs = _trained(Computing("cpu"), name, settings, spec)
+    _, ours = _trained(Computing("cuda"), name, settings, spec)
+    assert caplog.messages == []  # every step was recorded and captured
+    assert replays
+    assert _off_by(ours, theirs, initial) < 1e-4
+
+
+@on_gpus
+def test_a_trainer_on_a_gpu_gives_its_sums_to_the_host_too():
+    model, algorithm, totals = Model(load("logreg")), create("fedavg", {"batch_size": 4}), []
+    (layout,), received = layouts_of(model, algorithm), {"params": torch.from_numpy(model.initial)}
+    for computing in (Computing("cpu", at_once=100), Computing("cuda")):
+        trainer = computing.hosted_trainer(model, algorithm, POPULATION, ClientStates({}, range(13)))
+        totals.append(RoundSums(layout, torch.full((layout.size,), torch.nan, dtype=torch.float64)))
+        trainer.train(1, received, _clients(range(13)), totals[-1])
+    torch.testing.assert_close(totals[1].vector, totals[0].vector, rtol=1e-4, atol=1e-4)
+
+
+# A process that has computed on a GPU, or only counted GPUs as this file does, can fork none that does.
+_SEVERAL = """
+from dataclasses import replace
+import numpy as np
+from export.model import Model
+from export.models import load
+from fedcore.algorithms import ALGORITHMS, create
+from simulator import datasets
+from simulator.engine import Engine
+from simulator.engines.computing import Computing
+
+if {gpus} == 1:
+    Computing.of_process = lambda self, number: replace(self, device="cuda:0", processes=1)
+population, model, algorithm = datasets.load("digits"), Model(load("logreg")), create("{name}")
+found = []
+for processes in (2, 1):  # with one, this process computes on a GPU, and can fork no other that does
+    engine = Engine(model, algorithm, population, computing=Computing("cuda", processes=processes))
+    for number in (1, 2, 3):
+        engine.run_round(number, range(20))
+    found.append(engine.state["params"])
+both, one = found
+np.testing.assert_allclose(both, one, rtol=0, atol=1e-6)
+"""
+
+
+@on_gpus
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_two_processes_on_a_gpu_reach_the_model_of_one(name):
+    _run(_SEVERAL.format(gpus=1, name=name))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has no two GPUs")
 def test_rounds_on_all_gpus_reach_the_model_of_one():
-    population, model, algorithm = datasets.load("digits"), Model(load("logreg")), create("fedavg")
-    one, both = (Engine(model, algorithm, population, computing=Computing("cuda", processes=n)) for n in (1, 2))
-    for engine in (both, one):  # a process that computed on a GPU could fork none
-        engine.run_round(1, range(20))
-    np.testing.assert_allclose(both.state["params"], one.state["params"], rtol=0, atol=1e-6)
+    _run(_SEVERAL.format(gpus=2, name="fedavg"))
+
+
+def _run(code):
+    ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

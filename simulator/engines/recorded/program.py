@@ -9,7 +9,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -199,6 +199,17 @@ def _shifted(by: int, place: Place) -> Place:
     return replace(place, offset=place.offset + by)
 
 
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A program and its run, which may be captured: then it has the addresses of the program's memory, and no more.
+
+    So the program lives as long as its run.
+    """
+
+    program: Program
+    run: Run
+
+
 class Programs:
     """Programs by key, each recorded on first use, and memory for their arguments.
 
@@ -209,7 +220,7 @@ class Programs:
     def __init__(self, device: torch.device, capture: Capture | None = None) -> None:
         self.device, self.captured = device, capture is not None
         self._workspace, self._capture = Workspace(device), capture or (lambda run: run)
-        self._programs: dict[Hashable, Run | None] = {}  # None: called each time
+        self._programs: dict[Hashable, _Ready | None] = {}  # None: called each time
         self._memory: dict[Hashable, Tensor] = {}
         self._bound: dict[Hashable, Any] = {}
         self._said = False
@@ -253,13 +264,13 @@ class Programs:
         if key not in self._programs:
             self._programs[key], outputs = self._first_run(function, arguments, targets)
             return outputs
-        run = self._programs[key]
-        return _called(function, targets) if run is None else run()
+        ready = self._programs[key]
+        return _called(function, targets) if ready is None else ready.run()
 
     def _first_run(
         self, function: Callable[[], dict[str, Tensor]], arguments: Iterable[Tensor], targets: Mapping[str, Tensor]
-    ) -> tuple[Run | None, dict[str, Tensor]]:
-        """The run of the function's program after its trial, and outputs; if it fails, None and a call's outputs."""
+    ) -> tuple[_Ready | None, dict[str, Tensor]]:
+        """The function's program after its trial, and outputs; if it fails, None and a call's outputs."""
         try:
             recording = record(function, arguments)
         except NotRecordable:
@@ -273,7 +284,7 @@ class Programs:
             self._workspace.spoil()
             outputs = program.run()
             if agree({**outputs, **targets}, recording.expected | expected) and before.same_around(targets.values()):
-                return self._capture(program.run), outputs
+                return _Ready(program, self._capture(program.run)), outputs
         self._say("a recorded step gave something else than the step itself")
         before.put_back()
         return None, _called(function, targets)
