@@ -98,18 +98,12 @@ class Segment(msgspec.Struct, frozen=True):
     @property
     def normed(self) -> bool:
         """Whether its L2 norm is bounded, by the task: that of a mean segment without a range."""
-        return self.reduction == "mean" and not self.ranged
+        return self.reduction == "mean" and self.range is UNSET
 
     @property
     def coded_size(self) -> int:
         """Values that travel."""
         return codecs.coded_sizes(self.codecs, self.size)[-1]
-
-
-def clamped(segment: Segment, values: Vector) -> Vector:
-    """Values of a segment, each the nearest one in its range; the same array without a range."""
-    within = segment.range
-    return values if within is UNSET else np.clip(values, within.low, within.high)
 
 
 class ReportLayout(msgspec.Struct, frozen=True):
@@ -232,7 +226,8 @@ class ReportLayout(msgspec.Struct, frozen=True):
                 return np.zeros_like(values_V)
             if not np.isfinite(largest):
                 raise ReportError(f"segment {segment.name!r} holds a non-finite value")
-            values_V[start : start + size] = clamped(segment, part)
+            within = segment.range
+            values_V[start : start + size] = part if within is UNSET else np.clip(part, within.low, within.high)
             start += size
         return clip_to(values_V, clip) if self.bounded else values_V
 

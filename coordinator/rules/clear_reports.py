@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask
@@ -16,7 +17,8 @@ from coordinator.rules.task_settings import ClearReports
 from fedcore import codecs
 from fedcore.codecs.codec import RoundKey
 from fedcore.params import FLOAT_BYTES
-from fedcore.report import WEIGHT, ReportLayout, Segment, clamped
+from fedcore.ranges import Range
+from fedcore.report import WEIGHT, ReportLayout, Segment
 
 SLACK = 2.0
 """How far above its average length an honest update may be when decoded: which part of it travels is random."""
@@ -52,14 +54,18 @@ def bounded_report(
         if segment.normed
     ]
     long = [(where, factor) for where, factor in factors if factor < 1]
-    beyond = [(segment, where) for segment, where in slices if segment.ranged and _leaves(segment, report_L[where])]
+    beyond = [
+        (where, within)
+        for segment, where in slices
+        if (within := segment.range) is not UNSET and _leaves(within, report_L[where])
+    ]
     if not heavy and not long and not beyond:
         return report_L
     bounded_L = report_L.astype(np.float64)
     for where, factor in long:
         bounded_L[where] *= factor
-    for segment, where in beyond:
-        bounded_L[where] = clamped(segment, bounded_L[where])
+    for where, within in beyond:
+        bounded_L[where] = np.clip(bounded_L[where], within.low, within.high)
     if heavy:
         bounded_L *= clear.max_weight / weight
     return bounded_L
@@ -76,9 +82,9 @@ def _factor(most: float, segment: Segment, values_C: NDArray[np.floating[Any]], 
     return min([1.0, *(most / norm for norm, most in norms if norm > most)])
 
 
-def _leaves(segment: Segment, values: NDArray[np.floating[Any]]) -> bool:
-    """Whether a value is outside the segment's range."""
-    return not np.array_equal(clamped(segment, values), values)
+def _leaves(within: Range, values: NDArray[np.floating[Any]]) -> bool:
+    """Whether a value is outside the range, whose ends are rounded to the values' precision as on a device."""
+    return bool((values < within.low).any() or (values > within.high).any())
 
 
 def longest(segment: Segment, norm: float) -> float:
