@@ -159,7 +159,7 @@ def test_a_device_that_takes_weight_from_the_rest_makes_no_sum(store, register, 
     assert (attempt.state.value, attempt.reason) == ("abandoned", "sum-out-of-range")
 
 
-def test_metrics_of_a_secure_round_are_means_of_sums_in_eighths(store, register, desk):
+def test_metrics_of_a_secure_round_are_means_of_exact_sums(store, register, desk):
     task = register(**SECURE)
     devices = [Device(desk, given, [0, 0, 0, 0], weight=4, loss=2.125) for given in desk.assign(*NAMES)]
     run(devices)
