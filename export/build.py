@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
+from msgspec import UNSET
 
 from export.capture import Captured, Received, Table, capture_begin, capture_report, capture_step
 from export.decompositions import TABLE
@@ -20,7 +21,7 @@ from export.parity import certify
 from export.purity import EXAMPLES, check_pure
 from export.trial_examples import draw_examples
 from fedcore.algorithms import name_of, settings_of
-from fedcore.algorithms.algorithm import Algorithm, State, Trip, check_cross_device, trips_of
+from fedcore.algorithms.algorithm import Algorithm, State, Trip, check_cross_device, ranges_of, trips_of
 from fedcore.algorithms.check import check
 from fedcore.algorithms.clipped import Clipped
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
@@ -141,7 +142,8 @@ def _build_trip(model: Model, algorithm: Algorithm, trip: Trip, state: State, wr
             metrics.append(Segment(metrics_segment(item.name), len(model.metrics), "sum", model.metrics))
         carries[item.name] = begin.specs
     report = writer.write(REPORT, functools.partial(capture_report, trip, Received(broadcast, carries)))
-    segments = [Segment(spec.name, spec.size, "mean") for spec in report.specs]
+    ranges = ranges_of(trip)
+    segments = [Segment(spec.name, spec.size, "mean", range=ranges.get(spec.name, UNSET)) for spec in report.specs]
     return TripPlan(
         broadcast=broadcast,
         passes=tuple(passes),

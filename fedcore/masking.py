@@ -7,11 +7,14 @@ the way to fixed-point numbers (`secagg.packing`).
 from __future__ import annotations
 
 import hashlib
+import struct
 from dataclasses import dataclass
 from math import log, sqrt
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from fedcore.codecs.rotation import Rotation
@@ -21,9 +24,11 @@ from fedcore.plan import BlobRef
 from fedcore.release import SumBounds
 from fedcore.report import WEIGHT, ReportLayout, Segment
 
-# Metric sums are fixed-point numbers with three bits behind the point: counts are exact, and sums reach 65,535.
-METRIC_BITS, METRIC_STEP = 20, 0.125
+METRIC_BITS, METRIC_UNIT, METRIC_STEP = 20, 16, 2.0**-14
+"""A sum without a range is sent as two numbers of METRIC_BITS: whole units, and the rest in steps. It reaches 2^23,
+above which float32 has whole numbers alone, and is off by a step at most. Up to there counts are exact."""
 CLAMPED_BITS = 10
+_RANGE = struct.Struct("<QddB")
 LN2 = log(2)
 
 
@@ -48,9 +53,11 @@ class FixedPoint:
 
 
 def fixed_points(layout: ReportLayout, bounds: SumBounds) -> tuple[FixedPoint, ...]:
-    """The fixed-point formats of all values that a round sums. Plan and release determine them.
+    """The fixed-point formats of all values that a round sums, as `summed_values` has them. Plan and release determine
+    them.
 
-    With noise, all mean segments are treated as one: they are scaled down together, and 0 is one of the steps.
+    With noise, all mean segments are treated as one, whatever their ranges: they are scaled down together, and 0 is one
+    of the steps.
     """
     clip = bounds.clip_norm
     if bounds.noise_multiplier:
@@ -59,14 +66,26 @@ def fixed_points(layout: ReportLayout, bounds: SumBounds) -> tuple[FixedPoint, .
         step = max(_reach(segment, clip) for segment in means) / (half - 1)
         values = sum(segment.coded_size for segment in means)
         return (FixedPoint(values, bounds.bits, -half * step, (half - 1) * step, clip, weighted=True),)
-    half = 1 << METRIC_BITS - 1
-    lowest, highest = -half * METRIC_STEP, (half - 1) * METRIC_STEP
+    return tuple(point for segment in layout.unweighted for point in _formats(segment, bounds))
+
+
+def _formats(segment: Segment, bounds: SumBounds) -> tuple[FixedPoint, ...]:
+    """Those of a segment without noise: two of a sum without a range, which is split, else one."""
+    within, half = segment.range, 1 << METRIC_BITS - 1
+    if within is not UNSET:
+        return (FixedPoint(segment.size, within.bits, within.low, within.high, 0.0, weighted=False),)
+    if segment.reduction == "mean":
+        return (fixed_point(segment, bounds),)
+    steps = (1.0, METRIC_STEP)
     return tuple(
-        FixedPoint(segment.coded_size, bounds.bits, -_reach(segment, clip), _reach(segment, clip), clip, weighted=True)
-        if segment.reduction == "mean"
-        else FixedPoint(segment.size, METRIC_BITS, lowest, highest, 0.0, weighted=False)
-        for segment in layout.unweighted
+        FixedPoint(segment.size, METRIC_BITS, -half * step, (half - 1) * step, 0.0, weighted=False) for step in steps
     )
+
+
+def fixed_point(segment: Segment, bounds: SumBounds) -> FixedPoint:
+    """The fixed-point format of a mean segment that is held to `clip_norm`, without noise."""
+    reach = _reach(segment, bounds.clip_norm)
+    return FixedPoint(segment.coded_size, bounds.bits, -reach, reach, bounds.clip_norm, weighted=True)
 
 
 def least_square(bits: int) -> int:
@@ -89,15 +108,24 @@ def _reach(segment: Segment, clip: float) -> float:
 
 
 def summed_values(layout: ReportLayout, bounds: SumBounds, values_V: Float32) -> Float32:
-    """The values of a report (V,) that a round sums. With noise there are no metrics, as nothing would hide them."""
-    if not bounds.noise_multiplier:
-        return values_V
-    parts, begin = [], 0
+    """What a round sums of the values of a report (V,): sums without a range in two parts.
+
+    With noise there are no metrics, as nothing would hide them.
+    """
+    parts, begin = [values_V[:0]], 0
     for segment in layout.unweighted:
-        if segment.reduction == "mean":
-            parts.append(values_V[begin : begin + segment.coded_size])
+        values = values_V[begin : begin + segment.coded_size]
         begin += segment.coded_size
+        if _is_split(segment) and not bounds.noise_multiplier:
+            units = np.trunc(values / METRIC_UNIT)
+            parts += [units, values - METRIC_UNIT * units]
+        elif segment.reduction == "mean" or not bounds.noise_multiplier:
+            parts.append(values)
     return np.concatenate(parts)
+
+
+def _is_split(segment: Segment) -> bool:
+    return segment.reduction == "sum" and not segment.ranged
 
 
 def greatest_weight(layout: ReportLayout, bounds: SumBounds) -> int:
@@ -129,20 +157,35 @@ def layout_hash(layout: ReportLayout, seed: int) -> bytes:
     """The digest of a report layout, 32 bytes. With codecs it covers the task's seed, which keys them.
 
     Otherwise a coordinator could give each device another key and so keep one device's values apart from the others'.
+    Ranges are covered as bytes, since languages write the same number in different ways.
     """
     key = seed.to_bytes(8, "little") if layout.has_codecs else b""
-    return hashlib.sha256(msgspec.json.encode(layout) + key).digest()
+    listed = replace(layout, segments=tuple(replace(segment, range=UNSET) for segment in layout.segments))
+    ranges = [
+        _RANGE.pack(index, within.low, within.high, within.bits)
+        for index, segment in enumerate(layout.segments)
+        if (within := segment.range) is not UNSET
+    ]
+    return hashlib.sha256(msgspec.json.encode(listed) + key + b"".join(ranges)).digest()
 
 
 def join_weight(layout: ReportLayout, weight: int, sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The summed report, float64 (L,), of a sum of weights and the sums of values, with zeros for metrics left out."""
-    total_L, begin, whole = [], 0, sums.size == layout.size - 1
+    """The summed report, float64 (L,), of a sum of weights and the sums of `summed_values`; zeros where those left sums
+    out.
+    """
+    total_L, begin = [], 0
+    means = sum(segment.coded_size for segment in layout.unweighted if segment.reduction == "mean")
+    left_out = sums.size == means
     for segment in layout.segments:
+        end = begin + segment.coded_size
         if segment.name == WEIGHT:
             total_L.append(np.array([weight], np.float64))
-        elif segment.reduction == "sum" and not whole:
+        elif segment.reduction == "sum" and left_out:
             total_L.append(np.zeros(segment.size))
+        elif _is_split(segment):
+            total_L.append(METRIC_UNIT * sums[begin:end] + sums[end : end + segment.size])
+            begin = end + segment.size
         else:
-            total_L.append(sums[begin : begin + segment.coded_size])
-            begin += segment.coded_size
+            total_L.append(sums[begin:end])
+            begin = end
     return np.concatenate(total_L)

@@ -28,7 +28,8 @@ def upload_bytes(layout: ReportLayout) -> int:
 
 
 def quantise(layout: ReportLayout, report_L: Float32, key: StreamKey) -> bytes:
-    """The upload body of a weighted report: `layout.bits` per value of a mean segment, all others in full precision.
+    """The upload body of a weighted report: `layout.bits` per value of a mean segment without a range, all others in
+    full precision.
 
     key: of the device's random streams; a simulation with the same key rounds the same way. Raises ReportError when the
     range of a block is beyond float32.
@@ -36,7 +37,7 @@ def quantise(layout: ReportLayout, report_L: Float32, key: StreamKey) -> bytes:
     parts = []
     for index, (segment, where) in enumerate(layout.slices()):
         values_C = report_L[where].astype("<f4")
-        if segment.reduction == "mean":
+        if segment.normed:
             words = stream(_LABEL, key.seed, key.round, key.slot, index, words=-(-values_C.size // 2))
             uniform_C = words.astype("<u8").view("<u4")[: values_C.size] / 2.0**32
             parts.append(_quantised(values_C, uniform_C, layout.bits))
@@ -57,7 +58,7 @@ def dequantise(data: memoryview, layout: ReportLayout) -> Float32:
         size = _size(segment, layout.bits)
         part = data[begin : begin + size]
         begin += size
-        if segment.reduction == "mean":
+        if segment.normed:
             with np.errstate(over="ignore", invalid="ignore"):
                 report_L[where] = _values(part, segment.coded_size, layout.bits)
         else:
@@ -67,7 +68,7 @@ def dequantise(data: memoryview, layout: ReportLayout) -> Float32:
 
 def _size(segment: Segment, bits: int) -> int:
     count = segment.coded_size
-    if not bits or segment.reduction == "sum":
+    if not bits or not segment.normed:
         return FLOAT_BYTES * count
     return _RANGE_BYTES * -(-count // BLOCK) + -(-count * bits // 8)
 

@@ -8,7 +8,7 @@ weight beside them. The report is weighted once: by `ReportLayout.weigh` before 
 `secagg.packing` when it is masked. L = V + 1.
 
 Mean segments may have codecs (§5.1). Then all of these values are the coded ones, `ReportLayout.decode` undoes the
-codecs of a sum, and V and L count coded values.
+codecs of a sum, and V and L count coded values. A segment may have a range instead (§5.3), to which a device clamps it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -27,6 +28,7 @@ from fedcore.codecs.codec import RoundKey
 from fedcore.codecs.count_sketch import CountSketch
 from fedcore.errors import ReportError
 from fedcore.params import Float32, Size, VectorSpec
+from fedcore.ranges import Range
 
 Vector = TypeVar("Vector", Float32, NDArray[np.float64])
 Weighting = Literal["examples", "uniform"]
@@ -67,7 +69,8 @@ def all_finite(vector: Float32) -> bool:
 class Segment(msgspec.Struct, frozen=True):
     """One named range of the report: `size` values, as a graph or a pass makes them.
 
-    labels: the names of the values of a metrics segment. codecs: the codecs that encode a mean segment.
+    labels: the names of the values of a metrics segment. codecs: the codecs that encode a mean segment. range: the
+    bounds of a segment without codecs, and its precision in a secure round, where they are not those of the task.
     """
 
     name: str
@@ -75,14 +78,27 @@ class Segment(msgspec.Struct, frozen=True):
     reduction: Literal["mean", "sum"]
     labels: tuple[str, ...] = ()
     codecs: tuple[codecs.AnyCodec, ...] = ()
+    range: Range | UnsetType = UNSET
 
     def __post_init__(self) -> None:
+        if self.codecs and self.ranged:
+            raise ReportError(f"segment {self.name!r} has a range, to which what codecs make of it does not keep")
         if self.codecs and self.reduction != "mean":
             raise ReportError(f"segment {self.name!r} is a sum of metrics, which no codec may change")
         if len(self.codecs) > codecs.MOST_CODECS:
             raise ReportError(f"segment {self.name!r} has {len(self.codecs)} codecs; there may be {codecs.MOST_CODECS}")
         if max(codecs.coded_sizes(self.codecs, self.size)) > self.size:
             raise ReportError(f"the codecs of segment {self.name!r} make more values of its {self.size}")
+
+    @property
+    def ranged(self) -> bool:
+        """Whether its values have a range of their own."""
+        return self.range is not UNSET
+
+    @property
+    def normed(self) -> bool:
+        """Whether its L2 norm is bounded, by the task: that of a mean segment without a range."""
+        return self.reduction == "mean" and self.range is UNSET
 
     @property
     def coded_size(self) -> int:
@@ -94,8 +110,8 @@ class ReportLayout(msgspec.Struct, frozen=True):
     """The segments of a report, in order. Exactly one of them is the device's weight.
 
     bounded: whether the mean segments together are clipped to a norm. Then the only other segment is the weight, which
-    is 1, and a device sends zeros instead of values that are not finite.
-    bits: per value of a mean segment in an unencrypted upload; 0 for float32.
+    is 1, none has a range, and a device sends zeros instead of values that are not finite.
+    bits: per value of a mean segment without a range in an unencrypted upload; 0 for float32.
     """
 
     segments: tuple[Segment, ...]
@@ -112,6 +128,7 @@ class ReportLayout(msgspec.Struct, frozen=True):
         weight = self.segments[names.index(WEIGHT)]
         if weight.size != 1 or weight.reduction != "sum":
             raise ReportError(f"segment {WEIGHT!r} must be one value that is summed, not {weight}")
+        self._check_ranges()
         sums = [segment.name for segment in self.segments if segment.reduction == "sum"]
         if self.bounded and (self.weighting != "uniform" or sums != [WEIGHT]):
             raise ReportError(f"a bounded report weighs 1 and has no sums, not {self.weighting!r} weights and {sums}")
@@ -120,6 +137,18 @@ class ReportLayout(msgspec.Struct, frozen=True):
             raise ReportError(
                 "quantising and sketching may make a norm greater, and a bounded report is clipped to one"
             )
+
+    def _check_ranges(self) -> None:
+        for segment in self.segments:
+            if segment.ranged and segment.name == WEIGHT:
+                raise ReportError(f"the weight of a device has no range; segment {WEIGHT!r} must be without")
+            if segment.ranged and self.bounded:
+                raise ReportError(f"a bounded report is clipped as one vector; segment {segment.name!r} has a range")
+            if segment.ranged and segment.reduction == "mean" and self.weighting != "uniform":
+                raise ReportError(
+                    f"segment {segment.name!r} has a range, and is multiplied by a weight, which takes it out of that: "
+                    "mean segments may have one under uniform weighting only"
+                )
 
     @property
     def size(self) -> int:
@@ -179,8 +208,8 @@ class ReportLayout(msgspec.Struct, frozen=True):
         return weight_of(self.weighting, examples)
 
     def concatenate(self, parts: Mapping[str, Float32], weight: float, clip: float = math.inf) -> Float32:
-        """The unweighted values (V,) of a report, from the output of `encode` and metric sums. If the report is bounded
-        and a value is NaN or ∞, all are zeros.
+        """The unweighted values (V,) of a report, from the output of `encode` and metric sums, each within its
+        segment's range. If the report is bounded and a value is NaN or ∞, all are zeros.
 
         clip: the bound that devices received, if the report is bounded. The graph clips in float32, where the norm of a
         million values may be some thousandths off, so the whole report is clipped again here.
@@ -197,7 +226,8 @@ class ReportLayout(msgspec.Struct, frozen=True):
                 return np.zeros_like(values_V)
             if not np.isfinite(largest):
                 raise ReportError(f"segment {segment.name!r} holds a non-finite value")
-            values_V[start : start + size] = part
+            within = segment.range
+            values_V[start : start + size] = part if within is UNSET else np.clip(part, within.low, within.high)
             start += size
         return clip_to(values_V, clip) if self.bounded else values_V
 

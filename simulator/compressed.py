@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
+from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from fedcore.codecs.codec import RoundKey
 from fedcore.codecs.compression import Compression
 from fedcore.params import Float32, ParamSchema
 from fedcore.quantisation import dequantise, quantise
+from fedcore.ranges import Range
 from fedcore.report import WEIGHT, ReportLayout, Segment, Weighting
 from simulator.engines.clients import Client
 from simulator.engines.sums import RoundSums
@@ -91,7 +93,8 @@ class CompressedReports:
         contributors, key = int(sums.contributors), RoundKey(self.seed, number)
         mean = {name: value / sums.weight for name, value in sums.report.items()} if contributors else {}
         for index, (name, value) in enumerate(mean.items()):
-            if chain := self.compression.codecs(value.numel(), self.schema):
+            chain = () if name in sums.layout.ranges else self.compression.codecs(value.numel(), self.schema)
+            if chain:
                 coded = encode(chain, value.cpu().numpy(), key, index)
                 mean[name] = torch.from_numpy(decode(chain, coded, value.numel(), key, index)).to(value.device)
         return Collected(mean, float(sums.weight), sums.metrics, contributors)
@@ -106,7 +109,7 @@ class CompressedReports:
             weight = float(alone.weight)
             if not weight:
                 continue
-            layout = self.layout({name: value.numel() for name, value in alone.report.items()})
+            layout = self.layout({name: value.numel() for name, value in alone.report.items()}, alone.layout.ranges)
             summed = summed or self._begin(layout, number)
             mean = {name: (value / weight).float().cpu().numpy() for name, value in alone.report.items()}
             summed.add(layout.concatenate(layout.encode(mean, key), weight), weight, client.key)
@@ -124,8 +127,8 @@ class CompressedReports:
     def _begin(self, layout: ReportLayout, number: int) -> ReportSum:
         return QuantisedSum(layout) if self.masked is None else self.masked.begin(layout, number)
 
-    def layout(self, sizes: Mapping[str, int]) -> ReportLayout:
-        """The layout of a report as it travels, but for its metrics. sizes: of its vectors, by name."""
-        segments = [Segment(name, size, "mean") for name, size in sizes.items()]
+    def layout(self, sizes: Mapping[str, int], ranges: Mapping[str, Range]) -> ReportLayout:
+        """The layout of a report as it travels, but for its metrics. sizes, ranges: of its vectors, by name."""
+        segments = [Segment(name, size, "mean", range=ranges.get(name, UNSET)) for name, size in sizes.items()]
         whole = ReportLayout((*segments, Segment(WEIGHT, 1, "sum")), self.weighting)
         return self.compression.coded(whole, self.schema)

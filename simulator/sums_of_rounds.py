@@ -25,7 +25,7 @@ def sums_of(
     """
     asked, secagg, rounds = config.privacy, config.secagg, config.rounds
     reports = CompressedReports(Compression.parse(config.compress), model.schema, config.seed, algorithm.weighting)
-    layouts = [reports.layout(trip.report) for trip in layouts_of(model, algorithm)] if secagg else []
+    layouts = [reports.layout(trip.report, trip.ranges) for trip in layouts_of(model, algorithm)] if secagg else []
 
     def masked(promise: Privacy | None) -> MaskedSums | None:
         if secagg is None:

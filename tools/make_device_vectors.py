@@ -40,6 +40,7 @@ from secagg.errors import PolicyViolation
 from secagg.packing import PackedSegment
 from tests.device_runtime import linear
 from tests.device_runtime.test_onnx_check import REFUSED, running_sum
+from tools.range_vectors import PACKING, RANGED, fixed_points, ranged, refused_layouts
 
 PATH = Path(__file__).parents[1] / "tests" / "vectors" / "device.json"
 BOUNDS = SumBounds(clip_norm=1.5, bits=20, max_examples=100, min_sum=8)
@@ -65,6 +66,7 @@ PACKINGS = {
     "noise": ((PackedSegment(50, 24, 10, -512.0, 511.0, 300.0, weighted=True, noise=900),), None, 1, 1),
     "noise below 0 in narrow fields": ((PackedSegment(7, 11, 2, -2.0, 1.0, 1.0, noise=1000),), [0] * 7, 1, 1),
     "noise over several slices": ((PackedSegment(70_000, 32, 8, -12.8, 12.7, 9.0, noise=3),), None, 1, 1),
+    "ranges": PACKING,
     "an empty segment": ((PackedSegment(0, 24, 12, -3.0, 3.0), PackedSegment(2, 24, 12, -3.0, 3.0)), [3, -3], 1, 1),
 }  # fmt: skip
 
@@ -89,6 +91,7 @@ def device_vectors():
         "codecs": list(coded()),
         "low_rank": factored(),
         "masking": derivations(),
+        "refused_layouts": dict(refused_layouts()),
         "packings": list(packings()),
         "parameters": list(cohorts()),
         "least_honest": [
@@ -195,17 +198,22 @@ def reports():
         (LAYOUT, 3.0, np.array([1, 2, np.inf, 3], np.float32)),
         (LAYOUT, 100.0, np.array([1, 2, 3e38, 3], np.float32)),
         (LAYOUT, 16_777_217.0, values(4)),
+        (RANGED, 1.0, values(4)),
+        (RANGED, 1.0, np.array([3, -1e38, 0.5, 2.7], np.float32)),
+        (RANGED, 1.0, np.array([0, np.inf, 0, 0], np.float32)),
         (BOUNDED, 1.0, values(4)),
         (BOUNDED, 1.0, np.array([1, 2, np.nan, 3], np.float32)),
     ):
         try:
             with np.errstate(over="ignore"):
-                report = layout.concatenate({"delta": delta, "train.metrics": values(2, 50)}, weight, clip=1.5)
+                sums = {"train.metrics": values(2, 50), "plain.metrics": values(3, 60)}
+                report = layout.concatenate({"delta": delta, **sums}, weight, clip=1.5)
         except ReportError:
             report = None
         yield {
             "layout": msgspec.to_builtins(layout), "weight": weight, "clip": 1.5, "delta": delta.tobytes().hex(),
-            "metrics": values(2, 50).tobytes().hex(), "values": None if report is None else report.tobytes().hex(),
+            "metrics": values(2, 50).tobytes().hex(), "more_metrics": values(3, 60).tobytes().hex(),
+            "values": None if report is None else report.tobytes().hex(),
             "weighed": None if report is None else layout.weigh(report, weight).tobytes().hex(),
         }  # fmt: skip
 
@@ -250,13 +258,6 @@ def noise_shares():
     ]  # fmt: skip
 
 
-def fixed_points(layout, bounds):
-    return [
-        [point.size, point.bits, point.low, point.high, point.norm, point.weighted]
-        for point in masking.fixed_points(layout, bounds)
-    ]
-
-
 def derivations():
     """Hashes and fixed-point numbers of a secure round."""
     noisy = replace(BOUNDS, noise_multiplier=0.5, honest=5)
@@ -270,6 +271,7 @@ def derivations():
         "noisy_values": masking.summed_values(LAYOUT, noisy, values(LAYOUT.size - 1)).tobytes().hex(),
         "rotated": msgspec.to_builtins(rotated), "rotated_fixed_points": fixed_points(rotated, BOUNDS),
         "rotated_noisy_fixed_points": fixed_points(rotated, noisy),
+        "ranged": ranged(BOUNDS, noisy, SEED),
         "noise_shares": noise_shares(),
         "greatest_weight": masking.greatest_weight(LAYOUT, BOUNDS),
         "layout_hash": masking.layout_hash(LAYOUT, SEED).hex(),

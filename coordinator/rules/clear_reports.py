@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask
@@ -16,6 +17,7 @@ from coordinator.rules.task_settings import ClearReports
 from fedcore import codecs
 from fedcore.codecs.codec import RoundKey
 from fedcore.params import FLOAT_BYTES
+from fedcore.ranges import Range
 from fedcore.report import WEIGHT, ReportLayout, Segment
 
 SLACK = 2.0
@@ -37,9 +39,10 @@ def check_room(clear: ClearReports, layout: ReportLayout, goal: int) -> None:
 def bounded_report(
     clear: ClearReports, report_L: NDArray[np.floating[Any]], layout: ReportLayout, key: RoundKey
 ) -> NDArray[np.floating[Any]]:
-    """A report (L,) within the bounds: the same array when it is, else a copy that is scaled down.
+    """A report (L,) within the bounds: the same array when it is, else a copy that is scaled down or clamped.
 
-    A weight that is too great scales the whole report, so that means and metrics count as those of the lower one.
+    Each value of a segment with a range is held to it. A weight that is too great scales the whole report, so that
+    means and metrics count as those of the lower one.
     key: of the codecs of the report's round.
     """
     slices = layout.slices()
@@ -48,14 +51,21 @@ def bounded_report(
     factors = [
         (where, _factor(clear.max_norm * weight, segment, report_L[where], key, index))
         for index, (segment, where) in enumerate(slices)
-        if segment.reduction == "mean"
+        if segment.normed
     ]
     long = [(where, factor) for where, factor in factors if factor < 1]
-    if not heavy and not long:
+    beyond = [
+        (where, within)
+        for segment, where in slices
+        if (within := segment.range) is not UNSET and _leaves(within, report_L[where])
+    ]
+    if not heavy and not long and not beyond:
         return report_L
     bounded_L = report_L.astype(np.float64)
     for where, factor in long:
         bounded_L[where] *= factor
+    for where, within in beyond:
+        bounded_L[where] = np.clip(bounded_L[where], within.low, within.high)
     if heavy:
         bounded_L *= clear.max_weight / weight
     return bounded_L
@@ -70,6 +80,11 @@ def _factor(most: float, segment: Segment, values_C: NDArray[np.floating[Any]], 
         decoded = codecs.decoded_norm(segment.codecs, values_C.astype(np.float64), segment.size, key, index)
         norms.append((decoded, longest(segment, most)))
     return min([1.0, *(most / norm for norm, most in norms if norm > most)])
+
+
+def _leaves(within: Range, values: NDArray[np.floating[Any]]) -> bool:
+    """Whether a value is outside the range, whose ends are rounded to the values' precision as on a device."""
+    return bool((values < within.low).any() or (values > within.high).any())
 
 
 def longest(segment: Segment, norm: float) -> float:

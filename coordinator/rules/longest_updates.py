@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from coordinator.rules.clear_reports import longest
 from coordinator.rules.task_settings import TaskSettings
 from fedcore import codecs
-from fedcore.masking import fixed_points, greatest_weight
+from fedcore.masking import fixed_point, greatest_weight
 from fedcore.plan import Plan
 from fedcore.report import WEIGHT, ReportLayout
 
@@ -21,12 +21,15 @@ from fedcore.report import WEIGHT, ReportLayout
 def in_words(plan: Plan, settings: TaskSettings) -> str:
     """The L2 norm above which an update of a task, decoded and over its weight, is scaled down; empty with noise.
 
-    With noise of devices there is no such norm: noise may be any part of a sum.
+    With noise of devices there is no such norm: noise may be any part of a sum. Nor is there where all segments have
+    ranges.
     """
     if settings.secagg is not None and settings.privacy is not None:
         return ""
     norm = settings.clear.max_norm if settings.secagg is None else settings.secagg.clip_norm
-    segments = [segment for trip in plan.trips for segment in trip.report.segments if segment.reduction == "mean"]
+    segments = [segment for trip in plan.trips for segment in trip.report.segments if segment.normed]
+    if not segments:
+        return ""
     most = f"{max(longest(segment, norm) for segment in segments):,.4g}"
     if settings.secagg is None:
         return f" Decoded, its update counts with a length of {most} at most."
@@ -46,10 +49,10 @@ def held_sum(
     ranges = dict(zip((segment.name for segment in layout.segments), layout.decoded.slices(), strict=True))
     weight, w_max = float(decoded_L[ranges[WEIGHT][1]][0]), greatest_weight(layout, settings.sum_bounds)
     held_L = decoded_L.copy()
-    for segment, point in zip(layout.unweighted, fixed_points(layout, settings.sum_bounds), strict=True):
-        if segment.reduction == "mean" and not codecs.keep_norms(segment.codecs):
+    for segment in layout.unweighted:
+        if segment.normed and not codecs.keep_norms(segment.codecs):
             # The deviation of a value that is rounded at random is half a step at most. Twice that is slack.
-            rounding = w_max * point.step * math.sqrt(devices * segment.coded_size)
+            rounding = w_max * fixed_point(segment, settings.sum_bounds).step * math.sqrt(devices * segment.coded_size)
             most = weight * longest(segment, settings.secagg.clip_norm)
             most += codecs.growth(segment.codecs, segment.size) * rounding
             where = ranges[segment.name][1]

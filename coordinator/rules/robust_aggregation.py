@@ -43,7 +43,9 @@ class KeptReports:
         self._total = None
 
     def total(self) -> Float64:
-        """Float64 (L,): sum segments as they are, mean segments the estimate times the summed weight."""
+        """Float64 (L,): mean segments the estimate times the summed weight, but those with ranges; all others as they
+        are.
+        """
         if self._total is None:
             self._total = self._computed()
         return self._total
@@ -54,9 +56,9 @@ class KeptReports:
         weights_K = np.array([float(report[weight_at]) for report in self._reports])
         total_L = np.zeros(self._layout.size)
         chosen = self._nearest(weights_K) if self._clear.estimator == "krum" else None
-        for block in _blocks(self._layout, mean=False):
+        for block in _blocks(self._layout, normed=False):
             total_L[block] = self._block(block).sum(axis=0)
-        for block in _blocks(self._layout, mean=True):
+        for block in _blocks(self._layout, normed=True):
             means_KB = self._block(block) / weights_K[:, None]
             total_L[block] = weights_K.sum() * (means_KB[chosen] if chosen is not None else self._estimate(means_KB))
         return total_L
@@ -71,7 +73,7 @@ class KeptReports:
         """Krum: the report with the least sum of squared distances to the K - f - 2 that are nearest to it."""
         count = len(weights_K)
         products_KK = np.zeros((count, count))
-        for block in _blocks(self._layout, mean=True):
+        for block in _blocks(self._layout, normed=True):
             means_KB = self._block(block) / weights_K[:, None]
             products_KK += means_KB @ means_KB.T
         squares_K = products_KK.diagonal()
@@ -88,9 +90,9 @@ def collector(layout: ReportLayout, clear: ClearReports) -> ReportSum | KeptRepo
     return ReportSum(layout.size) if clear.estimator == "mean" else KeptReports(layout, clear)
 
 
-def _blocks(layout: ReportLayout, *, mean: bool) -> Iterator[slice]:
-    """The mean segments, or the others, in pieces."""
+def _blocks(layout: ReportLayout, *, normed: bool) -> Iterator[slice]:
+    """The segments that are held to a norm, or the others, in pieces."""
     for segment, where in layout.slices():
-        if (segment.reduction == "mean") is mean:
+        if segment.normed is normed:
             for begin in range(where.start, where.stop, _BLOCK):
                 yield slice(begin, min(begin + _BLOCK, where.stop))

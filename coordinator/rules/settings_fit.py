@@ -41,8 +41,9 @@ def check_masked_rounding(
     settings: with secagg. layouts: of the reports of each trip. parameters: of the model.
     """
     bounds = settings.sum_bounds
-    step = max(point.step for layout in layouts for point in fixed_points(layout, bounds) if point.weighted)
-    check_rounding(algorithm, step, bounds.min_sum, parameters)
+    steps = [point.step for layout in layouts for point in fixed_points(layout, bounds) if point.weighted]
+    if steps:  # segments with ranges have the precision that the algorithm asks for
+        check_rounding(algorithm, max(steps), bounds.min_sum, parameters)
 
 
 def _check_whole_values(plan: Plan) -> None:

@@ -36,11 +36,12 @@ ServerStep(participation=K/N) of N clients:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeGuard, cast
 
 from fedcore.errors import InvalidSetting, NotCrossDevice
 from fedcore.loop import Loop
+from fedcore.ranges import Range
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
@@ -100,7 +101,12 @@ class ServerStep:
 
 
 class Trip(Protocol):
-    """One exchange: what the devices of a round receive, run and report, and what the server makes of it."""
+    """One exchange: what the devices of a round receive, run and report, and what the server makes of it.
+
+    A trip of an algorithm with uniform weighting may also have the property `ranges`, a mapping from names of its
+    report to the `Range` of their values: devices clamp them to it, and secure rounds sum them in its steps (see
+    `ranges_of`). Without one, a vector is held to an L2 norm, and has the precision of the task.
+    """
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -196,6 +202,7 @@ class Exchange:
     broadcast: Callable[[State], Broadcast]
     report: Callable[..., Report]
     update: Callable[..., State]
+    ranges: Mapping[str, Range] = field(default_factory=dict)
 
 
 def trips_of(algorithm: Algorithm) -> tuple[Trip, ...]:
@@ -203,6 +210,11 @@ def trips_of(algorithm: Algorithm) -> tuple[Trip, ...]:
     if hasattr(algorithm, "trips"):
         return cast("TwoTrips", algorithm).trips
     return (cast("OneTrip", algorithm),)
+
+
+def ranges_of(trip: Trip) -> Mapping[str, Range]:
+    """The ranges of vectors of a trip's report, by name. Clipped reports have none: they are clipped as one vector."""
+    return cast("Mapping[str, Range]", getattr(trip, "ranges", {}))
 
 
 def with_carries(broadcast: Broadcast, carries: Mapping[str, Carry]) -> Broadcast:

@@ -16,10 +16,19 @@ from typing import Any, get_args
 
 import numpy as np
 
-from fedcore.algorithms.algorithm import Algorithm, StatefulAlgorithm, Trip, Vector, keeps_client_state, trips_of
+from fedcore.algorithms.algorithm import (
+    Algorithm,
+    StatefulAlgorithm,
+    Trip,
+    Vector,
+    keeps_client_state,
+    ranges_of,
+    trips_of,
+)
 from fedcore.algorithms.probe import NotAnOperator, Probe
 from fedcore.algorithms.rehearsal import carried, contribute, received, rehearse
 from fedcore.errors import InvalidAlgorithm
+from fedcore.ranges import Range
 from fedcore.report import WEIGHT, Weighting
 
 SIZE, DEVICES = 5, 2
@@ -41,6 +50,7 @@ def check(algorithm: Algorithm) -> None:
                 why = "it keeps something from one call to the next, or draws random numbers"
                 words = f"report gives another {changed[0]!r} for the same examples: {why}"
                 raise _wrong(algorithm.name, words, trip.report)
+            _check_ranges(algorithm, trip, one.report)
             for batched in (False, True):
                 _check_cohort(algorithm, trip, one.broadcast, batched)
         if keeps_client_state(algorithm):
@@ -70,6 +80,17 @@ def _check_declared(algorithm: Algorithm) -> None:
         names = [stage.name for stage in trip.passes]
         if not names or len(set(names)) < len(names) or not all(map(str.isidentifier, names)):
             words = f"its passes are called {names}; there must be one at least, each with a name of its own"
+            raise _wrong(algorithm.name, words, trip.report)
+
+
+def _check_ranges(algorithm: Algorithm, trip: Trip, report: Mapping[str, Probe]) -> None:
+    """Refuse ranges of vectors that are not in the report, or that are multiplied by a weight."""
+    for name, within in ranges_of(trip).items():
+        if name not in report or not isinstance(within, Range):
+            words = f"ranges has {within!r} for {name!r}; it maps names of the report, {sorted(report)}, to Ranges"
+            raise _wrong(algorithm.name, words, trip.report)
+        if algorithm.weighting != "uniform":
+            words = f"{name!r} has a range, which needs weighting='uniform', not {algorithm.weighting!r}"
             raise _wrong(algorithm.name, words, trip.report)
 
 

@@ -123,9 +123,9 @@ class Compression:
         return int(dict(self.steps).get("bits", 0))
 
     def coded(self, layout: ReportLayout, schema: ParamSchema) -> ReportLayout:
-        """The layout with these codecs for its mean segments. Raises CompressionError."""
+        """The layout with these codecs for its mean segments, but those with ranges. Raises CompressionError."""
         segments = (
-            replace(segment, codecs=self.codecs(segment.size, schema)) if segment.reduction == "mean" else segment
+            replace(segment, codecs=self.codecs(segment.size, schema)) if segment.normed else segment
             for segment in layout.segments
         )
         return replace(layout, segments=tuple(segments), bits=self.bits)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from export.model import Model
-from fedcore.algorithms.algorithm import Algorithm, ClientState, Report, trips_of
+from fedcore.algorithms.algorithm import Algorithm, ClientState, Report, ranges_of, trips_of
 from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.rehearsal import bowl, contribute, received
+from fedcore.ranges import Range
 
 # The most clients that are summed in float32, before the sum is added in float64.
 SUMMED_TOGETHER = 20
@@ -24,16 +25,23 @@ class SumsLayout:
     """The sums of a trip: `report`, sizes by name, and `metrics`, sizes by pass, in this order in a vector.
 
     bounded: whether reports are clipped, so that one that is not finite counts as zeros (`ReportLayout.bounded`).
+    ranges: those of vectors of a report, to which every client's are clamped.
     """
 
     report: Mapping[str, int]
     metrics: Mapping[str, int]
     bounded: bool = False
+    ranges: Mapping[str, Range] = field(default_factory=dict)
 
     @property
     def reported(self) -> int:
         """Values of a client's report."""
         return sum(self.report.values())
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the sum of reports may be computed at once: none is clipped or clamped by itself."""
+        return not self.bounded and not self.ranges
 
     @property
     def size(self) -> int:
@@ -53,7 +61,8 @@ def layouts_of(model: Model, algorithm: Algorithm) -> tuple[SumsLayout, ...]:
     for trip in trips_of(algorithm):
         report = contribute(trip, received(algorithm, trip.broadcast(state)), bowl)
         sizes = {name: vector.shape[-1] for name, vector in report.items()}
-        layouts.append(SumsLayout(sizes, {item.name: len(model.metrics) for item in trip.passes}, bounded))
+        metrics = {item.name: len(model.metrics) for item in trip.passes}
+        layouts.append(SumsLayout(sizes, metrics, bounded, ranges_of(trip)))
     return tuple(layouts)
 
 
@@ -80,10 +89,11 @@ class RoundSums:
         The number of clients counts only finite ones. Returns which clients these are, bool (K,).
         """
         factor_K = weight_K if clip is None or not self._bounded else weight_K * _within(report_K, clip)
-        ranges = [slice(start, start + SUMMED_TOGETHER) for start in range(0, len(weight_K), SUMMED_TOGETHER)]
+        held_K = {name: self._clamped(name, value) for name, value in report_K.items()}
+        rows = [slice(start, start + SUMMED_TOGETHER) for start in range(0, len(weight_K), SUMMED_TOGETHER)]
         groups = [
-            _Group(_rows(report_K, few), _rows(metrics_K, few), _rows(kept_K, few), weight_K[few], factor_K[few])
-            for few in ranges
+            _Group(_rows(held_K, few), _rows(metrics_K, few), _rows(kept_K, few), weight_K[few], factor_K[few])
+            for few in rows
         ]
         sums = [self._sum(group) for group in groups]
         # If any term is not finite, neither is the sum, which needs no memory. Finite values may overflow it, too.
@@ -105,6 +115,13 @@ class RoundSums:
             self.weight += weight_K.sum(dtype=torch.float64)
             self.contributors += len(weight_K)
         return finite
+
+    def _clamped(self, name: str, value_K: Tensor) -> Tensor:
+        """Clients' vectors of that name, within its range; an infinite one stays, so that the client is left out."""
+        within = self.layout.ranges.get(name)
+        if within is None:
+            return value_K
+        return torch.where(value_K.isfinite(), value_K.clamp(within.low, within.high), value_K)
 
     def _sum(self, group: _Group) -> Tensor:
         """The weighted sums of reports and the sums of metrics, in the order of the whole vector."""

@@ -126,7 +126,7 @@ class VectorisedTrainer:
         trip = trips_of(self._algorithm)[turn]
         loops = [item.loop for item in trip.passes]
         few = len(loops) == 1 and all(loops[0].step_count(self._sizes[client.index]) == 1 for client in group.clients)
-        if not few or len(group.clients) == 1 or sums.layout.bounded or keeps_client_state(self._algorithm):
+        if not few or len(group.clients) == 1 or not sums.layout.adds_up or keeps_client_state(self._algorithm):
             return False
         ((_, rows, mask),) = self._steps(0, trip.passes[0], group)
         weight_K = self._weights(_indices(group.clients))

@@ -13,7 +13,7 @@ import numpy as np
 
 from coordinator.rules.states import AssignmentState
 from coordinator.store.tasks import CoordinatorStore, Secagg
-from fedcore.masking import fixed_points
+from fedcore.masking import fixed_point
 from fedcore.params import Float32
 from fedcore.release import SumBounds
 from fedcore.report import ReportLayout
@@ -51,10 +51,8 @@ def rounding_error(secagg: Secagg, layout: ReportLayout, examples: Sequence[int]
     w_max = secagg.max_examples if layout.weighting == "examples" else 1
     weights = [min(int(layout.weight(count)), w_max) for count in examples]
     bounds = SumBounds(clip_norm=secagg.clip_norm, bits=secagg.bits, max_examples=w_max, min_sum=1)
-    points = zip(layout.unweighted, fixed_points(layout, bounds), strict=True)
-    square = sum(
-        (segment.size * point.step) ** 2 / point.size for segment, point in points if segment.reduction == "mean"
-    )
+    points = [(segment, fixed_point(segment, bounds)) for segment in layout.unweighted if segment.normed]
+    square = sum((segment.size * point.step) ** 2 / point.size for segment, point in points)
     return float(w_max * math.sqrt(len(weights) * square) / (2 * sum(weights)))
 
 

@@ -21,7 +21,8 @@ from coordinator.errors import (
 from coordinator.rules.states import AssignmentState, TaskState
 from coordinator.secure.round import invitation
 from coordinator.store.tasks import Secagg, TaskSettings
-from fedcore.masking import layout_hash, model_hash
+from fedcore.masking import layout_hash, model_hash, summed_values
+from fedcore.release import SumBounds
 from secagg import packing
 from secagg.client import Client, SessionInput
 from secagg.credentials import issue
@@ -34,6 +35,7 @@ NEVER = 1 << 40
 PLAN = make_plan()
 NAMES = tuple(f"d{number}" for number in range(8))
 SECURE = {"goal": 8, "minimum": 8, "secagg": Secagg(clip_norm=4.0, max_examples=10, phase_s=5.0), "rounds": 1}
+BOUNDS = SumBounds(clip_norm=4.0, bits=20, max_examples=10, min_sum=8)
 LENIENT = SECURE | {"goal": 10, "minimum": 8}
 
 
@@ -51,7 +53,7 @@ class Device:
 
     def __init__(self, desk, given, delta, weight=1, loss=0.0, plan=PLAN):
         self.desk, self.given = desk, given
-        self.vector = report_values(delta, weight, loss, plan)
+        self.vector = summed_values(plan.report, BOUNDS, report_values(delta, weight, loss, plan))
         identity = Ed25519PrivateKey.generate()
         policy = AggregationPolicy(KEYS.server.public, public(AUTHORITY), 8)
         held = model_hash(given.plan, given.checkpoint), layout_hash(plan.report, given.seed)
@@ -157,7 +159,7 @@ def test_a_device_that_takes_weight_from_the_rest_makes_no_sum(store, register, 
     assert (attempt.state.value, attempt.reason) == ("abandoned", "sum-out-of-range")
 
 
-def test_metrics_of_a_secure_round_are_means_of_sums_in_eighths(store, register, desk):
+def test_metrics_of_a_secure_round_are_means_of_exact_sums(store, register, desk):
     task = register(**SECURE)
     devices = [Device(desk, given, [0, 0, 0, 0], weight=4, loss=2.125) for given in desk.assign(*NAMES)]
     run(devices)
@@ -182,7 +184,8 @@ def test_an_invitation_states_the_rounds_terms(register, desk):
     given = seat(desk, [f"e{number}" for number in range(10)])[0].given
     invite, _ = Invite.decode(given.secagg)
     assert (invite.n_max, invite.min_sum, invite.w_max, invite.round) == (10, 8, 10, 1 << 32 | 1)
-    assert [(one.size, one.weighted, one.norm) for one in invite.segments] == [(4, True, 4.0), (2, False, 0.0)]
+    metrics = (2, False, 0.0)
+    assert [(one.size, one.weighted, one.norm) for one in invite.segments] == [(4, True, 4.0), metrics, metrics]
     assert given.report_within_s == 600.0
 
 

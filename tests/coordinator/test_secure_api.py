@@ -52,7 +52,7 @@ def advertisement(client, given, owner=None):
     identity = Ed25519PrivateKey.generate()
     enrolled, credential = vouched(client, identity, owner or client.devices.owner(given.assignment))
     held = model_hash(given.plan, given.checkpoint), layout_hash(make_plan().report, given.seed)
-    brought = SessionInput(np.zeros(6, np.float32), 1, *held, credential)
+    brought = SessionInput(np.zeros(8, np.float32), 1, *held, credential)
     device = Client(identity, AggregationPolicy(given.server.current, enrolled.authority, 8), brought)
     return device.receive(given.secagg).message
 

@@ -131,6 +131,7 @@ test.for<Vector>(device.reports)("a report of weight $weight has Python's bits",
   const parts = new Map([
     ["delta", floats(one.delta)],
     ["train.metrics", floats(one.metrics)],
+    ["plain.metrics", floats(one.more_metrics)],
   ]);
   if (one.values === null) {
     expect(() => concatenate(one.layout, parts, one.weight, one.clip)).toThrow(NonFiniteReport);
@@ -183,16 +184,44 @@ test("more segments of a report than a coordinator goes over are refused", () =>
   expect(() => decodePlan(withMore(65 - present), 1)).toThrow(/65 segments; there may be 64/);
 });
 
+test.for(Object.entries<Vector>(device.refused_layouts))("a plan is refused whose range is %s", ([, layout]) => {
+  const plan = JSON.parse(device.plan.text);
+  expect(() => decodePlan(utf8(JSON.stringify({ ...plan, report: layout })), 1)).toThrow(/range/);
+});
+
+test("a plan with ranges is read", () => {
+  const plan = JSON.parse(device.plan.text);
+  const { layout } = device.masking.ranged;
+  expect(decodePlan(utf8(JSON.stringify({ ...plan, report: layout })), 1).report.segments[0]!.range).toEqual(
+    layout.segments[0].range,
+  );
+});
+
 test("a codec that no device knows is refused by name", () => {
   const unknown = device.plan.text.replaceAll('"codecs":[]', '"codecs":[{"codec":"other"}]');
   expect(() => decodePlan(utf8(unknown), 1)).toThrow(/"other"/);
 });
 
+test("what a secure round sums of a report with ranges is Python's", async () => {
+  const { layout, ...expected } = device.masking.ranged;
+  const { bounds, noisy } = device.masking;
+  expect(rows(layout, bounds)).toEqual(expected.fixed_points);
+  expect(rows(layout, noisy)).toEqual(expected.noisy_fixed_points);
+  const given = floats(expected.values);
+  expect(hex(bytesOf(masking.summedValues(layout, bounds, given)))).toBe(expected.summed);
+  expect(hex(bytesOf(masking.summedValues(layout, noisy, given)))).toBe(expected.noisy_summed);
+  expect(hex(await masking.layoutHash(layout, BigInt(device.messages.seed)))).toBe(expected.layout_hash);
+});
+
+function rows(given: Vector, under: Vector) {
+  return masking
+    .fixedPoints(given, under)
+    .map((one) => [one.size, one.inBits, one.low, one.high, one.norm, one.weighted]);
+}
+
 test("the derivations of a secure round are Python's", async () => {
   const { layout, bounds, ...expected } = device.masking;
   const [plan, checkpoint] = [expected.plan, expected.checkpoint].map((sha256) => ({ sha256, size: 0 }));
-  const rows = (given: Vector, under: Vector) =>
-    masking.fixedPoints(given, under).map((one) => [one.size, one.inBits, one.low, one.high, one.norm, one.weighted]);
   expect(rows(layout, bounds)).toEqual(expected.fixed_points);
   expect(rows(layout, expected.noisy)).toEqual(expected.noisy_fixed_points);
   expect(rows(expected.rotated, bounds)).toEqual(expected.rotated_fixed_points);

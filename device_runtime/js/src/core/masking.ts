@@ -12,31 +12,36 @@ import type { SumBounds } from "./release.ts";
 import { codedSizeOf, type Float32, hasCodecs, type ReportLayout, type Segment, unweighted } from "./report.ts";
 import type { DemandedSegment } from "./secagg/packing.ts";
 
-// Metric sums are fixed-point numbers with three bits behind the point: counts are exact, and sums reach 65,535.
-const [METRIC_BITS, METRIC_STEP] = [20, 0.125];
+/** A sum without a range is sent as two numbers: whole units, and the rest in steps. */
+const [METRIC_BITS, METRIC_UNIT, METRIC_STEP] = [20, 16, 2 ** -14];
 const CLAMPED_BITS = 10;
 
 /** How the values of a segment become fixed-point numbers of `bits` in [low, high]. */
 type FixedPoint = Omit<DemandedSegment, "noise">;
 
-/** The fixed-point formats of all values that a round sums. Plan and release determine them.
+/** The fixed-point formats of all values that a round sums, as `summedValues` has them. Plan and release determine them.
  *
- * With noise, all mean segments are treated as one: they are scaled down together, and 0 is one of the steps.
+ * With noise, all mean segments are treated as one, whatever their ranges: they are scaled down together, and 0 is one
+ * of the steps.
  */
 export function fixedPoints(layout: ReportLayout, bounds: SumBounds): FixedPoint[] {
   if (bounds.noise_multiplier > 0) return [noisyFixedPoint(layout, bounds)];
-  const [clip, half] = [bounds.clip_norm, 2 ** (METRIC_BITS - 1)];
-  const metric = {
-    inBits: METRIC_BITS,
-    low: -half * METRIC_STEP,
-    high: (half - 1) * METRIC_STEP,
-    norm: 0,
-    weighted: false,
-  };
-  const mean = { inBits: bounds.bits, norm: clip, weighted: true };
-  return unweighted(layout).map((segment) => {
-    const [size, high] = [codedSizeOf(segment), reach(segment, clip)];
-    return { size, ...(segment.reduction === "mean" ? { ...mean, low: -high, high } : metric) };
+  return unweighted(layout).flatMap((segment) => formats(segment, bounds));
+}
+
+/** Those of a segment without noise: two of a sum without a range, which is split, else one. */
+function formats(segment: Segment, bounds: SumBounds): FixedPoint[] {
+  const { size, range } = segment;
+  if (range !== undefined) {
+    return [{ size, inBits: range.bits, low: range.low, high: range.high, norm: 0, weighted: false }];
+  }
+  if (segment.reduction === "mean") {
+    const [norm, high] = [bounds.clip_norm, reach(segment, bounds.clip_norm)];
+    return [{ size: codedSizeOf(segment), inBits: bounds.bits, low: -high, high, norm, weighted: true }];
+  }
+  const half = 2 ** (METRIC_BITS - 1);
+  return [1, METRIC_STEP].map((step) => {
+    return { size, inBits: METRIC_BITS, low: -half * step, high: (half - 1) * step, norm: 0, weighted: false };
   });
 }
 
@@ -56,18 +61,29 @@ function reach(segment: Segment, clip: number): number {
   return clip * Math.min(1, Math.sqrt((2 * exponent) / last.block));
 }
 
-/** The values of a report that a round sums. With noise there are no metrics, as nothing would hide them. */
+/** What a round sums of the values of a report: sums without a range in two parts.
+ *
+ * With noise there are no metrics, as nothing would hide them.
+ */
 export function summedValues(layout: ReportLayout, bounds: SumBounds, values: Float32): Float32 {
-  if (bounds.noise_multiplier === 0) return values;
-  const summed = new Float32Array(noisyFixedPoint(layout, bounds).size);
+  const noisy = bounds.noise_multiplier > 0;
+  const summed = new Float32Array(fixedPoints(layout, bounds).reduce((sum, { size }) => sum + size, 0));
   let [begin, end] = [0, 0];
   for (const segment of unweighted(layout)) {
-    const size = codedSizeOf(segment);
-    if (segment.reduction === "mean") {
-      summed.set(values.subarray(begin, begin + size), end);
-      end += size;
+    const part = values.subarray(begin, begin + codedSizeOf(segment));
+    begin += part.length;
+    if (segment.reduction === "mean" || (segment.range !== undefined && !noisy)) {
+      summed.set(part, end);
+      end += part.length;
+    } else if (!noisy) {
+      const units = part.map((value) => Math.trunc(value / METRIC_UNIT));
+      summed.set(units, end);
+      summed.set(
+        part.map((value, place) => value - METRIC_UNIT * units[place]!),
+        end + part.length,
+      );
+      end += 2 * part.length;
     }
-    begin += size;
   }
   return summed;
 }
@@ -99,7 +115,8 @@ export function modelHash(plan: BlobRef, checkpoint: BlobRef): Promise<Bytes> {
 
 /** The digest of a report layout, 32 bytes. With codecs it covers the task's seed, which keys them.
  *
- * The layout is compact JSON, with its members in the specification's order, as schemas list them.
+ * The layout is compact JSON, with its members in the specification's order, as schemas list them. Ranges are covered
+ * as bytes, since languages write the same number in different ways.
  */
 export function layoutHash(layout: ReportLayout, seed: bigint): Promise<Bytes> {
   const { segments, weighting, bounded, bits } = layout;
@@ -107,5 +124,14 @@ export function layoutHash(layout: ReportLayout, seed: bigint): Promise<Bytes> {
   const listed = segments.map(({ name, size, reduction, labels, codecs }) => {
     return { name, size, reduction, labels, codecs: codecs.map((codec) => checked(codecSchema, codec, "codec")) };
   });
-  return sha256(concat(utf8(JSON.stringify({ segments: listed, weighting, bounded, bits })), key));
+  const ranges = segments.map(({ range }, index) => (range === undefined ? new Uint8Array() : packed(range, index)));
+  return sha256(concat(utf8(JSON.stringify({ segments: listed, weighting, bounded, bits })), key, ...ranges));
+}
+
+/** The range of a segment, with the segment's index. */
+function packed({ low, high, bits }: NonNullable<Segment["range"]>, index: number): Bytes {
+  const ends = new DataView(new ArrayBuffer(16));
+  ends.setFloat64(0, low, true);
+  ends.setFloat64(8, high, true);
+  return concat(u64(BigInt(index)), new Uint8Array(ends.buffer), Uint8Array.of(bits));
 }

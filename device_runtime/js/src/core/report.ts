@@ -8,7 +8,7 @@
 import * as v from "valibot";
 import { codecSchema, codedSize, encode, type RoundKey } from "./codecs.ts";
 import { FormatError, NonFiniteReport } from "./errors.ts";
-import { count } from "./json.ts";
+import { count, finite } from "./json.ts";
 
 const WEIGHT = "weight";
 /** The most segments of a report: a coordinator goes over all of them for each report that comes. */
@@ -17,13 +17,18 @@ const MOST_SEGMENTS = 64;
 export const CLIP = "clip";
 /** Twice the relative error that rounding to float32 may add to a norm. */
 const ROUNDING = 2 ** -23;
+const MOST_RANGE_BITS = 20;
+/** The widths of a range: its steps, too, are then normal numbers in float32. */
+const [LEAST_WIDTH, MOST_WIDTH] = [1e-30, 1e30];
 
+const rangeSchema = v.object({ low: finite, high: finite, bits: count });
 const segmentSchema = v.object({
   name: v.string(),
   size: count,
   reduction: v.picklist(["mean", "sum"]),
   labels: v.optional(v.array(v.string()), []),
   codecs: v.optional(v.array(codecSchema), []),
+  range: v.exactOptional(rangeSchema),
 });
 export const layoutSchema = v.object({
   segments: v.array(segmentSchema),
@@ -37,7 +42,7 @@ export type Segment = v.InferOutput<typeof segmentSchema>;
 export type ReportLayout = v.InferOutput<typeof layoutSchema>;
 export type Float32 = Float32Array<ArrayBuffer>;
 
-/** Throws FormatError unless segments are few and distinct, one is the weight, and codecs and a bound fit the segments. */
+/** Throws FormatError unless segments are few and distinct, one is the weight, and codecs, ranges and a bound fit. */
 export function checkLayout(layout: ReportLayout): void {
   if (layout.segments.length > MOST_SEGMENTS) {
     throw new FormatError(`a report has ${layout.segments.length} segments; there may be ${MOST_SEGMENTS}`);
@@ -53,9 +58,22 @@ export function checkLayout(layout: ReportLayout): void {
     }
     codedSize(codecs, size);
   }
+  for (const segment of layout.segments) checkRange(layout, segment);
   const sums = layout.segments.filter((segment) => segment.reduction === "sum").length;
   if (layout.bounded && (layout.weighting !== "uniform" || sums !== 1)) {
     throw new FormatError(`a bounded report weighs 1 and has no sums, not ${layout.weighting} weights and ${names}`);
+  }
+}
+
+function checkRange({ bounded, weighting }: ReportLayout, { name, reduction, codecs, range }: Segment): void {
+  if (range === undefined) return;
+  const { low, high, bits } = range;
+  const width = high - low;
+  if (!(low <= 0 && 0 <= high && LEAST_WIDTH <= width && width <= MOST_WIDTH && 1 <= bits && bits <= MOST_RANGE_BITS)) {
+    throw new FormatError(`segment ${name} has a range from ${low} to ${high} of ${bits} bits, which cannot be`);
+  }
+  if (bounded || codecs.length > 0 || name === WEIGHT || (reduction === "mean" && weighting !== "uniform")) {
+    throw new FormatError(`segment ${name} has a range: none has the weight, what is clipped, coded or weighted`);
   }
 }
 
@@ -101,7 +119,8 @@ export function metricsSegment(pass: string): string {
   return `${pass}.metrics`;
 }
 
-/** The unweighted values (V,) of a report from its coded segments by name; zeros if bounded and not finite.
+/** The unweighted values (V,) of a report from its coded segments by name, each within its segment's range; zeros if
+ * bounded and not finite.
  *
  * `clip` is the bound that devices received, if the report is bounded: the whole report is clipped to it in float64.
  * Throws NonFiniteReport when a segment is missing, of another size, or not finite once it has the weight.
@@ -127,6 +146,7 @@ export function concatenate(
       throw new NonFiniteReport(`segment ${segment.name} holds a non-finite value`);
     }
     values.set(part, start);
+    if (segment.range !== undefined) clamp(values.subarray(start, start + size), segment.range);
     start += size;
   }
   return layout.bounded ? held(values, clip) : values;
@@ -140,6 +160,14 @@ function staysFinite(values: Float32, factor: number): boolean {
     if (!Number.isFinite(Math.fround(values[place]! * factor))) return false;
   }
   return true;
+}
+
+/** Replace values in place by the nearest ones in a range. */
+function clamp(values: Float32, { low, high }: { readonly low: number; readonly high: number }): void {
+  const [least, most] = [Math.fround(low), Math.fround(high)];
+  for (let place = 0; place < values.length; place++) {
+    values[place] = Math.min(Math.max(values[place]!, least), most);
+  }
 }
 
 /** The l2 norm of values, computed in float64. */
