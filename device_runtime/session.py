@@ -105,6 +105,7 @@ class _Session:
         self._database = database
         self._clock = clock
         self._after_work: RetryWindow | None = None
+        self._min_examples: dict[str, int] = {}
         place = database, config.state, Sealer(config.keystore or KeyFile(config.state / "sealing-key"))
         self._assignments = AssignmentStore(*place, config.coordinator, config.population)
         self._policy = config.policy or policy_in(config.state)
@@ -211,6 +212,7 @@ class _Session:
             # The coordinator is not told: the finding may be private, and silence looks like a lost connection.
             return self._record.note(outcome="rejected", reason="unwilling", retry=answer.retry, retryable="transient")
         self._after_work = answer.retry
+        self._min_examples = {offer.task: offer.min_examples for offer in answer.offers}
         with self._phase("wait"):
             assignment = transport.await_assignment(answer.session, config.wait_s, tasks)
         if isinstance(assignment, Rejected):
@@ -259,7 +261,13 @@ class _Session:
             if not self._monitor.keep_going(due):
                 raise DeadlinePassed("stopped before training: the report would come too late")
 
-        worker = Worker(trainer, examples, self._cache(watch), lambda: self._monitor.keep_going(due))
+        worker = Worker(
+            trainer,
+            examples,
+            self._cache(watch),
+            lambda: self._monitor.keep_going(due),
+            self._min_examples.get(assignment.task, 0),
+        )
         self._guard.check_assignment(assignment, self._transport.bytes_moved)
         plan = worker.plan(assignment)
         record.write(plan=plain(plan.name))

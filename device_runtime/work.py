@@ -27,13 +27,15 @@ _UNWEIGHTED = "values"
 class Worker:
     """A trainer, its examples, and the cache of blobs.
 
-    keep_going: called while training; whether there is time left. It may raise to end the work.
+    keep_going: called while training; whether there is time left. It may raise to end the work. min_examples: the
+    fewest that the task runs on, without those that its plan holds out.
     """
 
     trainer: Trainer
     examples: ExampleSource
     cache: BlobCache
     keep_going: Callable[[], bool]
+    min_examples: int = 0
 
     def plan(self, assignment: Assignment) -> Plan:
         """The plan of an assignment's round. Raises PlanRefused, StateError or TransportError."""
@@ -51,7 +53,7 @@ class Worker:
         try:
             job = Job(
                 plan=plan,
-                examples=self.examples.load(plan.examples),
+                examples=self.examples.load(plan.examples, self.min_examples),
                 graphs={name: self.cache.get(ref) for name, ref in refs.items()},
                 frozen=self._frozen(plan),
                 broadcast=checkpoint.decode(

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import torch
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from export.capture import Captured, Received, Table, capture_begin, capture_report, capture_step
 from export.decompositions import TABLE
@@ -27,6 +28,7 @@ from fedcore.algorithms.clipped import Clipped
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
 from fedcore.checkpoint import encode, specs_of
 from fedcore.codecs.compression import Compression
+from fedcore.hold_out import HoldOut
 from fedcore.params import Float32, VectorSpec
 from fedcore.plan import (
     NOISE,
@@ -63,17 +65,19 @@ def export_bundle(  # noqa: PLR0913  # what is exported, how, and where it goes
     progress: Progress = lambda form, doing: None,
     *,
     compression: Compression = Compression(),
+    hold_out: HoldOut | None = None,
 ) -> Bundle:
     """Trace, write and certify every graph in every format of `targets`, and write the bundle to `folder`.
 
     source: how `muster` finds the model again, a built-in name or `package.module:function`. compression: of reports.
+    hold_out: of each device's examples.
     Raises ExportError (see export/errors.py), CompressionError, InvalidAlgorithm, and NotCrossDevice when devices
     cannot run the algorithm.
     """
     check(algorithm)
     state = {name: vector.numpy() for name, vector in algorithm.init(torch.from_numpy(model.initial)).items()}
     plan, graphs = build_plan(model, algorithm, targets, progress)
-    plan = compression.applied(plan)
+    plan = with_hold_out(compression.applied(plan), hold_out)
     certificate = msgspec.json.encode(certify(model, algorithm, plan, graphs, progress))
     blobs = [plan.encode(), encode(state), certificate]
     settings = settings_of(algorithm)
@@ -114,6 +118,11 @@ def build_plan(
         **msgspec.structs.asdict(first),
     )
     return plan, writer.blobs
+
+
+def with_hold_out(plan: Plan, hold_out: HoldOut | None) -> Plan:
+    """The plan, run on one side of a hold-out of each device's examples; None holds out none."""
+    return replace(plan, examples=replace(plan.examples, hold_out=hold_out))
 
 
 def _try_out(model: Model) -> None:

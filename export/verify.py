@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import torch
 
-from export.build import build_plan
+from export.build import build_plan, with_hold_out
 from export.errors import ParityFailed
 from export.formats import formats
 from export.parity import KINKED_TOLERANCE, certify
@@ -41,7 +41,8 @@ def verify_bundle(bundle: Bundle, source: str | None = None, own: str | None = N
             f"the bundle's algorithm is {algorithm_name!r}; if you trust its code, name it with --algorithm"
         )
     algorithm = create(own or algorithm_name, manifest.algorithm.settings, [module_of(own or "")])
-    _compare(plan, Compression.parse(manifest.compress).applied(build_plan(model, algorithm, ())[0]), manifest)
+    rebuilt = Compression.parse(manifest.compress).applied(build_plan(model, algorithm, ())[0])
+    _compare(plan, with_hold_out(rebuilt, plan.examples.hold_out), manifest)  # the plan alone says what is held out
     _compare_manifest(bundle, algorithm, algorithm.init(torch.from_numpy(model.initial)))
     certificate = certify(model, algorithm, plan, {ref: bundle.read(ref) for ref in plan.graph_refs})
     _compare_certificates(bundle.certificate, certificate)

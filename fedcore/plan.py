@@ -19,12 +19,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Container, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import DigestMismatch, PlanError, ReportError, SchemaError
+from fedcore.hold_out import HoldOut
 from fedcore.loop import Loop
 from fedcore.params import ParamSchema, Size, VectorSpec
 from fedcore.report import ReportLayout
@@ -129,10 +132,19 @@ class Field(msgspec.Struct, frozen=True):
 
 
 class ExampleSpec(msgspec.Struct, frozen=True):
-    """The examples that a plan trains on: a collection in the device's store, and the arrays of each example."""
+    """The examples that a plan runs on: a collection in the device's store, and the arrays of each example.
+
+    With `hold_out` they are those on one side of it, not the whole collection.
+    """
 
     fields: tuple[Field, ...]
     collection: str = "default"
+    hold_out: HoldOut | None = None
+
+    def kept(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+        """Which examples (n,) of the collection the plan runs on. columns: by field name, (n, …) each."""
+        ordered = [columns[field.name] for field in self.fields]
+        return np.ones(len(ordered[0]), bool) if self.hold_out is None else self.hold_out.kept(self.collection, ordered)
 
 
 class FrozenVectors(msgspec.Struct, frozen=True):

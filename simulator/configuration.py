@@ -24,6 +24,8 @@ COMPRESS = (
     "How reports become smaller, in steps by commas: rotation, subsample=FRACTION, count_sketch=FRACTION, "
     "low_rank=RANK, and last bits=1, 2, 4 or 8 (docs/compression.md)."
 )
+HOLD_OUT = "Share of each device's examples to hold out."
+ON_HELD_OUT = "Run on exactly the held-out examples."
 _DATASET = "A data set by name (`muster data list`), package.module:function, or a path to npz or Parquet files."
 _PARTITION = (
     "How examples are dealt to clients: dirichlet:ALPHA, pachinko:ALPHA,BETA, shards:PER_CLIENT, quantity:BETA or "
@@ -117,6 +119,8 @@ class SimulationConfig:
     rounds: Annotated[WholeFromOne, setting("Rounds to run.")] = 100
     cohort: Annotated[WholeFromOne, setting("Users per round; in round 1, where schedule has it grow.")] = 10
     held_out: Annotated[float, setting("Share of users who measure and never train.", gt=0, lt=1)] = HELD_OUT
+    hold_out_examples: Annotated[float, setting(HOLD_OUT, ge=0, lt=1)] = 0.0
+    on_held_out_examples: Annotated[bool, setting(ON_HELD_OUT)] = False
     evaluate_every: Annotated[WholeFromOne, setting("Rounds between two measurements on held-out users.")] = 10
     target_accuracy: Annotated[float, setting("End when held-out users reach this accuracy.", gt=0, le=1)] | None = None
     patience: (
@@ -144,6 +148,8 @@ class SimulationConfig:
         check(self)
         self._check_compression()
         self._check_plan()
+        if self.on_held_out_examples and not self.hold_out_examples:
+            raise EngineError("on_held_out_examples needs hold_out_examples, without which no example is held out")
         if self.baseline is not None:
             self._check_baseline()
 
@@ -171,6 +177,8 @@ class SimulationConfig:
             raise EngineError(
                 f"reports are compressed or masked in federated training, not in the baseline {self.baseline}"
             )
+        if self.hold_out_examples and self.baseline != "pooled":
+            raise EngineError(f"hold_out_examples is for federated training, not for the baseline {self.baseline}")
         chosen = self.engine != "auto" or self.processes is not None or self.ray is not None
         if self.baseline != "pooled" and chosen:
             raise EngineError(

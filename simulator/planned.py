@@ -17,7 +17,7 @@ from fedcore.bundle import Bundle
 from fedcore.checkpoint import decode
 from fedcore.codecs.compression import Compression
 from fedcore.errors import SchemaError, UntrustedAlgorithm
-from fedcore.plan import prefixed
+from fedcore.plan import ExampleSpec, prefixed
 from fedcore.validation import build_one
 from simulator.configuration import SimulationConfig
 from simulator.engines.choice import Choice
@@ -29,7 +29,7 @@ _REMEDY = "leave the option out, or export another plan"
 
 
 def completed_by_plan(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a simulation, with those that its `plan` fixes: model, algorithm, settings and compression.
+    """The options of a simulation, with those that its `plan` fixes: model, algorithm, settings, compression, hold-out.
 
     A user's own model or algorithm must be among the options, because importing a module that a bundle names would run
     its author's code. Raises UnknownModel or UntrustedAlgorithm if it is not, PlanError for a folder that is no bundle,
@@ -43,7 +43,13 @@ def completed_by_plan(values: Mapping[str, Any]) -> dict[str, Any]:
         raise UntrustedAlgorithm(
             f"the plan's algorithm is {said.algorithm.name!r}; if you trust its code, name it with --algorithm"
         )
-    fixed = {"algorithm": said.algorithm.name, "compress": said.compress}
+    hold_out = bundle.plan.examples.hold_out
+    fixed = {
+        "algorithm": said.algorithm.name,
+        "compress": said.compress,
+        "hold_out_examples": hold_out.share if hold_out else 0.0,
+        "on_held_out_examples": hold_out is not None and hold_out.side == "held-out",
+    }
     for name, value in fixed.items():
         if values.get(name, value) != value:
             raise EngineError(f"{name} is {value!r} in {bundle.folder}, not {values[name]!r}; {_REMEDY}")
@@ -89,6 +95,11 @@ class SimulatedPlan:
                 "which was made before the model changed, or of another one; export it again"
             )
         return model
+
+    @property
+    def examples(self) -> ExampleSpec:
+        """The examples that the plan runs on."""
+        return self._plan.examples
 
     def choice(self, computing: Computing) -> Choice:
         """The plan's own graphs. Raises EngineError where they cannot run."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.plan import Field
+from fedcore.plan import ExampleSpec, Field
 from simulator.errors import DatasetError, EngineError
 
 Array = NDArray[np.generic]
@@ -145,6 +145,21 @@ class Population:
                 shards.append({name: array[rows] for name, array in shard.items()})
         names = [self.clients[user] for user in users]
         return Population.of(names, kept, self.classes), Population.of(names, out, self.classes)
+
+    def training_on(self, spec: ExampleSpec) -> Population:
+        """The clients with those of their examples that a plan runs on; clients without any are left out.
+
+        Raises DatasetError when no example is left.
+        """
+        if spec.hold_out is None:
+            return self
+        kept = spec.kept(self.fields)
+        sizes = np.add.reduceat(kept, self.starts[:-1], dtype=np.int64)
+        if not sizes.any():
+            raise DatasetError(f"no example is left of a share of {spec.hold_out.share:g}, {spec.hold_out.side}")
+        names = tuple(name for name, size in zip(self.clients, sizes, strict=True) if size)
+        fields = {name: array[kept] for name, array in self.fields.items()}
+        return Population(names, fields, np.concatenate([[0], np.cumsum(sizes[sizes > 0])]), self.classes)
 
     def sample(self, cohort: int, seed: int, round_number: int) -> list[int]:
         """A uniform cohort without replacement; its order gives the slots.

@@ -14,6 +14,8 @@ from fedcore.algorithms.algorithm import Algorithm, check_two_trips
 from fedcore.algorithms.check import check
 from fedcore.algorithms.settings import parse
 from fedcore.codecs.compression import Compression
+from fedcore.hold_out import HoldOut
+from fedcore.plan import ExampleSpec
 from simulator import datasets
 from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
@@ -202,6 +204,8 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
         check_model(model, users, computing)
         return LocalOnly(model, algorithm, users, held_out=config.held_out, seed=config.seed, device=config.device)
     train, test = users.split(config.held_out, config.seed)
+    hold_out = HoldOut.asked(config.hold_out_examples, on_held_out=config.on_held_out_examples)
+    train = train.training_on(plan.examples if plan else ExampleSpec(model.spec.fields, hold_out=hold_out))
     clients, cohorts = _cohorts(config, train, held_out=len(test))
     private, masked = sums_of(config, model, algorithm, cohorts, len(clients))
     if plan is None:
@@ -226,7 +230,7 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
 
 
 def check_users(config: SimulationConfig, users: Population) -> None:
-    """Raise what `training_of` raises where a configuration's users are too few for it."""
+    """Raise what `training_of` raises where a configuration's users are too few for it, with all their examples."""
     if config.baseline in {None, "pooled"}:
         train, test = users.split(config.held_out, config.seed)
         _cohorts(config, train, held_out=len(test))

@@ -27,8 +27,9 @@ from fedcore.codecs.low_rank import LowRank
 from fedcore.codecs.rotation import Rotation
 from fedcore.codecs.subsample import Subsample
 from fedcore.errors import BrokenSuccession, ReportError
+from fedcore.hold_out import HoldOut
 from fedcore.loop import Loop
-from fedcore.plan import BlobRef, TripPlan
+from fedcore.plan import BlobRef, ExampleSpec, Field, TripPlan
 from fedcore.release import LineageEntry, Release, SumBounds, TreeHead
 from fedcore.report import ReportLayout, Segment
 from fedcore.signing import SigningKey
@@ -84,6 +85,7 @@ def device_vectors():
     """All vectors, as what JSON holds."""
     return {
         "orders": list(orders()),
+        "hold_outs": list(hold_outs()),
         "messages": messages(),
         "plan": plans(),
         "checkpoints": checkpoints(),
@@ -113,6 +115,31 @@ def orders():
             "seed": str(key.seed), "round": key.round, "slot": str(key.slot), "secret": key.secret.hex(), "size": size,
             "order_sha256": digest(permutation(key, 1, 2, size).astype("<u4").tobytes()),
             "noise_sha256": digest(noise(key, 1, 2, size).astype("<i4").tobytes()),
+        }  # fmt: skip
+
+
+def hold_outs():
+    """Examples with fields of every type, and the places of those that plans with a hold-out run on."""
+    several = (
+        Field("x", "float32", (2, 3)), Field("y", "int64"), Field("z", "int32", (1,)), Field("pixels", "uint8", (5,)),
+    )  # fmt: skip
+    columns = {
+        "x": values(240).reshape(40, 2, 3), "y": np.arange(40, dtype=np.int64) * -(2**57),
+        "z": np.arange(40, dtype=np.int32)[:, None] % 7,
+        "pixels": (np.arange(200) % 251).astype(np.uint8).reshape(40, 5),
+    }  # fmt: skip
+    for fields, collection, hold_out in (
+        (several, "default", HoldOut(0.3)),
+        (several, "default", HoldOut(0.3, "held-out")),
+        (several[::-1], "tâches", HoldOut(0.5)),
+        (several[2:3], "default", HoldOut(0.5)),
+        (several[:1], "default", HoldOut(2**-60, "held-out")),
+    ):
+        spec = ExampleSpec(fields, collection, hold_out)
+        yield {
+            "examples": msgspec.to_builtins(spec), "count": 40,
+            "columns": {field.name: columns[field.name].tobytes().hex() for field in fields},
+            "kept": np.flatnonzero(spec.kept(columns)).tolist(),
         }  # fmt: skip
 
 

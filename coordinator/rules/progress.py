@@ -59,6 +59,8 @@ OBSTACLES = {
     "version": "with too old a runtime",
     "memory": "with too little memory",
     "conditions": "whose conditions do not hold",
+    "held-out": "held out of training",
+    "not-held-out": "not held out, where the task runs on held-out devices",
     "format": "without a format of the plan",
     "again": "that this round drew before",
     "left-out": "left out after an earlier attempt at this round",

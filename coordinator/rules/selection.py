@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from coordinator.rules.eligibility import Requires
 from fedcore.conditions import StatedConditions, rounded_down
+from fedcore.hold_out import is_held_out
 from fedcore.wire.messages import CheckIn
 
 T = TypeVar("T")
@@ -44,39 +45,62 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceHoldOut:
+    """The share of a population's devices that a task leaves out, or runs on."""
+
+    population: str
+    share: float
+    on_held_out: bool
+
+    def unmet_by(self, device: str) -> str:
+        """The obstacle for the device with this id; "" for none."""
+        if is_held_out(self.population, device, self.share) == self.on_held_out:
+            return ""
+        return "not-held-out" if self.on_held_out else "held-out"
+
+
+@dataclass(frozen=True, slots=True)
 class Needs:
-    """The needs of a task: a device has one of `formats`, `min_examples` in `collection`, and meets `requires`."""
+    """The needs of a task: a device has one of `formats`, `min_examples` in `collection`, and meets `requires`.
+
+    hold_out: None where every device may take part.
+    """
 
     formats: frozenset[str]
     collection: str
     min_examples: int
     requires: Requires = field(default_factory=Requires)
+    hold_out: DeviceHoldOut | None = None
 
-    def unmet_by(self, device: Capabilities) -> str:
-        """The obstacle for a device, one of progress.OBSTACLES, or "". It is "format" only when nothing else is one.
+    def unmet_by(self, device: str, able: Capabilities) -> str:
+        """The obstacle for a device by its id and its statements, one of progress.OBSTACLES, or "".
 
-        A device that may hold enough examples passes: whether it does, it checks itself before it waits.
+        It is "format" only when nothing else is one. A device that may hold enough examples passes: whether it does, it
+        checks itself before it waits.
         """
-        if device.examples.get(self.collection, 0) < rounded_down(self.min_examples):
+        if able.examples.get(self.collection, 0) < rounded_down(self.min_examples):
             return "examples"
-        unmet = self.requires.unmet_by(device.version, device.memory_mb, device.conditions)
-        return unmet or ("format" if self.formats.isdisjoint(device.formats) else "")
+        unmet = self.requires.unmet_by(able.version, able.memory_mb, able.conditions)
+        if not unmet and self.hold_out is not None:
+            unmet = self.hold_out.unmet_by(device)
+        return unmet or ("format" if self.formats.isdisjoint(able.formats) else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Eligibility:
     """The eligibility of one device for tasks, by its check-in. Each task is judged once, however often it is asked.
 
-    Neither the needs of a task nor the capabilities that a device stated ever change.
+    Neither the needs of a task nor the capabilities that a device stated ever change. device: its id.
     """
 
+    device: str
     capabilities: Capabilities
     _obstacles: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, message: CheckIn) -> Eligibility:
-        """The eligibility of a device that sent this."""
-        return cls(Capabilities.stated_by(message))
+    def of(cls, device: str, message: CheckIn) -> Eligibility:
+        """The eligibility of the device with this id, which sent this."""
+        return cls(device, Capabilities.stated_by(message))
 
     def only(self, tasks: Iterable[Needs]) -> Eligibility:
         """The same with only the statements that these tasks ask for: a device that waits must not cost memory."""
@@ -85,12 +109,12 @@ class Eligibility:
             needs.collection: able.examples[needs.collection] for needs in asked if needs.collection in able.examples
         }
         formats = able.formats & frozenset().union(*(needs.formats for needs in asked))
-        return Eligibility(replace(able, formats=formats, examples=held), self._obstacles)
+        return Eligibility(self.device, replace(able, formats=formats, examples=held), self._obstacles)
 
     def obstacle(self, task: str, needs: Needs) -> str:
         """The obstacle for the task with this id and these needs; "" for none."""
         if task not in self._obstacles:
-            self._obstacles[task] = needs.unmet_by(self.capabilities)
+            self._obstacles[task] = needs.unmet_by(self.device, self.capabilities)
         return self._obstacles[task]
 
 

@@ -1,11 +1,12 @@
-"""Settings of a task against its plan and algorithm: what does not fit is refused before the task begins. Pure."""
+"""Settings of a task against its plan, its algorithm and the tasks before it: what does not fit is refused. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.errors import InvalidTask
+from coordinator.errors import InvalidTask, demand
 from coordinator.rules.clear_reports import check_room
+from coordinator.rules.entities import Task
 from coordinator.rules.packed_segments import check_device_noise
 from coordinator.rules.private_sums import check_private
 from coordinator.rules.rounding_trial import check_rounding
@@ -31,6 +32,27 @@ def check_settings(settings: TaskSettings, algorithm: Algorithm, plan: Plan) -> 
         check_private(settings, algorithm, plan)
     for trip in plan.trips:
         check_room(settings.clear, trip.report, settings.largest_goal)
+
+
+def check_descent(settings: TaskSettings, ancestors: Sequence[Task]) -> None:
+    """Raise InvalidTask unless held-out devices stay apart from the training of a model and of its descendants.
+
+    ancestors: the tasks of the same population that trained the model from which the task starts, one after the other.
+    """
+    if not ancestors:
+        return
+    task = min(ancestors, key=_kept_apart)
+    theirs, ours = _kept_apart(task), settings.hold_out_devices
+    wording = f"{theirs:g}, the share of devices that task {task.id} kept apart when it trained this model"
+    if settings.on_held_out:
+        demand(ours <= theirs, "hold_out_devices", f"at most {wording}", ours)
+    else:
+        demand(ours >= theirs, "hold_out_devices", f"at least {wording}", ours)
+
+
+def _kept_apart(task: Task) -> float:
+    """The share of devices that are surely not among those that a task trained on, if it changed the model."""
+    return 0.0 if task.settings.on_held_out else task.settings.hold_out_devices
 
 
 def check_masked_rounding(

@@ -105,9 +105,7 @@ class Buffered:
     """How devices come and report at their own speed (docs/spec/rounds.md §10)."""
 
     concurrency: Annotated[int, setting("Most devices at work at once.", ge=1, le=MOST_COUNT)] = 100
-    max_staleness: Annotated[
-        int, setting("Most versions of the model that a report may be behind.", ge=0, le=MOST_STALENESS)
-    ] = 50
+    max_staleness: Annotated[int, setting("Most versions that a report may be behind.", ge=0, le=MOST_STALENESS)] = 50
 
     def __post_init__(self) -> None:
         check(self)
@@ -167,7 +165,8 @@ class TaskSettings:
 
     In a secure round the last five `phase_s` of `reporting_deadline_s` follow the training. `goal` and `minimum` are
     those of round 1; with `same_cohort` both rounds of a pair have those of the first. In mode "buffered", `goal`
-    reports of any age make the next version, and `over_selection` and `selection_timeout_s` mean nothing.
+    reports of any age make the next version, and `over_selection` and `selection_timeout_s` mean nothing. The
+    `hold_out_devices` are a share of the population, the same for all its tasks (docs/spec/rounds.md §6).
     """
 
     population: Annotated[str, setting("Whose devices take part.", min_length=1, max_length=200, allowed=NAME)]
@@ -199,6 +198,8 @@ class TaskSettings:
     on_device: Annotated[OnDevice, setting("Rules that only the device checks, telling nobody.")] = field(
         default_factory=OnDevice
     )
+    hold_out_devices: Annotated[float, setting("Share to hold out.", ge=0, lt=1)] = 0.0
+    on_held_out: Annotated[bool, setting("Run on exactly the held-out devices.")] = False
     seed: Annotated[int, setting("Key of every random number that a device draws.", ge=0, le=2**63 - 1)] = 0
     formats: Annotated[
         tuple[Annotated[str, msgspec.Meta(min_length=1)], ...],
@@ -207,7 +208,7 @@ class TaskSettings:
     budget: Annotated[FootprintBudget, setting("Largest footprint that its devices can bear.")] = field(
         default_factory=FootprintBudget
     )
-    secagg: Annotated[Secagg | None, setting("Mask reports, so that the coordinator sees only sums.")] = None
+    secagg: Annotated[Secagg | None, setting("Mask reports: the coordinator sees sums.")] = None
     clear: Annotated[ClearReports, setting("Bounds on reports that are not masked, and their estimate.")] = field(
         default_factory=ClearReports
     )
@@ -243,6 +244,8 @@ class TaskSettings:
         demand(
             self.policy.minimum >= least, "goal" if self.minimum is None else "minimum", wording, self.policy.minimum
         )
+        wording = "false without hold_out_devices: no device is held out"
+        demand(self.hold_out_devices > 0 or not self.on_held_out, "on_held_out", wording, self.on_held_out)
         if self.secagg is not None:
             self._check_secagg(self.secagg)
         if self.buffered is not None:

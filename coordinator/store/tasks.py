@@ -34,7 +34,7 @@ from coordinator.rules.private_sums import with_least_noise
 from coordinator.rules.progress import Progress
 from coordinator.rules.release import check_release, check_signed
 from coordinator.rules.rollback import check_participations, check_rollback
-from coordinator.rules.settings_fit import check_settings
+from coordinator.rules.settings_fit import check_descent, check_settings
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
@@ -112,8 +112,10 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
         first = first_checkpoint(bundle, self.algorithm_modules)
         check_settings(settings, self.algorithm(manifest.algorithm), plan)
         check_release(plan, bundle.certificate, settings)
+        start = BlobRef.of(first).sha256
         with self.database.reading() as records:
             at = records.at
+            check_descent(settings, records.attempts.ancestors(settings.population, start))
         task = Task(
             id=secrets.token_hex(8),
             name=name,
@@ -126,7 +128,7 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
             plan_signature=manifest.signature,
             certificate_sha256=manifest.certificate.sha256,
             release=release,
-            initial=Snapshot(0, manifest.state.sha256, BlobRef.of(first).sha256),
+            initial=Snapshot(0, manifest.state.sha256, start),
             created_at=at,
         )
         check_signed(task, plan, at)

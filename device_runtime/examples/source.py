@@ -39,11 +39,12 @@ class ExampleSource(ABC):
         """Number of examples that are at most `max_age_s` old; 0 in a source that does not know their age."""
         return 0
 
-    def load(self, spec: ExampleSpec) -> Columns:
-        """All examples of the collection that `spec` names: `(n, *shape)` for each of its fields, n at least 1.
+    def load(self, spec: ExampleSpec, least: int = 1) -> Columns:
+        """The examples that a plan runs on: `(n, *shape)` for each field of `spec`, n at least `least` and 1.
 
-        Raises ExamplesError, with reason "too-few-examples" when there are none, "invalid-examples" when a field is
-        missing, or has another dtype or shape than `spec` says, or holds an infinity, a NaN or a number out of range.
+        Those that `spec` holds out are left out: they reach nothing that runs a graph. Raises ExamplesError, with
+        reason "too-few-examples" when too few are left, "invalid-examples" when a field is missing, or has another
+        dtype or shape than `spec` says, or holds an infinity, a NaN or a number out of range.
         """
         none = ExamplesError("too-few-examples", f"no examples in collection {spec.collection!r}", str(self.path))
         if self.count(spec.collection) == 0:
@@ -56,12 +57,23 @@ class ExampleSource(ABC):
             raise invalid(f"fields differ in their number of examples: {lengths}")
         if 0 in lengths.values():
             raise none  # an application removed them since they were counted
+        if spec.hold_out is not None:
+            columns = _on_side(spec, columns)
+        left, least = len(next(iter(columns.values()))), max(least, 1)
+        if left < least:
+            detail = f"the plan runs on {left} examples of collection {spec.collection!r}, and the task needs {least}"
+            raise ExamplesError("too-few-examples", detail, str(self.path))
         return columns
 
 
 def invalid(detail: str, private: str = "") -> ExamplesError:
     """The error for invalid examples; `private` is only for this device's owner."""
     return ExamplesError("invalid-examples", detail, private)
+
+
+def _on_side(spec: ExampleSpec, columns: Columns) -> Columns:
+    kept = spec.kept(columns)
+    return {name: column[kept] for name, column in columns.items()}
 
 
 def _check(field: Field, column: NDArray[Any]) -> None:

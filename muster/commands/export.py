@@ -13,12 +13,13 @@ import typer
 from muster.commands.task import FIRST_TASK
 from muster.options.key_values import parse_key_values
 from muster.output import Json, Settings, answer, emit, progress, remark, say, say_next, show_fields, show_table
-from simulator.configuration import COMPRESS
+from simulator.configuration import COMPRESS, HOLD_OUT, ON_HELD_OUT
 
 if TYPE_CHECKING:
     from fedcore.algorithms.algorithm import Algorithm
     from fedcore.bundle import Bundle, Evidence
     from fedcore.codecs.compression import Compression
+    from fedcore.hold_out import HoldOut
     from fedcore.plan import Field, PassPlan, Plan
     from fedcore.signing import SigningKey
 
@@ -46,6 +47,8 @@ def export(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the initial weights.")] = 0,
     sign: Annotated[Path | None, typer.Option(metavar="KEYFILE", help="Sign the plan with this private key.")] = None,
     compress: Annotated[str, typer.Option(metavar="STEPS", help=COMPRESS)] = "",
+    hold_out_examples: Annotated[float, typer.Option(metavar="SHARE", help=HOLD_OUT)] = 0.0,
+    on_held_out_examples: Annotated[bool, typer.Option("--on-held-out-examples", help=ON_HELD_OUT)] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the plan that is in the folder.")] = False,
     json: Json = False,
 ) -> None:
@@ -59,6 +62,9 @@ def export(
 
     # Wrong options are reported before torch is loaded, which takes seconds.
     chosen, compression = _checked(algorithm, settings, compress)
+    from fedcore.hold_out import HoldOut
+
+    hold_out = HoldOut.asked(hold_out_examples, on_held_out=on_held_out_examples)
     if not (force or every or list_models):
         _refuse_to_replace(out)
     from export.formats import FORMATS
@@ -71,7 +77,7 @@ def export(
     from fedcore.signing import SigningKey
 
     key = None if sign is None else SigningKey.load(sign)
-    order = _Order(chosen, tuple(formats or (FORMATS if every else ("onnx",))), seed, key, compression)
+    order = _Order(chosen, tuple(formats or (FORMATS if every else ("onnx",))), seed, key, compression, hold_out)
     if model is not None:
         _describe(_exported(order, model, out)[0], json)
         return None if json else _say_next(out, module_of(algorithm))
@@ -125,6 +131,7 @@ class _Order:
     seed: int
     key: SigningKey | None
     compression: Compression
+    hold_out: HoldOut | None
 
 
 def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, float]]:
@@ -145,7 +152,8 @@ def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, f
             bar.update(task, note=f"{form} {doing}".strip())
 
         source = Model(load(model), order.seed)
-        bundle = export_bundle(source, order.algorithm, out, model, order.formats, note, compression=order.compression)
+        made = source, order.algorithm, out, model, order.formats, note
+        bundle = export_bundle(*made, compression=order.compression, hold_out=order.hold_out)
         note("", "done")
     return (bundle if order.key is None else bundle.sign(order.key)), seconds
 
@@ -277,6 +285,7 @@ def _describe(bundle: Bundle, json: bool) -> None:
         "frozen_bytes": plan.frozen.blob.size if plan.frozen else 0,
         **_of_trip(plan),
         "examples": {field.name: _kind(field) for field in plan.examples.fields},
+        "hold_out": plan.examples.hold_out,
         "parity_l2": bundle.certificate.worst,
         "plan_sha256": manifest.plan.sha256,
         "signer": bundle.signer,
@@ -288,7 +297,7 @@ def _describe(bundle: Bundle, json: bool) -> None:
         return
     names = ("passes", "second_passes")
     passes = {name: [_sweeps(item) for item in trip.passes] for name, trip in zip(names, plan.trips, strict=False)}
-    show_fields(facts | passes)
+    show_fields(facts | passes | {"hold_out": _share(plan.examples.hold_out)})
     say()
     columns = ("format", "from torch", "allowed", "step CPU ms", "peak RSS MB", "graphs kB")
     show_table(
@@ -324,6 +333,10 @@ def _of_trip(plan: Plan) -> dict[str, Any]:
 def _kind(field: Field) -> str:
     """A field's type and shape, as `muster device examples import --field` takes them."""
     return ":".join(filter(None, [field.dtype, "x".join(map(str, field.shape))]))
+
+
+def _share(hold_out: HoldOut | None) -> str | None:
+    return None if hold_out is None else f"{hold_out.share:g} of each device's examples; runs on {hold_out.side}"
 
 
 def _sweeps(item: PassPlan) -> str:

@@ -14,6 +14,7 @@ from fedcore.algorithms import create, module_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Bundle
 from fedcore.codecs.compression import Compression
+from fedcore.hold_out import HoldOut
 from muster.python.arguments import check_trained, of_kind
 
 
@@ -26,6 +27,8 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
     formats: Sequence[str] = ("onnx",),
     seed: int = 0,
     compress: str = "",
+    hold_out_examples: float = 0.0,
+    on_held_out_examples: bool = False,
     force: bool = False,
     progress: Progress = lambda form, doing: None,
 ) -> Bundle:
@@ -33,15 +36,18 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
 
     model, algorithm: names, as `muster export` takes them, or objects. settings: of an algorithm that is named.
     formats: onnx, executorch. seed: of the initial weights. compress: how reports become smaller, such as
-    "rotation,subsample=0.25" (docs/compression.md). force: replace a plan that is in the folder. progress: told which
-    format is worked on, and what is done.
+    "rotation,subsample=0.25" (docs/compression.md). hold_out_examples: the share of each device's examples that is held
+    out. on_held_out_examples: run on exactly these instead. force: replace a plan that is in the folder. progress: told
+    which format is worked on, and what is done.
 
     The bundle has the plan (`bundle.plan`) and the proof (`bundle.certificate`). Raises ExportError, AlgorithmError,
-    CompressionError, and TypeError for an argument of a wrong type.
+    CompressionError, PlanError for a share that cannot be, and TypeError for an argument of a wrong type.
     """
     check_trained(model, algorithm, settings)
     of_kind("formats", formats, (list, tuple), 'several names, such as ["onnx"]')
+    of_kind("hold_out_examples", hold_out_examples, (int, float), "a share, such as 0.2")
     folder, compression = Path(out), Compression.parse(compress)
+    hold_out = HoldOut.asked(hold_out_examples, on_held_out=on_held_out_examples)
     if (folder / "manifest.json").exists() and not force:
         raise ExportError(
             f"{folder} holds a plan already; name another folder with out=, or replace it with force=True"
@@ -50,4 +56,4 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
         algorithm = create(algorithm, dict(settings or {}), [module_of(algorithm)])
     spec, source = (load(model), model) if isinstance(model, str) else (model, None)
     made = Model(spec, seed), algorithm, folder, source, tuple(formats), progress
-    return export_bundle(*made, compression=compression)
+    return export_bundle(*made, compression=compression, hold_out=hold_out)

@@ -255,7 +255,7 @@ class Desk:
     def arrive(self, device: str, population="phones", formats=("onnx",), examples=None, conditions=None):
         able = msgspec.structs.replace(CAPABILITIES, formats=formats)
         message = CheckIn(capabilities=able, examples=examples or {"default": 10}, conditions=conditions)
-        return self.ask(CheckInDevice(population, device, Eligibility.of(message)))
+        return self.ask(CheckInDevice(population, device, Eligibility.of(device, message)))
 
     def wait(self, device: str, seconds=10.0, **kwargs) -> Future:
         (future,) = self.turn(AwaitAssignment(self.arrive(device, **kwargs).session, device, seconds))

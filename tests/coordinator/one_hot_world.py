@@ -246,14 +246,8 @@ class World:
         return bool(phone.given) and phone.given[-1].assignment not in self.receipts
 
     def arrive(self, phone):
-        self.send(
-            phone,
-            CheckInDevice(
-                "phones",
-                f"device-{phone.index}",
-                Eligibility.of(CheckIn(capabilities=CAPABILITIES, examples={"default": 9})),
-            ),
-        )
+        device, message = f"device-{phone.index}", CheckIn(capabilities=CAPABILITIES, examples={"default": 9})
+        self.send(phone, CheckInDevice("phones", device, Eligibility.of(device, message)))
 
     def park(self, phone, seconds):
         phone.waiting = self.send(phone, AwaitAssignment(phone.session, f"device-{phone.index}", seconds))

@@ -145,7 +145,9 @@ def test_check_ins_to_unknown_populations_cost_one_look_up_a_turn(store, desk):
     for engine in (store.database.engine, store.database._engines.writer):
         sqlalchemy.event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
     message = CheckIn(capabilities=CAPABILITIES, examples={})
-    answers = desk.turn(*(CheckInDevice(f"made up {number}", "a", Eligibility.of(message)) for number in range(16)))
+    answers = desk.turn(
+        *(CheckInDevice(f"made up {number}", "a", Eligibility.of("a", message)) for number in range(16))
+    )
     assert all(isinstance(one.exception(timeout=0), UnknownPopulation) for one in answers)
     assert len([text for text in statements if "SELECT" in text]) == 1
 
@@ -153,9 +155,9 @@ def test_check_ins_to_unknown_populations_cost_one_look_up_a_turn(store, desk):
 def test_a_device_is_judged_once_from_its_check_in_to_its_assignment(register, desk, monkeypatch):
     register(goal=1)
     judge, judged = Needs.unmet_by, []
-    monkeypatch.setattr(Needs, "unmet_by", lambda needs, device: judged.append(device) or judge(needs, device))
+    monkeypatch.setattr(Needs, "unmet_by", lambda needs, *device: judged.append(device) or judge(needs, *device))
     message = CheckIn(capabilities=CAPABILITIES, examples={"default": 10})
-    command = CheckInDevice("phones", "a", Eligibility.of(message))
+    command = CheckInDevice("phones", "a", Eligibility.of("a", message))
     assert desk.driver.turn_away(command) is None
     (waiting,) = desk.turn(AwaitAssignment(desk.ask(command).session, "a", 10))
     assert waiting.result(timeout=0).assignment

@@ -57,7 +57,7 @@ def driver(store):
 @every_engine
 def test_devices_check_in_while_another_transaction_holds_the_database(store, register, driver):
     register(goal=2)
-    eligible = Eligibility.of(CheckIn(capabilities=CAPABILITIES, examples={"default": 10}))
+    eligible = Eligibility.of("device", CheckIn(capabilities=CAPABILITIES, examples={"default": 10}))
 
     def arrive(device):
         # A stalled driver would take ten seconds for each transaction that it tries.

@@ -17,7 +17,7 @@ NEEDS = Needs(frozenset({"onnx", "executorch"}), "photos", 5)
 
 
 def wanted_by(offers, device):
-    return formats_wanted((needs, needs.unmet_by(device)) for needs in offers)
+    return formats_wanted((needs, needs.unmet_by("a", device)) for needs in offers)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def wanted_by(offers, device):
     ],
 )
 def test_device_needs_a_format_and_enough_examples_of_the_collection(formats, examples, met):
-    assert (not NEEDS.unmet_by(Capabilities(frozenset(formats), examples))) is met
+    assert (not NEEDS.unmet_by("a", Capabilities(frozenset(formats), examples))) is met
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_formats_wanted_are_of_tasks_the_device_has_examples_for(formats, exampl
 @given(st.integers(0, 2**40), st.integers(1, 2**31))
 def test_no_device_with_enough_examples_is_rejected_for_its_rounding(held, least):
     needs = Needs(frozenset({"onnx"}), "photos", least)
-    obstacle = needs.unmet_by(Capabilities(frozenset({"onnx"}), stated_examples({"photos": held})))
+    obstacle = needs.unmet_by("a", Capabilities(frozenset({"onnx"}), stated_examples({"photos": held})))
     if held >= least:
         assert obstacle == ""
     if 2 * held < least:

@@ -92,7 +92,7 @@ def test_a_clean_stop_loses_no_count(store, register, desk):
     desk.wait("b")
     desk.driver.start()
     message = CheckIn(capabilities=CAPABILITIES, examples={})
-    desk.driver.submit(CheckInDevice("phones", "a", Eligibility.of(message))).result(timeout=10)
+    desk.driver.submit(CheckInDevice("phones", "a", Eligibility.of("a", message))).result(timeout=10)
     desk.driver.stop()
     assert shapes(store, task) == {
         (True, "accepted > waited > assigned > not needed"): 1,

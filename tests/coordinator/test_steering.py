@@ -13,7 +13,9 @@ BOUNDS = RetryWindow(5.0, 86_400.0)
 
 
 def arrival(device, examples):
-    return CheckInDevice("phones", device, Eligibility.of(CheckIn(capabilities=CAPABILITIES, examples=examples)))
+    return CheckInDevice(
+        "phones", device, Eligibility.of(device, CheckIn(capabilities=CAPABILITIES, examples=examples))
+    )
 
 
 @pytest.fixture

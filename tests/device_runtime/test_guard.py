@@ -207,14 +207,14 @@ def test_the_check_in_mentions_allowed_collections_alone(coordinator, config):
 
 
 def test_offers_tell_nothing_of_a_collection_that_is_not_shown(coordinator, config):
-    rules = ({"min_examples": 10}, {"min_examples": 11}, {"min_recent_examples": 1}, {})
+    rules = ({"min_examples": 11}, {"min_examples": 10}, {"min_recent_examples": 1}, {})
     offers = tuple(Offer(task=f"t-{place}", collection="default", **rule) for place, rule in enumerate(rules))
     coordinator.faults["check-in"] = [answer(encode(Accepted("s-1", offers)))] * 2
     device = Device(config.coordinator, "phones", config.examples, config.state, policy=Policy(collections=("typed",)))
     assert "against collections" in device.run_once().detail
     (config.state / "elsewhere").mkdir()
     assert run_session(replace(config, state=config.state / "elsewhere")).outcome == "reported"
-    assert [willing.tasks for willing in coordinator.willing] == [("t-3",), ("t-0", "t-2", "t-3")]
+    assert [willing.tasks for willing in coordinator.willing] == [("t-3",), ("t-1", "t-2", "t-3")]
 
 
 def test_the_plan_is_checked_before_graphs_and_checkpoint_are_fetched(coordinator, config):

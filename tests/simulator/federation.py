@@ -48,17 +48,19 @@ def federated(
     secagg=None,
     goal=GOAL,
     compress="",
+    hold_out=None,
     page=None,
     silence_s=None,
 ):
     """Rounds of seeded cohorts on a fleet whose files are in `folder`, and their distance from the engines' models.
 
     backends: the runtime for every format; devices of a cohort alternate in them, and in `archs`, unless `kinds` says
-    what they are. page: the folder of the page that the coordinator serves to browsers.
+    what they are. hold_out: of the plan's examples. page: the folder of the page that the coordinator serves.
     silence_s: how long a device may be silent, if not as long as the coordinator would allow.
     """
     compression = Compression.parse(compress)
-    bundle = export_bundle(model, algorithm, folder / "plan", targets=tuple(backends), compression=compression)
+    how = {"compression": compression, "hold_out": hold_out}
+    bundle = export_bundle(model, algorithm, folder / "plan", targets=tuple(backends), **how)
     kinds = kinds or equal_kinds(archs, tuple(backends.values()))
     loaded = dict.fromkeys((kind.host for kind in kinds), tuple(backends.values()))
     served = {"page": str(page)} if page else {}
@@ -94,6 +96,7 @@ def federated(
     assert reported.total() == goal * rounds
     ways = [float(np.linalg.norm(params - model.initial)) for params in fleet]
     graphs = [graphs_of(bundle.plan, bundle.read)] if "onnx" in backends else []
+    users = users.training_on(bundle.plan.examples)
     engines = [
         Engine(model, algorithm, users, seed=SEED, computing=Computing(graphs=one), compression=compression)
         for one in (None, *graphs)

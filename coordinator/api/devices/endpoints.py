@@ -83,7 +83,8 @@ class DeviceApi:
     async def check_in(self, population: str, request: Request) -> Response:
         """Check a device in: it gets a session, or a reason and a time to come back."""
         message = await read_message(request, CheckIn, self._settings.message_limit_bytes)
-        command = CheckInDevice(population, signed(request).keyid, Eligibility.of(message))
+        device = signed(request).keyid
+        command = CheckInDevice(population, device, Eligibility.of(device, message))
         outcome: CheckInAnswer | None = self._driver.turn_away(command)
         if outcome is None:
             outcome = await self._ask(command)

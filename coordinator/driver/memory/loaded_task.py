@@ -11,7 +11,7 @@ from coordinator.driver.replica_membership import Membership
 from coordinator.errors import KeysDiffer, Unavailable, UnknownBlob
 from coordinator.rules.entities import Task
 from coordinator.rules.release import OTHER_LINEAGE, obstacle
-from coordinator.rules.selection import LATE_ROUNDS, Needs
+from coordinator.rules.selection import LATE_ROUNDS, DeviceHoldOut, Needs
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.records.records import Records
@@ -36,7 +36,13 @@ class LoadedTask:
     def of(cls, record: Task, plan: Plan) -> LoadedTask:
         """The task with its plan."""
         settings = record.settings
-        needs = Needs(frozenset(plan.graphs), plan.examples.collection, settings.min_examples, settings.requires)
+        needs = Needs(
+            frozenset(plan.graphs),
+            plan.examples.collection,
+            settings.min_examples,
+            settings.requires,
+            _hold_out(settings),
+        )
         return cls(record, plan, needs)
 
     @property
@@ -140,6 +146,12 @@ def pause_unreadable(records: Records, task: Task, words: str) -> None:
     _LOG.error("task %s is paused: a blob that it needs cannot be read: %s", task.named, words)
     remedy = "put the blobs back, or mount their place, then resume it"
     records.move_task(task, TaskState.PAUSED, "blob-unreadable", f"a blob cannot be read: {words}; {remedy}")
+
+
+def _hold_out(settings: TaskSettings) -> DeviceHoldOut | None:
+    if not settings.hold_out_devices:
+        return None
+    return DeviceHoldOut(settings.population, settings.hold_out_devices, settings.on_held_out)
 
 
 def _look_for(store: CoordinatorStore, record: Task, lineage: str, plan: Plan) -> None:

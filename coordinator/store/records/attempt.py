@@ -10,6 +10,7 @@ from coordinator.rules.entities import Task
 from coordinator.rules.rounds import FAILURES
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.store.records.within_transaction import WithinTransaction
+from coordinator.store.rows import task_of
 from coordinator.store.tables import ROUNDS, TASKS, TRANSITIONS
 
 
@@ -47,6 +48,25 @@ class AttemptRecords(WithinTransaction):
         kept = union(*these).subquery()
         owners = select(kept.c.task).group_by(kept.c.task).having(func.count() == len(checkpoints))
         return self._connection.scalar(owners.limit(1)) is not None
+
+    def ancestors(self, population: str, checkpoint: str) -> list[Task]:
+        """The tasks of a population that trained a checkpoint, one after the other, as long as they keep their models.
+
+        A task that left the model as it was is none of them.
+        """
+        found: dict[str, Task] = {}
+        ends = [checkpoint]
+        while ends:
+            end = ends.pop()
+            made = select(ROUNDS.c.task).where(ROUNDS.c.checkpoint_sha256 == end)
+            there = (TASKS.c.population == population) & (TASKS.c.checkpoint_sha256 != end)
+            rows = self._connection.execute(
+                select(TASKS).where(there & TASKS.c.id.in_(made) & TASKS.c.id.not_in(list(found)))
+            )
+            tasks = [task_of(row) for row in rows]
+            found |= {task.id: task for task in tasks}
+            ends += [task.initial.checkpoint_sha256 for task in tasks]
+        return list(found.values())
 
     def _metrics(self, task_id: str) -> Select[dict[str, float]]:
         """Of the committed rounds since a task was last made active."""

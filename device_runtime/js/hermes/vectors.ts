@@ -6,6 +6,8 @@ import { noise, permutation, type StreamKey } from "../src/core/batching.ts";
 import { fromHex, hex, utf8 } from "../src/core/bytes.ts";
 import { decodeVectors } from "../src/core/checkpoint.ts";
 import { encode } from "../src/core/codecs.ts";
+import type { Column } from "../src/core/examples.ts";
+import { places } from "../src/core/hold-out.ts";
 import { hkdf, keystream, pairKey, sha256, signingKey, verifies } from "../src/core/primitives.ts";
 import { Client } from "../src/core/secagg/client.ts";
 import { pack } from "../src/core/secagg/packing.ts";
@@ -20,6 +22,7 @@ type Vector = any;
 const exact = (digits: string) => (/^-?\d{16,}$/.test(digits) ? BigInt(digits) : Number(digits));
 const read = (name: string): Vector => parse(VECTORS[name]!, null, exact);
 const [device, known, session] = [read("device"), read("secagg/known_answers"), read("secagg/transcript")];
+const KINDS = { float32: Float32Array, int64: BigInt64Array, int32: Int32Array, uint8: Uint8Array } as const;
 const floats = (digits: string) => new Float32Array(fromHex(digits).buffer);
 const bytesOf = (array: ArrayBufferView<ArrayBuffer>) =>
   new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
@@ -48,6 +51,16 @@ async function main(): Promise<void> {
   });
   await part("noise", async function* () {
     for (const one of read("noise")) yield [await noise(keyOf(one), one.pass, one.step, one.size), one.noise];
+  });
+  await part("hold-outs", async function* () {
+    for (const one of device.hold_outs) {
+      const columns = one.examples.fields.map(({ name, dtype, shape }: Vector) => {
+        const values = new KINDS[dtype as keyof typeof KINDS](fromHex(one.columns[name]).buffer);
+        return [name, { shape, values }];
+      });
+      const examples = { count: one.count, columns: new Map<string, Column>(columns) };
+      yield [await places({ examples: one.examples }, examples), one.kept];
+    }
   });
   await part("messages and checkpoints", async function* () {
     const given = decodeAnswer("assignment", utf8(device.messages.good.assignment[0]));

@@ -49,6 +49,10 @@ const fieldSchema = v.object({
   shape: v.optional(v.array(count), []),
   high: v.nullish(v.union([v.number(), v.bigint()]), null),
 });
+const holdOutSchema = v.object({
+  share: v.pipe(v.number(), v.gtValue(0), v.ltValue(1)),
+  side: v.optional(v.picklist(["train", "held-out"]), "train"),
+});
 const tripMembers = {
   broadcast: v.array(vectorSchema),
   passes: v.array(passSchema),
@@ -60,7 +64,11 @@ const planSchema = v.object({
   ...tripMembers,
   name: v.string(),
   schema: v.object({ tensors: v.array(v.object({ name: v.string(), shape: v.array(count) })) }),
-  examples: v.object({ fields: v.array(fieldSchema), collection: v.optional(v.string(), "default") }),
+  examples: v.object({
+    fields: v.array(fieldSchema),
+    collection: v.optional(v.string(), "default"),
+    hold_out: v.nullish(holdOutSchema, null),
+  }),
   frozen: v.nullish(v.object({ blob: blobSchema, vectors: v.array(vectorSchema) }), null),
   second: v.nullish(tripSchema, null),
 });

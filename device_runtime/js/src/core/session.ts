@@ -19,6 +19,7 @@ import {
   TransportError,
 } from "./errors.ts";
 import { checkExamples } from "./examples.ts";
+import { onSide } from "./hold-out.ts";
 import { AssignmentKeeper, type KeptAssignment } from "./kept-assignment.ts";
 import { failure, NOTHING_YET, type Outcome, writeJournal } from "./outcome.ts";
 import { Guard } from "./permission/guard.ts";
@@ -87,6 +88,8 @@ class Session {
   #isTrained = false;
   /** Assignments of this session; those that an earlier one left are already counted. */
   #got = 0;
+  /** The fewest examples that each offered task runs on. */
+  #minExamples: ReadonlyMap<string, number> = new Map();
 
   constructor(platform: Platform, config: SessionConfig, transport: Transport) {
     this.#platform = platform;
@@ -163,6 +166,7 @@ class Session {
       conditions: statedConditions(now),
     });
     if (answer.outcome === "rejected") return this.#rejected(answer);
+    this.#minExamples = new Map(answer.offers.map(({ task, min_examples }) => [task, min_examples]));
     const tasks = (await acceptableTasks(answer.offers, examples, now, this.#guard.shows)).slice(0, MOST_TASKS);
     if (tasks.length === 0) {
       // The coordinator is not told: the finding may be private, and silence looks like a lost connection.
@@ -214,8 +218,9 @@ class Session {
     if (refs === undefined) {
       throw new PlanRefused(`plan ${plan.name} has graphs in ${Object.keys(plan.graphs)}, this device runs ${FORMAT}`);
     }
-    const examples = await this.#platform.examples.load(plan.examples.collection);
-    checkExamples(plan, examples);
+    const all = await this.#platform.examples.load(plan.examples.collection);
+    checkExamples(plan, all);
+    const examples = await onSide(plan, all, this.#minExamples.get(given.task) ?? 0);
     const broadcast = decodeVectors(await this.#transport.blob(given.checkpoint), plan.broadcast);
     const frozen =
       plan.frozen === null ? new Map() : decodeVectors(await this.#blob(plan.frozen.blob), plan.frozen.vectors);
