@@ -277,6 +277,8 @@ def _describe(bundle: Bundle, json: bool) -> None:
         "frozen_bytes": plan.frozen.blob.size if plan.frozen else 0,
         **_of_trip(plan),
         "examples": {field.name: _kind(field) for field in plan.examples.fields},
+        "predict": {item.name: _kind(item) for item in plan.predict.outputs} if plan.predict else None,
+        **({"no_predict": manifest.no_predict} if manifest.no_predict else {}),
         "parity_l2": bundle.certificate.worst,
         "plan_sha256": manifest.plan.sha256,
         "signer": bundle.signer,
