@@ -23,7 +23,8 @@ from export.fixed_batch import fixed_batch
 from export.formats import formats
 from export.layers import Layers, layer_of
 from export.model import Model, copied
-from export.trial import TOLERANCE, Widened, worst
+from export.outputs import ALIKE, SIZES, apart
+from export.trial import Widened, worst
 from export.trial_examples import draw_examples
 from fedcore.bundle import Parity
 from fedcore.checkpoint import specs_of
@@ -31,10 +32,8 @@ from fedcore.plan import EXAMPLE, FROZEN, PARAMS, PREDICT, BlobRef, Dtype, Field
 
 FIXED_BATCH = 1
 """The batch of formats that fix one: an app asks about one example at a time."""
-SIZES = (17, 3, 1)
-"""The batches of a trial, for formats that take any."""
 ROWS = 5
-NEAR, NEAR_ZERO, TINY = 1e-4, 1e-5, 1e-30
+NEAR, NEAR_ZERO = 1e-4, 1e-5
 """How far outputs of an example may be apart in two batches, relative and absolute: kernels differ by the size."""
 MOVED = 0.01
 """The deviation of what is added to the initial parameters, since zeros could hide a term."""
@@ -100,7 +99,7 @@ def predict_parity(
     evaluating, random = model.evaluating(), np.random.default_rng(0)
     params_D = model.initial + MOVED * random.standard_normal(model.initial.size, np.float32)
     examples = _inputs(evaluating, draw_examples(model.spec, max(*SIZES, predict.batch_size), random))
-    apart = {}
+    found = {}
     for form, graph in graphs.items():
         sizes = (predict.batch_size,) * len(SIZES) if fixed[form] else SIZES
         starts = [place * size if fixed[form] else 0 for place, size in enumerate(sizes)]
@@ -108,16 +107,16 @@ def predict_parity(
         distances, own = [], []
         for batch in batches:
             expected = _torch(evaluating, params_D, batch)
-            distances.append(_distance(_graph(form, graph, predict, evaluating, params_D, batch), expected))
-            own.append(_distance(_torch(evaluating, params_D, batch, torch.float64), expected))
-        if not worst(distances) <= TOLERANCE:
+            distances.append(apart(_graph(form, graph, predict, evaluating, params_D, batch), expected))
+            own.append(apart(_torch(evaluating, params_D, batch, torch.float64), expected))
+        if not worst(distances) <= ALIKE:
             raise ParityFailed(
                 f"{model.spec.name}: {form} graph {PREDICT} is {worst(distances):.1e} (relative l2) from torch in eval "
-                f"mode, allowed is {TOLERANCE:.0e}. Outputs that jump, as by rounding or topk, do that where values "
+                f"mode, allowed is {ALIKE:.0e}. Outputs that jump, as by rounding or topk, do that where values "
                 "are nearly equal; if there are none, please report it"
             )
-        apart[form] = Parity(PREDICT, len(batches), worst(distances), worst(own))
-    return apart
+        found[form] = Parity(PREDICT, len(batches), worst(distances), worst(own))
+    return found
 
 
 def _outputs(model: Model) -> tuple[Field, ...]:
@@ -211,15 +210,3 @@ def _near(some: np.ndarray, others: np.ndarray) -> bool:
     if not np.issubdtype(some.dtype, np.floating):
         return np.array_equal(some, others)
     return some.shape == others.shape and np.allclose(some, others, NEAR, NEAR_ZERO, equal_nan=True)
-
-
-def _distance(actual: Arrays, expected: Arrays) -> float:
-    """The worst relative l2 difference of any output. Infinite where other values are not finite."""
-    apart = []
-    for name, values in expected.items():
-        finite, ours = np.isfinite(values), actual[name].astype(np.float64)
-        if not np.array_equal(ours[~finite], values[~finite].astype(np.float64), equal_nan=True):
-            return np.inf
-        wanted = values[finite].astype(np.float64)
-        apart.append(float(np.linalg.norm(ours[finite] - wanted)) / max(float(np.linalg.norm(wanted)), TINY))
-    return worst(apart)

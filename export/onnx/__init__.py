@@ -45,7 +45,7 @@ def to_onnx(captured: Captured, rewrite: Callable[[GraphBuilder], None] = lambda
 
 
 def predict_to_onnx(captured: Captured) -> bytes:
-    """As `to_onnx`, with a product by the reciprocal instead of each division by data.
+    """Write a predict graph as `to_onnx` does, with a product by the reciprocal instead of each division by data.
 
     A reciprocal is of floats only, so no operator that is left can divide integers by data, which may end the process
     (docs/spec/plan.md §2.1).
