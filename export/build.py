@@ -19,6 +19,7 @@ from export.errors import ExportError
 from export.formats import Format, formats
 from export.model import Model
 from export.parity import certify
+from export.predict import build_predict
 from export.purity import EXAMPLES, check_pure
 from export.trial_examples import draw_examples
 from fedcore.algorithms import name_of, settings_of
@@ -69,6 +70,8 @@ def export_bundle(  # noqa: PLR0913  # what is exported, how, and where it goes
 ) -> Bundle:
     """Trace, write and certify every graph in every format of `targets`, and write the bundle to `folder`.
 
+    A model without a predict graph is exported without; the manifest says why.
+
     source: how `muster` finds the model again, a built-in name or `package.module:function`. compression: of reports.
     hold_out: of each device's examples.
     Raises ExportError (see export/errors.py), CompressionError, InvalidAlgorithm, and NotCrossDevice when devices
@@ -77,7 +80,13 @@ def export_bundle(  # noqa: PLR0913  # what is exported, how, and where it goes
     check(algorithm)
     state = {name: vector.numpy() for name, vector in algorithm.init(torch.from_numpy(model.initial)).items()}
     plan, graphs = build_plan(model, algorithm, targets, progress)
-    plan = with_hold_out(compression.applied(plan), hold_out)
+    plan, no_predict = with_hold_out(compression.applied(plan), hold_out), ""
+    try:
+        predict, written = build_predict(model, targets, progress)
+    except ExportError as error:  # devices can train it all the same
+        no_predict = str(error)
+    else:
+        plan, graphs = msgspec.structs.replace(plan, predict=predict), graphs | written
     certificate = msgspec.json.encode(certify(model, algorithm, plan, graphs, progress))
     blobs = [plan.encode(), encode(state), certificate]
     settings = settings_of(algorithm)
@@ -86,6 +95,7 @@ def export_bundle(  # noqa: PLR0913  # what is exported, how, and where it goes
         model=source or model.spec.name,
         algorithm=AlgorithmRef(name_of(algorithm), settings),
         compress=str(compression),
+        no_predict=no_predict,
         plan=BlobRef.of(blobs[0]),
         state=BlobRef.of(blobs[1]),
         certificate=BlobRef.of(blobs[2]),

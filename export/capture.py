@@ -318,7 +318,7 @@ def capture_step(
         return prefixed(NEXT, after) | {METRICS: oracle.sums}
 
     ports = vector_ports(CARRY, carry) + received.ports + vector_ports(FROZEN, specs_of(model.frozen_vectors))
-    ports += [_example_port(field) for field in model.spec.fields]
+    ports += [example_port(field) for field in model.spec.fields]
     ports += [Port(MASK, (), batched=True), Port(NOISE, (), torch.int32, batched=True)]
     layers = Layers(model.module)
     try:
@@ -346,5 +346,6 @@ def _fake(mode: FakeTensorMode, port: Port, batch: int | None) -> Tensor:
     )
 
 
-def _example_port(field: Field) -> Port:
+def example_port(field: Field) -> Port:
+    """The port `example.<field>`, with a batch axis."""
     return Port(f"{EXAMPLE}.{field.name}", field.shape, getattr(torch, field.dtype), batched=True)

@@ -16,7 +16,8 @@ class Format:
 
     version: of the format itself, such as an opset. fixed_batch: graphs have the loop's batch size fixed, and the mask
     marks fewer examples. table: the forms of operators when a step is captured. write: a captured graph as bytes.
-    write_steps: a captured step as a graph of many steps, or None if there is no such form of it.
+    write_predict: a captured predict graph as bytes. write_steps: a captured step as a graph of many steps, or None if
+    there is no such form of it.
     """
 
     name: str
@@ -24,20 +25,21 @@ class Format:
     fixed_batch: bool
     table: Table
     write: Callable[[Captured], bytes]
+    write_predict: Callable[[Captured], bytes]
     write_steps: Callable[[Captured], bytes | None] = lambda _: None
 
 
 def _onnx() -> Format:
     from export.decompositions import TABLE
-    from export.onnx import OPSET, steps_to_onnx, to_onnx
+    from export.onnx import OPSET, predict_to_onnx, steps_to_onnx, to_onnx
 
-    return Format("onnx", f"opset {OPSET}", False, TABLE, to_onnx, steps_to_onnx)
+    return Format("onnx", f"opset {OPSET}", False, TABLE, to_onnx, predict_to_onnx, steps_to_onnx)
 
 
 def _executorch() -> Format:
     from export.executorch import EXPORTER, TABLE, to_executorch
 
-    return Format("executorch", EXPORTER, True, TABLE, to_executorch)
+    return Format("executorch", EXPORTER, True, TABLE, to_executorch, to_executorch)
 
 
 FORMATS: dict[str, Callable[[], Format]] = {"onnx": _onnx, "executorch": _executorch}

@@ -22,7 +22,7 @@ from export.checkpoint import Checkpoint
 from export.errors import InvalidModel, UnsupportedModule, reason
 from export.rewrites import KeyedNoise
 from fedcore.params import Float32, ParamSchema, TensorSpec
-from fedcore.plan import Dtype, Field
+from fedcore.plan import OUTPUT, Dtype, Field, prefixed
 
 # Options of nn.Embedding that are refused, and why.
 EMBEDDING_HARM = {
@@ -161,6 +161,14 @@ class Model:
         moved.module, moved._device = copied(self.module).to(device), device
         return moved
 
+    def evaluating(self) -> Model:
+        """The same model in eval mode: its module is a copy, which drops nothing."""
+        model = copy.copy(self)
+        model.module = copied(self.module).eval()
+        model.frozen = _frozen(model.module)
+        model.__dict__.pop("noisy", None)  # a cached answer about the other mode
+        return model
+
     @property
     def frozen_vectors(self) -> dict[str, Float32]:
         """The frozen tensors, flat, by name: parameters that do not require a gradient, and float32 buffers."""
@@ -195,12 +203,10 @@ class Model:
         Missing parameters are the module's own. Raises InvalidModel when the loss or a metric is not one number per
         example.
         """
-        inputs = tuple(batch[item.name] for item in self.spec.inputs)
         label = batch[self.spec.label.name]
         # A small type saves room on the device; torch's losses want int64, and uint8 would wrap.
         label = label if label.is_floating_point() else label.long()
-        with KeyedNoise(noise), held(self.module, {**self._given, **tensors}):
-            outputs = self.module(*inputs)
+        outputs = self._called(tensors, batch, noise)
         values = {"loss": self.spec.loss(outputs, label)}
         values |= {name: metric(outputs, label) for name, metric in self.spec.metrics.items()}
         for name, value in values.items():
@@ -213,6 +219,25 @@ class Model:
                     "with reduction='none', and outputs and labels of one shape"
                 )
         return values
+
+    def predict(self, tensors: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the module gives, by name: `output`, or `output.<place>` of a sequence, `output.<key>` of a mapping.
+
+        batch: the input fields (B, …). Missing parameters are the module's own. Raises InvalidModel for anything else
+        than tensors.
+        """
+        outputs = self._called(tensors, batch, None)
+        if isinstance(outputs, tuple | list):
+            outputs = {str(place): output for place, output in enumerate(outputs)}
+        named = prefixed(OUTPUT, outputs) if isinstance(outputs, Mapping) else {OUTPUT: outputs}
+        for name, output in named.items():
+            if not isinstance(output, Tensor):
+                raise InvalidModel(f"{self.spec.name} gives {name} as {type(output).__name__}, not as a tensor")
+        return named
+
+    def _called(self, tensors: Mapping[str, Tensor], batch: Mapping[str, Tensor], noise: Tensor | None) -> Any:
+        with KeyedNoise(noise), held(self.module, {**self._given, **tensors}):
+            return self.module(*(batch[item.name] for item in self.spec.inputs))
 
     def loss(
         self,

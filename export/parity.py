@@ -24,12 +24,13 @@ from device_runtime.errors import DeviceError
 from export.errors import ParityFailed, UnknownFormat
 from export.formats import FORMATS
 from export.model import Model
+from export.predict import predict_parity
 from export.ties import Ties
 from export.trial import TOLERANCE, Trial, TrialOutcome, worst
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Certificate, Evidence, Footprint, Parity
 from fedcore.decoding import decoder
-from fedcore.plan import BlobRef, Plan
+from fedcore.plan import PREDICT, BlobRef, Plan
 
 _FOOTPRINT = decoder(Footprint)
 
@@ -68,12 +69,27 @@ def certify(
     example seldom meets a kink, so the median of these steps must meet the tolerance of every other model. If one draw
     of examples fails, another is tried: a wrong graph fails there, too.
 
+    The predict graph is compared with torch in eval mode (export/predict.py).
+
     graphs: serialised. Raises ParityFailed, naming format and graph, when a vector is too far off both times.
     """
     of_trips = [_certify_trip(model, algorithm, index, trip, graphs, progress) for index, trip in enumerate(plan.trips)]
     shared = plan.frozen.blob.size if plan.frozen else 0
     evidence = {name: _together([formats[name] for formats in of_trips], shared) for name in plan.graphs}
+    for name, parity in _of_predict(model, plan, graphs, progress).items():
+        evidence[name] = replace(evidence[name], parity=(*evidence[name].parity, parity))
     return Certificate(f"torch {torch.__version__}", evidence)
+
+
+def _of_predict(
+    model: Model, plan: Plan, graphs: Mapping[BlobRef, bytes], progress: Callable[[str, str], None]
+) -> dict[str, Parity]:
+    """The distance of the predict graph from torch in eval mode, by format; none where the plan has none."""
+    if plan.predict is None:
+        return {}
+    progress("", f"run and compare {PREDICT}")
+    loaded = {name: _load(name, {PREDICT: graphs[ref]})[PREDICT] for name, ref in plan.predict.graphs.items()}
+    return predict_parity(model, plan.predict, loaded, fixed={name: FORMATS[name]().fixed_batch for name in loaded})
 
 
 def _certify_trip(

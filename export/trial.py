@@ -148,7 +148,7 @@ class Trial:
         model: Model = self.model
         widened: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if dtype != torch.float32:
-            model, widened = copy.copy(self.model), _Widened()
+            model, widened = copy.copy(self.model), Widened()
             model.module = copied(model.module).to(dtype)
         try:
             with widened:
@@ -268,7 +268,7 @@ class Trial:
         return list(itertools.accumulate(spec.size for spec in self.model.schema.tensors[:-1]))
 
 
-class _Widened(TorchFunctionMode):
+class Widened(TorchFunctionMode):
     """Turns float32 that a model's own code requests into float64."""
 
     def __torch_function__(

@@ -10,6 +10,7 @@ from export.errors import ParityFailed
 from export.formats import formats
 from export.parity import KINKED_TOLERANCE, certify
 from export.planned_model import planned_model, source_of
+from export.predict import build_predict
 from fedcore.algorithms import create, module_of, name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, State
 from fedcore.bundle import Bundle, Certificate, Manifest
@@ -17,7 +18,7 @@ from fedcore.checkpoint import decode
 from fedcore.codecs.compression import Compression
 from fedcore.errors import PlanError, UntrustedAlgorithm
 from fedcore.params import VectorSpec
-from fedcore.plan import Plan
+from fedcore.plan import Plan, PredictPlan
 
 
 def verify_bundle(bundle: Bundle, source: str | None = None, own: str | None = None) -> Certificate:
@@ -41,6 +42,8 @@ def verify_bundle(bundle: Bundle, source: str | None = None, own: str | None = N
             f"the bundle's algorithm is {algorithm_name!r}; if you trust its code, name it with --algorithm"
         )
     algorithm = create(own or algorithm_name, manifest.algorithm.settings, [module_of(own or "")])
+    if plan.predict is not None and _edge(plan.predict) != _edge(build_predict(model, ())[0]):
+        raise ParityFailed(f"the plan predicts otherwise than model {manifest.model}: in inputs or outputs")
     rebuilt = Compression.parse(manifest.compress).applied(build_plan(model, algorithm, ())[0])
     _compare(plan, with_hold_out(rebuilt, plan.examples.hold_out), manifest)  # the plan alone says what is held out
     _compare_manifest(bundle, algorithm, algorithm.init(torch.from_numpy(model.initial)))
@@ -49,12 +52,17 @@ def verify_bundle(bundle: Bundle, source: str | None = None, own: str | None = N
     return certificate
 
 
+def _edge(predict: PredictPlan) -> PredictPlan:
+    """All but the graphs."""
+    return msgspec.structs.replace(predict, graphs={})
+
+
 def _compare(plan: Plan, rebuilt: Plan, manifest: Manifest) -> None:
     """Compare everything but the graphs: parameters, loops, weighting, noise and labels."""
     differ = ["number of trips"] if len(plan.trips) != len(rebuilt.trips) else []
     for trip, trip_now in zip(plan.trips, rebuilt.trips, strict=False):
         ours, theirs = (msgspec.structs.asdict(side) for side in (trip, trip_now))
-        differ += [name for name in ours if name != "graphs" and ours[name] != theirs[name]]
+        differ += [name for name in ours if name not in {"graphs", "predict"} and ours[name] != theirs[name]]
     if differ:
         raise ParityFailed(
             f"the plan's {', '.join(differ)} are not what export makes of model {manifest.model} and algorithm "

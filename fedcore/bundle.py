@@ -32,6 +32,7 @@ class AlgorithmRef(msgspec.Struct, frozen=True):
 class Parity(msgspec.Struct, frozen=True):
     """The distance between a graph on the real runtime and torch: relative l2 after `steps` steps, the last one masked.
 
+    For the graph `predict`, which has no steps, `steps` are batches, and `l2` is of the worst of them.
     `float64` is the distance between torch's own float32 and float64 on the same steps: the model's own rounding error.
     `single` is set for a model whose rounding error is too large for steps in a row. Then every step started where
     torch's step did. `l2` and `float64` are the worst of these steps; `single` is the median over steps of one example.
@@ -87,13 +88,17 @@ class Certificate(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The server's half of a bundle; the device's half is the plan. compress: the compression of reports, in words."""
+    """The server's half of a bundle; the device's half is the plan. compress: the compression of reports, in words.
+
+    no_predict: why the plan has no predict graph; empty where it has one, or none was tried.
+    """
 
     version: int = MANIFEST_VERSION
     name: str
     model: str
     algorithm: AlgorithmRef
     compress: str = ""
+    no_predict: str = ""
     plan: BlobRef
     state: BlobRef
     certificate: BlobRef

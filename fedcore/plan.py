@@ -10,6 +10,7 @@ The names of graphs, and of their inputs and outputs, are defined here (§2). Al
                                                                              → next.<name>, metrics float32 (M,)
     <pass>.steps   the same, with an axis of S steps first in examples, mask, noise and metrics
     report         broadcast.<name>, <pass>.carry.<name>                       → one output per mean segment, its name
+    predict        params (D,), frozen.<name>, example.<input> (B, …)          → output (B, …), or output.<name>s
 
 `metrics` are sums over the batch under its mask, in the order of the pass's `metrics`. `<pass>.carry` is the last carry
 of a pass. A pass has either `step` or `steps`.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -40,9 +41,10 @@ MOST_PLAN_BYTES = 4 * 2**20
 T = TypeVar("T")
 Dtype = Literal["float32", "int64", "int32", "uint8"]
 
-REPORT = "report"
+REPORT, PREDICT = "report", "predict"
 BROADCAST, CARRY, EXAMPLE, NEXT = "broadcast", "carry", "example", "next"
 MASK, NOISE, METRICS, FROZEN = "mask", "noise", "metrics", "frozen"
+PARAMS, OUTPUT = "params", "output"
 
 
 def begin_graph(pass_name: str) -> str:
@@ -168,6 +170,19 @@ class PassPlan(msgspec.Struct, frozen=True):
     noise: bool = False
 
 
+class PredictPlan(msgspec.Struct, frozen=True):
+    """The model's outputs for examples, in eval mode: one graph per format.
+
+    inputs: names of fields of the plan's examples, those that the model takes. outputs: their names at the edge, types
+    and shapes, without the batch axis. batch_size: of the formats whose graphs fix it; others take any.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[Field, ...]
+    batch_size: Annotated[int, msgspec.Meta(ge=1)]
+    graphs: dict[str, BlobRef]
+
+
 class TripPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A device's work in one trip: what it receives, runs and reports.
 
@@ -191,7 +206,8 @@ class Plan(TripPlan, frozen=True, kw_only=True):
     """Everything a device needs to take part in a round, by value or by digest.
 
     Its own members are those of the first trip. `second` is there for an algorithm of two trips: rounds 1, 3, 5, … run
-    the first, rounds 2, 4, 6, … the second. All graphs share `frozen`, which is None where nothing is frozen.
+    the first, rounds 2, 4, 6, … the second. All graphs share `frozen`, which is None where nothing is frozen. `predict`
+    is for apps that use the model; devices that train do not fetch it.
     """
 
     version: int = PLAN_VERSION
@@ -200,9 +216,12 @@ class Plan(TripPlan, frozen=True, kw_only=True):
     examples: ExampleSpec
     frozen: FrozenVectors | None = None
     second: TripPlan | None = None
+    predict: PredictPlan | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.predict is not None:
+            _check_predict(self.predict, self)
         if self.second is not None and set(self.second.graphs) != set(self.graphs):
             formats = f"{sorted(self.graphs)}, its second trip in {sorted(self.second.graphs)}"
             raise PlanError(f"plan {self.name!r} has graphs in {formats}; both need the same formats")
@@ -221,8 +240,9 @@ class Plan(TripPlan, frozen=True, kw_only=True):
 
     @property
     def graph_refs(self) -> frozenset[BlobRef]:
-        """Every graph, of all trips and formats."""
-        return frozenset(ref for trip in self.trips for graphs in trip.graphs.values() for ref in graphs.values())
+        """Every graph, of all trips and formats, and those that predict."""
+        trained = frozenset(ref for trip in self.trips for graphs in trip.graphs.values() for ref in graphs.values())
+        return trained | (frozenset(self.predict.graphs.values()) if self.predict else frozenset())
 
     @property
     def blob_refs(self) -> frozenset[BlobRef]:
@@ -247,6 +267,21 @@ class Plan(TripPlan, frozen=True, kw_only=True):
         if len(data) > MOST_PLAN_BYTES:
             raise PlanError(f"a plan of {len(data):,} bytes, at most {MOST_PLAN_BYTES:,} are read")
         return decode_versioned(data, _PLAN, PLAN_VERSION, "plan")
+
+
+def _check_predict(predict: PredictPlan, plan: Plan) -> None:
+    unknown = set(predict.inputs) - {item.name for item in plan.examples.fields}
+    names = [output.name for output in predict.outputs]
+    if unknown or not predict.inputs or not names or len(set(names)) < len(names):
+        raise PlanError(
+            f"the predict graph of plan {plan.name!r} reads {sorted(predict.inputs)} and gives {names}; it must read "
+            "fields of the examples, and give outputs with names of their own"
+        )
+    if set(predict.graphs) != set(plan.graphs):
+        raise PlanError(
+            f"plan {plan.name!r} predicts in formats {sorted(predict.graphs)}, its other graphs are in "
+            f"{sorted(plan.graphs)}; both need the same formats"
+        )
 
 
 class _Versioned(msgspec.Struct):

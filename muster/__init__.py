@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from muster.python.demonstrating import demo
-    from muster.python.exporting import export
+    from muster.python.exporting import export, export_model
     from muster.python.operating import Coordinator, Task
     from muster.python.simulating import Run, simulate
     from simulator.datasets import load
     from simulator.population import Population
 
-__all__ = ["Coordinator", "Population", "Run", "Task", "demo", "export", "load", "simulate"]
+__all__ = ["Coordinator", "Population", "Run", "Task", "demo", "export", "export_model", "load", "simulate"]
 
 _HOMES = {
     "Coordinator": "muster.python.operating",
@@ -32,6 +32,7 @@ _HOMES = {
     "Task": "muster.python.operating",
     "demo": "muster.python.demonstrating",
     "export": "muster.python.exporting",
+    "export_model": "muster.python.exporting",
     "load": "simulator.datasets",
     "simulate": "muster.python.simulating",
 }

@@ -19,6 +19,7 @@ from muster.commands.doctor import doctor
 from muster.commands.export import export, plan_app
 from muster.commands.fleet import fleet_app
 from muster.commands.key import key_app
+from muster.commands.model import model_app
 from muster.commands.new import new
 from muster.commands.plan_log import log
 from muster.commands.plot import plot
@@ -69,6 +70,7 @@ plan_app.command()(log)
 app.add_typer(algorithms_app, name="algorithms")
 app.add_typer(data_app, name="data")
 app.add_typer(plan_app, name="plan")
+app.add_typer(model_app, name="model")
 app.add_typer(key_app, name="key")
 app.add_typer(authority_app, name="authority")
 app.add_typer(coordinator_app, name="coordinator")

@@ -29,7 +29,7 @@ from fedcore.codecs.subsample import Subsample
 from fedcore.errors import BrokenSuccession, ReportError
 from fedcore.hold_out import HoldOut
 from fedcore.loop import Loop
-from fedcore.plan import BlobRef, ExampleSpec, Field, TripPlan
+from fedcore.plan import BlobRef, ExampleSpec, Field, PredictPlan, TripPlan
 from fedcore.release import LineageEntry, Release, SumBounds, TreeHead
 from fedcore.report import ReportLayout, Segment
 from fedcore.signing import SigningKey
@@ -39,7 +39,7 @@ from fedcore.wire.signatures import PublicKey, device_id
 from secagg import packing, parameters
 from secagg.errors import PolicyViolation
 from secagg.packing import PackedSegment
-from tests.device_runtime import linear
+from tests.device_runtime import divisions, linear
 from tests.device_runtime.test_onnx_check import REFUSED, running_sum
 from tools.range_vectors import PACKING, RANGED, fixed_points, ranged, refused_layouts
 
@@ -191,8 +191,20 @@ def plans():
         report=ReportLayout((Segment("delta", 3, "mean"), Segment("weight", 1, "sum")), "uniform"),
     )  # fmt: skip
     whole = replace(first, second=second)
+    predict = PredictPlan(("x",), (Field("output", "float32", (2,)),), 1, {"onnx": BlobRef.of(b"predict")})
+    predicting = msgspec.to_builtins(replace(whole, predict=predict))
+    swaps = [
+        {"inputs": ["z"]}, {"inputs": []}, {"outputs": []}, {"batch_size": 0}, {"graphs": {}},
+        {"outputs": 2 * predicting["predict"]["outputs"]},
+    ]  # fmt: skip
     return {
         "text": whole.encode().decode(),
+        "predicting": json.dumps(predicting),
+        "bad": [json.dumps(predicting | {"predict": predicting["predict"] | swap}) for swap in swaps],
+        "divisions": {
+            kind: {name: graph.SerializeToString().hex() for name, graph in graphs.items()}
+            for kind, graphs in {"allowed": divisions.ALLOWED, "refused": divisions.REFUSED}.items()
+        },
         "parameters": first.schema.size,
         "layout_hash": {
             str(number): masking.layout_hash(whole.of_round(number).report, SEED).hex() for number in range(1, 5)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+
 from device_runtime.errors import PlanRefused
-from fedcore.plan import MASK, steps_graph
+from fedcore.plan import MASK, PREDICT, steps_graph
 
 OPSET = 18
 _LIST = """
@@ -27,6 +29,10 @@ LOOP, BOUND = "Scan", MASK.encode()
 # A loop scans only the first axis: the plan itself chooses the other axes of a batch.
 AXES = "scan_input_axes"
 
+# Operators that divide. Of integers, 0 and -1 as divisors may end the process, and an app's own process runs predict
+# graphs.
+DIVIDING = frozenset({b"Div", b"Mod"})
+_FLOATS, _INTEGERS = frozenset({1, 11}), {2: "u1", 6: "<i4", 7: "<i8"}
 # Element types by ONNX's numbers: float32, uint8, int32, int64, bool, float64.
 ELEMENTS = frozenset({1, 2, 6, 7, 9, 11})
 MOST_NODES = 100_000
@@ -97,16 +103,18 @@ _FIELDS: Mapping[str, Mapping[int, tuple[str, str]]] = {
 }
 # The fields of messages that give names to values.
 _NAMES = {"node": "output", "tensor": "name", "graph's input": "name", "value": "name"}
+_ALL_NAMES = {**_NAMES, "body's node": "output"}
 _OPERATORS_IN = {"node.op_type": OPERATORS | {LOOP}, "body's node.op_type": OPERATORS}
 
 
 def check_graph(graph: bytes, name: str) -> None:
     """Raise PlanRefused, naming the graph `name`, unless its bytes are an ONNX model that a plan may contain."""
     try:
-        walk = _Walk(graph, many=name.endswith(steps_graph("")))
+        walk = _Walk(graph, many=name.endswith(steps_graph("")), predicts=name == PREDICT)
         walk.message("model", 0, len(graph))
         walk.check_opsets()
         walk.check_loops()
+        walk.check_divisors()
     except _Unfit as error:
         raise PlanRefused(f"cannot load graph {name!r}: {error}") from error
 
@@ -120,13 +128,18 @@ class _Unfit(Exception):
 
 
 class _Walk:
-    """One walk over the bytes of a model. many: the graph takes many steps, so a loop may scan the mask."""
+    """One walk over the bytes of a model. many: the graph takes many steps, so a loop may scan the mask.
 
-    def __init__(self, data: bytes, *, many: bool) -> None:
-        self._data, self._many = data, many
+    predicts: it is a predict graph, which may not divide by data.
+    """
+
+    def __init__(self, data: bytes, *, many: bool, predicts: bool) -> None:
+        self._data, self._many, self._predicts = data, many, predicts
         self._nodes = self._fields = self._opsets = self._versions = 0
         # Names of values: the last one that each loop scans, those that bound a loop, and all others.
         self._looped, self._bounds, self._others = set[bytes](), set[bytes](), set[bytes]()
+        # Names of divisors, of constants by which a graph may divide, and of all other values.
+        self._divisors, self._safe, self._unsafe = set[bytes](), set[bytes](), set[bytes]()
 
     def check_opsets(self) -> None:
         """Raise _Unfit unless the model names exactly one operator set, with its version."""
@@ -139,6 +152,14 @@ class _Walk:
             raise _Unfit(
                 f"the turns of a {LOOP} have no bound: its last input must be the mask of a graph of many steps, or an "
                 "initializer of one dimension with its values in raw_data, and have a name of its own"
+            )
+
+    def check_divisors(self) -> None:
+        """Raise _Unfit if a predict graph divides by anything but constants."""
+        if self._predicts and not self._divisors <= self._safe - self._unsafe:
+            raise _Unfit(
+                "it divides by data: a predict graph may divide by an initializer with its values in raw_data, none of "
+                "them the integers 0 and -1, and multiply by a Reciprocal"
             )
 
     def message(self, kind: str, at: int, end: int) -> None:
@@ -173,6 +194,27 @@ class _Walk:
         for name in texts(_NAMES[kind]) if kind in _NAMES else ():
             bounds = vector or (self._many and kind == "graph's input" and name == BOUND)
             (self._bounds if bounds else self._others).add(name)
+        if self._predicts:
+            self._note_division(texts("op_type"), texts("input"))
+            names = texts(_ALL_NAMES[kind]) if kind in _ALL_NAMES else ()
+            (self._safe if kind == "tensor" and self._divides(places) else self._unsafe).update(names)
+
+    def _note_division(self, operators: list[bytes], inputs: list[bytes]) -> None:
+        if DIVIDING.intersection(operators):
+            self._divisors.add([*inputs, b"", b""][1])
+
+    def _divides(self, places: _Places) -> bool:
+        """Whether a tensor is of floats, or of integers other than 0 and -1."""
+        if not places.keys() <= {"dims", "name", "data_type", "raw_data"}:  # values elsewhere
+            return False
+        match places:
+            case {"data_type": [(_, int(at), int(end))], "raw_data": [(2, int(start), int(stop))]}:
+                number, raw = self._varint(at, end)[0], self._data[start:stop]
+                if number in _INTEGERS and len(raw) % np.dtype(_INTEGERS[number]).itemsize == 0:
+                    values = np.frombuffer(raw, _INTEGERS[number]).astype(np.int64)
+                    return not np.isin(values, (0, -1)).any()
+                return number in _FLOATS
+        return False
 
     def _is_vector(self, places: _Places) -> bool:
         """Whether a tensor has one dimension, and no more elements than bytes in the graph."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+from types import ModuleType
 from typing import Any
 
 # Set before the import, which would otherwise open a telemetry store, give this machine an id and start a thread.
@@ -18,6 +20,11 @@ from device_runtime.errors import PlanRefused, RuntimeFailed
 KEPT = 4
 # Larger graphs are loaded without a plan for their buffers.
 PLANNED_BYTES = 128 * 1024
+
+
+def module_of(name: str) -> ModuleType:
+    """A module of ONNX Runtime's own, such as its quantiser, loaded after its telemetry is turned off."""
+    return importlib.import_module(name)
 
 
 class OnnxRuntime:

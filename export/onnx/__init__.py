@@ -5,7 +5,7 @@ Why not `torch.onnx.export`: docs/decisions/0006-direct-onnx-writer.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import onnx
@@ -17,7 +17,8 @@ from torch._higher_order_ops.scan import scan_op
 from export.capture import Captured, Port, vector_ports
 from export.errors import UnsupportedOperator
 from export.layers import layer_of
-from export.onnx.graph import ONNX_TYPES, GraphBuilder
+from export.onnx.division import undivided
+from export.onnx.graph import ONNX_TYPES, GraphBuilder, value_info
 from export.onnx.loops import bodies_of, scan, scan_steps
 from export.onnx.rules import TABLE
 from fedcore.plan import CARRY, METRICS
@@ -29,17 +30,27 @@ HARMLESS = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blo
 NEUTRAL = {"alpha": 1, "beta": 1}
 
 
-def to_onnx(captured: Captured) -> bytes:
-    """Serialised ONNX of opset 18, checked; equal graphs give equal bytes.
+def to_onnx(captured: Captured, rewrite: Callable[[GraphBuilder], None] = lambda builder: None) -> bytes:
+    """Serialised ONNX of opset 18, checked; equal graphs give equal bytes. rewrite: changes the written nodes.
 
     Raises UnsupportedOperator, naming the operator.
     """
     builder = GraphBuilder()
     _write_all(builder, captured.module, [port.name for port in captured.inputs])
+    rewrite(builder)
     for name, result in zip(captured.outputs, captured.results, strict=True):
         # Every output needs its own name, even if it is an input or is returned twice.
         builder.nodes.append(helper.make_node("Identity", [builder.value(result)], [name]))
     return _serialised(builder, [_input(port) for port in captured.inputs], _outputs(captured))
+
+
+def predict_to_onnx(captured: Captured) -> bytes:
+    """Write a predict graph as `to_onnx` does, with a product by the reciprocal instead of each division by data.
+
+    A reciprocal is of floats only, so no operator that is left can divide integers by data, which may end the process
+    (docs/spec/plan.md §2.1).
+    """
+    return to_onnx(captured, undivided)
 
 
 def steps_to_onnx(captured: Captured) -> bytes | None:
@@ -133,7 +144,9 @@ def _outputs(captured: Captured, *steps: str) -> list[onnx.ValueInfoProto]:
     """The outputs with their shapes; the metric sums of each of the steps, if there are any."""
     infos = []
     for name, result in zip(captured.outputs, captured.results, strict=True):
-        shape: list[int | str] = [int(size) for size in result.meta["val"].shape]
-        whole = [*steps, *shape] if name == METRICS else shape
-        infos.append(helper.make_tensor_value_info(name, ONNX_TYPES[result.meta["val"].dtype], whole))
+        info = value_info(name, result.meta["val"])
+        if name == METRICS and steps:
+            shape = [*steps, *(size.dim_value for size in info.type.tensor_type.shape.dim)]
+            info = helper.make_tensor_value_info(name, info.type.tensor_type.elem_type, shape)
+        infos.append(info)
     return infos

@@ -284,8 +284,10 @@ def _describe(bundle: Bundle, json: bool) -> None:
         "parameters": plan.schema.size,
         "frozen_bytes": plan.frozen.blob.size if plan.frozen else 0,
         **_of_trip(plan),
-        "examples": {field.name: _kind(field) for field in plan.examples.fields},
+        "examples": {field.name: kind_of(field) for field in plan.examples.fields},
         "hold_out": plan.examples.hold_out,
+        "predict": {item.name: kind_of(item) for item in plan.predict.outputs} if plan.predict else None,
+        **({"no_predict": manifest.no_predict} if manifest.no_predict else {}),
         "parity_l2": bundle.certificate.worst,
         "plan_sha256": manifest.plan.sha256,
         "signer": bundle.signer,
@@ -330,7 +332,7 @@ def _of_trip(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _kind(field: Field) -> str:
+def kind_of(field: Field) -> str:
     """A field's type and shape, as `muster device examples import --field` takes them."""
     return ":".join(filter(None, [field.dtype, "x".join(map(str, field.shape))]))
 

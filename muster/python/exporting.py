@@ -6,10 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
 from export.build import Progress, export_bundle
 from export.errors import ExportError
+from export.inference.making import SUFFIXES, InferenceModel, check_form, inference_model
+from export.inference.trained import Trained
 from export.model import Model, ModelSpec
 from export.models import load
+from export.planned_model import source_of
 from fedcore.algorithms import create, module_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Bundle
@@ -57,3 +64,39 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
     spec, source = (load(model), model) if isinstance(model, str) else (model, None)
     made = Model(spec, seed), algorithm, folder, source, tuple(formats), progress
     return export_bundle(*made, compression=compression, hold_out=hold_out)
+
+
+def export_model(  # noqa: PLR0913  # which model, in which form, and where it goes
+    bundle: Bundle,
+    checkpoint: Mapping[str, NDArray[np.float32]] | Path | str,
+    out: Path | str | None = None,
+    *,
+    to: str = "onnx",
+    int8: bool = False,
+    examples: Mapping[str, NDArray[Any]] | None = None,
+    model: str | ModelSpec | None = None,
+    force: bool = False,
+) -> InferenceModel:
+    """Write a trained model as a file that apps load without Muster, with the weights inside.
+
+    checkpoint: its tensors, as `Task.checkpoint` gives them, or a file of `muster task checkpoint`. out: the file; by
+    default model.onnx, model.pte or model.pt2. to: onnx, executorch, or torch, for torch.export.load. int8: have ONNX
+    Runtime quantise the weights; `.cost` of the result is what that costs on `examples`, with a label or without, by
+    default on random ones. model: for executorch and torch the model's own source, unless it is built in. force:
+    replace the file that is there.
+
+    Raises ExportError; PlanError where the bundle has no predict graph; SchemaError for a checkpoint of another model.
+    """
+    of_kind("bundle", bundle, (Bundle,), "a Bundle, as muster.export gives it; Bundle(folder) reads one")
+    of_kind("checkpoint", checkpoint, (Mapping, Path, str), "tensors by name, or a file of them")
+    check_form(to, int8=int8)
+    file = Path(f"model{SUFFIXES[to]}" if out is None else out)
+    if file.exists() and not force:
+        raise ExportError(f"{file} exists; name another file with out=, or replace it with force=True")
+    tensors = checkpoint if isinstance(checkpoint, Mapping) else safetensors.numpy.load_file(checkpoint)
+    trained = Trained.of_bundle(bundle, tensors)
+    if to != "onnx" and not isinstance(model, ModelSpec):
+        model = source_of(bundle, model)
+    made = inference_model(trained, to, source=model, int8=int8, examples=examples)
+    file.write_bytes(made.data)
+    return made

@@ -14,8 +14,9 @@ from device_runtime.backends.onnx_check import LOOP, OPERATORS, check_graph
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.errors import PlanRefused
 from device_runtime.session import run_session
+from fedcore.plan import PREDICT
 from fedcore.wire.messages import Abort
-from tests.device_runtime import linear
+from tests.device_runtime import divisions, linear
 
 FLOAT = TensorProto.FLOAT
 VALUES = [helper.make_tensor_value_info(name, FLOAT, [2]) for name in ("c", "d")]
@@ -220,6 +221,44 @@ def test_a_scan_over_the_mask_turns_as_often_as_the_device_says():
         {"c": np.zeros(2, np.float32), "mask": np.ones((5, 2), np.float32)}, {"d": sums}
     )
     assert sums.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("case", divisions.REFUSED)
+def test_a_predict_graph_that_divides_by_data_is_refused(case):
+    graph = divisions.REFUSED[case].SerializeToString()
+    with pytest.raises(PlanRefused, match="graph 'predict': it divides by data"):
+        OnnxRuntime().load(graph, PREDICT)
+    check_graph(graph, "train.step")  # in a sandbox
+
+
+@pytest.mark.parametrize("case", divisions.ALLOWED)
+def test_a_predict_graph_may_divide_by_constants(case):
+    OnnxRuntime().load(divisions.ALLOWED[case].SerializeToString(), PREDICT)
+
+
+def test_a_damaged_predict_graph_never_divides_by_data():
+    """What passes the walk has no divisor that ONNX's own parser finds to be data, 0 or -1."""
+    draw, passed = random.Random(2), 0
+    sources = [graph.SerializeToString() for graph in divisions.ALLOWED.values()]
+    for _ in range(4_000):
+        data = bytearray(draw.choice(sources))
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        try:
+            check_graph(bytes(data), PREDICT)
+        except PlanRefused:
+            continue
+        try:
+            found = onnx.load_model_from_string(bytes(data)).graph
+        except Exception:  # ONNX Runtime refuses what the parser of protobuf does
+            continue
+        constants = {tensor.name: tensor for tensor in found.initializer}
+        bodies = [one.g for node in found.node for one in node.attribute if one.HasField("g")]
+        for node in (*found.node, *(node for body in bodies for node in body.node)):
+            if node.op_type in {"Div", "Mod"}:
+                by, passed = constants[node.input[1]], passed + 1
+                kind = helper.tensor_dtype_to_np_dtype(by.data_type)
+                assert kind.kind == "f" or not np.isin(np.frombuffer(by.raw_data, kind), (0, -1)).any()
+    assert passed > 100
 
 
 def test_a_device_refuses_a_loop_and_says_so(coordinator, config):

@@ -7,6 +7,9 @@ import subprocess
 
 import numpy as np
 import pytest
+import safetensors.numpy
+import torch
+from msgspec.structs import replace
 
 from device_runtime import errors as device_errors
 from device_runtime.backends.onnxruntime import OnnxRuntime
@@ -14,15 +17,19 @@ from device_runtime.runner import execute
 from export.build import build_plan
 from export.model import Model
 from export.models import MODELS, load
+from export.predict import build_predict
 from fedcore import checkpoint
 from fedcore.algorithms import create
 from fedcore.batching import StreamKey
+from fedcore.plan import BlobRef
 from secagg import errors as secagg_errors
 from tests.device_runtime.node import FOLDER, IS_NEW, command
 
 EXAMPLES, BATCH = 23, 10
 KEY = StreamKey(seed=2**53 + 3, round=1, slot=7)
 LONG = pytest.mark.long
+# Graphs that a plan must name, and nobody reads.
+HAND = {name: BlobRef.of(b"") for name in ("train.begin", "train.step", "report")}
 # Convolutions, and dense layers with what is frozen: the sample that runs always.
 ADAPTED = "tests.export.models:digits_adapted"
 
@@ -59,6 +66,25 @@ def test_node_trains_to_the_same_report_bit_for_bit(name, tmp_path):
     expected = execute(plan, executables, broadcast, examples, KEY, frozen=frozen)
     body = checkpoint.encode({"report": plan.report.weigh(expected.values, expected.weight)})
     assert (tmp_path / "report.safetensors").read_bytes() == body
+
+
+@pytest.mark.parametrize("name", ["digits_cnn", "char_lstm"])
+def test_node_predicts_what_torch_does(name, tmp_path):
+    model = Model(load(name))
+    predict, graphs = build_predict(model, ("onnx",))
+    plan = replace(build_plan(model, create("fedavg"), ())[0], graphs={"onnx": HAND}, predict=predict)
+    params = model.initial + np.float32(0.01)
+    examples = drawn(model.spec.inputs)
+    (tmp_path / "plan.json").write_bytes(plan.encode())
+    (tmp_path / "predict.onnx").write_bytes(graphs[predict.graphs["onnx"]])
+    (tmp_path / "params.safetensors").write_bytes(checkpoint.encode({"params": params}))
+    np.savez(tmp_path / "examples.npz", **examples)
+    subprocess.run(command("tests/predict.ts", tmp_path), check=True)
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(params), model.module.parameters())
+    with torch.no_grad():
+        expected = model.module.eval()(torch.from_numpy(examples["x"])).numpy()
+    found = safetensors.numpy.load_file(tmp_path / "output.safetensors")["output"].reshape(expected.shape)
+    assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize(("module", "file"), [(device_errors, "errors.ts"), (secagg_errors, "secagg/errors.ts")])

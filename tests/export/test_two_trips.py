@@ -28,7 +28,7 @@ def test_the_plan_has_both_trips_and_the_certificate_their_graphs(bundle):
     assert [[one.name for one in trip.broadcast] for trip in plan.trips] == [["params"], ["params", "gradient"]]
     assert [[one.name for one in trip.report.means] for trip in plan.trips] == [["gradient"], ["delta"]]
     evidence = bundle.certificate.formats["onnx"]
-    names = ["sweep.step", "report", "second.sweep.step", "second.train.step", "second.report"]
+    names = ["sweep.step", "report", "second.sweep.step", "second.train.step", "second.report", "predict"]
     assert [parity.graph for parity in evidence.parity] == names
     graphs = [trip.graphs["onnx"].values() for trip in plan.trips]
     assert evidence.footprint.graph_bytes == sum(ref.size for refs in graphs for ref in refs)

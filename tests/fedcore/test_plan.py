@@ -4,7 +4,7 @@ import pytest
 from fedcore.errors import DigestMismatch, PlanError
 from fedcore.loop import Loop
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
-from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan, TripPlan
+from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan, PredictPlan, TripPlan
 from fedcore.report import ReportLayout, Segment
 
 GRAPHS = {name: BlobRef.of(name.encode()) for name in ("train.begin", "train.step", "report")}
@@ -82,6 +82,39 @@ def test_trips_in_different_formats_are_refused():
     second = msgspec.structs.replace(plan.second, graphs={"executorch": plan.second.graphs["onnx"]})
     with pytest.raises(PlanError, match="both need the same formats"):
         msgspec.structs.replace(plan, second=second)
+
+
+PREDICTED = {
+    "inputs": ["x"],
+    "outputs": [{"name": "output", "dtype": "float32", "shape": [2]}],
+    "batch_size": 1,
+    "graphs": {"onnx": msgspec.to_builtins(BlobRef.of(b"predict"))},
+}
+
+
+def test_a_plan_that_predicts_comes_back_and_training_keeps_less():
+    plan, ref = Plan.decode(changed(predict=PREDICTED)), BlobRef.of(b"predict")
+    assert plan.predict == PredictPlan(("x",), (Field("output", "float32", (2,)),), 1, {"onnx": ref})
+    assert Plan.decode(plan.encode()) == plan
+    assert plan.blob_refs == make_plan().blob_refs | {ref}
+    assert plan.kept_refs("onnx") == make_plan().kept_refs("onnx")
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"inputs": ["z"]}, "must read fields of the examples"),
+        ({"inputs": []}, "must read fields of the examples"),
+        ({"outputs": []}, "outputs with names of their own"),
+        ({"outputs": PREDICTED["outputs"] * 2}, "outputs with names of their own"),
+        ({"graphs": {}}, "predicts in formats"),
+        ({"batch_size": 0}, "malformed plan"),
+        ({"outputs": [{"name": "output", "dtype": "float64"}]}, "malformed plan"),
+    ],
+)
+def test_a_plan_that_predicts_otherwise_than_it_may_is_refused(members, words):
+    with pytest.raises(PlanError, match=words):
+        Plan.decode(changed(predict=PREDICTED | members))
 
 
 def test_equal_plans_give_equal_bytes():

@@ -73,7 +73,7 @@ def test_plan_show_and_verify(plan):
     verified = json.loads(in_process("plan", "verify", folder, "--json").stdout)
     assert verified["ok"]
     proven = verified["certificate"]["formats"]["onnx"]["parity"]
-    assert {parity["graph"] for parity in proven} == {"train.step", "sweep.step", "report"}
+    assert {parity["graph"] for parity in proven} == {"train.step", "sweep.step", "report", "predict"}
 
 
 def test_plan_show_tells_of_both_trips(tmp_path):

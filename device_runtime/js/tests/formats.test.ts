@@ -7,7 +7,8 @@ import { type Codec, codedSize, encode } from "../src/core/codecs.ts";
 import { FormatError, NonFiniteReport, PlanRefused } from "../src/core/errors.ts";
 import { checked, parseJson } from "../src/core/json.ts";
 import * as masking from "../src/core/masking.ts";
-import { decodePlan, parameterCount } from "../src/core/plan.ts";
+import { checkGraph } from "../src/core/onnx-check.ts";
+import { decodePlan, PREDICT, parameterCount } from "../src/core/plan.ts";
 import { sha256, signingKey } from "../src/core/primitives.ts";
 import { digestOf, verifiedEntry, verifiedHead, verifiedRelease, verifyPlan } from "../src/core/release.ts";
 import { concatenate, reportSize, weigh } from "../src/core/report.ts";
@@ -52,6 +53,31 @@ test("every answer that Python writes is read", () => {
     }
   }
 });
+
+test("a plan says what its predict graph takes and gives", () => {
+  const { predict } = decodePlan(utf8(device.plan.predicting), 1);
+  expect(predict).toMatchObject({ inputs: ["x"], outputs: [{ name: "output", shape: [2] }], batch_size: 1 });
+  expect(decodePlan(utf8(device.plan.text), 1).predict).toBeNull();
+});
+
+test.each(device.plan.bad as string[])("a plan that predicts otherwise than it may is refused: %#", (text) => {
+  expect(() => decodePlan(utf8(text), 1)).toThrow(PlanRefused);
+});
+
+test.for<[string, string]>(Object.entries(device.plan.divisions.refused))(
+  "a predict graph that divides by data is refused: %s",
+  ([, bytes]) => {
+    expect(() => checkGraph(fromHex(bytes), PREDICT)).toThrow("graph predict: it divides by data");
+    checkGraph(fromHex(bytes), "train.step");
+  },
+);
+
+test.for<[string, string]>(Object.entries(device.plan.divisions.allowed))(
+  "a predict graph may divide by constants: %s",
+  ([, bytes]) => {
+    checkGraph(fromHex(bytes), PREDICT);
+  },
+);
 
 test("integers of up to 64 bits are exact, and no longer ones", () => {
   const [most, more] = ["9".repeat(20), "9".repeat(21)];

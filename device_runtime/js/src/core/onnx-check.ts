@@ -7,7 +7,7 @@
 
 import { type Bytes, text } from "./bytes.ts";
 import { PlanRefused } from "./errors.ts";
-import { stepsGraph } from "./plan.ts";
+import { PREDICT, stepsGraph } from "./plan.ts";
 
 const OPSET = 18;
 /** The operators that a plan may use, all of ONNX's own domain, except the loop. */
@@ -28,6 +28,13 @@ const OPERATORS_IN: Readonly<Record<string, ReadonlySet<string>>> = {
   "node.op_type": new Set([...OPERATORS, LOOP]),
   "body's node.op_type": OPERATORS,
 };
+/** Operators that divide. Of integers, 0 and -1 as divisors may end the process, and an app runs predict graphs in its
+ * own.
+ */
+const DIVIDING = ["Div", "Mod"];
+/** By element type, the bytes of an integer. */
+const INTEGER_BYTES: Readonly<Record<number, number>> = { 2: 1, 6: 4, 7: 8 };
+const FLOATS = [1, 11];
 /** Element types by ONNX's numbers: float32, uint8, int32, int64, bool, float64. */
 const ELEMENTS = new Set([1, 2, 6, 7, 9, 11]);
 const [MOST_NODES, MOST_FIELDS] = [100_000, 3_000_000];
@@ -104,13 +111,18 @@ const NAMES: Readonly<Record<string, string>> = {
   value: "name",
 };
 
+const ALL_NAMES: Readonly<Record<string, string>> = { ...NAMES, "body's node": "output" };
+/** The fields of a tensor that divides: its values are nowhere else than in raw_data. */
+const PLAIN_TENSOR = ["dims", "name", "data_type", "raw_data"];
+
 /** Throws PlanRefused, naming the graph `name`, unless its bytes are an ONNX model that a plan may contain. */
 export function checkGraph(graph: Bytes, name: string): void {
   try {
-    const walk = new Walk(graph, name.endsWith(stepsGraph("")));
+    const walk = new Walk(graph, name.endsWith(stepsGraph("")), name === PREDICT);
     walk.message("model", 0, graph.length);
     walk.checkOpsets();
     walk.checkLoops();
+    walk.checkDivisors();
   } catch (error) {
     throw error instanceof Unfit ? new PlanRefused(`cannot load graph ${name}: ${error.message}`) : error;
   }
@@ -126,6 +138,7 @@ class Unfit extends Error {}
 class Walk {
   readonly #data: Bytes;
   readonly #many: boolean;
+  readonly #predicts: boolean;
   #nodes = 0;
   #fields = 0;
   #opsets = 0;
@@ -135,9 +148,16 @@ class Walk {
   readonly #bounds = new Set<string>();
   readonly #others = new Set<string>();
 
-  /** many: whether the model takes many steps, so that a loop may scan the mask. */
-  constructor(data: Bytes, many: boolean) {
-    [this.#data, this.#many] = [data, many];
+  /** Names of divisors, of constants by which a graph may divide, and of all other values. */
+  readonly #divisors = new Set<string>();
+  readonly #safe = new Set<string>();
+  readonly #unsafe = new Set<string>();
+
+  /** many: whether the model takes many steps, so that a loop may scan the mask. predicts: whether it is a predict
+   * graph, which may not divide by data.
+   */
+  constructor(data: Bytes, many: boolean, predicts: boolean) {
+    [this.#data, this.#many, this.#predicts] = [data, many, predicts];
   }
 
   /** Throws Unfit unless the model names exactly one operator set, with its version. */
@@ -154,6 +174,18 @@ class Walk {
         throw new Unfit(
           `the turns of a ${LOOP} have no bound: its last input must be the mask of a graph of many steps, or an ` +
             "initializer of one dimension with its values in raw_data, and have a name of its own",
+        );
+      }
+    }
+  }
+
+  /** Throws Unfit if a predict graph divides by anything but constants. */
+  checkDivisors(): void {
+    for (const name of this.#divisors) {
+      if (!this.#safe.has(name) || this.#unsafe.has(name)) {
+        throw new Unfit(
+          "it divides by data: a predict graph may divide by an initializer with its values in raw_data, none of " +
+            "them the integers 0 and -1, and multiply by a Reciprocal",
         );
       }
     }
@@ -199,6 +231,36 @@ class Walk {
       const bounds = vector || (this.#many && kind === "graph's input" && name === BOUND);
       (bounds ? this.#bounds : this.#others).add(name);
     }
+    if (this.#predicts) {
+      if (texts("op_type").some((operator) => DIVIDING.includes(operator))) {
+        this.#divisors.add(texts("input")[1] ?? "");
+      }
+      const divides = kind === "tensor" && this.#divides(places);
+      for (const name of kind in ALL_NAMES ? texts(ALL_NAMES[kind]!) : []) {
+        (divides ? this.#safe : this.#unsafe).add(name);
+      }
+    }
+  }
+
+  /** Whether a tensor is of floats, or of integers other than 0 and -1. */
+  #divides(places: Places): boolean {
+    const [[, at, end] = [], ...types] = places.data_type ?? [];
+    const [[wire, start, stop] = [], ...further] = places.raw_data ?? [];
+    if (at === undefined || wire !== LENGTH || types.length + further.length > 0) {
+      return false;
+    }
+    const plain = Object.keys(places).every((field) => PLAIN_TENSOR.includes(field));
+    const type = this.#varint(at, end!)[0];
+    const size = INTEGER_BYTES[type];
+    if (!plain || size === undefined) {
+      return plain && FLOATS.includes(type);
+    }
+    const raw = this.#data.subarray(start, stop);
+    const values = Array.from({ length: Math.ceil(raw.length / size) }, (_, place) =>
+      raw.subarray(place * size, (place + 1) * size),
+    );
+    const minusOne = (value: Bytes) => size > 1 && value.every((byte) => byte === 0xff);
+    return raw.length % size === 0 && !values.some((value) => value.every((byte) => byte === 0) || minusOne(value));
   }
 
   /** Whether a tensor has one dimension, and no more elements than bytes in the graph. */

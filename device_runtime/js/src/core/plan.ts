@@ -17,6 +17,8 @@ const PLAN_VERSION = 1;
 export const MOST_PLAN_BYTES = 4 * 2 ** 20;
 /** The name of the graph that makes the mean segments of the report. */
 export const REPORT = "report";
+/** The name of the graph that gives the model's outputs for examples. */
+export const PREDICT = "predict";
 
 /** The steps of one call, if a graph takes many: enough to make the cost of the call small, and few enough to ask
  * `keepGoing` often.
@@ -53,6 +55,12 @@ const holdOutSchema = v.object({
   share: v.pipe(v.number(), v.gtValue(0), v.ltValue(1)),
   side: v.optional(v.picklist(["train", "held-out"]), "train"),
 });
+const predictSchema = v.object({
+  inputs: v.array(v.string()),
+  outputs: v.array(fieldSchema),
+  batch_size: positive,
+  graphs: v.record(v.string(), blobSchema),
+});
 const tripMembers = {
   broadcast: v.array(vectorSchema),
   passes: v.array(passSchema),
@@ -71,6 +79,7 @@ const planSchema = v.object({
   }),
   frozen: v.nullish(v.object({ blob: blobSchema, vectors: v.array(vectorSchema) }), null),
   second: v.nullish(tripSchema, null),
+  predict: v.nullish(predictSchema, null),
 });
 
 export type VectorSpec = v.InferOutput<typeof vectorSchema>;
@@ -96,6 +105,7 @@ export function decodePlan(data: Bytes, round: number): Plan {
     const { second, ...first } = checked(planSchema, value, "plan");
     const trips: TripPlan[] = second === null ? [first] : [first, second];
     trips.forEach(checkTrip);
+    checkPredict(first);
     return { ...first, ...trips[(round - 1) % trips.length] };
   } catch (error) {
     throw error instanceof FormatError ? new PlanRefused(error.message) : error;
@@ -112,6 +122,22 @@ function checkTrip(trip: TripPlan): void {
     if (Object.keys(graphs).sort().join() !== [...new Set(wanted)].sort().join()) {
       throw new FormatError(`format ${format} has graphs ${Object.keys(graphs).sort()}, the passes need ${wanted}`);
     }
+  }
+}
+
+function checkPredict({ predict, examples, graphs }: Plan): void {
+  if (predict === null) {
+    return;
+  }
+  const names = predict.outputs.map(({ name }) => name);
+  const known = predict.inputs.every((input) => examples.fields.some(({ name }) => name === input));
+  if (!known || predict.inputs.length === 0 || names.length === 0 || new Set(names).size < names.length) {
+    throw new FormatError(`the predict graph reads ${predict.inputs} and gives ${names}`);
+  }
+  if (Object.keys(predict.graphs).sort().join() !== Object.keys(graphs).sort().join()) {
+    throw new FormatError(
+      `it predicts in ${Object.keys(predict.graphs)}, its other graphs are in ${Object.keys(graphs)}`,
+    );
   }
 }
 

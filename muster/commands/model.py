@@ -1,0 +1,179 @@
+"""`muster model`: trained models as files for apps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from muster.commands.stores import Blobs, Database, Remote, open_store
+from muster.output import Json, answer, doing, remark
+
+if TYPE_CHECKING:
+    from export.inference.int8 import Cost
+    from export.inference.making import Arrays
+    from export.inference.trained import Trained
+    from fedcore.bundle import Bundle
+
+model_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Use trained models in apps.")
+
+
+@model_app.callback()
+def models() -> None:
+    """Use trained models in apps."""
+
+
+@model_app.command()
+def export(  # which model, in which form, and where it goes
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A task's id, or a bundle's folder with --checkpoint.")
+    ],
+    to: Annotated[str, typer.Option(help="onnx, executorch or torch.")] = "onnx",
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Weights in a byte each, by ONNX Runtime; says the cost.")
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Examples to measure what --int8 costs: an .npz, as devices have it."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write.  [default: model.onnx, .pte or .pt2]")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file that is there.")] = False,
+    round_number: Annotated[
+        int | None, typer.Option("--round", help="The task's round whose model it is.  [default: the last]")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="The task's plan bundle, needed with --coordinator.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The model, from `muster task checkpoint`.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="For executorch and torch: the model's source, as package.module:function.")
+    ] = None,
+    db: Database = None,
+    blobs: Blobs = None,
+    coordinator: Remote = None,
+    json: Json = False,
+) -> None:
+    """Write a trained model as a file that apps load without Muster.
+
+    The weights are inside, dropout is off. onnx: any batch size, inputs named as the fields of an example, for stock
+    ONNX Runtime. executorch: one example a call. torch: for torch.export.load. Before the file is written, its outputs
+    are compared with those of the model that it is made of. Examples:
+
+    muster model export 4f1c… --round 20 --int8 --data test.npz
+
+    muster model export plan --checkpoint model.safetensors --to torch
+    """
+    from export.inference.making import SUFFIXES, check_form, inference_model
+
+    check_form(to, int8=int8)
+    out = out or Path(f"model{SUFFIXES[to]}")
+    if out.exists() and not force:
+        raise typer.BadParameter(f"{out} exists; name another file, or replace it with --force", param_hint="--out")
+    if data is not None and not int8:
+        raise typer.BadParameter("examples are for measuring what --int8 costs", param_hint="--data")
+    with doing("export") as note:
+        note("read the model")
+        bundle: Bundle | None = None
+        if (Path(source) / "manifest.json").is_file():
+            trained, bundle = _of_bundle(Path(source), checkpoint)
+        else:
+            if checkpoint is not None:
+                raise typer.BadParameter(f"{source} is not a plan bundle; a task has a --round", param_hint="SOURCE")
+            trained, bundle = _of_task(source, round_number, plan, db=db, blobs=blobs, coordinator=coordinator)
+        examples = None if data is None else _examples(trained, data)
+        note(f"write for {to}")
+        made = inference_model(trained, to, source=_module(to, bundle, model), int8=int8, examples=examples)
+    out.write_bytes(made.data)
+    facts = {
+        "file": str(out),
+        "to": to,
+        "bytes": len(made.data),
+        "inputs": {item.name: item for item in trained.plan.examples.fields if item.name in trained.predict.inputs},
+        "outputs": {item.name: item for item in trained.predict.outputs},
+    }
+    _report(facts, made.cost, json)
+
+
+def _report(facts: dict[str, Any], cost: Cost | None, json: bool) -> None:
+    from muster.commands.export import kind_of
+
+    for side in ("inputs", "outputs"):
+        facts[side] = {name: kind_of(item) for name, item in facts[side].items()}
+    if cost is not None:
+        facts |= {
+            "examples": cost.examples,
+            "largest_difference": cost.largest,
+            "largest_output": cost.largest_output,
+        }
+        if cost.accuracy is not None:
+            facts |= dict(zip(("accuracy_float", "accuracy_int8"), cost.accuracy, strict=True))
+    answer(facts, json)
+    if cost is not None and cost.accuracy is None and not json:
+        remark("accuracy needs --data with labels of classes")
+
+
+def _of_bundle(folder: Path, checkpoint: Path | None) -> tuple[Trained, Bundle]:
+    import safetensors
+    import safetensors.numpy
+
+    from export.inference.trained import Trained
+    from fedcore.bundle import Bundle
+    from fedcore.errors import SchemaError
+
+    if checkpoint is None:
+        raise typer.BadParameter("a bundle has no trained model; name its file", param_hint="--checkpoint")
+    bundle = Bundle(folder)
+    try:
+        return Trained.of_bundle(bundle, safetensors.numpy.load(checkpoint.read_bytes())), bundle
+    except safetensors.SafetensorError as error:
+        raise SchemaError(f"{checkpoint} is not a file of `muster task checkpoint`: {error}") from error
+    except SchemaError as error:
+        raise SchemaError(f"{checkpoint} is of another model than the plan in {folder}: {error}") from error
+
+
+def _of_task(
+    task_id: str, number: int | None, plan: Path | None, *, db: str | None, blobs: str | None, coordinator: str | None
+) -> tuple[Trained, Bundle | None]:
+    """The model after a round; where the coordinator is elsewhere, with the plan of a bundle here."""
+    import safetensors.numpy
+
+    from coordinator.store.tasks import CoordinatorStore
+    from export.inference.trained import Trained
+    from fedcore.bundle import Bundle
+    from fedcore.plan import Plan
+
+    bundle = None if plan is None else Bundle(plan)
+    with open_store(db, blobs, coordinator) as store:
+        task = store.task(task_id)
+        if bundle is not None and bundle.manifest.plan.sha256 != task.plan_sha256:
+            raise typer.BadParameter(f"task {task_id} runs another plan than the bundle's", param_hint="--plan")
+        if bundle is not None:
+            return Trained.of_bundle(bundle, safetensors.numpy.load(store.model(task_id, number))), bundle
+        if not isinstance(store, CoordinatorStore):
+            raise typer.BadParameter("graphs are not read over HTTP; name the task's bundle", param_hint="--plan")
+        tensors = safetensors.numpy.load(store.model(task_id, number))
+        known = Plan.decode(store.blobs.get(task.plan_sha256))
+        refs = {known.frozen.blob} if known.frozen else set()
+        refs |= set(known.predict.graphs.values()) if known.predict else set()
+        read = {ref: ref.check(store.blobs.get(ref.sha256)) for ref in refs}
+    return Trained(known, known.schema.flatten(tensors), read.__getitem__), None
+
+
+def _module(to: str, bundle: Bundle | None, named: str | None) -> str | None:
+    """The source of the torch module, where the form is made of one."""
+    if to == "onnx" or bundle is None:
+        return named
+    from export.planned_model import source_of  # needs torch
+
+    return source_of(bundle, named)
+
+
+def _examples(trained: Trained, path: Path) -> Arrays:
+    from device_runtime.examples.npz import NpzFile
+    from fedcore.plan import ExampleSpec
+
+    source = NpzFile(path)
+    held = source.columns()
+    wanted = [item for item in trained.plan.examples.fields if item.name in (*trained.predict.inputs, *held)]
+    return source.load(ExampleSpec(tuple(wanted)))

@@ -1,0 +1,191 @@
+"""`muster model export`: files that apps load without Muster, and what is refused."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+import muster
+from coordinator.store.tasks import open_coordinator_store
+from export.errors import ExportError
+from export.model import Model
+from export.models import load
+from fedcore.errors import SchemaError
+from tests.coordinator.bundles import make_bundle
+from tests.muster.test_remote import served
+
+__all__ = ["served"]
+
+OURS = "{'muster', 'export', 'fedcore', 'device_runtime', 'secagg', 'coordinator'}"
+# By form, how an app loads and runs its file, and what it must not need.
+LOADERS = {
+    "onnx": """
+import onnxruntime; others = {'torch', 'onnx'}
+session = onnxruntime.InferenceSession(file)
+run = lambda x: session.run(None, {'x': x})[0]
+""",
+    "torch": """
+import torch; others = {'onnxruntime', 'onnx'}
+module = torch.export.load(file).module()
+run = lambda x: module(torch.from_numpy(x)).detach().numpy()
+""",
+    "executorch": """
+import torch; from executorch.runtime import Runtime; others = {'onnxruntime', 'onnx'}
+method = Runtime.get().load_program(file).load_method('forward')
+run = lambda x: np.concatenate([method.execute([torch.from_numpy(row[None])])[0] for row in x])
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The folder of a bundle, a checkpoint, examples, and what torch makes of them."""
+    folder = tmp_path_factory.mktemp("model")
+    muster.export("digits_cnn", out=folder / "plan")
+    model = Model(load("digits_cnn"))
+    params = model.initial + np.random.default_rng(0).normal(0, 0.05, model.initial.shape).astype(np.float32)
+    (folder / "m.safetensors").write_bytes(safetensors.numpy.save(model.schema.unflatten(params)))
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(params), model.module.parameters())
+    x = np.random.default_rng(1).normal(size=(17, 1, 8, 8)).astype(np.float32)
+    with torch.no_grad():
+        outputs = model.module.eval()(torch.from_numpy(x)).numpy()
+    np.savez(folder / "labelled.npz", x=x, y=outputs.argmax(-1))
+    np.savez(folder / "expected.npz", x=x, outputs=outputs)
+    return folder
+
+
+def command(made, *more):
+    return ["model", "export", made / "plan", "--checkpoint", made / "m.safetensors", *more]
+
+
+@pytest.mark.parametrize("to", LOADERS)
+def test_the_file_runs_where_nothing_of_muster_is_loaded(to, made, typed, tmp_path, executorch):
+    file = tmp_path / "app"
+    code, out, _ = typed(*command(made, "--to", to, "--out", file, "--json"))
+    facts = json.loads(out)
+    assert (code, facts["bytes"]) == (0, file.stat().st_size)
+    assert (facts["inputs"], facts["outputs"]) == ({"x": "float32:1x8x8"}, {"output": "float32:10"})
+    program = f"""
+import sys, numpy as np; file = {str(file)!r}
+{LOADERS[to]}
+held = np.load({str(made / "expected.npz")!r})
+for count in (1, 3, 17):
+    wanted, found = held["outputs"][:count], run(held["x"][:count])
+    assert np.linalg.norm(found - wanted) <= 1e-5 * np.linalg.norm(wanted)
+print(sorted(({OURS} | others) & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stdout.strip() == "[]", done.stderr[-2000:]
+
+
+def test_int8_says_what_it_costs(made, typed, tmp_path):
+    file = tmp_path / "small.onnx"
+    code, out, _ = typed(*command(made, "--int8", "--data", made / "labelled.npz", "--out", file, "--json"))
+    facts = json.loads(out)
+    assert (code, facts["examples"], facts["accuracy_float"]) == (0, 17, 1)
+    assert 0 < facts["largest_difference"] < 0.1 * facts["largest_output"]
+    assert facts["accuracy_int8"] >= 0.8
+    assert facts["bytes"] < 10_000
+    code, out, err = typed(*command(made, "--int8", "--out", file, "--force"))
+    assert (code, "largest_difference" in out, "accuracy" in out) == (0, True, False)
+    assert "accuracy needs --data" in err
+
+
+def test_a_task_of_a_store_is_exported_by_round(made, typed, tmp_path):
+    database, blobs = f"sqlite:///{tmp_path / 'muster.db'}", tmp_path / "blobs"
+    open_coordinator_store(database, blobs).close()
+    where = ["--db", database, "--blobs", blobs]
+    settings = ["--population", "p", "--goal", "3", "--rounds", "2", "--json"]
+    task = json.loads(typed("task", "create", "--plan", made / "plan", *settings, *where)[1])["task"]
+    code, _, err = typed("model", "export", task, "--round", "0", "--out", tmp_path / "m.onnx", *where)
+    assert code == 0, err
+    code, _, err = typed("model", "export", task, "--round", "1", "--out", tmp_path / "n.onnx", *where)
+    assert (code, "round 1" in err) == (1, True)
+    code, _, err = typed("model", "export", task, "--to", "torch", "--out", tmp_path / "m.pt2", *where)
+    assert (code, "name it with --model" in err) == (2, True)
+    named = ["--to", "torch", "--model", "digits_cnn", "--out", tmp_path / "m.pt2"]
+    assert typed("model", "export", task, *named, *where)[0] == 0
+    with_plan = ["--plan", made / "plan", "--to", "torch", "--out", tmp_path / "m.pt2", "--force"]
+    assert typed("model", "export", task, *with_plan, *where)[0] == 0
+
+
+def test_over_http_the_bundle_has_the_graphs(made, served, typed, tmp_path):
+    _, remote, *_ = served
+    settings = ["--population", "p", "--goal", "3", "--rounds", "2", "--json"]
+    task = json.loads(typed("task", "create", "--plan", made / "plan", *settings, *remote)[1])["task"]
+    code, _, err = typed("model", "export", task, "--out", tmp_path / "m.onnx", *remote)
+    assert (code, "graphs are not read over HTTP" in err) == (2, True)
+    given = ["--plan", made / "plan", "--out", tmp_path / "m.onnx"]
+    assert typed("model", "export", task, *given, *remote)[0] == 0
+    assert (tmp_path / "m.onnx").stat().st_size > 10_000
+    older = make_bundle(tmp_path / "older").folder
+    code, _, err = typed("model", "export", task, "--plan", older, "--out", tmp_path / "n.onnx", *remote)
+    assert (code, "runs another plan than the bundle's" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        (["--to", "tflite"], 2, "there are onnx, executorch, torch"),
+        (["--to", "torch", "--int8"], 2, "so for onnx and not for torch"),
+        (["--data", "{made}/labelled.npz"], 2, "examples are for measuring what --int8 costs"),
+        (["--out", "{made}/m.safetensors"], 2, "exists; name another file, or replace it with --force"),
+        (["--checkpoint", "{made}/labelled.npz"], 1, "is not a file of `muster task checkpoint`"),
+        (["--checkpoint", "{made}/other.safetensors"], 1, "is of another model than the plan in"),
+        (["--checkpoint", "{made}/none"], 1, "No such file or directory"),
+        (["--int8", "--data", "{made}/none.npz"], 1, "the examples cannot be read"),
+        (["--int8", "--data", "{made}/expected.npz"], 0, "accuracy needs --data with labels of classes"),
+        (["--to", "torch", "--model", "mlp"], 1, "is of another model than mlp"),
+    ],
+)
+def test_wrong_options_are_named(more, code, words, made, typed, tmp_path):
+    (made / "other.safetensors").write_bytes(safetensors.numpy.save({"w": np.ones(2, np.float32)}))
+    found, _, err = typed(*command(made, "--out", tmp_path / "m", *(word.format(made=made) for word in more)))
+    assert (found, words in err) == (code, True), err
+
+
+def test_a_source_that_is_no_model_is_named(made, typed, tmp_path):
+    code, _, err = typed("model", "export", made / "plan", "--out", tmp_path / "m")
+    assert (code, "a bundle has no trained model" in err) == (2, True)
+    code, _, err = typed("model", "export", tmp_path, "--checkpoint", made / "m.safetensors", "--out", tmp_path / "m")
+    assert (code, "is not a plan bundle" in err) == (2, True)
+    older = make_bundle(tmp_path / "older")
+    (tmp_path / "w").write_bytes(
+        safetensors.numpy.save(older.plan.schema.unflatten(np.zeros(older.plan.schema.size, "f4")))
+    )
+    code, _, err = typed("model", "export", older.folder, "--checkpoint", tmp_path / "w", "--out", tmp_path / "m")
+    assert (code, "has no predict graph: it was exported by a version of Muster that wrote none" in err) == (1, True)
+
+
+def test_onnx_needs_no_torch_and_names_what_it_needs(made, tmp_path):
+    for blocked, code, words in (
+        ("torch", 0, ""),
+        ("onnx", 1, "this command needs onnx: pip install 'muster-fl[export]'"),
+    ):
+        program = f"import sys; sys.modules[{blocked!r}] = None; from muster.cli import main; main()"
+        words_typed = [*map(str, command(made, "--out", tmp_path / blocked))]
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words_typed], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stderr
+        assert words in done.stderr
+
+
+def test_python_writes_the_same_file(made, typed, tmp_path):
+    bundle = muster.export("digits_cnn", out=tmp_path / "plan")
+    tensors = safetensors.numpy.load_file(made / "m.safetensors")
+    result = muster.export_model(bundle, tensors, tmp_path / "a.onnx")
+    typed(*command(made, "--out", tmp_path / "b.onnx"))
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes() == result.data
+    small = muster.export_model(bundle, made / "m.safetensors", tmp_path / "c.onnx", int8=True)
+    assert small.cost.largest > 0
+    with pytest.raises(ExportError, match="replace it with force=True"):
+        muster.export_model(bundle, tensors, tmp_path / "a.onnx")
+    with pytest.raises(SchemaError, match="is missing"):
+        muster.export_model(bundle, {}, tmp_path / "d.onnx")
+    with pytest.raises(TypeError, match="bundle is of type str; expected a Bundle"):
+        muster.export_model("plan", tensors)
