@@ -18,8 +18,10 @@ import typer.testing
 from device_runtime.errors import ConfigError
 from device_runtime.native.build import build
 from device_runtime.native.library import FOLDER, default_folder, shim_name
+from export import footprints
 from muster.local.memory_folder import memory_folder
 from tests.coordinator.fork_server import coordinator_fork_server
+from tests.footprints import footprint_fork_server
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell that runs the tests in the background ignores SIGINT, and every process that they start would too.
@@ -76,6 +78,15 @@ def certificates_read_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(httpcore2, "default_ssl_context", functools.cache(httpcore2.default_ssl_context))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def measured_alone():
+    """Exports of this process measure in forked processes; this is what measures in one that is started."""
+    started = footprints.measured_alone
+    with footprint_fork_server() as forked, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(footprints, "measured_alone", forked)
+        yield started
 
 
 @pytest.fixture(scope="session")
