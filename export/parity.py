@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,6 +18,7 @@ from device_runtime import backends
 from device_runtime.backends.backend import Executable
 from device_runtime.errors import DeviceError
 from export.errors import ParityFailed, UnknownFormat
+from export.footprints import footprint
 from export.formats import FORMATS
 from export.model import Model
 from export.predict import predict_parity
@@ -29,10 +26,7 @@ from export.ties import Ties
 from export.trial import TOLERANCE, Trial, TrialOutcome, worst
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Certificate, Evidence, Footprint, Parity
-from fedcore.decoding import decoder
 from fedcore.plan import PREDICT, BlobRef, Plan
-
-_FOOTPRINT = decoder(Footprint)
 
 # For networks with kinks, where torch's own float32 and float64 diverge: the tolerance as a multiple of their distance,
 # and its maximum. See `certify`.
@@ -122,7 +116,7 @@ def _certify_trip(
             version=FORMATS[name]().version,
             tolerance=tolerance,
             parity=parity,
-            footprint=_footprint(plan, name, written),
+            footprint=footprint(plan, name, graphs),
         )
     return evidence
 
@@ -138,12 +132,12 @@ def _together(trips: Sequence[Evidence], shared: int) -> Evidence:
         *(replace(entry, graph=f"second.{entry.graph}") for trip in others for entry in trip.parity),
     ]
     footprints = [trip.footprint for trip in trips]
-    footprint = Footprint(
+    together = Footprint(
         step_cpu_ms=max(cost.step_cpu_ms for cost in footprints),
         peak_rss_mb=max(cost.peak_rss_mb for cost in footprints),
         graph_bytes=sum(cost.graph_bytes - shared for cost in footprints) + shared,
     )
-    return replace(first, tolerance=max(trip.tolerance for trip in trips), parity=tuple(parity), footprint=footprint)
+    return replace(first, tolerance=max(trip.tolerance for trip in trips), parity=tuple(parity), footprint=together)
 
 
 class _References:
@@ -226,16 +220,3 @@ def _load(name: str, graphs: Mapping[str, bytes]) -> dict[str, Executable]:
 
 def _cannot_run(name: str, error: DeviceError) -> ParityFailed:
     return ParityFailed(f"the runtime of {name} cannot run an exported graph: {error}: {error.detail}")
-
-
-def _footprint(plan: Plan, name: str, graphs: Mapping[str, bytes]) -> Footprint:
-    """Measured in a process without torch."""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "plan.json").write_bytes(plan.encode())
-        for part, ref in plan.graphs[name].items():
-            (Path(folder) / ref.sha256).write_bytes(graphs[part])
-        command = [sys.executable, "-m", "device_runtime.footprint", folder, name]
-        done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode:
-        raise ParityFailed(f"the {name} graphs do not run by themselves: {done.stderr.decode().strip()[-500:]}")
-    return _FOOTPRINT.decode(done.stdout)

@@ -9,6 +9,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import httpcore2
 import pytest
 import torch
 import typer.main
@@ -17,8 +18,10 @@ import typer.testing
 from device_runtime.errors import ConfigError
 from device_runtime.native.build import build
 from device_runtime.native.library import FOLDER, default_folder, shim_name
+from export import footprints
 from muster.local.memory_folder import memory_folder
 from tests.coordinator.fork_server import coordinator_fork_server
+from tests.footprints import footprint_fork_server
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell that runs the tests in the background ignores SIGINT, and every process that they start would too.
@@ -39,10 +42,19 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="long: set MUSTER_LONG=1"))
 
 
-def pytest_collection_finish():
-    """Spare the garbage collector half a million objects, of modules and tests, that stay to the end."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Spare the garbage collector half a million objects, of modules and tests, that stay to the end.
+
+    Looking through them again and again, while more come, takes a quarter of the time of collecting tests.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -58,6 +70,23 @@ def commands_made_once():
         patch.setattr(typer.main, "get_command", made_once)
         patch.setattr(typer.testing, "_get_command", made_once)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def certificates_read_once():
+    """HTTP clients of this process share the system's certificates: each would read them again, which takes 25 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpcore2, "default_ssl_context", functools.cache(httpcore2.default_ssl_context))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def measured_alone():
+    """Exports of this process measure in forked processes; this is what measures in one that is started."""
+    started = footprints.measured_alone
+    with footprint_fork_server() as forked, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(footprints, "measured_alone", forked)
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -9,21 +9,20 @@ INPUTS = int(os.environ.get("MUSTER_FUZZ", "100000"))
 
 def mutated(data, made):
     """Bits flipped, bytes replaced, cut out, doubled or left over; now and then noise."""
-    data = bytearray(data)
-    for _ in range(made.choice((1, 1, 1, 2, 5))):
-        place = made.randrange(len(data)) if data else 0
-        what = made.randrange(7)
+    data, drawn = bytearray(data), made.random
+    for _ in range((1, 1, 1, 2, 5)[int(5 * drawn())]):
+        place, what = int(len(data) * drawn()), int(7 * drawn())  # a tenth of the time of randrange
         if what < 3 and data:
-            data[place] ^= 1 << made.randrange(8)
+            data[place] ^= 1 << int(8 * drawn())
         elif what == 3 and data:
-            data[place] = made.choice((0, 1, 127, 128, 255))
+            data[place] = (0, 1, 127, 128, 255)[int(5 * drawn())]
         elif what == 4:
-            del data[place : place + made.randrange(1, 40)]
+            del data[place : place + 1 + int(39 * drawn())]
         elif what == 5:
-            data[place:place] = data[place : place + made.randrange(1, 40)]
+            data[place:place] = data[place : place + 1 + int(39 * drawn())]
         else:
-            data += made.randbytes(made.randrange(1, 9))
-    return bytes(data) if made.random() < 0.95 else bytes(data[:2]) + made.randbytes(made.randrange(200))
+            data += made.randbytes(1 + int(8 * drawn()))
+    return bytes(data) if drawn() < 0.95 else bytes(data[:2]) + made.randbytes(int(200 * drawn()))
 
 
 def outcomes(data, read, refusal, count):

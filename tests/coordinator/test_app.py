@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from coordinator.settings import Settings
 from tests.coordinator.bundles import START, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.devices import speaking_to
+from tests.coordinator.fork_server import runs, urls, wait_until
 from tests.coordinator.test_api import assign, put, refused, wait
 
 pytestmark = pytest.mark.every_engine
@@ -24,33 +26,46 @@ import sys
 from pathlib import Path
 from coordinator.server import serve
 from coordinator.settings import Settings
-database, folder, port = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+database, folder = sys.argv[1], Path(sys.argv[2])
 place = {"database": database, "blobs": folder / "blobs", "keys": folder / "keys"}
-settings = Settings(**place, port=port, admin_port=0)
+settings = Settings(**place, port=0, admin_port=0)
 serve(settings, lambda ready: print(ready.devices, flush=True))
 """
 
 
 @contextmanager
-def process(database, folder, port=0, devices=None):
+def process(database, folder):
     """The service as a process of its own; gives it and a client."""
-    command = [sys.executable, "-c", SERVE, database, str(folder), str(port)]
+    command = [sys.executable, "-c", SERVE, database, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
-            with speaking_to(child.stdout.readline().strip(), devices=devices) as client:
+            with speaking_to(child.stdout.readline().strip()) as client:
                 yield child, client
         finally:
             child.kill()
 
 
-def test_killed_service_runs_the_round_again_and_keeps_its_receipts(store, register, database, tmp_path):
+@contextmanager
+def forked(coordinators, database, folder, port=0, devices=None):
+    """The service as a process that is killed at the end of the block, with its client connected; gives the client."""
+    place = {"database": database, "blobs": str(folder / "blobs"), "keys": str(folder / "keys")}
+    (ready := folder / "ready").unlink(missing_ok=True)
+    pid = coordinators.fork(ready, {**place, "port": port, "admin_port": 0}, {})
+    with speaking_to(urls(pid, ready)[0], devices=devices) as client:
+        try:
+            yield client
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not runs(pid))
+
+
+def test_killed_service_runs_the_round_again_and_keeps_its_receipts(store, register, database, coordinators, tmp_path):
     task = register(goal=2, rounds=1)
     body = report_body([100, 0, 0, 0], 1)
-    with process(database, tmp_path) as (child, client):
+    with forked(coordinators, database, tmp_path) as client:
         first, second = assign(client, "a", "b")
         receipt = put(client, first.assignment, body)
-        child.kill()
-    with process(database, tmp_path, client.base_url.port, client.devices) as (child, client):
+    with forked(coordinators, database, tmp_path, client.base_url.port, client.devices) as client:
         assert put(client, first.assignment, body).content == receipt.content
         refused(put(client, second.assignment, body), "no-longer-needed")
         again = assign(client, "a", "b")

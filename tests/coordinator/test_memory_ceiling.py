@@ -155,7 +155,7 @@ def test_a_hostile_crowd_neither_fills_memory_nor_stops_honest_devices(coordinat
         open_files(2 * CONNECTIONS + 400, 0, local.pid)
         task = start_tasks(local.store, tmp_path / "bundle")
         phones = [stack.enter_context(Phone(local.url, number)) for number in range(1, PHONES + 1)]
-        until(lambda: len([one for one in local.store.rounds(task) if one.checkpoint_sha256]) > 5)
+        until(lambda: len([one for one in local.store.rounds(task) if one.checkpoint_sha256]) > 5, 60)
         versions = [one.checkpoint_sha256 for one in local.store.rounds(task) if one.checkpoint_sha256]
         client = stack.enter_context(speaking_to(local.url, timeout=30))
         limit_memory(local.pid, client, versions[0])

@@ -259,8 +259,8 @@ def test_log_page_shows_lines_of_its_task_as_text(register, served):
 
 
 def test_api_page_has_every_route_and_message_and_asks_no_other_site(served):
-    document = httpx2.get(f"{served.admin}/openapi.json").json()
-    page = httpx2.get(f"{served.admin}/docs").text
+    document = httpx2.get(f"{served.admin}/openapi.json", timeout=60).json()
+    page = httpx2.get(f"{served.admin}/docs", timeout=60).text
     for path in document["paths"]:
         assert path in page
     for name in document["components"]["schemas"]:

@@ -68,12 +68,19 @@ def engine_mb():
     return float(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout)
 
 
+@pytest.fixture
+def as_for_users(measured_alone, monkeypatch):
+    """Footprints are measured as they are for users, in a process that is started for each."""
+    monkeypatch.setattr("export.footprints.measured_alone", measured_alone)
+
+
 def parities(certificate):
     return {name: evidence.parity for name, evidence in certificate.formats.items()}
 
 
 @pytest.mark.parametrize(("algorithm", "settings"), SETTINGS)
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.usefixtures("as_for_users")
 def test_every_model_and_algorithm_agree_with_torch_on_onnx_runtime(name, algorithm, settings, engine_mb, tmp_path):
     bundle = export_bundle(Model(load(name)), create(algorithm, settings), tmp_path)
     assert bundle.certificate.worst <= TOLERANCE
