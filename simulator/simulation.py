@@ -12,6 +12,7 @@ from export.models import load as load_model
 from fedcore.algorithms import create, module_of, name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, check_two_trips
 from fedcore.algorithms.check import check
+from fedcore.algorithms.evaluation import for_model
 from fedcore.algorithms.settings import parse
 from fedcore.codecs.compression import Compression
 from simulator import datasets
@@ -69,8 +70,8 @@ class SimulationResult:
 
     Without a metric both are of the loss. Users measure on examples that nobody trained on: held-out users, or with
     the baseline `local` every user on some of their own. rounds: how many ran; `ended_by` says why no more. excluded:
-    reports of clients that rounds left out because they were not finite. epsilon: what private rounds spent at their δ,
-    which `privacy.spent(rounds)` computes again.
+    reports of clients that rounds left out because they were not finite. figures: of the last round of an evaluation;
+    empty for a training. epsilon: what private rounds spent at their δ, which `privacy.spent(rounds)` computes again.
     """
 
     model: str
@@ -81,6 +82,7 @@ class SimulationResult:
     rounds: int
     ended_by: Ending
     excluded: int
+    figures: dict[str, float]
     epsilon: float | None
     privacy: SimulatedPrivacy | None
     cohort: int
@@ -142,6 +144,7 @@ def result_of(
         rounds=len(course),
         ended_by=ended_by,
         excluded=sum(int(point.get("excluded", 0)) for point in course),
+        figures={name: value for name, value in last.items() if name.startswith(f"{facts.algorithm}.")},
         epsilon=last.get("epsilon"),
         seed=config.seed,
         test_users=test_users,
@@ -193,6 +196,7 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
         model = Model(given.model or load_model(config.model, users.shape, users.classes), config.seed)
     else:
         model = plan.model(given.model or config.model, config.seed)
+    algorithm = for_model(algorithm, model.metrics[1:])
     if config.target_accuracy is not None and "accuracy" not in model.metrics:
         raise EngineError(f"the model {config.model} has no metric accuracy, so target_accuracy cannot be reached")
     users.check(model.spec.fields)
