@@ -11,16 +11,17 @@ squares add up to z²: the linearisation of Cochran, "Sampling Techniques", 3rd 
 correction for a finite population. Both intervals are the normal distribution's, of 95 %: with less than about 30
 devices they are too narrow, and one device has none.
 
-Percentiles are over devices. A[j] devices have a value of at least the edge j / B, so the share below it is
-1 − A[j] / K; between edges it is taken as a straight line. A percentile is therefore known to one bin, which is
+Percentiles are over devices, from how many have their value in each of B bins. The share below an edge is the sum of
+those before it; between edges it is taken as a straight line. A percentile is therefore known to one bin, which is
 (high − low) / B.
 
-Trap: under privacy all sums have noise. A variance may come out negative, and counts may rise; then the variance is 0,
-and counts are the least so far.
+Trap: under privacy all sums have noise. A variance may come out negative, and shares below edges may fall; then the
+variance is 0, and a share is the largest so far.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -135,21 +136,21 @@ def means(
     return made
 
 
-def percentiles(prefix: str, ranged: Ranged, above: Iterable[Any]) -> dict[str, float]:
+def percentiles(prefix: str, ranged: Ranged, within: Iterable[Any]) -> dict[str, float]:
     """The percentiles of a metric over devices, as `<prefix>.<metric>.p50`.
 
-    above: for every edge j = 1 … B − 1 between B bins, the share of devices with a value of at least j / B.
+    within: for each of B bins of equal width, the share of devices with a value in it.
     """
-    shares = [0.0]
-    for share in above:
-        shares.append(min(max(1 - float(share), shares[-1]), 1.0))
+    below_edges = list(itertools.accumulate(map(float, within)))
+    bins, shares = len(below_edges), [0.0]
+    for share in below_edges[:-1]:
+        shares.append(min(max(share, shares[-1]), 1.0))
     shares.append(1.0)
-    bins = len(shares) - 1
     made = {}
     for percent in PERCENTILES:
         wanted = percent / 100
         index = next(index for index in range(1, bins + 1) if shares[index] >= wanted)
-        below, within = shares[index - 1], shares[index] - shares[index - 1]
-        place = (index - 1 + (wanted - below) / within) / bins
+        below, in_bin = shares[index - 1], shares[index] - shares[index - 1]
+        place = (index - 1 + (wanted - below) / in_bin) / bins
         made[f"{prefix}.{ranged.name}.p{percent}"] = ranged.low + ranged.width * place
     return made

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -18,8 +19,10 @@ from coordinator.rules.entities import Task as Facts
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle
+from fedcore.release import Signed
 from fedcore.signing import SigningKey
 from fedcore.validation import build
+from muster.evaluating import Evaluated, starting_from
 from muster.python.arguments import of_kind
 from muster.releasing import FIRST_COUNTER, released
 from muster.remote import RemoteStore
@@ -123,6 +126,8 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         bundle: Bundle,
         *,
         name: str | None = None,
+        evaluate: str | Path | None = None,
+        against: str | Path | None = None,
         release_key: SigningKey | None = None,
         counter: int = FIRST_COUNTER,
         **settings: Any,
@@ -131,18 +136,21 @@ class Coordinator(AbstractContextManager["Coordinator"]):
 
         settings: those of `coordinator.rules.task_settings.TaskSettings`; `population`, `goal` and `rounds` have no
         default, and a part such as `secagg` is a mapping or an object. name: for people, by default that of the bundle.
-        release_key: signs the release that a task with `secagg` needs, and `counter` its number.
+        evaluate, against: the model that devices measure, and the one that it is compared with, each as "TASK",
+        "TASK@ROUND" or a file of `checkpoint`'s tensors; for a bundle of an algorithm that evaluates, whose task has
+        one round by default. release_key: signs the release that a task with `secagg` needs, and `counter` its number.
 
-        Raises InvalidTask, naming the setting and what it may be.
+        Raises InvalidTask, naming the setting and what it may be, or what keeps the model from being evaluated.
         """
         of_kind("bundle", bundle, (Bundle,), "a Bundle, as muster.export gives it; Bundle(folder) reads one")
-        chosen = build(TaskSettings, settings)
-        release = None
-        if release_key is not None:
-            modules = (
-                [bundle.manifest.algorithm.name.partition(":")[0]] if ":" in bundle.manifest.algorithm.name else []
-            )
-            release = released(
-                bundle, chosen, release_key, self._store.lineage().lineage, counter=counter, algorithm_modules=modules
-            )
-        return Task(self._store, self._store.register_task(bundle, chosen, release, name=name).id)
+        evaluated = Evaluated(*(None if source is None else str(source) for source in (evaluate, against)))
+        chosen = build(TaskSettings, evaluated.settings(settings))
+        with starting_from(self._store, bundle, evaluated) as (starting, origin):
+            release = None if release_key is None else self._released(starting, chosen, release_key, counter)
+            made = self._store.register_task(starting, chosen, release, name=name, evaluates=origin)
+        return Task(self._store, made.id)
+
+    def _released(self, bundle: Bundle, chosen: TaskSettings, key: SigningKey, counter: int) -> Signed:
+        own = bundle.manifest.algorithm.name.partition(":")
+        lineage, modules = self._store.lineage().lineage, [own[0]] if own[1] else []
+        return released(bundle, chosen, key, lineage, counter=counter, algorithm_modules=modules)

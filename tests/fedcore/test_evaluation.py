@@ -86,13 +86,13 @@ def test_an_evaluation_leaves_the_state_as_it_is(algorithm, x0, clients):
     }
 
 
-def test_a_device_reports_its_mean_metrics_and_the_edges_they_reach(x0, clients):
+def test_a_device_reports_its_mean_metrics_and_the_bins_they_lie_in(x0, clients):
     report = report_of(EVALUATE, EVALUATE.init(x0), clients[0])
     m, x = levels(x0, clients[0]), 6 / MOST
     expected = {"examples": [x], "examples_squared": [x * x], "mean": m, "mean_squared": m**2}
     expected |= {"total": m * x, "total_examples": m * x * x, "total_squared": (m * x) ** 2}
     for index, name in enumerate(("loss", "near")):
-        expected[f"above_{name}"] = [float(m[index] >= edge / 20) for edge in range(1, 20)]
+        expected[f"bins_{name}"] = np.arange(20) == min(int(20 * m[index] + 1e-9), 19)
     assert set(report) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(report[name], value, rtol=1e-12, err_msg=name)
@@ -106,20 +106,20 @@ def test_examples_above_the_most_count_as_the_most(x0, clients):
 def test_values_outside_their_range_count_as_its_end(x0, clients):
     narrow = replace(EVALUATE, metrics="loss=0..0.1,near=-3..-1")
     report = report_of(narrow, narrow.init(x0), clients[3])
-    assert (report["mean"].tolist(), report["above_loss"].min(), report["above_near"].min()) == ([1, 1], 1, 1)
+    assert (report["mean"].tolist(), report["bins_loss"][-1], report["bins_near"][-1]) == ([1, 1], 1, 1)
     high = replace(EVALUATE, metrics="loss=90..99,near=2..3")
     report = report_of(high, high.init(x0), clients[3])
-    assert (report["mean"].tolist(), report["above_loss"].max()) == ([0, 0], 0)
+    assert (report["mean"].tolist(), report["bins_loss"][0], report["bins_near"][0]) == ([0, 0], 1, 1)
 
 
-def test_a_share_at_an_edge_is_above_it_whatever_the_rounding(x0):
+def test_a_share_at_an_edge_lies_in_the_bin_above_whatever_the_rounding(x0):
     clients = [np.concatenate([np.zeros((k, D)), np.full((20 - k, D), 9.0)]) for k in range(21)]
     for dtype in (np.float32, np.float64):
         algorithm = replace(EVALUATE, metrics="loss=0..500,near=0..1")
         state = algorithm.init(x0.astype(dtype))
         for k, examples in enumerate(clients):
-            above = report_of(algorithm, state, examples.astype(dtype))["above_near"]
-            assert above.sum() == min(k, 19)
+            bins = report_of(algorithm, state, examples.astype(dtype))["bins_near"]
+            assert bins.tolist() == [float(index == min(k, 19)) for index in range(20)]
 
 
 def test_means_and_intervals_are_those_of_every_devices_own_values(x0, clients):
@@ -195,8 +195,10 @@ def test_an_evaluation_in_float32_stays_there(algorithm, x0, clients):
 @pytest.mark.parametrize("algorithm", EVALUATIONS, ids=lambda one: one.name)
 def test_every_value_of_a_report_is_within_one(algorithm, x0, clients):
     state = algorithm.init(x0)
-    for examples in [*clients, np.full((3, D), 1e6)]:
-        assert max(np.abs(value).max() for value in report_of(algorithm, state, examples).values()) <= 1
+    for examples in [*clients, np.full((3, D), 1e6), np.repeat(x0[None], 3 * MOST, 0)]:
+        values = np.concatenate(list(report_of(algorithm, state, examples).values()))
+        assert np.abs(values).max() <= 1
+        assert np.linalg.norm(values) <= math.sqrt(2 + 6 * 2)
 
 
 def test_ranges_are_filled_in_from_the_metrics_of_the_model():

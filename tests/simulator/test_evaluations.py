@@ -10,6 +10,7 @@ from simulator import datasets
 from simulator.engine import Engine, evaluate
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
+from simulator.fleet.profile import counted_kinds
 from simulator.proofs.fleet_against_engine import worst_figure
 from tests.simulator.federation import SEED
 from tests.simulator.test_engine import uneven
@@ -70,6 +71,17 @@ def test_a_bound_that_no_report_reaches_changes_no_figure():
     clipped = Engine(model, create("evaluate", {"clip_norm": 8}), users).run_round(1, range(12)).metrics
     assert clipped.items() <= plain.items()
     assert set(plain) - set(clipped) == set()
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_devices_in_typescript_evaluate_with_those_in_python(name, federate):
+    kinds = counted_kinds("node:3,python:3")
+    users, _ = datasets.users("digits", None, 6)
+    model, algorithm = Model(load("logreg", (1, 8, 8), 10), SEED), create(name, {"batch_size": 5})
+    run = federate(model, algorithm, users, {"onnx": "onnxruntime"}, kinds=kinds, rounds=1, goal=6)
+    assert dict(run.reported) == {kind.name: 3 for kind in kinds}
+    engine = Engine(model, algorithm, users, seed=SEED)
+    assert worst_figure(engine, users, run.cohorts, list(map(others, run.metrics))) < AGREE
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)
