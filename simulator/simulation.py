@@ -15,6 +15,7 @@ from fedcore.algorithms.check import check
 from fedcore.algorithms.evaluation import for_model
 from fedcore.algorithms.settings import parse
 from fedcore.codecs.compression import Compression
+from fedcore.params import Float32
 from simulator import datasets
 from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
@@ -36,8 +37,9 @@ from simulator.planned import SimulatedPlan
 from simulator.population import Population
 from simulator.private_training import SimulatedPrivacy
 from simulator.purity import check_model
+from simulator.started import read_model
 from simulator.sums_of_rounds import sums_of
-from simulator.training import EngineTraining, Facts, Training
+from simulator.training import SERVER, EngineTraining, Facts, Training
 
 OnRound = Callable[[int, Point], None]
 """Called after every round with its number and its point of the course."""
@@ -172,8 +174,9 @@ def completed(config: SimulationConfig) -> SimulationConfig:
     settings = asdict(parse(method, config.settings)) if method else settings_of(_algorithm(config))
     own = Path(config.dataset)
     dataset = str(own.resolve()) if config.dataset not in datasets.DATASETS and own.exists() else config.dataset
-    data, plan = config.data and config.data.resolve(), config.plan and config.plan.resolve()
-    return replace(config, settings=settings, data=data, dataset=dataset, plan=plan)
+    paths = {name: getattr(config, name) for name in ("data", "plan", "start", "against")}
+    whole = {name: path and path.resolve() for name, path in paths.items()}
+    return replace(config, settings=settings, dataset=dataset, **whole)
 
 
 @one_thread()
@@ -197,6 +200,8 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
     else:
         model = plan.model(given.model or config.model, config.seed)
     algorithm = for_model(algorithm, model.metrics[1:])
+    if config.start is not None:
+        model.initial = read_model(config.start, model.schema)
     if config.target_accuracy is not None and "accuracy" not in model.metrics:
         raise EngineError(f"the model {config.model} has no metric accuracy, so target_accuracy cannot be reached")
     users.check(model.spec.fields)
@@ -226,7 +231,17 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
     )
     if plan is not None:
         training.restore(plan.state(algorithm))
+    if config.against is not None:
+        _compare_with(training, read_model(config.against, model.schema), algorithm)
     return training
+
+
+def _compare_with(training: EngineTraining, other_D: Float32, algorithm: Algorithm) -> None:
+    """Set the other model of a comparison. Raises EngineError for an algorithm that has none."""
+    vectors = training.vectors()
+    if (name := f"{SERVER}.other") not in vectors:
+        raise EngineError(f"{algorithm.name} has no other model: leave against out, or take the algorithm compare")
+    training.restore(vectors | {name: other_D})
 
 
 def check_users(config: SimulationConfig, users: Population) -> None:

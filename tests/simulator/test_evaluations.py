@@ -2,16 +2,20 @@
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from simulator import datasets
+from simulator.configuration import SimulationConfig
 from simulator.engine import Engine, evaluate
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
+from simulator.errors import EngineError
 from simulator.fleet.profile import counted_kinds
 from simulator.proofs.fleet_against_engine import worst_figure
+from simulator.simulation import simulate, training_of
 from tests.simulator.federation import SEED
 from tests.simulator.test_engine import uneven
 
@@ -102,3 +106,55 @@ def test_the_fleet_and_the_engine_give_the_same_figures(name, federate, capsys):
             )
         assert apart < AGREE
         assert of_ends < OF_LOSS
+
+
+def simulated(**settings):
+    config = {"model": "logreg", "rounds": 1, "cohort": 40, "clients": 60, "engine": "torch", "processes": 1}
+    return simulate(SimulationConfig(**config | settings))
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A model that was trained for some rounds, and the one before that."""
+    config = SimulationConfig(model="logreg", rounds=20, clients=60, engine="torch", processes=1)
+    training = training_of(config)
+    paths = [tmp_path / name for name in ("before.safetensors", "after.safetensors")]
+    for path in paths:
+        safetensors.numpy.save_file(training.tensors(), path)
+        for number in range(1, 21):
+            training.run_round(number)
+    return paths
+
+
+def test_a_simulation_evaluates_and_compares_models_of_files(files):
+    before, after = files
+    first, last = (simulated(algorithm="evaluate", start=path) for path in files)
+    assert first.figures["evaluate.loss"] > 1.2 * last.figures["evaluate.loss"]
+    assert (first.figures["evaluate.devices"], first.params_sha256 == last.params_sha256) == (40, False)
+    compared = simulated(algorithm="compare", start=after, against=before).figures
+    differing = last.figures["evaluate.loss"] - first.figures["evaluate.loss"]
+    assert compared["compare.loss"] == pytest.approx(differing, abs=1e-5)
+    assert compared["compare.loss.high"] < 0
+    assert compared["compare.loss.improved"] > 0.9
+
+
+def test_a_training_has_no_figures_and_starts_from_a_file_too(files):
+    fresh, warm = (simulated(rounds=2, start=path) for path in files)
+    assert warm.test_loss < fresh.test_loss
+    assert warm.figures == {}
+
+
+def test_files_that_are_no_such_model_are_refused_by_a_simulation(files, tmp_path):
+    with pytest.raises(EngineError, match="holds another model than the one that is named: tensor"):
+        simulated(model="mlp", start=files[0])
+    with pytest.raises(EngineError, match="cannot read the model in"):
+        simulated(start=tmp_path / "missing")
+    (tmp_path / "damaged").write_bytes(b"no model")
+    with pytest.raises(EngineError, match="holds no model as runs"):
+        simulated(start=tmp_path / "damaged")
+    with pytest.raises(EngineError, match="fedavg has no other model: leave against out"):
+        simulated(against=files[0])
+    with pytest.raises(EngineError, match="are for federated training, not for the baseline local"):
+        SimulationConfig(model="logreg", baseline="local", start=files[0])
+    with pytest.raises(EngineError, match="a plan has its own initial state"):
+        SimulationConfig(model="logreg", plan=tmp_path, start=files[0])
