@@ -25,6 +25,7 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import ALGORITHMS, create, module_of
 from fedcore.algorithms.algorithm import Algorithm, keeps_client_state, trips_of
+from fedcore.algorithms.evaluation import EVALUATION
 from fedcore.report import ReportLayout
 from fedcore.signing import SigningKey
 from muster.local.fleet import local_fleet
@@ -82,7 +83,7 @@ class Keystone(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: KeystoneOptions, say: Say) -> Keystone:
     """Run a fleet for each algorithm and model, one after the other. Raises what export or a fleet raises."""
-    names = options.algorithms or list(_stateless())
+    names = options.algorithms or list(_trained())
     modules = ",".join(filter(None, map(module_of, names)))
     users, unseen = datasets.users(options.dataset, options.data, options.devices)
     with ExitStack() as stack:
@@ -108,9 +109,11 @@ def run(options: KeystoneOptions, say: Say) -> Keystone:
     )
 
 
-def _stateless() -> Iterator[str]:
-    """The algorithms that devices run."""
-    return (name for name in ALGORITHMS if not keeps_client_state(create(name)))
+def _trained() -> Iterator[str]:
+    """The algorithms by which devices train."""
+    return (
+        name for name, one in ALGORITHMS.items() if one.family != EVALUATION and not keeps_client_state(create(name))
+    )
 
 
 def _algorithm(name: str) -> Algorithm:

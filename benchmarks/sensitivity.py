@@ -25,6 +25,7 @@ from fedcore.algorithms.algorithm import (
     Vector,
     trips_of,
 )
+from fedcore.params import Float32
 from fedcore.report import Weighting
 from simulator.engine import Engine
 from simulator.population import Population
@@ -88,6 +89,10 @@ def sensitivity(
     in plain rounds.
     """
     start = engine(algorithm).state["params"]
-    exact = list(replay(engine(algorithm), population, cohorts))
+
+    def models(variant: Algorithm) -> list[Float32]:
+        return [after.params for after in replay(engine(variant), population, cohorts)]
+
+    exact = models(algorithm)
     rounded = (_Rounded(algorithm, errors, np.random.default_rng(draw)) for draw in range(DRAWS))
-    return max(worst_distance(start, exact, replay(engine(variant), population, cohorts)) for variant in rounded)
+    return max(worst_distance(start, exact, models(variant)) for variant in rounded)

@@ -11,7 +11,7 @@ import msgspec
 
 from coordinator.rules.assumption import Assumption
 from coordinator.rules.audit import AuditEntry
-from coordinator.rules.entities import Device, Role, RoundRecord, SessionShape, Spent, Task, Transition
+from coordinator.rules.entities import Device, Evaluates, Role, RoundRecord, SessionShape, Spent, Task, Transition
 from coordinator.rules.progress import Progress
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle, Manifest
@@ -33,13 +33,14 @@ class NewTask(msgspec.Struct, frozen=True):
     """`POST /admin/v1/tasks`: a bundle, whose blobs were uploaded before, the settings of its task, release and name.
 
     A task with secure aggregation needs a release, signed for the bundle and the settings. name: for people, by default
-    that of the bundle.
+    that of the bundle. evaluates: the origin of the models from which the bundle starts, of a task that evaluates them.
     """
 
     manifest: Manifest
     settings: TaskSettings
     release: Signed | None = None
     name: str | None = None
+    evaluates: Evaluates | None = None
 
 
 class TaskStore(Protocol):
@@ -58,15 +59,23 @@ class TaskStore(Protocol):
         """The log of releases: every one that devices of secure rounds were ever shown, in order."""
 
     def register_task(
-        self, bundle: Bundle, settings: TaskSettings, release: Signed | None = None, *, name: str | None = None
+        self,
+        bundle: Bundle,
+        settings: TaskSettings,
+        release: Signed | None = None,
+        *,
+        name: str | None = None,
+        evaluates: Evaluates | None = None,
     ) -> Task:
         """Copy a bundle into the store and start a task on it.
 
         release: signed for this bundle and these settings; a task with secure aggregation needs one. name: for people;
-        by default that of the bundle.
+        by default that of the bundle. evaluates: the origin of the models from which the bundle starts, of a task that
+        evaluates them; those of other tasks are compared with them.
 
         Raises InvalidTask when the name may not be, plan, algorithm, initial state and settings do not fit each other,
-        or the plan does not pass the release check; fedcore's errors when a blob was altered, a signature is not good,
+        a model is not from where `evaluates` says, or the plan does not pass the release check; UnknownTask and
+        UnknownRound for an origin that is not there; fedcore's errors when a blob was altered, a signature is not good,
         or the algorithm or one of its settings is unknown; StoreConflict when collections take its blobs again and
         again.
         """
@@ -221,7 +230,7 @@ OPERATIONS = (
         "POST",
         "/tasks",
         AdminService.create,
-        ("malformed-message", "unknown-blob", "invalid-task", "invalid-bundle"),
+        ("malformed-message", "unknown-blob", "invalid-task", "invalid-bundle", "unknown-task", "unknown-round"),
         takes=NewTask,
         status=201,
     ),

@@ -32,7 +32,7 @@ from export.errors import DynamicControlFlow, ExportError, InvalidModel, Unsuppo
 from export.fixed_batch import fixed_batch
 from export.folding import fold_constants
 from export.layers import Layers, layer_of
-from export.model import GradientOracle, Model
+from export.model import GradientOracle, MeasureOracle, Model
 from export.quiet import quiet
 from export.rewrites import Traceable, unhinted
 from fedcore.algorithms.algorithm import Pass, Trip, Vector, with_carries
@@ -306,14 +306,20 @@ def capture_step(
     table: Table = TABLE,
 ) -> Captured:
     """Graph `<pass>.step`: carry, received and frozen vectors, one batch, its mask and noise in; next carry and metric
-    sums out.
+    sums out. That of a forward pass is of the model in eval mode.
 
     batch: the batch size if it is fixed. table: the forms of operators.
     """
 
+    model = model.evaluating() if algorithm_pass.forward else model
+
     def step(values: dict[str, Tensor]) -> dict[str, Tensor]:
-        bound = model.with_frozen(unprefixed(FROZEN, values))
-        oracle = GradientOracle(bound, unprefixed(EXAMPLE, values), values[MASK], values[NOISE])
+        bound, batch = model.with_frozen(unprefixed(FROZEN, values)), unprefixed(EXAMPLE, values)
+        oracle: MeasureOracle | GradientOracle
+        if algorithm_pass.forward:
+            oracle = MeasureOracle(bound, batch, values[MASK])
+        else:
+            oracle = GradientOracle(bound, batch, values[MASK], values[NOISE])
         after = algorithm_pass.step(unprefixed(CARRY, values), received.of(values), oracle)
         return prefixed(NEXT, after) | {METRICS: oracle.sums}
 

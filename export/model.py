@@ -107,6 +107,20 @@ class GradientOracle:
         return loss.detach().reshape(1), flat_D, self.sums[:1]
 
 
+class MeasureOracle:
+    """The oracle of a forward pass on one batch. model: one that evaluates; remembers the sums of its last call."""
+
+    def __init__(self, model: Model, batch: Mapping[str, Tensor], mask: Tensor) -> None:
+        self._model, self._batch, self._mask = model, batch, mask
+        self.sums = mask.new_zeros(len(model.metrics))
+
+    def __call__(self, params_D: Tensor) -> Tensor:
+        """params: (D,). Returns the masked sums (M,) of examples, loss and metrics."""
+        with torch.no_grad():
+            _, self.sums = self._model.loss(self._model.tensors(params_D), self._batch, self._mask)
+        return self.sums
+
+
 class Model:
     """A built ModelSpec. It is stateless: everything is a function of given parameters.
 
@@ -162,12 +176,12 @@ class Model:
         return moved
 
     def evaluating(self) -> Model:
-        """The same model in eval mode: its module is a copy, which drops nothing."""
-        model = copy.copy(self)
-        model.module = copied(self.module).eval()
-        model.frozen = _frozen(model.module)
-        model.__dict__.pop("noisy", None)  # a cached answer about the other mode
-        return model
+        """The same model in eval mode, where nothing is drawn. Its module is a copy: later changes do not reach it."""
+        other = copy.copy(self)
+        other.module = copied(self.module).eval()
+        other.frozen = _frozen(other.module)
+        other.__dict__["noisy"] = False  # the cached value is that of training
+        return other
 
     @property
     def frozen_vectors(self) -> dict[str, Float32]:

@@ -19,9 +19,10 @@ from torch.utils._pytree import tree_map
 from device_runtime.backends.backend import Executable
 from export.errors import DynamicControlFlow, ExportError, InvalidModel, reason
 from export.fixed_batch import fixed_batch
-from export.model import GradientOracle, Model, copied
+from export.model import GradientOracle, MeasureOracle, Model, copied
 from export.trial_examples import draw_examples
 from fedcore.algorithms.algorithm import Algorithm, Trip, trips_of, with_carries
+from fedcore.algorithms.evaluation import for_model
 from fedcore.params import Float32
 from fedcore.plan import (
     BROADCAST,
@@ -119,7 +120,7 @@ class Trial:
         real: the number of examples of every batch that the mask keeps; if None all, and half of the last batch.
         trip_index: the index of the algorithm's trip, from 0. seed: of the examples.
         """
-        random = np.random.default_rng(seed)
+        random, algorithm = np.random.default_rng(seed), for_model(algorithm, model.metrics[1:])
         state, trip = algorithm.init(torch.from_numpy(model.initial)), trips_of(algorithm)[trip_index]
         broadcast = {name: vector.numpy().copy() for name, vector in trip.broadcast(state).items()}
         for name, vector in broadcast.items():
@@ -167,6 +168,7 @@ class Trial:
         broadcast = _tensors(self.broadcast, dtype)
         trails: dict[str, list[Arrays]] = {}
         last: dict[str, dict[str, torch.Tensor]] = {}
+        measured = model.evaluating() if any(item.forward for item in self.trip.passes) else model
         for item in self.trip.passes:
             received = with_carries(broadcast, last)
             carry, trails[item.name] = item.begin(received), []
@@ -174,7 +176,11 @@ class Trial:
                 if guide and number:
                     carry = _tensors(guide.start_of(item.name, number), dtype)
                 fields, mask = _tensors(batch.real.fields, dtype), torch.from_numpy(batch.real.mask).to(dtype)
-                oracle = GradientOracle(model, fields, mask, torch.from_numpy(batch.real.noise))
+                oracle: MeasureOracle | GradientOracle
+                if item.forward:
+                    oracle = MeasureOracle(measured, fields, mask)
+                else:
+                    oracle = GradientOracle(model, fields, mask, torch.from_numpy(batch.real.noise))
                 carry = item.step(carry, received, oracle)
                 trails[item.name].append(_arrays(carry | {METRICS: oracle.sums}))
             last[item.name] = _tensors(_vectors_of((guide.trails if guide else trails)[item.name][-1]), dtype)

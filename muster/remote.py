@@ -17,7 +17,7 @@ import msgspec
 from coordinator.api.admin.problems import ADMIN_ERRORS
 from coordinator.errors import BadToken
 from coordinator.operations import OPERATIONS, PREFIX, AdminService, NewTask, TaskStore
-from coordinator.rules.entities import Task
+from coordinator.rules.entities import Evaluates, Task
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle
 from fedcore.decoding import decoder
@@ -114,13 +114,19 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         return self._request("HEAD", f"/blobs/{sha256}").is_success
 
     def register_task(
-        self, bundle: Bundle, settings: TaskSettings, release: Signed | None = None, *, name: str | None = None
+        self,
+        bundle: Bundle,
+        settings: TaskSettings,
+        release: Signed | None = None,
+        *,
+        name: str | None = None,
+        evaluates: Evaluates | None = None,
     ) -> Task:
         """Upload the blobs of a bundle that the coordinator lacks, and start a task on it. As of `TaskStore`."""
         for ref, data in bundle.blobs():
             if not self.present(ref.sha256):
                 self.upload(ref.sha256, data)
-        return self.create(NewTask(bundle.manifest, settings, release, name))
+        return self.create(NewTask(bundle.manifest, settings, release, name, evaluates))
 
     def _ask(self, method: str, path: str, **more: Any) -> httpx2.Response:
         response = self._request(method, path, **more)

@@ -55,6 +55,7 @@ _PLAN = (
     "The folder of a plan bundle to train as it is: on its graphs, from its weights, with its algorithm, settings and "
     "compression. model and algorithm then say where your own are imported from."
 )
+_START = "A file with the model to start from, as runs and `muster task checkpoint` write it; by default a random one."
 
 
 @checked(EngineError)
@@ -86,6 +87,7 @@ class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 _NOTHING = dict(zip(PrivateTraining.__struct_fields__, PrivateTraining.__struct_defaults__, strict=True))
+_START = "A file with the model to start from, as runs and `muster task checkpoint` write it; by default a random one."
 
 
 @checked(EngineError)
@@ -99,6 +101,8 @@ class SimulationConfig:
 
     model: Annotated[str, setting("A built-in model or package.module:function.")]
     plan: Annotated[Path, setting(_PLAN)] | None = None
+    start: Annotated[Path, setting(_START)] | None = None
+    against: Annotated[Path, setting("With compare: the other model, in such a file.")] | None = None
     dataset: Annotated[str, setting(_DATASET)] = "digits"
     data: Annotated[Path, setting(DATA)] | None = None
     partition: Annotated[str, setting(_PARTITION)] | None = None
@@ -157,6 +161,8 @@ class SimulationConfig:
         if self.plan is not None and (self.baseline is not None or self.engine == "torch"):
             other = f"the engine {self.engine}" if self.baseline is None else f"the baseline {self.baseline}"
             raise EngineError(f"a plan trains by its own graphs, not by {other}; leave one of them out")
+        if self.plan is not None and self.start is not None:
+            raise EngineError("a plan has its own initial state; leave start out, or the plan")
 
     def _check_compression(self) -> None:
         from fedcore.codecs.compression import Compression  # needs NumPy, which a command does not for its help
@@ -184,6 +190,8 @@ class SimulationConfig:
             raise EngineError(
                 f"engine, processes and ray are for federated training, not for the baseline {self.baseline}"
             )
+        if self.start is not None or self.against is not None:
+            raise EngineError(f"start and against are for federated training, not for the baseline {self.baseline}")
         if self.baseline in get_args(LinearBaseline) and self.model not in LOSSES:
             raise EngineError(f"{self.baseline} trains a linear model: {' or '.join(LOSSES)}, not {self.model!r}")
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from export.model import Model
-from fedcore.algorithms.algorithm import Algorithm, ServerStep, trips_of
+from fedcore.algorithms.algorithm import Algorithm, ServerStep, figures_of, trips_of
+from fedcore.algorithms.evaluation import for_model
 from fedcore.batching import StreamKey
 from fedcore.codecs.compression import Compression
 from fedcore.params import Float32
@@ -43,7 +44,8 @@ if TYPE_CHECKING:  # as in simulator.compressed
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """The result of a round: per-example means by `pass.metric`, and how many clients were left out as non-finite."""
+    """The result of a round: per-example means by `pass.metric` with the figures of an evaluation, and how many clients
+    were left out as non-finite."""
 
     metrics: dict[str, float]
     excluded: int
@@ -65,6 +67,7 @@ class Engine:
         masked: MaskedSums | None = None,
     ) -> None:
         population.check(model.spec.fields)
+        algorithm = for_model(algorithm, model.metrics[1:])
         self._model, self._algorithm, self._population, self._seed = model, algorithm, population, seed
         self._reports = CompressedReports(compression, model.schema, seed, algorithm.weighting, masked)
         self._private = private
@@ -136,7 +139,7 @@ class Engine:
             for name, sums_M in collected.metrics.items()
             for label, value in zip(self._model.metrics[1:], (sums_M[1:] / sums_M[0]).tolist(), strict=True)
         }
-        return RoundResult(metrics, len(cohort) - contributors)
+        return RoundResult(metrics | figures_of(trip, mean, step), len(cohort) - contributors)
 
     def _cohort_trainer(self, computing: Computing) -> CohortTrainer:
         model, algorithm = self._model, self._algorithm

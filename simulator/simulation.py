@@ -12,9 +12,11 @@ from export.models import load as load_model
 from fedcore.algorithms import create, module_of, name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, check_two_trips
 from fedcore.algorithms.check import check
+from fedcore.algorithms.evaluation import for_model
 from fedcore.algorithms.settings import parse
 from fedcore.codecs.compression import Compression
 from fedcore.hold_out import HoldOut
+from fedcore.params import Float32
 from fedcore.plan import ExampleSpec
 from simulator import datasets
 from simulator.baselines.local_only import LocalOnly
@@ -37,8 +39,9 @@ from simulator.planned import SimulatedPlan
 from simulator.population import Population
 from simulator.private_training import SimulatedPrivacy
 from simulator.purity import check_model
+from simulator.started import read_model
 from simulator.sums_of_rounds import sums_of
-from simulator.training import EngineTraining, Facts, Training
+from simulator.training import SERVER, EngineTraining, Facts, Training
 
 OnRound = Callable[[int, Point], None]
 """Called after every round with its number and its point of the course."""
@@ -71,8 +74,8 @@ class SimulationResult:
 
     Without a metric both are of the loss. Users measure on examples that nobody trained on: held-out users, or with
     the baseline `local` every user on some of their own. rounds: how many ran; `ended_by` says why no more. excluded:
-    reports of clients that rounds left out because they were not finite. epsilon: what private rounds spent at their δ,
-    which `privacy.spent(rounds)` computes again.
+    reports of clients that rounds left out because they were not finite. figures: of the last round of an evaluation;
+    empty for a training. epsilon: what private rounds spent at their δ, which `privacy.spent(rounds)` computes again.
     """
 
     model: str
@@ -83,6 +86,7 @@ class SimulationResult:
     rounds: int
     ended_by: Ending
     excluded: int
+    figures: dict[str, float]
     epsilon: float | None
     privacy: SimulatedPrivacy | None
     cohort: int
@@ -144,6 +148,7 @@ def result_of(
         rounds=len(course),
         ended_by=ended_by,
         excluded=sum(int(point.get("excluded", 0)) for point in course),
+        figures={name: value for name, value in last.items() if name.startswith(f"{facts.algorithm}.")},
         epsilon=last.get("epsilon"),
         seed=config.seed,
         test_users=test_users,
@@ -171,8 +176,9 @@ def completed(config: SimulationConfig) -> SimulationConfig:
     settings = asdict(parse(method, config.settings)) if method else settings_of(_algorithm(config))
     own = Path(config.dataset)
     dataset = str(own.resolve()) if config.dataset not in datasets.DATASETS and own.exists() else config.dataset
-    data, plan = config.data and config.data.resolve(), config.plan and config.plan.resolve()
-    return replace(config, settings=settings, data=data, dataset=dataset, plan=plan)
+    paths = {name: getattr(config, name) for name in ("data", "plan", "start", "against")}
+    whole = {name: path and path.resolve() for name, path in paths.items()}
+    return replace(config, settings=settings, dataset=dataset, **whole)
 
 
 @one_thread()
@@ -195,6 +201,9 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
         model = Model(given.model or load_model(config.model, users.shape, users.classes), config.seed)
     else:
         model = plan.model(given.model or config.model, config.seed)
+    algorithm = for_model(algorithm, model.metrics[1:])
+    if config.start is not None:
+        model.initial = read_model(config.start, model.schema)
     if config.target_accuracy is not None and "accuracy" not in model.metrics:
         raise EngineError(f"the model {config.model} has no metric accuracy, so target_accuracy cannot be reached")
     users.check(model.spec.fields)
@@ -226,7 +235,17 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
     )
     if plan is not None:
         training.restore(plan.state(algorithm))
+    if config.against is not None:
+        _compare_with(training, read_model(config.against, model.schema), algorithm)
     return training
+
+
+def _compare_with(training: EngineTraining, other_D: Float32, algorithm: Algorithm) -> None:
+    """Set the other model of a comparison. Raises EngineError for an algorithm that has none."""
+    vectors = training.vectors()
+    if (name := f"{SERVER}.other") not in vectors:
+        raise EngineError(f"{algorithm.name} has no other model: leave against out, or take the algorithm compare")
+    training.restore(vectors | {name: other_D})
 
 
 def check_users(config: SimulationConfig, users: Population) -> None:

@@ -61,7 +61,9 @@ def results() -> list[Curves]:
 
 
 def of_family(result: Curves, family: str) -> list[Curve]:
-    """The curves of a family, after that of the yardstick."""
+    """The curves of a family, after that of the yardstick; none of a family that trains nothing."""
+    if not any(curve.family == family for curve in result.curves):
+        return []
     return [curve for curve in result.curves if curve.algorithm == YARDSTICK or curve.family == family]
 
 
@@ -76,6 +78,8 @@ def pictures() -> dict[Path, Picture]:
     for page, family in pages().items():
         for result in results():
             curves = {curve.algorithm: curve.accuracies for curve in of_family(result, family)}
+            if not curves:
+                continue
             drawn[picture_of(result, page)] = draw_ranges(curves, result.every, f"{family}, {result.dataset}")
     return drawn
 
@@ -119,8 +123,8 @@ def documents() -> dict[Path, str]:
         ours = [facts for facts in everything if facts.family == family]
         title = f"# {family.capitalize()}\n\n"
         head = page.read_text().partition("## ")[0] if page.exists() else title
-        curves = "\n".join(learning(result, page, family) for result in results())
-        files[page] = f"{head}{CURVES}{curves}\n" + "\n".join(map(chapter, ours))
+        curves = "\n".join(learning(result, page, family) for result in results() if of_family(result, family))
+        files[page] = head + (f"{CURVES}{curves}\n" if curves else "") + "\n".join(map(chapter, ours))
     return files
 
 

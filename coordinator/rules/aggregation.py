@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask, NonFiniteState
 from fedcore import checkpoint
-from fedcore.algorithms.algorithm import Algorithm, ServerStep, Trip, trips_of
+from fedcore.algorithms.algorithm import Algorithm, ServerStep, Trip, figures_of, trips_of
 from fedcore.errors import ReportError
 from fedcore.params import FLOAT_BYTES, Float32, VectorSpec
 from fedcore.plan import Plan
@@ -47,7 +47,7 @@ class ReportSum:
 
 
 class Aggregate(NamedTuple):
-    """The result of a round: the server state after it, the broadcast to devices, and mean metrics."""
+    """The result of a round: the server state after it, the broadcast to devices, and mean metrics with figures."""
 
     state: Vectors
     broadcast: Vectors
@@ -87,7 +87,8 @@ def aggregate(
                 f"finite, and the largest value of their mean was {largest:.2g}: training diverged, or a report was "
                 "false; roll the task back to an earlier round, lower max_norm, client_lr or server_lr in a new one"
             )
-    return Aggregate(rounded, (following or trip).broadcast(rounded), layout.metrics(parts))
+    metrics = layout.metrics(parts) | figures_of(trip, parts, step)
+    return Aggregate(rounded, (following or trip).broadcast(rounded), metrics)
 
 
 def check_sizes(plan: Plan, state_bytes: int) -> None:

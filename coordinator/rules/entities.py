@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from coordinator.errors import RoleLacking, demand
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
 from fedcore.plan import BlobRef, PlanSignature
 from fedcore.release import Signed
+from fedcore.validation import Digest
 
 LONGEST_NAME = 100
 """The most characters of a task's name."""
@@ -48,11 +51,41 @@ class Device:
     revoked_at: float | None
 
 
+class ModelSource(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a model came from: a task, after a round, or a file, by its SHA-256."""
+
+    task: str | None = None
+    round: int | None = None
+    file: Digest | None = None
+
+    def __post_init__(self) -> None:
+        if (self.task is None) == (self.file is None) or (self.task is None) != (self.round is None):
+            raise ValueError("a model comes from a round of a task, or from a file")
+
+    @property
+    def words(self) -> str:
+        """The source in words."""
+        return f"file {self.file}" if self.task is None else f"task {self.task}, round {self.round}"
+
+
+class Evaluates(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The origin of the model that a task evaluates, and of the one with which it is compared, if any."""
+
+    model: ModelSource
+    against: ModelSource | None = None
+
+    @property
+    def words(self) -> str:
+        """The origins in words."""
+        return self.model.words + ("" if self.against is None else f", against {self.against.words}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """A task; `initial` is where it started from, `certificate_sha256` the blob of its bundle's certificate.
 
-    name: what people call it; others may have the same. bundle: the name of its bundle.
+    name: what people call it; others may have the same. bundle: the name of its bundle. evaluates: the origin of the
+    model that it evaluates, where its creator said one.
     """
 
     id: str
@@ -68,6 +101,7 @@ class Task:
     release: Signed | None
     initial: Snapshot
     created_at: float
+    evaluates: Evaluates | None = None
 
     @property
     def named(self) -> str:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask
 from fedcore.algorithms.algorithm import Algorithm, Report, ServerStep, trips_of
-from fedcore.algorithms.rehearsal import contribute
+from fedcore.algorithms.rehearsal import Bowl, contribute
 
 _VALUES, _DEVICES, _ROUNDS = 256, 8, 3
 """Parameters of a bowl, half of which have no gradient, as the weights of dead units; bowls; rounds of every trip."""
@@ -72,13 +72,8 @@ def _trained(algorithm: Algorithm, centres_KD: Vector_D, rounded: Callable[[Repo
     for _ in range(_ROUNDS):
         for trip in trips_of(algorithm):
             broadcast = trip.broadcast(state)
-            reports = [contribute(trip, broadcast, partial(_bowl, centre_D)) for centre_D in centres_KD]
+            reports = [contribute(trip, broadcast, Bowl(centre_D, centre_D)) for centre_D in centres_KD]
             mean = {name: np.mean([report[name] for report in reports], 0) for name in reports[0]}
             state = trip.update(state, rounded(mean), ServerStep(devices=len(reports)))
     params_D: Vector_D = state["params"]
     return params_D
-
-
-def _bowl(centre_D: Vector_D, params_D: Vector_D) -> tuple[Vector_D, Vector_D, Vector_D]:
-    """Mean loss, gradient and number of examples of a batch."""
-    return np.ones(1), params_D - centre_D, 2 * np.ones(1)

@@ -128,6 +128,7 @@ TASKS = Table(
     _blob("checkpoint_sha256", "what devices receive in round 1"),
     _column("settings", JSON, "the settings of its rounds, every one; the population has a column of its own"),
     _column("created_at", Float, "seconds since 1970"),
+    _column("evaluates", JSON(none_as_null=True), "where the models came from that it evaluates", null=True),
     comment="Tasks: a plan, a population, and the settings of rounds",
 )
 

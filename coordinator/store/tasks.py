@@ -22,6 +22,7 @@ from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.entities import (
     AssignmentRecord,
     Device,
+    Evaluates,
     RoundRecord,
     SessionShape,
     Snapshot,
@@ -40,6 +41,7 @@ from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Seca
 from coordinator.store.blobs import Blobs
 from coordinator.store.bundles import first_checkpoint
 from coordinator.store.database import Database
+from coordinator.store.evaluated import check_evaluated
 from coordinator.store.identity import check_same_store
 from coordinator.store.records.records import Records
 from coordinator.store.sealed_blobs import SealedBlobs
@@ -105,6 +107,7 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
         by: str = STORE,
         *,
         name: str | None = None,
+        evaluates: Evaluates | None = None,
     ) -> Task:
         settings = with_least_noise(settings)
         plan, _, manifest = bundle.plan, bundle.signer, bundle.manifest
@@ -112,6 +115,8 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
         first = first_checkpoint(bundle, self.algorithm_modules)
         check_settings(settings, self.algorithm(manifest.algorithm), plan)
         check_release(plan, bundle.certificate, settings)
+        if evaluates is not None:
+            check_evaluated(self, bundle, settings, evaluates)
         start = BlobRef.of(first).sha256
         with self.database.reading() as records:
             at = records.at
@@ -130,6 +135,7 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
             release=release,
             initial=Snapshot(0, manifest.state.sha256, start),
             created_at=at,
+            evaluates=evaluates,
         )
         check_signed(task, plan, at)
         try:

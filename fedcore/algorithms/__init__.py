@@ -8,7 +8,9 @@ from typing import Any, cast
 
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.algorithms.clipped import Clipped, Clipping
+from fedcore.algorithms.compare import Compare
 from fedcore.algorithms.dsvrg import Dsvrg
+from fedcore.algorithms.evaluate import Evaluate
 from fedcore.algorithms.fed_adagrad import FedAdagrad
 from fedcore.algorithms.fed_adam import FedAdam
 from fedcore.algorithms.fed_avg import FedAvg
@@ -31,6 +33,7 @@ from fedcore.algorithms.mime import Mime
 from fedcore.algorithms.mime_lite import MimeLite
 from fedcore.algorithms.norm_fed_avg import NormFedAvg
 from fedcore.algorithms.own import module_of, own_algorithm
+from fedcore.algorithms.personalisation import Personalisation
 from fedcore.algorithms.scaffold import Scaffold
 from fedcore.algorithms.settings import parse
 from fedcore.errors import InvalidAlgorithm, InvalidSetting, UnknownAlgorithm
@@ -64,6 +67,9 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         Scaffold,
         FedDyn,
         FedPD,
+        Evaluate,
+        Compare,
+        Personalisation,
     )
 }
 

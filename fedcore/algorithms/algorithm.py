@@ -18,7 +18,8 @@ Whoever has a gradient can drive an algorithm. Round r = 0, 1, …, with the n_k
         received = with_carries(broadcast, carries)                 the broadcast alone in the first pass
         carry = stage.begin(received)
         for batch in ...:                                           stage.loop says how many sweeps, and the batches
-            carry = stage.step(carry, received, grad)               grad(y) gives loss, gradient and size of the batch
+            carry = stage.step(carry, received, grad)               grad(y) gives loss, gradient and size of the batch;
+                                                                    measure(y), where stage.forward, sums of metrics
         carries[stage.name] = carry
     report_k = trip.report(broadcast, carries)
     mean = {name: Σ w_k report_k[name] / Σ w_k}                     w_k is n_k or 1, as algorithm.weighting says
@@ -67,6 +68,9 @@ ClientState: TypeAlias = dict[str, Vector]
 Gradient: TypeAlias = Callable[[Vector], tuple[Vector, Vector, Vector]]
 """grad(params_D) -> (mean loss (1,), gradient of it (D,), number of examples (1,)) on the current batch."""
 
+Measure: TypeAlias = Callable[[Vector], Vector]
+"""measure(params_D) -> sums (M,) over the current batch: examples, loss, then every other metric of the model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pass:
@@ -75,12 +79,22 @@ class Pass:
     `begin(received) -> carry` once, then `step(carry, received, grad) -> carry` for every batch of `loop`, where
     `received` is the broadcast, with the last carries of earlier passes of the same trip (`with_carries`). A pass sees
     only that and the examples: nothing of an earlier round can reach it.
+
+    measures: the metrics that a forward pass reads, the model's without its examples: loss, then the others, in its
+    order. The step of a forward pass gets a Measure in place of the gradient. There the model is in eval mode, and
+    draws nothing. Empty for a pass with a gradient.
     """
 
     name: str
     loop: Loop
     begin: Callable[[Broadcast], Carry]
-    step: Callable[[Carry, Broadcast, Gradient], Carry]
+    step: Callable[[Carry, Broadcast, Any], Carry]
+    measures: tuple[str, ...] = ()
+
+    @property
+    def forward(self) -> bool:
+        """Whether it only measures."""
+        return bool(self.measures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +137,8 @@ class Trip(Protocol):
 
         Every server learning rate is multiplied by `step.lr_scale`. A round number that is needed is a state vector.
         """
+
+    # A trip may have `figures(mean, step) -> dict[str, float]` too: see `figures_of`.
 
 
 class Algorithm(Protocol):
@@ -203,6 +219,12 @@ class Exchange:
     report: Callable[..., Report]
     update: Callable[..., State]
     ranges: Mapping[str, Range] = field(default_factory=dict)
+
+
+def figures_of(trip: Trip, mean: Report, step: ServerStep) -> dict[str, float]:
+    """What a trip says of a round beside the next state, by name; nothing unless it has `figures(mean, step)`."""
+    figures: Callable[[Report, ServerStep], dict[str, float]] | None = getattr(trip, "figures", None)
+    return {} if figures is None else figures(mean, step)
 
 
 def trips_of(algorithm: Algorithm) -> tuple[Trip, ...]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedcore.algorithms.algorithm import (
     Algorithm,
+    Measure,
     StatefulAlgorithm,
     Trip,
     Vector,
@@ -26,7 +27,7 @@ from fedcore.algorithms.algorithm import (
     trips_of,
 )
 from fedcore.algorithms.probe import NotAnOperator, Probe
-from fedcore.algorithms.rehearsal import carried, contribute, received, rehearse
+from fedcore.algorithms.rehearsal import Bowl, carried, contribute, received, rehearse
 from fedcore.errors import InvalidAlgorithm
 from fedcore.ranges import Range
 from fedcore.report import WEIGHT, Weighting
@@ -43,7 +44,7 @@ def check(algorithm: Algorithm) -> None:
     params = Probe(np.linspace(-1.0, 1.0, SIZE))
     _check_declared(algorithm)
     with np.errstate(all="ignore"):
-        first, again = (rehearse(algorithm, params, _bowl(np.ones(SIZE)), _Watched(algorithm.name)) for _ in range(2))
+        first, again = (rehearse(algorithm, params, _Bowl(np.ones(SIZE)), _Watched(algorithm.name)) for _ in range(2))
         for trip, one, other in zip(trips_of(algorithm), first, again, strict=True):
             changed = [name for name, vector in one.report.items() if not _equal(vector, other.report[name])]
             if changed:
@@ -65,7 +66,7 @@ def _check_client_state(algorithm: StatefulAlgorithm, broadcast: dict[str, Probe
         words = f"init_client gives {name!r}, which the broadcast has too; give the client's vector another name"
         raise _wrong(algorithm.name, words, algorithm.init_client)
     given = broadcast | client
-    kept = call("keep", algorithm.keep, given, carried(algorithm, given, _bowl(np.ones(SIZE)), call))
+    kept = call("keep", algorithm.keep, given, carried(algorithm, given, _Bowl(np.ones(SIZE)), call))
     if _shapes(kept) != _shapes(client):
         words = f"keep gives the vectors {_shapes(kept)}, init_client {_shapes(client)}; they must be the same"
         raise _wrong(algorithm.name, words, algorithm.keep)
@@ -103,9 +104,9 @@ def _check_cohort(algorithm: Algorithm, trip: Trip, broadcast: Mapping[str, Prob
     received_D = received(algorithm, dict(broadcast))
     spread_KD = _spread(received_D) if batched else received_D
     call = _Watched(algorithm.name, with_devices=True)
-    together = contribute(trip, spread_KD, _bowl(centres), call, _spread)
+    together = contribute(trip, spread_KD, _Bowl(centres), call, _spread)
     for index, centre in enumerate(centres):
-        alone = contribute(trip, received_D, _bowl(centre))
+        alone = contribute(trip, received_D, _Bowl(centre))
         for name, vector in alone.items():
             found = together[name].values
             of_device = Probe(found[index] if found.ndim > vector.values.ndim else found)
@@ -122,19 +123,33 @@ def _spread(vectors: Mapping[str, Probe]) -> dict[str, Probe]:
     }
 
 
-def _bowl(centre: Any) -> Callable[[Vector], tuple[Vector, Vector, Vector]]:
-    """A gradient oracle with its minimum at `centre`, `(D,)` or `(K, D)`, on batches of two examples."""
+class _Bowl(Bowl):
+    """A bowl with its minimum at `centre`, `(D,)` or `(K, D)`, that looks at the vectors that it is asked for."""
 
-    def grad(params: Vector) -> tuple[Vector, Vector, Vector]:
-        if not isinstance(params, Probe) or params.values.shape[-1:] != (SIZE,):
-            raise NotAnOperator(
-                "grad(…) takes the vector of a model, as large as broadcast['params'], and nothing else"
-            )
-        gradient = params - Probe(centre)
-        one = 0.0 * gradient[..., :1] + 1.0
-        return one, gradient, 2.0 * one
+    def __init__(self, centre: Any) -> None:
+        super().__init__(Probe(np.ones(SIZE)), Probe(centre))
 
-    return grad
+    def __call__(self, params: Vector) -> tuple[Vector, Vector, Vector]:
+        """The gradient oracle."""
+        _check_model("grad", params)
+        return super().__call__(params)
+
+    def measure(self, metrics: int) -> Measure:
+        """The oracle of a forward pass."""
+        sums = super().measure(metrics)
+
+        def measure(params: Vector) -> Vector:
+            _check_model("measure", params)
+            return sums(params)
+
+        return measure
+
+
+def _check_model(oracle: str, params: Vector) -> None:
+    if not isinstance(params, Probe) or params.values.shape[-1:] != (SIZE,):
+        raise NotAnOperator(
+            f"{oracle}(…) takes the vector of a model, as large as broadcast['params'], and nothing else"
+        )
 
 
 class _Watched:

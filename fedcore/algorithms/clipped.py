@@ -38,6 +38,7 @@ from fedcore.algorithms.algorithm import (
     Trip,
     Vector,
     check_cross_device,
+    figures_of,
     trips_of,
 )
 from fedcore.algorithms.settings import fraction, nonnegative, positive
@@ -158,6 +159,10 @@ class ClippedTrip:
         share = _held(0.5 + mean[INDICATOR] / (2 * _SHARE * state[self.key]))
         moved = e ** (-self.clipping.clip_lr * (share - self.clipping.clip_quantile))
         return after | {self.key: state[self.key] * moved}
+
+    def figures(self, mean: Report, step: ServerStep) -> dict[str, float]:
+        """The inner trip's."""
+        return figures_of(self.inner, mean, step)
 
     def _inner(self, state: State) -> State:
         return {name: vector for name, vector in state.items() if name not in self.keys}

@@ -104,6 +104,12 @@ class Probe:
             _refuse(".sum() over all axes, or another than the last,")
         return Probe(self.values.sum(-1, keepdims=keepdims))
 
+    def repeat(self, count: int) -> Probe:
+        """A vector of `count` equal values, from one of size 1: what `constants` needs."""
+        if self.values.shape != (1,):
+            _refuse(".repeat() of more than one value")
+        return Probe(self.values.repeat(count))
+
     def __getitem__(self, where: object) -> Probe:
         return Probe(self.values[_sliced(where)])
 

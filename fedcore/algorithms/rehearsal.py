@@ -1,20 +1,21 @@
 """A rehearsal: every trip of an algorithm on tiny vectors, from which its sizes are read and its mistakes are found.
 
-The gradient is that of a bowl, Σ½(y − 1)², on batches of two examples; every pass takes two steps. One device makes the
-whole cohort.
+The gradient is that of a bowl, Σ½(y − 1)², on batches of two examples; every pass takes two steps. Every metric of a
+forward pass is the mean loss of the bowl. One device makes the whole cohort.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from fedcore.algorithms.algorithm import (
     Algorithm,
     Broadcast,
     Carry,
     Gradient,
+    Measure,
     Report,
     ServerStep,
     State,
@@ -23,11 +24,22 @@ from fedcore.algorithms.algorithm import (
     trips_of,
     with_carries,
 )
+from fedcore.algorithms.constants import constants
 
 Call: TypeAlias = Callable[..., dict[str, Vector]]
 """call(what, function, *arguments) gives function(*arguments); `what` names the function for a message."""
 
 STEPS = 2
+
+
+class Oracles(Protocol):
+    """What passes of a rehearsal learn from examples: the gradient, by a call, and the sums of metrics."""
+
+    def __call__(self, params: Vector) -> tuple[Vector, Vector, Vector]:
+        """The gradient oracle of the contract."""
+
+    def measure(self, metrics: int) -> Measure:
+        """The oracle of a forward pass, of sums of the examples and of so many metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +52,23 @@ class Rehearsed:
     after: State
 
 
-def bowl(params: Vector) -> tuple[Vector, Vector, Vector]:
-    """The gradient oracle of the bowl: mean loss, gradient and number of examples."""
-    one = 0.0 * params[..., :1] + 1.0
-    return one, params - 1.0, 2.0 * one
+@dataclass(frozen=True, slots=True)
+class Bowl:
+    """The oracles of a bowl with its minimum at `centre`. like: a vector of the kind and type of the model's."""
+
+    like: Vector
+    centre: Any = 1.0
+
+    def __call__(self, params: Vector) -> tuple[Vector, Vector, Vector]:
+        """The gradient oracle: mean loss, gradient and number of examples."""
+        one = 0.0 * params[..., :1] + 1.0
+        return one, params - self.centre, 2.0 * one
+
+    def measure(self, metrics: int) -> Measure:
+        """The oracle of a forward pass over a model with so many metrics."""
+        examples = constants(self.like, [2.0, *[0.0] * metrics])
+        losses = constants(self.like, [0.0, *[1.0] * metrics])
+        return lambda params: examples + losses * ((params - self.centre) ** 2).sum(-1)[..., None]
 
 
 def plainly(what: str, function: Callable[..., dict[str, Vector]], *arguments: Any) -> dict[str, Vector]:
@@ -51,12 +76,14 @@ def plainly(what: str, function: Callable[..., dict[str, Vector]], *arguments: A
     return function(*arguments)
 
 
-def rehearse(algorithm: Algorithm, params_D: Vector, grad: Gradient = bowl, call: Call = plainly) -> list[Rehearsed]:
-    """Every trip, in order, from `params_D`."""
-    state, rehearsed = call("init", algorithm.init, params_D), []
+def rehearse(
+    algorithm: Algorithm, params_D: Vector, oracles: Oracles | None = None, call: Call = plainly
+) -> list[Rehearsed]:
+    """Every trip, in order, from `params_D`; `oracles` are by default those of the bowl."""
+    state, rehearsed, oracles = call("init", algorithm.init, params_D), [], oracles or Bowl(params_D)
     for trip in trips_of(algorithm):
         broadcast = call("broadcast", trip.broadcast, state)
-        report = contribute(trip, received(algorithm, broadcast, call), grad, call)
+        report = contribute(trip, received(algorithm, broadcast, call), oracles, call)
         after = call("update", trip.update, state, report, ServerStep())
         rehearsed.append(Rehearsed(state, broadcast, report, after))
         state = after
@@ -73,18 +100,18 @@ def received(algorithm: Any, broadcast: Broadcast, call: Call = plainly) -> Broa
 def contribute(
     trip: Trip,
     broadcast: Broadcast,
-    grad: Gradient,
+    oracles: Oracles,
     call: Call = plainly,
     spread: Callable[[Mapping[str, Vector]], Carry] = dict,
 ) -> Report:
     """The report of a device in one trip. `spread` is done to the first carry of every pass."""
-    return call("report", trip.report, broadcast, carried(trip, broadcast, grad, call, spread))
+    return call("report", trip.report, broadcast, carried(trip, broadcast, oracles, call, spread))
 
 
 def carried(
     trip: Trip,
     broadcast: Broadcast,
-    grad: Gradient,
+    oracles: Oracles,
     call: Call = plainly,
     spread: Callable[[Mapping[str, Vector]], Carry] = dict,
 ) -> dict[str, Carry]:
@@ -93,7 +120,8 @@ def carried(
     for stage in trip.passes:
         known = with_carries(broadcast, carries)
         carry = spread(call(f"begin of pass {stage.name}", stage.begin, known))
+        oracle: Gradient | Measure = oracles.measure(len(stage.measures)) if stage.forward else oracles
         for _ in range(STEPS):
-            carry = call(f"step of pass {stage.name}", stage.step, carry, known, grad)
+            carry = call(f"step of pass {stage.name}", stage.step, carry, known, oracle)
         carries[stage.name] = carry
     return carries

@@ -27,6 +27,11 @@ def count(default: int) -> Any:
     return _field(default, int, lambda value: 1 <= value <= MOST, f"a whole number from 1 to {MOST}")
 
 
+def several(default: int) -> Any:
+    """A whole number from 2 to 2^20."""
+    return _field(default, int, lambda value: 2 <= value <= MOST, f"a whole number from 2 to {MOST}")
+
+
 def nonnegative(default: float) -> Any:
     """A finite number from 0."""
     return _field(default, float, lambda value: 0 <= value < float("inf"), "a number from 0")
@@ -46,6 +51,11 @@ def choice(default: str, *others: str) -> Any:
     """One of the given words; the first is the default."""
     words = (default, *others)
     return _field(default, str, lambda value: value in words, f"one of {', '.join(words)}")
+
+
+def text(default: str, kind: Callable[[str], str], wording: str) -> Any:
+    """Text that `kind` accepts, and may write in another way; for other text it raises ValueError."""
+    return _field(default, kind, lambda value: True, wording)
 
 
 def parse(algorithm: type[Any], given: Mapping[str, object]) -> Any:

@@ -70,6 +70,7 @@ def simulate(
 def _show(result: SimulationResult, folder: Path | None) -> None:
     facts = dataclasses.asdict(result)
     del facts["curve"]
+    facts |= facts.pop("figures")
     facts["privacy"] = result.privacy and msgspec.structs.asdict(result.privacy)
     for absent in [name for name in ("excluded", "epsilon", "privacy") if not facts[name]]:
         del facts[absent]

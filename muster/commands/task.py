@@ -12,7 +12,15 @@ import typer
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.validation import build
 from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store, with_store
-from muster.options.task import ReleaseCounter, ReleaseDays, ReleaseKey, with_task_settings
+from muster.evaluating import Evaluated, starting_from
+from muster.options.task import (
+    ComparedModel,
+    EvaluatedModel,
+    ReleaseCounter,
+    ReleaseDays,
+    ReleaseKey,
+    with_task_settings,
+)
 from muster.output import Json, answer, at_utc, emit, remark, say, say_next, show_fields, show_table
 from muster.releasing import FIRST_COUNTER, VALID_DAYS, release_facts, released
 
@@ -44,6 +52,8 @@ def create(
     plan: Annotated[Path, typer.Option(help="The plan bundle to run.")],
     settings: dict[str, Any],
     name: Annotated[str | None, typer.Option(help="A name for people.  [default: that of the bundle]")] = None,
+    evaluate: EvaluatedModel = None,
+    against: ComparedModel = None,
     release_key: ReleaseKey = None,
     release_counter: ReleaseCounter = FIRST_COUNTER,
     release_days: ReleaseDays = VALID_DAYS,
@@ -57,23 +67,28 @@ def create(
     A running coordinator starts it within a second. docs/settings.md explains the settings. With --secagg the task
     needs a release, signed with --release-key on this machine. Only devices whose policy names its public key take
     part. Run this on a machine other than the coordinator, so that the coordinator never holds the key.
+
+    With --evaluate the devices measure a model that is there, by a bundle that was exported with the algorithm
+    evaluate, compare or personalisation. Such a task has one round unless --rounds says otherwise.
     """
     from coordinator.rules.longest_updates import in_words
     from coordinator.rules.packed_segments import device_noise, report_bytes
     from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
 
-    chosen = build(TaskSettings, settings, text=True)
-    with open_store(db, blobs, coordinator) as store:
-        bundle, signed = Bundle(plan), None
+    evaluated = Evaluated(evaluate, against)
+    chosen = build(TaskSettings, evaluated.settings(settings), text=True)
+    with open_store(db, blobs, coordinator) as store, starting_from(store, Bundle(plan), evaluated) as (bundle, origin):
+        signed = None
         if release_key is not None:
             signed = _release(store, db, bundle, chosen, release_key, counter=release_counter, days=release_days)
-        task = store.register_task(bundle, chosen, signed, name=name)
+        task = store.register_task(bundle, chosen, signed, name=name, evaluates=origin)
         _describe(store, task.id, json, device_noise(bundle.plan.report, task.settings))
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
-    if not json:
         size = report_bytes(bundle.plan.report, task.settings).words
-        remark(f"A report has {size}.{in_words(bundle.plan, task.settings)}")
+        longest = in_words(bundle.plan, task.settings)
+    if not json:
+        remark(f"A report has {size}.{longest}")
         _say_next(task, url, given_again(db=db, blobs=blobs, coordinator=coordinator))
 
 
@@ -86,6 +101,8 @@ def release(
     release_key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The private key, from `muster key new`.")],
     release_counter: ReleaseCounter = FIRST_COUNTER,
     release_days: ReleaseDays = VALID_DAYS,
+    evaluate: EvaluatedModel = None,
+    against: ComparedModel = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("release.json"),
     db: Database = None,
     blobs: Blobs = None,
@@ -100,11 +117,12 @@ def release(
     """
     from fedcore.bundle import Bundle
 
-    chosen = build(TaskSettings, settings, text=True)
+    evaluated = Evaluated(evaluate, against)
+    chosen = build(TaskSettings, evaluated.settings(settings), text=True)
     if chosen.secagg is None:
         raise typer.BadParameter("a task without --secagg needs no release", param_hint="--secagg")
-    with open_store(db, blobs, coordinator) as store:
-        signed = _release(store, db, Bundle(plan), chosen, release_key, counter=release_counter, days=release_days)
+    with open_store(db, blobs, coordinator) as store, starting_from(store, Bundle(plan), evaluated) as (bundle, _):
+        signed = _release(store, db, bundle, chosen, release_key, counter=release_counter, days=release_days)
     out.write_bytes(msgspec.json.encode(signed))
     answer({"file": str(out), **release_facts(signed)}, json)
 
@@ -322,6 +340,7 @@ def _facts(task: Task, progress: Progress) -> dict[str, Any]:
         "reason": task.reason,
         "progress": {"reason": progress.reason, "sentence": progress.sentence, "stalled": progress.stalled},
         "algorithm": task.algorithm,
+        **({} if task.evaluates is None else {"evaluates": task.evaluates.words}),
         "plan_sha256": task.plan_sha256,
         "signer": task.plan_signature and task.plan_signature.signer,
         "release": task.release and release_facts(task.release),

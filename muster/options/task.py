@@ -25,5 +25,15 @@ ReleaseCounter = Annotated[
 ]
 ReleaseDays = Annotated[int, typer.Option(min=1, max=3650, help="With --secagg: days that the release is good for.")]
 
-with_task_settings = with_settings(TaskSettings, spread=("budget", "secagg", "clear", "buffered"))
+_SOURCE = "TASK|TASK@ROUND|FILE"
+_EVALUATED = "Evaluate this model: that of a task, by default after its last round, or a file's."
+EvaluatedModel = Annotated[str | None, typer.Option("--evaluate", metavar=_SOURCE, help=_EVALUATED)]
+ComparedModel = Annotated[
+    str | None,
+    typer.Option("--against", metavar=_SOURCE, help="With --evaluate, and a bundle of compare: the other model."),
+]
+
+with_task_settings = with_settings(
+    TaskSettings, spread=("budget", "secagg", "clear", "buffered"), defaults={"rounds": None}
+)
 """Have a command take the settings of a task as options; its parameter `settings` gets those given, as a mapping."""

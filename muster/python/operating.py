@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -19,8 +20,10 @@ from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.algorithms import module_of
 from fedcore.bundle import Bundle
+from fedcore.release import Signed
 from fedcore.signing import SigningKey
 from fedcore.validation import build
+from muster.evaluating import Evaluated, starting_from
 from muster.python.arguments import of_kind, with_settings_of
 from muster.releasing import FIRST_COUNTER, released
 from muster.remote import RemoteStore
@@ -125,21 +128,30 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         bundle: Bundle,
         *,
         name: str | None = None,
+        evaluate: str | Path | None = None,
+        against: str | Path | None = None,
         release_key: SigningKey | None = None,
         counter: int = FIRST_COUNTER,
         **settings: Any,
     ) -> Task:
         """Start a task on a plan bundle, which is uploaded.
 
-        name: for people, by default the bundle's. release_key: signs the release that a task with `secagg` needs, with
-        `counter` as its number. A part, such as `secagg`, is an object or a mapping.
+        name: for people, by default the bundle's. evaluate, against: the model that devices measure, and the one that
+        it is compared with, each as "TASK", "TASK@ROUND" or a file of `checkpoint`'s tensors; for a bundle of an
+        algorithm that evaluates, whose task has one round by default. release_key: signs the release that a task with
+        `secagg` needs, with `counter` as its number. A part, such as `secagg`, is an object or a mapping.
 
-        Raises InvalidTask, naming the setting and what it may be. The other keywords are the settings of a task:
+        Raises InvalidTask, naming the setting and what it may be, or what keeps the model from being evaluated. The
+        other keywords are the settings of a task:
         """
         of_kind("bundle", bundle, (Bundle,), "a Bundle, as muster.export gives it; Bundle(folder) reads one")
-        chosen = build(TaskSettings, settings)
-        release = None
-        if release_key is not None:
-            lineage, modules = self._store.lineage().lineage, [module_of(bundle.manifest.algorithm.name)]
-            release = released(bundle, chosen, release_key, lineage, counter=counter, algorithm_modules=modules)
-        return Task(self._store, self._store.register_task(bundle, chosen, release, name=name).id)
+        evaluated = Evaluated(*(None if source is None else str(source) for source in (evaluate, against)))
+        chosen = build(TaskSettings, evaluated.settings(settings))
+        with starting_from(self._store, bundle, evaluated) as (starting, origin):
+            release = None if release_key is None else self._released(starting, chosen, release_key, counter)
+            made = self._store.register_task(starting, chosen, release, name=name, evaluates=origin)
+        return Task(self._store, made.id)
+
+    def _released(self, bundle: Bundle, chosen: TaskSettings, key: SigningKey, counter: int) -> Signed:
+        lineage, modules = self._store.lineage().lineage, [module_of(bundle.manifest.algorithm.name)]
+        return released(bundle, chosen, key, lineage, counter=counter, algorithm_modules=modules)

@@ -1,4 +1,4 @@
-"""The gradient oracle of the engine `torch`: the gradients of several clients in one call, or of a single one.
+"""The oracles of the engine `torch`: gradients or measures of several clients in one call, or of a single one.
 
 Shapes: K clients, D parameters, B batch, M metric sums.
 """
@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from export.errors import ExportError, reason
-from export.model import GradientOracle, Model
+from export.model import GradientOracle, MeasureOracle, Model
 from export.rewrites import Traceable
 from simulator.errors import EngineError
 
@@ -38,7 +38,7 @@ class CohortOracle:
 
         Raises EngineError or ExportError when the model does not run.
         """
-        with self._watched():
+        with _watched(self._model):
             return self._alone(params) if len(self._mask_KB) == 1 else self._together(params)
 
     def weighted(self, params_D: Tensor, weight_K: Tensor) -> Tensor:
@@ -46,23 +46,12 @@ class CohortOracle:
 
         Raises as `__call__`.
         """
-        with self._watched():
+        with _watched(self._model):
             leaves = {name: part.detach().requires_grad_() for name, part in self._model.tensors(params_D).items()}
             loss = vmap(self._model.loss, (None, 0, 0, None if self._noise_KB is None else 0))
             loss_K, self.sums_KM = loss(leaves, self._batch, self._mask_KB, self._noise_KB)
             gradients = torch.autograd.grad(loss_K @ weight_K, list(leaves.values()), materialize_grads=True)
             return torch.cat([gradient.reshape(-1) for gradient in gradients])
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """A block in which the model runs. Raises EngineError or ExportError when it does not."""
-        try:
-            with Traceable():
-                yield
-        except (ExportError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # anything that the user's own code raises
-            raise EngineError(f"the model {self._model.spec.name} does not run here: {reason(error)}") from error
 
     def _together(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shared = None if params.dim() == 1 else 0
@@ -84,6 +73,45 @@ class CohortOracle:
             loss, gradient_D, count = oracle(params.reshape(-1))
         self.sums_KM = oracle.sums[None]
         return loss[None], gradient_D[None], count[None]
+
+
+class CohortMeasure:
+    """The oracle of a forward pass for K clients. model: one that evaluates; batch and mask as of CohortOracle."""
+
+    def __init__(self, model: Model, batch: Mapping[str, Tensor], mask_KB: Tensor) -> None:
+        self._model, self._batch, self._mask_KB = model, dict(batch), mask_KB
+        self.sums_KM = mask_KB.new_zeros(mask_KB.shape[0], len(model.metrics))
+
+    def __call__(self, params: Tensor) -> Tensor:
+        """params: (K, D), or (D,) if all clients share them. Returns the sums (K, M).
+
+        Raises EngineError or ExportError when the model does not run.
+        """
+        with _watched(self._model), torch.no_grad():
+            self.sums_KM = self._alone(params) if len(self._mask_KB) == 1 else self._together(params)
+        return self.sums_KM
+
+    def _together(self, params: Tensor) -> Tensor:
+        measure = vmap(self._model.loss, (None if params.dim() == 1 else 0, 0, 0))
+        sums_KM: Tensor = measure(self._model.tensors(params), self._batch, self._mask_KB)[1]
+        return sums_KM
+
+    def _alone(self, params: Tensor) -> Tensor:
+        batch = {name: values[0] for name, values in self._batch.items()}
+        with ChannelsLast():
+            return MeasureOracle(self._model, batch, self._mask_KB[0])(params.reshape(-1))[None]
+
+
+@contextmanager
+def _watched(model: Model) -> Iterator[None]:
+    """A block in which a model runs. Raises EngineError or ExportError when it does not."""
+    try:
+        with Traceable():
+            yield
+    except (ExportError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # anything that the user's own code raises
+        raise EngineError(f"the model {model.spec.name} does not run here: {reason(error)}") from error
 
 
 class ChannelsLast(TorchFunctionMode):

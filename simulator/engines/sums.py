@@ -13,7 +13,7 @@ from torch import Tensor
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm, ClientState, Report, ranges_of, trips_of
 from fedcore.algorithms.clipped import Clipped
-from fedcore.algorithms.rehearsal import bowl, contribute, received
+from fedcore.algorithms.rehearsal import Bowl, contribute, received
 from fedcore.ranges import Range
 
 # The most clients that are summed in float32, before the sum is added in float64.
@@ -56,10 +56,11 @@ class SumsLayout:
 
 def layouts_of(model: Model, algorithm: Algorithm) -> tuple[SumsLayout, ...]:
     """The layout of every trip, from a dry run of the device's part."""
-    state = algorithm.init(torch.empty(model.schema.size, device="meta"))
+    params_D = torch.empty(model.schema.size, device="meta")
+    state = algorithm.init(params_D)
     layouts, bounded = [], isinstance(algorithm, Clipped)
     for trip in trips_of(algorithm):
-        report = contribute(trip, received(algorithm, trip.broadcast(state)), bowl)
+        report = contribute(trip, received(algorithm, trip.broadcast(state)), Bowl(params_D))
         sizes = {name: vector.shape[-1] for name, vector in report.items()}
         metrics = {item.name: len(model.metrics) for item in trip.passes}
         layouts.append(SumsLayout(sizes, metrics, bounded, ranges_of(trip)))

@@ -36,7 +36,7 @@ from simulator.client_states import ClientStates
 from simulator.engines.clients import Client
 from simulator.engines.examples import Examples
 from simulator.engines.one_step import NotAffine, one_step
-from simulator.engines.oracle import CohortOracle
+from simulator.engines.oracle import CohortMeasure, CohortOracle
 from simulator.engines.precision import single_precision
 from simulator.engines.recorded.cuda_graphs import padded
 from simulator.engines.recorded.program import Programs
@@ -74,6 +74,8 @@ class VectorisedTrainer:
         at_once: Callable[[int], int],
     ) -> None:
         self._model, self._algorithm, self._kept = model, algorithm, client_states
+        forward = any(item.forward for trip in trips_of(algorithm) for item in trip.passes)
+        self._evaluating = model.evaluating() if forward else model
         self._device, self._at_once, self._programs = programs.device, at_once, programs
         self._examples, self._sizes = Examples(programs.device, population), population.sizes.tolist()
 
@@ -125,7 +127,8 @@ class VectorisedTrainer:
         """
         trip = trips_of(self._algorithm)[turn]
         loops = [item.loop for item in trip.passes]
-        few = len(loops) == 1 and all(loops[0].step_count(self._sizes[client.index]) == 1 for client in group.clients)
+        few = len(loops) == 1 and not trip.passes[0].forward
+        few = few and all(loops[0].step_count(self._sizes[client.index]) == 1 for client in group.clients)
         if not few or len(group.clients) == 1 or not sums.layout.adds_up or keeps_client_state(self._algorithm):
             return False
         ((_, rows, mask),) = self._steps(0, trip.passes[0], group)
@@ -187,7 +190,12 @@ class VectorisedTrainer:
 
     def _step(self, item: Pass, carry: Carry, received: Broadcast, edge: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One step of the active clients: names as at the edge of a step graph, `edge` without vectors."""
-        oracle = CohortOracle(self._model, unprefixed(EXAMPLE, edge), edge[MASK], edge.get(NOISE))
+        batch = unprefixed(EXAMPLE, edge)
+        oracle: CohortMeasure | CohortOracle
+        if item.forward:
+            oracle = CohortMeasure(self._evaluating, batch, edge[MASK])
+        else:
+            oracle = CohortOracle(self._model, batch, edge[MASK], edge.get(NOISE))
         after = item.step(carry, received, oracle)
         return prefixed(NEXT, {name: _rows(vector, len(edge[MASK])) for name, vector in after.items()}) | {
             METRICS: oracle.sums_KM

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,13 @@ from simulator.population import Population
 
 Cohort = Mapping[int, str]
 """Clients by slot, of the reports that a round counted."""
+
+
+class Replayed(NamedTuple):
+    """After a round in the engine: the parameters (D,), and the round's metrics."""
+
+    params: Float32
+    metrics: dict[str, float]
 
 
 def counted_cohort(store: CoordinatorStore, task: str, number: int, clients: Mapping[str, str]) -> Cohort:
@@ -56,19 +64,21 @@ def rounding_error(secagg: Secagg, layout: ReportLayout, examples: Sequence[int]
     return float(w_max * math.sqrt(len(weights) * square) / (2 * sum(weights)))
 
 
-def replay(engine: Engine, population: Population, cohorts: Sequence[Cohort]) -> Iterator[Float32]:
-    """The parameters (D,) after rounds 1, 2, … of `cohorts` on a fresh `engine`.
+def replay(engine: Engine, population: Population, cohorts: Sequence[Cohort]) -> Iterator[Replayed]:
+    """Rounds 1, 2, … of `cohorts` on a fresh `engine`.
 
     A cohort without devices means a second trip whose pair of rounds starts again: the engine goes back two rounds.
     """
     before, last = engine.state, engine.state
     for number, cohort in enumerate(cohorts, start=1):
         before, last, slots = last, engine.state, sorted(cohort)
+        metrics: dict[str, float] = {}
         if cohort:
-            engine.run_round(number, [population.clients.index(cohort[slot]) for slot in slots], slots)
+            members = [population.clients.index(cohort[slot]) for slot in slots]
+            metrics = engine.run_round(number, members, slots).metrics
         else:
             engine.restore(before)
-        yield engine.state["params"]
+        yield Replayed(engine.state["params"], metrics)
 
 
 def worst_difference(
@@ -78,7 +88,27 @@ def worst_difference(
 
     fleet_params: the fleet's parameters (D,) after each of those rounds.
     """
-    return worst_distance(engine.state["params"], fleet_params, replay(engine, population, cohorts))
+    start = engine.state["params"]
+    return worst_distance(start, fleet_params, (after.params for after in replay(engine, population, cohorts)))
+
+
+def worst_figure(
+    engine: Engine, population: Population, cohorts: Sequence[Cohort], fleet_metrics: Sequence[Mapping[str, float]]
+) -> float:
+    """Replay `cohorts` on a fresh `engine`: the largest distance of a metric of a round from the fleet's.
+
+    It is relative for values above 1, such as numbers of examples, and infinite where the engine lacks one.
+    """
+    worst = 0.0
+    for ours, after in zip(fleet_metrics, replay(engine, population, cohorts), strict=True):
+        if not set(ours) <= set(after.metrics):
+            return math.inf
+        worst = max([worst, *(_apart(value, after.metrics[name]) for name, value in ours.items())])
+    return worst
+
+
+def _apart(one: float, other: float) -> float:
+    return abs(one - other) / max(1.0, abs(one))
 
 
 def worst_distance(start: Float32, these: Iterable[Float32], those: Iterable[Float32]) -> float:

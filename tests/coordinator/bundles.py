@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from fedcore import algorithms, checkpoint
+from fedcore.algorithms.rehearsal import rehearse
 from fedcore.bundle import AlgorithmRef, Bundle, Certificate, Evidence, Footprint, Manifest, Parity
 from fedcore.loop import Loop
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
@@ -57,6 +58,19 @@ def make_bundle(
         certificate=BlobRef.of(certificate),
     )
     return Bundle.write(folder, manifest, [plan.encode(), state, certificate, *GRAPHS.values(), *graphs])
+
+
+def make_evaluation_bundle(folder: Path, algorithm="evaluate", plan=None, **settings):
+    """A bundle of an algorithm that evaluates the hand-made model, or that of a plan."""
+    settings = {"metrics": "loss=0..10"} | settings
+    (trip,) = rehearse(algorithms.create(algorithm, settings), START)
+    segments = [
+        *(Segment(name, vector.size, "mean") for name, vector in trip.report.items()),
+        Segment("weight", 1, "sum"),
+    ]
+    layout = ReportLayout(tuple(segments), "uniform", "clip_norm" in settings)
+    plan = msgspec.structs.replace(plan or make_plan(), broadcast=checkpoint.specs_of(trip.broadcast), report=layout)
+    return make_bundle(folder, plan, algorithm, settings)
 
 
 def make_private_bundle(folder: Path, size=4, **settings):

@@ -143,7 +143,7 @@ def test_database_of_another_revision_is_refused_and_left_as_it_is(empty, create
         connection.commit()
     with pytest.raises(WrongRevision, match=f"at revision 9999, and this version works with {HEAD}: .*migrate"):
         Database(empty, create=create)
-    with pytest.raises(WrongRevision, match=f"at revision 9999; this version knows base, 0001, {HEAD}"):
+    with pytest.raises(WrongRevision, match=f"at revision 9999; this version knows base, .*{HEAD}"):
         migrate(empty)
 
 
@@ -158,7 +158,7 @@ def test_database_of_something_else_is_refused_and_left_as_it_is(empty, create):
 
 
 def test_unknown_revision_and_missing_tables_are_named(empty, tmp_path):
-    with pytest.raises(WrongRevision, match="no revision '7'; this version knows base, 0001, 0002"):
+    with pytest.raises(WrongRevision, match="no revision '7'; this version knows base, 0001, 0002, 0003"):
         migrate(empty, "7")
     with pytest.raises(MissingStore, match="no tables"):
         Database(empty, create=False)

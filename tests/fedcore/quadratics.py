@@ -37,6 +37,17 @@ def regression_oracle(examples_BE, mask_B):
     return grad
 
 
+def measure_oracle(examples_BD, mask_B):
+    """The contract's `measure` on one masked batch of a quadratic: examples, loss, and how many are within 2 of x."""
+
+    def measure(x_D):
+        square_B = ((x_D[..., None, :] - examples_BD) ** 2).sum(-1)
+        values = (np.ones_like(square_B), 0.5 * square_B, square_B < 4)
+        return np.stack([(value * mask_B).sum(-1) for value in values], -1)
+
+    return measure
+
+
 def run_device(trip, broadcast, examples_ND, key, oracle=gradient_oracle):
     """What a device reports in a trip."""
     return trip.report(broadcast, run_passes(trip, broadcast, examples_ND, key, oracle))
@@ -49,7 +60,8 @@ def run_passes(trip, broadcast, examples_ND, key, oracle=gradient_oracle):
         received = with_carries(broadcast, carries)
         carry = stage.begin(received)
         for indices, mask in batches(stage.loop, len(examples_ND), key, index):
-            carry = stage.step(carry, received, oracle(examples_ND[indices], mask.astype(np.float64)))
+            batch = examples_ND[indices], mask.astype(np.float64)
+            carry = stage.step(carry, received, measure_oracle(*batch) if stage.forward else oracle(*batch))
         carries[stage.name] = carry
     return carries
 
@@ -65,8 +77,8 @@ def run_cohort(trip, broadcast, examples_KND, place_of):
         carry = stage.begin(received)
         for steps in zip(*(batches(stage.loop, count, place_of(k), index) for k in range(clients)), strict=True):
             indices_KB, mask_KB = (np.stack(column) for column in zip(*steps, strict=True))
-            grad = gradient_oracle(examples_KND[rows, indices_KB], mask_KB.astype(np.float64))
-            carry = stage.step(carry, received, grad)
+            oracle = measure_oracle if stage.forward else gradient_oracle
+            carry = stage.step(carry, received, oracle(examples_KND[rows, indices_KB], mask_KB.astype(np.float64)))
         carries[stage.name] = carry
     return trip.report(broadcast_KD, carries)
 

@@ -18,7 +18,7 @@ from fedcore.errors import NotWritten
 from muster.remote import RemoteError
 from simulator import read_run
 from simulator.errors import EngineError, RunError
-from tests.coordinator.bundles import make_bundle, report_body
+from tests.coordinator.bundles import make_bundle, make_evaluation_bundle, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.replicas import until
 from tests.coordinator.test_api import assign, check_in, put
@@ -206,6 +206,13 @@ def test_a_task_is_created_watched_and_operated(tmp_path, served):
         assert task.state == "completed"
         assert all(np.isfinite(tensor).all() for tensor in task.checkpoint(1).values())
         assert task.checkpoint().keys() == task.checkpoint(1).keys()
+        evaluation = make_evaluation_bundle(tmp_path / "evaluation")
+        measured = coordinator.create(evaluation, evaluate=f"{task.id}@1", population="phones", goal=2)
+        assert (measured.facts.settings.rounds, measured.facts.evaluates.words) == (1, f"task {task.id}, round 1")
+        assert {name: value.tolist() for name, value in measured.checkpoint().items()} == {
+            name: value.tolist() for name, value in task.checkpoint(1).items()
+        }
+        measured.cancel()
         other = coordinator.create(bundle, population="phones", goal=2, rounds=2)
         other.cancel()
         assert (other.name, other.state) == ("hand-made", "cancelled")

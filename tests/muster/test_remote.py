@@ -1,5 +1,6 @@
 """`muster task` through the admin API says and does what it does on the store."""
 
+import hashlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx2
 import msgspec
+import numpy as np
 import pytest
 import sqlalchemy
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -22,7 +24,7 @@ from fedcore.errors import BadRelease, BadSignature
 from fedcore.release import decode_release
 from fedcore.signing import SigningKey, key_text
 from muster.remote import RemoteError
-from tests.coordinator.bundles import make_bundle, report_body
+from tests.coordinator.bundles import make_bundle, make_evaluation_bundle, report_body
 from tests.coordinator.conftest import AUTHORITY_KEY, committed
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.pages import csrf, log_in
@@ -110,6 +112,41 @@ def test_commands_say_the_same_through_the_api_as_on_the_store(served, tmp_path)
         assert failure(in_process("task", *words, *there)) == failure(in_process("task", *words, *here))
     refused = ["task", "create", "--plan", bundle.folder, "--population", "p", "--goal", 0, "--rounds", 1]
     assert failure(in_process(*refused, *there)) == failure(in_process(*refused, *here))
+
+
+def test_a_model_is_evaluated_through_the_api_as_on_the_store(served, tmp_path):
+    here, there, store, devices = served
+    trained = json.loads(create(make_bundle(tmp_path / "plan").folder, there, "--json").stdout)["task"]
+    for one in assign(devices, "a", "b", "c"):
+        put(devices, one.assignment, report_body([1, 0, 0, 0], 1))
+    committed(store, trained, 1)
+    file = tmp_path / "model.safetensors"
+    in_process("task", "checkpoint", trained, "--round", 1, "--out", file, *there)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    one, two = (make_evaluation_bundle(tmp_path / name, name).folder for name in ("evaluate", "compare"))
+    asked = ["task", "create", "--population", "phones", "--goal", 2, "--json"]
+    for where in (there, here):
+        made = in_process(*asked, "--plan", one, "--evaluate", f"{trained}@1", *where)
+        assert made.exit_code == 0, made.output
+        facts = json.loads(made.stdout)
+        assert (facts["evaluates"], facts["rounds"]) == (f"task {trained}, round 1", 1)
+        task = store.task(facts["task"])
+        np.testing.assert_array_equal(committed(store, task.id, 0), committed(store, trained, 1))
+        made = in_process(*asked, "--plan", two, "--evaluate", file, "--against", trained, "--rounds", 3, *where)
+        facts = json.loads(made.stdout)
+        assert (facts["evaluates"], facts["rounds"]) == (f"file {digest}, against task {trained}, round 1", 3)
+        assert f"file {digest}, against task {trained}" in in_process("task", "show", facts["task"], *where).stdout
+    refused = [
+        ["--plan", tmp_path / "plan", "--evaluate", trained],
+        ["--plan", two, "--evaluate", trained],
+        ["--plan", one, "--evaluate", f"{trained}@9"],
+        ["--plan", one, "--evaluate", "nope"],
+        ["--plan", one],
+    ]
+    for words in refused:
+        kind, message = failure(in_process(*asked, *words, *there))
+        assert (kind, message) == failure(in_process(*asked, *words, *here))
+        assert "\n" not in message
 
 
 def test_a_release_is_signed_on_the_operators_machine(served, tmp_path):

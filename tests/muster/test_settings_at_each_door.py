@@ -79,6 +79,8 @@ SIMULATED = {"model": "logreg", "processes": 1}
 FEDERATED = SIMULATED | {
     "dataset": "mnist_10k",
     "data": "data",
+    "start": "start.safetensors",
+    "against": "other.safetensors",
     "partition": "shuffled",
     "clients": 90,
     "algorithm": "fedadam",
@@ -214,7 +216,7 @@ def test_every_setting_of_a_simulation_is_taken_alike_at_each_door(simulation_do
         got = getattr(taken["python"], name)
         if isinstance(value, dict):
             got = {key: got[key] if isinstance(got, dict) else getattr(got, key) for key in value}
-        assert str(got).endswith(value) if name == "data" else got == value, name
+        assert str(got).endswith(value) if name in {"data", "start", "against"} else got == value, name
 
 
 def test_a_plan_is_taken_alike_where_a_simulation_may_have_one(simulation_doors, tmp_path):

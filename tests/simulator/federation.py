@@ -26,12 +26,13 @@ ROUNDS, GOAL, SEED = 3, 8, 11
 
 
 class Run(NamedTuple):
-    """What came of a fleet; `reported` counts reports by kind of device."""
+    """What came of a fleet; `reported` counts reports by kind of device, `metrics` are those of every round."""
 
     difference: float
     ways: list[float]
     cohorts: list[Cohort]
     reported: Counter[str]
+    metrics: list[dict[str, float]]
 
 
 def federated(
@@ -91,6 +92,7 @@ def federated(
             reported += Counter({kind: endings["reported"] for kind, endings in summary.by_kind.items()})
         wait_until(lambda: local.store.task(task).state is TaskState.COMPLETED)  # the last receipt comes before that
         cohorts = [counted_cohort(local.store, task, number, clients) for number in numbers]
+        metrics = [record.metrics for record in local.store.rounds(task)]
         fleet = [local.store.checkpoint(task, number)["params"] for number in numbers]
     assert [len(cohort) for cohort in cohorts] == [goal] * rounds
     assert reported.total() == goal * rounds
@@ -102,7 +104,7 @@ def federated(
         for one in (None, *graphs)
     ]
     difference = max(worst_difference(engine, users, cohorts, fleet) for engine in engines)
-    return Run(difference, ways, cohorts, reported)
+    return Run(difference, ways, cohorts, reported, metrics)
 
 
 def give_keys(folder, users):

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from export.model import GradientOracle
+from export.model import GradientOracle, MeasureOracle
 from fedcore.algorithms.algorithm import ServerStep, trips_of, with_carries
 from fedcore.batching import StreamKey, batches
 from fedcore.plan import in_turn
@@ -25,7 +25,8 @@ def reference_round(model, algorithm, state, shards, number, seed, *, kept=None,
             for rows, mask in batches(item.loop, len(shard["y"]), StreamKey(seed, number, slot), index):
                 real = rows[mask == 1]  # truly short, where the engine pads and masks
                 batch = {name: torch.from_numpy(array[real]) for name, array in shard.items()}
-                carry = item.step(carry, known, GradientOracle(model, batch, torch.ones(len(real))))
+                make, of = (MeasureOracle, model.evaluating()) if item.forward else (GradientOracle, model)
+                carry = item.step(carry, known, make(of, batch, torch.ones(len(real))))
             carries[item.name] = carry
         weight = len(shard["y"]) if algorithm.weighting == "examples" else 1.0
         for name, value in trip.report(broadcast, carries).items():

@@ -51,7 +51,7 @@ def test_a_fleet_with_noise_differs_from_the_engine_by_that_noise(tmp_path, coor
         with local.store.database.reading() as records:
             [row] = records.ledger.entries(task)
     assert (row.mechanism, row.devices, row.clip) == ("distributed", DEVICES, CLIP)
-    [engine_D] = replay(Engine(model, algorithm, users, seed=SEED, compression=compression), users, [cohort])
+    [(engine_D, _)] = replay(Engine(model, algorithm, users, seed=SEED, compression=compression), users, [cohort])
     [segment] = packed_segments(bundle.plan.report, settings.sum_bounds, DEVICES)
     # Of a value of the mean: noise, and rounding, whose variance is 0 to a quarter of a squared step.
     least, most = (DEVICES * (segment.noise + rounding) * segment.step**2 / DEVICES**2 for rounding in (0, 0.25))

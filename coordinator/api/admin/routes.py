@@ -21,7 +21,7 @@ from coordinator.api.service import Service
 from coordinator.errors import MalformedMessage, UnknownBlob
 from coordinator.operations import OPERATIONS, PREFIX, NewTask, Operation
 from coordinator.rules.assumption import Assumption
-from coordinator.rules.entities import Role, Token
+from coordinator.rules.entities import Evaluates, Role, Token
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.security import of_running
 from fedcore.bundle import Manifest
@@ -167,7 +167,8 @@ def _new_task(data: bytes) -> NewTask:
         posted = _POSTED.decode(data)
     except UNDECODABLE as error:
         raise MalformedMessage(str(error)) from error
-    return NewTask(posted.manifest, build(TaskSettings, posted.settings), posted.release, posted.name)
+    settings = build(TaskSettings, posted.settings)
+    return NewTask(posted.manifest, settings, posted.release, posted.name, posted.evaluates)
 
 
 class _Posted(msgspec.Struct, frozen=True):
@@ -177,6 +178,7 @@ class _Posted(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
     release: Signed | None = None
     name: str | None = None
+    evaluates: Evaluates | None = None
 
 
 _POSTED = decoder(_Posted)

@@ -29,4 +29,6 @@ def create_task(service: Service, new: NewTask, by: str) -> Task:
     blobs = [plan, get(manifest.state.sha256), get(manifest.certificate.sha256), *map(get, named)]
     with tempfile.TemporaryDirectory(prefix="muster-bundle-") as folder:
         bundle = Bundle.write(Path(folder), manifest, blobs)
-        return service.store.register_task(bundle, new.settings, new.release, by, name=new.name)
+        return service.store.register_task(
+            bundle, new.settings, new.release, by, name=new.name, evaluates=new.evaluates
+        )

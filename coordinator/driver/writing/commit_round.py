@@ -33,6 +33,7 @@ from coordinator.store.records.records import Records
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import checkpoint
 from fedcore.algorithms.algorithm import Algorithm, ServerStep, trips_of
+from fedcore.algorithms.evaluation import EVALUATION
 from fedcore.errors import FedcoreError, ReportError
 from fedcore.plan import BlobRef, in_turn
 from fedcore.signing import SigningKey
@@ -94,7 +95,8 @@ def commit_round(
             return _end(records, running, Abandon("cancelled"), now)
         _add_blobs(store, records, model)
         last = running.number == task.settings.rounds
-        diverged = "" if last else why_diverged(records, task, model.metrics)
+        measured = store.algorithm(task.algorithm).family == EVALUATION  # its losses do not follow each other
+        diverged = "" if last or measured else why_diverged(records, task, model.metrics)
         active = running.task.active and task.state is TaskState.ACTIVE
         goes_on = running.buffered and active and not (last or diverged)
         kept = end_or_keep(records, running, goes_on=goes_on) if running.buffered else HandOver()

@@ -117,6 +117,7 @@ class Records(WithinTransaction):
             created_at=task.created_at,
             plan_signature=msgspec.to_builtins(task.plan_signature),
             release=msgspec.to_builtins(task.release),
+            evaluates=msgspec.to_builtins(task.evaluates),
             algorithm=task.algorithm.name,
             algorithm_settings=task.algorithm.settings,
             certificate_sha256=task.certificate_sha256,

@@ -1,0 +1,219 @@
+"""The common part of algorithms that measure a model: ranges of metrics, measuring passes, and moments.
+
+A device has n examples and sums S over them. It reports, of every metric, in numbers from 0 to 1 (differences from −1):
+
+    x = min(n / max_examples, 1)          m = (S / n − low) / (high − low), held to 0 … 1
+    x, x²                                 of the device
+    v, v², v x, v x², v² x²               of every metric; v is m, or the difference of two m
+
+A sum of these over devices is all that `fedcore.figures` needs, so the bounds of clear reports, the clip of secure
+aggregation and that of privacy work as they do for training.
+
+Traps: values outside a range count as its end, and examples above max_examples count as that many. Of a device alone
+nothing is sent that a round of training does not send too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fedcore.algorithms.algorithm import (
+    Algorithm,
+    Broadcast,
+    Carry,
+    Measure,
+    Pass,
+    Report,
+    ServerStep,
+    State,
+    Vector,
+    trips_of,
+)
+from fedcore.algorithms.clipped import Clipped
+from fedcore.algorithms.constants import constants
+from fedcore.algorithms.settings import count, text
+from fedcore.errors import InvalidSetting
+from fedcore.figures import Ranged, counts, means
+from fedcore.loop import Loop
+from fedcore.names import offered
+from fedcore.ranges import MOST_BITS, Range
+
+if TYPE_CHECKING:
+    from fedcore.report import Weighting
+
+AUTO = "auto"
+LOSS = "loss"
+EVALUATION = "evaluation"
+"""The family of algorithms that measure a model and leave it as it is."""
+MOST_LOSS = 10.0
+"""The end of the range of the loss unless a user gives one; that of every other metric is 1."""
+
+EITHER = Range(0, 1, 1)
+"""Of a value that is 0 or 1."""
+MOST_STEPS = 2**MOST_BITS - 1
+
+
+def ranged_metrics(metrics: str) -> tuple[Ranged, ...]:
+    """The metrics that a setting names, with their ranges; of "auto" the loss alone.
+
+    Raises ValueError unless every one is `name=low..high`.
+    """
+    found = []
+    for part in f"{LOSS}=0..{MOST_LOSS}".split(",") if metrics == AUTO else metrics.split(","):
+        name, _, ends = part.strip().partition("=")
+        low, _, high = ends.partition("..")
+        ranged = Ranged(name, float(low), float(high))
+        if not name.isidentifier() or not ranged.low < ranged.high or not isfinite(ranged.high - ranged.low):
+            raise ValueError(part)
+        found.append(ranged)
+    if len({ranged.name for ranged in found}) < len(found):
+        raise ValueError(metrics)
+    return tuple(found)
+
+
+def _written(metrics: str) -> str:
+    """The same ranges in the one way to write them. Raises ValueError as `ranged_metrics`."""
+    return AUTO if metrics == AUTO else ",".join(map(str, ranged_metrics(metrics)))
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """The settings and the device's part of an algorithm that measures a model. Server state: the model, constants.
+
+    metrics: the range of every metric of the model, such as loss=0..10,accuracy=0..1; with "auto" the loss has 0..10
+    and every other metric 0..1.
+    max_examples: a device with more examples counts as one with so many.
+    batch_size: examples of a step.
+    """
+
+    family: ClassVar[str] = EVALUATION
+    weighting: ClassVar[Weighting] = "uniform"
+
+    metrics: str = text(AUTO, _written, "ranges of metrics, such as loss=0..10,accuracy=0..1, or auto")
+    max_examples: int = count(1_000)
+    batch_size: int = count(20)
+
+    @property
+    def measured(self) -> tuple[Ranged, ...]:
+        """Every metric with its range, in the model's order."""
+        return ranged_metrics(self.metrics)
+
+    def init(self, params_D: Vector) -> State:
+        low = constants(params_D, [one.low for one in self.measured])
+        return {"params": params_D, "low": low, "width": constants(params_D, [one.width for one in self.measured])}
+
+    def broadcast(self, state: State) -> Broadcast:
+        return dict(state)
+
+    def measuring(self, name: str, params: str) -> Pass:
+        """The pass that sums the metrics at the model that devices receive as `params`."""
+
+        def step(carry: Carry, received: Broadcast, measure: Measure) -> Carry:
+            sums_M = measure(received[params])
+            return {"examples": carry["examples"] + sums_M[..., :1], "sums": carry["sums"] + sums_M[..., 1:]}
+
+        loop = Loop(batch_size=self.batch_size, shuffle=False)
+        return Pass(name, loop, _begin, step, tuple(one.name for one in self.measured))
+
+    def level(self, broadcast: Broadcast, carry: Carry) -> Vector:
+        """The device's mean m of every metric (N,), as a place in its range, 0 … 1."""
+        return held((carry["sums"] / carry["examples"] - broadcast["low"]) / broadcast["width"])
+
+    def moments(self, carry: Carry, v_N: Vector) -> Report:
+        """What is reported of a device's own values v, (N,)."""
+        x = held(carry["examples"] / self.max_examples)
+        return {
+            "examples": x,
+            "examples_squared": x * x,
+            "mean": v_N,
+            "mean_squared": v_N * v_N,
+            "total": v_N * x,
+            "total_examples": v_N * x * x,
+            "total_squared": v_N * v_N * x * x,
+        }
+
+    def ranges_of_moments(self, low: float) -> dict[str, Range]:
+        """The ranges of what `moments` reports of values from `low` to 1. A number of examples is one of the steps."""
+        counted = Range(0, max(1.0, MOST_STEPS / self.max_examples), MOST_BITS)
+        linear = dict.fromkeys(("mean", "total", "total_examples"), Range(low, 1, MOST_BITS))
+        square = dict.fromkeys(("examples_squared", "mean_squared", "total_squared"), Range(0, 1, MOST_BITS))
+        return {"examples": counted} | linear | square
+
+
+def differences(measuring: Measuring, broadcast: Broadcast, first: Carry, second: Carry) -> Report:
+    """What is reported of a device's differences, second − first, and of which metrics are better in the second."""
+    d_N = measuring.level(broadcast, second) - measuring.level(broadcast, first)
+    return measuring.moments(second, d_N) | {"improved": where(d_N * broadcast["better"] > 0, d_N)}
+
+
+def difference_ranges(measuring: Measuring) -> dict[str, Range]:
+    """The ranges of what `differences` reports."""
+    return measuring.ranges_of_moments(-1.0) | {"improved": EITHER}
+
+
+def difference_figures(measuring: Measuring, name: str, mean: Report, step: ServerStep) -> dict[str, float]:
+    """Mean differences with intervals in the unit of each metric, shares of devices that improve, and counts."""
+    figures = counts(name, mean, step.devices, measuring.max_examples)
+    figures |= means(name, measuring.measured, mean, step.devices, low=-1.0)
+    for ranged, share in zip(measuring.measured, mean["improved"], strict=True):
+        figures[f"{name}.{ranged.name}.improved"] = float(share)
+    return figures
+
+
+def _begin(received: Broadcast) -> Carry:
+    zeros_N = 0.0 * received["low"]
+    return {"examples": zeros_N[..., :1], "sums": zeros_N}
+
+
+def held(values: Vector) -> Vector:
+    """Values held to 0 … 1."""
+    return values * (values > 0) * (values < 1) + where(values >= 1, values)
+
+
+def where(true: Vector, like: Vector) -> Vector:
+    """1 where a comparison holds, else 0, in the type of `like`."""
+    return (0.0 * like + 1.0) * true
+
+
+def better(params_D: Vector, metrics: Sequence[Ranged]) -> Vector:
+    """The direction of every metric, (N,): a loss is better where it is lower, any other metric where it is higher."""
+    return constants(params_D, [-1.0 if one.name == LOSS else 1.0 for one in metrics])
+
+
+def for_model(algorithm: Algorithm, metrics: Sequence[str]) -> Algorithm:
+    """The algorithm with a range for every metric of a model, in the model's order; most algorithms as they are.
+
+    metrics: the model's, without its examples. Raises InvalidSetting, naming a metric that has no range or that the
+    model does not have.
+    """
+    if isinstance(algorithm, Clipped):
+        return replace(algorithm, inner=for_model(algorithm.inner, metrics))
+    if isinstance(algorithm, Measuring):
+        algorithm = replace(algorithm, metrics=_suited(algorithm, metrics))
+    for stage in (stage for trip in trips_of(algorithm) for stage in trip.passes if stage.forward):
+        if stage.measures != tuple(metrics):
+            have = ", ".join(metrics)
+            raise InvalidSetting(
+                f"{algorithm.name}: pass {stage.name} measures {', '.join(stage.measures)}; the model has {have}"
+            )
+    return algorithm
+
+
+def _suited(algorithm: Any, metrics: Sequence[str]) -> str:
+    """The ranges of a model's metrics, as a setting."""
+    bad = next((name for name in metrics if not name.isidentifier()), None)
+    if bad is not None:
+        raise InvalidSetting(f"{algorithm.name}: the metric {bad!r} cannot be reported; name it with letters and _")
+    given = {one.name: one for one in algorithm.measured}
+    if algorithm.metrics == AUTO:
+        given = {name: Ranged(name, 0.0, MOST_LOSS if name == LOSS else 1.0) for name in metrics}
+    for name in given:
+        if name not in metrics:
+            raise InvalidSetting(f"{algorithm.name}: the model has no metric {name!r}; {offered(name, metrics)}")
+    for name in metrics:
+        if name not in given:
+            raise InvalidSetting(f"{algorithm.name}: metrics gives no range for {name!r}: add {name}=low..high")
+    return ",".join(str(given[name]) for name in metrics)

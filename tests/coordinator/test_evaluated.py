@@ -1,0 +1,182 @@
+"""Tasks that evaluate a model which is there: where it comes from, what is remembered of that, what is refused."""
+
+import hashlib
+import uuid
+
+import httpx2
+import msgspec
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from coordinator.commands import CountReport
+from coordinator.errors import InvalidTask, UnknownRound, UnknownTask, WrongRevision
+from coordinator.rules.entities import Evaluates, ModelSource
+from coordinator.rules.states import TaskState
+from coordinator.store.migrations import HEAD, migrate
+from coordinator.store.tasks import Secagg, TaskSettings
+from fedcore.checkpoint import encode, specs_of
+from fedcore.params import ParamSchema, TensorSpec
+from fedcore.plan import BlobRef, FrozenVectors
+from fedcore.release import decode_release
+from muster.evaluating import Evaluated, starting_from
+from muster.releasing import released
+from tests.coordinator.bundles import START, make_bundle, make_evaluation_bundle, make_plan, make_private_bundle
+from tests.coordinator.conftest import LINEAGE, RELEASE
+from tests.coordinator.test_privacy import promise
+
+ONE_ROUND = TaskSettings(population="phones", goal=2, rounds=1, over_selection=1.0)
+
+
+def evaluate(store, bundle, model, against=None, settings=ONE_ROUND, release=None):
+    with starting_from(store, bundle, Evaluated(model, against)) as (starting, origin):
+        signed = released(starting, settings, RELEASE, LINEAGE.signer) if release else None
+        return store.register_task(starting, settings, signed, evaluates=origin)
+
+
+def measure(desk, given, m):
+    """Report that the device's own mean loss is at m of its range."""
+    x, bins = 0.01, np.arange(20) == int(20 * m)
+    numbers = [x, x * x, m, m * m, m * x, m * x * x, m * m * x * x, *bins, 1]
+    desk.ask(CountReport(given.assignment, uuid.uuid4().hex * 2, np.array(numbers, np.float32)))
+
+
+@pytest.fixture
+def trained(register, desk):
+    """A task of two rounds that has committed both."""
+    task = register()
+    for delta in ((1, 0, 0, 0), (0, 1, 0, 0)):
+        for given in desk.assign("a", "b"):
+            desk.report(given, delta)
+        desk.pass_time(1)
+    return task
+
+
+def test_a_task_evaluates_the_model_after_a_round_of_another(store, trained, tmp_path):
+    bundle = make_evaluation_bundle(tmp_path / "evaluation")
+    for source, number in ((f"{trained}@1", 1), (trained, 2), (f"{trained}@0", 0)):
+        task = evaluate(store, bundle, source)
+        params = store.checkpoint(task.id, 0)["params"]
+        np.testing.assert_array_equal(params, store.checkpoint(trained, number)["params"])
+        assert store.task(task.id).evaluates == Evaluates(ModelSource(task=trained, round=number))
+        assert store.task(task.id).evaluates.words == f"task {trained}, round {number}"
+    assert store.task(trained).evaluates is None
+
+
+def test_devices_of_an_evaluation_are_sent_the_evaluated_model_alone(store, trained, desk, tmp_path):
+    task = evaluate(store, make_evaluation_bundle(tmp_path / "evaluation"), f"{trained}@1")
+    desk.pass_time(2)
+    (given, _) = desk.assign("c", "d")
+    assert given.checkpoint.sha256 == store.task(task.id).initial.checkpoint_sha256
+    assert given.checkpoint == BlobRef.of(store.blobs.get(given.checkpoint.sha256))
+
+
+def test_the_page_of_a_task_says_what_it_evaluates(store, register, served, tmp_path):
+    trained = register()
+    task = evaluate(store, make_evaluation_bundle(tmp_path / "evaluation"), trained)
+    assert f"evaluates task {trained}, round 0" in httpx2.get(f"{served.admin}/tasks/{task.id}").text
+    assert "evaluates" not in httpx2.get(f"{served.admin}/tasks/{trained}").text
+
+
+def test_a_comparison_has_two_models_each_with_its_origin(store, trained, tmp_path):
+    file = tmp_path / "other.safetensors"
+    safetensors.numpy.save_file({"w": 2 * START}, file)
+    task = evaluate(store, make_evaluation_bundle(tmp_path / "compare", "compare"), f"{trained}@2", str(file))
+    state = store.checkpoint(task.id, 0)
+    np.testing.assert_array_equal(state["params"], store.checkpoint(trained, 2)["params"])
+    np.testing.assert_array_equal(state["other"], 2 * START)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert store.task(task.id).evaluates == Evaluates(ModelSource(task=trained, round=2), ModelSource(file=digest))
+
+
+def test_the_release_of_an_evaluation_names_the_evaluated_checkpoint(store, trained, tmp_path):
+    settings = TaskSettings(population="phones", goal=9, rounds=1, secagg=Secagg(clip_norm=8.0))
+    task = evaluate(store, make_evaluation_bundle(tmp_path / "evaluation"), trained, settings=settings, release=True)
+    assert decode_release(task.release.text).checkpoint == task.initial.checkpoint_sha256
+    np.testing.assert_array_equal(store.checkpoint(task.id)["params"], store.checkpoint(trained)["params"])
+
+
+def test_an_evaluation_that_is_not_what_it_says_is_refused(store, trained, tmp_path):
+    bundle = make_evaluation_bundle(tmp_path / "evaluation")
+    origin = Evaluates(ModelSource(task=trained, round=1))
+    with pytest.raises(InvalidTask, match=f"does not hold the model of task {trained}, round 1"):
+        store.register_task(bundle, ONE_ROUND, evaluates=origin)
+
+
+def test_sources_that_are_not_there_are_refused(store, trained, tmp_path):
+    bundle = make_evaluation_bundle(tmp_path / "evaluation")
+    with pytest.raises(UnknownTask, match="no task 'nope'"):
+        evaluate(store, bundle, "nope")
+    with pytest.raises(UnknownRound, match="7"):
+        evaluate(store, bundle, f"{trained}@7")
+    with pytest.raises(InvalidTask, match="names no round: give TASK, TASK@ROUND or a file"):
+        evaluate(store, bundle, f"{trained}@last")
+
+
+def test_files_that_are_not_such_a_model_are_refused(store, tmp_path):
+    bundle, file = make_evaluation_bundle(tmp_path / "evaluation"), tmp_path / "model.safetensors"
+    file.write_bytes(b"no model")
+    with pytest.raises(InvalidTask, match="is no model as `muster task checkpoint` writes it"):
+        evaluate(store, bundle, str(file))
+    safetensors.numpy.save_file({"w": np.zeros(5, np.float32)}, file)
+    with pytest.raises(InvalidTask, match="is not one of the bundle's plan: tensor 'w'"):
+        evaluate(store, bundle, str(file))
+
+
+def test_a_bundle_that_trains_evaluates_nothing(store, trained, bundle):
+    with pytest.raises(InvalidTask, match="fedavg trains a model and does not evaluate one"):
+        evaluate(store, bundle, trained)
+
+
+def test_a_second_model_is_for_comparisons_and_they_need_one(store, trained, tmp_path):
+    one, two = (make_evaluation_bundle(tmp_path / name, name) for name in ("evaluate", "compare"))
+    with pytest.raises(InvalidTask, match="compare needs a second model"):
+        evaluate(store, two, trained)
+    with pytest.raises(InvalidTask, match="evaluate evaluates one model: leave --against out"):
+        evaluate(store, one, trained, trained)
+    with pytest.raises(InvalidTask, match="--against goes with --evaluate"):
+        evaluate(store, two, None, trained)
+
+
+def test_models_with_other_tensors_are_refused(store, trained, register, tmp_path):
+    schema = ParamSchema((TensorSpec("v", (2,)), TensorSpec("b", (2,))))
+    other = make_evaluation_bundle(tmp_path / "other", plan=msgspec.structs.replace(make_plan(), schema=schema))
+    with pytest.raises(InvalidTask, match="is not one of the bundle's plan: tensors that the schema does not name"):
+        evaluate(store, other, trained)
+    blob = encode({"scale": np.ones(2, np.float32)})
+    frozen = FrozenVectors(BlobRef.of(blob), specs_of({"scale": np.ones(2, np.float32)}))
+    adapted = msgspec.structs.replace(make_plan(), frozen=frozen)
+    task = register(make_bundle(tmp_path / "adapted", adapted, graphs=[blob]))
+    with pytest.raises(InvalidTask, match=f"task {task} has other frozen tensors than the bundle's plan"):
+        evaluate(store, make_evaluation_bundle(tmp_path / "evaluation"), task)
+
+
+def test_a_private_model_is_evaluated_with_noise_or_not_at_all(store, register, tmp_path):
+    private = register(make_private_bundle(tmp_path / "private"), rounds=9, privacy=promise())
+    with pytest.raises(InvalidTask, match="evaluation of a private task without noise is refused"):
+        evaluate(store, make_evaluation_bundle(tmp_path / "plain"), private)
+    noisy = TaskSettings(population="phones", goal=2, rounds=1, over_selection=1.0, privacy=promise())
+    task = evaluate(store, make_evaluation_bundle(tmp_path / "noisy", clip_norm=4.0), private, settings=noisy)
+    assert task.evaluates.model.task == private
+
+
+def test_an_evaluation_whose_losses_jump_is_not_paused(store, trained, desk, tmp_path):
+    """A task that trains would be paused as diverged after so many rounds; see test_divergence.py."""
+    settings = TaskSettings(population="phones", goal=1, rounds=12, over_selection=1.0, max_loss_growth=2)
+    task = evaluate(store, make_evaluation_bundle(tmp_path / "evaluation"), trained, settings=settings)
+    desk.pass_time(2)
+    for number in range(11):
+        (given,) = desk.assign("c")
+        measure(desk, given, 0.01 if number < 6 else 0.9)
+        desk.pass_time(1)
+    assert store.task(task.id).state is TaskState.ACTIVE
+    losses = [record.metrics["evaluate.loss"] for record in store.rounds(task.id)][:11]
+    assert losses == pytest.approx([0.1] * 6 + [9.0] * 5)
+
+
+def test_a_store_with_an_evaluation_does_not_go_back_to_the_older_tables(store, database, trained, tmp_path):
+    evaluate(store, make_evaluation_bundle(tmp_path / "evaluation"), trained)
+    store.close()
+    with pytest.raises(WrongRevision, match="knows no evaluated models; nothing was changed"):
+        migrate(database, "0002")
+    assert migrate(database).before == HEAD

@@ -1,0 +1,160 @@
+"""Evaluations in the engine and on a fleet: the same figures, and those of every user's own measurements."""
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from export.model import Model
+from export.models import load
+from fedcore.algorithms import create
+from simulator import datasets
+from simulator.configuration import SimulationConfig
+from simulator.engine import Engine, evaluate
+from simulator.engines.computing import Computing
+from simulator.engines.graphs import export_graphs
+from simulator.errors import EngineError
+from simulator.fleet.profile import counted_kinds
+from simulator.proofs.fleet_against_engine import worst_figure
+from simulator.simulation import simulate, training_of
+from tests.simulator.federation import SEED
+from tests.simulator.test_engine import uneven
+
+EVALUATIONS = ("evaluate", "compare", "personalisation")
+AGREE = 1e-6
+OF_LOSS = 10 * AGREE  # the ends of its intervals: what float32 leaves of differences of squares, of a range of 10
+
+
+def ends(figures):
+    return {name: value for name, value in figures.items() if name.endswith((".low", ".high"))}
+
+
+def others(figures):
+    return {name: value for name, value in figures.items() if not name.endswith((".low", ".high"))}
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+@pytest.mark.parametrize("model_name", ["logreg", "tests.export.models:digits_dropout"])
+def test_every_way_to_train_clients_gives_the_same_figures(model_name, name):
+    population, model, algorithm = uneven(), Model(load(model_name, (1, 8, 8), 10)), create(name, {"batch_size": 5})
+    ways = [
+        Computing(),
+        Computing(at_once=1),
+        Computing(processes=2),
+        Computing(graphs=export_graphs(model, algorithm)),
+    ]
+    found = []
+    for way in ways:
+        engine = Engine(model, algorithm, population, seed=7, computing=way)
+        found.append([engine.run_round(number, [0, 1, 2, 3]).metrics for number in (1, 2)])
+    for rounds in found[1:]:
+        for expected, one in zip(found[0], rounds, strict=True):
+            assert ends(one) == pytest.approx(ends(expected), abs=OF_LOSS, rel=0)
+            assert others(one) == pytest.approx(others(expected), abs=AGREE, rel=AGREE)
+    assert len(found[0][0]) > 10
+
+
+def test_figures_are_those_of_every_users_own_measurements():
+    users, _ = datasets.users("digits", None, 30)
+    model = Model(load("logreg", (1, 8, 8), 10))
+    figures = Engine(model, create("evaluate"), users).run_round(1, range(30)).metrics
+    own = evaluate(model, model.initial, users)
+    for metric, values in own.items():
+        assert figures[f"evaluate.{metric}.devices"] == pytest.approx(values.mean(), abs=1e-5)
+        weighted = (values * users.sizes).sum() / users.sizes.sum()
+        assert figures[f"evaluate.{metric}"] == pytest.approx(weighted, abs=1e-5)
+        half = 1.96 * values.std(ddof=1) / np.sqrt(30)
+        assert figures[f"evaluate.{metric}.devices.high"] == pytest.approx(values.mean() + half, abs=1e-5)
+    assert figures["evaluate.devices"] == 30
+    assert figures["evaluate.examples"] == pytest.approx(users.sizes.sum(), rel=1e-6)
+
+
+def test_a_bound_that_no_report_reaches_changes_no_figure():
+    users, _ = datasets.users("digits", None, 12)
+    model = Model(load("logreg", (1, 8, 8), 10))
+    plain = Engine(model, create("evaluate"), users).run_round(1, range(12)).metrics
+    clipped = Engine(model, create("evaluate", {"clip_norm": 8}), users).run_round(1, range(12)).metrics
+    assert clipped.items() <= plain.items()
+    assert set(plain) - set(clipped) == set()
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_devices_in_typescript_evaluate_with_those_in_python(name, federate):
+    kinds = counted_kinds("node:3,python:3")
+    users, _ = datasets.users("digits", None, 6)
+    model, algorithm = Model(load("logreg", (1, 8, 8), 10), SEED), create(name, {"batch_size": 5})
+    run = federate(model, algorithm, users, {"onnx": "onnxruntime"}, kinds=kinds, rounds=1, goal=6)
+    assert dict(run.reported) == {kind.name: 3 for kind in kinds}
+    engine = Engine(model, algorithm, users, seed=SEED)
+    assert worst_figure(engine, users, run.cohorts, list(map(others, run.metrics))) < AGREE
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_the_fleet_and_the_engine_give_the_same_figures(name, federate, capsys):
+    users, _ = datasets.users("digits", None, 12)
+    model = Model(load("digits_cnn", (1, 8, 8), 10), SEED)
+    run = federate(model, create(name, {"batch_size": 5}), users, {"onnx": "onnxruntime"}, rounds=2)
+    assert run.difference == 0  # the model stays
+    graphs = export_graphs(model, create(name, {"batch_size": 5}))
+    for computing in (Computing(), Computing(graphs=graphs)):
+        engine = Engine(model, create(name, {"batch_size": 5}), users, seed=SEED, computing=computing)
+        apart = worst_figure(engine, users, run.cohorts, list(map(others, run.metrics)))
+        engine = Engine(model, create(name, {"batch_size": 5}), users, seed=SEED, computing=computing)
+        of_ends = worst_figure(engine, users, run.cohorts, list(map(ends, run.metrics)))
+        with capsys.disabled():
+            print(
+                f"\n{name}: {len(run.metrics[0])} figures, at most {apart:.1e} apart, ends of intervals {of_ends:.1e}"
+            )
+        assert apart < AGREE
+        assert of_ends < OF_LOSS
+
+
+def simulated(**settings):
+    config = {"model": "logreg", "rounds": 1, "cohort": 40, "clients": 60, "engine": "torch", "processes": 1}
+    return simulate(SimulationConfig(**config | settings))
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A model that was trained for some rounds, and the one before that."""
+    config = SimulationConfig(model="logreg", rounds=20, clients=60, engine="torch", processes=1)
+    training = training_of(config)
+    paths = [tmp_path / name for name in ("before.safetensors", "after.safetensors")]
+    for path in paths:
+        safetensors.numpy.save_file(training.tensors(), path)
+        for number in range(1, 21):
+            training.run_round(number)
+    return paths
+
+
+def test_a_simulation_evaluates_and_compares_models_of_files(files):
+    before, after = files
+    first, last = (simulated(algorithm="evaluate", start=path) for path in files)
+    assert first.figures["evaluate.loss"] > 1.2 * last.figures["evaluate.loss"]
+    assert (first.figures["evaluate.devices"], first.params_sha256 == last.params_sha256) == (40, False)
+    compared = simulated(algorithm="compare", start=after, against=before).figures
+    differing = last.figures["evaluate.loss"] - first.figures["evaluate.loss"]
+    assert compared["compare.loss"] == pytest.approx(differing, abs=1e-5)
+    assert compared["compare.loss.high"] < 0
+    assert compared["compare.loss.improved"] > 0.9
+
+
+def test_a_training_has_no_figures_and_starts_from_a_file_too(files):
+    fresh, warm = (simulated(rounds=2, start=path) for path in files)
+    assert warm.test_loss < fresh.test_loss
+    assert warm.figures == {}
+
+
+def test_files_that_are_no_such_model_are_refused_by_a_simulation(files, tmp_path):
+    with pytest.raises(EngineError, match="holds another model than the one that is named: tensor"):
+        simulated(model="mlp", start=files[0])
+    with pytest.raises(EngineError, match="cannot read the model in"):
+        simulated(start=tmp_path / "missing")
+    (tmp_path / "damaged").write_bytes(b"no model")
+    with pytest.raises(EngineError, match="holds no model as runs"):
+        simulated(start=tmp_path / "damaged")
+    with pytest.raises(EngineError, match="fedavg has no other model: leave against out"):
+        simulated(against=files[0])
+    with pytest.raises(EngineError, match="are for federated training, not for the baseline local"):
+        SimulationConfig(model="logreg", baseline="local", start=files[0])
+    with pytest.raises(EngineError, match="a plan has its own initial state"):
+        SimulationConfig(model="logreg", plan=tmp_path, start=files[0])
