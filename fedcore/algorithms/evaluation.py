@@ -159,7 +159,7 @@ def difference_figures(measuring: Measuring, name: str, mean: Report, step: Serv
     figures = counts(name, mean, step.devices, measuring.max_examples)
     figures |= means(name, measuring.measured, mean, step.devices, low=-1.0)
     for ranged, share in zip(measuring.measured, mean["improved"], strict=True):
-        figures[f"{name}.{ranged.name}.improved"] = float(share)
+        figures[f"{name}.{ranged.name}.improved"] = min(max(float(share), 0.0), 1.0)  # noise may carry it out
     return figures
 
 

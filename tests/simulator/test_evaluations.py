@@ -16,6 +16,7 @@ from simulator.errors import EngineError
 from simulator.fleet.profile import counted_kinds
 from simulator.proofs.fleet_against_engine import worst_figure
 from simulator.simulation import simulate, training_of
+from tests.device_runtime.node import node
 from tests.simulator.federation import SEED
 from tests.simulator.test_engine import uneven
 
@@ -79,6 +80,7 @@ def test_a_bound_that_no_report_reaches_changes_no_figure():
 
 @pytest.mark.parametrize("name", EVALUATIONS)
 def test_devices_in_typescript_evaluate_with_those_in_python(name, federate):
+    node()  # a skip where there is none
     kinds = counted_kinds("node:3,python:3")
     users, _ = datasets.users("digits", None, 6)
     model, algorithm = Model(load("logreg", (1, 8, 8), 10), SEED), create(name, {"batch_size": 5})

@@ -81,6 +81,8 @@ def engines(name, settings, spec, monkeypatch, capture):
         ("fedavg", {"client_optimizer": "adam", "client_lr": 0.01}, dropping()),
         ("mimelite", {}, load("logreg")),
         ("scaffold", {}, load("logreg")),
+        ("personalisation", {}, dropping()),
+        ("compare", {}, load("logreg")),
     ],
 )
 def test_captured_steps_reach_the_model_of_called_ones(name, settings, spec, monkeypatch):
