@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedcore.errors import BadSignature, InvalidKey
+from fedcore.model_release import ModelRelease, decode_model_release
 from fedcore.plan import BlobRef, PlanSignature
 from fedcore.privacy.certificate import PrivacyCertificate, decode_certificate
 from fedcore.private_files import write_private
@@ -32,6 +33,7 @@ from fedcore.release import LineageEntry, Release, Signed, TreeHead, decode_entr
 
 DOMAIN, RELEASE = b"muster.plan.v1\0", b"muster.release.v1\0"
 LINEAGE, LOG, PRIVACY = b"muster.lineage.v1\0", b"muster.log.v1\0", b"muster.privacy.v1\0"
+MODEL = b"muster.model.v1\0"
 """Prefixes of signed messages, so that no signature is valid for another purpose."""
 KIND = "ed25519:"
 
@@ -59,6 +61,11 @@ def verified_release(signed: Signed) -> Release:
     Raises BadSignature, InvalidKey or BadRelease.
     """
     return decode_release(_verified(signed, RELEASE, "release"))
+
+
+def verified_model_release(signed: Signed) -> ModelRelease:
+    """The release of a model, if its signer signed it. Raises as `verified_release`."""
+    return decode_model_release(_verified(signed, MODEL, "model release"))
 
 
 def verified_entry(signed: Signed) -> LineageEntry:
@@ -145,6 +152,10 @@ class SigningKey:
     def sign_release(self, release: Release) -> Signed:
         """Sign a release: it decides what devices run in secure rounds."""
         return self._signed(release, RELEASE)
+
+    def sign_model_release(self, release: ModelRelease) -> Signed:
+        """Sign the release of a model: it decides what apps predict with."""
+        return self._signed(release, MODEL)
 
     def sign_entry(self, entry: LineageEntry) -> Signed:
         """Sign an entry of a lineage."""
