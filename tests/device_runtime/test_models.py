@@ -30,6 +30,7 @@ from device_runtime.state.folder import only_session
 from device_runtime.state.journal import read_journal
 from device_runtime.state.models import ModelStore, kept_blobs
 from fedcore import checkpoint
+from fedcore.deltas import delta_between
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, FrozenVectors
 from fedcore.signing import verified_model_release
@@ -118,6 +119,7 @@ def refused(coordinator, config, words):
     """A refresh that is refused with these words, once in the journal; version 1 stays, also in the next process."""
     with Model(config, NAME) as model:
         before, calls = model.version, len(remarks(config)) if config.state.exists() else 0
+        told = answers(model) if before else []
         with pytest.raises(ModelRefused, match=words) as error:
             model.refresh()
         assert "\n" not in str(error.value)
@@ -128,8 +130,7 @@ def refused(coordinator, config, words):
     assert remarks(config)[-1] == ("model-refused", f"model {NAME}: {error.value.detail}")
     with Model(config, NAME) as model:
         assert model.version == before
-        if before:
-            assert answers(model) == [float(before)] * 3
+        assert not before or answers(model) == told
 
 
 @pytest.mark.parametrize(
@@ -243,6 +244,11 @@ def test_a_plan_that_cannot_predict_is_refused_and_not_fetched_again(coordinator
     with Model(owned, NAME) as model:
         assert (model.refresh(), model.version) == (True, 3)
     assert stored(owned).current.release != bad
+
+
+def cached(config):
+    """The digests of the blobs in the cache."""
+    return {path.name for path in (config.state / "blobs").iterdir() if not path.suffix}
 
 
 def refused_again(config, words):
@@ -438,15 +444,52 @@ def test_blobs_of_models_stay_when_the_cache_is_trimmed(coordinator, owned):
     released(coordinator, 1)
     with Model(none, NAME) as model:
         model.refresh()
-    names = {path.name for path in (owned.state / "blobs").iterdir() if not path.suffix}
-    assert names == kept(owned)
-    assert len(names) == 3
+    assert cached(owned) == kept(owned)
+    assert len(cached(owned)) == 3
     assert run_session(none).outcome == "aborted"  # its plan is not signed
     with Model(none, NAME) as model:
         assert answers(model) == [1.0] * 3
         released(coordinator, 2)
         model.refresh()
-    assert len([path for path in (owned.state / "blobs").iterdir() if not path.suffix]) == 3
+    assert len(cached(owned)) == 3
+
+
+def as_delta(coordinator, before, after):
+    """Offer the parameters `after` as a delta to `before` alone."""
+    old, new = (checkpoint.encode({"params": params}) for params in (before, after))
+    coordinator.blobs[f"{BlobRef.of(new).sha256}/deltas/{BlobRef.of(old).sha256}"] = delta_between(old, new)
+    del coordinator.blobs[BlobRef.of(new).sha256]
+
+
+def test_parameters_come_as_a_delta_and_a_refusal_leaves_the_last(coordinator, owned):
+    first = linear.PARAMS
+    moved, bad = first * np.float32(1.001), np.array([np.inf, *first[1:]], np.float32)
+    released(coordinator, 1, params=first)
+    with Model(owned, NAME) as model:
+        model.refresh()
+    released(coordinator, 2, params=bad)
+    as_delta(coordinator, first, bad)
+    refused(coordinator, owned, "is not finite")
+    assert BlobRef.of(checkpoint.encode({"params": first})).sha256 in cached(owned)
+    released(coordinator, 3, params=moved)
+    as_delta(coordinator, bad, moved)
+    with Model(owned, NAME) as model:
+        assert (model.version, model.refresh(), model.version) == (1, True, 3)
+    assert coordinator.calls.count("delta") == 2
+
+
+def test_training_on_leaves_the_parameters_of_a_model(coordinator, config):
+    released(coordinator, 1, params=linear.PARAMS)  # the checkpoint that the device trains on
+    with Model(config, NAME) as model:
+        model.refresh()
+    assert run_session(config).outcome == "reported"
+    moved, before = linear.PARAMS * np.float32(1.001), coordinator.checkpoint
+    coordinator.offer(linear.plan(), linear.graphs(), {"params": moved})
+    as_delta(coordinator, linear.PARAMS, moved)
+    assert run_session(config).outcome == "reported"
+    assert (coordinator.calls.count("delta"), before.sha256 in cached(config)) == (1, True)
+    with Model(config, NAME) as model:
+        assert answers(model) == linear.PARAMS.tolist()
 
 
 def test_damaged_files_of_a_version_are_fetched_again(coordinator, owned, caplog):
