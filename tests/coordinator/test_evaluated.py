@@ -31,7 +31,7 @@ ONE_ROUND = TaskSettings(population="phones", goal=2, rounds=1, over_selection=1
 def evaluate(store, bundle, model, against=None, settings=ONE_ROUND, release=None):
     with starting_from(store, bundle, Evaluated(model, against)) as (starting, origin):
         signed = released(starting, settings, RELEASE, LINEAGE.signer) if release else None
-        return store.register_task(starting, settings, signed, evaluates=origin)
+        return store.register_task(starting, settings, signed, evaluation=origin)
 
 
 def measure(desk, given, m):
@@ -100,7 +100,7 @@ def test_an_evaluation_that_is_not_what_it_says_is_refused(store, trained, tmp_p
     bundle = make_evaluation_bundle(tmp_path / "evaluation")
     origin = Evaluates(ModelSource(task=trained, round=1))
     with pytest.raises(InvalidTask, match=f"does not hold the model of task {trained}, round 1"):
-        store.register_task(bundle, ONE_ROUND, evaluates=origin)
+        store.register_task(bundle, ONE_ROUND, evaluation=origin)
 
 
 def test_sources_that_are_not_there_are_refused(store, trained, tmp_path):
