@@ -11,7 +11,19 @@ import msgspec
 
 from coordinator.rules.assumption import Assumption
 from coordinator.rules.audit import AuditEntry
-from coordinator.rules.entities import Device, Evaluates, Role, RoundRecord, SessionShape, Spent, Task, Transition
+from coordinator.rules.entities import (
+    Device,
+    Evaluates,
+    Measured,
+    RegularEvaluation,
+    Regularly,
+    Role,
+    RoundRecord,
+    SessionShape,
+    Spent,
+    Task,
+    Transition,
+)
 from coordinator.rules.progress import Progress
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle, Manifest
@@ -34,6 +46,7 @@ class NewTask(msgspec.Struct, frozen=True):
 
     A task with secure aggregation needs a release, signed for the bundle and the settings. name: for people, by default
     that of the bundle. evaluates: the origin of the models from which the bundle starts, of a task that evaluates them.
+    evaluation: of the task's own models, while it trains; blobs of its bundle were uploaded too.
     """
 
     manifest: Manifest
@@ -41,6 +54,7 @@ class NewTask(msgspec.Struct, frozen=True):
     release: Signed | None = None
     name: str | None = None
     evaluates: Evaluates | None = None
+    evaluation: RegularEvaluation | None = None
 
 
 class TaskStore(Protocol):
@@ -65,16 +79,17 @@ class TaskStore(Protocol):
         release: Signed | None = None,
         *,
         name: str | None = None,
-        evaluates: Evaluates | None = None,
+        evaluation: Evaluates | Regularly | None = None,
     ) -> Task:
         """Copy a bundle into the store and start a task on it.
 
         release: signed for this bundle and these settings; a task with secure aggregation needs one. name: for people;
-        by default that of the bundle. evaluates: the origin of the models from which the bundle starts, of a task that
-        evaluates them; those of other tasks are compared with them.
+        by default that of the bundle. evaluation: of a task that evaluates, the origin of the models from which its
+        bundle starts, with which those of other tasks are compared. Of a task that trains, how often a task of one
+        round begins that evaluates its model on the held-out devices, and by which bundle.
 
         Raises InvalidTask when the name may not be, plan, algorithm, initial state and settings do not fit each other,
-        a model is not from where `evaluates` says, or the plan does not pass the release check; UnknownTask and
+        a model is not from where `evaluation` says, or the plan does not pass the release check; UnknownTask and
         UnknownRound for an origin that is not there; fedcore's errors when a blob was altered, a signature is not good,
         or the algorithm or one of its settings is unknown; StoreConflict when collections take its blobs again and
         again.
@@ -94,6 +109,9 @@ class TaskStore(Protocol):
 
     def rounds(self, task_id: str) -> list[RoundRecord]:
         """Every attempt at every round, in order."""
+
+    def evaluations(self, task_id: str) -> list[Measured]:
+        """Every evaluation of the task's models, by round, then the oldest first."""
 
     def spent(self, task_id: str) -> list[Spent]:
         """What the task had spent of its privacy budget after each of its private rounds, in order."""
@@ -215,6 +233,7 @@ OPERATIONS = (
     Operation(_VIEWER, "GET", "/progress", TaskStore.progress),
     Operation(_VIEWER, "GET", "/tasks/{task}/progress", TaskStore.progress_of),
     Operation(_VIEWER, "GET", "/tasks/{task}/rounds", TaskStore.rounds),
+    Operation(_VIEWER, "GET", "/tasks/{task}/evaluations", TaskStore.evaluations),
     Operation(_VIEWER, "GET", "/tasks/{task}/spent", TaskStore.spent),
     Operation(_VIEWER, "GET", "/tasks/{task}/sessions", TaskStore.sessions),
     Operation(_VIEWER, "GET", "/tasks/{task}/history", TaskStore.history),

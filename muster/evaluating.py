@@ -13,7 +13,7 @@ from coordinator.errors import InvalidTask
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
-    from coordinator.rules.entities import Evaluates, ModelSource
+    from coordinator.rules.entities import Evaluates, ModelSource, Regularly
     from fedcore.bundle import Bundle
     from fedcore.params import Float32, ParamSchema
 
@@ -22,10 +22,15 @@ ROUNDS = 1
 
 
 class Evaluated(NamedTuple):
-    """The models to evaluate, as `TASK`, `TASK@ROUND` or a file of `muster task checkpoint`; none of a training."""
+    """The models to evaluate, as `TASK`, `TASK@ROUND` or a file of `muster task checkpoint`; none of a training.
+
+    every, bundle: of a training, after how many rounds its model is evaluated, and by what.
+    """
 
     model: str | None
     against: str | None
+    every: int | None = None
+    bundle: Bundle | None = None
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a task: an evaluation has one round unless others are asked for."""
@@ -33,20 +38,28 @@ class Evaluated(NamedTuple):
 
 
 @contextmanager
-def starting_from(store: TaskStore, bundle: Bundle, evaluated: Evaluated) -> Iterator[tuple[Bundle, Evaluates | None]]:
+def starting_from(
+    store: TaskStore, bundle: Bundle, evaluated: Evaluated
+) -> Iterator[tuple[Bundle, Evaluates | Regularly | None]]:
     """The bundle with the evaluated models as its initial state, while the block lasts, and their origin.
+
+    A bundle that trains stays as it is, and comes with its regular evaluation, if any.
 
     Raises InvalidTask when a model does not fit the plan, UnknownTask, UnknownRound, and fedcore's errors.
     """
+    from coordinator.rules.entities import NOT_BOTH, Evaluates, Regularly
+
+    regular = Regularly.asked(evaluated.every, evaluated.bundle)
     if evaluated.model is None:
         if evaluated.against is not None:
             raise InvalidTask("--against goes with --evaluate, which names the model that is compared with it")
-        yield bundle, None
+        yield bundle, regular
         return
+    if regular is not None:
+        raise InvalidTask(NOT_BOTH)
     import msgspec
     import safetensors.numpy
 
-    from coordinator.rules.entities import Evaluates
     from fedcore.bundle import Bundle
     from fedcore.checkpoint import encode
     from fedcore.plan import BlobRef

@@ -17,7 +17,7 @@ import msgspec
 from coordinator.api.admin.problems import ADMIN_ERRORS
 from coordinator.errors import BadToken
 from coordinator.operations import OPERATIONS, PREFIX, AdminService, NewTask, TaskStore
-from coordinator.rules.entities import Evaluates, Task
+from coordinator.rules.entities import Evaluates, Regularly, Task
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle
 from fedcore.decoding import decoder
@@ -92,6 +92,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     progress = _call(TaskStore.progress)
     progress_of = _call(TaskStore.progress_of)
     rounds = _call(TaskStore.rounds)
+    evaluations = _call(TaskStore.evaluations)
     spent = _call(TaskStore.spent)
     sessions = _call(TaskStore.sessions)
     history = _call(TaskStore.history)
@@ -120,13 +121,15 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         release: Signed | None = None,
         *,
         name: str | None = None,
-        evaluates: Evaluates | None = None,
+        evaluation: Evaluates | Regularly | None = None,
     ) -> Task:
-        """Upload the blobs of a bundle that the coordinator lacks, and start a task on it. As of `TaskStore`."""
-        for ref, data in bundle.blobs():
+        """Upload the blobs of bundles that the coordinator lacks, and start a task. As of `TaskStore`."""
+        regular = evaluation if isinstance(evaluation, Regularly) else None
+        evaluates = None if isinstance(evaluation, Regularly) else evaluation
+        for ref, data in [*bundle.blobs(), *([] if regular is None else regular.bundle.blobs())]:
             if not self.present(ref.sha256):
                 self.upload(ref.sha256, data)
-        return self.create(NewTask(bundle.manifest, settings, release, name, evaluates))
+        return self.create(NewTask(bundle.manifest, settings, release, name, evaluates, regular and regular.stored))
 
     def _ask(self, method: str, path: str, **more: Any) -> httpx2.Response:
         response = self._request(method, path, **more)

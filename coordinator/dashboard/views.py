@@ -12,7 +12,7 @@ from coordinator.dashboard.funnel import Funnel
 from coordinator.dashboard.round_views import attempts
 from coordinator.dashboard.times import age, clock
 from coordinator.errors import UnknownPopulation
-from coordinator.rules.entities import LiveRound, RoundRecord, Task, Transition
+from coordinator.rules.entities import LiveRound, Measured, RoundRecord, Task, Transition
 from coordinator.rules.progress import Progress
 from coordinator.rules.states import RoundState
 from coordinator.store.records.overview import Totals
@@ -89,13 +89,18 @@ def task_page(records: Records, task_id: str, *, log: bool = False) -> TaskPage:
     return TaskPage(
         line=line,
         funnel=funnel.of_task(line.totals, sessions, overview.abort_reasons(task_id)),
-        charts=charts(overview.curve(task_id), log=log),
+        charts=charts([*overview.curve(task_id), *_evaluated(overview.evaluations(task_id))], log=log),
         spent=chart("ε", {"ε": [(row.number, row.epsilon) for row in spent]}, "spent"),
         epsilon=spent[-1].epsilon if spent else 0.0,
         attempts=attempts(records, task_id, _RECENT),
         history=tuple(records.history(task)),
         log=log,
     )
+
+
+def _evaluated(evaluations: Sequence[Measured]) -> list[tuple[int, dict[str, float]]]:
+    """The means of evaluations over the rounds whose models they measured: of several of a round, the last one's."""
+    return list({one.round: (one.round, one.means) for one in evaluations if one.metrics}.values())
 
 
 def population_page(records: Records, name: str, counts: PopulationCounts) -> dict[str, Any]:

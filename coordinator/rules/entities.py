@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, NamedTuple
 
 import msgspec
 
-from coordinator.errors import RoleLacking, demand
+from coordinator.errors import InvalidTask, RoleLacking, demand
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
-from coordinator.rules.task_settings import TaskSettings
-from fedcore.bundle import AlgorithmRef
+from coordinator.rules.task_settings import MOST_COUNT, TaskSettings
+from fedcore.bundle import AlgorithmRef, Bundle, Manifest
 from fedcore.plan import BlobRef, PlanSignature
 from fedcore.release import Signed
 from fedcore.validation import Digest
 
+NOT_BOTH = "a task evaluates a model that is there, or has its own evaluated while it trains: not both"
 LONGEST_NAME = 100
 """The most characters of a task's name."""
 
@@ -80,12 +82,61 @@ class Evaluates(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.model.words + ("" if self.against is None else f", against {self.against.words}")
 
 
+class RegularEvaluation(msgspec.Struct, frozen=True):
+    """The evaluation of a training task after every so many committed rounds, by the plan of a bundle of its own."""
+
+    every: Annotated[int, msgspec.Meta(ge=1, le=MOST_COUNT)]
+    bundle: Manifest
+
+    def due(self, number: int) -> bool:
+        """Whether the model after committed round `number` is evaluated."""
+        return number % self.every == 0
+
+
+class Regularly(NamedTuple):
+    """A regular evaluation, as it is asked for: after every so many committed rounds, by a bundle that evaluates."""
+
+    every: int
+    bundle: Bundle
+
+    @classmethod
+    def asked(cls, every: int | None, bundle: Bundle | None) -> Regularly | None:
+        """The evaluation that was asked for; None where none was. Raises InvalidTask for a half of one."""
+        if every is None and bundle is None:
+            return None
+        if every is None or bundle is None:
+            raise InvalidTask("evaluate_every, a number of rounds, goes with evaluation, a bundle that evaluates")
+        demand(1 <= every <= MOST_COUNT, "evaluate_every", f"a whole number from 1 to {MOST_COUNT}", every)
+        return cls(every, bundle)
+
+    @property
+    def stored(self) -> RegularEvaluation:
+        """What a task keeps of it."""
+        return RegularEvaluation(self.every, self.bundle.manifest)
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """An evaluation of a task's model: after which round, by which task, and that task's newest metrics, if any yet."""
+
+    round: int
+    task: str
+    algorithm: str
+    state: TaskState
+    metrics: dict[str, float]
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The figures without their intervals and percentiles."""
+        own = f"{self.algorithm}."
+        return {name: value for name, value in self.metrics.items() if name.startswith(own) and name.count(".") == 1}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """A task; `initial` is where it started from, `certificate_sha256` the blob of its bundle's certificate.
 
     name: what people call it; others may have the same. bundle: the name of its bundle. evaluates: the origin of the
-    model that it evaluates, where its creator said one.
+    model that it evaluates, where its creator said one. evaluation: of its own models, while it trains.
     """
 
     id: str
@@ -102,6 +153,7 @@ class Task:
     initial: Snapshot
     created_at: float
     evaluates: Evaluates | None = None
+    evaluation: RegularEvaluation | None = None
 
     @property
     def named(self) -> str:

@@ -43,7 +43,7 @@ class FootprintBudget:
     peak_rss_mb: Annotated[float, setting("Most memory at the peak.", unit="MB", gt=0)] | None = None
     step_cpu_ms: Annotated[float, setting("Most CPU time of a step.", unit="milliseconds", gt=0)] | None = None
     graph_bytes: Annotated[float, setting("Most bytes of graphs and frozen vectors.", unit="bytes", gt=0)] | None = None
-    report_bytes: Annotated[float, setting("Most bytes of a report, as it is sent.", unit="bytes", gt=0)] | None = None
+    report_bytes: Annotated[float, setting("Most bytes of a sent report.", unit="bytes", gt=0)] | None = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -172,9 +172,7 @@ class TaskSettings:
     population: Annotated[str, setting("Whose devices take part.", min_length=1, max_length=200, allowed=NAME)]
     goal: Annotated[int, setting("Reports that end a round.", ge=1, le=MOST_COUNT)]
     rounds: Annotated[int, setting("Rounds to commit.", ge=1, le=MOST_COUNT)]
-    minimum: Annotated[int, setting("Reports that a round needs; by default the goal.", ge=1, le=MOST_COUNT)] | None = (
-        None
-    )
+    minimum: Annotated[int, setting("Least reports; by default the goal.", ge=1, le=MOST_COUNT)] | None = None
     over_selection: Annotated[float, setting("Devices drawn per report wanted.", ge=1, le=100)] = 1.3
     selection_timeout_s: Annotated[float, Seconds("How long a round waits for devices.")] = 60.0
     reporting_deadline_s: Annotated[float, Seconds("How long a round waits for reports.", le=LONGEST_REPORTING_S)] = (
@@ -185,7 +183,7 @@ class TaskSettings:
         float,
         setting("Pause when the loss exceeds this multiple of its first values; 0 disables.", allowed=GROWTH, ge=0),
     ] = 10.0
-    min_examples: Annotated[int, setting("Examples that a device must hold.", ge=1, le=MOST_COUNT)] = 1
+    min_examples: Annotated[int, setting("Examples a device needs.", ge=1, le=MOST_COUNT)] = 1
     min_separation_s: Annotated[
         float, setting("Least time between two participations of a device.", unit="seconds", ge=0)
     ] = 0.0
@@ -215,12 +213,8 @@ class TaskSettings:
     schedule: Annotated[ServerSchedule, setting("How learning rate and goal change from round to round.")] = field(
         default_factory=ServerSchedule
     )
-    same_cohort: Annotated[bool, setting("Of two trips: draw for the second only devices that the first counted.")] = (
-        False
-    )
-    buffered: Annotated[Buffered | None, setting("Let devices come and report at their own speed, not in cohorts.")] = (
-        None
-    )
+    same_cohort: Annotated[bool, setting("Draw second trips from the first's devices.")] = False
+    buffered: Annotated[Buffered | None, setting("Let devices report at their own speed.")] = None
     privacy: Annotated[
         PrivacyBudget | None, setting("Noise on the sums of rounds, and a budget that ends the task.")
     ] = None

@@ -1,4 +1,4 @@
-"""The models of an evaluation against the store: that they are what the new task says they are."""
+"""The models of an evaluation against the store, and the evaluation of a training against its plan: that both fit."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ import numpy as np
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.aggregation import state_specs
-from coordinator.rules.entities import Evaluates
-from coordinator.rules.evaluated import check_evaluates, check_same_model, sources
+from coordinator.rules.entities import Evaluates, RegularEvaluation, Regularly
+from coordinator.rules.evaluated import (
+    check_evaluates,
+    check_regular,
+    check_same_model,
+    check_same_tensors,
+    settings_of_regular,
+    sources,
+)
+from coordinator.rules.release import check_release
+from coordinator.rules.settings_fit import check_settings
 from coordinator.rules.task_settings import TaskSettings
+from coordinator.store.bundles import first_checkpoint
 from fedcore import checkpoint
 from fedcore.bundle import Bundle
 
@@ -18,14 +28,15 @@ if TYPE_CHECKING:
     from coordinator.store.tasks import CoordinatorStore
 
 
-def check_evaluated(store: CoordinatorStore, bundle: Bundle, settings: TaskSettings, evaluates: Evaluates) -> None:
-    """Raise InvalidTask, UnknownTask or UnknownRound unless the bundle starts from the models that `evaluates` names.
+def check_evaluated(store: CoordinatorStore, bundle: Bundle, settings: TaskSettings, evaluates: Evaluates) -> Evaluates:
+    """What a task on the bundle keeps of the models that it evaluates.
 
-    A model of a file has no origin that could be checked.
+    Raises InvalidTask, UnknownTask or UnknownRound unless the bundle starts from the models that `evaluates` names. A
+    model of a file has no origin that could be checked.
     """
     plan, algorithm = bundle.plan, store.algorithm(bundle.manifest.algorithm)
     specs = state_specs(plan, algorithm)
-    check_evaluates(evaluates, algorithm, specs)
+    check_evaluates(algorithm, specs, evaluates.against)
     state = checkpoint.decode(bundle.read(bundle.manifest.state), specs)
     for vector, source in sources(evaluates).items():
         if source.task is None:
@@ -34,3 +45,22 @@ def check_evaluated(store: CoordinatorStore, bundle: Bundle, settings: TaskSetti
         check_same_model(task, store.plan(task.plan_sha256), plan, settings)
         if not np.array_equal(store.checkpoint(task.id, source.round)["params"], state[vector]):
             raise InvalidTask(f"the bundle's state does not hold the model of {source.words}; start again")
+    return evaluates
+
+
+def check_evaluation(
+    store: CoordinatorStore, bundle: Bundle, settings: TaskSettings, regular: Regularly
+) -> RegularEvaluation:
+    """What a task on the bundle keeps of its regular evaluation.
+
+    Raises InvalidTask, or fedcore's errors, unless the models of such a task can be evaluated like that.
+    """
+    evaluation = regular.bundle
+    (plan, _), algorithm = (evaluation.plan, evaluation.signer), store.algorithm(evaluation.manifest.algorithm)
+    check_regular(settings, store.algorithm(bundle.manifest.algorithm), algorithm, state_specs(plan, algorithm))
+    check_same_tensors("this task", bundle.plan, plan)
+    first_checkpoint(evaluation, store.algorithm_modules)
+    its_settings = settings_of_regular(settings, settings.rounds)
+    check_settings(its_settings, algorithm, plan)
+    check_release(plan, evaluation.certificate, its_settings)
+    return regular.stored

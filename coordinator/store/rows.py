@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Row
 
 from coordinator.errors import InvalidTask, UnreadableTask
-from coordinator.rules.entities import AssignmentRecord, Evaluates, RoundRecord, Snapshot, Task
+from coordinator.rules.entities import AssignmentRecord, Evaluates, RegularEvaluation, RoundRecord, Snapshot, Task
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
@@ -22,6 +22,7 @@ COUNTS = ("assigned", "reported", "aborted", "lost", "expired", "stale", "taken_
 """Of a round's assignments, as its value and its row have them; once it is over, the rest were not needed."""
 _NEWER = "a newer version may have written them: upgrade this coordinator. Nothing was changed"
 _plan_signature, _statement, _evaluates = converter(PlanSignature), converter(Signed), converter(Evaluates)
+_evaluation = converter(RegularEvaluation)
 
 
 def task_of(row: Row[Any]) -> Task:
@@ -41,6 +42,7 @@ def task_of(row: Row[Any]) -> Task:
         initial=Snapshot(0, row.state_sha256, row.checkpoint_sha256),
         created_at=row.created_at,
         evaluates=None if row.evaluates is None else _evaluates(row.evaluates),
+        evaluation=None if row.evaluation is None else _evaluation(row.evaluation),
     )
 
 

@@ -129,6 +129,7 @@ TASKS = Table(
     _column("settings", JSON, "the settings of its rounds, every one; the population has a column of its own"),
     _column("created_at", Float, "seconds since 1970"),
     _column("evaluates", JSON(none_as_null=True), "where the models came from that it evaluates", null=True),
+    _column("evaluation", JSON(none_as_null=True), "how often its models are evaluated, by which bundle", null=True),
     comment="Tasks: a plan, a population, and the settings of rounds",
 )
 

@@ -23,6 +23,8 @@ from coordinator.rules.entities import (
     AssignmentRecord,
     Device,
     Evaluates,
+    Measured,
+    Regularly,
     RoundRecord,
     SessionShape,
     Snapshot,
@@ -41,7 +43,7 @@ from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Seca
 from coordinator.store.blobs import Blobs
 from coordinator.store.bundles import first_checkpoint
 from coordinator.store.database import Database
-from coordinator.store.evaluated import check_evaluated
+from coordinator.store.evaluated import check_evaluated, check_evaluation
 from coordinator.store.identity import check_same_store
 from coordinator.store.records.records import Records
 from coordinator.store.sealed_blobs import SealedBlobs
@@ -107,7 +109,7 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
         by: str = STORE,
         *,
         name: str | None = None,
-        evaluates: Evaluates | None = None,
+        evaluation: Evaluates | Regularly | None = None,
     ) -> Task:
         settings = with_least_noise(settings)
         plan, _, manifest = bundle.plan, bundle.signer, bundle.manifest
@@ -115,8 +117,11 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
         first = first_checkpoint(bundle, self.algorithm_modules)
         check_settings(settings, self.algorithm(manifest.algorithm), plan)
         check_release(plan, bundle.certificate, settings)
-        if evaluates is not None:
-            check_evaluated(self, bundle, settings, evaluates)
+        evaluates, regular = None, None
+        if isinstance(evaluation, Regularly):
+            regular = check_evaluation(self, bundle, settings, evaluation)
+        elif evaluation is not None:
+            evaluates = check_evaluated(self, bundle, settings, evaluation)
         start = BlobRef.of(first).sha256
         with self.database.reading() as records:
             at = records.at
@@ -136,17 +141,20 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
             initial=Snapshot(0, manifest.state.sha256, start),
             created_at=at,
             evaluates=evaluates,
+            evaluation=regular,
         )
         check_signed(task, plan, at)
+        bundles = [bundle, evaluation.bundle] if isinstance(evaluation, Regularly) else [bundle]
         try:
-            self._start(task, bundle, first, by)
+            self._start(task, bundles, first, by)
         except StoreConflict:  # a collection took older blobs; those written now are new
-            self._start(task, bundle, first, by)
+            self._start(task, bundles, first, by)
         return task
 
-    def _start(self, task: Task, bundle: Bundle, first: bytes, by: str) -> None:
-        public = {bundle.manifest.plan, *bundle.plan.blob_refs}  # also where a private blob has the same bytes
-        refs = {self.blobs.put(data): ref in public for ref, data in bundle.blobs()}
+    def _start(self, task: Task, bundles: Sequence[Bundle], first: bytes, by: str) -> None:
+        # Public also where a private blob has the same bytes.
+        public = {ref for bundle in bundles for ref in (bundle.manifest.plan, *bundle.plan.blob_refs)}
+        refs = {self.blobs.put(data): ref in public for bundle in bundles for ref, data in bundle.blobs()}
         refs[self.blobs.put(first)] = True
         with self.database.writing() as records:
             self.add_blobs(records, refs)
@@ -232,6 +240,10 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
     def rounds(self, task_id: str) -> list[RoundRecord]:
         with self.database.reading() as records:
             return records.rounds(records.task(task_id).id)
+
+    def evaluations(self, task_id: str) -> list[Measured]:
+        with self.database.reading() as records:
+            return records.overview.evaluations(records.task(task_id).id)
 
     def spent(self, task_id: str) -> list[Spent]:
         with self.database.reading() as records:

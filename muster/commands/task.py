@@ -16,6 +16,8 @@ from muster.evaluating import Evaluated, starting_from
 from muster.options.task import (
     ComparedModel,
     EvaluatedModel,
+    EvaluateEvery,
+    EvaluationBundle,
     ReleaseCounter,
     ReleaseDays,
     ReleaseKey,
@@ -51,9 +53,11 @@ def create(
     *,
     plan: Annotated[Path, typer.Option(help="The plan bundle to run.")],
     settings: dict[str, Any],
-    name: Annotated[str | None, typer.Option(help="A name for people.  [default: that of the bundle]")] = None,
+    name: Annotated[str | None, typer.Option(help="Name for people.  [default: the bundle's]")] = None,
     evaluate: EvaluatedModel = None,
     against: ComparedModel = None,
+    evaluate_every: EvaluateEvery = None,
+    evaluation: EvaluationBundle = None,
     release_key: ReleaseKey = None,
     release_counter: ReleaseCounter = FIRST_COUNTER,
     release_days: ReleaseDays = VALID_DAYS,
@@ -68,21 +72,21 @@ def create(
     needs a release, signed with --release-key on this machine. Only devices whose policy names its public key take
     part. Run this on a machine other than the coordinator, so that the coordinator never holds the key.
 
-    With --evaluate the devices measure a model that is there, by a bundle that was exported with the algorithm
-    evaluate, compare or personalisation. Such a task has one round unless --rounds says otherwise.
+    With --evaluate the devices measure a model that is there, by a bundle of evaluate, compare or personalisation. Such
+    a task has one round unless --rounds says otherwise. With --evaluate-every, training starts such tasks.
     """
     from coordinator.rules.longest_updates import in_words
     from coordinator.rules.packed_segments import device_noise, report_bytes
     from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
 
-    evaluated = Evaluated(evaluate, against)
+    evaluated = Evaluated(evaluate, against, evaluate_every, None if evaluation is None else Bundle(evaluation))
     chosen = build(TaskSettings, evaluated.settings(settings), text=True)
-    with open_store(db, blobs, coordinator) as store, starting_from(store, Bundle(plan), evaluated) as (bundle, origin):
+    with open_store(db, blobs, coordinator) as store, starting_from(store, Bundle(plan), evaluated) as (bundle, of):
         signed = None
         if release_key is not None:
             signed = _release(store, db, bundle, chosen, release_key, counter=release_counter, days=release_days)
-        task = store.register_task(bundle, chosen, signed, name=name, evaluates=origin)
+        task = store.register_task(bundle, chosen, signed, name=name, evaluation=of)
         _describe(store, task.id, json, device_noise(bundle.plan.report, task.settings))
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
         size = report_bytes(bundle.plan.report, task.settings).words
@@ -152,17 +156,25 @@ def show(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
 def metrics(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
     """Show what became of every attempt at every round.
 
-    For each attempt: how many devices reported, why others gave up, how training went. Then counts of sessions by what
-    became of them, step by step: the task's own, and those of its population without a task.
+    For each attempt: how many devices reported, why others gave up, how training went. Then the evaluations of its
+    models, by round. Then counts of sessions by what became of them, step by step: the task's own, and those of its
+    population without a task.
     """
     rounds, sessions, progress = store.rounds(task), store.sessions(task), store.progress_of(task)
+    evaluations = store.evaluations(task)
     if json:
-        emit({"rounds": [asdict(record) for record in rounds], "sessions": [asdict(shape) for shape in sessions]})
+        found = {"rounds": rounds, "evaluations": evaluations, "sessions": sessions}
+        emit(msgspec.to_builtins(found))
         return
     if rounds:
         _show_rounds(rounds)
     else:
         say(f"no round has begun: {progress.sentence}")
+    if evaluations:
+        say()
+        names = list(dict.fromkeys(name for one in evaluations for name in one.means))
+        columns = ("round", "evaluated by", "state", *(name.replace(".", " ") for name in names))
+        show_table(columns, [(one.round, one.task, one.state, *map(one.means.get, names)) for one in evaluations])
     if sessions:
         say()
         show_table(("sessions", "what became of them"), [(shape.count, shape.shape) for shape in sessions])
@@ -332,6 +344,7 @@ def _reported(record: RoundRecord) -> str:
 
 
 def _facts(task: Task, progress: Progress) -> dict[str, Any]:
+    regular = task.evaluation
     return {
         "task": task.id,
         "name": task.name,
@@ -341,6 +354,7 @@ def _facts(task: Task, progress: Progress) -> dict[str, Any]:
         "progress": {"reason": progress.reason, "sentence": progress.sentence, "stalled": progress.stalled},
         "algorithm": task.algorithm,
         **({} if task.evaluates is None else {"evaluates": task.evaluates.words}),
+        **({} if regular is None else {"evaluate_every": regular.every, "evaluation": regular.bundle.name}),
         "plan_sha256": task.plan_sha256,
         "signer": task.plan_signature and task.plan_signature.signer,
         "release": task.release and release_facts(task.release),

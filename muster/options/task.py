@@ -12,26 +12,23 @@ from muster.options.settings import with_settings
 
 ReleaseKey = Annotated[
     Path | None,
-    typer.Option(
-        metavar="KEYFILE", help="With --secagg: the private key that releases the plan, from `muster key new`."
-    ),
+    typer.Option(metavar="KEYFILE", help="With --secagg: the key of its release."),
 ]
 ReleaseCounter = Annotated[
     int,
     typer.Option(
         min=0,
-        help="With --secagg: a device refuses a counter below the last that it saw of the key.",
+        help="With --secagg: devices refuse one below the last of the key.",
     ),
 ]
 ReleaseDays = Annotated[int, typer.Option(min=1, max=3650, help="With --secagg: days that the release is good for.")]
 
-_SOURCE = "TASK|TASK@ROUND|FILE"
-_EVALUATED = "Evaluate this model: that of a task, by default after its last round, or a file's."
-EvaluatedModel = Annotated[str | None, typer.Option("--evaluate", metavar=_SOURCE, help=_EVALUATED)]
-ComparedModel = Annotated[
-    str | None,
-    typer.Option("--against", metavar=_SOURCE, help="With --evaluate, and a bundle of compare: the other model."),
-]
+_EVALUATED, _COMPARED = "Evaluate TASK, TASK@ROUND or a file.", "With a bundle of compare: the other model."
+EvaluatedModel = Annotated[str | None, typer.Option("--evaluate", metavar="MODEL", help=_EVALUATED)]
+ComparedModel = Annotated[str | None, typer.Option("--against", metavar="MODEL", help=_COMPARED)]
+_EVERY = "Evaluate on held-out devices every N rounds."
+EvaluateEvery = Annotated[int | None, typer.Option(metavar="N", help=_EVERY)]
+EvaluationBundle = Annotated[Path | None, typer.Option("--evaluation", help="The bundle for --evaluate-every.")]
 
 with_task_settings = with_settings(
     TaskSettings, spread=("budget", "secagg", "clear", "buffered"), defaults={"rounds": None}

@@ -14,7 +14,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from coordinator.rules.entities import RoundRecord
+from coordinator.rules.entities import Measured, RoundRecord
 from coordinator.rules.entities import Task as Facts
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
@@ -64,6 +64,10 @@ class Task:
     def metrics(self) -> list[RoundRecord]:
         """Every attempt at every round, in order: who reported, how long it took, the mean metrics of training."""
         return self._store.rounds(self.id)
+
+    def evaluations(self) -> list[Measured]:
+        """The evaluations of its models, by round, with their figures."""
+        return self._store.evaluations(self.id)
 
     def watch(self, *, every_s: float = 1.0) -> Iterator[RoundRecord]:
         """Every round that is committed, from the first, until the task is over. every_s: seconds between looks."""
@@ -123,13 +127,15 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         return Task(self._store, self._store.task(task_id).id)
 
     @with_settings_of(TaskSettings)
-    def create(
+    def create(  # noqa: PLR0913  # one keyword for each choice
         self,
         bundle: Bundle,
         *,
         name: str | None = None,
         evaluate: str | Path | None = None,
         against: str | Path | None = None,
+        evaluate_every: int | None = None,
+        evaluation: Bundle | None = None,
         release_key: SigningKey | None = None,
         counter: int = FIRST_COUNTER,
         **settings: Any,
@@ -138,18 +144,23 @@ class Coordinator(AbstractContextManager["Coordinator"]):
 
         name: for people, by default the bundle's. evaluate, against: the model that devices measure, and the one that
         it is compared with, each as "TASK", "TASK@ROUND" or a file of `checkpoint`'s tensors; for a bundle of an
-        algorithm that evaluates, whose task has one round by default. release_key: signs the release that a task with
-        `secagg` needs, with `counter` as its number. A part, such as `secagg`, is an object or a mapping.
+        algorithm that evaluates, whose task has one round by default. evaluate_every, evaluation: after every so many
+        rounds of a training, evaluate its model on the held-out devices by a bundle that evaluates. release_key: signs
+        the release that a task with `secagg` needs, with `counter` as its number. A part, such as `secagg`, is an
+        object or a mapping.
 
         Raises InvalidTask, naming the setting and what it may be, or what keeps the model from being evaluated. The
         other keywords are the settings of a task:
         """
         of_kind("bundle", bundle, (Bundle,), "a Bundle, as muster.export gives it; Bundle(folder) reads one")
-        evaluated = Evaluated(*(None if source is None else str(source) for source in (evaluate, against)))
+        of_kind("evaluation", evaluation, (Bundle, type(None)), "a Bundle that evaluates")
+        of_kind("evaluate_every", evaluate_every, (int, type(None)), "a number of rounds")
+        model, other = (None if source is None else str(source) for source in (evaluate, against))
+        evaluated = Evaluated(model, other, evaluate_every, evaluation)
         chosen = build(TaskSettings, evaluated.settings(settings))
         with starting_from(self._store, bundle, evaluated) as (starting, origin):
             release = None if release_key is None else self._released(starting, chosen, release_key, counter)
-            made = self._store.register_task(starting, chosen, release, name=name, evaluates=origin)
+            made = self._store.register_task(starting, chosen, release, name=name, evaluation=origin)
         return Task(self._store, made.id)
 
     def _released(self, bundle: Bundle, chosen: TaskSettings, key: SigningKey, counter: int) -> Signed:

@@ -7,19 +7,21 @@ import httpx2
 import msgspec
 import pytest
 
+import muster
 from coordinator.api.tokens import issue
 from coordinator.errors import InvalidTask, UnknownDeviceId, UnknownRound, UnknownTask
 from coordinator.operations import OPERATIONS, PREFIX, AdminService, NewTask, TaskStore
 from coordinator.rules.audit import STORE
-from coordinator.rules.entities import Role
+from coordinator.rules.entities import Evaluates, ModelSource, Regularly, Role
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.security import of_running
 from coordinator.settings import Settings
 from fedcore.wire.problems import PROBLEM_FIELD
 from muster.remote import RemoteStore
-from tests.coordinator.bundles import make_bundle, make_private_bundle
+from tests.coordinator.bundles import make_bundle, make_evaluation_bundle, make_private_bundle
 from tests.coordinator.conftest import PEM
 from tests.coordinator.devices import Devices
+from tests.coordinator.test_evaluated import evaluate
 from tests.coordinator.test_privacy import promise, train
 from tests.servers import serving_both
 
@@ -86,7 +88,9 @@ def outcome(call, *arguments):
     return plain
 
 
-def test_what_operators_see_over_http_is_what_the_store_gives(store, trained, devices, operator, settings):
+def test_what_operators_see_over_http_is_what_the_store_gives(store, trained, devices, operator, settings, tmp_path):
+    noisy = TaskSettings(population="phones", goal=2, rounds=1, privacy=promise())
+    evaluate(store, make_evaluation_bundle(tmp_path / "evaluation", clip_norm=4.0), trained, settings=noisy)
     given = {"task_id": trained, "device_id": devices.id("a"), "number": 0}
     for operation in (one for one in OF_STORE if one.method == "GET"):
         near, far = getattr(store, operation.name), getattr(operator, operation.name)
@@ -182,3 +186,24 @@ def test_document_and_client_have_every_operation_and_no_other(urls):
         name: call for name, call in methods.items() if name not in NOT_ONE_OPERATION
     }
     assert methods.keys() <= vars(RemoteStore).keys()
+
+
+def test_a_regular_evaluation_is_asked_for_over_http_and_in_python(store, urls, operator, bundle, tmp_path):
+    evaluation, given = (
+        make_evaluation_bundle(tmp_path / "evaluation"),
+        {"population": "phones", "goal": 2, "rounds": 3},
+    )
+    settings = TaskSettings(**given, hold_out_devices=0.1)
+    regular = Regularly(2, evaluation)
+    made = operator.register_task(bundle, settings, evaluation=regular)
+    assert made.evaluation == store.task(made.id).evaluation == regular.stored
+    origin = Evaluates(ModelSource(task=made.id, round=0))
+    with pytest.raises(InvalidTask, match="not both"):
+        operator.create(NewTask(bundle.manifest, settings, evaluates=origin, evaluation=regular.stored))
+    _, text = issue(store.database, "bob", Role.OPERATOR)
+    with muster.Coordinator(urls.admin, text) as coordinator:
+        task = coordinator.create(bundle, evaluate_every=2, evaluation=evaluation, hold_out_devices=0.1, **given)
+        assert store.task(task.id).evaluation == regular.stored
+        assert task.evaluations() == []
+        with pytest.raises(InvalidTask, match="evaluate_every must be a whole number from 1"):
+            coordinator.create(bundle, evaluate_every=0, evaluation=evaluation, hold_out_devices=0.1, **given)

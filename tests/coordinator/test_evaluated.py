@@ -31,7 +31,7 @@ ONE_ROUND = TaskSettings(population="phones", goal=2, rounds=1, over_selection=1
 def evaluate(store, bundle, model, against=None, settings=ONE_ROUND, release=None):
     with starting_from(store, bundle, Evaluated(model, against)) as (starting, origin):
         signed = released(starting, settings, RELEASE, LINEAGE.signer) if release else None
-        return store.register_task(starting, settings, signed, evaluates=origin)
+        return store.register_task(starting, settings, signed, evaluation=origin)
 
 
 def measure(desk, given, m):
@@ -100,7 +100,7 @@ def test_an_evaluation_that_is_not_what_it_says_is_refused(store, trained, tmp_p
     bundle = make_evaluation_bundle(tmp_path / "evaluation")
     origin = Evaluates(ModelSource(task=trained, round=1))
     with pytest.raises(InvalidTask, match=f"does not hold the model of task {trained}, round 1"):
-        store.register_task(bundle, ONE_ROUND, evaluates=origin)
+        store.register_task(bundle, ONE_ROUND, evaluation=origin)
 
 
 def test_sources_that_are_not_there_are_refused(store, trained, tmp_path):
@@ -158,6 +158,26 @@ def test_a_private_model_is_evaluated_with_noise_or_not_at_all(store, register, 
     noisy = TaskSettings(population="phones", goal=2, rounds=1, over_selection=1.0, privacy=promise())
     task = evaluate(store, make_evaluation_bundle(tmp_path / "noisy", clip_norm=4.0), private, settings=noisy)
     assert task.evaluates.model.task == private
+
+
+def test_a_private_evaluation_spends_its_own_budget_and_ends_there(store, register, desk, tmp_path):
+    private = register(make_private_bundle(tmp_path / "private"), rounds=9, privacy=promise())
+    settings = TaskSettings(population="phones", goal=2, rounds=9, over_selection=1.0, privacy=promise(rounds=2))
+    bundle = make_evaluation_bundle(tmp_path / "noisy", clip_norm=4.0)
+    task = evaluate(store, bundle, private, settings=settings)
+    store.pause(private)
+    for number in (1, 2):
+        desk.pass_time(2)
+        for given in desk.assign("a", "b"):
+            measure(desk, given, 0.5)
+        assert len(store.spent(task.id)) == number
+    assert 3.9 < store.spent(task.id)[-1].epsilon <= 4.0
+    assert store.spent(private) == []
+    assert store.history(task.id)[-1].cause == "privacy-budget-spent"
+    figures = [record.metrics for record in store.rounds(task.id)]
+    assert all(one["evaluate.devices"] == 2 for one in figures)
+    assert figures[0]["evaluate.loss.devices"] != figures[1]["evaluate.loss.devices"]  # noise is drawn anew
+    np.testing.assert_array_equal(store.checkpoint(task.id)["params"], START)
 
 
 def test_an_evaluation_whose_losses_jump_is_not_paused(store, trained, desk, tmp_path):

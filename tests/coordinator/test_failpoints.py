@@ -16,15 +16,23 @@ import pytest
 import sqlalchemy
 
 from coordinator.failpoints import FAILPOINTS, VARIABLE, reach
+from coordinator.rules.entities import Regularly
 from coordinator.rules.states import RoundState, TaskState
-from coordinator.rules.task_settings import Buffered, PrivacyBudget
+from coordinator.rules.task_settings import Buffered, PrivacyBudget, TaskSettings
 from coordinator.store.database import Database
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, REPORTS
 from coordinator.store.tasks import open_coordinator_store
 from fedcore import checkpoint
 from fedcore.params import VectorSpec
 from fedcore.privacy.accounting import spent
-from tests.coordinator.bundles import START, make_bundle, make_plan, make_private_bundle, report_body
+from tests.coordinator.bundles import (
+    START,
+    make_bundle,
+    make_evaluation_bundle,
+    make_plan,
+    make_private_bundle,
+    report_body,
+)
 from tests.coordinator.replicas import Phones, replicas_on, until
 
 GOAL, ROUNDS = 4, 3
@@ -196,6 +204,32 @@ def test_killed_private_training_has_a_row_for_every_model(store, register, repl
     assert spent([*entries, entries[-1]], 1e-6) > 8 >= epsilons[-1].epsilon
     released = [store.task(task).initial.checkpoint_sha256, *[one.checkpoint_sha256 for one in done]]
     assert devices.begun <= set(enumerate(released, 1))
+
+
+@pytest.mark.parametrize(
+    ("database", "failpoint"),
+    [
+        ("sqlite", "round.after-commit:2"),
+        ("postgresql", "round.before-commit:2"),
+        *[
+            pytest.param(engine, f"{name}:{n}", marks=pytest.mark.long)
+            for engine in ("sqlite", "postgresql")
+            for name in SERVING
+            for n in range(1, 4)
+        ],
+    ],
+    indirect=["database"],
+)
+def test_killed_training_starts_the_evaluation_of_every_round_once(store, bundle, replicas, tmp_path, failpoint):
+    given = {"population": "phones", "goal": GOAL, "rounds": ROUNDS, "over_selection": 1.0, "hold_out_devices": 1e-9}
+    regular = Regularly(1, make_evaluation_bundle(tmp_path / "evaluation"))
+    task = store.register_task(bundle, TaskSettings(**given), evaluation=regular).id
+    train(store, task, replicas, failpoint)
+    made = store.evaluations(task)
+    assert [one.round for one in made] == list(range(1, ROUNDS + 1))
+    for one in made:
+        params = [store.checkpoint(*which)["params"] for which in ((one.task, 0), (task, one.round))]
+        assert params[0].tobytes() == params[1].tobytes()
 
 
 def die(program, failpoint, *arguments):

@@ -218,9 +218,9 @@ def test_old_database_is_refused_by_every_command_until_migrated(typed, tmp_path
     assert in_process("coordinator", "migrate", *database).exit_code == 1
     open_coordinator_store(database[1], tmp_path / "blobs").close()
     down = in_process("coordinator", "migrate", *database, "--to", "base", "--json")
-    assert json.loads(down.stdout) == {"before": "0003", "after": "base"}
+    assert json.loads(down.stdout) == {"before": "0004", "after": "base"}
     assert typed("task", "list", *database, "--blobs", tmp_path / "blobs")[0] == 1
-    assert json.loads(in_process("coordinator", "migrate", *database, "--json").stdout)["after"] == "0003"
+    assert json.loads(in_process("coordinator", "migrate", *database, "--json").stdout)["after"] == "0004"
     open_coordinator_store(database[1], tmp_path / "new").close()  # the blobs of before belong to the dropped tables
     assert in_process("task", "list", *database, "--blobs", tmp_path / "new").exit_code == 0
     collected = in_process("coordinator", "collect", *database, "--blobs", tmp_path / "new", "--json")
@@ -242,7 +242,8 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         assert state in done.stdout
         assert json.loads(in_process("task", "show", task, *where, "--json").stdout)["state"] == state
     assert [entry["task"] for entry in json.loads(in_process("task", "list", *where, "--json").stdout)] == [task]
-    assert json.loads(in_process("task", "metrics", task, *where, "--json").stdout) == {"rounds": [], "sessions": []}
+    nothing = {"rounds": [], "evaluations": [], "sessions": []}
+    assert json.loads(in_process("task", "metrics", task, *where, "--json").stdout) == nothing
     assert in_process("task", "checkpoint", task, "--out", tmp_path / "model.safetensors", *where).exit_code == 0
 
     assert load_file(tmp_path / "model.safetensors")["1.weight"].shape == (10, 64)

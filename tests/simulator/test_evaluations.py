@@ -1,23 +1,36 @@
 """Evaluations in the engine and on a fleet: the same figures, and those of every user's own measurements."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import safetensors.numpy
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coordinator.rules.entities import Regularly
+from coordinator.rules.states import TaskState
+from coordinator.store.tasks import Secagg, TaskSettings
+from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
+from fedcore.hold_out import is_held_out
+from fedcore.signing import key_text
+from fedcore.wire.signatures import device_id
+from muster.evaluating import Evaluated, starting_from
 from simulator import datasets
 from simulator.configuration import SimulationConfig
 from simulator.engine import Engine, evaluate
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
 from simulator.errors import EngineError
+from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.profile import counted_kinds
-from simulator.proofs.fleet_against_engine import worst_figure
+from simulator.proofs.fleet_against_engine import counted_cohort, worst_figure
 from simulator.simulation import simulate, training_of
+from tests.coordinator.fork_server import wait_until
 from tests.device_runtime.node import node
-from tests.simulator.federation import SEED
+from tests.simulator.federation import SEED, give_keys
 from tests.simulator.test_engine import uneven
 
 EVALUATIONS = ("evaluate", "compare", "personalisation")
@@ -108,6 +121,95 @@ def test_the_fleet_and_the_engine_give_the_same_figures(name, federate, capsys):
             )
         assert apart < AGREE
         assert of_ends < OF_LOSS
+
+
+def test_a_secure_fleet_gives_the_figures_of_the_engine(federate, capsys):
+    users, _ = datasets.users("digits", None, 12)
+    model, algorithm = Model(load("logreg", (1, 8, 8), 10), SEED), create("evaluate", {"batch_size": 5})
+    run = federate(model, algorithm, users, {"onnx": "onnxruntime"}, rounds=1, secagg=Secagg())
+    engine = Engine(model, algorithm, users, seed=SEED)
+    [cohort], [secure] = run.cohorts, run.metrics
+    exact = engine.run_round(1, [users.clients.index(cohort[slot]) for slot in sorted(cohort)], sorted(cohort)).metrics
+    apart = {name: abs(secure[name] - exact[name]) for name in exact if name.startswith("evaluate.")}
+    counts = {"evaluate.devices", "evaluate.examples"}
+    percentiles = {name for name in apart if ".p" in name}
+    ends_of_intervals = set(ends(apart))
+    means = set(apart) - counts - percentiles - ends_of_intervals
+    worst = [max(apart[name] for name in names) for names in (counts, means, percentiles, ends_of_intervals)]
+    with capsys.disabled():
+        print("\nsecure evaluation: counts {:.1e}, means {:.1e}, percentiles {:.1e}, ends {:.1e} apart".format(*worst))
+    assert means == {f"evaluate.{name}{of}" for name in ("loss", "accuracy") for of in ("", ".devices")}
+    assert (len(percentiles), len(ends_of_intervals)) == (10, 8)
+    assert worst[0] == 0
+    assert worst[1] < 1e-3
+    assert worst[2] < 1e-6  # as bins hold whole numbers
+    assert worst[3] < 3e-2  # they are roots of differences between sums that are rounded
+
+
+@pytest.fixture(scope="module")
+def logreg(tmp_path_factory):
+    """Bundles of one model: the one that trains it, and the one that evaluates it."""
+    folder, model = tmp_path_factory.mktemp("logreg"), Model(load("logreg", (1, 8, 8), 10), SEED)
+    return [export_bundle(model, create(name, {"batch_size": 5}), folder / name) for name in ("fedavg", "evaluate")]
+
+
+def test_no_device_trains_a_model_and_is_held_out_to_evaluate_it(tmp_path, coordinators, logreg, servers):
+    train, evaluation = logreg
+    users, _ = datasets.users("digits", None, 12)
+    give_keys(tmp_path / "devices", users)
+    shared = {"population": "p", "over_selection": 1.0, "hold_out_devices": 0.5}
+    with coordinators.local(tmp_path, SEED) as local:
+        training = local.store.register_task(train, TaskSettings(goal=3, rounds=2, **shared)).id
+        with starting_from(local.store, evaluation, Evaluated(f"{training}@0", None)) as (bundle, origin):
+            settings = TaskSettings(goal=3, rounds=2, on_held_out=True, **shared)
+            measuring = local.store.register_task(bundle, settings, evaluation=origin).id
+        devices = {"folder": tmp_path / "devices", "concurrency": 12, "sessions": 12}
+        config = FleetConfig(coordinator=local.url, population="p", **devices)
+        clients = Fleet(config, users).run(servers=servers).clients
+        tasks, over = (training, measuring), {TaskState.COMPLETED}
+        wait_until(lambda: {local.store.task(task).state for task in tasks} == over)
+        cohorts = [[counted_cohort(local.store, task, number, clients) for number in (1, 2)] for task in tasks]
+    trained, measured = ({client for cohort in rounds for client in cohort.values()} for rounds in cohorts)
+    assert (len(trained), len(measured)) == (6, 6)
+    assert trained.isdisjoint(measured)
+    held_out = {client for device, client in clients.items() if is_held_out("p", device, 0.5)}
+    assert measured == held_out
+
+
+def test_a_fleet_evaluates_the_model_of_every_round(tmp_path, coordinators, logreg, servers):
+    train, evaluation = logreg
+    users, _ = datasets.users("digits", None, 12)
+    give_keys(tmp_path / "devices", users)
+    held_out = [is_held_out("p", device_id(key_of(client)), 0.5) for client in users.clients]
+    sides = [users.subset([at for at, out in enumerate(held_out) if out == side]) for side in (False, True)]
+    assert [len(side) for side in sides] == [6, 6]
+    settings = TaskSettings(population="p", over_selection=1.0, hold_out_devices=0.5, goal=2, rounds=3)
+    with coordinators.local(tmp_path, SEED) as local:
+        store = local.store
+        task = store.register_task(train, settings, evaluation=Regularly(1, evaluation)).id
+        devices = {"folder": tmp_path / "devices", "concurrency": 6, "sessions": 6}
+        config = FleetConfig(coordinator=local.url, population="p", **devices)
+        Fleet(config, sides[0]).run(servers=servers)
+        wait_until(lambda: store.task(task).state is TaskState.COMPLETED)  # while nobody evaluates
+        made = store.evaluations(task)
+        assert [(one.round, one.state) for one in made] == [(number, TaskState.ACTIVE) for number in (1, 2, 3)]
+        clients = Fleet(config, sides[1]).run(servers=servers).clients
+        wait_until(lambda: {one.state for one in store.evaluations(task)} == {TaskState.COMPLETED})
+        made = store.evaluations(task)
+        cohorts = [counted_cohort(store, one.task, 1, clients) for one in made]
+        models = [store.checkpoint(task, one.round)["params"] for one in made]
+    assert sorted(client for cohort in cohorts for client in cohort.values()) == sorted(sides[1].clients)
+    model = Model(load("logreg", (1, 8, 8), 10), SEED)
+    for one, cohort, params in zip(made, cohorts, models, strict=True):
+        members = users.subset([users.clients.index(client) for client in cohort.values()])
+        own = evaluate(model, params, members)["loss"]
+        assert one.metrics["evaluate.loss.devices"] == pytest.approx(own.mean(), abs=1e-5)
+
+
+def key_of(client):
+    """The public key of the device that `give_keys` gives a client."""
+    private = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(client.encode()).digest())
+    return key_text(private.public_key().public_bytes_raw())
 
 
 def simulated(**settings):

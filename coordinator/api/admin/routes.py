@@ -21,7 +21,7 @@ from coordinator.api.service import Service
 from coordinator.errors import MalformedMessage, UnknownBlob
 from coordinator.operations import OPERATIONS, PREFIX, NewTask, Operation
 from coordinator.rules.assumption import Assumption
-from coordinator.rules.entities import Evaluates, Role, Token
+from coordinator.rules.entities import Evaluates, RegularEvaluation, Role, Token
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.security import of_running
 from fedcore.bundle import Manifest
@@ -168,7 +168,7 @@ def _new_task(data: bytes) -> NewTask:
     except UNDECODABLE as error:
         raise MalformedMessage(str(error)) from error
     settings = build(TaskSettings, posted.settings)
-    return NewTask(posted.manifest, settings, posted.release, posted.name, posted.evaluates)
+    return NewTask(posted.manifest, settings, posted.release, posted.name, posted.evaluates, posted.evaluation)
 
 
 class _Posted(msgspec.Struct, frozen=True):
@@ -179,6 +179,7 @@ class _Posted(msgspec.Struct, frozen=True):
     release: Signed | None = None
     name: str | None = None
     evaluates: Evaluates | None = None
+    evaluation: RegularEvaluation | None = None
 
 
 _POSTED = decoder(_Posted)

@@ -157,6 +157,8 @@ def _hold_out(settings: TaskSettings) -> DeviceHoldOut | None:
 def _look_for(store: CoordinatorStore, record: Task, lineage: str, plan: Plan) -> None:
     """Raise AlgorithmError unless the algorithm can be made, UnknownBlob unless plan, its blobs and state are there.
 
+    The same for what evaluates its models, if anything does.
+
     For a private task, raise PrivacyError when the accountant is not installed, which takes a second to load, here and
     not while a round is committed; KeysDiffer when noise of earlier rounds was made with another key.
     """
@@ -172,6 +174,9 @@ def _look_for(store: CoordinatorStore, record: Task, lineage: str, plan: Plan) -
     with store.database.reading() as records:
         base = records.snapshot(record)
     named = {ref.sha256 for ref in plan.blob_refs}
+    if record.evaluation is not None:
+        store.algorithm(record.evaluation.bundle.algorithm)
+        named |= {record.evaluation.bundle.plan.sha256, record.evaluation.bundle.state.sha256}
     for sha256 in sorted(named | {record.plan_sha256, base.state_sha256, base.checkpoint_sha256}):
         if not store.blobs.has(sha256):
             raise UnknownBlob(f"there is no blob {sha256[:12]}…")

@@ -18,6 +18,7 @@ from coordinator.driver.memory.private_rounds import BUDGET_SPENT, PrivateSum, R
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.writing.failed_attempts import note_failure, pause_diverged, why_diverged
 from coordinator.driver.writing.hand_over import HandOver, end_or_keep, open_next
+from coordinator.driver.writing.regular_evaluations import begin, store_start
 from coordinator.errors import STORE_FAILURES, NonFiniteState, Unavailable, UnknownBlob, UnreadableBlob
 from coordinator.failpoints import reach
 from coordinator.lineage import entry
@@ -59,12 +60,16 @@ class Outcome(NamedTuple):
 
 
 class _Model(NamedTuple):
-    """The blobs of a round's next model, its metrics, and the sealed form of the blobs of a private round."""
+    """The blobs of a round's next model, its metrics, and the sealed form of the blobs of a private round.
+
+    evaluation: the blobs with which the model is evaluated, where that is due.
+    """
 
     state: BlobRef
     broadcast: BlobRef
     metrics: dict[str, float]
     sealed: Sequence[SealedBlob]
+    evaluation: tuple[BlobRef, BlobRef] | None
 
 
 def commit_round(
@@ -108,6 +113,7 @@ def commit_round(
             following = open_next(records, replace(running, value=outcome.value), snapshot, now)
             outcome = outcome._replace(successor=following)
         _conclude(records, task, running, collected.noisy, diverged)
+        begin(store, records, task, running.number, model.evaluation)
         reach("round.before-commit")
     reach("round.after-commit")
     with suppress(Unavailable):  # the log says why; whoever asks for the model tries again
@@ -175,7 +181,8 @@ def _next_model(store: CoordinatorStore, lineage: SigningKey, running: OpenRound
     private = collected.noisy
     sealed = [] if private is None else [store.sealed.put(private.secret, data) for data in files]
     refs = [blob.ref for blob in sealed] or [store.blobs.put(data) for data in files]
-    return _Model(refs[0], refs[1], aggregated.metrics, sealed)
+    evaluation = store_start(store, running.task.record, running.number, aggregated.broadcast)
+    return _Model(refs[0], refs[1], aggregated.metrics, sealed, evaluation)
 
 
 def _add_blobs(store: CoordinatorStore, records: Records, model: _Model) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 from sqlalchemy import String, cast, func, select
 
 from coordinator.errors import UnknownRound
-from coordinator.rules.entities import LiveRound
-from coordinator.rules.states import AssignmentState, RoundState
+from coordinator.rules.entities import LiveRound, Measured
+from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.store.records.within_transaction import WithinTransaction
-from coordinator.store.tables import ASSIGNMENTS, BLOBS, REPORTS, ROUNDS, TRANSITIONS
+from coordinator.store.tables import ASSIGNMENTS, BLOBS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 
 _ENDED = [state for state in RoundState if state.ended]
 
@@ -86,6 +86,19 @@ class OverviewRecords(WithinTransaction):
         committed = (ROUNDS.c.task == task_id) & (ROUNDS.c.state == RoundState.COMMITTED)
         query = select(ROUNDS.c.number, ROUNDS.c.metrics).where(committed).order_by(ROUNDS.c.number)
         return [(row.number, row.metrics) for row in self._connection.execute(query)]
+
+    def evaluations(self, task_id: str) -> list[Measured]:
+        """The evaluations of a task's models, by round, then the oldest first; each with its newest metrics."""
+        model = TASKS.c.evaluates["model"]
+        number, of_task = model["round"].as_integer(), model["task"].as_string() == task_id
+        committed = ROUNDS.c.state == RoundState.COMMITTED
+        last = select(ROUNDS.c.task, func.max(ROUNDS.c.number).label("number")).where(committed)
+        newest = last.group_by(ROUNDS.c.task).subquery()
+        done = (ROUNDS.c.task == newest.c.task) & (ROUNDS.c.number == newest.c.number) & committed
+        columns = (number, TASKS.c.id, TASKS.c.algorithm, TASKS.c.state, ROUNDS.c.metrics)
+        query = select(*columns).outerjoin(newest, newest.c.task == TASKS.c.id).outerjoin(ROUNDS, done).where(of_task)
+        rows = self._connection.execute(query.order_by(number, TASKS.c.created_at, TASKS.c.id))
+        return [Measured(at, task, name, TaskState(state), metrics or {}) for at, task, name, state, metrics in rows]
 
     def latest(self, task_id: str, most: int, before: int | None = None) -> Sequence[Any]:
         """The newest attempts of a task that ended, newest first, as rows; those with row ids below `before`."""

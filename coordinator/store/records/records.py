@@ -118,6 +118,7 @@ class Records(WithinTransaction):
             plan_signature=msgspec.to_builtins(task.plan_signature),
             release=msgspec.to_builtins(task.release),
             evaluates=msgspec.to_builtins(task.evaluates),
+            evaluation=msgspec.to_builtins(task.evaluation),
             algorithm=task.algorithm.name,
             algorithm_settings=task.algorithm.settings,
             certificate_sha256=task.certificate_sha256,
