@@ -233,6 +233,18 @@ class SignaturesOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PredictOptions:
+    """The cost of a prediction in an app, at one example.
+
+    Against the bare call of ONNX Runtime on the same graph, in one run on one thread, in CPU microseconds. It takes
+    seconds.
+    """
+
+    model: Annotated[str, Option(help="Name of a built-in model.")] = "logreg"
+    blocks: Annotated[int, Option(min=1, help="Blocks of a thousand calls; the least time counts.")] = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckinOptions:
     """Check-ins per CPU second of the coordinator.
 
@@ -302,6 +314,7 @@ BENCHMARKS: dict[str, type] = {
     "private_fleet": PrivateFleetOptions,
     "pacing": PacingOptions,
     "signatures": SignaturesOptions,
+    "predict": PredictOptions,
     "checkin": CheckinOptions,
     "report": ReportOptions,
     "rounds": RoundsOptions,

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from device_runtime.device import Device
-    from device_runtime.errors import ConfigError
+    from device_runtime.errors import ConfigError, DeviceError, ModelRefused, NoModel
     from device_runtime.examples import Collection, ExampleStore, Retention
+    from device_runtime.models.model import Model
     from device_runtime.outcome import Outcome
     from device_runtime.permission.policy import PerDay, PlanLimits, Policy
     from device_runtime.state.sealing import KeyStore
@@ -22,8 +23,12 @@ __all__ = [
     "Collection",
     "ConfigError",
     "Device",
+    "DeviceError",
     "ExampleStore",
     "KeyStore",
+    "Model",
+    "ModelRefused",
+    "NoModel",
     "Outcome",
     "PerDay",
     "PlanLimits",
@@ -34,6 +39,10 @@ __all__ = [
 _HOMES = {
     "ConfigError": "errors",
     "Device": "device",
+    "DeviceError": "errors",
+    "Model": "models.model",
+    "ModelRefused": "errors",
+    "NoModel": "errors",
     "Collection": "examples",
     "ExampleStore": "examples",
     "KeyStore": "state.sealing",

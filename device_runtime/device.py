@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from device_runtime.backends import BACKENDS
 from device_runtime.conditions import Conditions, ConditionSource, Requirements
@@ -23,6 +24,9 @@ from device_runtime.session import run_session
 from device_runtime.state.sealing import KeyStore
 from fedcore.errors import why
 from fedcore.wire.messages import Attestation
+
+if TYPE_CHECKING:
+    from device_runtime.models.model import Model
 
 NO_REQUIREMENTS = Requirements()
 _LOG = logging.getLogger(__name__)
@@ -99,6 +103,15 @@ class Device:
         with contextlib.suppress(_Stopped):
             nap(0.0)
             run_forever(config, heard, sleep=nap)
+
+    def model(self, name: str) -> Model:
+        """The model of this name, for predictions in this process: the last version that this device took, or none yet.
+
+        It needs no network until `refresh`. Raises ConfigError for a name that no model may have, or a missing backend.
+        """
+        from device_runtime.models.model import Model  # rarely needed
+
+        return Model(self._config, name)
 
     def _say_what_is_open(self) -> None:
         if self._said:

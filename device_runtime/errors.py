@@ -14,6 +14,11 @@ DeviceError
 │   ├── NonFiniteReport     the report holds an infinity or NaN: training diverged, say
 │   └── RuntimeFailed       a graph failed while it ran
 │       └── DeadlinePassed  the coordinator stopped waiting before the work was done
+├── ModelError              a model cannot be used as the app asks
+│   ├── ModelRefused        a release of a model, or what it names, cannot be used here; the last version stays
+│   ├── NoModel             no version of the model is here yet
+│   ├── InputRefused        the examples do not fit the model's inputs
+│   └── ModelClosed         the app has closed the model
 ├── ExampleRefused          an example does not fit its collection's declaration, or no plan could train on it
 ├── StoreError              the example store cannot be used: no space, no permission, locked
 ├── KeyUnavailable          a key of the platform, to seal or to attest, is not available
@@ -161,6 +166,43 @@ class RuntimeFailed(AssignmentError):
 
 class DeadlinePassed(RuntimeFailed):
     """The coordinator stopped waiting before the work was done."""
+
+
+class ModelError(DeviceError):
+    """A model cannot be used as the app asks."""
+
+    permanent = True
+
+
+class ModelRefused(ModelError):
+    """A release of a model, or what it names, cannot be used here; the last version stays.
+
+    Its text may quote a plan or an engine, so it is `plain`.
+    """
+
+    reason = "model-refused"
+
+    def __init__(self, detail: str, private: str = "") -> None:
+        super().__init__(plain(detail), plain(private))
+
+
+class NoModel(ModelError):
+    """No version of the model is here yet: `refresh` fetches one, if there is one for this device."""
+
+    reason = "no-model"
+    permanent = False
+
+
+class InputRefused(ModelError):
+    """The examples do not fit the model's inputs: a name, a shape, a type, or a value outside 0 … high − 1."""
+
+    reason = "input-refused"
+
+
+class ModelClosed(ModelError):
+    """The app has closed the model."""
+
+    reason = "model-closed"
 
 
 class ExampleRefused(DeviceError):

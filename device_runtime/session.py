@@ -35,6 +35,7 @@ from device_runtime.errors import (
     plain,
 )
 from device_runtime.examples import ExampleSource, open_examples
+from device_runtime.identification import enrolments, sealer_of
 from device_runtime.monitor import Monitor
 from device_runtime.outcome import Outcome, failed
 from device_runtime.permission.guard import Guard
@@ -42,18 +43,15 @@ from device_runtime.permission.policy import policy_in
 from device_runtime.permission.releases import Releases
 from device_runtime.permission.task_acceptance import acceptable_tasks
 from device_runtime.phases import Phases
-from device_runtime.protocol.credentials import Credentials, DeviceKeys
-from device_runtime.protocol.enrolment import Enrolments
 from device_runtime.protocol.hold import Hold
 from device_runtime.protocol.transport import Transport
 from device_runtime.record import SessionRecord
 from device_runtime.state.assignment import AssignmentStore, StoredAssignment
-from device_runtime.state.cache import BlobCache, PartialDownload, trim
+from device_runtime.state.cache import BLOBS, BlobCache, PartialDownload, trim
 from device_runtime.state.database import StateDatabase, open_database
 from device_runtime.state.folder import only_session
-from device_runtime.state.identity import device_key, secagg_key
 from device_runtime.state.journal import Journal
-from device_runtime.state.sealing import KeyFile, Sealer
+from device_runtime.state.models import kept_blobs
 from device_runtime.state.spending import Spending, Spent
 from device_runtime.trainer import Trainer
 from device_runtime.work import Worker, encode_report, plan_of
@@ -106,13 +104,10 @@ class _Session:
         self._clock = clock
         self._after_work: RetryWindow | None = None
         self._min_examples: dict[str, int] = {}
-        place = database, config.state, Sealer(config.keystore or KeyFile(config.state / "sealing-key"))
-        self._assignments = AssignmentStore(*place, config.coordinator, config.population)
+        sealer = sealer_of(config)
+        self._assignments = AssignmentStore(database, config.state, sealer, config.coordinator, config.population)
         self._policy = config.policy or policy_in(config.state)
-        keys = DeviceKeys(device_key(*place[1:]), secagg_key(*place[1:]), config.enrolment_secret, config.attest)
-        credentials = Credentials(database, keys, self._to_authority, clock.wall)
-        self._enrolments = Enrolments(database, config.coordinator, keys, credentials, self._policy.named_authority)
-        transport.identity = self._enrolments
+        self._enrolments = transport.identity = enrolments(config, self._policy, database, sealer, clock)
         journal = Journal(database, clock)
         self._spending = Spending(database, clock)
         self._trainer: Trainer | None = None
@@ -120,11 +115,6 @@ class _Session:
         self._guard = Guard(self._policy, self._spending, releases, timer=self._cpu_s)
         self._record = SessionRecord(journal, self._spending, transport, config.coordinator, config.population)
         self._monitor = Monitor(config, clock, self._guard, self._record)
-
-    def _to_authority(self, url: str) -> Transport:
-        if self._policy.require_https and not url.lower().startswith("https://"):
-            raise PolicyForbids("against require_https of this device's policy", f"the authority is at {url}")
-        return self._config.connect(url)
 
     def run(self) -> Outcome:
         """Everything from the conditions to the receipt."""
@@ -140,7 +130,7 @@ class _Session:
                 self._guard.check_address(self._config.coordinator)
                 if not self._finish_earlier():
                     self._take_part(now)
-            trim(self._config.state / "blobs", self._policy.cache_bytes)
+            trim(self._config.state / BLOBS, self._policy.cache_bytes, kept_blobs(self._database))
         except StateDamaged:
             raise  # nothing can be stored any more
         except PolicyForbids as error:
@@ -296,7 +286,7 @@ class _Session:
             with self._phase("fetch"):
                 return self._transport.delta(ref, base, watch)
 
-        return BlobCache(self._config.state / "blobs", fetch, fetch_delta)
+        return BlobCache(self._config.state / BLOBS, fetch, fetch_delta, kept_blobs(self._database))
 
     def _deliver(self, stored: StoredAssignment) -> None:
         """Send the stored report. It stays stored until its receipt has arrived, unless it is no longer needed."""

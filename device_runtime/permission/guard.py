@@ -5,9 +5,12 @@ The coordinator receives only the name of a broken rule. The value and the limit
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn, Protocol
+
+import numpy as np
 
 from device_runtime.errors import PlanRefused, PolicyForbids
 from device_runtime.permission.policy import Policy
@@ -16,8 +19,9 @@ from device_runtime.state.assignment import StoredAssignment
 from device_runtime.state.spending import Spent
 from device_runtime.trainer import Limits
 from fedcore.errors import BadSignature, InvalidKey
+from fedcore.model_release import ModelRelease
 from fedcore.params import FLOAT_BYTES
-from fedcore.plan import MOST_PLAN_BYTES, Plan
+from fedcore.plan import MOST_PLAN_BYTES, Field, Plan, PredictPlan
 from fedcore.signing import verify
 from fedcore.wire.messages import Assignment
 
@@ -54,9 +58,7 @@ class Guard:
 
         Raises PolicyForbids.
         """
-        self._check_population(population)
-        if form == "executorch" and not (self._policy.signers or self._policy.unsigned_programs):
-            _forbid("unsigned_programs", "ExecuTorch programs cannot be checked, and the policy names no signers")
+        self.check_model(population, form)
         limits, spent = self._policy.per_day, self._spent
         for rule, used, most in (
             ("compute_seconds", spent.seconds, limits.compute_seconds),
@@ -65,6 +67,29 @@ class Guard:
         ):
             if most is not None and used >= most:
                 _forbid(f"per_day.{rule}", f"{used:.10g} of {most:.10g} are used up in the last 24 hours")
+
+    def check_model(self, population: str, form: str) -> None:
+        """Check the population and the format of graphs before asking for a model. Raises PolicyForbids."""
+        self._check_population(population)
+        if form == "executorch" and not (self._policy.signers or self._policy.unsigned_programs):
+            _forbid("unsigned_programs", "ExecuTorch programs cannot be checked, and the policy names no signers")
+
+    def check_released(self, release: ModelRelease, moved: int) -> None:
+        """Check sizes before fetching the plan of a model release. `moved`: as for assignments. Raises PlanRefused."""
+        self._check_sizes(release.plan.size, release.parameters.size, moved)
+
+    def check_predict(
+        self, release: ModelRelease, plan: Plan, predict: PredictPlan, form: str, *, to_move: int
+    ) -> None:
+        """Check the limits of a plan before fetching what predicts. `to_move`: as for a plan. Raises PlanRefused."""
+        limits = self._policy.plan
+        _at_most("plan.parameters", plan.schema.size, limits.parameters)
+        kept_bytes = predict.graphs[form].size + (plan.frozen.blob.size if plan.frozen else 0)
+        _at_most("plan.graph_bytes", kept_bytes, limits.graph_bytes)
+        batch_bytes = predict.batch_size * sum(_bytes(item) for item in (*plan.examples.fields, *predict.outputs))
+        memory_bytes = release.plan.size + release.parameters.size + kept_bytes + batch_bytes
+        _at_most("plan.memory_bytes", memory_bytes, limits.memory_bytes)
+        self._check_bytes(to_move)
 
     def visible(self, counts: Mapping[str, int]) -> dict[str, int]:
         """The counts of examples in collections that a coordinator may know."""
@@ -93,12 +118,7 @@ class Guard:
         The signature covers the plan's digest, which is checked when the plan is fetched. Raises PlanRefused.
         """
         self._check_round(assignment)
-        if assignment.plan.size > MOST_PLAN_BYTES:
-            raise PlanRefused(
-                f"the plan has {assignment.plan.size:,} bytes, a device reads at most {MOST_PLAN_BYTES:,}"
-            )
-        self._check_bytes(moved + assignment.plan.size + assignment.checkpoint.size)
-        _at_most("plan.memory_bytes", assignment.plan.size + assignment.checkpoint.size, self._policy.plan.memory_bytes)
+        self._check_sizes(assignment.plan.size, assignment.checkpoint.size, moved)
 
     def check_plan(
         self, assignment: Assignment, plan: Plan, form: str, count: Callable[[str], int], *, to_move: int
@@ -169,6 +189,12 @@ class Guard:
         else:
             self._releases.check(assignment, again=again)
 
+    def _check_sizes(self, plan: int, checkpoint: int, moved: int) -> None:
+        if plan > MOST_PLAN_BYTES:
+            raise PlanRefused(f"the plan has {plan:,} bytes, a device reads at most {MOST_PLAN_BYTES:,}")
+        self._check_bytes(moved + plan + checkpoint)
+        _at_most("plan.memory_bytes", plan + checkpoint, self._policy.plan.memory_bytes)
+
     def _check_signature(self, assignment: Assignment) -> None:
         signature = assignment.plan_signature
         if not self._policy.signers:
@@ -198,6 +224,11 @@ def _longest(plan: Plan) -> int:
     carries = (vector.size for pass_plan in plan.passes for vector in pass_plan.carry)
     segments = (segment.size for segment in plan.report.segments)
     return max([plan.schema.size, *(vector.size for vector in plan.broadcast), *carries, *segments])
+
+
+def _bytes(item: Field) -> int:
+    """Bytes of one row of a field."""
+    return math.prod(item.shape) * np.dtype(item.dtype).itemsize
 
 
 def _visited(plan: Plan, examples: int) -> int:

@@ -32,6 +32,7 @@ from device_runtime.protocol.connection import (
 from device_runtime.state.cache import PartialDownload
 from fedcore.errors import DigestMismatch
 from fedcore.plan import BlobRef
+from fedcore.release import Signed
 from fedcore.wire.messages import (
     Abort,
     AssignmentAnswer,
@@ -42,6 +43,7 @@ from fedcore.wire.messages import (
     IssuedCredential,
     Receipt,
     Rejected,
+    ReleasedModel,
     RequestCredential,
     Willing,
     encode,
@@ -196,6 +198,17 @@ class Transport:
             if error.status == NO_SUCH_THING:
                 return None
             raise
+
+    def model(self, population: str, name: str) -> Signed | None:
+        """The release of a model's version that this device is to use; None if there is none for it."""
+        call = Call("GET", f"/v1/populations/{_segment(population)}/models/{_segment(name)}")
+        try:
+            answer: ReleasedModel = self._message(call, ReleasedModel)
+        except Refused as error:
+            if error.slug == "no-model":
+                return None
+            raise
+        return answer.release
 
     def report(self, assignment: str, body: bytes, sha256: str) -> Receipt:
         """Upload the report, by its digest in hex. Repeating it is safe: the coordinator counts a digest once."""

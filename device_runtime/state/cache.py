@@ -16,6 +16,8 @@ from device_runtime.state.folder import sweep_partials, write_whole
 from fedcore.errors import DeltaError, DigestMismatch
 from fedcore.plan import BlobRef
 
+BLOBS = "blobs"
+"""The folder of the cache, in the state folder."""
 DOWNLOAD, LAST = ".download", ".last"
 DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -51,7 +53,7 @@ class BlobCache:
 
     `fetch` gives a blob's checked bytes; if it fails, the PartialDownload keeps what has arrived. Only the last broken
     download is remembered, because a device that went on to other work has no use for older ones. `fetch_delta` gives
-    the delta from a kept blob, by digest, to another, or None.
+    the delta from a kept blob, by digest, to another, or None. keep: digests of blobs that models need, which stay.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class BlobCache:
         folder: Path,
         fetch: Callable[[BlobRef, PartialDownload], bytes],
         fetch_delta: Callable[[BlobRef, str], bytes | None] = lambda ref, base: None,
+        keep: frozenset[str] = frozenset(),
     ) -> None:
         self._folder = folder
+        self._keep = keep
         self._fetch, self._fetch_delta = fetch, fetch_delta
         sweep_partials(folder)
 
@@ -95,8 +99,9 @@ class BlobCache:
             data = self.get(ref)
         else:
             data = self._moved(before, ref) or self.get(ref)
-            with contextlib.suppress(OSError):
-                before.unlink()
+            if before.name not in self._keep:
+                with contextlib.suppress(OSError):
+                    before.unlink()
         write_whole(last, ref.sha256.encode(), durable=False)
         return data
 
@@ -134,12 +139,13 @@ def _digest_in(path: Path) -> str:
     return "none"
 
 
-def trim(folder: Path, most: int) -> None:
+def trim(folder: Path, most: int, keep: frozenset[str] = frozenset()) -> None:
     """Remove kept blobs, the longest unused first, until they have at most `most` bytes; ignore failures.
 
-    A partial download stays. Only for the holder of the state folder.
+    keep: digests of blobs that models need: they stay, and do not count. A partial download stays too. Only for the
+    holder of the state folder.
     """
-    files = [path for path in folder.glob("*") if not path.suffix and path.is_file()]
+    files = [path for path in folder.glob("*") if not path.suffix and path.name not in keep and path.is_file()]
     total = 0
     for path in sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True):
         total += path.stat().st_size

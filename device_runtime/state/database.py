@@ -1,8 +1,8 @@
 """The state database of a device: one SQLite file that stays consistent after a kill or a power cut.
 
 Its tables: `retry` (retry.py), `assignment` (assignment.py), `journal` (journal.py) and `spent` (spending.py) of this
-package, `enrolment` (enrolment.py), `credential` (credentials.py) and `answered` (secure.py) of `protocol`, and of
-`permission` `released`, `lineage` and `log_head` (releases.py).
+package, as well as `model` and `model_counter` (models.py); `enrolment` (enrolment.py), `credential` (credentials.py)
+and `answered` (secure.py) of `protocol`, and of `permission` `released`, `lineage` and `log_head` (releases.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAME = "state.db"
 # Written into the file's header, so that another application's database is not taken for ours.
 APPLICATION_ID = 0x4D757353
 # A database of another version is set aside, never migrated: none was ever released.
-VERSION = 5
+VERSION = 6
 SCHEMA = f"""
 BEGIN;
 CREATE TABLE retry (
@@ -44,6 +44,12 @@ CREATE TABLE answered (
 CREATE TABLE released (signer TEXT, population TEXT, counter INTEGER NOT NULL, PRIMARY KEY (signer, population));
 CREATE TABLE log_head (signer TEXT PRIMARY KEY, head TEXT NOT NULL CHECK (json_valid(head)));
 CREATE TABLE lineage (release TEXT PRIMARY KEY, entry TEXT NOT NULL CHECK (json_valid(entry)));
+CREATE TABLE model (
+    population TEXT, name TEXT, stored TEXT NOT NULL CHECK (json_valid(stored)), PRIMARY KEY (population, name)
+);
+CREATE TABLE model_counter (
+    signer TEXT, population TEXT, name TEXT, counter INTEGER NOT NULL, PRIMARY KEY (signer, population, name)
+);
 CREATE TABLE journal (id INTEGER PRIMARY KEY, entry TEXT NOT NULL CHECK (json_valid(entry)));
 CREATE TABLE spent (
     id INTEGER PRIMARY KEY, until TEXT NOT NULL CHECK (json_valid(until)),

@@ -27,7 +27,8 @@ class Entry(SessionFacts, frozen=True, kw_only=True):
     """One session. Times are in seconds since 1970, by the wall clock.
 
     outcome: one of Outcome's, or "stopped" (told to end), "interrupted" (killed), "running". Some entries belong to no
-    session: "state-replaced" (a damaged state database was set aside), "kept" and "dropped" (a report, or work).
+    session: "state-replaced" (a damaged state database was set aside), "kept" and "dropped" (a report, or work), and
+    "model-refused" (a release of a model, or what it names).
     plan and plan_sha256 name what was executed; `receipt` is the digest of the report that was counted,
     masked or not; `result` the signed message, in hex, with which a secure aggregation ended.
     `times`: so many equal sessions in a row without work share one entry, with the bytes of all, and `closed` and
@@ -90,6 +91,7 @@ class Journal:
         """Add an entry that belongs to no session."""
         now = self._clock.wall()
         self._add(Entry(opened=now, closed=now, outcome=outcome, detail=detail))
+        self._prune()
 
     def _add(self, entry: Entry) -> int:
         rows = self._database.execute("INSERT INTO journal (entry) VALUES (?) RETURNING id", _encode(entry))

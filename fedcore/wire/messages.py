@@ -273,6 +273,12 @@ class Abort(msgspec.Struct, frozen=True):
     reason: AbortReason
 
 
+class ReleasedModel(msgspec.Struct, frozen=True):
+    """The version of a model that this device is to use: its model release, exactly as it was signed."""
+
+    release: Signed
+
+
 CheckInAnswer = Accepted | Rejected
 AssignmentAnswer = Assignment | Rejected
 

@@ -22,6 +22,7 @@ from fedcore.wire.messages import (
     Enrolled,
     Offer,
     Receipt,
+    ReleasedModel,
     RequestCredential,
     RetryWindow,
     Willing,
@@ -63,7 +64,7 @@ class Coordinator:
         self.attempt = 1
         self.lies = {}  # fields of assignments that are others than they would be
         self.keys, self.created, self.enrolments, self.nonces = {}, {}, [], set()
-        self.blobs = {}
+        self.blobs, self.models = {}, {}
         self.parts, self.cuts = bytearray(), []
         self.counted, self.unheard = None, 0
         self.offer(linear.plan(), linear.graphs(), {"params": linear.PARAMS})
@@ -115,7 +116,21 @@ class Coordinator:
             case ["GET", "v1", "assignments", _]:
                 self.held.wait(10.0 if headers.get("Prefer") != "wait=0" else 0.0)
                 return "hold", 204, "application/json", b""
-        return self.answer_report(method, path, headers, body) or self.answer_secure(method, path, body, signature)
+        model = self.answer_model(method, path)
+        return (
+            model
+            or self.answer_report(method, path, headers, body)
+            or self.answer_secure(method, path, body, signature)
+        )
+
+    def answer_model(self, method, path):
+        """The same for models; None for what is about none."""
+        match [method, *path.strip("/").split("/")]:
+            case ["GET", "v1", "populations", "phones", "models", name] if name in self.models:
+                return "model", 200, "application/json", encode(ReleasedModel(self.models[name]))
+            case ["GET", "v1", "populations", "phones", "models", _]:
+                return "model", 404, PROBLEM_TYPE, encode(problem("no-model", path))
+        return None
 
     def answer_report(self, method, path, headers, body):
         """The same for reports; None for what is about none."""
@@ -223,7 +238,7 @@ def is_stale(headers):
 
 
 CALLS = {"checkins": "check-in", "assignments": "assignment", "deltas": "delta", "blobs": "blob", "report": "report"}
-CALLS |= {"devices": "enrol", "credentials": "credential", "secagg": "secagg"}
+CALLS |= {"models": "model", "devices": "enrol", "credentials": "credential", "secagg": "secagg"}
 
 
 class Handler(BaseHTTPRequestHandler):

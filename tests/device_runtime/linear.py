@@ -2,12 +2,13 @@
 
 import numpy as np
 import onnx
+from msgspec.structs import replace
 from onnx import TensorProto, helper
 
 from fedcore.batching import StreamKey, batches
 from fedcore.loop import Loop
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
-from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
+from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan, PredictPlan
 from fedcore.report import ReportLayout, Segment
 
 D = 3
@@ -166,6 +167,26 @@ def plan(blobs=None, *, fmt="onnx", train=TRAIN, sweep=SWEEP, fields=None, codec
         ),
         graphs={fmt: {name: BlobRef.of(blob) for name, blob in blobs.items()}},
     )
+
+
+def predict_graph():
+    """The model's output for every example: its product with the parameters."""
+    return graph(
+        [("MatMul", ["example.x", "params"], "output")],
+        [("example.x", FLOAT, ["B", D]), ("params", FLOAT, [D])],
+        [("output", FLOAT, ["B"])],
+    )
+
+
+def predicting(graph, base=None, **members):
+    """The plan with a predict graph. members: of its predict member, other than they would be."""
+    given = {
+        "inputs": ("x",),
+        "outputs": (Field("output", "float32"),),
+        "batch_size": 1,
+        "graphs": {"onnx": BlobRef.of(graph)},
+    }
+    return replace(base or plan(), predict=PredictPlan(**given | members))
 
 
 def examples(n, seed=0):

@@ -21,6 +21,7 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from muster.commands.device import parser, run
+from tests.device_runtime.released import KEY, ROWS, released
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -50,14 +51,18 @@ def programs(language):
 
 def test_the_programs_in_the_documents_run(coordinator, config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    keep, embed = programs("python")
-    known = {"image": np.zeros((28, 28), np.float32)}
+    keep, embed, predict = programs("python")
+    known = {"image": np.zeros((28, 28), np.float32), "images": ROWS}
     known["several"] = [{"x": known["image"], "y": label} for label in range(3)]
     exec(compile(keep, "device.md", "exec"), known)
     assert ExampleStore.open(tmp_path / "typed").counts() == {"digits": 4}
     embed = embed.replace("https://fl.example.org", coordinator.url).replace("keyboard-en", "phones")
+    embed = re.sub('ed25519:[^"]*', KEY.signer, embed)
     exec(compile(embed, "device.md", "exec"), known)
     assert (known["outcome"].outcome, known["outcome"].reason) == ("aborted", "plan-refused")
+    released(coordinator, 3)
+    exec(compile(predict, "device.md", "exec"), known)
+    assert known["outputs"].tolist() == [3.0] * 3
     assert coordinator.checkins[0].examples == {"digits": 4}
 
 

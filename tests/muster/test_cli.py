@@ -170,9 +170,10 @@ def test_bench_secagg_measures_both_ends_of_a_session():
         (("report", "--devices", 3, "--size", 1000, "--pairs", 1), "costs"),
         (("soak", "--minutes", 0.05, "--devices", 12), "requests"),
         (("signatures", "--blocks", 1), "costs"),
+        (("predict", "--blocks", 1), "predict_to_bare"),
     ],
 )
-def test_bench_of_the_coordinator_runs_and_prints_one_json_object(options, figure):
+def test_a_bench_runs_and_prints_one_json_object(options, figure):
     result = in_process("bench", *options, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)[figure]

@@ -1,0 +1,77 @@
+"""The cost of a prediction in an app: a model's `predict` against the bare call of ONNX Runtime on the same graph.
+
+The model is `logreg` with one example, so that nearly all of the time is overhead: the check of the inputs, copies into
+and out of buffers, the lock. The bare call binds nothing and copies nothing. Both run in turns in one process, in CPU
+time of one thread, and the least of each counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from benchmarks.options import PredictOptions
+from benchmarks.usage import cpu_s_of
+from device_runtime.backends.onnxruntime import OnnxRuntime, module_of
+from device_runtime.models.version import Parts, load
+from export.build import build_plan
+from export.model import Model
+from export.models import load as load_model
+from export.predict import build_predict
+from export.trial_examples import draw_examples
+from fedcore import checkpoint
+from fedcore.algorithms import create
+from fedcore.plan import EXAMPLE, PARAMS, prefixed
+from fedcore.release import Signed
+from muster.output import Say
+
+CALLS = 1000
+
+
+class PredictCost(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU microseconds of a prediction and of the bare call, their difference, and their ratio."""
+
+    model: str
+    predict_us: float
+    bare_us: float
+    overhead_us: float
+    predict_to_bare: float
+
+
+def run(options: PredictOptions, say: Say) -> PredictCost:
+    """Measure both in turns of CALLS."""
+    say("exporting")
+    ours, bare = _both(Model(load_model(options.model)))
+    predict_s, bare_s = [], []
+    for _ in range(options.blocks):
+        predict_s.append(cpu_s_of(lambda: [ours() for _ in range(CALLS)]))
+        bare_s.append(cpu_s_of(lambda: [bare() for _ in range(CALLS)]))
+    predict_us, bare_us = min(predict_s) / CALLS * 1e6, min(bare_s) / CALLS * 1e6
+    return PredictCost(
+        model=options.model,
+        predict_us=predict_us,
+        bare_us=bare_us,
+        overhead_us=predict_us - bare_us,
+        predict_to_bare=predict_us / bare_us,
+    )
+
+
+def _both(model: Model) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A prediction for one example, and the bare call, which give the same."""
+    predict, graphs = build_predict(model, ("onnx",))
+    graph = graphs[predict.graphs["onnx"]]
+    plan = msgspec.structs.replace(build_plan(model, create("fedavg"), ("onnx",))[0], predict=predict)
+    parts = Parts(Signed("", "", ""), 1, plan, graph, checkpoint.encode({PARAMS: model.initial}))
+    version = load(parts, OnnxRuntime())
+    drawn = draw_examples(model.spec, 1, np.random.default_rng(0))
+    given = {name: np.asarray(drawn[name]) for name in predict.inputs}
+    onnxruntime = module_of("onnxruntime")
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = settings.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(graph, settings, providers=["CPUExecutionProvider"])
+    fed = {PARAMS: model.initial, **prefixed(EXAMPLE, given)}
+    fed = {node.name: fed[node.name] for node in session.get_inputs()}
+    np.testing.assert_allclose(version.predict(given)[predict.outputs[0].name], session.run(None, fed)[0], rtol=1e-4)
+    return lambda: version.predict(given), lambda: session.run(None, fed)

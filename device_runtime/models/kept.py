@@ -1,0 +1,57 @@
+"""The version of a model that an earlier refresh took, from the state folder alone."""
+
+from __future__ import annotations
+
+import logging
+
+from device_runtime.backends.backend import Backend
+from device_runtime.config import DeviceConfig
+from device_runtime.errors import DeviceError, ModelRefused
+from device_runtime.models.version import Parts, Version, load, predict_of
+from device_runtime.permission.model_releases import signed_release
+from device_runtime.permission.policy import Policy, policy_in
+from device_runtime.state.cache import BLOBS
+from device_runtime.state.database import NAME, read_database
+from device_runtime.state.models import KeptVersion, ModelStore
+from fedcore.errors import FedcoreError, why
+from fedcore.plan import BlobRef, Plan
+
+_LOG = logging.getLogger(__name__)
+
+
+def policy_of(config: DeviceConfig) -> Policy:
+    """What this device may do. Raises ConfigError."""
+    return config.policy or policy_in(config.state)
+
+
+def kept_version(config: DeviceConfig, name: str, backend: Backend) -> Version | None:
+    """The version that this device has; None if there is none, or a warning says why it cannot be used any more."""
+    if not (config.state / NAME).is_file():
+        return None
+    try:
+        with read_database(config.state) as database:
+            current = ModelStore(database, config.population, name).get().current
+        return None if current is None else _opened(config, current, backend)
+    except DeviceError as error:
+        _LOG.warning("the kept version of model %s cannot be used: %s", name, error)
+        return None
+
+
+def _opened(config: DeviceConfig, current: KeptVersion, backend: Backend) -> Version:
+    """Load a kept version. The policy may have changed since, and files too."""
+    release = signed_release(policy_of(config), current.release)
+    try:
+        plan = Plan.decode(_read(config, release.plan))
+        frozen = b"" if plan.frozen is None else _read(config, plan.frozen.blob)
+        graph = _read(config, predict_of(plan, backend.format).graphs[backend.format])
+        parts = Parts(current.release, release.number, plan, graph, _read(config, release.parameters), frozen)
+    except FedcoreError as error:
+        raise ModelRefused(str(error)) from error
+    return load(parts, backend)
+
+
+def _read(config: DeviceConfig, ref: BlobRef) -> bytes:
+    try:
+        return ref.check((config.state / BLOBS / ref.sha256).read_bytes())
+    except OSError as error:
+        raise ModelRefused(f"blob {ref.sha256[:12]}… is not in the cache any more: {why(error)}") from error

@@ -1,0 +1,178 @@
+"""Taking a new version of a model: ask, check, fetch, try, and only then replace the one before.
+
+Each durable step is one transaction of the state database: the release is pending before anything is fetched for it,
+with the digests of its blobs before these are fetched; a trial is counted before it begins; the pending version becomes
+the current one at once. So a device that is killed has the old version or the new one, and goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+from msgspec.structs import replace
+
+from device_runtime.backends.backend import Backend
+from device_runtime.clock import Clock
+from device_runtime.config import DeviceConfig
+from device_runtime.errors import ModelRefused, PlanRefused
+from device_runtime.identification import enrolments, sealer_of
+from device_runtime.models.kept import policy_of
+from device_runtime.models.version import Parts, Version, load, predict_of
+from device_runtime.permission.guard import Guard
+from device_runtime.permission.model_releases import check_release, signed_release
+from device_runtime.permission.releases import Releases
+from device_runtime.protocol.transport import Transport
+from device_runtime.state.cache import BLOBS, BlobCache, trim
+from device_runtime.state.database import StateDatabase, open_database
+from device_runtime.state.folder import only_session
+from device_runtime.state.journal import Journal
+from device_runtime.state.models import KeptVersion, ModelStore, Refusal, StoredModel, kept_blobs
+from device_runtime.state.spending import Spending, Spent
+from fedcore.errors import FedcoreError
+from fedcore.model_release import ModelRelease
+from fedcore.plan import Plan
+from fedcore.release import Signed
+
+MOST_TRIALS = 2
+"""A version whose trial ended this process so often is refused: it would end the app at every start."""
+
+
+def newer_version(
+    config: DeviceConfig, name: str, backend: Backend, loaded: Signed | None, clock: Clock | None = None
+) -> Version | None:
+    """The version that the coordinator names, checked and tried; None if it is `loaded`, or there is none.
+
+    Raises ModelRefused, and as a session: PolicyForbids, StateError, KeyUnavailable, TransportError.
+    """
+    clock = clock or Clock()
+    with (
+        only_session(config.state),
+        open_database(config.state, clock) as database,
+        config.connect(config.coordinator) as transport,
+    ):
+        if database.notice:
+            Journal(database, clock).remark("state-replaced", database.notice)
+        return _Refresh(config, name, backend, transport, database, clock).run(loaded)
+
+
+class _Refresh:
+    """One refresh of one model, by the holder of the state folder."""
+
+    def __init__(
+        self,
+        config: DeviceConfig,
+        name: str,
+        backend: Backend,
+        transport: Transport,
+        database: StateDatabase,
+        clock: Clock,
+    ) -> None:
+        self._config, self._name, self._backend = config, name, backend
+        self._transport, self._database, self._clock = transport, database, clock
+        self._policy = policy_of(config)
+        self._store = ModelStore(database, config.population, name)
+        self._spending = Spending(database, clock)
+        self._guard = Guard(self._policy, self._spending, Releases(self._policy, database, clock, config.population))
+
+    def run(self, loaded: Signed | None) -> Version | None:
+        """Everything from the owner's policy to the version."""
+        config, transport = self._config, self._transport
+        self._guard.check_address(config.coordinator)
+        self._guard.check_model(config.population, self._backend.format)
+        transport.stopping, transport.wall = config.stopping, self._clock.wall
+        transport.identity = enrolments(config, self._policy, self._database, sealer_of(config), self._clock)
+        try:
+            signed = transport.model(config.population, self._name)
+            return None if signed is None or signed == loaded else self._take(signed)
+        finally:
+            self._spending.add(Spent(bytes=transport.bytes_moved))
+            trim(config.state / BLOBS, self._policy.cache_bytes, kept_blobs(self._database))
+
+    def _take(self, signed: Signed) -> Version:
+        """Check a release, and what it names. A refusal is remembered, and told to the owner once."""
+        admitted = False
+        try:
+            release, pending = self._admitted(signed)
+            admitted = True
+            return self._tried(release, pending)
+        except ModelRefused as error:
+            self._refused(signed, error, final=admitted and not isinstance(error, _AgainstLimits))
+            raise
+
+    def _admitted(self, signed: Signed) -> tuple[ModelRelease, KeptVersion]:
+        """The release, whose version is pending from now on."""
+        release = signed_release(self._policy, signed)
+        with self._database.transaction():
+            wanted = self._name, self._config.population
+            check_release(release, signed.signer, *wanted, store=self._store, now=self._clock.wall())
+            stored = self._store.get()
+            if stored.refused is not None and stored.refused.final and stored.refused.key == self._key(signed):
+                raise ModelRefused(stored.refused.detail)
+            known = stored.pending is not None and stored.pending.release == signed
+            pending = KeptVersion(signed, (release.plan.sha256, release.parameters.sha256))
+            self._store.put(replace(stored, pending=pending, trials=stored.trials if known else 0))
+        return release, pending
+
+    def _tried(self, release: ModelRelease, pending: KeptVersion) -> Version:
+        """Fetch what a release names, try it, and put it in the place of the version before."""
+        parts, blobs = self._parts(release, pending)
+        stored = self._store.get()
+        if stored.trials >= MOST_TRIALS:
+            raise ModelRefused(f"version {release.number} ended this process on trial, {stored.trials} times")
+        stored = self._store.put(replace(stored, trials=stored.trials + 1))
+        version = load(parts, self._backend)
+        version.try_out()
+        self._store.put(StoredModel(current=blobs))
+        return version
+
+    def _parts(self, release: ModelRelease, pending: KeptVersion) -> tuple[Parts, KeptVersion]:
+        """The parts of a version, and the version with the digests of all its blobs, which is stored as pending."""
+        cache, transport, form = self._cache(), self._transport, self._backend.format
+        try:
+            self._guard.check_released(release, transport.bytes_moved)
+            plan = _decoded(cache.get(release.plan))
+            predict = predict_of(plan, form)
+            refs = (predict.graphs[form], *((plan.frozen.blob,) if plan.frozen else ()))
+            missing = sum(ref.size for ref in refs if not cache.holds(ref))
+            to_move = transport.bytes_moved + missing + release.parameters.size
+            self._guard.check_predict(release, plan, predict, form, to_move=to_move)
+        except PlanRefused as error:
+            raise _AgainstLimits(error.detail, error.private) from error
+        pending = replace(pending, blobs=(*pending.blobs, *(ref.sha256 for ref in refs)))
+        self._store.put(replace(self._store.get(), pending=pending))
+        graph, *frozen = (cache.get(ref) for ref in refs)
+        parameters = self._cache().newest(release.parameters, f"model-{self._name}")
+        return Parts(pending.release, release.number, plan, graph, parameters, *frozen), pending
+
+    def _cache(self) -> BlobCache:
+        """The cache, which keeps what models need now."""
+        transport, folder = self._transport, self._config.state / BLOBS
+        return BlobCache(folder, transport.blob, transport.delta, kept_blobs(self._database))
+
+    def _key(self, signed: Signed) -> str:
+        """A name for a release on this engine: another one may run what this one cannot."""
+        return hashlib.sha256(f"{self._backend.runtime}\n".encode() + msgspec.json.encode(signed)).hexdigest()
+
+    def _refused(self, signed: Signed, error: ModelRefused, *, final: bool) -> None:
+        """Remember a refusal, and give up what is pending. The journal has one entry, however often it comes."""
+        key = self._key(signed)
+        with self._database.transaction():
+            stored = self._store.get()
+            before = stored.refused
+            again = before is not None and (before.key, before.detail) == (key, error.detail)
+            refused = before if again else Refusal(key, error.detail, final)
+            self._store.put(replace(stored, pending=None, trials=0, refused=refused))
+            if not again:
+                Journal(self._database, self._clock).remark("model-refused", f"model {self._name}: {error.detail}")
+
+
+class _AgainstLimits(ModelRefused):
+    """A refusal by limits of the policy, which its owner may change."""
+
+
+def _decoded(data: bytes) -> Plan:
+    try:
+        return Plan.decode(data)
+    except FedcoreError as error:
+        raise ModelRefused(str(error)) from error

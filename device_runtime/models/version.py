@@ -1,0 +1,160 @@
+"""One version of a model: its predict graph and its parameters, loaded once, for batches of any size."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.backends.backend import Arrays, Backend, Executable
+from device_runtime.errors import DeviceError, InputRefused, ModelRefused
+from device_runtime.footprint import random_field
+from device_runtime.runner import aligned
+from fedcore import checkpoint
+from fedcore.errors import FedcoreError
+from fedcore.params import VectorSpec
+from fedcore.plan import EXAMPLE, FROZEN, PARAMS, PREDICT, Field, Plan, PredictPlan, prefixed
+from fedcore.release import Signed
+
+FIXED_BATCH = frozenset({"executorch"})
+"""Formats whose graphs take batches of the plan's size only."""
+TRIAL_ROWS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a version, fetched and with the right digests. frozen: empty where the plan freezes nothing."""
+
+    release: Signed
+    number: int
+    plan: Plan
+    graph: bytes
+    parameters: bytes
+    frozen: bytes = b""
+
+
+class Version:
+    """A loaded version. Calls from several threads run one at a time: a graph is not to be shared."""
+
+    def __init__(self, parts: Parts, predict: PredictPlan, graph: Executable, form: str, weights: Arrays) -> None:
+        self.release, self.number = parts.release, parts.number
+        fields = {item.name: item for item in parts.plan.examples.fields}
+        self._fields = {name: fields[name] for name in predict.inputs}
+        self._outputs = predict.outputs
+        self._fixed = predict.batch_size if form in FIXED_BATCH else 0
+        self._graph, self._weights = graph, weights
+        self._lock = threading.Lock()
+        self._rows = 0
+        self._given: Arrays = {}
+        self._bound: Arrays = {}
+        self._made: Arrays = {}
+
+    def predict(self, examples: Arrays) -> dict[str, NDArray[Any]]:
+        """The outputs (n, …) for examples (n, …) of every input, n at least 1, in arrays of their own.
+
+        Raises InputRefused when they do not fit, RuntimeFailed when an operator fails.
+        """
+        count = self._checked(examples)
+        size = self._fixed or count
+        with self._lock:
+            self._reserve(size)
+            if count <= size:
+                return self._run(examples, 0, count, size)
+            parts = [self._run(examples, start, count, size) for start in range(0, count, size)]
+        return {item.name: np.concatenate([part[item.name] for part in parts]) for item in self._outputs}
+
+    def try_out(self) -> None:
+        """Predict one batch of random examples. Raises ModelRefused unless every output is finite and as declared."""
+        random = np.random.default_rng(0)
+        try:
+            rows = self._fixed or TRIAL_ROWS
+            outputs = self.predict({name: random_field(item, rows, random) for name, item in self._fields.items()})
+        except DeviceError as error:
+            raise ModelRefused(f"version {self.number} fails on trial: {error.detail}", error.private) from error
+        except (ValueError, MemoryError) as error:
+            raise ModelRefused(f"version {self.number} cannot be tried: {error}") from error
+        for name, values in outputs.items():
+            if not np.isfinite(values).all():
+                raise ModelRefused(f"version {self.number} gives {name!r} that is not finite on trial")
+
+    def _run(self, examples: Arrays, start: int, count: int, size: int) -> dict[str, NDArray[Any]]:
+        """The outputs for the rows from `start` on, at most `size` of `count`. A shorter batch is filled with zeros."""
+        real = min(size, count - start)
+        for name, buffer in self._given.items():
+            buffer[:real] = examples[name][start : start + real]
+            if real < size:
+                buffer[real:] = 0
+        self._graph.run(self._bound, self._made)
+        return {name: array[:real].copy() for name, array in self._made.items()}
+
+    def _reserve(self, rows: int) -> None:
+        """Make the buffers of a batch, unless those of the last call do. The same arrays are bound only once."""
+        if rows == self._rows:
+            return
+        self._rows = 0
+        self._given = {name: aligned((rows, *item.shape), item.dtype) for name, item in self._fields.items()}
+        self._bound = {**self._weights, **prefixed(EXAMPLE, self._given)}
+        self._made = {item.name: aligned((rows, *item.shape), item.dtype) for item in self._outputs}
+        self._rows = rows
+
+    def _checked(self, examples: Arrays) -> int:
+        """The number of examples. Raises InputRefused."""
+        if examples.keys() != self._fields.keys():
+            missing, unknown = self._fields.keys() - examples.keys(), examples.keys() - self._fields.keys()
+            raise InputRefused(f"inputs are missing: {sorted(missing)}; the model knows none of: {sorted(unknown)}")
+        counts = {len(_fitting(item, examples[name])) for name, item in self._fields.items()}
+        if counts == {0} or len(counts) > 1:
+            raise InputRefused(f"the inputs hold {sorted(counts)} examples; all must hold the same number, at least 1")
+        return counts.pop()
+
+
+def load(parts: Parts, backend: Backend) -> Version:
+    """Load a version. The graph passes the checks that graphs of training pass.
+
+    Raises ModelRefused when the plan has no predict graph in this backend's format, the graph cannot be loaded, or
+    parameters or frozen vectors do not fit the plan or are not finite.
+    """
+    predict, specs = predict_of(parts.plan, backend.format), (VectorSpec(PARAMS, parts.plan.schema.size),)
+    try:
+        weights = dict(checkpoint.decode(parts.parameters, specs))
+        if parts.plan.frozen is not None:
+            weights |= prefixed(FROZEN, checkpoint.decode(parts.frozen, parts.plan.frozen.vectors))
+        for name, vector in weights.items():
+            if not np.isfinite(vector).all():
+                raise ModelRefused(f"vector {name!r} of version {parts.number} is not finite")
+            weights[name] = aligned(vector.shape)
+            weights[name][:] = vector
+        return Version(parts, predict, backend.load(parts.graph, PREDICT), backend.format, weights)
+    except FedcoreError as error:
+        raise ModelRefused(str(error)) from error
+    except ModelRefused:
+        raise
+    except DeviceError as error:
+        raise ModelRefused(error.detail, error.private) from error
+
+
+def predict_of(plan: Plan, form: str) -> PredictPlan:
+    """The predict member of a plan. Raises ModelRefused unless it has a graph in format `form`."""
+    if plan.predict is None:
+        raise ModelRefused(f"plan {plan.name!r} has no predict graph")
+    if form not in plan.predict.graphs:
+        forms = sorted(plan.predict.graphs)
+        raise ModelRefused(f"plan {plan.name!r} predicts in formats {forms}, this device runs {form!r}")
+    return plan.predict
+
+
+def _fitting(item: Field, values: object) -> NDArray[Any]:
+    """The rows of one input. Raises InputRefused, without a value, unless they fit the field."""
+    if not isinstance(values, np.ndarray):
+        raise InputRefused(f"input {item.name!r} is of type {type(values).__name__}, not a NumPy array")
+    if values.dtype != item.dtype or values.ndim == 0 or values.shape[1:] != item.shape:
+        raise InputRefused(
+            f"input {item.name!r} is {values.dtype}{list(values.shape)}, the model takes {item.dtype}"
+            f"[n{''.join(f', {size}' for size in item.shape)}]"
+        )
+    if item.high is not None and values.size and (values.min() < 0 or values.max() >= item.high):
+        raise InputRefused(f"input {item.name!r} holds a value outside 0 … {item.high - 1}")
+    return values
