@@ -273,6 +273,12 @@ class Abort(msgspec.Struct, frozen=True):
     reason: AbortReason
 
 
+class GivenModel(msgspec.Struct, frozen=True):
+    """`GET /v1/populations/{population}/models/{name}`: the version that this device is to use, as it was released."""
+
+    release: Signed
+
+
 CheckInAnswer = Accepted | Rejected
 AssignmentAnswer = Assignment | Rejected
 

@@ -40,6 +40,7 @@ PROBLEMS = {
     "unknown-session": ProblemKind(404, "The session does not exist or has ended; check in again"),
     "unknown-assignment": ProblemKind(404, "No assignment has this id"),
     "unknown-blob": ProblemKind(404, "No blob has this digest"),
+    "no-model": ProblemKind(404, "There is no version of the model for this device"),
     "conflicting-report": ProblemKind(409, "Another report was already accepted for this assignment"),
     "mismatching-offset": ProblemKind(409, "The part does not begin where the last one ended"),
     "no-longer-needed": ProblemKind(410, "The round no longer needs this report"),
