@@ -20,6 +20,9 @@ CoordinatorError
 ├── NonFiniteState          the algorithm's next state holds an infinite or undefined number
 ├── BrokenAudit             the audit log is not as it was written
 ├── UnknownDeviceId         no device has the id that an operator named
+├── ModelError
+│   ├── InvalidModel        a model cannot be released, or rolled out, as an operator asked
+│   └── UnknownModel        no model has that name in the population, or no such version was released
 ├── TokenError
 │   ├── InvalidToken        a token's name, or its time, cannot be
 │   ├── UnknownToken        there is no such token to revoke
@@ -33,7 +36,7 @@ CoordinatorError
 │   ├── NotPrivate          the task promises no privacy, and so has no certificate
 │   └── TaskEnded           the task is over, or not in a state that the operation starts from
 └── Refusal                 an answer to a device; each is one problem type of fedcore.wire.problems
-    ├── MalformedMessage · UnknownPopulation · UnknownSession · UnknownAssignment · UnknownBlob
+    ├── MalformedMessage · UnknownPopulation · UnknownSession · UnknownAssignment · UnknownBlob · NoModel
     ├── UnknownDevice · ReplayedSignature       (beside fedcore's RequestError, about a request's signature and body)
     ├── DeviceRevoked · NotAttested · ForeignSession · ForeignAssignment
     ├── ConflictingReport · MismatchingOffset · InvalidReport · UnusableMessage
@@ -135,6 +138,18 @@ class BrokenAudit(CoordinatorError):
 
 class UnknownDeviceId(CoordinatorError):
     """No device has the id that an operator named."""
+
+
+class ModelError(CoordinatorError):
+    """An operator asked for something that cannot be done to a model."""
+
+
+class InvalidModel(ModelError):
+    """A model cannot be released, or rolled out, as an operator asked."""
+
+
+class UnknownModel(ModelError):
+    """No model has that name in the population, or no such version was released."""
 
 
 class TokenError(CoordinatorError):
@@ -243,6 +258,10 @@ class UnknownAssignment(Refusal, slug="unknown-assignment"):
 
 class UnknownBlob(Refusal, slug="unknown-blob"):
     """No blob that devices may have has this digest."""
+
+
+class NoModel(Refusal, slug="no-model"):
+    """The device has no version of the model."""
 
 
 class ConflictingReport(Refusal, slug="conflicting-report"):

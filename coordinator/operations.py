@@ -25,6 +25,7 @@ from coordinator.rules.entities import (
     Transition,
 )
 from coordinator.rules.progress import Progress
+from coordinator.rules.roll_outs import Model, ModelVersion, RollOut
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle, Manifest
 from fedcore.privacy.certificate import CertifiedLedger
@@ -134,6 +135,41 @@ class TaskStore(Protocol):
         Raises UnknownRound, NotPrivate, and as `lineage`.
         """
 
+    def models(self) -> list[Model]:
+        """Every model that was released for apps, and what devices have of it now."""
+
+    def model_versions(self, population: str, name: str) -> list[ModelVersion]:
+        """The released versions of a model, in order. Raises UnknownModel."""
+
+    def model_history(self, population: str, name: str) -> list[RollOut]:
+        """Every roll-out of a model's versions, in order. Raises UnknownModel."""
+
+    def release_model(self, signed: Signed) -> ModelVersion:
+        """Release the next version of a model, whose blobs are stored; no device has it before it is promoted.
+
+        The blobs are the plan, its predict graphs and frozen vectors, and the parameters. Devices may fetch them from
+        now on, and they are kept for ever.
+
+        Raises InvalidModel for a number that is not the next, a counter below that of an earlier version of this
+        signer, an expired release, an unknown population, a plan without a predict graph, and parameters that are not
+        the plan's or not finite; UnknownBlob; and fedcore's errors when the signature or a blob is not good.
+        """
+
+    def promote_model(self, population: str, name: str, version: int, share: float) -> RollOut:
+        """Give a released version of a model to a share of the devices, from now on; 1 is all of them.
+
+        A greater share keeps the devices of a smaller one; those outside have the version that all had before.
+
+        Raises UnknownModel for a version that was not released, InvalidModel for a share that is none, and for a
+        version that has expired or whose counter is below that of one which devices saw.
+        """
+
+    def roll_back_model(self, population: str, name: str, version: int | None = None) -> RollOut:
+        """Give all devices an earlier version of a model, by default the one that all had before.
+
+        Raises UnknownModel and InvalidModel as `promote_model`, and InvalidModel where there is no earlier version.
+        """
+
     def devices(self, limit: int = 100, *, revoked: bool = False) -> list[Device]:
         """The devices that enrolled last, the newest first; or those that were revoked, the last one first."""
 
@@ -175,7 +211,7 @@ class AdminService(Protocol):
         """Whether a blob is stored already and a row knows it, so that it need not be uploaded. Raises UnknownBlob."""
 
     def upload(self, sha256: str, data: bytes) -> None:
-        """Store a blob of a bundle. It is served to nobody before a task names it; unnamed ones are removed in time."""
+        """Store a blob. It is served to nobody before a task or a model names it; unnamed ones are removed in time."""
 
     def create(self, new: NewTask) -> Task:
         """Start a task on a bundle whose blobs are stored."""
@@ -224,6 +260,7 @@ class Operation:
         }
 
 
+_MODEL = "/populations/{population}/models/{name}"
 _VIEWER, _OPERATOR = Role.VIEWER, Role.OPERATOR
 OPERATIONS = (
     Operation(_VIEWER, "GET", "/lineage", TaskStore.lineage),
@@ -241,6 +278,9 @@ OPERATIONS = (
     Operation(_VIEWER, "GET", "/audit", TaskStore.audit),
     Operation(_VIEWER, "GET", "/tasks/{task}/model", TaskStore.model, ("unknown-round",)),
     Operation(_VIEWER, "GET", "/tasks/{task}/certificate", TaskStore.certificate, ("unknown-round", "not-private")),
+    Operation(_VIEWER, "GET", "/models", TaskStore.models),
+    Operation(_VIEWER, "GET", _MODEL + "/versions", TaskStore.model_versions),
+    Operation(_VIEWER, "GET", _MODEL + "/history", TaskStore.model_history),
     Operation(_OPERATOR, "GET", "/security", AdminService.security),
     Operation(_OPERATOR, "PUT", "/blobs/{sha256}", AdminService.upload, ("digest-mismatch",), takes=bytes, status=204),
     Operation(_OPERATOR, "HEAD", "/blobs/{sha256}", AdminService.present, ("unknown-blob",), status=204),
@@ -259,6 +299,17 @@ OPERATIONS = (
     Operation(
         _OPERATOR, "POST", "/tasks/{task}:rollback", TaskStore.roll_back, ("unknown-round", "task-ended", "keys-differ")
     ),
+    Operation(
+        _OPERATOR,
+        "POST",
+        "/models",
+        TaskStore.release_model,
+        ("malformed-message", "unknown-blob", "invalid-model", "invalid-bundle"),
+        takes=Signed,
+        status=201,
+    ),
+    Operation(_OPERATOR, "POST", _MODEL + ":promote", TaskStore.promote_model, ("invalid-model",)),
+    Operation(_OPERATOR, "POST", _MODEL + ":roll-back", TaskStore.roll_back_model, ("invalid-model",)),
     Operation(_OPERATOR, "POST", "/devices/{device}:revoke", TaskStore.revoke_device),
     Operation(_OPERATOR, "POST", "/devices/{device}:allow", TaskStore.allow_device),
 )

@@ -19,11 +19,11 @@ from muster.commands.doctor import doctor
 from muster.commands.export import export, plan_app
 from muster.commands.fleet import fleet_app
 from muster.commands.key import key_app
-from muster.commands.model import model_app
 from muster.commands.new import new
 from muster.commands.plan_log import log
 from muster.commands.plot import plot
 from muster.commands.privacy import privacy_app
+from muster.commands.released_models import model_app
 from muster.commands.simulate import simulate
 from muster.commands.study import study
 from muster.commands.sweep import sweep

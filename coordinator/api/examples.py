@@ -8,7 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from fedcore.conditions import StatedConditions
+from fedcore.model_release import ModelRelease
 from fedcore.plan import BlobRef
+from fedcore.release import Signed
 from fedcore.succession import Succession
 from fedcore.wire.messages import (
     Abort,
@@ -20,6 +22,7 @@ from fedcore.wire.messages import (
     Offer,
     Receipt,
     Rejected,
+    ReleasedModel,
     RetryWindow,
     SecaggParties,
     StatedCapabilities,
@@ -34,6 +37,21 @@ _SESSION, _ASSIGNMENT, _TASK = "1f8e2c40.Yx0hB1o4Qm8", "1f8e2c40.kq3Zp7vR2sA", "
 _DEVICE = "9f86d081884c7d659a2feaa0c55ad015"
 _RETRY = RetryWindow(5.0, 30.0)
 _KEY = hashlib.sha256(b"a public key").digest()
+
+_MODEL = ModelRelease(
+    population="phones",
+    name="keyboard",
+    number=2,
+    plan=_PLAN,
+    parameters=BlobRef(_PLAN.sha256, 80_000),
+    counter=1,
+    evaluation={"evaluate.accuracy": 0.91},
+)
+_SIGNED = Signed(
+    msgspec.json.encode(_MODEL, order="sorted").decode(),
+    "ed25519:6kqSy9eyp6CXFEWAvFgE7a8F7nzi5VvRFb1xBPmXgSg",
+    "bSL8yxCfFzqTbJXq2vXw9Pj1VwQb1mH4mK9Zr1m0b3xWcYtq8n2n7Q3kE5s6u4JrS0aQdKp3yXb9c1h2f7ZzBg",
+)
 
 EXAMPLES: dict[type[msgspec.Struct], msgspec.Struct] = {
     Enrol: Enrol(attestation=Unattested()),
@@ -67,6 +85,7 @@ EXAMPLES: dict[type[msgspec.Struct], msgspec.Struct] = {
     ),
     Receipt: Receipt(assignment=_ASSIGNMENT, task=_TASK, round=3, sha256=_PLAN.sha256),
     Abort: Abort("plan-refused"),
+    ReleasedModel: ReleasedModel(_SIGNED),
 }
 """An example of each message."""
 

@@ -29,6 +29,9 @@ class Action(StrEnum):
     TASK_CANCELLED = "task-cancelled"
     TASK_ROLLED_BACK = "task-rolled-back"
     MODEL_READ = "model-read"
+    MODEL_RELEASED = "model-released"
+    MODEL_PROMOTED = "model-promoted"
+    MODEL_ROLLED_BACK = "model-rolled-back"
     TOKEN_MADE = "token-made"  # noqa: S105 - a name, no secret
     TOKEN_REVOKED = "token-revoked"  # noqa: S105 - a name, no secret
     KEYS_CHANGED = "keys-changed"

@@ -277,6 +277,34 @@ RELEASES = Table(
     comment="The log of releases for secure rounds; rows are only ever added, as devices can demand a proof",
 )
 
+MODEL_RELEASES = Table(
+    "model_releases",
+    METADATA,
+    # This primary key is what makes a number name one version for ever.
+    _column("population", String(200), "whose devices may use the model", ForeignKey("populations.name"), key=True),
+    _column("name", String(64), "name of the model", key=True),
+    _column("number", Integer, "of the version: 1, 2, 3 … of the name", key=True),
+    _blob("plan_sha256", "has the predict graphs, the schema and the frozen vectors"),
+    _blob("parameters_sha256", "the model: a checkpoint with its parameters alone"),
+    _column("release", JSON, "the statement, its signer and the signature"),
+    _column("created_at", Float, "seconds since 1970"),
+    comment="Versions of models that apps may use; rows are only ever added",
+)
+
+MODEL_ROLL_OUTS = Table(
+    "model_roll_outs",
+    METADATA,
+    _column("id", _SERIAL, "row id, in order of time", key=True),
+    _column("population", String(200), "whose devices", ForeignKey("populations.name")),
+    _column("name", String(64), "name of the model"),
+    _column("number", Integer, "of the version"),
+    _column("share", Float, "of the devices that are given it, above 0 and up to 1"),
+    _column("kind", String(16), "promote or roll-back"),
+    _column("at", Float, "seconds since 1970"),
+    Index("model_roll_outs_of", "population", "name"),
+    comment="Which versions devices were given; rows are only ever added, and the newest of a model decides",
+)
+
 TRANSITIONS = Table(
     "transitions",
     METADATA,

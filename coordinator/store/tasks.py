@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -45,7 +45,7 @@ from coordinator.store.bundles import first_checkpoint
 from coordinator.store.database import Database
 from coordinator.store.evaluated import check_evaluated, check_evaluation
 from coordinator.store.identity import check_same_store
-from coordinator.store.records.records import Records
+from coordinator.store.models import ModelStore
 from coordinator.store.sealed_blobs import SealedBlobs
 from fedcore import algorithms, checkpoint
 from fedcore.algorithms.algorithm import Algorithm
@@ -75,7 +75,7 @@ _MOVES = {
 }
 
 
-class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
+class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["CoordinatorStore"]):
     """The coordinator's durable state: rows and files. Several processes may have it open; one of them serves.
 
     Methods of `TaskStore` that the history or the audit log records also take `by`, the actor. Methods that take a
@@ -86,8 +86,7 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
     lineage_key: Callable[[], SigningKey]
 
     def __init__(self, database: Database, blobs: Blobs, algorithm_modules: Sequence[str] = ()) -> None:
-        self.database = database
-        self.blobs = blobs
+        super().__init__(database, blobs)
         self.sealed = SealedBlobs(database, blobs)
         self.algorithm_modules = algorithm_modules
         self._plans: dict[str, Plan] = {}
@@ -96,10 +95,6 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def close(self) -> None:
-        """Close the database."""
-        self.database.close()
 
     def register_task(
         self,
@@ -164,17 +159,6 @@ class CoordinatorStore(TaskStore, AbstractContextManager["CoordinatorStore"]):
             records.audit.append(by, Action.TASK_CREATED, task.id, f"plan {task.plan_sha256}")
             reach("task.before-commit")
         reach("task.after-commit")
-
-    def add_blobs(self, records: Records, refs: Mapping[BlobRef, bool]) -> None:
-        """Make stored blobs known; the values say whether devices may have them. Raises StoreConflict.
-
-        Bytes that no row named may have been collected since they were stored. From the row on they are safe, so they
-        are looked for after it.
-        """
-        for ref, public in refs.items():
-            records.add_blob(ref, public=public)
-            if not self.blobs.has(ref.sha256):
-                raise StoreConflict(f"blob {ref.sha256[:12]}… was collected before a row knew it; try again")
 
     def lineage(self) -> LineageKey:
         return LineageKey(self.lineage_key().signer)

@@ -274,7 +274,7 @@ class Abort(msgspec.Struct, frozen=True):
 
 
 class ReleasedModel(msgspec.Struct, frozen=True):
-    """The version of a model that this device is to use: its model release, exactly as it was signed."""
+    """`GET /v1/populations/{population}/models/{name}`: the version that this device is to use, as it was released."""
 
     release: Signed
 

@@ -11,6 +11,7 @@ from muster.commands.stores import Blobs, Database, Remote, open_store
 from muster.output import Json, answer, doing, remark
 
 if TYPE_CHECKING:
+    from coordinator.operations import TaskStore
     from export.inference.int8 import Cost
     from export.inference.making import Arrays
     from export.inference.trained import Trained
@@ -80,7 +81,8 @@ def export(  # which model, in which form, and where it goes
         else:
             if checkpoint is not None:
                 raise typer.BadParameter(f"{source} is not a plan bundle; a task has a --round", param_hint="SOURCE")
-            trained, bundle = _of_task(source, round_number, plan, db=db, blobs=blobs, coordinator=coordinator)
+            with open_store(db, blobs, coordinator) as store:
+                trained, bundle = trained_in(store, source, round_number, plan)
         examples = None if data is None else _examples(trained, data)
         note(f"write for {to}")
         made = inference_model(trained, to, source=_module(to, bundle, model), int8=int8, examples=examples)
@@ -132,9 +134,7 @@ def _of_bundle(folder: Path, checkpoint: Path | None) -> tuple[Trained, Bundle]:
         raise SchemaError(f"{checkpoint} is of another model than the plan in {folder}: {error}") from error
 
 
-def _of_task(
-    task_id: str, number: int | None, plan: Path | None, *, db: str | None, blobs: str | None, coordinator: str | None
-) -> tuple[Trained, Bundle | None]:
+def trained_in(store: TaskStore, task_id: str, number: int | None, plan: Path | None) -> tuple[Trained, Bundle | None]:
     """The model after a round; where the coordinator is elsewhere, with the plan of a bundle here."""
     import safetensors.numpy
 
@@ -144,19 +144,18 @@ def _of_task(
     from fedcore.plan import Plan
 
     bundle = None if plan is None else Bundle(plan)
-    with open_store(db, blobs, coordinator) as store:
-        task = store.task(task_id)
-        if bundle is not None and bundle.manifest.plan.sha256 != task.plan_sha256:
-            raise typer.BadParameter(f"task {task_id} runs another plan than the bundle's", param_hint="--plan")
-        if bundle is not None:
-            return Trained.of_bundle(bundle, safetensors.numpy.load(store.model(task_id, number))), bundle
-        if not isinstance(store, CoordinatorStore):
-            raise typer.BadParameter("graphs are not read over HTTP; name the task's bundle", param_hint="--plan")
-        tensors = safetensors.numpy.load(store.model(task_id, number))
-        known = Plan.decode(store.blobs.get(task.plan_sha256))
-        refs = {known.frozen.blob} if known.frozen else set()
-        refs |= set(known.predict.graphs.values()) if known.predict else set()
-        read = {ref: ref.check(store.blobs.get(ref.sha256)) for ref in refs}
+    task = store.task(task_id)
+    if bundle is not None and bundle.manifest.plan.sha256 != task.plan_sha256:
+        raise typer.BadParameter(f"task {task_id} runs another plan than the bundle's", param_hint="--plan")
+    if bundle is not None:
+        return Trained.of_bundle(bundle, safetensors.numpy.load(store.model(task_id, number))), bundle
+    if not isinstance(store, CoordinatorStore):
+        raise typer.BadParameter("graphs are not read over HTTP; name the task's bundle", param_hint="--plan")
+    tensors = safetensors.numpy.load(store.model(task_id, number))
+    known = Plan.decode(store.blobs.get(task.plan_sha256))
+    refs = {known.frozen.blob} if known.frozen else set()
+    refs |= set(known.predict.graphs.values()) if known.predict else set()
+    read = {ref: ref.check(store.blobs.get(ref.sha256)) for ref in refs}
     return Trained(known, known.schema.flatten(tensors), read.__getitem__), None
 
 

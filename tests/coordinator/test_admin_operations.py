@@ -9,7 +9,7 @@ import pytest
 
 import muster
 from coordinator.api.tokens import issue
-from coordinator.errors import InvalidTask, UnknownDeviceId, UnknownRound, UnknownTask
+from coordinator.errors import InvalidTask, UnknownDeviceId, UnknownModel, UnknownRound, UnknownTask
 from coordinator.operations import OPERATIONS, PREFIX, AdminService, NewTask, TaskStore
 from coordinator.rules.audit import STORE
 from coordinator.rules.entities import Evaluates, ModelSource, Regularly, Role
@@ -21,12 +21,14 @@ from muster.remote import RemoteStore
 from tests.coordinator.bundles import make_bundle, make_evaluation_bundle, make_private_bundle
 from tests.coordinator.conftest import PEM
 from tests.coordinator.devices import Devices
+from tests.coordinator.released import PREDICT, predicting_plan, version
 from tests.coordinator.test_evaluated import evaluate
 from tests.coordinator.test_privacy import promise, train
 from tests.servers import serving_both
 
 NOT_ONE_OPERATION = {"register_task": "over HTTP it is `present`, `upload` and `create`, a body each"}
 OF_STORE = [one for one in OPERATIONS if one.call is getattr(TaskStore, one.name, None)]
+OF_MODELS = [one for one in OF_STORE if "model_" in f"{one.name}_" and one.method == "POST"]
 PREPARED_BY = {"resume": "pause", "roll_back": "pause", "allow_device": "revoke_device"}
 MEASURED = {"id": "", "created_at": 0, "key": "", "enrolled_at": 0}
 
@@ -41,9 +43,11 @@ def settings(database, tmp_path):
 
 @pytest.fixture
 def trained(store, register, desk, tmp_path):
-    """The id of a private task after a round."""
+    """The id of a private task after a round. The blobs of another plan are stored, one that predicts."""
     task = register(make_private_bundle(tmp_path / "private"), rounds=9, privacy=promise())
     train(desk)
+    for blob in (predicting_plan().encode(), PREDICT):
+        store.blobs.put(blob)
     return task
 
 
@@ -91,7 +95,9 @@ def outcome(call, *arguments):
 def test_what_operators_see_over_http_is_what_the_store_gives(store, trained, devices, operator, settings, tmp_path):
     noisy = TaskSettings(population="phones", goal=2, rounds=1, privacy=promise())
     evaluate(store, make_evaluation_bundle(tmp_path / "evaluation", clip_norm=4.0), trained, settings=noisy)
-    given = {"task_id": trained, "device_id": devices.id("a"), "number": 0}
+    store.release_model(version(store))
+    store.promote_model("phones", "keyboard", 1, 0.5)
+    given = {"task_id": trained, "device_id": devices.id("a"), "number": 0, "population": "phones", "name": "keyboard"}
     for operation in (one for one in OF_STORE if one.method == "GET"):
         near, far = getattr(store, operation.name), getattr(operator, operation.name)
         arguments = [given[name] for name in needed(operation)]
@@ -99,8 +105,9 @@ def test_what_operators_see_over_http_is_what_the_store_gives(store, trained, de
         assert found == outcome(far, *arguments), operation.name
         assert found or operation.name in ("releases", "sessions"), operation.name
         for unknown in ("nope", "ü?#%") if arguments else ():
-            assert outcome(near, unknown) == outcome(far, unknown), operation.name
-            assert outcome(near, unknown)[0] is UnknownTask, operation.name
+            named = [unknown] * len(arguments)
+            assert outcome(near, *named) == outcome(far, *named), operation.name
+            assert outcome(near, *named)[0] is (UnknownModel if "name" in needed(operation) else UnknownTask)
         if "round" in operation.parameters:
             models = [outcome(near, trained, number) for number in (0, 1, 99)]
             assert models == [outcome(far, trained, number) for number in (0, 1, 99)], operation.name
@@ -116,7 +123,7 @@ def test_what_operators_see_over_http_is_what_the_store_gives(store, trained, de
 
 
 def test_changes_over_http_are_those_of_the_store_in_the_operators_name(store, register, devices, operator):
-    for number, operation in enumerate(one for one in OF_STORE if one.method == "POST"):
+    for number, operation in enumerate(one for one in OF_STORE if one.method == "POST" and one not in OF_MODELS):
         outcomes = []
         for side, by in ((store, STORE), (operator, operator.by)):
             of_task = "task_id" in needed(operation)
@@ -129,6 +136,32 @@ def test_changes_over_http_are_those_of_the_store_in_the_operators_name(store, r
             assert not of_task or by in store.history(subject)[-1].cause, operation.name
             assert outcomes[-1][2][0] is (UnknownTask if of_task else UnknownDeviceId), operation.name
         assert outcomes[0] == outcomes[1], operation.name
+
+
+def test_models_over_http_are_those_of_the_store_in_the_operators_name(store, trained, operator):
+    altered = msgspec.structs.replace(version(store), text="{}")
+    for side, by, first in ((store, STORE, 1), (operator, operator.by, 3)):
+        logged = len(store.audit())
+        for number in (first, first + 1):
+            made = side.release_model(version(store, number))
+            assert made == store.model_versions("phones", "keyboard")[-1]
+            assert (
+                side.promote_model("phones", "keyboard", number, 1.0) == store.model_history("phones", "keyboard")[-1]
+            )
+        assert side.roll_back_model("phones", "keyboard").number == first
+        assert {one.actor for one in store.audit()[logged:]} == {by}
+    for call, arguments in (
+        ("release_model", (version(store, 9),)),
+        ("release_model", (altered,)),
+        ("promote_model", ("phones", "keyboard", 1, 5.0)),
+        ("promote_model", ("phones", "keyboard", 9, 1.0)),
+        ("promote_model", ("nope", "ü?#%", 1, 1.0)),
+        ("roll_back_model", ("phones", "keyboard", 4)),
+        ("roll_back_model", ("phones", "camera")),
+    ):
+        near, far = (outcome(getattr(side, call), *arguments) for side in (store, operator))
+        assert near[1] == far[1], (call, arguments)
+        assert issubclass(near[0], far[0]), (call, arguments)
 
 
 def test_a_task_over_http_is_the_one_that_the_store_makes(store, operator, tmp_path):
@@ -145,11 +178,16 @@ def test_a_task_over_http_is_the_one_that_the_store_makes(store, operator, tmp_p
 def test_viewer_looks_and_changes_nothing(store, trained, urls, devices, tmp_path):
     data, bundle = b"uploaded by a viewer", make_bundle(tmp_path / "plan")
     new = NewTask(bundle.manifest, TaskSettings(population="phones", goal=2, rounds=1))
+    store.release_model(version(store))
     found = {"task": trained, "device": devices.id("a"), "sha256": hashlib.sha256(data).hexdigest()}
+    found |= {"population": "phones", "name": "keyboard"}
     bodies = {"upload": data, "create": msgspec.json.encode(new)}
+    bodies["release_model"] = msgspec.json.encode(version(store, 2))
     viewer = issue(store.database, "victor", Role.VIEWER)[1]
     tasks, enrolled, logged = store.tasks(), store.devices(), len(store.audit())
-    with httpx2.Client(base_url=urls.admin + PREFIX, params={"round": "0"}, timeout=10) as client:
+    with httpx2.Client(
+        base_url=urls.admin + PREFIX, params={"round": "0", "version": "1", "share": "1"}, timeout=10
+    ) as client:
         for operation in OPERATIONS:
             path, body = operation.path.format(**found), bodies.get(operation.name)
             nobody, looking = (
@@ -163,6 +201,7 @@ def test_viewer_looks_and_changes_nothing(store, trained, urls, devices, tmp_pat
                 assert (operation.method, looking.status_code) == ("GET", 200), operation.name
     assert {one.name for one in OPERATIONS if one.role is Role.OPERATOR and one.method == "GET"} == {"security"}
     assert (store.tasks(), store.devices()) == (tasks, enrolled)
+    assert [(one.versions, one.current) for one in store.models()] == [(1, None)]
     assert [one.action for one in store.audit()[logged:]] == ["model-read"]
     assert not store.blobs.has(found["sha256"])
 

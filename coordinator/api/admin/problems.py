@@ -9,6 +9,7 @@ from starlette.responses import Response
 from coordinator.api.http import answer_problem, answer_refusal
 from coordinator.errors import (
     BadToken,
+    InvalidModel,
     InvalidTask,
     KeysDiffer,
     NotPrivate,
@@ -17,6 +18,7 @@ from coordinator.errors import (
     TaskEnded,
     Unavailable,
     UnknownDeviceId,
+    UnknownModel,
     UnknownRound,
     UnknownTask,
 )
@@ -30,10 +32,12 @@ _OWN: dict[str, tuple[type[Exception], ProblemKind]] = {
     "unknown-task": (UnknownTask, ProblemKind(404, "No task has this id")),
     "no-such-device": (UnknownDeviceId, ProblemKind(404, "No device has this id")),
     "unknown-round": (UnknownRound, ProblemKind(404, "The task has no such round, or it was not committed")),
+    "unknown-model": (UnknownModel, ProblemKind(404, "No model has this name, or no such version was released")),
     "not-private": (NotPrivate, ProblemKind(404, "The task promises no privacy")),
     "task-ended": (TaskEnded, ProblemKind(409, "The task is over, or not in a state that this starts from")),
     "keys-differ": (KeysDiffer, ProblemKind(409, "The coordinator has another key than the task's release names")),
     "invalid-task": (InvalidTask, ProblemKind(422, "The settings contradict each other, or do not fit the bundle")),
+    "invalid-model": (InvalidModel, ProblemKind(422, "The model cannot be released or rolled out like this")),
     "invalid-bundle": (
         FedcoreError, ProblemKind(422, "The bundle is damaged, or its algorithm or signature is not good")
     ),

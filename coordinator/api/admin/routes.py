@@ -15,7 +15,7 @@ from starlette.responses import Response
 from coordinator.api.admin.access import Access
 from coordinator.api.admin.problems import ADMIN_PROBLEMS
 from coordinator.api.admin.task_creation import create_task
-from coordinator.api.http import read_hashed
+from coordinator.api.http import read_as, read_hashed
 from coordinator.api.openapi import BYTES, Answer, ApiDocument
 from coordinator.api.service import Service
 from coordinator.errors import MalformedMessage, UnknownBlob
@@ -35,9 +35,11 @@ _BOUNDS = {
     "after": Query(ge=0, lt=2**63),
     "limit": Query(ge=1, le=1000),
     "revoked": Query(),
+    "version": Query(ge=1, lt=2**31),
+    "share": Query(),
 }
 """What the parameters of queries may be, by name."""
-_OF_PATH = {"{task}": "unknown-task", "{device}": "no-such-device"}
+_OF_PATH = {"{task}": "unknown-task", "{device}": "no-such-device", "{name}": "unknown-model"}
 """The problem of a path in which the name is of nothing that exists."""
 
 ADMIN = ApiDocument(
@@ -53,7 +55,7 @@ ADMIN = ApiDocument(
 
 
 class AdminApi:
-    """The operations of `AdminService`. `upload` and `create` read a body, so they are endpoints themselves."""
+    """The operations of `AdminService`. `upload`, `create` and `release_model` read a body, so they are endpoints."""
 
     def __init__(self, service: Service) -> None:
         self._service, self._settings, self._store = service, service.settings, service.store
@@ -82,6 +84,12 @@ class AdminApi:
         data, _ = await read_hashed(request, self._settings.message_limit_bytes)
         new = _new_task(bytes(data))
         return _response(await run_in_threadpool(create_task, self._service, new, _by(request)), 201)
+
+    async def release_model(self, request: Request) -> Response:
+        """Release the version of a model whose signed statement is the body."""
+        data, _ = await read_hashed(request, self._settings.message_limit_bytes)
+        signed = read_as(data, Signed)
+        return _response(await run_in_threadpool(self._store.release_model, signed, _by(request)), 201)
 
 
 class Endpoint:

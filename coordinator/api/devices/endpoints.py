@@ -41,10 +41,19 @@ from coordinator.commands import (
     Command,
     PutMessage,
 )
-from coordinator.errors import MalformedMessage, UnknownBlob
+from coordinator.errors import MalformedMessage, NoModel, UnknownBlob
 from coordinator.rules.selection import Eligibility
 from fedcore.plan import BlobRef
-from fedcore.wire.messages import Abort, Assignment, AssignmentAnswer, CheckIn, CheckInAnswer, Enrol, Willing
+from fedcore.wire.messages import (
+    Abort,
+    Assignment,
+    AssignmentAnswer,
+    CheckIn,
+    CheckInAnswer,
+    Enrol,
+    ReleasedModel,
+    Willing,
+)
 from ingress.connection import hang_up
 from secagg.message_type import MessageType
 
@@ -125,6 +134,14 @@ class DeviceApi:
             self._driver.fetched(device, sha256)
             held = holding.pop_all()
         return HeldAnswer(delta, held)
+
+    async def model(self, population: str, name: str, request: Request) -> Response:
+        """The version of a model that the device is to use, by the shares of its roll-outs."""
+        device = signed(request).keyid
+        release = await run_in_threadpool(self._store.model_for, device, population, name)
+        if release is None:
+            raise NoModel(f"population {population!r} has no version of a model {name!r} for this device")
+        return answer(ReleasedModel(release))
 
     async def _public_blob(self, sha256: str) -> BlobRef:
         ref = self._public.get(sha256)

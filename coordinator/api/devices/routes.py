@@ -17,7 +17,18 @@ from coordinator.api.devices.reports import ReportApi
 from coordinator.api.devices.router import NAME, Act, Admit, DeviceRoute
 from coordinator.api.examples import EXAMPLES
 from coordinator.api.openapi import ANYWHERE, BYTES, Answer, ApiDocument
-from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected, Willing
+from fedcore.wire.messages import (
+    Abort,
+    Accepted,
+    Assignment,
+    CheckIn,
+    Enrol,
+    Enrolled,
+    Receipt,
+    Rejected,
+    ReleasedModel,
+    Willing,
+)
 from fedcore.wire.problems import PROBLEMS
 
 SIGNATURES = (
@@ -80,6 +91,8 @@ def device_routes(api: DeviceApi, reports: ReportApi, authenticator: Authenticat
                        fields=("Range", "If-Range", "If-None-Match"))),
         enrolled("GET", "/v1/blobs/{sha256}/deltas/{base}", api.delta,
                  about({200: Answer("The delta", (BYTES,))}, ("unknown-blob",))),
+        enrolled("GET", "/v1/populations/{population}/models/{name}", api.model,
+                 about({200: Answer("Its release", (ReleasedModel,))}, ("no-model",))),
         enrolled("GET", "/v1/assignments/{assignment}", api.hold, about(_NEEDED, (*_OWN, *_OVER), fields=_WAIT)),
         enrolled("PUT", report, reports.put, about(_COUNTED, _COUNTING, takes=BYTES, fields=_DIGEST)),
         enrolled("HEAD", report, reports.head, about(_HERE, (*_OWN, *_OVER))),

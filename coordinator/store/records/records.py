@@ -26,6 +26,7 @@ from coordinator.store.records.garbage import GarbageRecords
 from coordinator.store.records.identity import IdentityRecords
 from coordinator.store.records.lease import LeaseRecords
 from coordinator.store.records.ledger import LedgerRecords
+from coordinator.store.records.model import ModelRecords
 from coordinator.store.records.observation import ObservationRecords
 from coordinator.store.records.overview import OverviewRecords
 from coordinator.store.records.release import ReleaseRecords
@@ -82,6 +83,7 @@ class Records(WithinTransaction):
         self.attempts = AttemptRecords(connection, at, writing=writing)
         self.ledger = LedgerRecords(connection, at, writing=writing)
         self.sealed = SealedRecords(connection, at, writing=writing)
+        self.models = ModelRecords(connection, at, writing=writing)
 
     # --- tasks and blobs
 

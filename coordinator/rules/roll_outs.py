@@ -1,0 +1,161 @@
+"""Roll-outs of models: which version of a model a device is given, and what may be released or rolled out. Pure.
+
+Spec: docs/spec/wire.md §11. The newest roll-out names a version and a share of the population's devices. A device is
+inside by a hash that depends on nothing but the population, the model's name and the device's id. So a share that grows
+keeps the devices that it had, and the hash of hold-outs and the draw of rounds are independent of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from msgspec import UNSET
+
+from coordinator.errors import InvalidModel, UnknownModel
+from fedcore import checkpoint
+from fedcore.errors import SchemaError
+from fedcore.model_release import ModelRelease, decode_model_release
+from fedcore.params import VectorSpec
+from fedcore.plan import Plan
+from fedcore.release import Signed
+
+_DOMAIN = b"muster.roll-out.v1\0"
+
+
+class RollOutKind(StrEnum):
+    """What an operator did."""
+
+    PROMOTE = "promote"
+    ROLL_BACK = "roll-back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollOut:
+    """A version of a model for a share of the devices, above 0 and up to 1; at: in seconds since 1970."""
+
+    population: str
+    name: str
+    number: int
+    share: float
+    kind: RollOutKind
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelVersion:
+    """A released version of a model: the signed statement, and when it was released, in seconds since 1970."""
+
+    population: str
+    name: str
+    number: int
+    release: Signed
+    created_at: float
+
+    @property
+    def statement(self) -> ModelRelease:
+        """What was signed. Its signature was checked when it was released."""
+        return decode_model_release(self.release.text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model and what devices have of it now.
+
+    versions: how many were released. current, share: the version of the newest roll-out, and for which share of the
+    devices; None before the first. others: the version of all other devices; None where they have none.
+    """
+
+    population: str
+    name: str
+    versions: int
+    current: int | None
+    share: float | None
+    others: int | None
+
+
+def version_for(device: str, roll_outs: Sequence[RollOut]) -> int | None:
+    """The version of a model for a device; None when it has none. roll_outs: those of the model, in order."""
+    if not roll_outs:
+        return None
+    newest = roll_outs[-1]
+    salt = b"\0".join((newest.population.encode(), newest.name.encode(), device.encode()))
+    place = int.from_bytes(hashlib.sha256(_DOMAIN + salt).digest()[:8], "big")
+    # A power of two scales a float exactly, and Python compares integers and floats exactly.
+    return newest.number if place < newest.share * 2**64 else for_all(roll_outs)
+
+
+def for_all(roll_outs: Sequence[RollOut]) -> int | None:
+    """The version that the last roll-out to all devices gave; None without one."""
+    whole = [one.number for one in roll_outs if one.share == 1]
+    return whole[-1] if whole else None
+
+
+def earlier(roll_outs: Sequence[RollOut], number: int | None) -> int:
+    """The version to which a roll-back returns: `number`, or what all devices had before the current one.
+
+    Raises UnknownModel before any roll-out; InvalidModel when there is no such version, or it is not an earlier one.
+    """
+    if not roll_outs:
+        raise UnknownModel("no version of the model was rolled out yet; `muster model promote` does that")
+    newest, base = roll_outs[-1], for_all(roll_outs)
+    if number is not None:
+        if number >= newest.number and (number != base or newest.share == 1):
+            raise InvalidModel(
+                f"version {number} is not earlier than version {newest.number}, which devices have: promote it"
+            )
+        return number
+    if newest.share == 1:
+        base = for_all([one for one in roll_outs if one.number < newest.number])
+    if base is None:
+        raise InvalidModel(f"all devices had no version before version {newest.number}: name a released one with --to")
+    return base
+
+
+def check_share(share: float) -> None:
+    """Raise InvalidModel unless a roll-out may be to this share of the devices."""
+    if not 0 < share <= 1:
+        raise InvalidModel(f"a share of {share:g} of the devices cannot be: it is above 0 and at most 1, which is all")
+
+
+def check_next(release: ModelRelease, signer: str, versions: Sequence[ModelVersion], at: float) -> None:
+    """Raise InvalidModel unless a release can follow the versions of its model, at a time in seconds since 1970."""
+    wanted = len(versions) + 1
+    if release.number != wanted:
+        raise InvalidModel(
+            f"version {release.number} of model {release.name!r} is not the next: that is version {wanted}"
+        )
+    check_counter(release, signer, versions)
+    check_unexpired(release, at)
+
+
+def check_counter(release: ModelRelease, signer: str, shown: Sequence[ModelVersion]) -> None:
+    """Raise InvalidModel when devices that saw one of these versions refuse a release, for its lower counter."""
+    for other in shown:
+        counter = other.statement.counter
+        if other.release.signer == signer and counter > release.counter:
+            raise InvalidModel(
+                f"version {release.number} has the counter {release.counter}, and version {other.number} of the same "
+                f"key {counter}: devices that saw that one refuse this one"
+            )
+
+
+def check_unexpired(release: ModelRelease, at: float) -> None:
+    """Raise InvalidModel when no device takes the version any more, at a time in seconds since 1970."""
+    if release.expires_at is not UNSET and release.expires_at <= at:
+        raise InvalidModel(f"version {release.number} of model {release.name!r} has expired: release it anew")
+
+
+def check_model(plan: Plan, parameters: bytes) -> None:
+    """Raise InvalidModel unless apps can predict with a plan, and with these parameters."""
+    if plan.predict is None:
+        raise InvalidModel(f"plan {plan.name!r} has no predict graph, so no app can predict with it")
+    try:
+        vectors = checkpoint.decode(parameters, (VectorSpec("params", plan.schema.size),))
+    except SchemaError as error:
+        raise InvalidModel(f"the parameters do not fit plan {plan.name!r}: {error}") from error
+    if not np.isfinite(vectors["params"]).all():
+        raise InvalidModel("the parameters hold an infinite or undefined number")

@@ -1,0 +1,132 @@
+"""Released models on the store itself: what is released, and which devices are given which version."""
+
+from __future__ import annotations
+
+from coordinator.errors import InvalidModel, UnknownModel
+from coordinator.rules.audit import STORE, Action
+from coordinator.rules.roll_outs import (
+    Model,
+    ModelVersion,
+    RollOut,
+    RollOutKind,
+    check_counter,
+    check_model,
+    check_next,
+    check_share,
+    check_unexpired,
+    earlier,
+    for_all,
+    version_for,
+)
+from coordinator.store.opened import OpenedStore
+from coordinator.store.records.records import Records
+from fedcore.plan import BlobRef, Plan
+from fedcore.release import Signed
+from fedcore.signing import verified_model_release
+
+
+class ModelStore(OpenedStore):
+    """The operations of `TaskStore` on models. Those that change something also take `by`, the actor."""
+
+    def models(self) -> list[Model]:
+        """As `TaskStore` says."""
+        with self.database.reading() as records:
+            return [_model(records, population, name) for population, name in records.models.names()]
+
+    def model_versions(self, population: str, name: str) -> list[ModelVersion]:
+        """As `TaskStore` says."""
+        with self.database.reading() as records:
+            return _versions(records, population, name)
+
+    def model_history(self, population: str, name: str) -> list[RollOut]:
+        """As `TaskStore` says."""
+        with self.database.reading() as records:
+            _versions(records, population, name)
+            return records.models.roll_outs(population, name)
+
+    def release_model(self, signed: Signed, by: str = STORE) -> ModelVersion:
+        """As `TaskStore` says."""
+        release = verified_model_release(signed)
+        plan = Plan.decode(self._read(release.plan))
+        check_model(plan, self._read(release.parameters))
+        served = {release.plan, release.parameters}
+        served |= set(plan.predict.graphs.values()) if plan.predict else set()
+        served |= {plan.frozen.blob} if plan.frozen else set()
+        for ref in served:
+            self._read(ref)
+        with self.database.writing() as records:
+            records.models.hold()
+            if release.population not in records.populations():
+                raise InvalidModel(f"there is no population {release.population!r}: a task's is the first of its name")
+            earlier_ones = records.models.versions(release.population, release.name)
+            check_next(release, signed.signer, earlier_ones, records.at)
+            self.add_blobs(records, dict.fromkeys(served, True))
+            made = records.models.add_version(release, signed)
+            what = f"version {release.number} for {release.population}, signed by {signed.signer}"
+            records.audit.append(by, Action.MODEL_RELEASED, release.name, what)
+        return made
+
+    def promote_model(self, population: str, name: str, version: int, share: float, by: str = STORE) -> RollOut:
+        """As `TaskStore` says."""
+        check_share(share)
+        with self.database.writing() as records:
+            records.models.hold()
+            return _roll_out(records, _version(records, population, name, version), share, RollOutKind.PROMOTE, by)
+
+    def roll_back_model(self, population: str, name: str, version: int | None = None, by: str = STORE) -> RollOut:
+        """As `TaskStore` says."""
+        with self.database.writing() as records:
+            records.models.hold()
+            _versions(records, population, name)
+            to = earlier(records.models.roll_outs(population, name), version)
+            return _roll_out(records, _version(records, population, name, to), 1.0, RollOutKind.ROLL_BACK, by)
+
+    def model_for(self, device: str, population: str, name: str) -> Signed | None:
+        """The release of a model for a device; None when it has none."""
+        with self.database.reading() as records:
+            number = version_for(device, records.models.roll_outs(population, name))
+            return None if number is None else records.models.version(population, name, number).release
+
+    def _read(self, ref: BlobRef) -> bytes:
+        """A blob that a release names. Raises UnknownBlob, or DigestMismatch when it has another size."""
+        return ref.check(self.blobs.get(ref.sha256))
+
+
+def _model(records: Records, population: str, name: str) -> Model:
+    roll_outs = records.models.roll_outs(population, name)
+    newest = roll_outs[-1] if roll_outs else None
+    return Model(
+        population=population,
+        name=name,
+        versions=len(records.models.versions(population, name)),
+        current=newest.number if newest else None,
+        share=newest.share if newest else None,
+        others=for_all(roll_outs) if newest and newest.share < 1 else None,
+    )
+
+
+def _versions(records: Records, population: str, name: str) -> list[ModelVersion]:
+    """The versions of a model, one at least. Raises UnknownModel."""
+    versions = records.models.versions(population, name)
+    if not versions:
+        raise UnknownModel(f"population {population!r} has no model {name!r}; `muster model list` has them")
+    return versions
+
+
+def _version(records: Records, population: str, name: str, number: int) -> ModelVersion:
+    """A version that may be rolled out. Raises UnknownModel, and InvalidModel when devices would refuse it."""
+    versions = {version.number: version for version in _versions(records, population, name)}
+    if number not in versions:
+        raise UnknownModel(f"version {number} of model {name!r} was not released; the last one is {max(versions)}")
+    version = versions[number]
+    shown = {one.number for one in records.models.roll_outs(population, name)}
+    check_counter(version.statement, version.release.signer, [versions[one] for one in sorted(shown)])
+    check_unexpired(version.statement, records.at)
+    return version
+
+
+def _roll_out(records: Records, version: ModelVersion, share: float, kind: RollOutKind, by: str) -> RollOut:
+    done = Action.MODEL_PROMOTED if kind is RollOutKind.PROMOTE else Action.MODEL_ROLLED_BACK
+    what = f"version {version.number} for {share:.6g} of the devices of {version.population}"
+    records.audit.append(by, done, version.name, what)
+    return records.models.add_roll_out(version, share, kind)

@@ -1,0 +1,78 @@
+"""Rows of released models and of their roll-outs, within one transaction. They are only ever added."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row, insert, select
+
+from coordinator.rules.roll_outs import ModelVersion, RollOut, RollOutKind
+from coordinator.store.records.within_transaction import WithinTransaction
+from coordinator.store.tables import MODEL_RELEASES, MODEL_ROLL_OUTS
+from fedcore.decoding import converter
+from fedcore.model_release import ModelRelease
+from fedcore.release import Signed
+
+_signed = converter(Signed)
+
+
+class ModelRecords(WithinTransaction):
+    """The operations on these rows."""
+
+    def hold(self) -> None:
+        """Let other writers of these rows wait until the transaction ends: what is the next one rests on all before."""
+        self._lock_writers(MODEL_RELEASES)
+        self._lock_writers(MODEL_ROLL_OUTS)
+
+    def names(self) -> list[tuple[str, str]]:
+        """Every model: its population and its name, in order."""
+        columns = (MODEL_RELEASES.c.population, MODEL_RELEASES.c.name)
+        rows = self._connection.execute(select(*columns).distinct().order_by(*columns))
+        return [(row.population, row.name) for row in rows]
+
+    def versions(self, population: str, name: str) -> list[ModelVersion]:
+        """The released versions of a model, in order of their numbers: 1, 2, 3 …"""
+        of_model = (MODEL_RELEASES.c.population == population) & (MODEL_RELEASES.c.name == name)
+        rows = self._connection.execute(select(MODEL_RELEASES).where(of_model).order_by(MODEL_RELEASES.c.number))
+        return [_version_of(row) for row in rows]
+
+    def version(self, population: str, name: str, number: int) -> ModelVersion:
+        """One released version."""
+        of_model = (MODEL_RELEASES.c.population == population) & (MODEL_RELEASES.c.name == name)
+        this = of_model & (MODEL_RELEASES.c.number == number)
+        return _version_of(self._connection.execute(select(MODEL_RELEASES).where(this)).one())
+
+    def roll_outs(self, population: str, name: str) -> list[RollOut]:
+        """The roll-outs of a model, in order of time."""
+        of_model = (MODEL_ROLL_OUTS.c.population == population) & (MODEL_ROLL_OUTS.c.name == name)
+        rows = self._connection.execute(select(MODEL_ROLL_OUTS).where(of_model).order_by(MODEL_ROLL_OUTS.c.id))
+        return [
+            RollOut(
+                **{name: getattr(row, name) for name in ("population", "name", "number", "share", "at")},
+                kind=RollOutKind(row.kind),
+            )
+            for row in rows
+        ]
+
+    def add_version(self, release: ModelRelease, signed: Signed) -> ModelVersion:
+        """Write a released version, whose plan and parameters have rows."""
+        same = {"population": release.population, "name": release.name, "number": release.number}
+        blobs = {"plan_sha256": release.plan.sha256, "parameters_sha256": release.parameters.sha256}
+        values = {**same, **blobs, "release": msgspec.to_builtins(signed), "created_at": self.at}
+        self._connection.execute(insert(MODEL_RELEASES), values)
+        return self.version(release.population, release.name, release.number)
+
+    def add_roll_out(self, version: ModelVersion, share: float, kind: RollOutKind) -> RollOut:
+        """Write that a version is for a share of the devices from now on."""
+        made = RollOut(
+            population=version.population, name=version.name, number=version.number, share=share, kind=kind, at=self.at
+        )
+        self._connection.execute(insert(MODEL_ROLL_OUTS), asdict(made))
+        return made
+
+
+def _version_of(row: Row[Any]) -> ModelVersion:
+    same = {name: getattr(row, name) for name in ("population", "name", "number", "created_at")}
+    return ModelVersion(**same, release=_signed(row.release))
