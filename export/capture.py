@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.func import functionalize
 from torch.fx import traceback
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -146,7 +147,10 @@ def capture(
 
 
 def _traced(function: Callable[..., Any], examples: Sequence[Tensor], table: Table) -> fx.GraphModule:
-    return make_fx(function, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
+    """The graph. No Python is written and compiled for it, which nobody runs: that takes a tenth of a trace."""
+    with _use_lazy_graph_module(True):
+        traced = make_fx(function, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+        return traced(*examples)
 
 
 @contextlib.contextmanager

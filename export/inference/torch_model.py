@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,8 +55,8 @@ def module_of(trained: Trained, source: str | ModelSpec) -> Model:
 
 def to_torch(trained: Trained, model: Model) -> bytes:
     """A `.pt2` file, which `torch.export.load` reads: the module in eval mode, with any batch size."""
-    module = model.module if not model.noisy else _Drawless(model.module)
     examples = tuple(torch.from_numpy(values) for values in trained.drawn(2).values())
+    module = _Drawless(model.module) if _draws(model.module, examples) else model.module
     batch = torch.export.Dim("batch", min=1)
     shapes: Any = tuple({0: batch} for _ in examples)
     if isinstance(module, _Drawless):
@@ -103,6 +103,13 @@ def to_executorch(trained: Trained, model: Model) -> bytes:
         raise kind(f"an ExecuTorch program cannot be tried here: {error}") from error
     check_alike("executorch", outputs, _outputs(model, drawn))
     return data
+
+
+def _draws(module: nn.Module, examples: Sequence[Tensor]) -> bool:
+    """Whether a module in eval mode draws random numbers all the same."""
+    with torch.no_grad(), KeyedNoise(torch.zeros(len(examples[0]), dtype=torch.int32)) as noise:
+        module(*examples)
+    return bool(noise.turns)
 
 
 class _Drawless(nn.Module):

@@ -35,6 +35,15 @@ def refused(response, slug):
 
 
 def check_in(client, device="a", population="phones", **able):
+    """The answer to a check-in. While another transaction holds the database, a coordinator cannot take a new
+    population; devices ask again."""
+    until = monotonic() + 30
+    while (answer := check_in_once(client, device, population, **able)).status_code == 503 and monotonic() < until:
+        sleep(0.1)
+    return answer
+
+
+def check_in_once(client, device="a", population="phones", **able):
     message = CheckIn(capabilities=msgspec.structs.replace(CAPABILITIES, **able), examples={"default": 10})
     content = messages.encode(message)
     return client.post(f"/v1/populations/{population}/checkins", content=content, auth=client.devices[device])
@@ -48,10 +57,7 @@ def ask(client, session, device="a", **how):
 
 
 def wait(client, device="a", seconds=4):
-    # While another transaction holds the database, a coordinator cannot take a new population; devices ask again.
-    until = monotonic() + 30
-    while (answer := check_in(client, device)).status_code == 503 and monotonic() < until:
-        sleep(0.1)
+    answer = check_in(client, device)
     assert "session" in answer.json(), (answer.status_code, answer.text)
     session = answer.json()["session"]
     return ask(client, session, device, headers={"Prefer": f"wait={seconds}"})
@@ -361,7 +367,7 @@ def test_bug_in_the_driver_refuses_and_the_driver_lives_on(register, client, mon
     register()
     with monkeypatch.context() as patch:
         patch.setattr("coordinator.driver.memory.sessions.Sessions.enter", None)
-        refused(check_in(client), "unavailable")
+        refused(check_in_once(client), "unavailable")
     assert check_in(client).json()["outcome"] == "accepted"
 
 

@@ -216,7 +216,8 @@ def test_every_route_but_health_wants_a_signature(client):
 
 def test_who_is_not_who_they_say_is_refused_by_name_and_nothing_changes(register, client, rows):
     register()
-    client.devices["a"], client.devices["b"]  # enrols both
+    assert check_in(client, "b").status_code == 200  # the population is driven from now on
+    client.devices["a"]  # enrols it
     before = rows()
     url, now = client.base_url.join(CHECKINS), int(time.time())
     a, b = (client.devices[name].signer for name in "ab")
@@ -245,6 +246,7 @@ def test_who_is_not_who_they_say_is_refused_by_name_and_nothing_changes(register
 
 def test_a_request_that_came_before_is_refused(register, client):
     register()
+    assert check_in(client, "b").status_code == 200  # the population is driven from now on
     headers = signed_check_in(client)
     assert client.post(CHECKINS, content=HELLO, headers=headers).status_code == 200
     refused(client.post(CHECKINS, content=HELLO, headers=headers), "replayed-signature")

@@ -16,7 +16,7 @@ from coordinator.rules.states import RoundState, TaskState
 from tests.coordinator.bundles import report_body
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.replicas import Phones, replicas_on, undisturbed, until
-from tests.coordinator.test_api import ask, assign, check_in, put, refused
+from tests.coordinator.test_api import ask, assign, check_in, check_in_once, put, refused
 
 GOAL = 4
 
@@ -154,7 +154,7 @@ def test_unreachable_replica_is_not_waited_for_and_its_sessions_end(store, regis
         receipt = put(client, assignment.assignment, body)
         session = check_in(client).json()["session"]
         replicas.kill(lost)
-        for answer in (check_in(client), ask(client, session)):
+        for answer in (check_in_once(client), ask(client, session)):
             assert refused(answer, "unavailable").retry is not None
             assert answer.headers["retry-after"] == "1"
         until(lambda: replicas.holder() is other)
@@ -182,7 +182,7 @@ def test_roles_driver_answers_replicas_alone_and_api_drives_nothing(store, regis
     register(goal=1)
     front, behind = replicas.start(role="api"), replicas.start(role="driver")
     with speaking_to(front.url) as known, speaking_to(behind.url, devices=known.devices) as client:
-        refused(check_in(client), "unavailable")
+        refused(check_in_once(client), "unavailable")
         forged = client.get("/v1/blobs/0", headers={"Muster-Forwarded": "0" * 64})
         refused(forged, "unavailable")
         assert client.get("/readyz").status_code == 200

@@ -16,7 +16,7 @@ from tests.coordinator.bundles import report_body
 from tests.coordinator.devices import SignedBy, enrol, speaking_to
 from tests.coordinator.link import link_to
 from tests.coordinator.replicas import until
-from tests.coordinator.test_api import assign, blob, check_in, put, refused
+from tests.coordinator.test_api import assign, blob, check_in, check_in_once, put, refused
 from tests.servers import serving_both
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -57,7 +57,7 @@ def requests_of_all_kinds(devices, operators):
         "an enrolment": lambda: enrol(devices, Ed25519PrivateKey.generate()),
         "a blob": lambda: blob(devices, "0" * 64),
         "an assignment": lambda: put(devices, "f" * 30, report_body([1, 0, 0, 0], 1)),
-        "a population": lambda: check_in(devices, population="nobody has made it"),
+        "a population": lambda: check_in_once(devices, population="nobody has made it"),
         "the admin API": lambda: operators.get("/admin/v1/tasks"),
         "a page": lambda: operators.get("/"),
     }
