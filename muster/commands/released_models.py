@@ -54,12 +54,13 @@ def release(
     coordinator: Remote = None,
     json: Json = False,
 ) -> None:
-    """Release a trained model: the next version of a name, signed, for the devices of the task's population.
+    """Release a trained model as the next signed version of a name.
 
-    The coordinator keeps plan, predict graphs and parameters, and cannot change them: devices demand the signature of
-    a key that their policy names. No device has the version before it is promoted, by --share or by `muster model
-    promote`. A gate compares the interval of 95 % of the new version's evaluation with the mean of the version that all
-    devices have. It refuses the release when the whole interval is worse. Examples:
+    It is for the devices of the task's population. The coordinator keeps plan, predict graphs and parameters, and
+    cannot change them: devices demand the signature of a key that their policy names. No device has the version before
+    it is promoted, by --share or by `muster model promote`. A gate compares the interval of 95 % of the new version's
+    evaluation with the mean of the version that all devices have. It refuses the release when the whole interval is
+    worse. Examples:
 
     muster model release 4f1c… --name keyboard --key release.pem --share 5%
 
@@ -111,7 +112,7 @@ def list_models(*, store: TaskStore, json: Json = False) -> None:
 @model_app.command()
 @with_store
 def show(*, name: Name, population: Population = None, store: TaskStore, json: Json = False) -> None:
-    """Show a model's versions: what was signed, by whom, and the figures of its evaluation."""
+    """Show a model's versions, their signers and figures."""
     model = _model(store, name, population)
     versions = store.model_versions(model.population, name)
     if json:
@@ -162,7 +163,7 @@ def roll_back(
 @model_app.command()
 @with_store
 def history(*, name: Name, population: Population = None, store: TaskStore, json: Json = False) -> None:
-    """Show which version was given to which share of the devices, and when."""
+    """Show what was given to which share of the devices, and when."""
     model = _model(store, name, population)
     roll_outs = store.model_history(model.population, name)
     if json:
