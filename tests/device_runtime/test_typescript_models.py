@@ -8,14 +8,22 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from coordinator.store.tasks import TaskSettings
+from device_runtime import Device
+from export.build import export_bundle
+from export.model import Model
+from export.models import load
 from fedcore import checkpoint
+from fedcore.algorithms import create
+from fedcore.model_release import ModelRelease
 from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, FrozenVectors
+from simulator import datasets
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import refusal
 from tests.device_runtime.linear import FLOAT, graph
 from tests.device_runtime.node import command
-from tests.device_runtime.released import KEY, OTHER, ROWS, released
+from tests.device_runtime.released import KEY, OTHER, POLICY, ROWS, released
 from tests.device_runtime.test_models import UNFIT
 
 X = {"x": ("float32", ROWS.ravel().tolist())}
@@ -301,3 +309,31 @@ def test_a_device_killed_at_any_write_has_one_version_or_the_other(coordinator, 
             break
     assert found == {(True, 1), (True, 2), (False, 2)}
     assert step > 5
+
+
+def test_both_devices_predict_alike_with_what_a_coordinator_releases(coordinators, folder):
+    model = Model(load("logreg"))
+    bundle = export_bundle(model, create("fedavg", {"batch_size": 5}), folder / "plan")
+    images = datasets.load("digits").shard(0)["x"][:7]
+    with coordinators.local(folder) as local:
+        store = local.store
+        store.register_task(bundle, TaskSettings(population="phones", goal=1, rounds=1))
+        for number in (1, 2):
+            weights = np.random.default_rng(number).normal(size=model.schema.size).astype(np.float32)
+            blobs = {
+                "plan": bundle.manifest.plan,
+                "parameters": store.blobs.put(checkpoint.encode({"params": weights})),
+            }
+            about = {"population": "phones", "name": "keyboard", "number": number, "counter": 1}
+            store.release_model(KEY.sign_model_release(ModelRelease(**about, **blobs)))
+        device = Device(local.url, "phones", folder / "examples.npz", folder / "python", policy=POLICY)
+        columns = {"x": ("float32", images.ravel().tolist())}
+        with device.model("keyboard") as python, Node(folder, local.url) as node:
+            assert (python.refresh(), node.refresh()) == (False, (False, None))
+            for number in (1, 2):
+                store.promote_model("phones", "keyboard", number, 1.0)
+                assert (python.refresh(), node.refresh()) == (True, (True, number))
+                wanted = python.predict({"x": images})["output"]
+                np.testing.assert_allclose(node.answers(columns), wanted.ravel(), rtol=1e-5, atol=1e-5)
+            store.roll_back_model("phones", "keyboard")
+            assert (python.refresh(), node.refresh(), python.version) == (True, (True, 1), 1)
