@@ -1,6 +1,7 @@
 """Models for apps: versions taken over real HTTP, what is refused, and predictions while versions are swapped."""
 
 import gc
+import os
 import threading
 import time
 import weakref
@@ -452,6 +453,23 @@ def test_blobs_of_models_stay_when_the_cache_is_trimmed(coordinator, owned):
         released(coordinator, 2)
         model.refresh()
     assert len(cached(owned)) == 3
+
+
+def test_blobs_of_a_version_are_durable_before_it_replaces_one(coordinator, owned, monkeypatch):
+    synced, put, fsync = [], ModelStore.put, os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(os.fstat(handle).st_ino), fsync(handle)))
+
+    def checked(store, stored):
+        if stored.current is not None:
+            for digest in stored.current.blobs:
+                assert (owned.state / "blobs" / digest).stat().st_ino in synced
+        return put(store, stored)
+
+    monkeypatch.setattr(ModelStore, "put", checked)
+    released(coordinator, 1)
+    with Model(owned, NAME) as model:
+        assert model.refresh()
+    assert (owned.state / "blobs").stat().st_ino in synced
 
 
 def as_delta(coordinator, before, after):
