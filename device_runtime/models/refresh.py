@@ -123,6 +123,7 @@ class _Refresh:
         stored = self._store.put(replace(stored, trials=stored.trials + 1))
         version = load(parts, self._backend)
         version.try_out()
+        self._cache().settle(blobs.blobs)  # the blobs of the version before may go from now on
         self._store.put(StoredModel(current=blobs))
         return version
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from device_runtime.errors import StateError
@@ -53,7 +53,8 @@ class BlobCache:
 
     `fetch` gives a blob's checked bytes; if it fails, the PartialDownload keeps what has arrived. Only the last broken
     download is remembered, because a device that went on to other work has no use for older ones. `fetch_delta` gives
-    the delta from a kept blob, by digest, to another, or None. keep: digests of blobs that models need, which stay.
+    the delta from a kept blob, by digest, to another, or None. keep: digests of blobs that models need, which stay, and
+    so does what has arrived of them.
     """
 
     def __init__(
@@ -86,6 +87,18 @@ class BlobCache:
         write_whole(path, data, durable=False)
         partial.clear()
         return data
+
+    def settle(self, digests: Iterable[str]) -> None:
+        """Make kept blobs survive a power cut. Raises StateError."""
+        try:
+            for path in (*(self._folder / digest for digest in digests), self._folder):
+                opened = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(opened)
+                finally:
+                    os.close(opened)
+        except OSError as error:
+            raise StateError("a cached blob cannot be kept", str(error)) from error
 
     def newest(self, ref: BlobRef, series: str) -> bytes:
         """A blob that replaces the last one of its series, such as the checkpoints of a plan.
@@ -124,7 +137,7 @@ class BlobCache:
         with _usable(path):
             self._folder.mkdir(parents=True, exist_ok=True)
             for other in self._folder.glob(f"*{DOWNLOAD}"):
-                if other != path:
+                if other != path and other.stem not in self._keep:
                     other.unlink()
         partial = PartialDownload(path)
         return self._fetch(ref, partial), partial

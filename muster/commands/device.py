@@ -39,6 +39,7 @@ def parser() -> Group:
     journal.add_argument(
         "--last", type=at_least_one, default=20, metavar="N", help="Number of entries, the newest.  [%(default)s]"
     )
+    _add_model(top)
     _add_state(top.command(conditions), "The device's state folder, whose disk counts.")
     build = top.command(build_executorch)
     build.add_argument("--arch", help="x86_64 or aarch64; this machine's if not given.")
@@ -101,6 +102,35 @@ def log(options: argparse.Namespace) -> None:
     return show_table(["when", "how it ended", "for whom", "trained", "sent"], map(_cells, entries))
 
 
+def model(options: argparse.Namespace) -> int:
+    """Fetch the version of a released model that this device is to use, and predict with it.
+
+    The exit code is 0 when there is a version, 75 when there is none yet, and 1 when something failed.
+    """
+    from device_runtime.device import Device
+    from device_runtime.examples.npz import NpzFile
+
+    device = Device(
+        options.coordinator,
+        options.population,
+        options.predict or options.state,
+        options.state,
+        policy=options.policy,
+        backend=options.backend,
+    )
+    with device.model(options.name) as opened:
+        swapped = not options.offline and opened.refresh()
+        inputs = None if options.predict is None or opened.version is None else NpzFile(options.predict).columns()
+        outputs = None if inputs is None else opened.predict(inputs)
+        lists = {name: values.tolist() for name, values in (outputs or {}).items()}
+        if options.json:
+            emit({"model": options.name, "version": opened.version, "swapped": swapped, "outputs": lists})
+        else:
+            say(f"{options.name}: {f'version {opened.version}' if opened.version else 'no version is here yet'}")
+            show_fields(lists)
+        return 0 if opened.version else CODES["rejected"]
+
+
 def conditions(options: argparse.Namespace) -> None:
     """What this machine tells of charging, use, network, battery, space, memory and heat."""
     import msgspec
@@ -126,13 +156,19 @@ def build_executorch(options: argparse.Namespace) -> None:
     return show_fields({name: f"{size / 1000:,.0f} kB" for name, size in sizes.items()})
 
 
-def _add_run(top: Group) -> None:
-    command = top.command(run)
+def _add_model(top: Group) -> None:
+    command = top.command(model)
+    command.add_argument("name", metavar="NAME", help="The model's name.")
+    _add_device(command)
+    command.add_argument(
+        "--predict", type=Path, metavar="FILE", help="Inputs: an .npz file with an array for each input of the model."
+    )
+    command.add_argument("--offline", action="store_true", help="Ask nobody: use the version that is here.")
+
+
+def _add_device(command: argparse.ArgumentParser) -> None:
     command.add_argument("--coordinator", required=True, metavar="URL", help="The coordinator's URL.")
     command.add_argument("--population", required=True, metavar="NAME", help="The population to serve.")
-    command.add_argument(
-        "--examples", type=Path, required=True, metavar="PATH", help="Local examples: an .npz file, or a store."
-    )
     _add_state(command, "Where the device keeps its identity, journal and plans.")
     command.add_argument(
         "--backend", default="onnxruntime", help="What runs the graphs: onnxruntime or executorch.  [%(default)s]"
@@ -142,6 +178,14 @@ def _add_run(top: Group) -> None:
         type=Path,
         metavar="FILE",
         help="What this device may do, see docs/device.md.  [policy.toml in the state folder]",
+    )
+
+
+def _add_run(top: Group) -> None:
+    command = top.command(run)
+    _add_device(command)
+    command.add_argument(
+        "--examples", type=Path, required=True, metavar="PATH", help="Local examples: an .npz file, or a store."
     )
     command.add_argument(
         "--require",

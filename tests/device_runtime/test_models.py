@@ -1,6 +1,8 @@
 """Models for apps: versions taken over real HTTP, what is refused, and predictions while versions are swapped."""
 
 import gc
+import json
+import os
 import threading
 import time
 import weakref
@@ -34,6 +36,7 @@ from fedcore.deltas import delta_between
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, FrozenVectors
 from fedcore.signing import verified_model_release
+from muster.commands.device import parser
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import refusal
 from tests.device_runtime.linear import FLOAT, graph
@@ -454,6 +457,23 @@ def test_blobs_of_models_stay_when_the_cache_is_trimmed(coordinator, owned):
     assert len(cached(owned)) == 3
 
 
+def test_blobs_of_a_version_are_durable_before_it_replaces_one(coordinator, owned, monkeypatch):
+    synced, put, fsync = [], ModelStore.put, os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(os.fstat(handle).st_ino), fsync(handle)))
+
+    def checked(store, stored):
+        if stored.current is not None:
+            for digest in stored.current.blobs:
+                assert (owned.state / "blobs" / digest).stat().st_ino in synced
+        return put(store, stored)
+
+    monkeypatch.setattr(ModelStore, "put", checked)
+    released(coordinator, 1)
+    with Model(owned, NAME) as model:
+        assert model.refresh()
+    assert (owned.state / "blobs").stat().st_ino in synced
+
+
 def as_delta(coordinator, before, after):
     """Offer the parameters `after` as a delta to `before` alone."""
     old, new = (checkpoint.encode({"params": params}) for params in (before, after))
@@ -586,3 +606,23 @@ def test_a_bare_session_gives_what_a_model_gives(coordinator, owned):
     with Model(owned, NAME) as model:
         model.refresh()
         np.testing.assert_array_equal(model.predict(X)["output"], made["output"])
+
+
+def test_a_command_fetches_a_version_and_predicts(coordinator, tmp_path, capsys):
+    np.savez(tmp_path / "rows.npz", x=ROWS)
+
+    def told(*more):
+        where = ["--coordinator", coordinator.url, "--population", "phones", "--state", str(tmp_path / "state")]
+        options = parser().parse_args(["model", NAME, *where, "--json", *more])
+        code = options.act(options)
+        found = json.loads(capsys.readouterr().out)
+        return code, found["version"], found["swapped"], found["outputs"]
+
+    given = "--predict", str(tmp_path / "rows.npz")
+    assert told(*given) == (75, None, False, {})
+    released(coordinator, 3)
+    assert told("--offline", *given) == (75, None, False, {})
+    assert told(*given) == (0, 3, True, {"output": [3.0, 3.0, 3.0]})
+    calls = len(coordinator.calls)
+    assert told("--offline", *given) == (0, 3, False, {"output": [3.0, 3.0, 3.0]})
+    assert len(coordinator.calls) == calls

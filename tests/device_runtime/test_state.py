@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from device_runtime.errors import KeyUnavailable, StateError, StateInUse
-from device_runtime.state.cache import BlobCache
+from device_runtime.errors import KeyUnavailable, StateError, StateInUse, Unreachable
+from device_runtime.state.cache import BlobCache, PartialDownload
 from device_runtime.state.folder import only_session, write_whole
 from device_runtime.state.identity import device_key, secagg_key
 from device_runtime.state.sealing import KeyFile, Sealer
@@ -94,6 +94,21 @@ def test_names_of_durable_files_are_durable_too(tmp_path, monkeypatch):
     KeyFile(tmp_path / "two" / "key").key()
     for folder in ("one", "two"):
         assert (tmp_path / folder).stat().st_ino in synced
+
+
+def test_a_broken_download_of_a_model_outlives_that_of_another_blob(tmp_path):
+    def broken(ref, partial):
+        partial.append(BLOB[:3])
+        raise Unreachable("gone")
+
+    other = BlobRef.of(b"another")
+    for keep, left in ((frozenset({REF.sha256}), BLOB[:3]), (frozenset(), b"")):
+        with pytest.raises(Unreachable):
+            BlobCache(tmp_path, broken, keep=keep).get(REF)
+        BlobCache(tmp_path, lambda ref, partial: b"another", keep=keep).get(other)
+        (tmp_path / other.sha256).unlink()
+        assert PartialDownload(tmp_path / f"{REF.sha256}.download").read() == left
+        PartialDownload(tmp_path / f"{REF.sha256}.download").clear()
 
 
 def test_a_digest_that_is_no_file_name_reads_nothing(tmp_path):

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from coordinator.keys import Keys
 from coordinator.store.database import Database as Store
+from coordinator.store.migrations import HEAD
 from coordinator.store.tasks import open_coordinator_store
 from export.models import MODELS
 from fedcore.plan import BlobRef
@@ -218,9 +219,9 @@ def test_old_database_is_refused_by_every_command_until_migrated(typed, tmp_path
     assert in_process("coordinator", "migrate", *database).exit_code == 1
     open_coordinator_store(database[1], tmp_path / "blobs").close()
     down = in_process("coordinator", "migrate", *database, "--to", "base", "--json")
-    assert json.loads(down.stdout) == {"before": "0004", "after": "base"}
+    assert json.loads(down.stdout) == {"before": HEAD, "after": "base"}
     assert typed("task", "list", *database, "--blobs", tmp_path / "blobs")[0] == 1
-    assert json.loads(in_process("coordinator", "migrate", *database, "--json").stdout)["after"] == "0004"
+    assert json.loads(in_process("coordinator", "migrate", *database, "--json").stdout)["after"] == HEAD
     open_coordinator_store(database[1], tmp_path / "new").close()  # the blobs of before belong to the dropped tables
     assert in_process("task", "list", *database, "--blobs", tmp_path / "new").exit_code == 0
     collected = in_process("coordinator", "collect", *database, "--blobs", tmp_path / "new", "--json")

@@ -115,14 +115,14 @@ test("a signing key of a phone stays the same, and a wrong one is said to be non
 test("blobs are files, and the longest unused go first", async () => {
   const folder = new Folder(fakeFiles(cache), "blobs");
   const blobs = new FileBlobs(folder);
-  await blobs.trim(0); // there is no folder yet
+  await blobs.trim(0, new Set()); // there is no folder yet
   for (const [at, name] of ["oldest", "older", "newest"].entries()) {
     await blobs.put(name, new Uint8Array(10).fill(at));
     utimesSync(join(cache, "blobs", name), at, at);
   }
   const restarted = new FileBlobs(folder);
   expect(await restarted.get("oldest")).toEqual(new Uint8Array(10)); // used just now
-  await restarted.trim(20);
+  await restarted.trim(20, new Set());
   expect(await restarted.get("older")).toBeNull();
   expect(await restarted.get("newest")).not.toBeNull();
 });

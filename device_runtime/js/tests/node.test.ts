@@ -72,16 +72,25 @@ test("a blob that was never put is none", async () => {
 
 test("blobs are trimmed to a size, the longest unused first", async () => {
   const blobs = new FileBlobs(folder);
-  await blobs.trim(0); // there is none yet
+  await blobs.trim(0, new Set()); // there is none yet
   const names = ["oldest", "older", "newest"];
   for (const [at, name] of names.entries()) {
     await blobs.put(name, new Uint8Array(10));
     utimesSync(join(folder, "blobs", name), at, at);
   }
   await blobs.get("oldest"); // used just now
-  await blobs.trim(20);
+  await blobs.trim(20, new Set());
   const kept = await Promise.all(names.map(async (name) => (await blobs.get(name)) !== null));
   expect(kept).toEqual([true, false, true]);
+});
+
+test("blobs to keep stay, and do not count", async () => {
+  const blobs = new FileBlobs(folder);
+  for (const name of ["kept", "other"]) await blobs.put(name, new Uint8Array(10));
+  await blobs.trim(10, new Set(["kept"]));
+  expect([await blobs.get("kept"), await blobs.get("other")]).toEqual([new Uint8Array(10), new Uint8Array(10)]);
+  await blobs.trim(0, new Set(["kept"]));
+  expect([await blobs.get("kept"), await blobs.get("other")]).toEqual([new Uint8Array(10), null]);
 });
 
 test.each([

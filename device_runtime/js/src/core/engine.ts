@@ -65,11 +65,15 @@ export class Graph {
     }
   }
 
-  /** The outputs `wanted` (name → shape, of float32), from those inputs that the graph declares.
+  /** The outputs `wanted` (name → shape), from those inputs that the graph declares. types: of outputs, by name.
    *
    * Throws PlanRefused when inputs or outputs are not those of the plan, RuntimeFailed when the graph fails.
    */
-  async run(inputs: Tensors, wanted: ReadonlyMap<string, readonly number[]>): Promise<Record<string, Tensor>> {
+  async run(
+    inputs: Tensors,
+    wanted: ReadonlyMap<string, readonly number[]>,
+    types: (name: string) => string = () => "float32",
+  ): Promise<Record<string, Tensor>> {
     const { inputNames, outputNames } = this.#session;
     const missing = [
       ...inputNames.filter((name) => !Object.hasOwn(inputs, name)),
@@ -87,8 +91,9 @@ export class Graph {
     }
     for (const [name, shape] of wanted) {
       const { type, dims } = found[name]!;
-      if (type !== "float32" || dims.length !== shape.length || dims.some((size, axis) => size !== shape[axis])) {
-        throw new PlanRefused(`graph ${this.name} gives ${name} as ${type}[${dims}], the plan says float32[${shape}]`);
+      const wants = types(name);
+      if (type !== wants || dims.length !== shape.length || dims.some((size, axis) => size !== shape[axis])) {
+        throw new PlanRefused(`graph ${this.name} gives ${name} as ${type}[${dims}], the plan says ${wants}[${shape}]`);
       }
     }
     return found;

@@ -93,6 +93,29 @@ export class RuntimeFailed extends AssignmentError {
 /** The coordinator stopped waiting before the work was done. */
 export class DeadlinePassed extends RuntimeFailed {}
 
+/** No version of a model is on this device yet, or the one that is cannot be used. */
+export class NoModel extends DeviceError {
+  override readonly reason = "no-model";
+}
+
+/** The app closed the model. */
+export class ModelClosed extends DeviceError {
+  override readonly reason = "model-closed";
+  override readonly permanent = true;
+}
+
+/** What a model should predict from does not fit its inputs. */
+export class InputRefused extends DeviceError {
+  override readonly reason = "input-refused";
+  override readonly permanent = true;
+}
+
+/** A version of a model is not taken; the one before stays. */
+export class ModelRefused extends DeviceError {
+  override readonly reason = "model-refused";
+  override readonly permanent = true;
+}
+
 /** Talking to the coordinator failed. */
 export abstract class TransportError extends DeviceError {}
 

@@ -41,7 +41,8 @@ export class ExamplesError extends AssignmentError {
   }
 }
 
-const KINDS = { float32: Float32Array, int64: BigInt64Array, int32: Int32Array, uint8: Uint8Array } as const;
+/** The typed array of each element type. */
+export const KINDS = { float32: Float32Array, int64: BigInt64Array, int32: Int32Array, uint8: Uint8Array } as const;
 
 /** Throws ExamplesError unless the examples are what the plan trains on: at least one, of its types, finite, in range. */
 export function checkExamples(plan: Plan, examples: Examples): void {

@@ -58,6 +58,19 @@ export function failure(error: DeviceError): Partial<Outcome> {
   return { outcome: error.status === 410 ? "not-needed" : "failed", ...facts, retry: error.hints.retry };
 }
 
+/** An entry of the journal that belongs to no session: a version of a model was refused. */
+export interface Remark {
+  readonly at: number;
+  readonly outcome: "model-refused";
+  readonly detail: string;
+}
+
+/** Add an entry that belongs to no session. */
+export async function writeRemark(store: Store, remark: Remark): Promise<void> {
+  const entries = (await keptJson<object[]>(store, PLACE)) ?? [];
+  await store.write({ [PLACE]: JSON.stringify([...entries, remark].slice(-MOST_ENTRIES)) });
+}
+
 /** Add an entry to the journal, for the device's owner: what was trained, when, for which task, and the outcome. */
 export async function writeJournal(store: Store, at: number, outcome: Outcome): Promise<void> {
   const entries = (await keptJson<object[]>(store, PLACE)) ?? [];

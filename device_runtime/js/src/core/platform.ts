@@ -35,8 +35,8 @@ export async function keptJson<T>(store: Store, key: string): Promise<T | null> 
 export interface BlobCache {
   get(sha256: string): Promise<Bytes | null>;
   put(sha256: string, data: Bytes): Promise<void>;
-  /** Remove blobs, the longest unused first, until the rest has at most `most` bytes. */
-  trim(most: number): Promise<void>;
+  /** Remove blobs, the longest unused first, until the rest has at most `most` bytes. Those to `keep` do not count. */
+  trim(most: number, keep: ReadonlySet<string>): Promise<void>;
 }
 
 /** Everything that a session needs from the machine. Only one session at a time may use it. */

@@ -7,7 +7,7 @@ import * as v from "valibot";
 import { type Bytes, concat, fromBase64url, fromHex, hex, utf8 } from "./bytes.ts";
 import { FormatError } from "./errors.ts";
 import { bytes, checked, count, digest, parseJson, wide } from "./json.ts";
-import type { BlobRef } from "./plan.ts";
+import { type BlobRef, blobSchema } from "./plan.ts";
 import { sha256, verifies } from "./primitives.ts";
 
 const KIND = "ed25519:";
@@ -40,11 +40,26 @@ const entrySchema = v.object({ release: digest, round: count, parent: digest, ch
 const headSchema = v.object({ size: count, root: digest });
 export const proofSchema = v.object({ head: signedSchema, position: count, path: bytes() });
 
+/** What a model may be called: it is a part of URLs. */
+export const modelName = v.pipe(v.string(), v.regex(/^[a-z0-9][a-z0-9_-]{0,63}$/));
+const modelSchema = v.object({
+  version: count,
+  population: v.string(),
+  name: modelName,
+  number: v.pipe(count, v.minValue(1), v.maxValue(2 ** 31 - 1)),
+  plan: blobSchema,
+  parameters: blobSchema,
+  counter: count,
+  expires_at: v.optional(count),
+});
+
 type PlanSignature = v.InferOutput<typeof signatureSchema>;
 export type Signed = v.InferOutput<typeof signedSchema>;
 export type Release = v.InferOutput<typeof releaseSchema>;
 /** The parameters of a secure round's sums, which only the release key can change. */
 export type SumBounds = Release["bounds"];
+/** The statement that the devices of a population may use a version of a model. */
+export type ModelRelease = v.InferOutput<typeof modelSchema>;
 export type LineageEntry = v.InferOutput<typeof entrySchema>;
 export type TreeHead = v.InferOutput<typeof headSchema>;
 
@@ -69,6 +84,15 @@ export async function verifiedRelease(signed: Signed): Promise<Release> {
   const release = await verified(signed, "release", releaseSchema);
   if (release.version !== RELEASE_VERSION) {
     throw new FormatError(`release of version ${release.version}, this side knows ${RELEASE_VERSION}`);
+  }
+  return release;
+}
+
+/** The release of a model, if its signer signed it. Throws FormatError. */
+export async function verifiedModelRelease(signed: Signed): Promise<ModelRelease> {
+  const release = await verified(signed, "model", modelSchema);
+  if (release.version !== RELEASE_VERSION) {
+    throw new FormatError(`model release of version ${release.version}, this side knows ${RELEASE_VERSION}`);
   }
   return release;
 }

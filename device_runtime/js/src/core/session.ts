@@ -21,6 +21,7 @@ import {
 import { checkExamples } from "./examples.ts";
 import { onSide } from "./hold-out.ts";
 import { AssignmentKeeper, type KeptAssignment } from "./kept-assignment.ts";
+import { keptBlobs } from "./kept-models.ts";
 import { failure, NOTHING_YET, type Outcome, writeJournal } from "./outcome.ts";
 import { Guard } from "./permission/guard.ts";
 import { checkHttps, type Policy } from "./permission/policy.ts";
@@ -46,7 +47,8 @@ const OVER = [404, 409, 410];
 
 /** Where and how a device takes part.
  *
- * waitS: seconds to wait to be selected. stopping: once it is aborted, the session gives up at once.
+ * waitS: seconds to wait to be selected. stopping: once it is aborted, the session gives up at once. inTurn: runs
+ * a session once the platform is free.
  */
 export interface SessionConfig {
   readonly coordinator: URL;
@@ -54,10 +56,15 @@ export interface SessionConfig {
   readonly policy: Policy;
   readonly waitS: number;
   readonly stopping?: AbortSignal;
+  readonly inTurn?: <T>(session: () => Promise<T>) => Promise<T>;
 }
 
 /** Run one session. Errors are in the outcome, and the coordinator is told if it was waiting. */
 export async function runSession(platform: Platform, config: SessionConfig): Promise<Outcome> {
+  return config.inTurn === undefined ? sessionOf(platform, config) : config.inTurn(() => sessionOf(platform, config));
+}
+
+async function sessionOf(platform: Platform, config: SessionConfig): Promise<Outcome> {
   const transport = new Transport(platform, config.coordinator);
   transport.stopping = config.stopping ?? transport.stopping;
   const session = new Session(platform, config, transport);
@@ -127,7 +134,7 @@ class Session {
       this.note({ device: this.#enrolments.device });
       await this.#guard.spend(this.#moved, this.#got);
     }
-    await this.#platform.blobs.trim(policy.cache_bytes);
+    await this.#platform.blobs.trim(policy.cache_bytes, await keptBlobs(this.#platform.store));
   }
 
   /** Finish the assignment that a stopped device left, or give it up. */

@@ -58,10 +58,11 @@ export class FileBlobs implements BlobCache {
     this.#usedAt.set(sha256, this.#now());
   }
 
-  async trim(most: number): Promise<void> {
+  async trim(most: number, keep: ReadonlySet<string>): Promise<void> {
     const used = (file: NativeFile) => this.#usedAt.get(file.name) ?? file.modificationTime ?? 0;
     let total = 0;
-    for (const file of this.#folder.list().sort((a, b) => used(b) - used(a))) {
+    const files = this.#folder.list().filter(({ name }) => !keep.has(name));
+    for (const file of files.sort((a, b) => used(b) - used(a))) {
       total += file.size;
       if (total > most) file.delete();
     }

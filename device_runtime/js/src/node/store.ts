@@ -88,8 +88,8 @@ export class FileBlobs implements BlobCache {
     await rename(part, join(this.#folder, sha256));
   }
 
-  async trim(most: number): Promise<void> {
-    const names = await readdir(this.#folder).catch(() => []);
+  async trim(most: number, keep: ReadonlySet<string>): Promise<void> {
+    const names = (await readdir(this.#folder).catch(() => [])).filter((name) => !keep.has(name));
     const files = await Promise.all(
       names.map(async (name) => {
         const path = join(this.#folder, name);

@@ -2,7 +2,7 @@
 
 import type { Conditions } from "../core/conditions.ts";
 import { AssignmentKeeper } from "../core/kept-assignment.ts";
-import type { Outcome } from "../core/outcome.ts";
+import type { Outcome, Remark } from "../core/outcome.ts";
 import { decodePlan, parameterCount } from "../core/plan.ts";
 import { IDENTITY, keptJson } from "../core/platform.ts";
 import { reportSize } from "../core/report.ts";
@@ -183,7 +183,8 @@ export class BrowserDevice {
 
   /** The sessions so far, the oldest first. */
   async journal(): Promise<readonly Entry[]> {
-    return (await keptJson<Entry[]>(this.#store, JOURNAL)) ?? [];
+    const entries = (await keptJson<(Entry | Remark)[]>(this.#store, JOURNAL)) ?? [];
+    return entries.filter((entry): entry is Entry => entry.outcome !== "model-refused");
   }
 
   /** The plan of the last assignment; null when there was none, or it is not kept any more. */

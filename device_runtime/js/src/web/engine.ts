@@ -30,7 +30,8 @@ interface Loaded {
 
 /** Sessions by the digest of their graph, the longest unused first. */
 const loaded = new Map<string, Loaded>();
-const running = new Set<string>();
+/** How often each graph is in use. */
+const running = new Map<string, number>();
 let turnAt = 0;
 
 async function create(graph: Bytes, options?: ort.InferenceSession.SessionOptions): Promise<Session> {
@@ -38,7 +39,7 @@ async function create(graph: Bytes, options?: ort.InferenceSession.SessionOption
   const { session } = loaded.get(digest) ?? { session: await ort.InferenceSession.create(graph, options) };
   loaded.delete(digest);
   loaded.set(digest, { session, bytes: graph.length });
-  running.add(digest);
+  running.set(digest, (running.get(digest) ?? 0) + 1);
   return {
     inputNames: session.inputNames,
     outputNames: session.outputNames,
@@ -47,7 +48,7 @@ async function create(graph: Bytes, options?: ort.InferenceSession.SessionOption
       return session.run(feeds, fetches);
     },
     release: async () => {
-      running.delete(digest);
+      running.set(digest, (running.get(digest) ?? 1) - 1);
       await trim();
     },
   } as unknown as Session;
@@ -57,7 +58,7 @@ async function create(graph: Bytes, options?: ort.InferenceSession.SessionOption
 async function trim(): Promise<void> {
   let total = [...loaded.values()].reduce((sum, { bytes }) => sum + bytes, 0);
   for (const [digest, { session, bytes }] of [...loaded]) {
-    if (total > MOST_GRAPH_BYTES && !running.has(digest)) {
+    if (total > MOST_GRAPH_BYTES && !running.get(digest)) {
       loaded.delete(digest);
       total -= bytes;
       await session.release();

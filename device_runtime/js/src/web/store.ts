@@ -59,12 +59,13 @@ export class CachedBlobs implements BlobCache {
     }
   }
 
-  async trim(most: number): Promise<void> {
+  async trim(most: number, keep: ReadonlySet<string>): Promise<void> {
     const [names, uses] = await Promise.all([
       look(this.#database, "blobs", (blobs) => blobs.getAllKeys()),
       look(this.#database, "blobs", (blobs) => blobs.getAll() as IDBRequest<Use[]>),
     ]);
-    const known = names.map((name, place) => ({ name: String(name), ...uses[place]! }));
+    const named = names.map((name, place) => ({ name: String(name), ...uses[place]! }));
+    const known = named.filter(({ name }) => !keep.has(name));
     const cache = await caches.open(this.#database.name);
     let total = 0;
     for (const { name, size } of known.sort((a, b) => b.at - a.at)) {

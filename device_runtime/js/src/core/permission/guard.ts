@@ -71,6 +71,24 @@ export class Guard {
     }
   }
 
+  /** Check the population before asking for a model. Throws PolicyForbids. */
+  checkModel(): void {
+    this.#checkPopulation();
+  }
+
+  /** Check the limits of a plan before fetching what predicts. moved: bytes of this visit so far; missing: still to come.
+   *
+   * Throws PlanRefused.
+   */
+  checkPredict(plan: Plan, sizes: ReadonlyMap<string, number>, moved: number, missing: number): void {
+    const { plan: limits } = this.policy;
+    const kept = (sizes.get("graph") ?? 0) + (sizes.get("frozen") ?? 0);
+    atMost("plan.parameters", parameterCount(plan), limits.parameters);
+    atMost("plan.graph_bytes", kept, limits.graph_bytes);
+    atMost("plan.memory_bytes", kept + (sizes.get("plan") ?? 0) + (sizes.get("parameters") ?? 0), limits.memory_bytes);
+    this.#checkBytes(moved + missing);
+  }
+
   /** The counts of examples in collections that a coordinator may know. */
   visible(counts: ReadonlyMap<string, number>): Map<string, number> {
     return new Map([...counts].filter(([name]) => this.shows(name)));

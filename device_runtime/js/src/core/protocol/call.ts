@@ -106,7 +106,8 @@ async function exchange(
     if (response !== null || limit.signal.aborted) moved.up += call.body?.length ?? 0;
   }
   limit.renew();
-  const [pieces, most] = [[] as Uint8Array[], call.most ?? LARGEST_MESSAGE];
+  // A problem may be longer than a small blob.
+  const [pieces, most] = [[] as Uint8Array[], (response.ok ? call.most : undefined) ?? LARGEST_MESSAGE];
   let size = 0;
   const reader = response.body?.getReader();
   for (let piece = await reader?.read(); piece?.value !== undefined; piece = await reader?.read()) {

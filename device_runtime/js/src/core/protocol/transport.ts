@@ -5,6 +5,7 @@ import { type AbortReason, BadAnswer, FormatError, Refused, Unreachable } from "
 import { type BlobRef, isBlob } from "../plan.ts";
 import type { Platform } from "../platform.ts";
 import { sha256 } from "../primitives.ts";
+import type { Signed } from "../release.ts";
 import { type ANSWERS, type Assignment, decodeAnswer, type Rejected, WIRE_VERSION } from "../wire/messages.ts";
 import { digestField, type Signer } from "../wire/signatures.ts";
 import { type Answer, BYTES_TYPE, type BytesMoved, type Call, JSON_TYPE, plain, send, TIMEOUT_S } from "./call.ts";
@@ -67,6 +68,17 @@ export class Transport {
       throw new BadAnswer(`blob ${ref.sha256.slice(0, 12)}… of ${ref.size} bytes arrived as ${body.length} others`);
     }
     return body;
+  }
+
+  /** The release of a model's version that this device is to use; null if there is none for it. */
+  async model(population: string, name: string): Promise<Signed | null> {
+    const path = `/v1/populations/${encodeURIComponent(population)}/models/${name}`;
+    try {
+      return read("model", path, await this.#again(() => this.#attempt({ method: "GET", path }))).release;
+    } catch (error) {
+      if (error instanceof Refused && error.reason === "no-model") return null;
+      throw error;
+    }
   }
 
   /** Upload the report. Repeating it is safe: the coordinator counts a digest once. */

@@ -92,6 +92,7 @@ export const ANSWERS = {
     secagg: v.nullish(partiesSchema, null),
   }),
   credential: v.object({ credential: bytes(88), authority: successionSchema }),
+  model: v.object({ release: signedSchema }),
   problem: v.object({
     type: v.string(),
     status: v.number(),

@@ -1,0 +1,76 @@
+/** The models of apps in the store: for each the version in use, one that is being fetched, and one refused. */
+
+import type { BlobRef } from "./plan.ts";
+import { keptJson, type Store } from "./platform.ts";
+import type { Signed } from "./release.ts";
+
+const PLACE = "models";
+
+/** A version: its signed release, and its blobs, as far as known. trials: how often a trial of it began. */
+export interface KeptVersion {
+  readonly signed: Signed;
+  readonly blobs: readonly BlobRef[];
+  readonly trials: number;
+}
+
+/** A release that was refused on an engine. final: because of what it names, so that nothing is fetched for it again. */
+interface Refusal {
+  readonly signed: Signed;
+  readonly engine: string;
+  readonly why: string;
+  readonly final: boolean;
+}
+
+/** What is kept of one model. current: in use. pending: not yet wholly here, or not yet tried. */
+interface ModelRow {
+  readonly current: KeptVersion | null;
+  readonly pending: KeptVersion | null;
+  readonly refused: Refusal | null;
+}
+
+type Rows = Readonly<Record<string, ModelRow>>;
+
+/** The rows of one model: every write is whole, so that a stopped device has the version before or the next. */
+export class ModelKeeper {
+  readonly #store: Store;
+  readonly #key: string;
+
+  constructor(store: Store, coordinator: URL, population: string, name: string) {
+    this.#store = store;
+    this.#key = `${coordinator.href} ${population} ${name}`;
+  }
+
+  async get(): Promise<ModelRow> {
+    return (await rows(this.#store))[this.#key] ?? { current: null, pending: null, refused: null };
+  }
+
+  /** Note a version before it is fetched or tried. Its blobs are kept from now on. */
+  async fetch(pending: KeptVersion): Promise<KeptVersion> {
+    await this.#write({ ...(await this.get()), pending });
+    return pending;
+  }
+
+  /** Make the pending version the one in use. */
+  async take(): Promise<void> {
+    await this.#write({ current: (await this.get()).pending, pending: null, refused: null });
+  }
+
+  /** Give up the pending version, and note which was refused. The one in use stays. */
+  async refuse(refused: Refusal): Promise<void> {
+    await this.#write({ current: (await this.get()).current, pending: null, refused });
+  }
+
+  async #write(row: ModelRow): Promise<void> {
+    await this.#store.write({ [PLACE]: JSON.stringify({ ...(await rows(this.#store)), [this.#key]: row }) });
+  }
+}
+
+/** The digests of the blobs that models need. */
+export async function keptBlobs(store: Store): Promise<ReadonlySet<string>> {
+  const kept = Object.values(await rows(store)).flatMap(({ current, pending }) => [current, pending]);
+  return new Set(kept.flatMap((one) => one?.blobs.map(({ sha256 }) => sha256) ?? []));
+}
+
+async function rows(store: Store): Promise<Rows> {
+  return (await keptJson<Rows>(store, PLACE)) ?? {};
+}

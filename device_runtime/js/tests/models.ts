@@ -1,0 +1,101 @@
+/** A model on a device for Python's tests: node tests/models.ts STATE URL POLICY [STEPS]
+ *
+ * An order a line, an answer a line, both in JSON. Each answer has the version and the journal after it. With STEPS the
+ * process is killed at the write of the state that comes after so many; "web" for STEPS takes browsers' engine.
+ */
+
+import { createInterface } from "node:readline";
+import { Device } from "../src/core/device.ts";
+import { DeviceError } from "../src/core/errors.ts";
+import type { Columns } from "../src/core/model-version.ts";
+import { policyOf } from "../src/core/permission/policy.ts";
+import { NodePlatform, NpzExamples } from "../src/node/device.ts";
+
+interface Order {
+  readonly do: "refresh" | "predict" | "session" | "both" | "close" | "storm" | "calm";
+  readonly columns?: Readonly<Record<string, readonly [type: string, values: readonly number[]]>>;
+  readonly calls?: number;
+}
+
+const [state = "", url = "", policy = "{}", steps] = process.argv.slice(2);
+const platform = new NodePlatform(state, new NpzExamples(`${state}/../examples.npz`));
+if (steps === "web") {
+  const { webEngine } = await import("../src/web/engine.ts");
+  Object.assign(platform, { engine: webEngine });
+} else if (steps !== undefined) {
+  endAfter(Number(steps));
+}
+const config = { coordinator: new URL(url), population: "phones", policy: policyOf(JSON.parse(policy)), waitS: 5 };
+const warnings: string[] = [];
+const device = new Device(platform, config, (words) => warnings.push(words));
+const model = await device.model("keyboard");
+let storm: Promise<readonly number[]> = Promise.resolve([]);
+
+for await (const line of createInterface({ input: process.stdin })) {
+  const answer = await carryOut(JSON.parse(line) as Order).catch((error: unknown) => {
+    if (!(error instanceof DeviceError)) throw error;
+    return { error: error.name, detail: error.message };
+  });
+  const journal = JSON.parse((await platform.store.get("journal")) ?? "[]") as object[];
+  process.stdout.write(`${JSON.stringify({ ...answer, version: model.version, journal, warnings })}\n`);
+}
+process.exit(0);
+
+async function carryOut(order: Order): Promise<object> {
+  if (order.do === "refresh") return { swapped: await model.refresh() };
+  if (order.do === "session") return { outcome: await device.runOnce() };
+  if (order.do === "both") {
+    const session = device.runOnce();
+    await new Promise((resolve) => setTimeout(resolve, 10));
+    return model.refresh().finally(() => session) as Promise<never>;
+  }
+  if (order.do === "close") await model.close();
+  if (order.do === "predict") return { outputs: plain(await model.predict(columns(order))) };
+  if (order.do === "storm") storm = predicting(columns(order), order.calls ?? 0);
+  if (order.do === "calm") return { first: await storm };
+  return {};
+}
+
+/** The first value of `output` of so many calls, 50 at a time. */
+async function predicting(inputs: Columns, calls: number): Promise<readonly number[]> {
+  const found: number[] = [];
+  while (found.length < calls) {
+    const answers = await Promise.all(Array.from({ length: 50 }, () => model.predict(inputs)));
+    found.push(...answers.map(({ output }) => Number(output![0])));
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+  return found;
+}
+
+function columns({ columns: given = {} }: Order): Columns {
+  const made = Object.entries(given).map(([name, [type, values]]) => {
+    if (type === "float32") return [name, Float32Array.from(values)] as const;
+    if (type === "int64") return [name, BigInt64Array.from(values.map(BigInt))] as const;
+    return [name, Int32Array.from(values)] as const;
+  });
+  return Object.fromEntries(made);
+}
+
+function plain(outputs: Columns): object {
+  return Object.fromEntries(
+    Object.entries(outputs).map(([name, values]) => [name, Array.from(values as never, Number)]),
+  );
+}
+
+function endAfter(left: number): void {
+  let rest = left;
+  const owners = [platform.store, platform.blobs] as const;
+  const [write, put] = [owners[0].write.bind(owners[0]), owners[1].put.bind(owners[1])];
+  const count = () => {
+    rest -= 1;
+    if (rest < 0) process.kill(process.pid, "SIGKILL");
+  };
+  owners[0].write = (changes) => {
+    count();
+    return write(changes);
+  };
+  owners[1].put = (sha256, data) => {
+    count();
+    return put(sha256, data);
+  };
+}
