@@ -83,7 +83,7 @@ class CoordinatorForkServer:
             origins = {}
             if "page" in settings:  # it speaks to the authority too
                 settings["port"] = free_port()
-                origins["origins"] = (f"http://127.0.0.1:{settings['port']}",)
+                origins["allowed_origins"] = (f"http://127.0.0.1:{settings['port']}",)
             if secure:
                 settings |= stack.enter_context(authority(folder, **origins))
             yield stack.enter_context(self._local(folder, seed, silence_s, settings))

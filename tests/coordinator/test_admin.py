@@ -72,7 +72,7 @@ def create(client, bundle, name=None, **settings):
 def every_route(client, task):
     """Method and address of everything at the admin port that is not open to all."""
     document = client.get("/openapi.json").json()
-    names = {"task": task, "sha256": digest(b"x"), "device": "d"}
+    names = {"task": task, "sha256": digest(b"x"), "device": "d", "population": "p", "name": "m"}
     for path, methods in document["paths"].items():
         for method in methods:
             if path not in ("/healthz", "/readyz"):

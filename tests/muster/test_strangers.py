@@ -132,7 +132,7 @@ def test_tasks_and_devices_of_a_lying_coordinator_move_nothing(typed):
     api = "/admin/v1"
     answers = {f"{api}/tasks": [task], f"{api}/progress": [progress], f"{api}/devices": [device]}
     answers |= {f"{api}/tasks/t": task, f"{api}/tasks/t/progress": progress, f"{api}/tasks/t/spent": []}
-    answers |= {f"{api}/tasks/t/rounds": [], f"{api}/audit": [entry]}
+    answers |= {f"{api}/tasks/t/rounds": [], f"{api}/tasks/t/evaluations": [], f"{api}/audit": [entry]}
     answers |= {f"{api}/tasks/t/sessions": [{"task": HOSTILE, "shape": HOSTILE, "count": 1}]}
     answers |= {f"{api}/tasks/t/history": [{"at": 0.0, "before": HOSTILE, "after": HOSTILE, "cause": HOSTILE}]}
     with lying(answers) as where:
