@@ -236,7 +236,7 @@ def test_parameters_that_do_not_fit_are_refused(coordinator, node, params, words
         ({"version": 2}, "version 2"),
         ({"evaluation": {"a": 1.0}}, "altered"),
     ],
-    ids=str,
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_statement_that_does_not_hold_is_refused_while_it_does_not(coordinator, node, how, words):
     released(coordinator, 1)
