@@ -160,8 +160,9 @@ class TaskStore(Protocol):
 
         A greater share keeps the devices of a smaller one; those outside have the version that all had before.
 
-        Raises UnknownModel for a version that was not released, InvalidModel for a share that is none, and for a
-        version that has expired or whose counter is below that of one which devices saw.
+        Raises UnknownModel for a version that was not released; InvalidModel for a share that is none, for a version
+        that is earlier than the one which devices have, that all of them have, that has expired, or whose counter is
+        below that of one which devices saw.
         """
 
     def roll_back_model(self, population: str, name: str, version: int | None = None) -> RollOut:

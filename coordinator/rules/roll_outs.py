@@ -111,7 +111,10 @@ def earlier(roll_outs: Sequence[RollOut], number: int | None) -> int:
     if newest.share == 1:
         base = for_all([one for one in roll_outs if one.number < newest.number])
     if base is None:
-        raise InvalidModel(f"all devices had no version before version {newest.number}: name a released one with --to")
+        raise InvalidModel(
+            f"all devices had no version before version {newest.number}: name an earlier one with --to, or release "
+            "and promote a better one"
+        )
     return base
 
 
@@ -119,6 +122,26 @@ def check_share(share: float) -> None:
     """Raise InvalidModel unless a roll-out may be to this share of the devices."""
     if not 0 < share <= 1:
         raise InvalidModel(f"a share of {share:g} of the devices cannot be: it is above 0 and at most 1, which is all")
+
+
+def check_promotion(roll_outs: Sequence[RollOut], number: int, share: float) -> None:
+    """Raise InvalidModel unless a version can be given to such a share after these roll-outs of its model.
+
+    Devices go back to an earlier version by a roll-back alone, which is all of them at once.
+    """
+    check_share(share)
+    if not roll_outs:
+        return
+    newest = roll_outs[-1]
+    if number < newest.number:
+        raise InvalidModel(
+            f"version {number} is earlier than version {newest.number}, which devices have: `muster model roll-back "
+            f"{newest.name} --to {number}` returns to it"
+        )
+    if number == newest.number and share < newest.share == 1:
+        raise InvalidModel(
+            f"all devices have version {number} already: `muster model roll-back {newest.name}` takes it from them"
+        )
 
 
 def check_next(release: ModelRelease, signer: str, versions: Sequence[ModelVersion], at: float) -> None:

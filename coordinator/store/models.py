@@ -12,7 +12,7 @@ from coordinator.rules.roll_outs import (
     check_counter,
     check_model,
     check_next,
-    check_share,
+    check_promotion,
     check_unexpired,
     earlier,
     for_all,
@@ -68,10 +68,11 @@ class ModelStore(OpenedStore):
 
     def promote_model(self, population: str, name: str, version: int, share: float, by: str = STORE) -> RollOut:
         """As `TaskStore` says."""
-        check_share(share)
         with self.database.writing() as records:
             records.models.hold()
-            return _roll_out(records, _version(records, population, name, version), share, RollOutKind.PROMOTE, by)
+            promoted = _version(records, population, name, version)
+            check_promotion(records.models.roll_outs(population, name), version, share)
+            return _roll_out(records, promoted, share, RollOutKind.PROMOTE, by)
 
     def roll_back_model(self, population: str, name: str, version: int | None = None, by: str = STORE) -> RollOut:
         """As `TaskStore` says."""

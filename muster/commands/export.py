@@ -27,20 +27,23 @@ plan_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Look into a plan bundle, check one, or sign it."
 )
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder written by `muster export`.")]
+ModelSource = Annotated[
+    str | None, typer.Argument(help="A built-in model (see --list), or your own as package.module:function.")
+]
+AlgorithmSource = Annotated[
+    str, typer.Option(help="An algorithm (`muster algorithms list`), or your own as package.module:Class.")
+]
+Formats = Annotated[
+    list[str] | None,
+    typer.Option("--format", help="onnx or executorch; may be repeated.  [default: onnx; with --all both]"),
+]
 
 
 def export(
-    model: Annotated[
-        str | None, typer.Argument(help="A built-in model (see --list), or your own as package.module:function.")
-    ] = None,
-    algorithm: Annotated[
-        str, typer.Option(help="An algorithm (`muster algorithms list`), or your own as package.module:Class.")
-    ] = "fedavg",
+    model: ModelSource = None,
+    algorithm: AlgorithmSource = "fedavg",
     settings: Settings = None,
-    formats: Annotated[
-        list[str] | None,
-        typer.Option("--format", help="onnx or executorch; may be repeated.  [default: onnx; with --all both]"),
-    ] = None,
+    formats: Formats = None,
     out: Annotated[Path, typer.Option(help="The folder to write; made when missing.")] = Path("plan"),
     every: Annotated[bool, typer.Option("--all", help="Every built-in model, each in a folder of its own.")] = False,
     list_models: Annotated[bool, typer.Option("--list", help="List built-in models, algorithms and formats.")] = False,

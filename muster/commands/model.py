@@ -17,6 +17,22 @@ if TYPE_CHECKING:
     from export.inference.trained import Trained
     from fedcore.bundle import Bundle
 
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A task's id, or a bundle's folder with --checkpoint.")]
+Form = Annotated[str, typer.Option(help="onnx, executorch or torch.")]
+Int8 = Annotated[bool, typer.Option("--int8", help="Weights in a byte each, by ONNX Runtime; says the cost.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Examples to measure what --int8 costs: an .npz, as devices have it."),
+]
+Out = Annotated[Path | None, typer.Option(help="The file to write.  [default: model.onnx, .pte or .pt2]")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the file that is there.")]
+Round = Annotated[int | None, typer.Option("--round", help="The task's round whose model it is.  [default: the last]")]
+PlanBundle = Annotated[Path | None, typer.Option(help="The task's plan bundle, needed with --coordinator.")]
+CheckpointFile = Annotated[Path | None, typer.Option(metavar="FILE", help="The model, from `muster task checkpoint`.")]
+ModuleSource = Annotated[
+    str | None, typer.Option(help="For executorch and torch: the model's source, as package.module:function.")
+]
+
 model_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Use trained models in apps.")
 
 
@@ -26,30 +42,17 @@ def models() -> None:
 
 
 @model_app.command()
-def export(  # which model, in which form, and where it goes
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A task's id, or a bundle's folder with --checkpoint.")
-    ],
-    to: Annotated[str, typer.Option(help="onnx, executorch or torch.")] = "onnx",
-    int8: Annotated[
-        bool, typer.Option("--int8", help="Weights in a byte each, by ONNX Runtime; says the cost.")
-    ] = False,
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Examples to measure what --int8 costs: an .npz, as devices have it."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The file to write.  [default: model.onnx, .pte or .pt2]")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file that is there.")] = False,
-    round_number: Annotated[
-        int | None, typer.Option("--round", help="The task's round whose model it is.  [default: the last]")
-    ] = None,
-    plan: Annotated[Path | None, typer.Option(help="The task's plan bundle, needed with --coordinator.")] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The model, from `muster task checkpoint`.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="For executorch and torch: the model's source, as package.module:function.")
-    ] = None,
+def export(
+    source: Source,
+    to: Form = "onnx",
+    int8: Int8 = False,
+    data: Data = None,
+    out: Out = None,
+    force: Force = False,
+    round_number: Round = None,
+    plan: PlanBundle = None,
+    checkpoint: CheckpointFile = None,
+    model: ModuleSource = None,
     db: Database = None,
     blobs: Blobs = None,
     coordinator: Remote = None,
@@ -87,21 +90,15 @@ def export(  # which model, in which form, and where it goes
         note(f"write for {to}")
         made = inference_model(trained, to, source=_module(to, bundle, model), int8=int8, examples=examples)
     out.write_bytes(made.data)
-    facts = {
-        "file": str(out),
-        "to": to,
-        "bytes": len(made.data),
-        "inputs": {item.name: item for item in trained.plan.examples.fields if item.name in trained.predict.inputs},
-        "outputs": {item.name: item for item in trained.predict.outputs},
-    }
-    _report(facts, made.cost, json)
+    _report({"file": str(out), "to": to, "bytes": len(made.data)}, trained, made.cost, json)
 
 
-def _report(facts: dict[str, Any], cost: Cost | None, json: bool) -> None:
+def _report(facts: dict[str, Any], trained: Trained, cost: Cost | None, json: bool) -> None:
     from muster.commands.export import kind_of
 
-    for side in ("inputs", "outputs"):
-        facts[side] = {name: kind_of(item) for name, item in facts[side].items()}
+    read = [item for item in trained.plan.examples.fields if item.name in trained.predict.inputs]
+    for side, items in {"inputs": read, "outputs": trained.predict.outputs}.items():
+        facts[side] = {item.name: kind_of(item) for item in items}
     if cost is not None:
         facts |= {
             "examples": cost.examples,

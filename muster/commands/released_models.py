@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.commands.model import model_app, trained_in
+from muster.commands.model import PlanBundle, model_app, trained_in
 from muster.commands.stores import Blobs, Database, Remote, given_again, open_store, with_store
 from muster.output import Json, answer, at_utc, emit, remark, say, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
+    from coordinator.rules.model_gate import Gate
     from coordinator.rules.roll_outs import Model, ModelVersion, RollOut
 
 __all__ = ["model_app"]
@@ -26,29 +27,36 @@ Population = Annotated[
     str | None, typer.Option(help="The population, if models of several have the name.  [default: the only one]")
 ]
 Share = Annotated[str, typer.Option(metavar="SHARE", help="Of the devices, as 20% or 0.2; 100% is all.")]
+Trained = Annotated[
+    str, typer.Argument(metavar="TASK[@ROUND]", help="The model: a task's, by default after its last round.")
+]
+NewName = Annotated[str, typer.Option(help="The model's name: lower-case letters, digits, - and _.")]
+Key = Annotated[Path, typer.Option(metavar="KEYFILE", help="The private release key, from `muster key new`.")]
+FirstShare = Annotated[
+    str | None, typer.Option(metavar="SHARE", help="Give it to that share of the devices at once, as 5%.")
+]
+Evaluation = Annotated[
+    str | None,
+    typer.Option(metavar="TASK[@ROUND]", help="The task that evaluated it; its figures go into the release."),
+]
+GateText = Annotated[
+    str | None, typer.Option(metavar="GATE", help="'METRIC >= previous', or <=: refuse a version that is worse.")
+]
+ForbidOlder = Annotated[
+    bool, typer.Option("--forbid-older", help="Devices that see this version never go back to an earlier one.")
+]
 
 
 @model_app.command()
 def release(
-    source: Annotated[
-        str, typer.Argument(metavar="TASK[@ROUND]", help="The model: a task's, by default after its last round.")
-    ],
-    name: Annotated[str, typer.Option(help="The model's name: lower-case letters, digits, - and _.")],
-    key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The private release key, from `muster key new`.")],
-    share: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="Give it to that share of the devices at once, as 5%.")
-    ] = None,
-    evaluation: Annotated[
-        str | None,
-        typer.Option(metavar="TASK[@ROUND]", help="The task that evaluated it; its figures go into the release."),
-    ] = None,
-    gate: Annotated[
-        str | None, typer.Option(metavar="GATE", help="'METRIC >= previous', or <=: refuse a version that is worse.")
-    ] = None,
-    forbid_older: Annotated[
-        bool, typer.Option("--forbid-older", help="Devices that see this version never go back to an earlier one.")
-    ] = False,
-    plan: Annotated[Path | None, typer.Option(help="The task's plan bundle, needed with --coordinator.")] = None,
+    source: Trained,
+    name: NewName,
+    key: Key,
+    share: FirstShare = None,
+    evaluation: Evaluation = None,
+    gate: GateText = None,
+    forbid_older: ForbidOlder = False,
+    plan: PlanBundle = None,
     db: Database = None,
     blobs: Blobs = None,
     coordinator: Remote = None,
@@ -66,17 +74,11 @@ def release(
 
     muster model release 4f1c…@80 --name keyboard --key release.pem --evaluation 9ab2… --gate 'accuracy >= previous'
     """
-    from coordinator.rules.model_gate import Gate
-    from coordinator.rules.roll_outs import check_share
     from fedcore.signing import SigningKey
     from muster.releasing_models import Source, evaluation_of, keep, next_release, pass_gate, plan_of
 
-    if gate is not None and evaluation is None:
-        raise typer.BadParameter("a gate compares figures: name the task that evaluated it", param_hint="--evaluation")
-    rule = None if gate is None else Gate.parse(gate)
+    rule = _gate(gate, evaluation)
     first = None if share is None else _share(share)
-    if first is not None:
-        check_share(first)
     signing = SigningKey.load(key)
     with open_store(db, blobs, coordinator) as store:
         model = Source.of(store, source)
@@ -173,6 +175,15 @@ def history(*, name: Name, population: Population = None, store: TaskStore, json
         show_table(("when", "what", "version", "share"), rows)
 
 
+def _gate(text: str | None, evaluation: str | None) -> Gate | None:
+    """The gate that was asked for, which compares the figures of an evaluation."""
+    from coordinator.rules.model_gate import Gate
+
+    if text is not None and evaluation is None:
+        raise typer.BadParameter("a gate compares figures: name the task that evaluated it", param_hint="--evaluation")
+    return None if text is None else Gate.parse(text)
+
+
 def _model(store: TaskStore, name: str, population: str | None) -> Model:
     """The model of a name. Raises UnknownModel."""
     from coordinator.errors import UnknownModel
@@ -195,11 +206,15 @@ def _numbered(text: str) -> tuple[str, int | None]:
 
 
 def _share(text: str) -> float:
-    """A share, of `5%` or `0.05`; that it may be one is checked where it is used."""
+    """A share, of `5%` or `0.05`. Raises InvalidModel for one that no roll-out may have."""
+    from coordinator.rules.roll_outs import check_share
+
     try:
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is no share: give 20% or 0.2", param_hint="--share") from error
+    check_share(share)
+    return share
 
 
 def _percent(share: float | None) -> str | None:

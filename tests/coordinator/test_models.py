@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator.errors import InvalidModel, UnknownBlob, UnknownModel, WrongRevision
 from coordinator.rules.audit import STORE
 from coordinator.rules.model_gate import Gate
-from coordinator.rules.roll_outs import Model, RollOut, RollOutKind, earlier, version_for
+from coordinator.rules.roll_outs import Model, RollOut, RollOutKind, check_promotion, earlier, version_for
 from coordinator.store.garbage_collection import Retention, collect
 from coordinator.store.migrations import HEAD, migrate
 from fedcore import checkpoint
@@ -96,8 +96,33 @@ def test_a_roll_back_returns_to_what_all_had_before(steps, back):
     assert earlier(rolled(*steps), None) == back
 
 
+@pytest.mark.parametrize(
+    ("steps", "asked", "told"),
+    [
+        (
+            [(1, 1), (2, 1)],
+            (1, 0.2),
+            "version 1 is earlier than version 2, .* `muster model roll-back keyboard --to 1`",
+        ),
+        ([(1, 1), (2, 0.2)], (1, 1), "version 1 is earlier than version 2"),
+        ([(1, 1), (2, 1)], (2, 0.2), "all devices have version 2 already: `muster model roll-back keyboard`"),
+    ],
+)
+def test_a_promotion_takes_no_version_from_devices(steps, asked, told):
+    with pytest.raises(InvalidModel, match=told):
+        check_promotion(rolled(*steps), *asked)
+
+
+@pytest.mark.parametrize(
+    ("steps", "asked"),
+    [([], (2, 0.2)), ([(2, 0.2)], (2, 0.5)), ([(2, 0.5)], (2, 0.2)), ([(1, 1), (2, 1), (1, 1)], (2, 0.2))],
+)
+def test_a_share_may_grow_or_shrink_before_all_devices_have_it(steps, asked):
+    check_promotion(rolled(*steps), *asked)
+
+
 def test_a_roll_back_without_an_earlier_version_is_refused():
-    with pytest.raises(InvalidModel, match="all devices had no version before version 1: name a released one"):
+    with pytest.raises(InvalidModel, match="all devices had no version before version 1: name an earlier one"):
         earlier(rolled((1, 1)), None)
     with pytest.raises(InvalidModel, match="version 3 is not earlier than version 2"):
         earlier(rolled((1, 1), (2, 1)), 3)
