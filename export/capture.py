@@ -33,7 +33,7 @@ from export.errors import DynamicControlFlow, ExportError, InvalidModel, Unsuppo
 from export.fixed_batch import fixed_batch
 from export.folding import fold_constants
 from export.layers import Layers, layer_of
-from export.model import GradientOracle, MeasureOracle, Model
+from export.model import Model, oracle_of
 from export.quiet import quiet
 from export.rewrites import Traceable, unhinted
 from fedcore.algorithms.algorithm import Pass, Trip, Vector, with_carries
@@ -318,12 +318,8 @@ def capture_step(
     model = model.evaluating() if algorithm_pass.forward else model
 
     def step(values: dict[str, Tensor]) -> dict[str, Tensor]:
-        bound, batch = model.with_frozen(unprefixed(FROZEN, values)), unprefixed(EXAMPLE, values)
-        oracle: MeasureOracle | GradientOracle
-        if algorithm_pass.forward:
-            oracle = MeasureOracle(bound, batch, values[MASK])
-        else:
-            oracle = GradientOracle(bound, batch, values[MASK], values[NOISE])
+        bound, fields = model.with_frozen(unprefixed(FROZEN, values)), unprefixed(EXAMPLE, values)
+        oracle = oracle_of(algorithm_pass, bound, fields, values[MASK], values[NOISE])
         after = algorithm_pass.step(unprefixed(CARRY, values), received.of(values), oracle)
         return prefixed(NEXT, after) | {METRICS: oracle.sums}
 

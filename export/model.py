@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from export.checkpoint import Checkpoint
 from export.errors import InvalidModel, UnsupportedModule, reason
 from export.rewrites import KeyedNoise
+from fedcore.algorithms.algorithm import Pass
 from fedcore.params import Float32, ParamSchema, TensorSpec
 from fedcore.plan import OUTPUT, Dtype, Field, prefixed
 
@@ -119,6 +120,13 @@ class MeasureOracle:
         with torch.no_grad():
             _, self.sums = self._model.loss(self._model.tensors(params_D), self._batch, self._mask)
         return self.sums
+
+
+def oracle_of(
+    item: Pass, model: Model, batch: Mapping[str, Tensor], mask: Tensor, noise: Tensor
+) -> MeasureOracle | GradientOracle:
+    """The oracle that the steps of a pass call, on one batch. model: one that evaluates, if the pass is forward."""
+    return MeasureOracle(model, batch, mask) if item.forward else GradientOracle(model, batch, mask, noise)
 
 
 class Model:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from device_runtime.backends.backend import Executable
 from export.errors import DynamicControlFlow, ExportError, InvalidModel, reason
 from export.fixed_batch import fixed_batch
-from export.model import GradientOracle, MeasureOracle, Model, copied
+from export.model import Model, copied, oracle_of
 from export.trial_examples import draw_examples
 from fedcore.algorithms.algorithm import Algorithm, Trip, trips_of, with_carries
 from fedcore.algorithms.evaluation import for_model
@@ -176,11 +176,8 @@ class Trial:
                 if guide and number:
                     carry = _tensors(guide.start_of(item.name, number), dtype)
                 fields, mask = _tensors(batch.real.fields, dtype), torch.from_numpy(batch.real.mask).to(dtype)
-                oracle: MeasureOracle | GradientOracle
-                if item.forward:
-                    oracle = MeasureOracle(measured, fields, mask)
-                else:
-                    oracle = GradientOracle(model, fields, mask, torch.from_numpy(batch.real.noise))
+                run = measured if item.forward else model
+                oracle = oracle_of(item, run, fields, mask, torch.from_numpy(batch.real.noise))
                 carry = item.step(carry, received, oracle)
                 trails[item.name].append(_arrays(carry | {METRICS: oracle.sums}))
             last[item.name] = _tensors(_vectors_of((guide.trails if guide else trails)[item.name][-1]), dtype)

@@ -26,6 +26,23 @@ def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
         return msgspec.json.Decoder(kind)
 
 
+def decode_signed(
+    text: str, kind: msgspec.json.Decoder[T], noun: str, error: type[Exception], version: int | None = None
+) -> T:
+    """The content of a signed statement whose signature the caller has checked.
+
+    noun: what it is, for messages. version: the only one that this side knows, if statements of this kind have one.
+    Raises `error` for a malformed statement or another version.
+    """
+    try:
+        found = kind.decode(text)
+    except UNDECODABLE as reason:
+        raise error(f"malformed {noun}: {reason}") from reason
+    if (found_version := getattr(found, "version", version)) != version:
+        raise error(f"{noun} of version {found_version}, this side knows {version}")
+    return found
+
+
 def converter(
     kind: type[T], *, strict: bool = True, dec_hook: Callable[[type, Any], Any] | None = None
 ) -> Callable[[object], T]:

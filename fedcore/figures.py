@@ -57,13 +57,16 @@ class Estimate:
     value: float
     half: float | None
 
-    def figures(self, name: str, ranged: Ranged, low: float, high: float) -> dict[str, float]:
-        """The estimate in the unit of the metric, under `name`. low, high: the ends that it may reach, normalised."""
-        start = ranged.low - low * ranged.width
-        made = {name: start + ranged.width * self.value}
+    def figures(self, name: str, ranged: Ranged, low: float = 0.0) -> dict[str, float]:
+        """The estimate in the unit of the metric, under `name`.
+
+        low: the least normalised value, 0, or −1 of differences, whose 0 is no difference and not the range's low end.
+        """
+        zero = 0.0 if low < 0 else ranged.low
+        made = {name: zero + ranged.width * self.value}
         if self.half is not None:
-            made[f"{name}.low"] = start + ranged.width * max(self.value - self.half, low)
-            made[f"{name}.high"] = start + ranged.width * min(self.value + self.half, high)
+            made[f"{name}.low"] = zero + ranged.width * max(self.value - self.half, low)
+            made[f"{name}.high"] = zero + ranged.width * min(self.value + self.half, 1.0)
         return made
 
 
@@ -127,12 +130,11 @@ def means(
     """
     made: dict[str, float] = {}
     for ranged, sums in zip(ranges, sums_of(mean, devices, len(ranges)), strict=True):
-        unit = ranged if low == 0 else Ranged(ranged.name, -ranged.width, 0.0)
         name = f"{prefix}.{ranged.name}"
         over_examples = sums.over_examples
         if over_examples is not None:
-            made |= over_examples.figures(name, unit, low, 1.0)
-        made |= sums.over_devices.figures(f"{name}.devices", unit, low, 1.0)
+            made |= over_examples.figures(name, ranged, low)
+        made |= sums.over_devices.figures(f"{name}.devices", ranged, low)
     return made
 
 

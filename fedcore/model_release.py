@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.decoding import decode_signed, decoder
 from fedcore.errors import BadRelease
 from fedcore.plan import BlobRef
 from fedcore.validation import Count
@@ -56,10 +56,4 @@ def check_model_name(name: str) -> None:
 
 def decode_model_release(text: str) -> ModelRelease:
     """The release in a signed statement. The caller has checked the signature. Raises BadRelease."""
-    try:
-        release = _RELEASE.decode(text)
-    except UNDECODABLE as error:
-        raise BadRelease(f"malformed model release: {error}") from error
-    if release.version != MODEL_RELEASE_VERSION:
-        raise BadRelease(f"model release of version {release.version}, this side knows {MODEL_RELEASE_VERSION}")
-    return release
+    return decode_signed(text, _RELEASE, "model release", BadRelease, MODEL_RELEASE_VERSION)

@@ -6,16 +6,15 @@ Spec: docs/spec/plan.md §9. `fedcore.signing` makes and checks the signatures.
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.decoding import decode_signed, decoder
 from fedcore.errors import BadRelease
 from fedcore.validation import Count, Digest
 
-T = TypeVar("T")
 RELEASE_VERSION = 1
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Bits = Annotated[int, msgspec.Meta(ge=2, le=20)]
@@ -106,24 +105,14 @@ _RELEASE, _ENTRY, _HEAD = decoder(Release), decoder(LineageEntry), decoder(TreeH
 
 def decode_release(text: str) -> Release:
     """The release in a signed statement. The caller has checked the signature. Raises BadRelease."""
-    release = _decoded(text, _RELEASE, "release")
-    if release.version != RELEASE_VERSION:
-        raise BadRelease(f"release of version {release.version}, this side knows {RELEASE_VERSION}")
-    return release
+    return decode_signed(text, _RELEASE, "release", BadRelease, RELEASE_VERSION)
 
 
 def decode_entry(text: str) -> LineageEntry:
     """The entry of a lineage in a signed statement. The caller has checked the signature. Raises BadRelease."""
-    return _decoded(text, _ENTRY, "lineage entry")
+    return decode_signed(text, _ENTRY, "lineage entry", BadRelease)
 
 
 def decode_head(text: str) -> TreeHead:
     """The head of a log in a signed statement. The caller has checked the signature. Raises BadRelease."""
-    return _decoded(text, _HEAD, "head of the log")
-
-
-def _decoded(text: str, kind: msgspec.json.Decoder[T], noun: str) -> T:
-    try:
-        return kind.decode(text)
-    except UNDECODABLE as error:
-        raise BadRelease(f"malformed {noun}: {error}") from error
+    return decode_signed(text, _HEAD, "head of the log", BadRelease)

@@ -87,7 +87,6 @@ class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 _NOTHING = dict(zip(PrivateTraining.__struct_fields__, PrivateTraining.__struct_defaults__, strict=True))
-_START = "A file with the model to start from, as runs and `muster task checkpoint` write it; by default a random one."
 
 
 @checked(EngineError)

@@ -34,12 +34,12 @@ from simulator.engines.threads import one_thread
 from simulator.engines.workers.processes import usable_cores
 from simulator.engines.workers.ray_cluster import connect
 from simulator.errors import EngineError
+from simulator.model_files import read_model
 from simulator.partitions import read_partition
 from simulator.planned import SimulatedPlan
 from simulator.population import Population
 from simulator.private_training import SimulatedPrivacy
 from simulator.purity import check_model
-from simulator.started import read_model
 from simulator.sums_of_rounds import sums_of
 from simulator.training import SERVER, EngineTraining, Facts, Training
 
@@ -197,16 +197,8 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
         check_two_trips(algorithm)
     users = given.users or _users(config)
     plan = None if config.plan is None else SimulatedPlan(config.plan)
-    if plan is None:
-        model = Model(given.model or load_model(config.model, users.shape, users.classes), config.seed)
-    else:
-        model = plan.model(given.model or config.model, config.seed)
+    model = _model(config, plan, users, given.model)
     algorithm = for_model(algorithm, model.metrics[1:])
-    if config.start is not None:
-        model.initial = read_model(config.start, model.schema)
-    if config.target_accuracy is not None and "accuracy" not in model.metrics:
-        raise EngineError(f"the model {config.model} has no metric accuracy, so target_accuracy cannot be reached")
-    users.check(model.spec.fields)
     local = config.baseline == "local"
     computing = Computing(config.device) if local else _computing(config)
     if local:
@@ -238,6 +230,20 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
     if config.against is not None:
         _compare_with(training, read_model(config.against, model.schema), algorithm)
     return training
+
+
+def _model(config: SimulationConfig, plan: SimulatedPlan | None, users: Population, given: ModelSpec | None) -> Model:
+    """The model to train, with the parameters that it starts from. Raises as `simulate`."""
+    if plan is None:
+        model = Model(given or load_model(config.model, users.shape, users.classes), config.seed)
+    else:
+        model = plan.model(given or config.model, config.seed)
+    if config.start is not None:
+        model.initial = read_model(config.start, model.schema)
+    if config.target_accuracy is not None and "accuracy" not in model.metrics:
+        raise EngineError(f"the model {config.model} has no metric accuracy, so target_accuracy cannot be reached")
+    users.check(model.spec.fields)
+    return model
 
 
 def _compare_with(training: EngineTraining, other_D: Float32, algorithm: Algorithm) -> None:

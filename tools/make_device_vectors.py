@@ -5,15 +5,11 @@ words, parameters, signed statements. It writes tests/vectors/device.json, which
 change. Bytes are in hex; integers that a double cannot hold are texts.
 """
 
-import hashlib
 import json
-import secrets
 from pathlib import Path
-from unittest.mock import patch
 
 import msgspec
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
 from device_runtime.backends.onnxruntime import OnnxRuntime
@@ -36,12 +32,12 @@ from fedcore.signing import SigningKey
 from fedcore.succession import SucceedingKey, Succession, Successor
 from fedcore.wire.messages import Accepted, Assignment, Enrolled, Offer, Rejected, RetryWindow, SecaggParties, encode
 from fedcore.wire.signatures import PublicKey, device_id
-from secagg import packing, parameters
-from secagg.errors import PolicyViolation
-from secagg.packing import PackedSegment
+from secagg import parameters
 from tests.device_runtime import divisions, linear
 from tests.device_runtime.test_onnx_check import REFUSED, running_sum
-from tools.range_vectors import PACKING, RANGED, fixed_points, ranged, refused_layouts
+from tools.packing_vectors import cohorts, noise_shares, packings
+from tools.range_vectors import RANGED, fixed_points, ranged, refused_layouts
+from tools.vector_inputs import SEED, digest, private, values
 
 PATH = Path(__file__).parents[1] / "tests" / "vectors" / "device.json"
 BOUNDS = SumBounds(clip_norm=1.5, bits=20, max_examples=100, min_sum=8)
@@ -55,30 +51,6 @@ LAYOUT = ReportLayout(
     "examples",
 )
 BOUNDED = ReportLayout((Segment("delta", 4, "mean"), Segment("weight", 1, "sum")), "uniform", bounded=True)
-SEED = 2**53 + 3
-PACKINGS = {
-    "two kinds": (
-        (PackedSegment(5, 21, 14, -1.0, 1.0, norm=1.5, weighted=True), PackedSegment(3, 16, 8, 0.0, 255.0)),
-        [-2.0, 0.25, -0.5, 0.125, 1.75, 7, 255, 0], 11, 64,
-    ),
-    "fields of 26 bits": ((PackedSegment(70, 26, 20, -10.0, 10.0, norm=10.0, weighted=True),), None, 3, 100),
-    "fields of 32 bits": ((PackedSegment(33, 32, 20, -65536.0, 65535.875),), None, 0, 1),
-    "a plane of several slices": ((PackedSegment(70_000, 24, 12, -3.0, 3.0),), None, 1, 1),
-    "noise": ((PackedSegment(50, 24, 10, -512.0, 511.0, 300.0, weighted=True, noise=900),), None, 1, 1),
-    "noise below 0 in narrow fields": ((PackedSegment(7, 11, 2, -2.0, 1.0, 1.0, noise=1000),), [0] * 7, 1, 1),
-    "noise over several slices": ((PackedSegment(70_000, 32, 8, -12.8, 12.7, 9.0, noise=3),), None, 1, 1),
-    "ranges": PACKING,
-    "an empty segment": ((PackedSegment(0, 24, 12, -3.0, 3.0), PackedSegment(2, 24, 12, -3.0, 3.0)), [3, -3], 1, 1),
-}  # fmt: skip
-
-
-def private(seed):
-    return Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
-
-
-def values(size, seed=5):
-    """Float32 values that any language can make again: (i · 40503 mod 65537) / 8192 − 4."""
-    return ((np.arange(seed, seed + size) * 40503 % 65537) / 8192 - 4).astype(np.float32)
 
 
 def device_vectors():
@@ -282,21 +254,6 @@ def factored():
     }  # fmt: skip
 
 
-def noise_shares():
-    """The noise of a device, by the segment, the noise multiplier, and how many devices are counted on."""
-    segments = [
-        PackedSegment(1_000_000, 0, 16, -32768 / 32767, 1.0, 1.0), PackedSegment(1, 0, 2, -20.0, 10.0, 10.0),
-    ]  # fmt: skip
-    return [
-        [
-            [segment.size, segment.in_bits, segment.low, segment.high, segment.norm], multiplier, honest,
-            packing.with_noise(segment, multiplier, honest).noise,
-        ]
-        for segment in segments
-        for multiplier, honest in ((1.0, 5), (0.37, 70), (6.5, 47))
-    ]  # fmt: skip
-
-
 def derivations():
     """Hashes and fixed-point numbers of a secure round."""
     noisy = replace(BOUNDS, noise_multiplier=0.5, honest=5)
@@ -320,48 +277,6 @@ def derivations():
         "last_session_number": str(masking.last_session_number(7)),
         "device_key": PublicKey.of(private(1)).text, "device": device_id(PublicKey.of(private(1)).text),
     }  # fmt: skip
-
-
-def packings():
-    """Words under a stream key of 32 bytes 7, by digest. Vectors that are not given are `values`."""
-    for name, (segments, fixed, weight, w_max) in PACKINGS.items():
-        vector = values(sum(segment.size for segment in segments)) if fixed is None else np.array(fixed, np.float32)
-        with patch.object(secrets, "token_bytes", lambda size: bytes([7]) * size):
-            words = packing.encode(segments, vector, weight, w_max)
-        yield {
-            "name": name, "vector": fixed, "weight": weight, "w_max": w_max, "words": words.size,
-            "segments": [
-                [
-                    segment.size, segment.field_bits, segment.in_bits, segment.low, segment.high, segment.norm,
-                    segment.weighted, segment.noise,
-                ]
-                for segment in segments
-            ],
-            "sha256": digest(words.astype("<u8").tobytes()),
-        }  # fmt: skip
-
-
-def cohorts():
-    """Numbers n, k and t, and whether a device accepts them."""
-    for n in (7, 8, 9, 16, 64, 65, 100, 1000, 1 << 20, (1 << 20) + 1):
-        best = parameters.find(n) if 8 <= n <= 1 << 20 else parameters.GraphParameters(n, n - 1, n - 1)
-        for k, t in (
-            (best.k, best.t),
-            (best.k, best.t - 1),
-            (best.k - 1, best.t),
-            (n - 1, n - 1),
-            (best.k, best.k + 1),
-        ):
-            if n < 1 << 20 or k <= parameters.MOST_NEIGHBOURS:
-                yield [n, k, t, accepted(n, k, t)]
-
-
-def accepted(n, k, t):
-    try:
-        parameters.check(parameters.GraphParameters(n, k, t))
-    except PolicyViolation:
-        return False
-    return True
 
 
 def statements():
@@ -422,10 +337,6 @@ def trained():
         "values": result.values.tobytes().hex(), "weight": result.weight, "steps": result.steps,
         "examples": result.examples,
     }  # fmt: skip
-
-
-def digest(data):
-    return hashlib.sha256(data).hexdigest()
 
 
 def text():

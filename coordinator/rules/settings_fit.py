@@ -34,19 +34,20 @@ def check_settings(settings: TaskSettings, algorithm: Algorithm, plan: Plan) -> 
         check_room(settings.clear, trip.report, settings.largest_goal)
 
 
-def check_descent(settings: TaskSettings, ancestors: Sequence[Task]) -> None:
+def check_descent(settings: TaskSettings, ancestors: Sequence[Task], *, evaluated: bool) -> None:
     """Raise InvalidTask unless held-out devices stay apart from the training of a model and of its descendants.
 
     ancestors: the tasks of the same population that trained the model from which the task starts, one after the other.
+    evaluated: whether the held-out devices measure the task's own models while it trains.
     """
     if not ancestors:
         return
     task = min(ancestors, key=_kept_apart)
     theirs, ours = _kept_apart(task), settings.hold_out_devices
     wording = f"{theirs:g}, the share of devices that task {task.id} kept apart when it trained this model"
-    if settings.on_held_out:
+    if settings.on_held_out or evaluated:
         demand(ours <= theirs, "hold_out_devices", f"at most {wording}", ours)
-    else:
+    if not settings.on_held_out:
         demand(ours >= theirs, "hold_out_devices", f"at least {wording}", ours)
 
 

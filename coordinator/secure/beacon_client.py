@@ -43,7 +43,7 @@ class BeaconClient:
 
     @functools.cached_property
     def _trusted(self) -> ssl.SSLContext:
-        """The authorities that the system trusts. Read once: it takes some 20 ms."""
+        """The authorities that the system trusts. Read once: it takes some 25 ms."""
         return ssl.create_default_context()
 
     def _draw(self, asked: RequestBeacon) -> bytes:

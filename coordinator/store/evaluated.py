@@ -56,7 +56,8 @@ def check_evaluation(
     Raises InvalidTask, or fedcore's errors, unless the models of such a task can be evaluated like that.
     """
     evaluation = regular.bundle
-    (plan, _), algorithm = (evaluation.plan, evaluation.signer), store.algorithm(evaluation.manifest.algorithm)
+    plan, _ = evaluation.plan, evaluation.signer  # which raises if the signature is not good
+    algorithm = store.algorithm(evaluation.manifest.algorithm)
     check_regular(settings, store.algorithm(bundle.manifest.algorithm), algorithm, state_specs(plan, algorithm))
     check_same_tensors("this task", bundle.plan, plan)
     first_checkpoint(evaluation, store.algorithm_modules)

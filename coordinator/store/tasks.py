@@ -120,7 +120,8 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
         start = BlobRef.of(first).sha256
         with self.database.reading() as records:
             at = records.at
-            check_descent(settings, records.attempts.ancestors(settings.population, start))
+            ancestors = records.attempts.ancestors(settings.population, start)
+            check_descent(settings, ancestors, evaluated=regular is not None)
         task = Task(
             id=secrets.token_hex(8),
             name=name,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +12,10 @@ from numpy.typing import NDArray
 
 from device_runtime.backends.onnxruntime import module_of
 from export.errors import UnsupportedOperator
+from export.inference.onnx_model import all_nodes
+from export.outputs import Arrays
 from export.quiet import quiet
 from fedcore.plan import Field
-
-Arrays = Mapping[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,7 @@ def quantised(model: bytes) -> bytes:
         quantization.quantize_dynamic(whole, path, weight_type=quantization.QuantType.QUInt8, extra_options=options)
         data = path.read_bytes()
     graph = onnx.load_model_from_string(data).graph
-    bodies = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
-    if not any(node.op_type.endswith("Integer") for part in (graph, *bodies) for node in part.node):
+    if not any(node.op_type.endswith("Integer") for node in all_nodes(graph)):
         raise UnsupportedOperator(
             "ONNX Runtime quantises products and convolutions by weights, of which this model has none: leave out int8"
         )

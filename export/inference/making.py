@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from export.errors import UnknownFormat, UnknownModel
 from export.inference.trained import Trained, check_alike
-from export.outputs import SIZES
+from export.outputs import SIZES, Arrays
 from fedcore.names import offered
 from fedcore.plan import Field, PredictPlan
 
@@ -23,7 +19,6 @@ SUFFIXES = {"onnx": ".onnx", "executorch": ".pte", "torch": ".pt2"}
 """The forms of an inference model, and the endings of their files."""
 DRAWN = 256
 """Examples to measure what int8 costs, where none are given."""
-Arrays = Mapping[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from export.onnx.loops import bodies_of
 from fedcore.params import Float32, ParamSchema
 from fedcore.plan import EXAMPLE, FROZEN, PARAMS
 
@@ -91,7 +92,7 @@ class _Weights:
         """Put what is used into the graph, under the names of tensors and fields."""
         graph = self._graph
         _drop_unused(graph)
-        read = {value for node in _all_nodes(graph) for value in node.input}
+        read = {value for node in all_nodes(graph) for value in node.input}
         fields = {
             item.name: item.name.removeprefix(f"{EXAMPLE}.") for item in graph.input if item.name not in self._tensors
         }
@@ -102,9 +103,7 @@ class _Weights:
         for value, tensor in self._tensors.items():
             if value in read:
                 renamed[value] = _free(tensor, taken)
-        inner = {value for node in _all_nodes(graph) for value in node.output} | (
-            self._constants.keys() - self._tensors
-        )
+        inner = {value for node in all_nodes(graph) for value in node.output} | (self._constants.keys() - self._tensors)
         inner |= {item.name for body in _bodies(graph) for item in body.input}
         for value in sorted(inner - outputs):
             if value in taken:
@@ -128,10 +127,11 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _bodies(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
-    return [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+    return [body for node in graph.node for body in bodies_of(node)]
 
 
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph and of the bodies of its loops."""
     yield from graph.node
     for body in _bodies(graph):
         yield from body.node
@@ -144,13 +144,12 @@ def _drop_unused(graph: onnx.GraphProto) -> None:
         if needed.intersection(node.output):
             kept.append(node)
             needed.update(node.input)
-            for attribute in node.attribute:
-                needed.update(value for inner in attribute.g.node for value in inner.input)
+            needed.update(value for body in bodies_of(node) for inner in body.node for value in inner.input)
     _replace(graph.node, kept[::-1])
 
 
 def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    for node in _all_nodes(graph):
+    for node in all_nodes(graph):
         for places in (node.input, node.output):
             _replace(places, [names.get(value, value) for value in places])
     for body in (graph, *_bodies(graph)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,11 @@ from export.inference.trained import Trained, check_alike
 from export.layers import Layers
 from export.model import Model, ModelSpec, parameter_count
 from export.models import load
-from export.outputs import SIZES
+from export.outputs import SIZES, Arrays
 from export.predict import FIXED_BATCH
 from export.quiet import quiet
 from export.rewrites import KeyedNoise
 from fedcore.errors import SchemaError
-
-Arrays = Mapping[str, NDArray[np.generic]]
 
 
 def module_of(trained: Trained, source: str | ModelSpec) -> Model:

@@ -41,6 +41,7 @@ from fedcore.algorithms.algorithm import (
     figures_of,
     trips_of,
 )
+from fedcore.algorithms.clamping import clamped
 from fedcore.algorithms.settings import fraction, nonnegative, positive
 from fedcore.bound import CLIP
 from fedcore.errors import InvalidSetting
@@ -156,7 +157,8 @@ class ClippedTrip:
         after = {**state, **self.inner.update(self._inner(state), mean, step)}
         if not self.clipping.clip_quantile:
             return after
-        share = _held(0.5 + mean[INDICATOR] / (2 * _SHARE * state[self.key]))
+        # Noise may move it out of 0 … 1.
+        share = clamped(0.5 + mean[INDICATOR] / (2 * _SHARE * state[self.key]))
         moved = e ** (-self.clipping.clip_lr * (share - self.clipping.clip_quantile))
         return after | {self.key: state[self.key] * moved}
 
@@ -166,11 +168,6 @@ class ClippedTrip:
 
     def _inner(self, state: State) -> State:
         return {name: vector for name, vector in state.items() if name not in self.keys}
-
-
-def _held(share: Vector) -> Vector:
-    """A share held to 0 … 1, from which noise may carry it."""
-    return share * (share >= 0) * (share <= 1) + 1.0 * (share > 1)
 
 
 def _joined(inner: Mapping[str, Vector], ours: Mapping[str, Vector]) -> dict[str, Vector]:

@@ -19,13 +19,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, ServerStep, State, Vector
-from fedcore.algorithms.evaluation import Measuring, better, difference_figures, difference_ranges, differences
-from fedcore.ranges import Range
+from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, State, Vector
+from fedcore.algorithms.evaluation import MeasuringTwice
 
 
 @dataclass(frozen=True, slots=True)
-class Compare(Measuring):
+class Compare(MeasuringTwice):
     """Down: 2d and constants. Up: a few numbers of every metric. Server state: both models, constants."""
 
     name: ClassVar[str] = "compare"
@@ -34,21 +33,8 @@ class Compare(Measuring):
     def passes(self) -> tuple[Pass, ...]:
         return self.measuring("measure", "params"), self.measuring("measure_other", "other")
 
-    @property
-    def ranges(self) -> dict[str, Range]:
-        """The bounds and the precision of what devices report (docs/spec/plan.md §5.3)."""
-        return difference_ranges(self)
-
     def init(self, params_D: Vector) -> State:
-        state = Measuring.init(self, params_D)
-        return state | {"other": params_D, "better": better(params_D, self.measured)}
+        return MeasuringTwice.init(self, params_D) | {"other": params_D}
 
     def report(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
-        return differences(self, broadcast, carries["measure_other"], carries["measure"])
-
-    def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
-        return dict(state)
-
-    def figures(self, mean: Report, step: ServerStep) -> dict[str, float]:
-        """Mean differences with intervals, the share of devices that `params` is better for, and counts."""
-        return difference_figures(self, self.name, mean, step)
+        return self.differences(broadcast, carries["measure_other"], carries["measure"])

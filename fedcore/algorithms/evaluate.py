@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, ServerStep, State, Vector
+from fedcore.algorithms.clamping import indicator
 from fedcore.algorithms.constants import constants
-from fedcore.algorithms.evaluation import EITHER, Measuring, where
-from fedcore.algorithms.settings import several
+from fedcore.algorithms.evaluation import ZERO_OR_ONE, Measuring
+from fedcore.algorithms.settings import count
 from fedcore.figures import counts, means, percentiles
 from fedcore.ranges import Range
 
@@ -39,7 +40,7 @@ class Evaluate(Measuring):
 
     name: ClassVar[str] = "evaluate"
 
-    bins: int = several(20)
+    bins: int = count(20, least=2)
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -48,23 +49,20 @@ class Evaluate(Measuring):
     @property
     def ranges(self) -> dict[str, Range]:
         """The bounds and the precision of what devices report (docs/spec/plan.md §5.3)."""
-        return self.ranges_of_moments(0.0) | {f"bins_{one.name}": EITHER for one in self.measured}
+        return self.ranges_of_moments(0.0) | {f"bins_{one.name}": ZERO_OR_ONE for one in self.measured}
 
     def init(self, params_D: Vector) -> State:
         edges = [-1.0, *((index - _LOWER) / self.bins for index in range(1, self.bins)), 2.0]
         return Measuring.init(self, params_D) | {"edges": constants(params_D, edges)}
 
     def report(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
-        m_N = self.level(broadcast, carries["measure"])
+        m_N = self.means_in_range(broadcast, carries["measure"])
         report = self.moments(carries["measure"], m_N)
         for index, ranged in enumerate(self.measured):
             m = m_N[..., index : index + 1]
-            within = where(m >= broadcast["edges"][..., :-1], m) * (m < broadcast["edges"][..., 1:])
+            within = indicator(m >= broadcast["edges"][..., :-1], m) * (m < broadcast["edges"][..., 1:])
             report[f"bins_{ranged.name}"] = within
         return report
-
-    def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
-        return dict(state)
 
     def figures(self, mean: Report, step: ServerStep) -> dict[str, float]:
         """Means with intervals, percentiles, and the numbers of devices and examples."""

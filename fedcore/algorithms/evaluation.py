@@ -2,7 +2,7 @@
 
 A device has n examples and sums S over them. It reports, of every metric, in numbers from 0 to 1 (differences from −1):
 
-    x = min(n / max_examples, 1)          m = (S / n − low) / (high − low), held to 0 … 1
+    x = min(n / max_examples, 1)          m = (S / n − low) / (high − low), clamped to 0 … 1
     x, x²                                 of the device
     v, v², v x, v x², v² x²               of every metric; v is m, or the difference of two m
 
@@ -32,6 +32,7 @@ from fedcore.algorithms.algorithm import (
     Vector,
     trips_of,
 )
+from fedcore.algorithms.clamping import clamped, indicator
 from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.constants import constants
 from fedcore.algorithms.settings import count, text
@@ -51,8 +52,7 @@ EVALUATION = "evaluation"
 MOST_LOSS = 10.0
 """The end of the range of the loss unless a user gives one; that of every other metric is 1."""
 
-EITHER = Range(0, 1, 1)
-"""Of a value that is 0 or 1."""
+ZERO_OR_ONE = Range(0, 1, 1)
 MOST_STEPS = 2**MOST_BITS - 1
 
 
@@ -89,6 +89,7 @@ class Measuring:
     batch_size: examples of a step.
     """
 
+    name: ClassVar[str]
     family: ClassVar[str] = EVALUATION
     weighting: ClassVar[Weighting] = "uniform"
 
@@ -108,6 +109,9 @@ class Measuring:
     def broadcast(self, state: State) -> Broadcast:
         return dict(state)
 
+    def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
+        return dict(state)
+
     def measuring(self, name: str, params: str) -> Pass:
         """The pass that sums the metrics at the model that devices receive as `params`."""
 
@@ -118,13 +122,13 @@ class Measuring:
         loop = Loop(batch_size=self.batch_size, shuffle=False)
         return Pass(name, loop, _begin, step, tuple(one.name for one in self.measured))
 
-    def level(self, broadcast: Broadcast, carry: Carry) -> Vector:
-        """The device's mean m of every metric (N,), as a place in its range, 0 … 1."""
-        return held((carry["sums"] / carry["examples"] - broadcast["low"]) / broadcast["width"])
+    def means_in_range(self, broadcast: Broadcast, carry: Carry) -> Vector:
+        """The device's mean m of every metric (N,), scaled to its range: 0 … 1."""
+        return clamped((carry["sums"] / carry["examples"] - broadcast["low"]) / broadcast["width"])
 
     def moments(self, carry: Carry, v_N: Vector) -> Report:
         """What is reported of a device's own values v, (N,)."""
-        x = held(carry["examples"] / self.max_examples)
+        x = clamped(carry["examples"] / self.max_examples)
         return {
             "examples": x,
             "examples_squared": x * x,
@@ -143,44 +147,40 @@ class Measuring:
         return {"examples": counted} | linear | square
 
 
-def differences(measuring: Measuring, broadcast: Broadcast, first: Carry, second: Carry) -> Report:
-    """What is reported of a device's differences, second − first, and of which metrics are better in the second."""
-    d_N = measuring.level(broadcast, second) - measuring.level(broadcast, first)
-    return measuring.moments(second, d_N) | {"improved": where(d_N * broadcast["better"] > 0, d_N)}
+@dataclass(frozen=True, slots=True)
+class MeasuringTwice(Measuring):
+    """The common part of algorithms that measure two models on the same examples, and report the differences.
 
+    A loss is better where it is lower, every other metric where it is higher.
+    """
 
-def difference_ranges(measuring: Measuring) -> dict[str, Range]:
-    """The ranges of what `differences` reports."""
-    return measuring.ranges_of_moments(-1.0) | {"improved": EITHER}
+    @property
+    def ranges(self) -> dict[str, Range]:
+        """The bounds and the precision of what devices report (docs/spec/plan.md §5.3)."""
+        return self.ranges_of_moments(-1.0) | {"improved": ZERO_OR_ONE}
 
+    def init(self, params_D: Vector) -> State:
+        directions = [-1.0 if one.name == LOSS else 1.0 for one in self.measured]
+        return Measuring.init(self, params_D) | {"better": constants(params_D, directions)}
 
-def difference_figures(measuring: Measuring, name: str, mean: Report, step: ServerStep) -> dict[str, float]:
-    """Mean differences with intervals in the unit of each metric, shares of devices that improve, and counts."""
-    figures = counts(name, mean, step.devices, measuring.max_examples)
-    figures |= means(name, measuring.measured, mean, step.devices, low=-1.0)
-    for ranged, share in zip(measuring.measured, mean["improved"], strict=True):
-        figures[f"{name}.{ranged.name}.improved"] = min(max(float(share), 0.0), 1.0)  # noise may carry it out
-    return figures
+    def differences(self, broadcast: Broadcast, first: Carry, second: Carry) -> Report:
+        """What is reported of a device's differences, second − first, and of which metrics are better in the second."""
+        d_N = self.means_in_range(broadcast, second) - self.means_in_range(broadcast, first)
+        return self.moments(second, d_N) | {"improved": indicator(d_N * broadcast["better"] > 0, d_N)}
+
+    def figures(self, mean: Report, step: ServerStep) -> dict[str, float]:
+        """Mean differences with intervals in the unit of each metric, shares of devices that improve, and counts."""
+        figures = counts(self.name, mean, step.devices, self.max_examples)
+        figures |= means(self.name, self.measured, mean, step.devices, low=-1.0)
+        for ranged, share in zip(self.measured, mean["improved"], strict=True):
+            # Noise may move it out of 0 … 1.
+            figures[f"{self.name}.{ranged.name}.improved"] = min(max(float(share), 0.0), 1.0)
+        return figures
 
 
 def _begin(received: Broadcast) -> Carry:
     zeros_N = 0.0 * received["low"]
     return {"examples": zeros_N[..., :1], "sums": zeros_N}
-
-
-def held(values: Vector) -> Vector:
-    """Values held to 0 … 1."""
-    return values * (values > 0) * (values < 1) + where(values >= 1, values)
-
-
-def where(true: Vector, like: Vector) -> Vector:
-    """1 where a comparison holds, else 0, in the type of `like`."""
-    return (0.0 * like + 1.0) * true
-
-
-def better(params_D: Vector, metrics: Sequence[Ranged]) -> Vector:
-    """The direction of every metric, (N,): a loss is better where it is lower, any other metric where it is higher."""
-    return constants(params_D, [-1.0 if one.name == LOSS else 1.0 for one in metrics])
 
 
 def for_model(algorithm: Algorithm, metrics: Sequence[str]) -> Algorithm:

@@ -21,15 +21,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, ServerStep, State, Vector
-from fedcore.algorithms.evaluation import Measuring, better, difference_figures, difference_ranges, differences
+from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report
+from fedcore.algorithms.evaluation import MeasuringTwice
 from fedcore.algorithms.local_training import LocalSgd
 from fedcore.algorithms.settings import count, positive
-from fedcore.ranges import Range
 
 
 @dataclass(frozen=True, slots=True)
-class Personalisation(Measuring):
+class Personalisation(MeasuringTwice):
     """Down: d and constants. Up: a few numbers of every metric. Server state: the model, constants.
 
     client_lr: step size of local training.
@@ -46,20 +45,5 @@ class Personalisation(Measuring):
         training = LocalSgd(client_lr=self.client_lr, epochs=self.epochs, batch_size=self.batch_size).training
         return self.measuring("before", "params"), training, self.measuring("after", "train.params")
 
-    @property
-    def ranges(self) -> dict[str, Range]:
-        """The bounds and the precision of what devices report (docs/spec/plan.md §5.3)."""
-        return difference_ranges(self)
-
-    def init(self, params_D: Vector) -> State:
-        return Measuring.init(self, params_D) | {"better": better(params_D, self.measured)}
-
     def report(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
-        return differences(self, broadcast, carries["before"], carries["after"])
-
-    def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
-        return dict(state)
-
-    def figures(self, mean: Report, step: ServerStep) -> dict[str, float]:
-        """Mean gains with intervals, the share of devices that gain, and counts."""
-        return difference_figures(self, self.name, mean, step)
+        return self.differences(broadcast, carries["before"], carries["after"])

@@ -22,14 +22,9 @@ def fraction(default: float) -> Any:
     return _field(default, float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
 
 
-def count(default: int) -> Any:
-    """A whole number from 1 to 2^20: a batch is padded to its size, so more than any device has must fit in memory."""
-    return _field(default, int, lambda value: 1 <= value <= MOST, f"a whole number from 1 to {MOST}")
-
-
-def several(default: int) -> Any:
-    """A whole number from 2 to 2^20."""
-    return _field(default, int, lambda value: 2 <= value <= MOST, f"a whole number from 2 to {MOST}")
+def count(default: int, least: int = 1) -> Any:
+    """A whole number up to 2^20: a batch is padded to its size, so more than any device has must fit in memory."""
+    return _field(default, int, lambda value: least <= value <= MOST, f"a whole number from {least} to {MOST}")
 
 
 def nonnegative(default: float) -> Any:

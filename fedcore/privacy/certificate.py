@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.decoding import UNDECODABLE, decode_signed, decoder
 from fedcore.errors import PrivacyError
 from fedcore.privacy.settings import LedgerEntry, Privacy
 from fedcore.release import Signed
@@ -72,13 +72,7 @@ def ledger_digest(rows: Sequence[LedgerEntry]) -> str:
 
 def decode_certificate(text: str) -> PrivacyCertificate:
     """The certificate in a signed statement. The caller has checked the signature. Raises PrivacyError."""
-    try:
-        certificate = _CERTIFICATE.decode(text)
-    except UNDECODABLE as error:
-        raise PrivacyError(f"malformed certificate: {error}") from error
-    if certificate.version != CERTIFICATE_VERSION:
-        raise PrivacyError(f"certificate of version {certificate.version}, this side knows {CERTIFICATE_VERSION}")
-    return certificate
+    return decode_signed(text, _CERTIFICATE, "certificate", PrivacyError, CERTIFICATE_VERSION)
 
 
 _CERTIFICATE, _CERTIFIED = decoder(PrivacyCertificate), decoder(CertifiedLedger)

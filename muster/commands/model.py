@@ -13,8 +13,8 @@ from muster.output import Json, answer, doing, remark
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
     from export.inference.int8 import Cost
-    from export.inference.making import Arrays
     from export.inference.trained import Trained
+    from export.outputs import Arrays
     from fedcore.bundle import Bundle
 
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A task's id, or a bundle's folder with --checkpoint.")]

@@ -21,7 +21,14 @@ from fedcore.plan import BlobRef, FrozenVectors
 from fedcore.release import decode_release
 from muster.evaluating import Evaluated, starting_from
 from muster.releasing import released
-from tests.coordinator.bundles import START, make_bundle, make_evaluation_bundle, make_plan, make_private_bundle
+from tests.coordinator.bundles import (
+    START,
+    evaluation_values,
+    make_bundle,
+    make_evaluation_bundle,
+    make_plan,
+    make_private_bundle,
+)
 from tests.coordinator.conftest import LINEAGE, RELEASE
 from tests.coordinator.test_privacy import promise
 
@@ -36,9 +43,7 @@ def evaluate(store, bundle, model, against=None, settings=ONE_ROUND, release=Non
 
 def measure(desk, given, m):
     """Report that the device's own mean loss is at m of its range."""
-    x, bins = 0.01, np.arange(20) == int(20 * m)
-    numbers = [x, x * x, m, m * m, m * x, m * x * x, m * m * x * x, *bins, 1]
-    desk.ask(CountReport(given.assignment, uuid.uuid4().hex * 2, np.array(numbers, np.float32)))
+    desk.ask(CountReport(given.assignment, uuid.uuid4().hex * 2, evaluation_values(m)))
 
 
 @pytest.fixture

@@ -44,7 +44,6 @@ SOME = [
     ("postgresql", "assignment.before-commit:2"),
     ("postgresql", "round.before-commit:2"),
 ]
-REST = [pytest.param(*one, marks=pytest.mark.long) for one in EVERY if one not in SOME]
 REGISTER = """
 import sys
 from pathlib import Path
@@ -57,6 +56,12 @@ with open_coordinator_store(sys.argv[1], folder / "blobs") as store:
     store.register_task(bundle, TaskSettings(population="phones", goal=1, rounds=1))
 """
 MIGRATE = "import sys; from coordinator.store.database import Database; Database(sys.argv[1]).close()"
+
+
+def killed_at(*some):
+    """Runs a test at these failpoints of each engine, and at every other one among the long tests."""
+    rest = [pytest.param(*one, marks=pytest.mark.long) for one in EVERY if one not in some]
+    return pytest.mark.parametrize(("database", "failpoint"), [*some, *rest], indirect=["database"])
 
 
 def target(slot):
@@ -128,11 +133,7 @@ def train(store, task, replicas, failpoint, kind=Learners):
     return devices
 
 
-@pytest.mark.parametrize(
-    ("database", "failpoint"),
-    [("sqlite", ""), ("postgresql", ""), *SOME, *REST],
-    indirect=["database"],
-)
+@killed_at(("sqlite", ""), ("postgresql", ""), *SOME)
 def test_killed_training_ends_with_the_model_of_an_undisturbed_one(store, register, replicas, failpoint):
     task = register(goal=GOAL, rounds=ROUNDS)
     receipts = train(store, task, replicas, failpoint).receipts
@@ -148,20 +149,7 @@ def test_killed_training_ends_with_the_model_of_an_undisturbed_one(store, regist
         assert store.blobs.get(digest)
 
 
-@pytest.mark.parametrize(
-    ("database", "failpoint"),
-    [
-        ("sqlite", "round.after-commit:2"),
-        ("postgresql", "round.before-commit:2"),
-        *[
-            pytest.param(engine, f"{name}:{n}", marks=pytest.mark.long)
-            for engine in ("sqlite", "postgresql")
-            for name in SERVING
-            for n in range(1, 4)
-        ],
-    ],
-    indirect=["database"],
-)
+@killed_at(("sqlite", "round.after-commit:2"), ("postgresql", "round.before-commit:2"))
 def test_killed_buffers_lose_no_version_and_count_no_report_twice(store, register, replicas, tmp_path, failpoint):
     bundle = make_bundle(tmp_path / "fedbuff", make_plan(weighting="uniform"), "fedbuff", start=START)
     task = register(bundle, goal=2, rounds=5, buffered=Buffered(concurrency=GOAL, max_staleness=3))
@@ -178,20 +166,7 @@ def test_killed_buffers_lose_no_version_and_count_no_report_twice(store, registe
     assert set(receipts) <= {row.assignment for row in rows(store, sqlalchemy.select(REPORTS.c.assignment))}
 
 
-@pytest.mark.parametrize(
-    ("database", "failpoint"),
-    [
-        ("sqlite", "round.before-commit:2"),
-        ("postgresql", "round.after-commit:2"),
-        *[
-            pytest.param(engine, f"{name}:{n}", marks=pytest.mark.long)
-            for engine in ("sqlite", "postgresql")
-            for name in SERVING
-            for n in range(1, 4)
-        ],
-    ],
-    indirect=["database"],
-)
+@killed_at(("sqlite", "round.before-commit:2"), ("postgresql", "round.after-commit:2"))
 def test_killed_private_training_has_a_row_for_every_model(store, register, replicas, tmp_path, failpoint):
     privacy = PrivacyBudget(epsilon=8, delta=1e-6, users=1000, noise_multiplier=2, mechanism="gaussian")
     task = register(make_private_bundle(tmp_path / "private"), goal=GOAL, rounds=99, privacy=privacy)
@@ -206,20 +181,7 @@ def test_killed_private_training_has_a_row_for_every_model(store, register, repl
     assert devices.begun <= set(enumerate(released, 1))
 
 
-@pytest.mark.parametrize(
-    ("database", "failpoint"),
-    [
-        ("sqlite", "round.after-commit:2"),
-        ("postgresql", "round.before-commit:2"),
-        *[
-            pytest.param(engine, f"{name}:{n}", marks=pytest.mark.long)
-            for engine in ("sqlite", "postgresql")
-            for name in SERVING
-            for n in range(1, 4)
-        ],
-    ],
-    indirect=["database"],
-)
+@killed_at(("sqlite", "round.after-commit:2"), ("postgresql", "round.before-commit:2"))
 def test_killed_training_starts_the_evaluation_of_every_round_once(store, bundle, replicas, tmp_path, failpoint):
     given = {"population": "phones", "goal": GOAL, "rounds": ROUNDS, "over_selection": 1.0, "hold_out_devices": 1e-9}
     regular = Regularly(1, make_evaluation_bundle(tmp_path / "evaluation"))

@@ -7,12 +7,13 @@ import pytest
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.eligibility import Requires
+from coordinator.rules.entities import Regularly
 from coordinator.rules.progress import OBSTACLES
 from coordinator.rules.selection import Capabilities, DeviceHoldOut, Needs
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.hold_out import is_held_out
 from fedcore.wire.messages import Rejected
-from tests.coordinator.bundles import START, make_bundle
+from tests.coordinator.bundles import START, make_bundle, make_evaluation_bundle
 
 SHARE = 0.3
 ABLE = Capabilities(frozenset({"onnx"}), {"default": 10})
@@ -132,6 +133,22 @@ def test_devices_that_trained_an_earlier_ancestor_are_not_held_out(train, begin)
     with pytest.raises(InvalidTask, match=rf"hold_out_devices must be at most 0.1, .* task {first} .*, not 0.3"):
         begin(grown, hold_out_devices=0.3, on_held_out=True)
     assert begin(grown, hold_out_devices=0.1, on_held_out=True)
+
+
+def test_no_regular_evaluation_runs_on_devices_that_trained_an_ancestor(store, train, tmp_path):
+    parent, model = train(hold_out_devices=0.2)
+    bundle, regular = make_bundle(tmp_path / "child", start=model), Regularly(1, make_evaluation_bundle(tmp_path / "e"))
+
+    def begin(share):
+        settings = TaskSettings(population="phones", goal=1, rounds=1, hold_out_devices=share)
+        return store.register_task(bundle, settings, evaluation=regular)
+
+    for share, words in ((0.3, "at most"), (0.1, "at least")):
+        with pytest.raises(
+            InvalidTask, match=rf"hold_out_devices must be {words} 0.2, .* task {parent} .*, not {share}"
+        ):
+            begin(share)
+    assert begin(0.2)
 
 
 def test_a_model_that_held_out_devices_trained_has_none_apart(train, begin):

@@ -267,7 +267,14 @@ def test_an_older_number_with_a_counter_as_high_is_taken(coordinator, node):
 
 def test_limits_of_the_policy_hold_until_the_owner_raises_them(coordinator, folder):
     released(coordinator, 1)
-    for name in ("parameters", "graph_bytes", "memory_bytes"):
+    for limits, rule in (
+        ({"per_day": {"bytes": 2}}, "per_day.bytes"),
+        ({"plan": {"memory_bytes": 2}}, "plan.memory_bytes"),
+    ):
+        with Node(folder, coordinator.url, **limits) as node:
+            assert f"against {rule}" in node.ask("refresh")["detail"]
+    assert "blob" not in coordinator.calls
+    for name in ("parameters", "graph_bytes"):
         with Node(folder, coordinator.url, plan={name: 2}) as node:
             assert f"against plan.{name}" in node.ask("refresh")["detail"]
     for rule in ({"require_https": True}, {"populations": ["tablets"]}):

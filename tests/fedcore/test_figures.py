@@ -44,7 +44,7 @@ def test_noise_that_leaves_no_examples_leaves_no_mean_over_examples():
 
 def test_an_interval_ends_where_the_range_does():
     sums = summed(np.array([0.0, 0.0, 1.0]), np.ones(3))
-    figures = sums.over_devices.figures("accuracy", Ranged("accuracy", 2.0, 6.0), 0.0, 1.0)
+    figures = sums.over_devices.figures("accuracy", Ranged("accuracy", 2.0, 6.0))
     assert figures == pytest.approx({"accuracy": 2 + 4 / 3, "accuracy.low": 2.0, "accuracy.high": 2 + 4 * 0.98666667})
 
 

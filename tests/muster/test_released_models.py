@@ -12,7 +12,7 @@ from fedcore import checkpoint
 from fedcore.bundle import Bundle
 from fedcore.errors import BadRelease
 from fedcore.signing import SigningKey, verified_model_release
-from tests.coordinator.bundles import START, make_evaluation_bundle, report_body
+from tests.coordinator.bundles import START, evaluation_values, make_evaluation_bundle, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.released import predicting_bundle, predicting_plan
 from tests.coordinator.replicas import until
@@ -59,9 +59,7 @@ def evaluated(served, task, folder, means):
     until(lambda: check_in(devices, f"{folder.name} 0").json()["outcome"] == "accepted")
     names = [f"{folder.name} {number}" for number, _ in enumerate(means)]
     for given, m in zip(assign(devices, *names), means, strict=True):
-        x, bins = 0.01, np.arange(20) == int(20 * m)
-        numbers = [x, x * x, m, m * m, m * x, m * x * x, m * m * x * x, *bins, 1]
-        put(devices, given.assignment, checkpoint.encode({"report": np.array(numbers, np.float32)}))
+        put(devices, given.assignment, checkpoint.encode({"report": evaluation_values(m)}))
     committed(store, made, 1)
     return made
 

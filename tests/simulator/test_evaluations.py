@@ -256,6 +256,10 @@ def test_files_that_are_no_such_model_are_refused_by_a_simulation(files, tmp_pat
     (tmp_path / "damaged").write_bytes(b"no model")
     with pytest.raises(EngineError, match="holds no model as runs"):
         simulated(start=tmp_path / "damaged")
+    header = b'{"0.bias":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
+    (tmp_path / "halved").write_bytes(len(header).to_bytes(8, "little") + header + bytes(2))
+    with pytest.raises(EngineError, match=r"holds no model as runs .*BF16"):
+        simulated(start=tmp_path / "halved")
     with pytest.raises(EngineError, match="fedavg has no other model: leave against out"):
         simulated(against=files[0])
     with pytest.raises(EngineError, match="are for federated training, not for the baseline local"):

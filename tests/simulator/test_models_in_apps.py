@@ -37,13 +37,10 @@ def test_a_trained_model_is_evaluated_released_and_predicts(tmp_path, coordinato
             """The id of a task that the fleet has finished."""
             settings = TaskSettings(population="p", goal=4, rounds=rounds, over_selection=1.0)
             task = store.register_task(bundle, settings, evaluation=evaluation).id
-            config = FleetConfig(
-                coordinator=local.url, population="p", folder=tmp_path / "devices", concurrency=4, sessions=4
-            )
-            for _ in range(rounds):
-                wait_until(lambda: store.progress_of(task).reason is not Reason.STARTING)
-                Fleet(config, users.subset(range(4))).run(servers=servers)
-            wait_until(lambda: store.task(task).state is TaskState.COMPLETED)
+            config = FleetConfig(coordinator=local.url, population="p", folder=tmp_path / "devices", concurrency=4)
+            wait_until(lambda: store.progress_of(task).reason is not Reason.STARTING)
+            Fleet(config, users.subset(range(4))).run(servers=servers)
+            assert store.task(task).state is TaskState.COMPLETED
             return task
 
         trained = done(train, 2)

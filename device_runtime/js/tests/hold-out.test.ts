@@ -2,13 +2,12 @@
 
 import { expect, test } from "vitest";
 import { fromHex, utf8 } from "../src/core/bytes.ts";
-import { checkExamples, type Examples, ExamplesError } from "../src/core/examples.ts";
+import { checkExamples, type Examples, ExamplesError, KINDS } from "../src/core/examples.ts";
 import { onSide } from "../src/core/hold-out.ts";
 import { decodePlan, type Plan } from "../src/core/plan.ts";
 import { bytesOf, type Vector, vectors } from "./vectors.ts";
 
 const { hold_outs, plan: planVector } = vectors("device.json");
-const KINDS = { float32: Float32Array, int64: BigInt64Array, int32: Int32Array, uint8: Uint8Array } as const;
 
 function planOf(examples: Vector): Plan {
   return decodePlan(utf8(JSON.stringify({ ...JSON.parse(planVector.text), examples })), 1);

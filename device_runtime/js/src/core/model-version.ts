@@ -6,7 +6,7 @@ import { decodeVectors } from "./checkpoint.ts";
 import { type Engine, Graph } from "./engine.ts";
 import { FormatError, InputRefused, ModelRefused } from "./errors.ts";
 import { KINDS, type Values } from "./examples.ts";
-import { type BlobRef, decodePlan, type Field, MOST_PLAN_BYTES, type Plan, PREDICT, parameterCount } from "./plan.ts";
+import { type BlobRef, decodePlan, type Field, type Plan, PREDICT, parameterCount } from "./plan.ts";
 import type { ModelRelease } from "./release.ts";
 
 /** By name the values of n rows, one row after the other, each in the typed array of its element type. */
@@ -26,9 +26,6 @@ export interface Recipe {
 
 /** The recipe of a release. get: a blob's bytes, checked. Throws ModelRefused, PlanRefused, and as `get`. */
 export async function recipeOf(release: ModelRelease, get: Get): Promise<Recipe> {
-  if (release.plan.size > MOST_PLAN_BYTES) {
-    throw new ModelRefused(`the plan has ${release.plan.size} bytes, a device reads at most ${MOST_PLAN_BYTES}`);
-  }
   const plan = decodePlan(await get(release.plan), 1);
   const graph = plan.predict?.graphs[FORMAT];
   if (plan.predict === null || graph === undefined) {

@@ -124,7 +124,7 @@ export class Model {
         await this.#swap(signed, await this.#take(signed, transport, guard));
         return true;
       } finally {
-        await guard.spend(transport.moved.up + transport.moved.down, 0);
+        await guard.spend(bytesOf(transport), 0);
         await this.#platform.blobs.trim(policy.cache_bytes, await keptBlobs(this.#platform.store));
       }
     });
@@ -165,15 +165,17 @@ export class Model {
     const trials = before !== null && same(before.signed, signed) ? before.trials : 0;
     const pending = await this.#keeper.fetch({ signed, blobs: [release.plan, release.parameters], trials });
     const get = (ref: BlobRef) => this.#blob(ref, transport);
+    withinLimits(() => guard.checkSizes(release.plan, release.parameters, bytesOf(transport)));
     const recipe = await recipeOf(release, get);
     await this.#checkLimits(release, recipe, transport, guard);
     const known = await this.#keeper.fetch({ ...pending, blobs: [release.plan, ...recipe.blobs.values()] });
-    for (const ref of recipe.blobs.values()) await get(ref);
+    const parts = new Map<string, Bytes>();
+    for (const ref of recipe.blobs.values()) parts.set(ref.sha256, await get(ref));
     if (trials >= MOST_TRIALS) {
       throw new ModelRefused(`version ${release.number} ended this process on trial, ${trials} times`);
     }
     await this.#keeper.fetch({ ...known, trials: trials + 1 });
-    const version = await Version.load(this.#platform.engine, release, recipe, get);
+    const version = await Version.load(this.#platform.engine, release, recipe, async (ref) => parts.get(ref.sha256)!);
     try {
       await version.tryOut();
       await this.#keeper.take();
@@ -188,12 +190,8 @@ export class Model {
     const sizes = new Map([...blobs].map(([kind, { size }]) => [kind, size]));
     let missing = 0;
     for (const ref of blobs.values()) missing += (await this.#held(ref)) === null ? ref.size : 0;
-    try {
-      const moved = transport.moved.up + transport.moved.down;
-      guard.checkPredict(plan, sizes.set("plan", release.plan.size), moved, missing);
-    } catch (error) {
-      throw error instanceof PlanRefused ? new AgainstLimits(error.message) : error;
-    }
+    sizes.set("plan", release.plan.size);
+    withinLimits(() => guard.checkPredict(plan, sizes, bytesOf(transport), missing));
   }
 
   /** The version that is kept as the one in use. The policy may have changed since, and blobs too. */
@@ -238,6 +236,19 @@ export class Model {
 
   #checkOpen(): void {
     if (this.#isClosed) throw new ModelClosed(`model ${this.#name} is closed`);
+  }
+}
+
+function bytesOf({ moved: { up, down } }: Transport): number {
+  return up + down;
+}
+
+/** Make a check of the policy's limits. Throws AgainstLimits. */
+function withinLimits(check: () => void): void {
+  try {
+    check();
+  } catch (error) {
+    throw error instanceof PlanRefused ? new AgainstLimits(error.message) : error;
   }
 }
 

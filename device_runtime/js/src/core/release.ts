@@ -12,6 +12,7 @@ import { sha256, verifies } from "./primitives.ts";
 
 const KIND = "ed25519:";
 const RELEASE_VERSION = 1;
+const MODEL_RELEASE_VERSION = 1;
 const positive = v.pipe(v.number(), v.gtValue(0));
 const bits = v.pipe(v.number(), v.integer(), v.minValue(2), v.maxValue(20));
 const noiseMultiplier = v.pipe(v.number(), v.minValue(0), v.maxValue(1e6));
@@ -91,8 +92,8 @@ export async function verifiedRelease(signed: Signed): Promise<Release> {
 /** The release of a model, if its signer signed it. Throws FormatError. */
 export async function verifiedModelRelease(signed: Signed): Promise<ModelRelease> {
   const release = await verified(signed, "model", modelSchema);
-  if (release.version !== RELEASE_VERSION) {
-    throw new FormatError(`model release of version ${release.version}, this side knows ${RELEASE_VERSION}`);
+  if (release.version !== MODEL_RELEASE_VERSION) {
+    throw new FormatError(`model release of version ${release.version}, this side knows ${MODEL_RELEASE_VERSION}`);
   }
   return release;
 }

@@ -6,7 +6,7 @@
 import { stepCount } from "../batching.ts";
 import { FormatError, PlanRefused, PolicyForbids } from "../errors.ts";
 import type { KeptAssignment } from "../kept-assignment.ts";
-import { batchBytes, keptRefs, MOST_PLAN_BYTES, type Plan, parameterCount } from "../plan.ts";
+import { type BlobRef, batchBytes, keptRefs, MOST_PLAN_BYTES, type Plan, parameterCount } from "../plan.ts";
 import { keptJson, type Platform } from "../platform.ts";
 import { verifyPlan } from "../release.ts";
 import { reportSize } from "../report.ts";
@@ -116,12 +116,16 @@ export class Guard {
    */
   async checkAssignment(given: Assignment, moved: number): Promise<void> {
     await this.#checkRound(given, false);
-    const size = given.plan.size + given.checkpoint.size;
-    if (given.plan.size > MOST_PLAN_BYTES) {
-      throw new PlanRefused(`the plan has ${given.plan.size} bytes, a device reads at most ${MOST_PLAN_BYTES}`);
+    this.checkSizes(given.plan, given.checkpoint, moved);
+  }
+
+  /** Check sizes before fetching a plan and the model's parameters. `moved`: bytes so far. Throws PlanRefused. */
+  checkSizes(plan: BlobRef, parameters: BlobRef, moved: number): void {
+    if (plan.size > MOST_PLAN_BYTES) {
+      throw new PlanRefused(`the plan has ${plan.size} bytes, a device reads at most ${MOST_PLAN_BYTES}`);
     }
-    this.#checkBytes(moved + size);
-    atMost("plan.memory_bytes", size, this.policy.plan.memory_bytes);
+    this.#checkBytes(moved + plan.size + parameters.size);
+    atMost("plan.memory_bytes", plan.size + parameters.size, this.policy.plan.memory_bytes);
   }
 
   /** Check schema, limits and collection before reading examples and fetching graphs. This starts the timer.

@@ -17,7 +17,7 @@ def read_model(path: Path, schema: ParamSchema) -> Float32:
         return schema.flatten(safetensors.numpy.load(path.read_bytes()))
     except OSError as error:
         raise EngineError(f"cannot read the model in {path}: {why(error)}") from error
-    except safetensors.SafetensorError as error:
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:  # KeyError: a type that NumPy lacks
         raise EngineError(f"{path} holds no model as runs and `muster task checkpoint` write it: {error}") from error
     except SchemaError as error:
         raise EngineError(f"{path} holds another model than the one that is named: {error}") from error
