@@ -15,22 +15,16 @@ from typing import Any, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from export.checkpoint import Checkpoint
-from export.errors import InvalidModel, UnsupportedModule, reason
+from export.errors import InvalidModel, reason
 from export.rewrites import KeyedNoise
+from export.unsupported import refuse_unsupported
 from fedcore.algorithms.algorithm import Pass
 from fedcore.params import Float32, ParamSchema, TensorSpec
 from fedcore.plan import OUTPUT, Dtype, Field, prefixed
 
-# Options of nn.Embedding that are refused, and why.
-EMBEDDING_HARM = {
-    "max_norm": "changes weights unseen",
-    "scale_grad_by_freq": "would count the tokens of padding",
-    "sparse": "gives gradients of another form; the result is the same without",
-}
 PerExample = Callable[[Tensor, Tensor], Tensor]
 """(outputs (B, …), label (B, …)) -> (B,)"""
 
@@ -84,6 +78,9 @@ class ModelSpec:
     metrics: Mapping[str, PerExample] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
     examples: Callable[[int, np.random.Generator], Mapping[str, np.ndarray]] | None = None
+
+    def __post_init__(self) -> None:
+        _check_types(self)
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -146,7 +143,7 @@ class Model:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.module = _made(spec)
-        _refuse_unsupported(self.module)
+        refuse_unsupported(self.module)
         if spec.checkpoint is not None:
             spec.checkpoint.load_into(self.module)
         self.frozen = _frozen(self.module)
@@ -320,6 +317,24 @@ def _shape(value: object, label: Tensor) -> str:
     return f"[{', '.join('B' if str(size) == batch else str(size) for size in value.shape)}]"
 
 
+def _check_types(spec: ModelSpec) -> None:
+    """Refuse what type checkers would, in words for users who have none."""
+    name = spec.name
+    if not isinstance(name, str):
+        raise InvalidModel(f"the name of a model is a text, not {name!r}")
+    if isinstance(spec.make, nn.Module):
+        raise InvalidModel(f"{name}: make is a module; give the function or class that builds one, as in make=Net")
+    if isinstance(spec.inputs, Field):
+        raise InvalidModel(f"{name}: inputs is one Field; write (Field(…),), with a comma")
+    for role, call in {"make": spec.make, "loss": spec.loss, "examples": spec.examples or _made}.items():
+        if not callable(call):
+            raise InvalidModel(f"{name}: {role} is {type(call).__name__}, not a function")
+    if not isinstance(spec.metrics, Mapping) or not all(callable(metric) for metric in spec.metrics.values()):
+        raise InvalidModel(f'{name}: metrics are functions by name, as in {{"accuracy": accuracy}}')
+    if not isinstance(spec.inputs, tuple | list) or not all(isinstance(item, Field) for item in spec.fields):
+        raise InvalidModel(f"{name}: inputs are a tuple of Field, and label is one Field")
+
+
 def _check_names(spec: ModelSpec) -> None:
     names = [item.name for item in spec.fields]
     if len(set(names)) < len(names):
@@ -345,49 +360,3 @@ def _made(spec: ModelSpec) -> nn.Module:
 def _frozen(module: nn.Module) -> dict[str, Tensor]:
     parameters = {name: value.detach() for name, value in module.named_parameters() if not value.requires_grad}
     return parameters | {name: value for name, value in module.named_buffers() if value.dtype == torch.float32}
-
-
-def _refuse_unsupported(module: nn.Module) -> None:
-    for path, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
-            raise UnsupportedModule(
-                f"{path or 'the model'} is {type(layer).__name__}: batch statistics would mix padding and leak between "
-                "users; use nn.GroupNorm instead, or keep the statistics of a trained model by eval() on this layer"
-            )
-        if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout):
-            raise UnsupportedModule(
-                f"{path or 'the model'} is {type(layer).__name__}: of the random layers only nn.Dropout and Dropout1d "
-                "to Dropout3d draw the same numbers everywhere; use those"
-            )
-        _refuse_unsaid(path, layer)
-    for path, parameter in module.named_parameters():
-        if isinstance(parameter, nn.UninitializedParameter) or parameter.device.type != "cpu":
-            raise InvalidModel(f"parameter {path} has no values on the CPU; give layers their sizes, and no device")
-        if parameter.dtype != torch.float32:
-            raise InvalidModel(f"parameter {path} is {parameter.dtype}; every parameter must be float32")
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            layer = path.rpartition(".")[0]
-            raise InvalidModel(
-                f"parameter {path} of {f'layer {layer!r}' if layer else 'the model'} has a gradient hook, which the "
-                "export would leave out; remove it, or change the gradient in forward or by a backward hook of a layer"
-            )
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise InvalidModel("the model has no parameters to train: it has none, or all are frozen")
-
-
-def _refuse_unsaid(path: str, layer: nn.Module) -> None:
-    """Refuse layers that would silently behave differently on a device, or that hide their operators."""
-    if isinstance(layer, torch.jit.ScriptModule) or hasattr(layer, "_orig_mod"):
-        raise UnsupportedModule(
-            f"{path or 'the model'} was compiled by torch.jit or torch.compile; give the plain module, the export "
-            "compiles it for devices"
-        )
-    if isinstance(layer, nn.RNNBase) and not isinstance(layer, nn.LSTM) and layer.dropout:
-        raise UnsupportedModule(
-            f"{path or 'the model'} is {type(layer).__name__} with dropout, which would be lost; put nn.Dropout "
-            "between single layers, or use nn.LSTM"
-        )
-    if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
-        for option, harm in EMBEDDING_HARM.items():
-            if getattr(layer, option):
-                raise UnsupportedModule(f"{path or 'the model'} is {type(layer).__name__} with {option}, which {harm}")

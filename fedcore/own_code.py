@@ -12,7 +12,9 @@ from types import ModuleType
 
 
 def import_own(module: str) -> ModuleType:
-    """The module of that name. Raises whatever its code raises."""
+    """The module of that name. Raises ImportError for the name of a file, and whatever the module's code raises."""
+    if module.endswith(".py"):
+        raise ImportError(f"{module} is a file; write {module.removesuffix('.py').replace('/', '.')}, its module")
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     return importlib.import_module(module)

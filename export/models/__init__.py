@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from export.errors import InvalidModel, UnknownModel, reason
+from export.errors import ExportError, InvalidModel, UnknownModel, reason
 from export.model import ModelSpec
 from export.models.char_lstm import char_lstm
 from export.models.digits_cnn import digits_cnn
@@ -59,6 +59,8 @@ def load(name: str, shape: tuple[int, ...] | None = None, classes: int | None = 
         raise UnknownModel(f"cannot import {name!r}: {reason(error)}") from error
     try:
         spec = make()
+    except ExportError:
+        raise
     except Exception as error:
         raise InvalidModel(f"{name} fails with {reason(error)}") from error
     if not isinstance(spec, ModelSpec):

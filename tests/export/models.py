@@ -30,7 +30,7 @@ def wrong_size():
 
 
 def strided():
-    """Odd sizes, strides, dilation, padding, overlapping pools, tanh and sigmoid."""
+    """Odd sizes, strides, dilation, padding in numbers and words, overlapping pools, tanh and sigmoid."""
     return spec(
         lambda: nn.Sequential(
             nn.Conv2d(2, 6, 3, stride=2, padding=1),
@@ -38,6 +38,8 @@ def strided():
             nn.MaxPool2d(3, stride=1, padding=1),
             nn.Conv2d(6, 4, (3, 2), dilation=(1, 2), padding=(1, 1)),
             nn.Sigmoid(),
+            nn.Conv2d(4, 4, (3, 1), padding="same"),
+            nn.Conv2d(4, 4, 1, padding="valid"),
             nn.Flatten(),
             nn.Linear(4 * 5 * 4, 5),
         )

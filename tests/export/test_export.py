@@ -29,7 +29,7 @@ from export.errors import (
     UnsupportedModule,
     UnsupportedOperator,
 )
-from export.model import Model, accuracy
+from export.model import Model, ModelSpec, accuracy
 from export.models import load
 from export.onnx import to_onnx
 from export.parity import certify
@@ -628,8 +628,31 @@ def test_models_are_found_by_path_and_an_unknown_name_lists_the_known():
         load("resnet")
     with pytest.raises(UnknownModel, match="cannot import"):
         load("tests.export.models:absent")
+    with pytest.raises(UnknownModel, match=r"tests/export/models.py is a file; write tests.export.models, its module"):
+        load("tests/export/models.py:strided")
     with pytest.raises(InvalidModel, match="returned Linear"):
         load("tests.export.models:not_a_spec")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"name": 3}, "the name of a model is a text, not 3"),
+        ({"make": nn.Linear(1, 1)}, "make is a module; give the function or class"),
+        ({"make": "Net"}, "make is str, not a function"),
+        ({"examples": 7}, "examples is int, not a function"),
+        ({"inputs": Field("x", "float32", (1,))}, "inputs is one Field; write .*, with a comma"),
+        ({"inputs": ("x",)}, "inputs are a tuple of Field"),
+        ({"label": (Field("y", "float32", (1,)),)}, "label is one Field"),
+        ({"metrics": [nn.functional.l1_loss]}, "metrics are functions by name"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_description_of_a_model_with_a_wrong_type_says_which(wrong, words):
+    right = {"name": "own", "make": nn.Identity, "loss": nn.functional.mse_loss}
+    fields = {"inputs": (Field("x", "float32", (1,)),), "label": Field("y", "float32", (1,))}
+    with pytest.raises(InvalidModel, match=words):
+        ModelSpec(**right | fields | wrong)
 
 
 def test_initial_weights_follow_the_seed_alone():

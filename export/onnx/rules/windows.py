@@ -19,10 +19,11 @@ def convolution(graph: GraphBuilder, node: fx.Node) -> str:
     """Conv or ConvTranspose of (batch, channels, …space): pads are the same on both sides of an axis."""
     source, weight, bias, stride, padding, dilation, transposed, output_padding, groups = arguments(node)
     inputs = [graph.value(item) for item in (source, weight, bias) if item is not None]
+    window = Window.of(weight.meta["val"].shape[2:], stride, padding, dilation)
     attributes: dict[str, Any] = {
-        "strides": stride,
-        "pads": [*padding, *padding],
-        "dilations": dilation,
+        "strides": window.stride,
+        "pads": [*window.padding, *window.padding],
+        "dilations": window.dilation,
         "group": groups,
     }
     if transposed:
