@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from device_runtime.conditions import Conditions, ConditionSource, Requirements
+from device_runtime.errors import ConfigError
 from device_runtime.permission.policy import Policy
 from device_runtime.protocol.transport import Transport
 from device_runtime.sandbox.process import Sandbox
 from device_runtime.state.sealing import KeyStore
 from device_runtime.trainer import Trainer
+from fedcore.errors import why
 from fedcore.wire.messages import Attestation
 
 
@@ -52,3 +54,13 @@ class DeviceConfig:
         if self.stopping():
             return ("the application is stopping",)
         return self.requirements.unmet(now)
+
+
+def secret_in(secret: bytes | Path | str | None) -> bytes | None:
+    """An enrolment secret, as it is or from its file. Raises ConfigError where the file cannot be read."""
+    if secret is None or isinstance(secret, bytes):
+        return secret
+    try:
+        return Path(secret).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"the enrolment secret {secret} cannot be read: {why(error)}") from error

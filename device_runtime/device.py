@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from device_runtime.backends import BACKENDS
 from device_runtime.conditions import Conditions, ConditionSource, Requirements
-from device_runtime.config import DeviceConfig
+from device_runtime.config import DeviceConfig, secret_in
 from device_runtime.errors import ConfigError
 from device_runtime.outcome import Outcome
 from device_runtime.permission.policy import Policy, policy_in
@@ -22,7 +22,6 @@ from device_runtime.sandbox.confinement import lacking
 from device_runtime.scheduler import run_forever
 from device_runtime.session import run_session
 from device_runtime.state.sealing import KeyStore
-from fedcore.errors import why
 from fedcore.wire.messages import Attestation
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class Device:
             requirements=requirements,
             backend=backend,
             wait_s=wait_s,
-            enrolment_secret=_secret(enrolment_secret),
+            enrolment_secret=secret_in(enrolment_secret),
             attest=attest,
             keystore=keystore,
         )
@@ -154,12 +153,3 @@ def _policy(policy: Policy | Path | str | None, state: Path) -> Policy:
     if isinstance(policy, Policy):
         return policy
     return policy_in(state) if policy is None else Policy.load(Path(policy))
-
-
-def _secret(secret: bytes | Path | str | None) -> bytes | None:
-    if secret is None or isinstance(secret, bytes):
-        return secret
-    try:
-        return Path(secret).read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"the enrolment secret {secret} cannot be read: {why(error)}") from error

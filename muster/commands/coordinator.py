@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +21,7 @@ from muster.output import Json, answer, at_utc, emit, say, say_next, show_table
 
 if TYPE_CHECKING:
     from coordinator.server import Addresses
+    from coordinator.settings import Settings
 
 coordinator_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run the coordinator.")
 coordinator_app.add_typer(devices_app, name="devices")
@@ -44,6 +46,9 @@ SecretFile = Annotated[
 ]
 Authority = Annotated[str | None, typer.Option(help="Public key of the enrolment authority, which secure rounds need.")]
 AuthorityUrl = Annotated[str | None, typer.Option(help="Where devices reach the enrolment authority.")]
+Trial = Annotated[
+    bool, typer.Option("--trial", help="Run an authority beside it, to try secure rounds on one machine.")
+]
 
 
 @coordinator_app.command()
@@ -59,12 +64,16 @@ def serve(
     enrolment_secret_file: SecretFile = None,
     authority: Authority = None,
     authority_url: AuthorityUrl = None,
+    trial: Trial = False,
     ready_file: ReadyFile = None,
 ) -> None:
     """Serve devices until SIGTERM or Ctrl-C.
 
     After a restart every task goes on from its last committed round. Several coordinators may run on one database, and
     a device may reach any of them.
+
+    --trial also starts an enrolment authority, which vouches for any device, and makes the key that releases tasks:
+    secure rounds in four commands, for learning and not for protection.
 
     Operators are served on a port of their own. Without --accept-unattested, --enrolment-secret-file or the setting
     android_file only devices with a credential of the --authority can enrol. Every setting may also come from the
@@ -81,14 +90,20 @@ def serve(
     enrolment |= {"authority": authority, "authority_url": authority_url}
     ports = {"host": host, "port": port, "admin_port": admin_port}
     settings = load_settings(_flags(config, database=db, blobs=blobs, role=role, **ports, **enrolment))
+    if trial and settings.authority:
+        raise typer.BadParameter("this coordinator has an authority; leave one of the two out", param_hint="--trial")
     for_people = configure_logs(settings.log_level, settings.log_format)
 
     def guide(addresses: Addresses) -> None:
         """Suggest the next commands to a person."""
         if for_people:
-            _say_next(addresses, db, blobs)
+            _say_next(addresses, db, blobs, trial=trial)
 
-    serve_until_terminated("coordinator", lambda on_ready: run(settings, on_ready), guide, ready_file)
+    def serve_on(on_ready: Callable[[Addresses], None]) -> None:
+        with _trial_of(settings) if trial else nullcontext(settings) as chosen:
+            run(chosen, on_ready)
+
+    serve_until_terminated("coordinator", serve_on, guide, ready_file)
 
 
 @coordinator_app.command()
@@ -217,8 +232,18 @@ def revoke(
     answer(asdict(ended) if json else shown, json)
 
 
-def _say_next(addresses: Addresses, db: str | None, blobs: str | None) -> None:
+def _trial_of(settings: Settings) -> AbstractContextManager[Settings]:
+    from muster.local.trial import trial
+
+    return trial(settings)
+
+
+def _say_next(addresses: Addresses, db: str | None, blobs: str | None, *, trial: bool) -> None:
     task = ["muster", "task", "create", "--plan", "plan", *FIRST_TASK, *given_again(db=db, blobs=blobs)]
+    if trial:
+        from muster.local.trial import RELEASE_KEY
+
+        task += ["--secagg", "--clip-norm", "1", "--release-key", str(RELEASE_KEY)]
     token = ["muster", "coordinator", "token", "--name", "you", *given_again(db=db)]
     say_next("create a task with what `muster export` wrote", task)
     say_next(f"make a token for the dashboard at {addresses.admin}", token)

@@ -47,6 +47,14 @@ SIGNER = (
     "A public key; the devices accept only its plans and releases. May be repeated. Secure rounds need it.  "
     "[default: any plan, and no secure round]"
 )
+SecretFile = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        help="File of the secret that devices prove to know when they enrol.  [default: none]",
+    ),
+]
 
 
 @fleet_app.command()
@@ -63,6 +71,7 @@ def run(
     runtimes: Runtimes = None,
     sessions: Sessions = None,
     signers: Annotated[list[str] | None, typer.Option("--signer", metavar="PUBLIC_KEY", help=SIGNER)] = None,
+    enrolment_secret_file: SecretFile = None,
     seed: Annotated[int, typer.Option(help="Seed of the devices' times, and of a profile's draws.")] = 0,
     json: Json = False,
 ) -> None:
@@ -92,6 +101,7 @@ def run(
             sessions=sessions,
             seed=seed,
             policy=Policy(signers=tuple(signers or ())),
+            enrolment_secret=enrolment_secret_file,
             kinds=kinds,
         )
         summary = _watched(Fleet(config, users), sessions)

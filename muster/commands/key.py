@@ -9,7 +9,11 @@ import typer
 
 from muster.output import Json, emit, remark, say, say_next
 
-key_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make keys that sign plans and releases.")
+key_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Make keys that sign plans and releases, and show their public half.",
+)
 
 
 @key_app.command()
@@ -33,3 +37,18 @@ def new(
         say_next("release a plan for secure rounds", ["muster", "task", "create", "--secagg", "--release-key", out])
         remark("on devices, in policy.toml:")
         remark(f'  signers = ["{signer}"]')
+
+
+@key_app.command()
+def show(
+    key: Annotated[Path, typer.Argument(metavar="FILE", help="The file of a private key, from `muster key new`.")],
+    json: Json = False,
+) -> None:
+    """Print the public key of a private one."""
+    from fedcore.signing import SigningKey
+
+    signer = SigningKey.load(key).signer
+    if json:
+        emit({"file": str(key), "signer": signer})
+    else:
+        say(signer)

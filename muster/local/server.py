@@ -131,13 +131,15 @@ class StartingAuthority:
 
 @contextmanager
 def starting_authority(folder: Path, server_key: str, origin: str) -> Iterator[StartingAuthority]:
-    """Start `muster authority serve` on a free loopback port, with a new key in `folder`; no device is attested.
+    """Start `muster authority serve` on a free loopback port, with the key in `folder`; no device is attested.
 
-    It draws beacons for the coordinator with `server_key`. origin: of the web pages that may be devices.
+    A missing key is made. It draws beacons for the coordinator with `server_key`. origin: of the web pages that may be
+    devices.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    key = SucceedingKey.new("authority")
-    key.save(folder / "authority.key", replace=True)
+    if not (folder / "authority.key").exists():
+        SucceedingKey.new("authority").save(folder / "authority.key")
+    key = SucceedingKey.load("authority", folder / "authority.key")
     port = _free_port()
     command = ["authority", "serve", "--key", str(folder / "authority.key"), "--port", str(port)]
     command += ["--accept-unattested", "--server-key", server_key, "--allowed-origins", origin]

@@ -32,6 +32,12 @@ from simulator.population import Population
 # coordinator.
 MAX_FAILURES = 20
 NO_SUCCESS_S = 60.0
+REMEDIES = {
+    "unreachable": "; start the coordinator at {}, or name its port for devices",
+    "not-attested": "; give the devices its enrolment secret, or start a coordinator that takes any device, "
+    "with --accept-unattested or --trial",
+}
+"""What an operator can do, by the reason why devices fail; with the coordinator's URL."""
 # This long without a report, while sessions end, means that there will be none: devices may never work, or all die.
 NO_REPORT_S = 3600.0
 # The delay after which a device that failed, or may not work now, returns. A phone would wait for minutes, which is too
@@ -46,7 +52,7 @@ class FleetConfig:
     kinds: the kinds of devices, in shares by weight. seed: of everything that is drawn. wait_s: the time that a device
     waits to be selected. sessions: the number of sessions after which the fleet ends. recorded: devices record in their
     folders what they quantise, send and reveal in secure rounds (recorder.py). policy: of every device; None means the
-    default one.
+    default one. enrolment_secret: the file of the secret that devices in Python prove to know when they enrol.
     """
 
     coordinator: str
@@ -58,6 +64,7 @@ class FleetConfig:
     seed: int = 0
     recorded: bool = False
     policy: Policy | None = None
+    enrolment_secret: Path | None = None
     kinds: tuple[Kind, ...] = equal_kinds((HERE,), ("onnxruntime",))
 
 
@@ -84,6 +91,8 @@ class Fleet:
         address_of(config.coordinator)
         _check("backend", [kind.backend for kind in config.kinds], tuple(BACKENDS))
         _check("architecture", [kind.arch for kind in config.kinds], architectures())
+        if config.enrolment_secret is not None and any(kind.runtime != "python" for kind in config.kinds):
+            raise FleetError("only devices in Python know an enrolment secret; leave out the other runtimes")
         self._config = config
         self._random = random.Random(config.seed)
         self._devices = {
@@ -163,6 +172,7 @@ class Fleet:
             device=device.emulated,
             failure=device.failure,
             policy=config.policy,
+            enrolment_secret=None if config.enrolment_secret is None else str(config.enrolment_secret.absolute()),
             recorder=str(config.folder / device.client / "recorded") if config.recorded else None,
         )
 
@@ -206,8 +216,9 @@ class Fleet:
             raise FleetError(f"no device reported for {NO_REPORT_S / 60:g} minutes; {last}")
         if session.planned or self._done:
             return
+        remedy = REMEDIES.get(session.outcome.reason or "", "").format(self._config.coordinator)
         if all(device.refused for device in self._devices.values()):
-            raise FleetError(f"every device is refused for good, all {len(self._devices)}; {last}")
+            raise FleetError(f"every device is refused for good, all {len(self._devices)}; {last}{remedy}")
         if session.outcome.outcome != "failed":
             self._failures, self._last_success = 0, now
             return
@@ -216,8 +227,6 @@ class Fleet:
         if self._last_success is not None:
             stuck = stuck and now - self._last_success > NO_SUCCESS_S
         if stuck:
-            remedy = f"; start the coordinator at {self._config.coordinator}, or name its port for devices"
-            remedy = remedy if session.outcome.reason == "unreachable" else ""
             raise FleetError(f"{self._failures} sessions in a row failed; {last}{remedy}")
 
 

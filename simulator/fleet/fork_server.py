@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 import device_runtime.protocol.secure  # noqa: F401  # a device loads it when a round asks for it; let every child inherit it
 from device_runtime.backends import BACKENDS
-from device_runtime.config import DeviceConfig
+from device_runtime.config import DeviceConfig, secret_in
 from device_runtime.errors import DeviceError
 from device_runtime.outcome import Outcome
 from device_runtime.permission.policy import Policy, policy_in
@@ -44,8 +44,9 @@ from simulator.fleet.recorder import Recorder
 class Start(msgspec.Struct, frozen=True):
     """A command to start one session of one device.
 
-    began: the start of its fleet on the machine's monotonic clock. policy: None means the default one. recorder: the
-    folder for records of what it quantises, sends and reveals in a secure round, if any.
+    began: the start of its fleet on the machine's monotonic clock. policy: None means the default one.
+    enrolment_secret: the file of the secret, if any. recorder: the folder for records of what it quantises, sends and
+    reveals in a secure round, if any.
     """
 
     client: str
@@ -59,6 +60,7 @@ class Start(msgspec.Struct, frozen=True):
     device: EmulatedDevice
     failure: PlannedFailure
     policy: Policy | None = None
+    enrolment_secret: str | None = None
     recorder: str | None = None
 
 
@@ -212,6 +214,7 @@ def _config(start: Start) -> DeviceConfig:
         connect=faults.connect(start.device, start.failure, recorder),
         # A fleet's operator made its plans, and its devices have nothing to lose.
         policy=replace(start.policy or policy_in(Path(start.state)), unsigned_programs=True),
+        enrolment_secret=secret_in(start.enrolment_secret),
         trainer=lambda name: InProcess(faults.load_backend(name, start.device, start.failure), Limits.bound),
     )
 

@@ -21,7 +21,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# ([\w.]+\.\w+)\n")
 SERVES = re.compile(r"^muster \w+ serve\b", re.MULTILINE)
 INSTALLS = re.compile(r"^(python3 -m venv|\. \S+/activate|pip install) .*\n|^\. \S+/activate\n", re.MULTILINE)
-CREATES = re.compile(r"^(?:\w+=\S+ )*muster task create\b.*\n", re.MULTILINE)
+CREATES = re.compile(r"^(?:\w+=\S+ )*muster task create\b(?:.*\\\n)*.*\n", re.MULTILINE)
 CREATED = re.compile(r"^task +(\S+)$", re.MULTILINE)
 
 

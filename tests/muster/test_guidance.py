@@ -17,6 +17,8 @@ import pytest
 
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.algorithms import create
+from fedcore.signing import key_text
+from fedcore.succession import SucceedingKey
 from muster.app import app
 from muster.commands.stores import given_again
 from muster.local.demo_tasks import SETTINGS
@@ -77,6 +79,33 @@ def test_each_command_offers_the_next_and_it_works_as_it_stands(tmp_path, monkey
         again, token = next_steps(said)
         assert [word if word != "plan" else "my plan" for word in again] == create
         assert in_process(*token).exit_code == 0
+
+
+def test_each_step_of_a_secure_trial_works_as_it_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    in_process("export", "logreg", "--out", "plan")
+    with serving(tmp_path, "--trial") as said:
+        assert "protect nobody's reports" in said
+        create = next_steps(said)[0]
+        assert create[-5:] == ["--secagg", "--clip-norm", "1", "--release-key", "muster-trial/release.pem"]
+        created = in_process(*create)
+        assert created.exit_code == 0, created.output
+        fleet = next_steps(created.stderr)[0]
+        shown = in_process("key", "show", "muster-trial/release.pem").stdout.strip()
+        assert fleet[fleet.index("--signer") + 1] == shown
+    keys = [path.read_bytes() for path in sorted((tmp_path / "muster-trial").glob("*.[kp]e[ym]"))]
+    (tmp_path / "url").unlink()
+    with serving(tmp_path, "--trial"):
+        assert [path.read_bytes() for path in sorted((tmp_path / "muster-trial").glob("*.[kp]e[ym]"))] == keys
+    assert len(keys) == 2
+
+
+def test_a_trial_of_a_coordinator_with_an_authority_is_refused(tmp_path):
+    key = SucceedingKey.new("authority")
+    options = ["--authority", key_text(key.public), "--authority-url", "http://127.0.0.1:1", "--trial"]
+    ended = in_process("coordinator", "serve", *options, "--db", f"sqlite:///{tmp_path / 'm.db'}")
+    assert ended.exit_code == 2
+    assert "this coordinator has an authority; leave one of the two out" in ended.output
 
 
 def test_next_steps_name_the_store_that_was_given_and_programs_hear_none(tmp_path):

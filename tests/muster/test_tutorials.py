@@ -19,6 +19,7 @@ MADE = {
     "researcher": ["curves.svg", "sweep/heat-map.svg", "sweep/table.csv", "loss.png"],
     "model-owner": ["runs/reader/learning-curve.svg", "runs/reader/model.safetensors", "plan/manifest.json"],
     "operator": ["model.safetensors", "muster.db"],
+    "secure-task": ["muster-trial/release.pem", "muster.db"],
     "app-developer": ["rounds.svg", "app/examples/examples.db"],
 }
 

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
+from coordinator.store.tasks import TaskSettings
 from device_runtime.conditions import Conditions, Requirements
 from device_runtime.errors import ConfigError
 from device_runtime.state.identity import device_key
@@ -27,7 +28,7 @@ from simulator.fleet.faults import EmulatedConditions, PlannedFailure
 from simulator.fleet.fleet import Fleet, FleetConfig, state_folder
 from simulator.fleet.fork_server import Ended
 from simulator.fleet.fork_servers import HERE, fork_servers
-from simulator.fleet.profile import Kind, equal_kinds
+from simulator.fleet.profile import Kind, counted_kinds, equal_kinds
 from simulator.fleet.summary import FleetSummary, Session
 
 
@@ -153,6 +154,26 @@ def test_a_fleet_without_a_coordinator_says_so(tmp_path):
         fleet(tmp_path, "http://127.0.0.1:9", users, concurrency=25).run()
     with pytest.raises(ConfigError, match=r"'127\.0\.0\.1:9' must start with https:// or http://"):
         fleet(tmp_path, "127.0.0.1:9", users)
+
+
+def test_devices_enrol_with_the_secret_of_a_file_or_hear_what_is_missing(tmp_path, coordinators, bundle, servers):
+    users, _ = datasets.users("digits", None, 2)
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef\n")
+    settings = TaskSettings(population="p", goal=2, rounds=1, over_selection=1.0)
+    with coordinators.local(tmp_path, accept_unattested=False, enrolment_secret_file=str(secret)) as local:
+        local.store.register_task(bundle, settings)
+        summary = fleet(tmp_path / "with", local.url, users, enrolment_secret=secret).run(servers=servers)
+        assert summary.endings["reported"] == 2
+        local.store.register_task(bundle, settings)
+        with pytest.raises(FleetError, match=r"not-attested.*; give the devices its enrolment secret, or .*--trial"):
+            fleet(tmp_path / "without", local.url, users).run()
+
+
+def test_devices_that_cannot_prove_a_secret_are_refused_one(tmp_path):
+    users, _ = datasets.users("digits", None, 1)
+    with pytest.raises(FleetError, match="only devices in Python know an enrolment secret"):
+        fleet(tmp_path, "http://127.0.0.1:9", users, enrolment_secret=tmp_path, kinds=counted_kinds("node:1"))
 
 
 def test_an_unknown_population_is_named(task, tmp_path):
