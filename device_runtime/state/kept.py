@@ -1,4 +1,4 @@
-"""What a device keeps from one of its rounds of a task to the next: named float32 vectors, sealed.
+"""Vectors that a device keeps from one of its rounds of a task to the next: named, float32, sealed.
 
 Those that a round made are pending until the device knows whether that round was committed with its report in it. Each
 call is one statement of the database, so a device that is killed has all of its effect or none.

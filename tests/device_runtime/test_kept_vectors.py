@@ -1,4 +1,4 @@
-"""What a device keeps between rounds: a real process and a real coordinator, killed at every durable step."""
+"""Vectors that devices keep between rounds: a real process and a real coordinator, killed at every durable step."""
 
 import json
 import signal
