@@ -24,8 +24,9 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import ALGORITHMS, create, module_of
-from fedcore.algorithms.algorithm import Algorithm, keeps_client_state, trips_of
+from fedcore.algorithms.algorithm import Algorithm, trips_of
 from fedcore.algorithms.evaluation import EVALUATION
+from fedcore.algorithms.rehearsal import moves_by_participation
 from fedcore.report import ReportLayout
 from fedcore.signing import SigningKey
 from muster.local.fleet import local_fleet
@@ -111,9 +112,7 @@ def run(options: KeystoneOptions, say: Say) -> Keystone:
 
 def _trained() -> Iterator[str]:
     """The algorithms by which devices train."""
-    return (
-        name for name, one in ALGORITHMS.items() if one.family != EVALUATION and not keeps_client_state(create(name))
-    )
+    return (name for name, one in ALGORITHMS.items() if one.family != EVALUATION)
 
 
 def _algorithm(name: str) -> Algorithm:
@@ -142,7 +141,7 @@ class _Runs:
         model = Model(load(model_name, self.users.shape, self.users.classes), self.options.seed)
         population = f"{model_name}-{algorithm.name}"
         bundle = export_bundle(model, algorithm, self.folder / f"plan-{population}", model_name)
-        settings = self._settings(population, self.options.rounds * len(trips_of(algorithm)))
+        settings = self._settings(population, algorithm)
         task = self.local.create_task(bundle, settings, self.key).id
         fleet = local_fleet(self.local, settings, self.users, self.key, self.folder / "devices")
         clients = fleet.run(servers=self.servers).clients
@@ -154,7 +153,8 @@ class _Runs:
             computing = Computing(graphs=graphs)
             return Engine(model, algorithm, self.users, seed=self.options.seed, computing=computing)
 
-        engines = engine(algorithm), engine(algorithm, graphs_of(bundle.plan, bundle.read))
+        graphs = [] if bundle.plan.kept else [graphs_of(bundle.plan, bundle.read)]  # which keep nothing
+        engines = [engine(algorithm, one) for one in (None, *graphs)]
         difference, own = max(worst_difference(fresh, self.users, cohorts, models) for fresh in engines), None
         if difference >= TOLERANCE:
             errors = [self._error(settings.secagg, trip.report) for trip in bundle.plan.trips]
@@ -170,12 +170,13 @@ class _Runs:
             seconds=time.monotonic() - started,
         )
 
-    def _settings(self, population: str, rounds: int) -> TaskSettings:
+    def _settings(self, population: str, algorithm: Algorithm) -> TaskSettings:
         secagg = Secagg(clip_norm=self.options.clip_norm, max_examples=int(self.users.sizes.max()), phase_s=PHASE_S)
         return TaskSettings(
             population=population,
             goal=self.options.devices,
-            rounds=rounds,
+            rounds=self.options.rounds * len(trips_of(algorithm)),
+            clients=len(self.users) if moves_by_participation(algorithm) else None,
             over_selection=1.0,
             seed=self.options.seed,
             reporting_deadline_s=TRAINING_S + PHASES_AFTER_TRAINING * PHASE_S,

@@ -23,6 +23,7 @@ def capabilities(trainer: Trainer) -> StatedCapabilities:
         engine=trainer.runtime,
         formats=(trainer.format,),
         secagg=SECAGG,
+        keeps_vectors=True,
         memory_mb=_memory_mb(),
     )
 

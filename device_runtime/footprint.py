@@ -55,7 +55,7 @@ def measure(plan: Plan, graphs: Mapping[str, bytes], form: str) -> Footprint:
         name: _Timed(name, engine.load(graph, name), best_s) for name, graph in job.graphs.items()
     }
     with contextlib.suppress(NonFiniteReport):  # a random model may diverge; its steps cost the same
-        execute(job.plan, loaded, job.broadcast, job.examples, job.key, frozen=job.frozen)
+        execute(job.plan, loaded, job.broadcast, job.examples, job.key, frozen=job.frozen, kept=job.kept)
     dearest = max(best_s[loop_graph(graphs, pass_plan.name)] for pass_plan in plan.passes)
     return Footprint(
         step_cpu_ms=1e3 * dearest,
@@ -81,6 +81,7 @@ def random_job(plan: Plan, graphs: Mapping[str, bytes]) -> Job:
         examples={item.name: random_field(item, count, random) for item in plan.examples.fields},
         broadcast={spec.name: _vector(spec.size, random) for spec in plan.broadcast},
         frozen={spec.name: _vector(spec.size, random) for spec in plan.frozen.vectors} if plan.frozen else {},
+        kept={spec.name: _vector(spec.size, random) for spec in plan.kept} or None,
         key=StreamKey(0, 0, 0),
     )
 

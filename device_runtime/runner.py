@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,13 @@ from fedcore.plan import (
     BROADCAST,
     CARRY,
     EXAMPLE,
+    FIRST_KEPT,
     FROZEN,
+    KEPT,
     MASK,
     METRICS,
     NEXT,
+    NEXT_KEPT,
     NOISE,
     REPORT,
     PassPlan,
@@ -38,7 +41,7 @@ from fedcore.plan import (
     prefixed,
     steps_graph,
 )
-from fedcore.report import metrics_segment
+from fedcore.report import all_finite, metrics_segment
 
 ALIGNMENT = 64
 # The steps of one call, if a graph takes many: enough to make the cost of the call small, and few enough to ask often
@@ -51,13 +54,14 @@ MOST_CALL_BYTES = 2**19
 class TrainingResult:
     """The unweighted `values` float32 (V,) of a report, its `weight`, and the number of local `examples`.
 
-    steps: over all passes.
+    steps: over all passes. kept: what the device keeps from then on, by name; empty for most plans.
     """
 
     values: Float32
     weight: float
     examples: int
     steps: int
+    kept: Mapping[str, Float32] = field(default_factory=dict)
 
 
 def execute(  # noqa: PLR0913  # one for each kind of input
@@ -68,6 +72,7 @@ def execute(  # noqa: PLR0913  # one for each kind of input
     key: StreamKey,
     *,
     frozen: Mapping[str, Float32] | None = None,
+    kept: Mapping[str, Float32] | None = None,
     keep_going: Callable[[], bool] = lambda: True,
 ) -> TrainingResult:
     """Run every pass of `plan` and make the report.
@@ -75,12 +80,17 @@ def execute(  # noqa: PLR0913  # one for each kind of input
     graphs: one executable for every graph name of the plan. Each is removed after its use, so that its memory is free
     before the next pass and the report need theirs.
     broadcast: the vectors of `plan.broadcast`; examples: `(n, *shape)` for every field of the plan, n at least 1.
-    frozen: the vectors of `plan.frozen`, if it has any. keep_going: called before every call of a graph of steps.
+    frozen: the vectors of `plan.frozen`, if it has any. kept: those of `plan.kept`; None before the first round, where
+    a graph makes them. keep_going: called before every call of a graph of steps.
     Raises PlanRefused when the plan contradicts itself or its graphs, RuntimeFailed when a graph fails, DeadlinePassed
     when `keep_going` returns false, NonFiniteReport, which says where it began, when the report is not finite.
     """
     _check(plan)
     inputs: dict[str, NDArray[Any]] = prefixed(BROADCAST, broadcast) | prefixed(FROZEN, frozen or {})
+    first = graphs.pop(FIRST_KEPT, None)
+    if kept is None and first is not None:
+        kept = _kept_by(first, plan, inputs)
+    inputs |= prefixed(KEPT, kept or {})
     local = Local(prefixed(EXAMPLE, examples), key, keep_going)
     parts: dict[str, Float32] = {}
     steps, finite = 0, 0
@@ -92,6 +102,7 @@ def execute(  # noqa: PLR0913  # one for each kind of input
         steps += swept.steps
     means = {spec.name: aligned((spec.size,)) for spec in plan.report.means}
     graphs.pop(REPORT).run(inputs, means)
+    kept = _kept_by(graphs.pop(NEXT_KEPT), plan, inputs) if plan.kept else {}
     weight = plan.report.weight(local.count)
     try:
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported as a non-finite segment
@@ -100,7 +111,16 @@ def execute(  # noqa: PLR0913  # one for each kind of input
             values = plan.report.concatenate(parts | coded, weight, clip)
     except ReportError as error:
         raise NonFiniteReport(f"{error}: {_cause(steps, finite)}") from error
-    return TrainingResult(values, weight, local.count, steps)
+    if not all(map(all_finite, kept.values())):
+        raise NonFiniteReport(f"the vectors to keep are not finite: {_cause(steps, finite)}")
+    return TrainingResult(values, weight, local.count, steps, kept)
+
+
+def _kept_by(graph: Executable, plan: Plan, inputs: Arrays) -> Mapping[str, Float32]:
+    """The vectors of `plan.kept`, from one of the graphs that make them."""
+    kept = {spec.name: aligned((spec.size,)) for spec in plan.kept}
+    graph.run(inputs, prefixed(NEXT, kept))
+    return kept
 
 
 @dataclass(frozen=True, slots=True)

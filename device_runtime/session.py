@@ -51,6 +51,7 @@ from device_runtime.state.cache import BLOBS, BlobCache, PartialDownload, trim
 from device_runtime.state.database import StateDatabase, open_database
 from device_runtime.state.folder import only_session
 from device_runtime.state.journal import Journal
+from device_runtime.state.kept import KeptVectors, kept_bytes
 from device_runtime.state.models import kept_blobs
 from device_runtime.state.spending import Spending, Spent
 from device_runtime.trainer import Trainer
@@ -106,6 +107,7 @@ class _Session:
         self._min_examples: dict[str, int] = {}
         sealer = sealer_of(config)
         self._assignments = AssignmentStore(database, config.state, sealer, config.coordinator, config.population)
+        self._kept = KeptVectors(database, sealer, clock, config.coordinator, config.population)
         self._policy = config.policy or policy_in(config.state)
         self._enrolments = transport.identity = enrolments(config, self._policy, database, sealer, clock)
         journal = Journal(database, clock)
@@ -192,13 +194,16 @@ class _Session:
             examples=stated_examples(self._guard.visible(examples.counts())),
             conditions=now.stated(),
         )
+        unsettled = self._kept.settle_all(transport.outcome)
         with self._phase("wait"):
             answer = transport.check_in(config.population, hello)
         self._record.note(device=self._enrolments.device)
         if isinstance(answer, Rejected):
             return self._rejected(answer, trainer)
-        tasks = acceptable_tasks(answer.offers, examples, now, self._guard.shows)[:MOST_TASKS]
+        willing = acceptable_tasks(answer.offers, examples, now, self._guard.shows)
+        tasks = tuple(task for task in willing if task not in unsettled)[:MOST_TASKS]
         if not tasks:
+            self._record.note(detail="; ".join(unsettled[task] for task in willing))
             # The coordinator is not told: the finding may be private, and silence looks like a lost connection.
             return self._record.note(outcome="rejected", reason="unwilling", retry=answer.retry, retryable="transient")
         self._after_work = answer.retry
@@ -262,18 +267,24 @@ class _Session:
         plan = worker.plan(assignment)
         record.write(plan=plain(plan.name))
         to_move = self._transport.bytes_moved + worker.to_move(assignment, plan)
-        self._guard.check_plan(assignment, plan, trainer.format, examples.count, to_move=to_move)
+        kept = self._kept.of(assignment, plan) if plan.kept else None
+        others_bytes = kept_bytes(self._database, assignment.task) if plan.kept else 0
+        self._guard.check_plan(
+            assignment, plan, trainer.format, examples.count, to_move=to_move, kept_bytes=others_bytes
+        )
         if assignment.secagg is not None:
             self._secure(due).check(assignment, plan.report)
         try:
             with self._phase("train"):
-                result = worker.train(assignment, plan, self._guard.limits())
+                result = worker.train(assignment, plan, self._guard.limits(), kept)
         finally:
             record.know(compute_s=self._guard.seconds)
         record.note(examples=result.examples, steps=result.steps)
         with self._database.transaction():
             made_of = {"collection": plan.examples.collection, "examples": result.examples, "steps": result.steps}
             stored = self._assignments.trained(replace(stored, **made_of), encode_report(assignment, plan, result))
+            if plan.kept:
+                self._kept.put(assignment, result.kept)
             record.write()
         return stored
 

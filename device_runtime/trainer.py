@@ -45,7 +45,8 @@ def bound(kind: int, most: int) -> None:
 class Job:
     """The training of one assignment: a plan, its graphs in the trainer's format (bytes by name), and their inputs.
 
-    broadcast: the vectors of `plan.broadcast`; frozen: the vectors of `plan.frozen`; examples: `(n, *shape)` for every
+    broadcast: the vectors of `plan.broadcast`; frozen: the vectors of `plan.frozen`; kept: those of `plan.kept`, None
+    before the device's first round; examples: `(n, *shape)` for every
     field of the plan, n at least 1.
     """
 
@@ -55,6 +56,7 @@ class Job:
     examples: Arrays
     key: StreamKey
     frozen: dict[str, Float32] = field(default_factory=dict)
+    kept: dict[str, Float32] | None = None
 
     @property
     def count(self) -> int:
@@ -117,7 +119,7 @@ class InProcess:
         try:
             graphs = {name: self.backend.load(graph, name) for name, graph in job.graphs.items()}
             received = job.broadcast, job.examples, job.key
-            return execute(job.plan, graphs, *received, frozen=job.frozen, keep_going=keep_going)
+            return execute(job.plan, graphs, *received, frozen=job.frozen, kept=job.kept, keep_going=keep_going)
         except DeviceError:
             raise
         except Exception as error:  # any error of an engine becomes the outcome of the session

@@ -41,8 +41,13 @@ class Worker:
         """The plan of an assignment's round. Raises PlanRefused, StateError or TransportError."""
         return plan_of(assignment, self.cache)
 
-    def train(self, assignment: Assignment, plan: Plan, limits: Limits) -> TrainingResult:
-        """Run the plan on this device's examples. Raises AssignmentError, StateError or TransportError."""
+    def train(
+        self, assignment: Assignment, plan: Plan, limits: Limits, kept: dict[str, Float32] | None = None
+    ) -> TrainingResult:
+        """Run the plan on this device's examples. kept: as of a Job.
+
+        Raises AssignmentError, StateError or TransportError.
+        """
         refs = plan.graphs.get(self.trainer.format)
         if refs is None:
             raise PlanRefused(
@@ -56,6 +61,7 @@ class Worker:
                 examples=self.examples.load(plan.examples, self.min_examples),
                 graphs={name: self.cache.get(ref) for name, ref in refs.items()},
                 frozen=self._frozen(plan),
+                kept=kept,
                 broadcast=checkpoint.decode(
                     self.cache.newest(assignment.checkpoint, assignment.plan.sha256), plan.broadcast
                 ),

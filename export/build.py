@@ -13,7 +13,16 @@ import torch
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from export.capture import Captured, Received, Table, capture_begin, capture_report, capture_step
+from export.capture import (
+    Captured,
+    Received,
+    Table,
+    capture_begin,
+    capture_first,
+    capture_next,
+    capture_report,
+    capture_step,
+)
 from export.decompositions import TABLE
 from export.errors import ExportError
 from export.formats import Format, formats
@@ -23,7 +32,7 @@ from export.predict import build_predict
 from export.purity import EXAMPLES, check_pure
 from export.trial_examples import draw_examples
 from fedcore.algorithms import name_of, settings_of
-from fedcore.algorithms.algorithm import Algorithm, State, Trip, check_cross_device, ranges_of, trips_of
+from fedcore.algorithms.algorithm import Algorithm, State, Trip, keeps_client_state, ranges_of, trips_of
 from fedcore.algorithms.check import check
 from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.evaluation import for_model
@@ -33,6 +42,8 @@ from fedcore.codecs.compression import Compression
 from fedcore.hold_out import HoldOut
 from fedcore.params import Float32, VectorSpec
 from fedcore.plan import (
+    FIRST_KEPT,
+    NEXT_KEPT,
     NOISE,
     REPORT,
     BlobRef,
@@ -75,8 +86,8 @@ def export_bundle(  # noqa: PLR0913  # what is exported, how, and where it goes
 
     source: how `muster` finds the model again, a built-in name or `package.module:function`. compression: of reports.
     hold_out: of each device's examples.
-    Raises ExportError (see export/errors.py), CompressionError, InvalidAlgorithm, NotCrossDevice when devices cannot
-    run the algorithm, and InvalidSetting when an evaluation's ranges are not those of the model's metrics.
+    Raises ExportError (see export/errors.py), CompressionError, InvalidAlgorithm, and InvalidSetting when an
+    evaluation's ranges are not those of the model's metrics.
     """
     check(algorithm)
     algorithm = for_model(algorithm, model.metrics[1:])
@@ -113,10 +124,8 @@ def build_plan(
 ) -> tuple[Plan, Graphs]:
     """The plan and its graphs; with no targets, the plan without any graph.
 
-    Raises UnknownFormat, InvalidModel, UnsupportedOperator or DynamicControlFlow; NotCrossDevice when devices cannot
-    run the algorithm.
+    Raises UnknownFormat, InvalidModel, UnsupportedOperator or DynamicControlFlow.
     """
-    check_cross_device(algorithm)
     algorithm = for_model(algorithm, model.metrics[1:])
     _try_out(model)
     state = algorithm.init(torch.from_numpy(model.initial))
@@ -151,10 +160,13 @@ def _try_out(model: Model) -> None:
 def _build_trip(model: Model, algorithm: Algorithm, trip: Trip, state: State, writer: _Writer) -> TripPlan:
     writer.begin_trip()
     broadcast = tuple(VectorSpec(name, vector.numel()) for name, vector in trip.broadcast(state).items())
-    passes, metrics, bounded = [], [], isinstance(algorithm, Clipped)
+    passes, metrics, bounded, kept = [], [], isinstance(algorithm, Clipped), tuple[VectorSpec, ...]()
+    if keeps_client_state(algorithm):
+        first = functools.partial(capture_first, algorithm, Received(broadcast, {}))
+        kept = writer.write(FIRST_KEPT, first).specs
     carries: dict[str, Sequence[VectorSpec]] = {}
     for item in trip.passes:
-        received = Received(broadcast, dict(carries))
+        received = Received(broadcast, dict(carries), kept)
         begin = writer.write(begin_graph(item.name), functools.partial(capture_begin, item, received))
         step = functools.partial(capture_step, model, item, received, begin.specs)
         ports = writer.write_step(item.name, step, item.loop.batch_size).inputs
@@ -163,7 +175,10 @@ def _build_trip(model: Model, algorithm: Algorithm, trip: Trip, state: State, wr
         if not bounded:  # sums of losses would reveal what a report that is clipped for privacy hides
             metrics.append(Segment(metrics_segment(item.name), len(model.metrics), "sum", model.metrics))
         carries[item.name] = begin.specs
-    report = writer.write(REPORT, functools.partial(capture_report, trip, Received(broadcast, carries)))
+    received = Received(broadcast, carries, kept)
+    report = writer.write(REPORT, functools.partial(capture_report, trip, received))
+    if keeps_client_state(algorithm):
+        writer.write(NEXT_KEPT, functools.partial(capture_next, algorithm, received))
     ranges = ranges_of(trip)
     segments = [Segment(spec.name, spec.size, "mean", range=ranges.get(spec.name, UNSET)) for spec in report.specs]
     return TripPlan(
@@ -171,6 +186,7 @@ def _build_trip(model: Model, algorithm: Algorithm, trip: Trip, state: State, wr
         passes=tuple(passes),
         report=ReportLayout((*segments, Segment(WEIGHT, 1, "sum"), *metrics), algorithm.weighting, bounded),
         graphs=writer.graphs,
+        kept=kept,
     )
 
 

@@ -36,7 +36,7 @@ from export.layers import Layers, layer_of
 from export.model import Model, oracle_of
 from export.quiet import quiet
 from export.rewrites import Traceable, unhinted
-from fedcore.algorithms.algorithm import Pass, Trip, Vector, with_carries
+from fedcore.algorithms.algorithm import Pass, StatefulAlgorithm, Trip, Vector, with_carries
 from fedcore.checkpoint import specs_of
 from fedcore.params import VectorSpec
 from fedcore.plan import (
@@ -44,10 +44,12 @@ from fedcore.plan import (
     CARRY,
     EXAMPLE,
     FROZEN,
+    KEPT,
     MASK,
     METRICS,
     NEXT,
     NOISE,
+    PARAMS,
     Field,
     final_carry,
     prefixed,
@@ -274,15 +276,16 @@ def vector_ports(prefix: str, specs: Sequence[VectorSpec]) -> list[Port]:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The inputs of a pass from before it: the broadcast, and the last carries of earlier passes by name."""
+    """The inputs of a pass from before it: vectors received and kept, and the last carries of earlier passes."""
 
     broadcast: Sequence[VectorSpec]
     carries: Mapping[str, Sequence[VectorSpec]]
+    kept: Sequence[VectorSpec] = ()
 
     @property
     def ports(self) -> list[Port]:
         """The graph inputs for them."""
-        ports = vector_ports(BROADCAST, self.broadcast)
+        ports = vector_ports(BROADCAST, self.broadcast) + vector_ports(KEPT, self.kept)
         for name, specs in self.carries.items():
             ports += vector_ports(final_carry(name), specs)
         return ports
@@ -293,7 +296,12 @@ class Received:
 
     def of(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All of them, as a pass reads them."""
-        return with_carries(unprefixed(BROADCAST, values), self.last(values))
+        return with_carries(self.before(values), self.last(values))
+
+    @staticmethod
+    def before(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The broadcast and what the device keeps, as `report` reads them."""
+        return unprefixed(BROADCAST, values) | unprefixed(KEPT, values)
 
 
 def capture_begin(algorithm_pass: Pass, received: Received) -> Captured:
@@ -338,9 +346,23 @@ def capture_report(trip: Trip, received: Received) -> Captured:
     """Graph `report`: broadcast and the last carry of every pass in, the averaged segments out."""
 
     def report(values: dict[str, Tensor]) -> dict[str, Vector]:
-        return trip.report(unprefixed(BROADCAST, values), received.last(values))
+        return trip.report(received.before(values), received.last(values))
 
     return capture(report, received.ports)
+
+
+def capture_first(algorithm: StatefulAlgorithm, received: Received) -> Captured:
+    """Graph `kept.first`: the first model that a device receives in, what it keeps before its first round out."""
+    return capture(
+        lambda values: prefixed(NEXT, algorithm.init_client(received.before(values)[PARAMS])), received.ports
+    )
+
+
+def capture_next(algorithm: StatefulAlgorithm, received: Received) -> Captured:
+    """Graph `kept.next`: the inputs of the report in, what the device keeps from then on out."""
+    return capture(
+        lambda values: prefixed(NEXT, algorithm.keep(received.before(values), received.last(values))), received.ports
+    )
 
 
 def _fake(mode: FakeTensorMode, port: Port, batch: int | None) -> Tensor:

@@ -21,18 +21,22 @@ from export.errors import DynamicControlFlow, ExportError, InvalidModel, reason
 from export.fixed_batch import fixed_batch
 from export.model import Model, copied, oracle_of
 from export.trial_examples import draw_examples
-from fedcore.algorithms.algorithm import Algorithm, Trip, trips_of, with_carries
+from fedcore.algorithms.algorithm import Algorithm, Trip, keeps_client_state, trips_of, with_carries
 from fedcore.algorithms.evaluation import for_model
 from fedcore.params import Float32
 from fedcore.plan import (
     BROADCAST,
     CARRY,
     EXAMPLE,
+    FIRST_KEPT,
     FROZEN,
+    KEPT,
     MASK,
     METRICS,
     NEXT,
+    NEXT_KEPT,
     NOISE,
+    PARAMS,
     REPORT,
     PassPlan,
     Plan,
@@ -78,10 +82,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """The outcome of a trial: by pass, the carry after every step with its metric sums; and the report."""
+    """The outcome of a trial: by pass, the carry after every step with its metric sums; and by graph, what else there
+    is at the end: the report, and what the device keeps.
+    """
 
     trails: dict[str, list[Arrays]]
-    report: Arrays
+    ends: dict[str, Arrays]
 
     def last(self, name: str) -> Arrays:
         """The last carry of a pass, with the metrics of all its steps."""
@@ -96,11 +102,14 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The same work of a trip for every runtime: broadcast vectors, and the batches of every pass."""
+    """The same work of a trip for every runtime: broadcast vectors, those that the device keeps, and the batches of
+    every pass.
+    """
 
     model: Model
     trip: Trip
     broadcast: Arrays
+    kept: Arrays
     batches: dict[str, list[Batch]]
 
     @classmethod
@@ -123,8 +132,10 @@ class Trial:
         random, algorithm = np.random.default_rng(seed), for_model(algorithm, model.metrics[1:])
         state, trip = algorithm.init(torch.from_numpy(model.initial)), trips_of(algorithm)[trip_index]
         broadcast = {name: vector.numpy().copy() for name, vector in trip.broadcast(state).items()}
-        for name, vector in broadcast.items():
-            if name != "params":
+        first = trip.init_client(torch.from_numpy(model.initial)) if keeps_client_state(trip) else {}
+        kept = {name: vector.numpy().copy() for name, vector in first.items()}
+        for name, vector in (broadcast | kept).items():
+            if name != PARAMS:
                 np.add(vector, np.abs(random.normal(0, 0.01, vector.shape)), out=vector, casting="same_kind")
         batches = {}
         for item in trip.passes:
@@ -132,7 +143,7 @@ class Trial:
             fixed = min(item.loop.steps or 0, ROOM // model.initial.nbytes)
             real_counts = [real or size] * (max(steps, fixed) - 1) + [real or (size + 1) // 2]
             batches[item.name] = [_batch(model, size, count, random) for count in real_counts]
-        return cls(model, trip, broadcast, batches)
+        return cls(model, trip, broadcast, kept, batches)
 
     def steps(self, graph: str) -> int:
         """The steps after which a graph is compared; for the report, those of all passes."""
@@ -165,7 +176,7 @@ class Trial:
             ) from error
 
     def _reference(self, model: Model, dtype: torch.dtype, guide: TrialOutcome | None) -> TrialOutcome:
-        broadcast = _tensors(self.broadcast, dtype)
+        broadcast = _tensors(self.broadcast | self.kept, dtype)
         trails: dict[str, list[Arrays]] = {}
         last: dict[str, dict[str, torch.Tensor]] = {}
         measured = model.evaluating() if any(item.forward for item in self.trip.passes) else model
@@ -181,18 +192,25 @@ class Trial:
                 carry = item.step(carry, received, oracle)
                 trails[item.name].append(_arrays(carry | {METRICS: oracle.sums}))
             last[item.name] = _tensors(_vectors_of((guide.trails if guide else trails)[item.name][-1]), dtype)
-        return TrialOutcome(trails, _arrays(self.trip.report(broadcast, last)))
+        ends = {REPORT: self.trip.report(broadcast, last)}
+        if keeps_client_state(self.trip):
+            ends |= {FIRST_KEPT: self.trip.init_client(broadcast[PARAMS]), NEXT_KEPT: self.trip.keep(broadcast, last)}
+        return TrialOutcome(trails, {graph: _arrays(vectors) for graph, vectors in ends.items()})
 
     def exported(self, plan: Plan, graphs: Mapping[str, Executable], guide: TrialOutcome | None = None) -> TrialOutcome:
         """The outcome of exported graphs; guide: as in `reference`."""
         received, trails = prefixed(BROADCAST, self.broadcast) | prefixed(FROZEN, self.model.frozen_vectors), {}
+        received |= prefixed(KEPT, self.kept)
         for pass_plan in plan.passes:
             trails[pass_plan.name] = self._exported_pass(pass_plan, graphs, received, guide)
             last = (guide.trails if guide else trails)[pass_plan.name][-1]
             received |= prefixed(final_carry(pass_plan.name), _vectors_of(last))
-        report = _empty({spec.name: spec.size for spec in plan.report.means})
-        graphs[REPORT].run(received, report)
-        return TrialOutcome(trails, report)
+        ends = {REPORT: _empty({spec.name: spec.size for spec in plan.report.means})}
+        graphs[REPORT].run(received, ends[REPORT])
+        for graph in (FIRST_KEPT, NEXT_KEPT) if plan.kept else ():
+            ends[graph] = _empty({spec.name: spec.size for spec in plan.kept})
+            graphs[graph].run(received, prefixed(NEXT, ends[graph]))
+        return TrialOutcome(trails, ends)
 
     def _exported_pass(
         self, pass_plan: PassPlan, graphs: Mapping[str, Executable], received: Arrays, guide: TrialOutcome | None
@@ -230,7 +248,7 @@ class Trial:
         by_tensor the worst tensor of the model in it.
         """
         distance = functools.partial(self._distance, by_tensor=by_tensor)
-        received = _tensors(self.broadcast, torch.float32)
+        received = _tensors(self.broadcast | self.kept, torch.float32)
         apart = {}
         for item in self.trip.passes:
             start = _arrays(item.begin(received))
@@ -242,7 +260,7 @@ class Trial:
                 ours, theirs = actual.trails[item.name], expected.trails[item.name]
                 starts = [start, *(guide.start_of(item.name, number) for number in range(1, len(theirs)))]
                 apart[step_graph(item.name)] = over(map(distance, ours, theirs, starts))
-        return apart | {REPORT: distance(actual.report, expected.report, {})}
+        return apart | {graph: distance(actual.ends[graph], vectors, {}) for graph, vectors in expected.ends.items()}
 
     def _distance(self, actual: Arrays, expected: Arrays, start: Arrays, *, by_tensor: bool) -> float:
         """The worst l2 difference of any part of any vector, over how far that part moved.

@@ -25,8 +25,7 @@ FedcoreError
     ├── UnknownAlgorithm    no algorithm has that name
     │   └── UntrustedAlgorithm  a user's own algorithm is in a module that must not be imported here
     ├── InvalidAlgorithm    a user's own algorithm breaks the contract
-    ├── InvalidSetting      the algorithm has no such setting, or the value is out of range
-    └── NotCrossDevice      the algorithm runs only in the simulator, and was asked to run on devices
+    └── InvalidSetting      the algorithm has no such setting, or the value is out of range
 """
 
 from __future__ import annotations
@@ -160,7 +159,3 @@ class InvalidAlgorithm(AlgorithmError):
 
 class InvalidSetting(AlgorithmError):
     """The algorithm has no such setting, or the value is out of range."""
-
-
-class NotCrossDevice(AlgorithmError):
-    """The algorithm runs only in the simulator, and was asked to run on devices."""

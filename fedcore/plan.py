@@ -10,10 +10,13 @@ The names of graphs, and of their inputs and outputs, are defined here (§2). Al
                                                                              → next.<name>, metrics float32 (M,)
     <pass>.steps   the same, with an axis of S steps first in examples, mask, noise and metrics
     report         broadcast.<name>, <pass>.carry.<name>                       → one output per mean segment, its name
+    kept.first     broadcast.<name>                                            → next.<name>
+    kept.next      broadcast.<name>, <pass>.carry.<name>                       → next.<name>
     predict        params (D,), frozen.<name>, example.<input> (B, …)          → output (B, …), or output.<name>s
 
-`metrics` are sums over the batch under its mask, in the order of the pass's `metrics`. `<pass>.carry` is the last carry
-of a pass. A pass has either `step` or `steps`.
+Where devices keep vectors between rounds, the two graphs `kept` are there, and all but `kept.first` may read
+`kept.<name>` too. `metrics` are sums over the batch under its mask, in the order of the pass's `metrics`.
+`<pass>.carry` is the last carry of a pass. A pass has either `step` or `steps`.
 """
 
 from __future__ import annotations
@@ -42,8 +45,9 @@ T = TypeVar("T")
 Dtype = Literal["float32", "int64", "int32", "uint8"]
 
 REPORT, PREDICT = "report", "predict"
+FIRST_KEPT, NEXT_KEPT = "kept.first", "kept.next"
 BROADCAST, CARRY, EXAMPLE, NEXT = "broadcast", "carry", "example", "next"
-MASK, NOISE, METRICS, FROZEN = "mask", "noise", "metrics", "frozen"
+MASK, NOISE, METRICS, FROZEN, KEPT = "mask", "noise", "metrics", "frozen", "kept"
 PARAMS, OUTPUT = "params", "output"
 
 
@@ -186,18 +190,21 @@ class PredictPlan(msgspec.Struct, frozen=True):
 class TripPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A device's work in one trip: what it receives, runs and reports.
 
-    `graphs` maps a format ("onnx", "executorch") to graph names to blobs.
+    `graphs` maps a format ("onnx", "executorch") to graph names to blobs. `kept`: the vectors that a device keeps from
+    one of its rounds to the next; only in a plan of one trip.
     """
 
     broadcast: tuple[VectorSpec, ...]
     passes: tuple[PassPlan, ...]
     report: ReportLayout
     graphs: dict[str, dict[str, BlobRef]]
+    kept: tuple[VectorSpec, ...] = ()
 
     def __post_init__(self) -> None:
         for fmt, graphs in self.graphs.items():
             loops = {loop_graph(graphs, pass_plan.name) for pass_plan in self.passes}
             wanted = {begin_graph(pass_plan.name) for pass_plan in self.passes} | loops | {REPORT}
+            wanted |= {FIRST_KEPT, NEXT_KEPT} if self.kept else set()
             if set(graphs) != wanted:
                 raise PlanError(f"format {fmt!r} has graphs {sorted(graphs)}, the passes need {sorted(wanted)}")
 
@@ -222,6 +229,12 @@ class Plan(TripPlan, frozen=True, kw_only=True):
         super().__post_init__()
         if self.predict is not None:
             _check_predict(self.predict, self)
+        names = [spec.name for spec in (*self.broadcast, *self.kept)]
+        if self.kept and (self.second is not None or len(set(names)) < len(names)):
+            raise PlanError(
+                f"plan {self.name!r} has {names} as vectors that devices receive and keep; it needs one trip, and each "
+                "vector a name of its own"
+            )
         if self.second is not None and set(self.second.graphs) != set(self.graphs):
             formats = f"{sorted(self.graphs)}, its second trip in {sorted(self.second.graphs)}"
             raise PlanError(f"plan {self.name!r} has graphs in {formats}; both need the same formats")

@@ -15,7 +15,6 @@ USAGE_ERRORS = {
     "CompressionError",
     "UnknownAlgorithm",
     "InvalidSetting",
-    "NotCrossDevice",
     "UnknownModel",
     "UnknownFormat",
     "DatasetError",

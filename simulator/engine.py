@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from export.model import Model
-from fedcore.algorithms.algorithm import Algorithm, ServerStep, figures_of, trips_of
+from fedcore.algorithms.algorithm import Algorithm, ServerStep, figures_of, keeps_client_state, trips_of
 from fedcore.algorithms.evaluation import for_model
 from fedcore.batching import StreamKey
 from fedcore.codecs.compression import Compression
@@ -93,6 +93,12 @@ class Engine:
     def client_states(self) -> dict[str, Float32]:
         """A copy of the clients' states, float32 (clients, …); empty for most algorithms."""
         return {name: vectors.cpu().numpy().copy() for name, vectors in self._clients.vectors.items()}
+
+    def begin(self, clients: Sequence[int]) -> None:
+        """Give clients what a device keeps before its first round, which it makes of the model of that round."""
+        if keeps_client_state(self._algorithm):
+            for name, vector in self._algorithm.init_client(self._state["params"]).items():
+                self._clients.vectors[name][list(clients)] = vector.to(self._clients.vectors[name].device)
 
     def run_round(
         self,

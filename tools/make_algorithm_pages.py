@@ -42,9 +42,9 @@ def index(everything: list[AlgorithmFacts]) -> str:
         what = facts.summary.partition(": ")[2].removesuffix(".") or facts.summary
         link = f"[`{facts.name}`](algorithms/{page_of(facts).name}#{facts.name})"
         sizes = [", ".join(map(str, facts.down)), ", ".join(map(str, facts.up)), str(total(facts.state))]
-        reach = "no" if facts.simulated_only else "yes"
-        rows.append([link, what, facts.family, *sizes, reach, facts.paper or "–"])
-    return table(["algorithm", "in short", "family", "down", "up", "server state", "on devices", "paper"], rows)
+        kept = str(total(facts.kept)) if facts.kept else "–"
+        rows.append([link, what, facts.family, *sizes, kept, facts.paper or "–"])
+    return table(["algorithm", "in short", "family", "down", "up", "server state", "device keeps", "paper"], rows)
 
 
 def chapter(facts: AlgorithmFacts) -> str:

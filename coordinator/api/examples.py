@@ -25,6 +25,7 @@ from fedcore.wire.messages import (
     ReleasedModel,
     RetryWindow,
     SecaggParties,
+    Settled,
     StatedCapabilities,
     Unattested,
     Willing,
@@ -64,6 +65,7 @@ EXAMPLES: dict[type[msgspec.Struct], msgspec.Struct] = {
             formats=("onnx",),
             secagg=("SA1",),
             memory_mb=4096,
+            keeps_vectors=True,
         ),
         examples={"default": 32},
         conditions=StatedConditions(charging=True, idle=True, battery=0.8, free_storage_mb=16384),
@@ -84,6 +86,7 @@ EXAMPLES: dict[type[msgspec.Struct], msgspec.Struct] = {
         minimum=20,
     ),
     Receipt: Receipt(assignment=_ASSIGNMENT, task=_TASK, round=3, sha256=_PLAN.sha256),
+    Settled: Settled(counted=True, over=False),
     Abort: Abort("plan-refused"),
     ReleasedModel: ReleasedModel(_SIGNED),
 }

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask, NonFiniteState
 from fedcore import checkpoint
-from fedcore.algorithms.algorithm import Algorithm, ServerStep, Trip, figures_of, trips_of
+from fedcore.algorithms.algorithm import Algorithm, ServerStep, Trip, figures_of, keeps_client_state, trips_of
 from fedcore.errors import ReportError
 from fedcore.params import FLOAT_BYTES, Float32, VectorSpec
 from fedcore.plan import Plan
@@ -127,6 +127,9 @@ def _check_trip(plan: Plan, weighting: Weighting, trip: Trip, state: Vectors) ->
         raise InvalidTask(f"the algorithm broadcasts {broadcast}, the plan expects {plan.broadcast}")
     if VectorSpec("params", plan.schema.size) not in broadcast:
         raise InvalidTask(f"the model has {plan.schema.size} parameters, the broadcast is {broadcast}")
+    kept = checkpoint.specs_of(trip.init_client(state["params"])) if keeps_client_state(trip) else ()
+    if set(kept) != set(plan.kept):
+        raise InvalidTask(f"the algorithm keeps {kept} on devices, the plan {plan.kept}")
     layout = plan.report.decoded
     try:
         after = aggregate(layout, trip, state, np.ones(layout.size), ServerStep(layers=plan.schema.layers))

@@ -59,6 +59,7 @@ OBSTACLES = {
     "version": "with too old a runtime",
     "memory": "with too little memory",
     "conditions": "whose conditions do not hold",
+    "keeps-nothing": "whose runtime keeps no vectors between rounds",
     "held-out": "held out of training",
     "not-held-out": "not held out, where the task runs on held-out devices",
     "format": "without a format of the plan",

@@ -21,6 +21,15 @@ def check_rollback(last: int, to: int, trips: int) -> None:
         )
 
 
+def check_clients(task: Task) -> None:
+    """Raise TaskEnded when the server's vectors are the mean of those on devices, which no rollback reaches."""
+    if task.settings.clients is not None:
+        raise TaskEnded(
+            f"devices keep vectors for task {task.id}, of which its server state is the mean, and a rollback does not "
+            "reach them: cancel it, and start another task from that model"
+        )
+
+
 def check_participations(task: Task) -> None:
     """Raise TaskEnded when the privacy of a task counts on rounds between participations: a rollback has no devices."""
     settings = task.settings

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask
 from fedcore.algorithms.algorithm import Algorithm, Report, ServerStep, trips_of
-from fedcore.algorithms.rehearsal import Bowl, contribute
+from fedcore.algorithms.rehearsal import Bowl, contribute, received
 
 _VALUES, _DEVICES, _ROUNDS = 256, 8, 3
 """Parameters of a bowl, half of which have no gradient, as the weights of dead units; bowls; rounds of every trip."""
@@ -71,7 +71,7 @@ def _trained(algorithm: Algorithm, centres_KD: Vector_D, rounded: Callable[[Repo
     state = algorithm.init(np.zeros(_VALUES))
     for _ in range(_ROUNDS):
         for trip in trips_of(algorithm):
-            broadcast = trip.broadcast(state)
+            broadcast = received(algorithm, trip.broadcast(state))
             reports = [contribute(trip, broadcast, Bowl(centre_D, centre_D)) for centre_D in centres_KD]
             mean = {name: np.mean([report[name] for report in reports], 0) for name in reports[0]}
             state = trip.update(state, rounded(mean), ServerStep(devices=len(reports)))

@@ -22,13 +22,14 @@ class Capabilities:
     """The statements of a device at check-in: formats that it runs, examples per collection, its machine's state.
 
     examples: rounded down to powers of two. version: of its runtime; memory_mb: of the machine, in MiB, None when it
-    did not say.
+    did not say. keeps_vectors: between rounds, where a plan asks for it.
     """
 
     formats: frozenset[str]
     examples: Mapping[str, int]
     version: str = ""
     memory_mb: int | None = None
+    keeps_vectors: bool = False
     conditions: StatedConditions = field(default_factory=StatedConditions)
 
     @classmethod
@@ -40,6 +41,7 @@ class Capabilities:
             examples=message.examples,
             version=able.version,
             memory_mb=able.memory_mb,
+            keeps_vectors=able.keeps_vectors,
             conditions=message.conditions or StatedConditions(),
         )
 
@@ -63,7 +65,7 @@ class DeviceHoldOut:
 class Needs:
     """The needs of a task: a device has one of `formats`, `min_examples` in `collection`, and meets `requires`.
 
-    hold_out: None where every device may take part.
+    hold_out: None where every device may take part. keeps_vectors: whether devices keep some between rounds.
     """
 
     formats: frozenset[str]
@@ -71,6 +73,7 @@ class Needs:
     min_examples: int
     requires: Requires = field(default_factory=Requires)
     hold_out: DeviceHoldOut | None = None
+    keeps_vectors: bool = False
 
     def unmet_by(self, device: str, able: Capabilities) -> str:
         """The obstacle for a device by its id and its statements, one of progress.OBSTACLES, or "".
@@ -81,6 +84,8 @@ class Needs:
         if able.examples.get(self.collection, 0) < rounded_down(self.min_examples):
             return "examples"
         unmet = self.requires.unmet_by(able.version, able.memory_mb, able.conditions)
+        if self.keeps_vectors and not able.keeps_vectors:
+            unmet = "keeps-nothing"
         if not unmet and self.hold_out is not None:
             unmet = self.hold_out.unmet_by(device)
         return unmet or ("format" if self.formats.isdisjoint(able.formats) else "")

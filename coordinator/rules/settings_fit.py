@@ -12,6 +12,7 @@ from coordinator.rules.private_sums import check_private
 from coordinator.rules.rounding_trial import check_rounding
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.algorithms.algorithm import Algorithm, check_two_trips
+from fedcore.algorithms.rehearsal import moves_by_participation
 from fedcore.masking import fixed_points
 from fedcore.plan import Plan
 from fedcore.report import ReportLayout
@@ -21,6 +22,7 @@ def check_settings(settings: TaskSettings, algorithm: Algorithm, plan: Plan) -> 
     """Raise InvalidTask, or fedcore's InvalidSetting, saying which setting does not fit and what to change."""
     if settings.same_cohort:
         check_two_trips(algorithm)
+    _check_clients(settings, algorithm)
     if settings.buffered is not None:
         _check_buffered(algorithm, plan)
     if settings.secagg is not None:
@@ -32,6 +34,16 @@ def check_settings(settings: TaskSettings, algorithm: Algorithm, plan: Plan) -> 
         check_private(settings, algorithm, plan)
     for trip in plan.trips:
         check_room(settings.clear, trip.report, settings.largest_goal)
+
+
+def _check_clients(settings: TaskSettings, algorithm: Algorithm) -> None:
+    asks = moves_by_participation(algorithm)
+    if asks and settings.clients is None:
+        raise InvalidTask(
+            f"algorithm {algorithm.name} moves by the share of all devices that a round counts: say with clients how "
+            "many devices take part in the task, as near as you know"
+        )
+    demand(asks or settings.clients is None, "clients", f"left out with {algorithm.name}", settings.clients)
 
 
 def check_descent(settings: TaskSettings, ancestors: Sequence[Task], *, evaluated: bool) -> None:
@@ -79,6 +91,11 @@ def _check_whole_values(plan: Plan) -> None:
 
 
 def _check_buffered(algorithm: Algorithm, plan: Plan) -> None:
+    if plan.kept:
+        raise InvalidTask(
+            f"algorithm {algorithm.name} keeps vectors on devices, which follow the model of the round that they were "
+            "made in; in mode buffered a report counts in a later one: create the task without buffered"
+        )
     if len(plan.trips) > 1:
         raise InvalidTask(
             f"algorithm {algorithm.name} has {len(plan.trips)} trips, which rounds take in turn; in mode buffered "

@@ -51,6 +51,11 @@ class TaskState(StrEnum):
     COMPLETED = "completed"
     CANCELLED = "cancelled"
 
+    @property
+    def ended(self) -> bool:
+        """Nothing can follow."""
+        return self in (TaskState.COMPLETED, TaskState.CANCELLED)
+
 
 Stage = TypeVar("Stage", AssignmentState, TaskState)
 _OVER = {TaskState.COMPLETED, TaskState.CANCELLED}

@@ -173,6 +173,9 @@ class TaskSettings:
     goal: Annotated[int, setting("Reports that end a round.", ge=1, le=MOST_COUNT)]
     rounds: Annotated[int, setting("Rounds to commit.", ge=1, le=MOST_COUNT)]
     minimum: Annotated[int, setting("Least reports; by default the goal.", ge=1, le=MOST_COUNT)] | None = None
+    clients: (
+        Annotated[int, setting("Devices that take part in all, for algorithms that ask.", ge=1, le=MOST_COUNT)] | None
+    ) = None
     over_selection: Annotated[float, setting("Devices drawn per report wanted.", ge=1, le=100)] = 1.3
     selection_timeout_s: Annotated[float, Seconds("How long a round waits for devices.")] = 60.0
     reporting_deadline_s: Annotated[float, Seconds("How long a round waits for reports.", le=LONGEST_REPORTING_S)] = (
@@ -238,6 +241,8 @@ class TaskSettings:
         demand(
             self.policy.minimum >= least, "goal" if self.minimum is None else "minimum", wording, self.policy.minimum
         )
+        if self.clients is not None:
+            self._check_clients(self.clients)
         wording = "false without hold_out_devices: no device is held out"
         demand(self.hold_out_devices > 0 or not self.on_held_out, "on_held_out", wording, self.on_held_out)
         if self.secagg is not None:
@@ -246,6 +251,12 @@ class TaskSettings:
             self._check_buffered()
         if self.privacy is not None:
             self._check_privacy(self.privacy)
+
+    def _check_clients(self, clients: int) -> None:
+        goal = self.largest_goal
+        demand(clients >= goal, "clients", f"at least the goal, {goal}: they are all devices that take part", clients)
+        wording = "mean with clients: else the server's vectors are not the mean of those that devices keep"
+        demand(self.clear.estimator == "mean", "estimator", wording, self.clear.estimator)
 
     def _check_secagg(self, secagg: Secagg) -> None:
         least = self.policy.minimum

@@ -10,7 +10,7 @@ from coordinator.rules.private_sums import with_least_noise
 from coordinator.rules.release import released_seed
 from coordinator.rules.task_settings import TaskSettings
 from fedcore import algorithms, checkpoint
-from fedcore.algorithms.algorithm import check_cross_device, trips_of
+from fedcore.algorithms.algorithm import trips_of
 from fedcore.bundle import Bundle
 from fedcore.errors import FedcoreError
 from fedcore.plan import BlobRef
@@ -22,12 +22,10 @@ def first_checkpoint(bundle: Bundle, algorithm_modules: Sequence[str] = ()) -> b
 
     algorithm_modules: those from which an algorithm that is not built in may be imported.
 
-    Raises InvalidTask when plan, algorithm and initial state do not fit each other, NotCrossDevice when devices cannot
-    run the algorithm, and fedcore's other errors.
+    Raises InvalidTask when plan, algorithm and initial state do not fit each other, and fedcore's errors.
     """
     plan, named = bundle.plan, bundle.manifest.algorithm
     algorithm = algorithms.create(named.name, named.settings, algorithm_modules)
-    check_cross_device(algorithm)
     check_sizes(plan, bundle.manifest.state.size)
     try:
         state = checkpoint.decode(bundle.read(bundle.manifest.state), state_specs(plan, algorithm))

@@ -36,7 +36,7 @@ from coordinator.rules.entities import (
 from coordinator.rules.private_sums import with_least_noise
 from coordinator.rules.progress import Progress
 from coordinator.rules.release import check_release, check_signed
-from coordinator.rules.rollback import check_participations, check_rollback
+from coordinator.rules.rollback import check_clients, check_participations, check_rollback
 from coordinator.rules.settings_fit import check_descent, check_settings
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Secagg, TaskSettings
@@ -207,6 +207,7 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
                     f"round {running[0]} of task {task_id} still runs; roll the task back when it has ended"
                 )
             check_participations(task)
+            check_clients(task)
             to, last = records.snapshot(task, number), records.snapshot(task)
             check_rollback(last.number, to.number, len(self.plan(task.plan_sha256).trips))
             refs = {records.blob(digest, public=False): public for digest, public in to.blobs}

@@ -120,20 +120,32 @@ class Guard:
         self._check_round(assignment)
         self._check_sizes(assignment.plan.size, assignment.checkpoint.size, moved)
 
-    def check_plan(
-        self, assignment: Assignment, plan: Plan, form: str, count: Callable[[str], int], *, to_move: int
+    def check_plan(  # what the plan is, and what it would be added to
+        self,
+        assignment: Assignment,
+        plan: Plan,
+        form: str,
+        count: Callable[[str], int],
+        *,
+        to_move: int,
+        kept_bytes: int = 0,
     ) -> None:
         """Check schema, limits and collection before reading examples and fetching graphs. This starts the timer.
 
         form: the format that this device runs. count: gives the number of examples in a collection; called only if the
-        collection is allowed. to_move: bytes of this session, including those still to come. Raises PlanRefused.
+        collection is allowed. to_move: bytes of this session, including those still to come. kept_bytes:
+        those that are kept for other tasks. Raises PlanRefused.
         """
         _check_schema(plan)
         limits = self._policy.plan
         _at_most("plan.parameters", _longest(plan), limits.parameters)
-        kept_bytes = sum(ref.size for ref in plan.kept_refs(form))
-        _at_most("plan.graph_bytes", kept_bytes, limits.graph_bytes)
-        memory_bytes = assignment.plan.size + assignment.checkpoint.size + kept_bytes + FLOAT_BYTES * plan.report.size
+        graph_bytes = sum(ref.size for ref in plan.kept_refs(form))
+        _at_most("plan.graph_bytes", graph_bytes, limits.graph_bytes)
+        between_bytes = 2 * FLOAT_BYTES * sum(vector.size for vector in plan.kept)
+        if plan.kept:
+            _at_most("state_bytes", kept_bytes + between_bytes, self._policy.state_bytes)
+        memory_bytes = assignment.plan.size + assignment.checkpoint.size + graph_bytes + between_bytes
+        memory_bytes += FLOAT_BYTES * plan.report.size
         _at_most("plan.memory_bytes", memory_bytes, limits.memory_bytes)
         self._check_bytes(to_move)
         self._check_collection(plan.examples.collection)
@@ -223,7 +235,7 @@ def _longest(plan: Plan) -> int:
     """The length of the longest vector that a device needs for the plan."""
     carries = (vector.size for pass_plan in plan.passes for vector in pass_plan.carry)
     segments = (segment.size for segment in plan.report.segments)
-    return max([plan.schema.size, *(vector.size for vector in plan.broadcast), *carries, *segments])
+    return max([plan.schema.size, *(vector.size for vector in (*plan.broadcast, *plan.kept)), *carries, *segments])
 
 
 def _bytes(item: Field) -> int:

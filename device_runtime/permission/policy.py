@@ -78,7 +78,8 @@ class Policy(_Part, frozen=True, kw_only=True):
     require_https: call no coordinator whose URL is not https.
     authority, authority_url: the enrolment authority's public key, as `muster authority new-key` prints it, and its
     URL; without them the device pins the authority that its coordinator names first. cache_bytes: the most bytes of
-    plans, graphs and checkpoints in the state folder between sessions.
+    plans, graphs and checkpoints in the state folder between sessions. state_bytes: the most bytes of vectors that all
+    tasks together may keep on the device between their rounds; each needs room for them twice.
     """
 
     populations: Names | None = None
@@ -93,6 +94,7 @@ class Policy(_Part, frozen=True, kw_only=True):
     authority: str | None = None
     authority_url: str | None = None
     cache_bytes: Amount = 200_000_000
+    state_bytes: Amount = 200_000_000
     per_day: PerDay = PerDay()
     plan: PlanLimits = PlanLimits()
 

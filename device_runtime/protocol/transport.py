@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -45,6 +45,7 @@ from fedcore.wire.messages import (
     Rejected,
     ReleasedModel,
     RequestCredential,
+    Settled,
     Willing,
     encode,
 )
@@ -52,6 +53,8 @@ from fedcore.wire.signatures import KEY_ID, Signer, digest_field
 
 # A body arrived damaged, or an upload began at another offset: the next attempt asks for the offset again.
 SENT_AGAIN = frozenset({"digest-mismatch", "mismatching-offset"})
+# Assignments that the coordinator removed long ago, lost with its database, or gave to another id of this device.
+FORGOTTEN = frozenset({"unknown-assignment", "foreign-assignment"})
 LEAVING_S = 2.0
 NO_SUCH_THING = 404
 _ASSIGNMENTS = "/v1/assignments/"
@@ -217,6 +220,15 @@ class Transport:
             return self._resumed(path, body, sha256)
         receipt: Receipt = self._message(Call("PUT", path, body, BYTES, sha256=sha256), Receipt)
         return receipt
+
+    def outcome(self, assignment: str) -> Settled:
+        """What became of the round of an assignment; that it does not count if the coordinator knows none such."""
+        try:
+            return cast("Settled", self._message(Call("GET", f"{_ASSIGNMENTS}{_segment(assignment)}/outcome"), Settled))
+        except Refused as error:
+            if error.slug in FORGOTTEN:
+                return Settled(counted=False, over=False)
+            raise
 
     def enrol(self, newcomer: Signer, message: Callable[[int], Enrol]) -> Enrolled:
         """Enrol at the coordinator; `message` makes the message for a time. Repeating it is safe."""

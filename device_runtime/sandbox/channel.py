@@ -38,9 +38,9 @@ class ArrayKind(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """An order to train. Graphs, broadcast vectors, frozen vectors and examples follow, in this order.
+    """An order to train. Graphs, broadcast vectors, frozen ones, kept ones and examples follow, in this order.
 
-    backend: the engine's name. plan: as JSON. graphs: sizes, by name.
+    backend: the engine's name. plan: as JSON. graphs: sizes, by name. kept: None before the first round.
     """
 
     backend: str
@@ -50,6 +50,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     graphs: dict[str, int]
     broadcast: tuple[ArrayKind, ...]
     frozen: tuple[ArrayKind, ...]
+    kept: tuple[ArrayKind, ...] | None
     examples: tuple[ArrayKind, ...]
 
 
@@ -60,7 +61,9 @@ class Working(msgspec.Struct, frozen=True, tag="working"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """The training is done, after `steps` steps. The float32 values (V,) of the report follow."""
+    """The training is done, after `steps` steps. The float32 values (V,) of the report follow, and what is to be kept,
+    in the order of the plan.
+    """
 
     steps: Count
 

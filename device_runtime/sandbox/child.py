@@ -61,6 +61,7 @@ def _job(order: Order, channel: Channel) -> Job:
         graphs={name: channel.receive_bytes(size) for name, size in order.graphs.items()},
         broadcast={kind.name: channel.receive_array(kind) for kind in order.broadcast},
         frozen={kind.name: channel.receive_array(kind) for kind in order.frozen},
+        kept=None if order.kept is None else {kind.name: channel.receive_array(kind) for kind in order.kept},
         examples={kind.name: channel.receive_array(kind) for kind in order.examples},
         key=order.key,
     )
@@ -75,7 +76,8 @@ def main() -> None:
     try:
         result = train(channel)
         channel.send(Done(result.steps))
-        channel.send_bytes(result.values)
+        for vector in (result.values, *result.kept.values()):
+            channel.send_bytes(vector)
     except Broken:
         sys.exit(1)
     except DeviceError as error:

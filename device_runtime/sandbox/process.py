@@ -91,8 +91,9 @@ class Sandbox:
         channel.send(self._order(job, limits))
         for graph in job.graphs.values():
             channel.send_bytes(graph)
-        for array in (*job.broadcast.values(), *job.frozen.values(), *job.examples.values()):
-            channel.send_bytes(array)
+        for arrays in (job.broadcast, job.frozen, job.kept or {}, job.examples):
+            for array in arrays.values():
+                channel.send_bytes(array)
         while isinstance(answer := channel.receive(ANSWER), Working):
             self._running_s = min(answer.cpu_s, limits.cpu_s + 1)  # the kernel allows little more than the limit
         if isinstance(answer, Failed):
@@ -109,14 +110,18 @@ class Sandbox:
             graphs={name: len(graph) for name, graph in job.graphs.items()},
             broadcast=ArrayKind.of(job.broadcast),
             frozen=ArrayKind.of(job.frozen),
+            kept=None if job.kept is None else ArrayKind.of(job.kept),
             examples=ArrayKind.of(job.examples),
         )
 
     def _result(self, channel: Channel, job: Job, done: Done) -> TrainingResult:
         values = channel.receive_array(ArrayKind("values", "float32", (job.plan.report.size - 1,)))
-        if not all_finite(values):
+        kept = {
+            spec.name: channel.receive_array(ArrayKind(spec.name, "float32", (spec.size,))) for spec in job.plan.kept
+        }
+        if not all(map(all_finite, (values, *kept.values()))):
             raise NonFiniteReport("the process of the training gave values that are not finite")
-        return TrainingResult(values, job.plan.report.weight(job.count), job.count, done.steps)
+        return TrainingResult(values, job.plan.report.weight(job.count), job.count, done.steps, kept)
 
     def _end(self, process: subprocess.Popen[bytes]) -> int:
         """End the process and its group, if still running. Returns the exit code, negative for a signal.

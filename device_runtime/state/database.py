@@ -1,8 +1,9 @@
 """The state database of a device: one SQLite file that stays consistent after a kill or a power cut.
 
-Its tables: `retry` (retry.py), `assignment` (assignment.py), `journal` (journal.py) and `spent` (spending.py) of this
-package, as well as `model` and `model_counter` (models.py); `enrolment` (enrolment.py), `credential` (credentials.py)
-and `answered` (secure.py) of `protocol`, and of `permission` `released`, `lineage` and `log_head` (releases.py).
+Its tables: `retry` (retry.py), `assignment` (assignment.py), `kept` (kept.py), `journal` (journal.py) and `spent`
+(spending.py) of this package, as well as `model` and `model_counter` (models.py); `enrolment` (enrolment.py),
+`credential` (credentials.py) and `answered` (secure.py) of `protocol`, and of `permission` `released`, `lineage` and
+`log_head` (releases.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NAME = "state.db"
 # Written into the file's header, so that another application's database is not taken for ours.
 APPLICATION_ID = 0x4D757353
 # A database of another version is set aside, never migrated: none was ever released.
-VERSION = 6
+VERSION = 7
 SCHEMA = f"""
 BEGIN;
 CREATE TABLE retry (
@@ -36,6 +37,11 @@ CREATE TABLE assignment (
     coordinator TEXT, population TEXT, stored TEXT NOT NULL CHECK (json_valid(stored)),
     PRIMARY KEY (coordinator, population)
 );
+CREATE TABLE kept (
+    coordinator TEXT, population TEXT, task TEXT, plan TEXT NOT NULL, current BLOB, pending BLOB,
+    assignment TEXT NOT NULL, round INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    until TEXT NOT NULL CHECK (json_valid(until)), PRIMARY KEY (coordinator, population, task)
+) WITHOUT ROWID;
 CREATE TABLE enrolment (coordinator TEXT PRIMARY KEY, enrolled TEXT NOT NULL CHECK (json_valid(enrolled)));
 CREATE TABLE credential (authority TEXT PRIMARY KEY, kept TEXT NOT NULL CHECK (json_valid(kept)));
 CREATE TABLE answered (

@@ -40,7 +40,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeGuard, cast
 
-from fedcore.errors import InvalidSetting, NotCrossDevice
+from fedcore.errors import InvalidSetting
 from fedcore.loop import Loop
 from fedcore.ranges import Range
 
@@ -63,7 +63,7 @@ Report: TypeAlias = dict[str, Vector]
 """Named vectors that are averaged over the cohort by weight."""
 
 ClientState: TypeAlias = dict[str, Vector]
-"""The vectors that one client keeps between rounds, in the simulator alone."""
+"""The vectors that one client keeps between rounds."""
 
 Gradient: TypeAlias = Callable[[Vector], tuple[Vector, Vector, Vector]]
 """grad(params_D) -> (mean loss (1,), gradient of it (D,), number of examples (1,)) on the current batch."""
@@ -103,7 +103,7 @@ class ServerStep:
 
     devices: reports in the mean. layers: ranges of the schema's tensors in the flat vector; without a schema, the whole
     vector is one layer. lr_scale: the schedule's factor on the server learning rate. participation: `devices` as a
-    share of all clients, |S| / N, which the simulator alone knows. discount: the mean of the reports' staleness
+    share of all clients, |S| / N. discount: the mean of the reports' staleness
     weights, with which the mean is made too; 1 where all reports start from the same model.
     """
 
@@ -173,32 +173,24 @@ class TwoTrips(Algorithm, Protocol):
 
 
 class StatefulAlgorithm(OneTrip, Protocol):
-    """An algorithm whose clients keep vectors between rounds. The simulator alone runs it.
+    """An algorithm whose clients keep vectors between rounds.
 
     Passes and `report` get the client's vectors beside the broadcast, in one dictionary: `broadcast | client`. Names of
     the two differ.
-
-    cross_device: why it is not for devices in the field, as a clause that follows the algorithm's name.
     """
 
-    cross_device: ClassVar[str]
-
     def init_client(self, params_D: Vector) -> ClientState:
-        """What a client keeps before its first round, given the model of round 0."""
+        """What a client keeps before its first round: given the model of round 0 in the simulator, on a device that of
+        the first round that it takes part in.
+        """
 
     def keep(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> ClientState:
         """What a client keeps after a round, from the arguments of `report`; the names of `init_client`."""
 
 
-def keeps_client_state(algorithm: Algorithm) -> TypeGuard[StatefulAlgorithm]:
-    """Whether the clients of an algorithm keep vectors between rounds."""
+def keeps_client_state(algorithm: Algorithm | Trip) -> TypeGuard[StatefulAlgorithm]:
+    """Whether the clients of an algorithm, which may be given as its trip, keep vectors between rounds."""
     return hasattr(algorithm, "keep")
-
-
-def check_cross_device(algorithm: Algorithm) -> None:
-    """Raise NotCrossDevice, with the reason, when the simulator alone runs the algorithm."""
-    if keeps_client_state(algorithm):
-        raise NotCrossDevice(f"{algorithm.name} {algorithm.cross_device}; only `muster simulate` runs it")
 
 
 def check_two_trips(algorithm: Algorithm) -> None:

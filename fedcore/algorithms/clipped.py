@@ -37,8 +37,8 @@ from fedcore.algorithms.algorithm import (
     State,
     Trip,
     Vector,
-    check_cross_device,
     figures_of,
+    keeps_client_state,
     trips_of,
 )
 from fedcore.algorithms.clamping import clamped
@@ -75,15 +75,19 @@ class Clipping:
 class Clipped:
     """An algorithm whose reports are clipped. Down: the inner broadcast and C. Up: the inner report, and b_i.
 
-    Raises InvalidSetting when the inner algorithm weighs devices by their examples, or has a vector of one of the names
-    that clipping takes; NotCrossDevice when the simulator alone runs it.
+    Raises InvalidSetting when the inner algorithm weighs devices by their examples, keeps vectors on them, or has a
+    vector of one of the names that clipping takes.
     """
 
     inner: Algorithm
     clipping: Clipping
 
     def __post_init__(self) -> None:
-        check_cross_device(self.inner)
+        if keeps_client_state(self.inner):
+            raise InvalidSetting(
+                f"clip_norm is not for {self.inner.name}, whose clients keep vectors, which move by more than "
+                "a clipped report says; take an algorithm without client state, or leave clip_norm out"
+            )
         if self.inner.weighting != "uniform":
             raise InvalidSetting(
                 f"clip_norm needs weighting=uniform, and {self.inner.name} has weighting={self.inner.weighting}: a "

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.algorithms.algorithm import Algorithm, Vector, trips_of
+from fedcore.algorithms.algorithm import Algorithm, ClientState, State, Vector, keeps_client_state, trips_of
 from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.rehearsal import rehearse
 
@@ -73,8 +73,8 @@ class AlgorithmFacts:
     """What there is to know about an algorithm with its settings as they are.
 
     summary, equations: its module's docstring, first line and rest. paper: the first author, the place and year, and
-    the part of the paper; empty where the docstring cites none. simulated_only: why it is not for devices in the field;
-    empty where it is. state: the vectors that the server keeps.
+    the part of the paper; empty where the docstring cites none. state: the vectors that the server keeps between
+    rounds; kept: those that each device does.
     """
 
     name: str
@@ -83,9 +83,9 @@ class AlgorithmFacts:
     equations: str
     paper: str
     weighting: str
-    simulated_only: str
     trips: tuple[TripFacts, ...]
     state: dict[str, Size]
+    kept: dict[str, Size]
     settings: tuple[SettingFacts, ...]
 
     @property
@@ -122,11 +122,15 @@ def facts_of(algorithm: Algorithm) -> AlgorithmFacts:
         equations=equations,
         paper=_paper(equations),
         weighting=algorithm.weighting,
-        simulated_only=getattr(algorithm, "cross_device", ""),
         trips=trips,
         state=_sizes([one[-1].after for one in rehearsals]),
+        kept=_sizes([_kept(algorithm, one[0].before) for one in rehearsals]),
         settings=tuple(setting for part in parts for setting in _settings(part)),
     )
+
+
+def _kept(algorithm: Algorithm, state: State) -> ClientState:
+    return algorithm.init_client(state["params"]) if keeps_client_state(algorithm) else {}
 
 
 def total(sizes: Mapping[str, Size]) -> Size:

@@ -40,7 +40,6 @@ class FedDyn(LocalSgd):
 
     name: ClassVar[str] = "feddyn"
     family: ClassVar[str] = "primal-dual"
-    cross_device: ClassVar[str] = "keeps a gradient on every client between rounds, and devices keep nothing"
     weighting: ClassVar[Weighting] = "uniform"
 
     alpha: float = positive(0.1)

@@ -42,7 +42,6 @@ class FedPD(LocalSgd):
 
     name: ClassVar[str] = "fedpd"
     family: ClassVar[str] = "primal-dual"
-    cross_device: ClassVar[str] = "keeps two vectors on every client and wants all clients in every round"
     weighting: ClassVar[Weighting] = "uniform"
 
     eta: float = positive(10.0)

@@ -17,7 +17,7 @@ from fedcore.own_code import import_own
 
 _ALWAYS = ("name", "family", "weighting", "init")
 _OF_A_TRIP = ("passes", "broadcast", "report", "update")
-_OF_CLIENT_STATE = ("init_client", "keep", "cross_device")
+_OF_CLIENT_STATE = ("init_client", "keep")
 
 
 def module_of(name: str) -> str:

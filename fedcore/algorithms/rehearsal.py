@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+
 from fedcore.algorithms.algorithm import (
     Algorithm,
     Broadcast,
@@ -88,6 +90,22 @@ def rehearse(
         rehearsed.append(Rehearsed(state, broadcast, report, after))
         state = after
     return rehearsed
+
+
+def moves_by_participation(algorithm: Algorithm) -> bool:
+    """Whether the state moves by the share of all clients that a round counts (`ServerStep.participation`)."""
+
+    def moved(share: float) -> list[State]:
+        pairs = zip(trips_of(algorithm), rehearse(algorithm, np.linspace(-1.0, 1.0, 3)), strict=True)
+        return [trip.update(one.before, one.report, ServerStep(participation=share)) for trip, one in pairs]
+
+    with np.errstate(all="ignore"):
+        pairs = zip(moved(1.0), moved(0.5), strict=True)
+        return any(
+            not np.array_equal(vector, half[name], equal_nan=True)
+            for whole, half in pairs
+            for name, vector in whole.items()
+        )
 
 
 def received(algorithm: Any, broadcast: Broadcast, call: Call = plainly) -> Broadcast:

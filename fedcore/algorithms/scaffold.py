@@ -51,7 +51,6 @@ class Scaffold(LocalSgd):
 
     name: ClassVar[str] = "scaffold"
     family: ClassVar[str] = "variance reduction"
-    cross_device: ClassVar[str] = "keeps a control variate on every client between rounds, and devices keep nothing"
     weighting: ClassVar[Weighting] = "uniform"
 
     option: Literal["II", "I"] = choice("II", "I")

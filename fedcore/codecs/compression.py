@@ -27,7 +27,7 @@ LEAST_SIZE = 64
 SKETCH_ROWS = 3
 NO_SUMS = {
     "top_k": "every device would choose other places, and only values of the same place add up",
-    "error_feedback": "a device would have to keep what it left out until its next round, and devices keep nothing",
+    "error_feedback": "what a device left out would come rounds later, and most devices never come back",
 }
 
 

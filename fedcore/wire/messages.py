@@ -164,7 +164,8 @@ class StatedCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The capabilities that a device states.
 
     `runtime` and `version` name the device runtime, `engine` what runs graphs; `formats` are those of graphs that it
-    executes, `secagg` the protocols of secure aggregation that it speaks. `memory_mb` is the machine's memory in MiB,
+    executes, `secagg` the protocols of secure aggregation that it speaks. `keeps_vectors`: whether it runs plans of
+    devices that keep vectors between rounds. `memory_mb` is the machine's memory in MiB,
     rounded down to a power of two; None when it is not known.
     """
 
@@ -173,6 +174,7 @@ class StatedCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     engine: Name
     formats: ShortNames
     secagg: ShortNames = ()
+    keeps_vectors: bool = False
     memory_mb: Count | None = None
 
 
@@ -265,6 +267,17 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     round: int
     sha256: str
+
+
+class Settled(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /v1/assignments/{assignment}/outcome`: what became of the round that an assignment was for.
+
+    counted: whether it was committed with the device's report in it; None as long as that is open. over: whether the
+    task has ended, so that nothing that was kept for it is needed any more.
+    """
+
+    counted: bool | None
+    over: bool
 
 
 class Abort(msgspec.Struct, frozen=True):

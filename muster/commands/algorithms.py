@@ -65,9 +65,8 @@ def show(
 def _cells(facts: AlgorithmFacts) -> tuple[object, ...]:
     from fedcore.algorithms.facts import total
 
-    reach = f"no: {facts.simulated_only}" if facts.simulated_only else "yes"
-    sizes = (", ".join(map(str, facts.down)), ", ".join(map(str, facts.up)), total(facts.state))
-    return (facts.name, facts.family, *sizes, len(facts.trips), reach, facts.paper)
+    sizes = (", ".join(map(str, facts.down)), ", ".join(map(str, facts.up)), total(facts.state), total(facts.kept))
+    return (facts.name, facts.family, *sizes, len(facts.trips), facts.paper)
 
 
 def _outline(facts: AlgorithmFacts) -> dict[str, object]:
@@ -81,7 +80,7 @@ def _outline(facts: AlgorithmFacts) -> dict[str, object]:
     means = "weighed by examples" if facts.weighting == "examples" else "each device alike"
     lines["server takes"] = f"the mean over the cohort, {means}"
     lines["server keeps"] = _vectors(facts.state)
-    return lines | {"cross-device": f"no: it {facts.simulated_only}" if facts.simulated_only else "yes"}
+    return lines | {"device keeps": _vectors(facts.kept) or "nothing"}
 
 
 def _vectors(sizes: dict[str, Size]) -> str:

@@ -12,7 +12,8 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load as load_model
 from fedcore.algorithms import create
-from fedcore.algorithms.algorithm import check_cross_device
+from fedcore.algorithms.algorithm import keeps_client_state
+from fedcore.errors import InvalidSetting
 from fedcore.signing import SigningKey
 from muster.local.browser import Person, phone
 from muster.local.demo_tasks import DATASET, MODEL, SETTINGS, demo_settings
@@ -51,11 +52,13 @@ class BrowserDemo:
 def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: Path) -> BrowserDemo:
     """Train with `devices` on Node and a page with hand-drawn digits, and save a screenshot of the page, a PNG.
 
-    name: of the algorithm. Raises FleetError where Chromium or Node is missing, PageFailed, NotCrossDevice.
+    name: of the algorithm. Raises FleetError where Chromium or Node is missing, PageFailed,
+    InvalidSetting for an algorithm that devices in TypeScript do not run.
     """
     program = node.program()
     algorithm = create(name, SETTINGS.get(name))
-    check_cross_device(algorithm)
+    if keeps_client_state(algorithm):
+        raise InvalidSetting(f"{name} keeps vectors on devices, and those in TypeScript keep none: leave --browser out")
     with tempfile.TemporaryDirectory(prefix="muster-demo-", dir=memory_folder()) as place, phone() as browser:
         folder = Path(place)
         build = [program, "--no-warnings", str(node.FOLDER / "page" / "build.ts"), str(folder / "page")]
@@ -65,7 +68,7 @@ def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: P
         train, test = datasets.users(DATASET, None, devices + 1)
         key = SigningKey.new(folder / "release.pem")
         with local_coordinator(folder / "coordinator", secure=True, page=folder / "page") as local:
-            settings = demo_settings(POPULATION, len(train), rounds, seed, train, secure=True)
+            settings = demo_settings(POPULATION, algorithm, len(train), rounds, seed, train, secure=True)
             task = local.create_task(bundle, settings, key).id
             person = Person(browser, local.url, POPULATION, key.signer)
             drawn = train.shard(devices)

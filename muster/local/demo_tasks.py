@@ -19,6 +19,7 @@ from export.model import Model
 from export.models import load as load_model
 from fedcore.algorithms import create, module_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.algorithms.rehearsal import moves_by_participation
 from fedcore.bundle import Bundle
 from fedcore.plan import prefixed
 from fedcore.signing import SigningKey
@@ -175,7 +176,7 @@ class Run:
 
 
 def demo_settings(
-    population: str, goal: int, rounds: int, seed: int, users: Population, *, secure: bool
+    population: str, algorithm: Algorithm, goal: int, rounds: int, seed: int, users: Population, *, secure: bool
 ) -> TaskSettings:
     """Settings of a task with `goal` of these users at a time, all of which it draws."""
     # The shards are known here, so a tight bound on weights keeps precision.
@@ -184,6 +185,7 @@ def demo_settings(
         population=population,
         goal=goal,
         rounds=rounds,
+        clients=len(users) if moves_by_participation(algorithm) else None,
         minimum=max(LEAST_COHORT if secure else 1, goal // 2),
         over_selection=1.0,
         selection_timeout_s=20,
@@ -295,5 +297,6 @@ class Trainer:
     def _create_task(self, exported: Exported) -> str:
         config = self.config
         name = f"digits-{exported.algorithm.name}"
-        settings = demo_settings(name, config.devices, config.rounds, config.seed, self.train, secure=config.secure)
+        drawn = config.devices, config.rounds, config.seed
+        settings = demo_settings(name, exported.algorithm, *drawn, self.train, secure=config.secure)
         return self.coordinator.create_task(exported.bundle, settings, self.key).id

@@ -58,7 +58,7 @@ def choose(wanted: Wanted, model: Model, algorithm: Algorithm, users: Population
 def _obstacle(algorithm: Algorithm, device: str) -> str:
     """The reason that graphs cannot run; empty if they can."""
     if keeps_client_state(algorithm):
-        return f"{algorithm.name} keeps vectors on clients, and graphs run only what devices run"
+        return f"{algorithm.name} keeps vectors on clients, and only torch moves those of a whole population"
     if device != "cpu":
         return f"graphs run on the CPU, not on {device}"
     missing = [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]

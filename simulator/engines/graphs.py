@@ -60,7 +60,7 @@ EXPORTED = decoder(Exported)
 def export_graphs(model: Model, algorithm: Algorithm) -> Exported:
     """Export the graphs of every trip, which takes seconds.
 
-    Raises ExportError for a model without graphs, and NotCrossDevice for an algorithm that devices cannot run.
+    Raises ExportError for a model without graphs.
     """
     plan, blobs = build_plan(model, algorithm, ("onnx",))
     return graphs_of(plan, blobs.__getitem__)

@@ -69,12 +69,14 @@ def replay(engine: Engine, population: Population, cohorts: Sequence[Cohort]) ->
 
     A cohort without devices means a second trip whose pair of rounds starts again: the engine goes back two rounds.
     """
-    before, last = engine.state, engine.state
+    before, last, begun = engine.state, engine.state, set[int]()
     for number, cohort in enumerate(cohorts, start=1):
         before, last, slots = last, engine.state, sorted(cohort)
         metrics: dict[str, float] = {}
         if cohort:
             members = [population.clients.index(cohort[slot]) for slot in slots]
+            engine.begin([member for member in members if member not in begun])
+            begun.update(members)
             metrics = engine.run_round(number, members, slots).metrics
         else:
             engine.restore(before)

@@ -7,15 +7,13 @@ import pytest
 from coordinator.errors import InvalidTask
 from coordinator.rules.rounding_trial import check_rounding, moved_by, rounding
 from fedcore.algorithms import ALGORITHMS, create
-from fedcore.algorithms.algorithm import keeps_client_state
 from tests.coordinator.test_secure import SECURE
 
 PARAMETERS = 60_000
 STEP = 2 * 10 / (2**20 - 1)  # of clip_norm 10 in 20 bits
-ON_DEVICES = [name for name in ALGORITHMS if not keeps_client_state(create(name))]
 
 
-@pytest.mark.parametrize("name", ON_DEVICES)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_bears_the_rounding_with_its_own_settings(name):
     check_rounding(create(name), STEP, 8, PARAMETERS)
     assert moved_by(create(name), rounding(STEP, 8), PARAMETERS) < 0.1

@@ -38,7 +38,7 @@ from export.verify import verify_bundle
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
 from fedcore.bundle import Bundle
-from fedcore.errors import DigestMismatch, NotCrossDevice, PlanError
+from fedcore.errors import DigestMismatch, PlanError
 from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef, Field
 from tests.export import impure, models
@@ -52,7 +52,8 @@ SETTINGS = [
 ]
 # Every graph that some algorithm can have; server optimizers share FedAvg's.
 OWN_GRAPHS = [
-    *((name, {}) for name, one in ALGORITHMS.items() if not keeps_client_state(one())),
+    *((name, {}) for name in ALGORITHMS),
+    ("scaffold", {"option": "I"}),
     ("fedpa", {"samples": 2, "burn_in_rounds": 2}),
     ("fedavg", {"client_optimizer": "momentum"}),
     ("fedavg", {"client_optimizer": "adam", "client_lr": 0.01}),
@@ -108,10 +109,19 @@ def test_frozen_vectors_count_towards_the_size_of_a_small_model(monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if keeps_client_state(algorithm())])
-def test_an_algorithm_with_client_state_is_refused_with_its_reason(name, tmp_path):
-    with pytest.raises(NotCrossDevice, match=f"{name} keeps .*; only `muster simulate` runs it"):
-        export_bundle(Model(load("logreg")), create(name), tmp_path)
-    assert not any(tmp_path.iterdir())
+def test_a_plan_names_what_devices_keep_and_certifies_its_graphs(name, tmp_path):
+    model, algorithm = Model(load("logreg")), create(name)
+    bundle = export_bundle(model, algorithm, tmp_path, "logreg")
+    first = algorithm.init_client(model.initial)
+    assert {spec.name: spec.size for spec in bundle.plan.kept} == {name: vector.size for name, vector in first.items()}
+    certified = {parity.graph: parity.l2 for parity in bundle.certificate.formats["onnx"].parity}
+    assert certified["kept.first"] == 0
+    assert 0 < certified["kept.next"] < TOLERANCE
+    assert verify_bundle(Bundle(tmp_path)).formats["onnx"].worst < TOLERANCE
+    with pytest.raises(PlanError, match=r"has graphs \['kept.first', 'kept.next', 'report'"):
+        replace(bundle.plan, kept=())
+    with pytest.raises(PlanError, match="as vectors that devices receive and keep; it needs one trip"):
+        replace(bundle.plan, kept=(VectorSpec("params", 3),))
 
 
 @pytest.mark.parametrize(("algorithm", "settings"), OWN_GRAPHS)

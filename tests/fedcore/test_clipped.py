@@ -7,7 +7,7 @@ from fedcore.algorithms import create, name_of, settings_of
 from fedcore.algorithms.algorithm import trips_of
 from fedcore.algorithms.check import check
 from fedcore.batching import StreamKey
-from fedcore.errors import InvalidSetting, NotCrossDevice, ReportError
+from fedcore.errors import InvalidSetting, ReportError
 from fedcore.report import ReportLayout, Segment
 from tests.fedcore.quadratics import run_device
 
@@ -177,6 +177,6 @@ def test_clipping_that_bounds_nothing_is_refused(name, settings, said):
         create(name, settings)
 
 
-def test_algorithms_for_the_simulator_alone_are_not_clipped():
-    with pytest.raises(NotCrossDevice):
+def test_algorithms_whose_clients_keep_vectors_are_not_clipped():
+    with pytest.raises(InvalidSetting, match="clip_norm is not for scaffold, whose clients keep vectors"):
         create("scaffold", {"clip_norm": 1.0})

@@ -104,7 +104,7 @@ def test_a_module_that_nobody_named_is_not_imported(mine):
         ("broken_algos:FedMine", UnknownAlgorithm, "ModuleNotFoundError: No module named 'nothing_like_that'"),
         ("my_algos:Thawed", InvalidAlgorithm, r"Thawed \(.*my_algos.py:\d+\) is no frozen dataclass"),
         ("my_algos:Half", InvalidAlgorithm, r"Half \(.*\) lacks family, weighting, init, passes, broadcast"),
-        ("my_algos:Forgetful", InvalidAlgorithm, r"Forgetful \(.*\) lacks init_client, cross_device"),
+        ("my_algos:Forgetful", InvalidAlgorithm, r"Forgetful \(.*\) lacks init_client"),
         ("my_algos:Again", InvalidAlgorithm, "is called 'fedavg', as a built-in algorithm is; give it another `name`"),
         ("my_algos:Bare", InvalidAlgorithm, "the fields rate are no settings; give each a default and a range"),
     ],

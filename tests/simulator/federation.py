@@ -11,6 +11,7 @@ from coordinator.store.tasks import TaskSettings
 from device_runtime.permission.policy import Policy
 from device_runtime.state.sealing import KeyFile, Sealer
 from export.build import export_bundle
+from fedcore.algorithms.rehearsal import moves_by_participation
 from fedcore.codecs.compression import Compression
 from fedcore.signing import SigningKey
 from simulator.engine import Engine
@@ -70,7 +71,13 @@ def federated(
         fork_servers(loaded) as servers,
     ):
         task_settings = TaskSettings(
-            population="p", goal=goal, rounds=rounds, over_selection=1.0, seed=SEED, secagg=secagg
+            population="p",
+            goal=goal,
+            rounds=rounds,
+            over_selection=1.0,
+            seed=SEED,
+            secagg=secagg,
+            clients=len(users) if moves_by_participation(algorithm) else None,
         )
         key = SigningKey.new(folder / "release.pem")
         task = local.create_task(bundle, task_settings, key).id
@@ -87,6 +94,8 @@ def federated(
         numbers = range(1, rounds + 1)
         clients, reported = {}, Counter()
         for number in numbers:
+            # Devices that keep vectors come back once they can learn that their last round was committed.
+            wait_until(lambda done=number - 1: sum(one.state.ended for one in local.store.rounds(task)) >= done)
             summary = Fleet(config, users.subset(users.sample(goal, SEED, number))).run(servers=servers)
             clients |= summary.clients
             reported += Counter({kind: endings["reported"] for kind, endings in summary.by_kind.items()})
@@ -97,7 +106,7 @@ def federated(
     assert [len(cohort) for cohort in cohorts] == [goal] * rounds
     assert reported.total() == goal * rounds
     ways = [float(np.linalg.norm(params - model.initial)) for params in fleet]
-    graphs = [graphs_of(bundle.plan, bundle.read)] if "onnx" in backends else []
+    graphs = [graphs_of(bundle.plan, bundle.read)] if "onnx" in backends and not bundle.plan.kept else []
     users = users.training_on(bundle.plan.examples)
     engines = [
         Engine(model, algorithm, users, seed=SEED, computing=Computing(graphs=one), compression=compression)

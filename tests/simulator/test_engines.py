@@ -26,7 +26,7 @@ from simulator.simulation import Overrides, simulate
 from tests.simulator.test_engine import uneven
 
 SAMPLE = {"mimelite", "mime", "evaluate", "compare", "personalisation"}
-DEVICES_RUN = [name for name, one in ALGORITHMS.items() if not keeps_client_state(one())]
+GRAPHS_RUN = [name for name, one in ALGORITHMS.items() if not keeps_client_state(one())]
 
 
 def with_a_field_more(population):
@@ -47,7 +47,7 @@ def both(model, algorithm, population):
         ("tests.export.models:digits_dropout", "fedadam", {"batch_size": 5}),
         *(
             pytest.param("logreg", name, {"batch_size": 5}, marks=[] if name in SAMPLE else pytest.mark.long)
-            for name in DEVICES_RUN
+            for name in GRAPHS_RUN
         ),
     ],
 )

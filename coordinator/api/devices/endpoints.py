@@ -52,6 +52,7 @@ from fedcore.wire.messages import (
     CheckInAnswer,
     Enrol,
     ReleasedModel,
+    Settled,
     Willing,
 )
 from ingress.connection import hang_up
@@ -161,6 +162,11 @@ class DeviceApi:
                 self._driver.presence.release(assignment, future)
         return Response(status_code=204, headers=headers)
 
+    async def outcome(self, assignment: str, request: Request) -> Response:
+        """Whether the round of an assignment was committed with its report in it, as far as that is decided."""
+        await self._assignments.layout(assignment, request)
+        return answer(await run_in_threadpool(self._settled, assignment))
+
     async def say(self, assignment: str, number: str, request: Request) -> Response:
         """Take a message of the round's secure aggregation, once, and answer as `hear` does for the next number."""
         spoken = _number(number)
@@ -212,6 +218,10 @@ class DeviceApi:
     def _find_public(self, sha256: str) -> BlobRef:
         with self._store.database.reading() as records:
             return records.blob(sha256, public=True)
+
+    def _settled(self, assignment: str) -> Settled:
+        with self._store.database.reading() as records:
+            return records.cohorts.settled(assignment)
 
     def _find_versions(self, base: str, target: str) -> tuple[BlobRef, BlobRef]:
         with self._store.database.reading() as records:

@@ -27,6 +27,7 @@ from fedcore.wire.messages import (
     Receipt,
     Rejected,
     ReleasedModel,
+    Settled,
     Willing,
 )
 from fedcore.wire.problems import PROBLEMS
@@ -94,6 +95,8 @@ def device_routes(api: DeviceApi, reports: ReportApi, authenticator: Authenticat
         enrolled("GET", "/v1/populations/{population}/models/{name}", api.model,
                  about({200: Answer("Its release", (ReleasedModel,))}, ("no-model",))),
         enrolled("GET", "/v1/assignments/{assignment}", api.hold, about(_NEEDED, (*_OWN, *_OVER), fields=_WAIT)),
+        enrolled("GET", "/v1/assignments/{assignment}/outcome", api.outcome,
+                 about({200: Answer("As far as it is decided", (Settled,))}, _OWN)),
         enrolled("PUT", report, reports.put, about(_COUNTED, _COUNTING, takes=BYTES, fields=_DIGEST)),
         enrolled("HEAD", report, reports.head, about(_HERE, (*_OWN, *_OVER))),
         enrolled("PATCH", report, reports.patch,

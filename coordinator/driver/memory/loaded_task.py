@@ -42,6 +42,7 @@ class LoadedTask:
             settings.min_examples,
             settings.requires,
             _hold_out(settings),
+            bool(plan.kept),
         )
         return cls(record, plan, needs)
 

@@ -174,7 +174,8 @@ def _next_model(store: CoordinatorStore, lineage: SigningKey, running: OpenRound
         total_L = _noisy(store, lineage, running, collected, clip_of(trip, state), total_L)
     lr_scale = running.task.settings.schedule.lr_scale(running.number, devices)
     discounted = discount(running.value.staleness)
-    server_step = ServerStep(devices=devices, layers=plan.schema.layers, lr_scale=lr_scale, discount=discounted)
+    participation = devices / (running.task.settings.clients or devices)
+    server_step = ServerStep(devices, plan.schema.layers, lr_scale, participation, discounted)
     aggregated = aggregate(plan.report.decoded, trip, state, total_L, server_step, following)
     # Files first: a row must never point at a blob that is not there.
     files = [checkpoint.encode(vectors) for vectors in (aggregated.state, aggregated.broadcast)]

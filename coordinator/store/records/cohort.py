@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from sqlalchemy import func, select
 
+from coordinator.errors import UnknownAssignment
 from coordinator.rules.entities import AssignmentRecord
-from coordinator.rules.states import AssignmentState, LeftOut, RoundState
+from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState
 from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.rows import assignment_of
 from coordinator.store.tables import ASSIGNMENTS, REPORTS, ROUNDS, TASKS
+from fedcore.wire.messages import Settled
 
 _OF_ASSIGNMENT = REPORTS.c.assignment == ASSIGNMENTS.c.id
 ASSIGNED_ROWS = (
@@ -39,6 +41,20 @@ class CohortRecords(WithinTransaction):
             .order_by(ROUNDS.c.number, ASSIGNMENTS.c.slot)
         )
         return [assignment_of(row) for row in self._connection.execute(query)]
+
+    def settled(self, assignment_id: str) -> Settled:
+        """What became of the round of an assignment, and of its task. Raises UnknownAssignment."""
+        summed = ASSIGNMENTS.outerjoin(REPORTS, _OF_ASSIGNMENT)
+        summed = summed.join(ROUNDS, ROUNDS.c.id == func.coalesce(REPORTS.c.round, ASSIGNMENTS.c.round))
+        columns = (ASSIGNMENTS.c.state, ROUNDS.c.state, TASKS.c.state)
+        query = select(*columns).select_from(summed.join(TASKS)).where(ASSIGNMENTS.c.id == assignment_id)
+        row = self._connection.execute(query).one_or_none()
+        if row is None:
+            raise UnknownAssignment("there is no such assignment; check in again")
+        assigned, round_, task = AssignmentState(row[0]), RoundState(row[1]), TaskState(row[2])
+        reported, open_ = assigned is AssignmentState.REPORTED, assigned is AssignmentState.ASSIGNED
+        waits = open_ or (reported and not round_.ended)
+        return Settled(counted=None if waits else reported and round_ is RoundState.COMMITTED, over=task.ended)
 
     def counted_devices(self, task_id: str, number: int) -> frozenset[str]:
         """The devices whose reports a committed round counted, of a task whose rounds draw cohorts."""

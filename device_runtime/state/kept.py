@@ -1,0 +1,122 @@
+"""Vectors that a device keeps from one of its rounds of a task to the next: named, float32, sealed.
+
+Those that a round made are pending until the device knows whether that round was committed with its report in it. Each
+call is one statement of the database, so a device that is killed has all of its effect or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from device_runtime.clock import MOMENT, Clock, Moment
+from device_runtime.errors import PlanRefused, SealBroken
+from device_runtime.state.database import StateDatabase, read_json
+from device_runtime.state.sealing import Sealer
+from fedcore import checkpoint
+from fedcore.params import Float32
+from fedcore.plan import Plan
+from fedcore.wire.messages import Assignment, Settled
+
+KEPT_S = 90 * 86_400.0
+"""Seconds after which a device forgets what it keeps for a task in which it has not taken part since."""
+
+
+class KeptVectors:
+    """What is kept for the tasks of one population of one coordinator.
+
+    Every method raises StateError or KeyUnavailable.
+    """
+
+    def __init__(
+        self, database: StateDatabase, sealer: Sealer, clock: Clock, coordinator: str, population: str
+    ) -> None:
+        self._database, self._sealer, self._clock = database, sealer, clock
+        self._key = coordinator, population
+
+    def settle_all(self, ask: Callable[[str], Settled]) -> dict[str, str]:
+        """Settle every round that can be settled, and forget tasks that are over or old. `ask` is told an assignment.
+
+        Answers the tasks that have to wait, each with words that say for what. Raises what `ask` does.
+        """
+        self._forget_old()
+        query = "SELECT task, assignment, round, attempt FROM kept WHERE coordinator = ? AND population = ?"
+        waits = {}
+        for task, assignment, number, attempt in self._rows(f"{query} AND pending IS NOT NULL"):
+            answer = ask(assignment)
+            if answer.over:
+                self.forget(task)
+            elif answer.counted is None:
+                place = f"round {number} of task {task}, attempt {attempt}"
+                waits[task] = f"it is not known yet whether {place}, counts with this device's report"
+            else:
+                self._settle(task, counted=answer.counted)
+        return waits
+
+    def _settle(self, task: str, *, counted: bool) -> None:
+        """Take over what the last round made, or drop it."""
+        moved = "current = pending, " if counted else ""
+        self._rows(f"UPDATE kept SET {moved}pending = NULL WHERE coordinator = ? AND population = ? AND task = ?", task)  # noqa: S608
+
+    def of(self, assignment: Assignment, plan: Plan) -> dict[str, Float32] | None:
+        """What counts for an assignment's task; None before the first round of this device that counted.
+
+        Raises PlanRefused when it cannot be used: a round is unsettled, the plan is another, or the bytes are damaged.
+        """
+        query = "SELECT plan, current, pending FROM kept WHERE coordinator = ? AND population = ? AND task = ?"
+        for plan_sha256, current, pending in self._rows(query, assignment.task):
+            if pending is not None:
+                raise PlanRefused(f"how the last round of task {assignment.task} ended is not known here yet")
+            if current is None:
+                return None
+            if plan_sha256 != assignment.plan.sha256:
+                raise PlanRefused(
+                    f"what is kept for task {assignment.task} is of plan {plan_sha256[:12]}…, not of "
+                    f"{assignment.plan.sha256[:12]}…; it stays as it is: a new plan needs a new task"
+                )
+            try:
+                return checkpoint.decode(self._sealer.open(_name(assignment.task), current), plan.kept)
+            except SealBroken as error:
+                self.forget(assignment.task)
+                raise PlanRefused(
+                    f"what was kept for task {assignment.task} is damaged, and forgotten: the next round begins anew"
+                ) from error
+        return None
+
+    def put(self, assignment: Assignment, vectors: Mapping[str, Float32]) -> None:
+        """Keep what an assignment's round made, until it is settled. Before a device sends its report."""
+        sealed = self._sealer.seal(_name(assignment.task), checkpoint.encode(dict(vectors)))
+        until = msgspec.json.encode(Moment.after(KEPT_S, self._clock)).decode()
+        made = assignment.assignment, assignment.round, assignment.attempt, sealed, until
+        self._database.execute(
+            "INSERT INTO kept (coordinator, population, task, plan, assignment, round, attempt, pending, until) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (coordinator, population, task) DO UPDATE SET "
+            "plan = excluded.plan, assignment = excluded.assignment, round = excluded.round, "
+            "attempt = excluded.attempt, pending = excluded.pending, until = excluded.until",
+            *self._key, assignment.task, assignment.plan.sha256, *made,
+        )  # fmt: skip
+
+    def forget(self, task: str) -> None:
+        """Forget a task: it has ended."""
+        gone = "DELETE FROM kept WHERE coordinator = ? AND population = ? AND task = ?"
+        self._rows(gone, task)
+
+    def _forget_old(self) -> None:
+        for (until,) in self._database.execute("SELECT until FROM kept"):
+            if not read_json(MOMENT, until, "the time of kept vectors in the state database").remaining_s(self._clock):
+                self._database.execute("DELETE FROM kept WHERE until = ?", until)
+
+    def _rows(self, sql: str, *values: str) -> list[Any]:
+        return self._database.execute(sql, *self._key, *values)
+
+
+def kept_bytes(database: StateDatabase, besides: str) -> int:
+    """Bytes that are kept in a state folder for all tasks but one."""
+    query = "SELECT sum(coalesce(length(current), 0) + coalesce(length(pending), 0)) FROM kept WHERE task <> ?"
+    return int(database.execute(query, besides)[0][0] or 0)
+
+
+def _name(task: str) -> str:
+    return f"vectors that are kept for task {task}"
