@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec import UNSET, UnsetType
+
 from coordinator.errors import KeysDamaged, KeysDiffer, KeysMissing
 from coordinator.rules.entities import Snapshot, Task
 from fedcore.errors import InvalidKey
@@ -36,12 +38,23 @@ def lineage_key(keys_file: Path) -> SigningKey:
         raise KeysDamaged(f"{path}, the file of the lineage key, cannot be read: put it back from a backup") from error
 
 
-def entry(key: SigningKey, task: Task, before: Snapshot, checkpoint_sha256: str) -> Signed | None:
-    """What devices are shown with the checkpoint of the round after `before`; None in a task without a release."""
-    if task.release is None:
+def entry(
+    key: SigningKey, task: Task, before: Snapshot, checkpoint_sha256: str, params: str | UnsetType = UNSET
+) -> Signed | None:
+    """What devices are shown with the checkpoint of the round after `before`; None in a task without a release.
+
+    None also in an evaluation under the release of its training, whose lineage is that of the training alone. params:
+    the digest of the model, if it is evaluated.
+    """
+    if task.release is None or decode_release(task.release.text).plan != task.plan_sha256:
         return None
-    parent, number = before.checkpoint_sha256, before.number + 1
-    statement = LineageEntry(release=task.release.digest, round=number, parent=parent, checkpoint=checkpoint_sha256)
+    statement = LineageEntry(
+        release=task.release.digest,
+        round=before.number + 1,
+        parent=before.checkpoint_sha256,
+        checkpoint=checkpoint_sha256,
+        params=params,
+    )
     return key.sign_entry(statement)
 
 

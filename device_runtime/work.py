@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from device_runtime.errors import NonFiniteReport, PlanRefused
 from device_runtime.examples import ExampleSource
+from device_runtime.permission.releases import check_model
 from device_runtime.runner import TrainingResult
 from device_runtime.state.cache import BlobCache
 from device_runtime.trainer import Job, Limits, Trainer
@@ -56,15 +57,17 @@ class Worker:
         # In a secure round a graph's noise must stay secret: a plan could use it to place examples apart in the sum.
         secret = b"" if assignment.secagg is None else secrets.token_bytes(SECRET_BYTES)
         try:
+            received = checkpoint.decode(
+                self.cache.newest(assignment.checkpoint, assignment.plan.sha256), plan.broadcast
+            )
+            check_model(assignment, received)
             job = Job(
                 plan=plan,
                 examples=self.examples.load(plan.examples, self.min_examples),
                 graphs={name: self.cache.get(ref) for name, ref in refs.items()},
                 frozen=self._frozen(plan),
                 kept=kept,
-                broadcast=checkpoint.decode(
-                    self.cache.newest(assignment.checkpoint, assignment.plan.sha256), plan.broadcast
-                ),
+                broadcast=received,
                 key=StreamKey(assignment.seed, assignment.round, assignment.slot, secret),
             )
         except FedcoreError as error:

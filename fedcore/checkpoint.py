@@ -5,6 +5,7 @@ Spec: docs/spec/params.md. Nothing here can execute code on load.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -30,6 +31,11 @@ def encode(vectors: Mapping[str, Float32]) -> bytes:
         if vector.dtype != np.float32 or vector.ndim != 1:
             raise SchemaError(f"vector {name!r} is {vector.dtype}{list(vector.shape)}, expected float32 (n,)")
     return safetensors.numpy.save({name: np.ascontiguousarray(vector) for name, vector in vectors.items()})
+
+
+def digest(vector: Float32) -> str:
+    """SHA-256 of a vector's values in hex, as a release and the entries of its lineage name a vector."""
+    return hashlib.sha256(vector.astype("<f4", copy=False).tobytes()).hexdigest()
 
 
 def view(data: memoryview, spec: VectorSpec) -> Float32:

@@ -57,12 +57,25 @@ class SumBounds(msgspec.Struct, frozen=True, kw_only=True):
     honest: Count = 0
 
 
+class ReleasedEvaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """How devices may evaluate the models of a released training.
+
+    plan: the digest of the plan that evaluates. constants: the digests of the vectors of its checkpoint, by name, but
+    for the model, `params`, which an entry of the lineage names.
+    """
+
+    plan: Digest
+    bounds: SumBounds
+    constants: dict[str, Digest]
+
+
 class Release(msgspec.Struct, frozen=True, kw_only=True):
     """The work that the devices of a population may do in secure rounds.
 
-    plan, checkpoint: digests of the plan and of the first checkpoint. seed: the task's, if the plan has codecs, whose
-    keys are made of it. lineage: the public key that signs every later checkpoint. counter: once a device has seen a
-    release of this signer for the population, it refuses those with a lower one. expires_at: seconds since 1970.
+    plan, checkpoint: digests of the plan and of the first checkpoint. evaluation: of the models that the plan trains,
+    if they may be evaluated. seed: the task's, if a plan has codecs, whose keys are made of it. lineage: the public key
+    that signs every later checkpoint. counter: once a device has seen a release of this signer for the population, it
+    refuses those with a lower one. expires_at: seconds since 1970.
     """
 
     version: int = RELEASE_VERSION
@@ -70,19 +83,34 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     plan: Digest
     checkpoint: Digest
     bounds: SumBounds
+    evaluation: ReleasedEvaluation | UnsetType = UNSET
     seed: Count | UnsetType = UNSET
     lineage: str
     counter: Count
     expires_at: Count
 
+    def evaluation_by(self, plan: str) -> ReleasedEvaluation | None:
+        """The evaluation that a plan, by digest, is released for; None for the plan that trains and for any other."""
+        evaluation = self.evaluation
+        return None if evaluation is UNSET or plan == self.plan or evaluation.plan != plan else evaluation
+
+    def bounds_of(self, plan: str) -> SumBounds:
+        """The bounds of the rounds of one of its plans, by digest."""
+        evaluation = self.evaluation_by(plan)
+        return self.bounds if evaluation is None else evaluation.bounds
+
 
 class LineageEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """The origin of a checkpoint: round `round` of a release, from the checkpoint `parent`. All by digest."""
+    """The origin of a checkpoint: round `round` of a release, from the checkpoint `parent`. All by digest.
+
+    params: the digest of the model in the checkpoint, if it is evaluated.
+    """
 
     release: Digest
     round: Count
     parent: Digest
     checkpoint: Digest
+    params: Digest | UnsetType = UNSET
 
 
 class TreeHead(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from fedcore.bundle import Bundle
 from fedcore.errors import FedcoreError
 from fedcore.params import VectorSpec
 from fedcore.plan import Plan
-from fedcore.release import LineageEntry, Release, SumBounds, decode_entry, decode_release
+from fedcore.release import LineageEntry, Release, ReleasedEvaluation, SumBounds, decode_entry, decode_release
 from fedcore.wire import messages
 from fedcore.wire.signatures import PublicKey, Signature, sha256_in
 from tests.authority.test_apple import RECORDED, of_record, statement_of
@@ -33,16 +33,18 @@ STATEMENT, CHALLENGE = statement_of("production")
 PLAN = make_plan()
 LAYOUT = PLAN.report
 DIGEST = "ab" * 32
+BOUNDS = SumBounds(clip_norm=1.0, bits=16, max_examples=100, min_sum=8)
 RELEASE = Release(
     population="phones",
     plan=DIGEST,
     checkpoint=DIGEST,
-    bounds=SumBounds(clip_norm=1.0, bits=16, max_examples=100, min_sum=8),
+    bounds=BOUNDS,
+    evaluation=ReleasedEvaluation(plan=DIGEST, bounds=BOUNDS, constants={"edges": DIGEST}),
     lineage="ed25519:" + "A" * 43,
     counter=3,
     expires_at=1_800_000_000,
 )
-ENTRY = LineageEntry(release=DIGEST, round=2, parent=DIGEST, checkpoint=DIGEST)
+ENTRY = LineageEntry(release=DIGEST, round=2, parent=DIGEST, checkpoint=DIGEST, params=DIGEST)
 SIGNED = (
     'muster=("@method" "@authority" "content-digest");created=1760000000;expires=1760000300;nonce="bm9uY2U";'
     'keyid="9f86d081884c7d659a2feaa0c55ad015"',

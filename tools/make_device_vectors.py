@@ -26,7 +26,7 @@ from fedcore.errors import BrokenSuccession, ReportError
 from fedcore.hold_out import HoldOut
 from fedcore.loop import Loop
 from fedcore.plan import BlobRef, ExampleSpec, Field, PredictPlan, TripPlan
-from fedcore.release import LineageEntry, Release, SumBounds, TreeHead
+from fedcore.release import LineageEntry, Release, ReleasedEvaluation, SumBounds, TreeHead
 from fedcore.report import ReportLayout, Segment
 from fedcore.signing import SigningKey
 from fedcore.succession import SucceedingKey, Succession, Successor
@@ -286,11 +286,14 @@ def statements():
         population="phones", plan=plan.sha256, checkpoint="cd" * 32, bounds=BOUNDS, lineage=key.signer, counter=1,
         expires_at=2**33,
     )  # fmt: skip
+    evaluation = ReleasedEvaluation(plan="12" * 32, bounds=BOUNDS, constants={"edges": checkpoint.digest(values(3))})
     entry = LineageEntry(release="ab" * 32, round=1, parent="cd" * 32, checkpoint="ef" * 32)
     signed = {
         "release": key.sign_release(release),
         "keyed_release": key.sign_release(replace(release, seed=SEED)),
+        "evaluating_release": key.sign_release(replace(release, evaluation=evaluation)),
         "entry": key.sign_entry(entry),
+        "evaluated_entry": key.sign_entry(replace(entry, params=checkpoint.digest(values(5)))),
         "head": key.sign_head(TreeHead(size=3, root="ab" * 32)),
     }
     return {

@@ -71,10 +71,14 @@ class ModelSource(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Evaluates(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The origin of the model that a task evaluates, and of the one with which it is compared, if any."""
+    """The origin of the model that a task evaluates, and of the one with which it is compared, if any.
+
+    lineage: the signed entry that names the model, where the training's release covers the evaluation.
+    """
 
     model: ModelSource
     against: ModelSource | None = None
+    lineage: Signed | None = None
 
     @property
     def words(self) -> str:

@@ -76,11 +76,6 @@ def check_regular(
             f"{what} runs on held-out devices, so that it measures on none that trained and delays no round: set "
             "hold_out_devices above 0, and leave on_held_out out"
         )
-    if settings.secagg is not None:
-        raise InvalidTask(
-            f"{what} is refused with secagg: each would need a release of its model, which a key signs that is not "
-            "here; create evaluations by hand, with --evaluate and --release-key"
-        )
     if settings.privacy is not None:
         raise InvalidTask(
             f"{what} is refused with privacy: each would need noise and a budget of its own; create evaluations by "
@@ -105,7 +100,10 @@ def settings_of_regular(training: TaskSettings, number: int) -> TaskSettings:
 
 
 def regular_task(training: Task, regular: RegularEvaluation, number: int, start: Snapshot, id_: str, at: float) -> Task:
-    """The task that evaluates the model of a training after round `number`. at: now, in seconds since 1970."""
+    """The task that evaluates the model of a training after round `number`, under the same release, if any.
+
+    start: with the signed entry of that round, under a release. at: now, in seconds since 1970.
+    """
     bundle, ending = regular.bundle, f", round {number}"
     return Task(
         id=id_,
@@ -118,8 +116,8 @@ def regular_task(training: Task, regular: RegularEvaluation, number: int, start:
         plan_sha256=bundle.plan.sha256,
         plan_signature=bundle.signature,
         certificate_sha256=bundle.certificate.sha256,
-        release=None,
+        release=training.release,
         initial=start,
         created_at=at,
-        evaluates=Evaluates(ModelSource(task=training.id, round=number)),
+        evaluates=Evaluates(ModelSource(task=training.id, round=number), lineage=start.lineage),
     )

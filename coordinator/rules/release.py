@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 
@@ -12,7 +13,7 @@ from coordinator.rules.packed_segments import report_bytes
 from coordinator.rules.task_settings import FootprintBudget, TaskSettings
 from fedcore.bundle import Certificate, Evidence, Footprint
 from fedcore.plan import Plan
-from fedcore.release import Signed, decode_release
+from fedcore.release import Release, ReleasedEvaluation, Signed, decode_release
 from fedcore.signing import verified_release
 
 # What each part of the budget bounds, its unit, and how a plan comes to have less of it.
@@ -53,37 +54,32 @@ def check_release(plan: Plan, certificate: Certificate, settings: TaskSettings) 
         )
 
 
-def released_seed(plan: Plan, settings: TaskSettings) -> int | UnsetType:
-    """The seed in the release of a plan: the task's if the plan has codecs, else none."""
-    return settings.seed if any(trip.report.has_codecs for trip in plan.trips) else UNSET
+def released_seed(plans: Sequence[Plan], settings: TaskSettings) -> int | UnsetType:
+    """The seed in the release of these plans: the task's if one has codecs, else none."""
+    coded = any(trip.report.has_codecs for plan in plans for trip in plan.trips)
+    return settings.seed if coded else UNSET
 
 
-def check_signed(task: Task, plan: Plan, at: float) -> None:
+def check_signed(task: Task, wanted: Release | None, at: float) -> None:
     """Hold the signed release of a task with secure aggregation against what the task would do. Others need none.
 
-    at: now, in seconds since 1970. Raises InvalidTask naming what differs, or fedcore's errors when the release is not
-    its signer's.
+    wanted: the release that the task needs; lineage, counter and expiry are the signer's to choose. at: now, in seconds
+    since 1970. Raises InvalidTask naming what differs, or fedcore's errors when the release is not its signer's.
     """
-    settings, signed = task.settings, task.release
-    if settings.secagg is None:
+    signed = task.release
+    if wanted is None:
         if signed is not None:
             raise InvalidTask("a release is for tasks with secagg: create this one without it")
         return
     if signed is None:
         raise InvalidTask(
             "a task with secagg needs a signed release, or devices refuse it: make a key with `muster key new`, keep "
-            "it apart from the coordinator, and sign with it: --release-key, or `muster task release` for the dashboard"
+            "it apart from the coordinator, and sign with it: --release-key, or `muster task release` for --release "
+            "and the dashboard"
         )
     release = verified_release(signed)
-    wanted = {
-        "population": settings.population,
-        "plan": task.plan_sha256,
-        "checkpoint": task.initial.checkpoint_sha256,
-        "bounds": settings.sum_bounds,
-        "seed": released_seed(plan, settings),
-    }
-    for name, value in wanted.items():
-        released = getattr(release, name)
+    for name in ("population", "plan", "checkpoint", "bounds", "evaluation", "seed"):
+        released, value = getattr(release, name), getattr(wanted, name)
         if released != value:
             raise InvalidTask(
                 f"{name} of the release is {_told(released)}, the task's is {_told(value)}: sign it again"
@@ -107,6 +103,8 @@ def obstacle(signed: Signed, lineage: str, at: float) -> str:
 
 
 def _told(value: object) -> object:
+    if isinstance(value, ReleasedEvaluation):
+        return f"by plan {value.plan[:12]}… with {value.bounds} and constants {sorted(value.constants)}"
     return "not there" if value is UNSET else value
 
 

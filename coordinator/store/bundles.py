@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import UNSET
+
 from coordinator.errors import InvalidTask
 from coordinator.rules.aggregation import check_fit, check_sizes, state_specs
 from coordinator.rules.private_sums import with_least_noise
@@ -14,7 +16,7 @@ from fedcore.algorithms.algorithm import trips_of
 from fedcore.bundle import Bundle
 from fedcore.errors import FedcoreError
 from fedcore.plan import BlobRef
-from fedcore.release import Release
+from fedcore.release import Release, ReleasedEvaluation
 
 
 def first_checkpoint(bundle: Bundle, algorithm_modules: Sequence[str] = ()) -> bytes:
@@ -35,7 +37,7 @@ def first_checkpoint(bundle: Bundle, algorithm_modules: Sequence[str] = ()) -> b
     return checkpoint.encode(trips_of(algorithm)[0].broadcast(state))
 
 
-def release_of(
+def release_of(  # noqa: PLR0913  # a release says so much
     bundle: Bundle,
     settings: TaskSettings,
     lineage: str,
@@ -43,11 +45,13 @@ def release_of(
     counter: int,
     expires_at: int,
     algorithm_modules: Sequence[str] = (),
+    evaluation: Bundle | None = None,
 ) -> Release:
     """What a release key must sign so that a task with these settings can run on the bundle.
 
     lineage: the public key with which the coordinator signs checkpoints. counter, expires_at: as in `Release`.
-    algorithm_modules: as of `first_checkpoint`, whose errors it raises.
+    algorithm_modules: as of `first_checkpoint`, whose errors it raises. evaluation: the bundle that evaluates models of
+    the task, if any does.
     """
     settings = with_least_noise(settings)
     return Release(
@@ -55,8 +59,16 @@ def release_of(
         plan=bundle.manifest.plan.sha256,
         checkpoint=BlobRef.of(first_checkpoint(bundle, algorithm_modules)).sha256,
         bounds=settings.sum_bounds,
-        seed=released_seed(bundle.plan, settings),
+        evaluation=UNSET if evaluation is None else _evaluation_of(evaluation, settings, algorithm_modules),
+        seed=released_seed([one.plan for one in (bundle, evaluation) if one is not None], settings),
         lineage=lineage,
         counter=counter,
         expires_at=expires_at,
     )
+
+
+def _evaluation_of(bundle: Bundle, settings: TaskSettings, algorithm_modules: Sequence[str]) -> ReleasedEvaluation:
+    """The evaluation of models of a task with these settings: its sums have the bounds of the training's."""
+    received = checkpoint.decode(first_checkpoint(bundle, algorithm_modules), bundle.plan.broadcast)
+    constants = {name: checkpoint.digest(vector) for name, vector in received.items() if name != "params"}
+    return ReleasedEvaluation(plan=bundle.manifest.plan.sha256, bounds=settings.sum_bounds, constants=constants)

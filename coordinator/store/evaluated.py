@@ -45,7 +45,7 @@ def check_evaluated(store: CoordinatorStore, bundle: Bundle, settings: TaskSetti
         check_same_model(task, store.plan(task.plan_sha256), plan, settings)
         if not np.array_equal(store.checkpoint(task.id, source.round)["params"], state[vector]):
             raise InvalidTask(f"the bundle's state does not hold the model of {source.words}; start again")
-    return evaluates
+    return Evaluates(evaluates.model, evaluates.against)
 
 
 def check_evaluation(

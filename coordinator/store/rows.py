@@ -27,6 +27,8 @@ _evaluation = converter(RegularEvaluation)
 
 def task_of(row: Row[Any]) -> Task:
     """The task of a row."""
+    evaluates = None if row.evaluates is None else _evaluates(row.evaluates)
+    lineage = None if evaluates is None else evaluates.lineage
     return Task(
         id=row.id,
         name=row.name,
@@ -39,9 +41,9 @@ def task_of(row: Row[Any]) -> Task:
         plan_signature=None if row.plan_signature is None else _plan_signature(row.plan_signature),
         certificate_sha256=row.certificate_sha256,
         release=signed_of(row.release),
-        initial=Snapshot(0, row.state_sha256, row.checkpoint_sha256),
+        initial=Snapshot(0, row.state_sha256, row.checkpoint_sha256, lineage),
         created_at=row.created_at,
-        evaluates=None if row.evaluates is None else _evaluates(row.evaluates),
+        evaluates=evaluates,
         evaluation=None if row.evaluation is None else _evaluation(row.evaluation),
     )
 

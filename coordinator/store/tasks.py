@@ -41,7 +41,7 @@ from coordinator.rules.settings_fit import check_descent, check_settings
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
-from coordinator.store.bundles import first_checkpoint
+from coordinator.store.bundles import first_checkpoint, release_of
 from coordinator.store.database import Database
 from coordinator.store.evaluated import check_evaluated, check_evaluation
 from coordinator.store.identity import check_same_store
@@ -53,7 +53,7 @@ from fedcore.bundle import AlgorithmRef, Bundle
 from fedcore.plan import BlobRef, Plan
 from fedcore.privacy.accounting import spent
 from fedcore.privacy.certificate import CertifiedLedger, PrivacyCertificate, ledger_digest
-from fedcore.release import Signed
+from fedcore.release import Release, Signed
 from fedcore.signing import SigningKey
 
 __all__ = [
@@ -139,13 +139,22 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
             evaluates=evaluates,
             evaluation=regular,
         )
-        check_signed(task, plan, at)
-        bundles = [bundle, evaluation.bundle] if isinstance(evaluation, Regularly) else [bundle]
+        measuring = evaluation.bundle if isinstance(evaluation, Regularly) else None
+        check_signed(task, self._release(bundle, settings, measuring), at)
+        bundles = [bundle] if measuring is None else [bundle, measuring]
         try:
             self._start(task, bundles, first, by)
         except StoreConflict:  # a collection took older blobs; those written now are new
             self._start(task, bundles, first, by)
         return task
+
+    def _release(self, bundle: Bundle, settings: TaskSettings, evaluation: Bundle | None) -> Release | None:
+        """The release that a task needs, apart from what its signer chooses; None without secure aggregation."""
+        if settings.secagg is None:
+            return None
+        modules = self.algorithm_modules
+        free = {"counter": 0, "expires_at": 0}
+        return release_of(bundle, settings, "", **free, algorithm_modules=modules, evaluation=evaluation)
 
     def _start(self, task: Task, bundles: Sequence[Bundle], first: bytes, by: str) -> None:
         # Public also where a private blob has the same bytes.

@@ -2,19 +2,24 @@
 
 A secure round hides a report among others, but the plan decides what is in the report. So a key that the owner's policy
 names must have released the plan, its first checkpoint and the parameters of sums. Every later checkpoint must descend
-from the first.
+from the first, and a model that is evaluated be that of such a checkpoint.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from msgspec import UNSET
 
 from device_runtime.clock import Clock
 from device_runtime.errors import PlanRefused
 from device_runtime.permission.policy import Policy
 from device_runtime.state.database import StateDatabase
+from fedcore import checkpoint
 from fedcore.errors import FedcoreError
-from fedcore.release import LineageEntry, LogProof, Release, Signed, decode_entry, decode_head
+from fedcore.params import Float32
+from fedcore.release import LineageEntry, LogProof, Release, Signed, decode_entry, decode_head, decode_release
 from fedcore.signing import verified_entry, verified_head, verified_release
 from fedcore.wire.messages import Assignment
 from secagg.merkle import climb, depth
@@ -53,7 +58,10 @@ class Releases:
             raise _refused("signers", str(error)) from error
         with self.database.transaction():
             self._check_release(release, signed, assignment)
-            self._check_checkpoint(release, signed, assignment, entry)
+            if release.evaluation_by(assignment.plan.sha256) is None:
+                self._check_checkpoint(release, signed, assignment, entry)
+            else:
+                self._check_evaluated(release, signed, assignment, entry)
             if self.policy.require_release_log:
                 head = _proven_head(release, signed, assignment.log)
                 if not again:
@@ -62,11 +70,12 @@ class Releases:
     def _check_release(self, release: Release, signed: Signed, assignment: Assignment) -> None:
         if release.population != self.population:
             raise _refused("release", f"it is for population {release.population!r}")
-        if release.plan != assignment.plan.sha256:
-            raise _refused("release", f"it is for plan {release.plan[:12]}…, not {assignment.plan.sha256[:12]}…")
+        plan = assignment.plan.sha256
+        if release.plan != plan and release.evaluation_by(plan) is None:
+            raise _refused("release", f"it is for plan {release.plan[:12]}…, not {plan[:12]}…")
         if release.expires_at <= self.clock.wall():
             raise _refused("release", "it has expired")
-        promised, least = release.bounds.noise_multiplier, self.policy.min_noise_multiplier
+        promised, least = release.bounds_of(plan).noise_multiplier, self.policy.min_noise_multiplier
         if promised < least:
             raise _refused(
                 "min_noise_multiplier", f"devices would add noise of {promised:g}, the least allowed is {least:g}"
@@ -91,19 +100,40 @@ class Releases:
             if last is not None:
                 raise _refused("lineage", f"the first checkpoint comes again after that of round {last.round}")
             return
-        if assignment.lineage.signer != release.lineage:
-            raise _refused(
-                "lineage", f"the checkpoint is signed by {assignment.lineage.signer}, not by the release's key"
-            )
-        if (entry.release, entry.checkpoint) != (signed.digest, assignment.checkpoint.sha256):
+        if entry.checkpoint != assignment.checkpoint.sha256:
             raise _refused("lineage", "the signed entry is for another release or checkpoint")
         if entry.round != assignment.round - 1 or entry.round < 1:
             raise _refused("lineage", f"the checkpoint of round {entry.round} comes in round {assignment.round}")
+        if last is not None and entry.round < last.round:
+            raise _refused("lineage", f"the checkpoint of round {entry.round} comes after that of round {last.round}")
+        self._remember(release, signed, assignment.lineage, entry)
+
+    def _check_evaluated(
+        self, release: Release, signed: Signed, assignment: Assignment, entry: LineageEntry | None
+    ) -> None:
+        if entry is None or assignment.lineage is None:
+            raise _refused("lineage", "no signed entry comes with the model that is evaluated")
+        if entry.params is UNSET or entry.round < 1:
+            raise _refused("lineage", f"the signed entry of round {entry.round} names no model to evaluate")
+        if assignment.round != 1:
+            raise _refused(
+                "lineage", f"an evaluation of the release has one round, and this is round {assignment.round}"
+            )
+        self._remember(release, signed, assignment.lineage, entry)
+
+    def _remember(self, release: Release, signed: Signed, statement: Signed, entry: LineageEntry) -> None:
+        """Check that an entry belongs to a release and to the last entry that this device was shown; keep the newer."""
+        last = self._last_entry(signed.digest)
+        if statement.signer != release.lineage:
+            raise _refused("lineage", f"the checkpoint is signed by {statement.signer}, not by the release's key")
+        if entry.release != signed.digest:
+            raise _refused("lineage", "the signed entry is for another release or checkpoint")
         if entry.round == 1 and entry.parent != release.checkpoint:
             raise _refused("lineage", "the checkpoint of round 1 does not descend from the release's")
         if last is not None:
-            _check_descent(entry, last)
-        self.database.execute("INSERT OR REPLACE INTO lineage VALUES (?, ?)", signed.digest, assignment.lineage.text)
+            _check_descent(*sorted((last, entry), key=lambda one: one.round))
+        if last is None or entry.round > last.round:
+            self.database.execute("INSERT OR REPLACE INTO lineage VALUES (?, ?)", signed.digest, statement.text)
 
     def _check_growth(self, release: Release, signed: Signed) -> None:
         head = decode_head(signed.text)
@@ -118,14 +148,30 @@ class Releases:
         return decode_entry(rows[0][0]) if rows else None
 
 
-def _check_descent(entry: LineageEntry, last: LineageEntry) -> None:
-    """Raise PlanRefused unless a checkpoint equals or can follow the last one that this device was shown."""
-    if entry.round < last.round:
-        raise _refused("lineage", f"the checkpoint of round {entry.round} comes after that of round {last.round}")
-    if entry.round == last.round and entry != last:
-        raise _refused("lineage", f"two checkpoints of round {entry.round} are signed: the coordinator has lied")
-    if entry.round == last.round + 1 and entry.parent != last.checkpoint:
-        raise _refused("lineage", f"the checkpoint of round {entry.round} does not descend from that of {last.round}")
+def check_model(assignment: Assignment, received: Mapping[str, Float32]) -> None:
+    """Check the vectors of an assignment that was checked, if it evaluates under a release: the model, and constants.
+
+    Raises PlanRefused.
+    """
+    if assignment.secagg is None or assignment.release is None or assignment.lineage is None:
+        return
+    evaluation = decode_release(assignment.release.text).evaluation_by(assignment.plan.sha256)
+    if evaluation is None:
+        return
+    entry = decode_entry(assignment.lineage.text)
+    named = {**evaluation.constants, "params": entry.params}
+    for name, vector in received.items():
+        if named.get(name) != checkpoint.digest(vector):
+            origin = f"the model of round {entry.round}" if name == "params" else "the released one"
+            raise _refused("lineage", f"the vector {name!r} of the checkpoint is not {origin}")
+
+
+def _check_descent(before: LineageEntry, after: LineageEntry) -> None:
+    """Raise PlanRefused unless two entries are the same, or the checkpoint of the later can follow the other's."""
+    if after.round == before.round and after != before:
+        raise _refused("lineage", f"two checkpoints of round {after.round} are signed: the coordinator has lied")
+    if after.round == before.round + 1 and after.parent != before.checkpoint:
+        raise _refused("lineage", f"the checkpoint of round {after.round} does not descend from that of {before.round}")
 
 
 def _proven_head(release: Release, signed: Signed, proof: LogProof | None) -> Signed:

@@ -32,7 +32,7 @@ from fedcore.masking import (
 )
 from fedcore.params import Float32
 from fedcore.plan import Plan
-from fedcore.release import Release, Signed, SumBounds, decode_release
+from fedcore.release import Release, Signed, SumBounds, decode_entry, decode_release
 from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment
 from secagg.client import Client, SessionInput
@@ -51,7 +51,8 @@ WAIT_S, PAUSE_S = 20.0, 0.2
 class AnsweredRounds:
     """The last round of each task, and of each release, that this device answered. Raises StateError.
 
-    A coordinator can choose a task's name freely, but cannot offer the model of a release again under another name.
+    A coordinator can choose a task's name freely, but cannot offer the model of a release again under another name. An
+    evaluation of a round's model counts apart.
     """
 
     def __init__(self, database: StateDatabase, coordinator: str) -> None:
@@ -61,12 +62,12 @@ class AnsweredRounds:
     def last_round(self, assignment: Assignment) -> int:
         """The greatest session number of the task or release that this device answered; -1 if none."""
         query = "SELECT number FROM answered WHERE (coordinator = ? AND task = ?) OR release = ?"
-        rows = self._database.execute(query, self._coordinator, assignment.task, _release_of(assignment).digest)
+        rows = self._database.execute(query, self._coordinator, assignment.task, _work_of(assignment))
         return max((int(number) for (number,) in rows), default=-1)
 
     def answer(self, assignment: Assignment, number: int) -> None:
         """Note that this device will not answer this or an earlier round of the task or release again."""
-        row = self._coordinator, assignment.task, _release_of(assignment).digest, number
+        row = self._coordinator, assignment.task, _work_of(assignment), number
         self._database.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?)", *row)
 
 
@@ -106,7 +107,7 @@ class SecureDelivery:
         Raises SecaggRefused, ReportLost, DeadlinePassed, StateError or TransportError.
         """
         with _explained():
-            noisy = _released(stored.given).bounds.noise_multiplier
+            noisy = _bounds_of(stored.given).noise_multiplier
             last = MessageType.MASKED if noisy else MessageType.UNMASK
             client, message = self._resume(stored) if stored.phase == "masked" else self._begin(stored)
             while (reply := client.receive(message)).message is not None:
@@ -153,7 +154,7 @@ class SecureDelivery:
     def _values(self, stored: StoredAssignment, layout: ReportLayout) -> Float32:
         try:
             values_V = decode_unweighted(self.assignments.report(stored), layout)
-            return summed_values(layout, _released(stored.given).bounds, values_V)
+            return summed_values(layout, _bounds_of(stored.given), values_V)
         except FedcoreError as error:
             raise ReportLost("the kept report does not fit its plan", str(error)) from error
 
@@ -195,6 +196,18 @@ def _released(assignment: Assignment) -> Release:
     return decode_release(_release_of(assignment).text)
 
 
+def _bounds_of(assignment: Assignment) -> SumBounds:
+    return _released(assignment).bounds_of(assignment.plan.sha256)
+
+
+def _work_of(assignment: Assignment) -> str:
+    """The digest of an assignment's release; of an evaluation under it, with the round whose model is evaluated."""
+    signed = _release_of(assignment)
+    if assignment.lineage is None or _released(assignment).evaluation_by(assignment.plan.sha256) is None:
+        return signed.digest
+    return f"{signed.digest}/{decode_entry(assignment.lineage.text).round}"
+
+
 def _held(assignment: Assignment, layout: ReportLayout) -> tuple[bytes, bytes]:
     """The hashes of the model and the layout that this device holds."""
     return model_hash(assignment.plan, assignment.checkpoint), layout_hash(layout, assignment.seed)
@@ -213,10 +226,9 @@ def _check(invite: Invite, assignment: Assignment, layout: ReportLayout) -> None
         assignment.round, assignment.attempt
     ):
         raise SecaggRefused("the invitation is for another task or round than the assignment")
-    release = _released(assignment)
-    if layout.has_codecs and release.seed != assignment.seed:
+    if layout.has_codecs and _released(assignment).seed != assignment.seed:
         raise SecaggRefused("the report's codecs have another seed than the released one")
-    bounds = release.bounds
+    bounds = _bounds_of(assignment)
     if invite.min_sum < bounds.min_sum:
         raise SecaggRefused(f"the sum may be over {invite.min_sum} devices, the release demands {bounds.min_sum}")
     if invite.w_max != greatest_weight(layout, bounds):

@@ -20,11 +20,12 @@ from muster.options.task import (
     EvaluationBundle,
     ReleaseCounter,
     ReleaseDays,
+    ReleaseFile,
     ReleaseKey,
     with_task_settings,
 )
 from muster.output import Json, answer, at_utc, emit, remark, say, say_next, show_fields, show_table
-from muster.releasing import FIRST_COUNTER, VALID_DAYS, release_facts, released
+from muster.releasing import FIRST_COUNTER, VALID_DAYS, read_release, release_facts, released
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
@@ -58,6 +59,7 @@ def create(
     against: ComparedModel = None,
     evaluate_every: EvaluateEvery = None,
     evaluation: EvaluationBundle = None,
+    release: ReleaseFile = None,
     release_key: ReleaseKey = None,
     release_counter: ReleaseCounter = FIRST_COUNTER,
     release_days: ReleaseDays = VALID_DAYS,
@@ -69,8 +71,9 @@ def create(
     """Register a plan bundle as a task.
 
     A running coordinator starts it within a second. docs/settings.md explains the settings. With --secagg the task
-    needs a release, signed with --release-key on this machine. Only devices whose policy names its public key take
-    part. Run this on a machine other than the coordinator, so that the coordinator never holds the key.
+    needs a release, of a file with --release, or signed with --release-key on this machine. Only devices whose policy
+    names its public key take part. Sign on a machine other than the coordinator, so that the coordinator never holds
+    the key.
 
     With --evaluate the devices measure a model that is there, by a bundle of evaluate, compare or personalisation. Such
     a task has one round unless --rounds says otherwise. With --evaluate-every, training starts such tasks.
@@ -82,10 +85,11 @@ def create(
 
     evaluated = Evaluated(evaluate, against, evaluate_every, None if evaluation is None else Bundle(evaluation))
     chosen = build(TaskSettings, evaluated.settings(settings), text=True)
+    terms = {"counter": release_counter, "days": release_days}
     with open_store(db, blobs, coordinator) as store, starting_from(store, Bundle(plan), evaluated) as (bundle, of):
-        signed = None
+        signed = None if release is None else read_release(release)
         if release_key is not None:
-            signed = _release(store, db, bundle, chosen, release_key, counter=release_counter, days=release_days)
+            signed = _release(store, db, bundle, chosen, release_key, evaluation=of, **terms)
         task = store.register_task(bundle, chosen, signed, name=name, evaluation=of)
         _describe(store, task.id, json, device_noise(bundle.plan.report, task.settings))
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
@@ -107,6 +111,8 @@ def release(
     release_days: ReleaseDays = VALID_DAYS,
     evaluate: EvaluatedModel = None,
     against: ComparedModel = None,
+    evaluate_every: EvaluateEvery = None,
+    evaluation: EvaluationBundle = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("release.json"),
     db: Database = None,
     blobs: Blobs = None,
@@ -115,18 +121,20 @@ def release(
 ) -> None:
     """Write the signed release of a secure task to a file.
 
-    No task is created. Use it if you hold the key and are not the operator: the operator gives the file to the
-    dashboard's form of a new task. The release holds only for this bundle, this population and these bounds on sums.
-    Read what `muster plan show` says of the bundle before you sign.
+    No task is created. Use it if you hold the key and are not the operator: the operator gives the file to `muster task
+    create --release`, or to the dashboard's form of a new task. The release holds only for this bundle, this population
+    and these bounds on sums; with --evaluate-every also for the bundle of --evaluation, on models of that task. Read
+    what `muster plan show` says of the bundles before you sign.
     """
     from fedcore.bundle import Bundle
 
-    evaluated = Evaluated(evaluate, against)
+    evaluated = Evaluated(evaluate, against, evaluate_every, None if evaluation is None else Bundle(evaluation))
     chosen = build(TaskSettings, evaluated.settings(settings), text=True)
     if chosen.secagg is None:
         raise typer.BadParameter("a task without --secagg needs no release", param_hint="--secagg")
-    with open_store(db, blobs, coordinator) as store, starting_from(store, Bundle(plan), evaluated) as (bundle, _):
-        signed = _release(store, db, bundle, chosen, release_key, counter=release_counter, days=release_days)
+    terms = {"counter": release_counter, "days": release_days}
+    with open_store(db, blobs, coordinator) as store, starting_from(store, Bundle(plan), evaluated) as (bundle, of):
+        signed = _release(store, db, bundle, chosen, release_key, evaluation=of, **terms)
     out.write_bytes(msgspec.json.encode(signed))
     answer({"file": str(out), **release_facts(signed)}, json)
 
@@ -278,15 +286,13 @@ def checkpoint(
 
 
 def _release(
-    store: TaskStore, db: str | None, bundle: Bundle, settings: TaskSettings, key: Path, *, counter: int, days: int
+    store: TaskStore, db: str | None, bundle: Bundle, settings: TaskSettings, key: Path, **more: Any
 ) -> Signed:
-    """The release that a key in a file signs."""
+    """The release that a key in a file signs. more: as of `released`."""
     from fedcore.signing import SigningKey
 
     lineage, modules = store.lineage().lineage, located(db).algorithm_modules
-    return released(
-        bundle, settings, SigningKey.load(key), lineage, counter=counter, days=days, algorithm_modules=modules
-    )
+    return released(bundle, settings, SigningKey.load(key), lineage, algorithm_modules=modules, **more)
 
 
 def _say_next(task: Task, url: str | None, where: list[str]) -> None:

@@ -10,6 +10,8 @@ import typer
 from coordinator.rules.task_settings import TaskSettings
 from muster.options.settings import with_settings
 
+_FILE = "With --secagg: what `muster task release` wrote."
+ReleaseFile = Annotated[Path | None, typer.Option("--release", metavar="FILE", help=_FILE)]
 ReleaseKey = Annotated[
     Path | None,
     typer.Option(metavar="KEYFILE", help="With --secagg: the key of its release."),

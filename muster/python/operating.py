@@ -14,7 +14,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from coordinator.rules.entities import Measured, RoundRecord
+from coordinator.rules.entities import Evaluates, Measured, Regularly, RoundRecord
 from coordinator.rules.entities import Task as Facts
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
@@ -159,10 +159,13 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         evaluated = Evaluated(model, other, evaluate_every, evaluation)
         chosen = build(TaskSettings, evaluated.settings(settings))
         with starting_from(self._store, bundle, evaluated) as (starting, origin):
-            release = None if release_key is None else self._released(starting, chosen, release_key, counter)
+            release = None if release_key is None else self._released(starting, chosen, release_key, counter, origin)
             made = self._store.register_task(starting, chosen, release, name=name, evaluation=origin)
         return Task(self._store, made.id)
 
-    def _released(self, bundle: Bundle, chosen: TaskSettings, key: SigningKey, counter: int) -> Signed:
-        lineage, modules = self._store.lineage().lineage, [module_of(bundle.manifest.algorithm.name)]
-        return released(bundle, chosen, key, lineage, counter=counter, algorithm_modules=modules)
+    def _released(
+        self, bundle: Bundle, chosen: TaskSettings, key: SigningKey, counter: int, of: Evaluates | Regularly | None
+    ) -> Signed:
+        bundles = [bundle, of.bundle] if isinstance(of, Regularly) else [bundle]
+        lineage, modules = self._store.lineage().lineage, [module_of(one.manifest.algorithm.name) for one in bundles]
+        return released(bundle, chosen, key, lineage, evaluation=of, counter=counter, algorithm_modules=modules)

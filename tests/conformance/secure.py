@@ -3,11 +3,17 @@
 import threading
 from dataclasses import replace
 
+import numpy as np
+from msgspec import UNSET
 from msgspec.structs import replace as replace_struct
 
-from fedcore.masking import session_number
+from fedcore import checkpoint
+from fedcore.masking import session_number, task_hash
+from fedcore.params import VectorSpec
+from fedcore.release import LineageEntry, ReleasedEvaluation
 from fedcore.succession import Succession
 from tests.conformance.promises import ended, promise
+from tests.device_runtime import linear
 from tests.device_runtime.coordinator import refusal
 from tests.device_runtime.test_bound_fields import SEED, offer_coded
 from tests.device_runtime.test_noisy_rounds import offer_noisy
@@ -239,3 +245,125 @@ _unreleased("refuses_a_strangers_release", "that a stranger released", releasing
 _unreleased("refuses_another_population", "released for another population", releasing(population="tablets"))
 _unreleased("refuses_an_expired_release", "whose release expired", releasing(expires_at=1))
 _unreleased("refuses_another_checkpoint", "from a model without an origin", releasing(checkpoint="ab" * 32))
+
+
+def evaluate(coordinator, params=linear.PARAMS, number=5, signer=LINEAGE, entry=None, **changes):
+    """Have a coordinator invite the device to evaluate the model of a round, under the release of its training.
+
+    params: the model of that round. entry, changes: of the entry of the lineage, and of the release.
+    """
+    invite(coordinator)
+    plan, evaluation = coordinator.plan, changes.pop("evaluation", {})
+    if evaluation is not UNSET:
+        evaluation = ReleasedEvaluation(**{"plan": plan.sha256, "bounds": BOUNDS, "constants": {}} | evaluation)
+    fields = {"plan": "ab" * 32, "checkpoint": "cd" * 32, "evaluation": evaluation} | changes
+    coordinator.release = releasing(fields.pop("signer_of_release", RELEASE), **fields)
+    released = coordinator.release(plan, coordinator.checkpoint)
+    made = {"release": released.digest, "round": number, "parent": f"{number:064x}", "checkpoint": f"{number + 1:064x}"}
+    made |= {"params": checkpoint.digest(params)} | (entry or {})
+    coordinator.lineage = signer.sign_entry(LineageEntry(**made))
+
+
+def evaluated_again(coordinator, task, **changes):
+    """Invite the device to evaluate in a task of another name."""
+    coordinator.said.clear()
+    coordinator.lies = {"assignment": f"of-{task}", "task": task}
+    coordinator.invite = invitation(task=task_hash(task))
+    coordinator.aggregate = Aggregator(terms(coordinator.plan, coordinator.checkpoint, task=task_hash(task))).answer
+
+
+@promise("4", "a device evaluates a model that the lineage of a release names, once for each round", brief=True)
+def evaluates_models_of_the_lineage(coordinator, device):
+    evaluate(coordinator)
+    ended(device.session(**TRUST), "reported")
+    assert (said(coordinator), coordinator.reports) == (SAYS, [])
+    for task, number, expected in (
+        ("again", 5, ("aborted", "already-revealed")),
+        ("older", 2, ("reported",)),
+        ("newer", 6, ("reported",)),
+    ):
+        evaluate(coordinator, number=number)
+        evaluated_again(coordinator, task)
+        ended(device.session(**TRUST), *expected)
+        assert said(coordinator) == (SAYS if expected == ("reported",) else [])
+
+
+def _unproven(name, what, *, fetched=False, brief=False, **changes):
+    def lies(coordinator, device):
+        evaluate(coordinator, **changes)
+        ended(device.session(**TRUST), "aborted", "plan-refused")
+        assert said(coordinator) == []
+        assert ("blob" in coordinator.calls) == fetched
+
+    lies.__name__ = name
+    return promise("4", f"an evaluation {what} is plan-refused", brief=brief)(lies)
+
+
+_unproven("refuses_no_evaluation", "under a release that names none", brief=True, evaluation=UNSET)
+_unproven("refuses_another_evaluation", "by a plan that the release does not name", evaluation={"plan": "ef" * 32})
+_unproven("refuses_an_expired_evaluation", "whose release expired", expires_at=1)
+_unproven("refuses_a_strangers_evaluation", "that a stranger released", signer_of_release=LINEAGE)
+_unproven("refuses_another_lineage", "whose entry another key signed", signer=RELEASE)
+_unproven("refuses_an_entry_of_another_release", "whose entry is of another release", entry={"release": "ab" * 32})
+_unproven("refuses_an_entry_without_a_model", "whose entry names no model", entry={"params": UNSET})
+_unproven("refuses_a_start_from_elsewhere", "whose first round began elsewhere", number=1)
+_unproven(
+    "refuses_another_model_to_evaluate", "of a model that the entry does not name", fetched=True, brief=True,
+    params=linear.PARAMS + 1,
+)  # fmt: skip
+
+
+@promise("4", "an evaluation with other constants than are released is plan-refused", brief=True)
+def refuses_other_constants(coordinator, device):
+    edges = np.array([0.0, 1.0], np.float32)
+    plan = replace_struct(linear.plan(), broadcast=(*linear.plan().broadcast, VectorSpec("edges", 2)))
+    for released in ({}, {"edges": checkpoint.digest(edges + 1)}):
+        coordinator.offer(plan, linear.graphs(), {"params": linear.PARAMS, "edges": edges})
+        evaluate(coordinator, evaluation={"constants": released})
+        outcome = device.session(**TRUST)
+        ended(outcome, "aborted", "plan-refused")
+        assert "edges of the checkpoint is not the released one" in outcome["detail"].replace("'", "")
+    assert said(coordinator) == []
+
+
+@promise("4", "an evaluation without an entry, or in a second round, is plan-refused")
+def refuses_an_evaluation_without_its_entry(coordinator, device):
+    evaluate(coordinator)
+    coordinator.lineage = None
+    ended(device.session(**TRUST), "aborted", "plan-refused")
+    evaluate(coordinator)
+    coordinator.lies = {"round": 2}
+    ended(device.session(**TRUST), "aborted", "plan-refused")
+    assert said(coordinator) == []
+
+
+@promise("4", "an expiry that was put off after the release was signed is plan-refused")
+def refuses_a_later_expiry(coordinator, device):
+    evaluate(coordinator)
+    released = coordinator.release(coordinator.plan, coordinator.checkpoint)
+    altered = replace_struct(released, text=released.text.replace(str(2**33), str(2**34)))
+    assert altered != released
+    coordinator.release = lambda plan, checkpoint: altered
+    ended(device.session(**TRUST), "aborted", "plan-refused")
+    assert said(coordinator) == []
+
+
+@promise("4", "two entries of a round, or one that another does not descend from, are plan-refused")
+def refuses_two_models_of_a_round(coordinator, device):
+    evaluate(coordinator)
+    ended(device.session(**TRUST), "reported")
+    for number, entry in (
+        (5, {"checkpoint": "ef" * 32}), (5, {"params": "ef" * 32}), (4, {"checkpoint": "ef" * 32}),
+        (6, {"parent": "ef" * 32}),
+    ):  # fmt: skip
+        evaluate(coordinator, number=number, entry=entry)
+        evaluated_again(coordinator, f"of-{number}")
+        ended(device.session(**TRUST), "aborted", "plan-refused")
+        assert said(coordinator) == []
+
+
+@promise("4", "an evaluation whose sum is made otherwise than released is secagg-refused")
+def refuses_other_bounds_of_an_evaluation(coordinator, device):
+    evaluate(coordinator, evaluation={"bounds": replace_struct(BOUNDS, clip_norm=2.0)})
+    ended(device.session(**TRUST), "aborted", "secagg-refused")
+    assert said(coordinator) == []

@@ -14,7 +14,7 @@ from coordinator.rules.entities import Evaluates, ModelSource, Regularly
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Buffered, ClearReports
 from coordinator.store.migrations import HEAD, migrate
-from coordinator.store.tasks import Secagg, TaskSettings
+from coordinator.store.tasks import TaskSettings
 from fedcore.params import ParamSchema, TensorSpec
 from muster.evaluating import Evaluated, starting_from
 from tests.coordinator.bundles import make_evaluation_bundle, make_plan, make_private_bundle
@@ -163,7 +163,6 @@ def test_a_training_whose_evaluation_cannot_be_read_says_so(store, desk, begin, 
     [
         ({"hold_out_devices": 0.0}, "runs on held-out devices, .*: set hold_out_devices above 0"),
         ({"on_held_out": True}, "leave on_held_out out"),
-        ({"goal": 9, "secagg": Secagg()}, "refused with secagg: each would need a release of its model"),
     ],
 )
 def test_regular_evaluations_are_refused_where_they_cannot_be(begin, settings, words):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from msgspec import structs
+from msgspec import UNSET, structs
 from onnx import TensorProto
 
 from device_runtime.backends.onnxruntime import OnnxRuntime
@@ -13,7 +13,7 @@ from device_runtime.clock import Clock
 from device_runtime.errors import PlanRefused
 from device_runtime.examples import open_examples
 from device_runtime.permission.policy import Policy
-from device_runtime.permission.releases import Releases
+from device_runtime.permission.releases import Releases, check_model
 from device_runtime.session import run_session
 from device_runtime.state.cache import BlobCache
 from device_runtime.state.database import open_database
@@ -24,7 +24,7 @@ from fedcore.batching import StreamKey, noise
 from fedcore.loop import Loop
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
-from fedcore.release import LineageEntry, LogProof, Release, SumBounds, TreeHead
+from fedcore.release import LineageEntry, LogProof, Release, ReleasedEvaluation, SumBounds, TreeHead
 from fedcore.report import ReportLayout, Segment
 from fedcore.signing import SigningKey
 from fedcore.wire.messages import Assignment
@@ -246,6 +246,82 @@ def test_a_checkpoint_that_goes_back_or_forks_is_refused(releases):
         with against("lineage", words):
             releases.check(given)
     releases.check(after(signed, 4, FIRST, SECOND))
+
+
+MODEL, EDGES = np.arange(3, dtype=np.float32), np.array([0, 1], np.float32)
+DIGEST = checkpoint.digest(MODEL)
+MEASURING, MEASURED = BlobRef("a" * 64, 100), BlobRef("b" * 64, 100)
+EVALUATION = ReleasedEvaluation(plan=MEASURING.sha256, bounds=BOUNDS, constants={"edges": checkpoint.digest(EDGES)})
+
+
+def evaluating(signed, number=1, parent=FIRST, child=SECOND, *, signer=LINEAGE, params=DIGEST, **more):
+    """The assignment that evaluates the model of a round."""
+    made = LineageEntry(
+        release=signed.digest, round=number, parent=parent.sha256, checkpoint=child.sha256, params=params
+    )
+    given = {"release": signed, "plan": MEASURING, "checkpoint": MEASURED, "lineage": signer.sign_entry(made)}
+    return assignment(**given | more)
+
+
+def test_models_of_a_releases_lineage_are_evaluated_in_any_order(releases):
+    signed = release(evaluation=EVALUATION)
+    for number, parent, child in ((3, THIRD, FIRST), (1, FIRST, SECOND), (3, THIRD, FIRST), (2, SECOND, THIRD)):
+        releases.check(evaluating(signed, number, parent, child))
+    with against("lineage", "round 1 comes after that of round 3"):
+        releases.check(after(signed))
+
+
+@pytest.mark.parametrize(
+    ("given", "rule", "words"),
+    [
+        (evaluating(release()), "release", "for plan 0000"),
+        (evaluating(release(evaluation=EVALUATION), plan=THIRD), "release", "for plan 0000"),
+        (evaluating(release(evaluation=EVALUATION, expires_at=int(NOW))), "release", "expired"),
+        (evaluating(release(LINEAGE, evaluation=EVALUATION)), "signers", "does not name"),
+        (evaluating(release(evaluation=EVALUATION), lineage=None), "lineage", "no signed entry comes with the model"),
+        (evaluating(release(evaluation=EVALUATION), params=UNSET), "lineage", "round 1 names no model to evaluate"),
+        (evaluating(release(evaluation=EVALUATION), 0), "lineage", "round 0 names no model to evaluate"),
+        (evaluating(release(evaluation=EVALUATION), round=2), "lineage", "has one round, and this is round 2"),
+        (evaluating(release(evaluation=EVALUATION), signer=OTHER), "lineage", "not by the release's key"),
+        (evaluating(release(evaluation=EVALUATION), 1, THIRD), "lineage", "does not descend from the release's"),
+        (evaluating(release(evaluation=EVALUATION), 5, THIRD, FIRST), "lineage", "two checkpoints of round 5"),
+        (evaluating(release(evaluation=EVALUATION), 5, params="f" * 64), "lineage", "two checkpoints of round 5"),
+        (evaluating(release(evaluation=EVALUATION), 4, FIRST, THIRD), "lineage", "does not descend from that of 4"),
+        (evaluating(release(evaluation=EVALUATION), 6, THIRD), "lineage", "round 6 does not descend from that of 5"),
+    ],
+)  # fmt: skip
+def test_an_evaluation_that_no_release_and_lineage_name_is_refused(releases, given, rule, words):
+    releases.check(evaluating(release(evaluation=EVALUATION), 5))
+    with against(rule, words):
+        releases.check(given)
+
+
+def test_the_entry_of_another_release_proves_no_model(releases):
+    signed, other = release(evaluation=EVALUATION), release(evaluation=EVALUATION, counter=2)
+    with against("lineage", "for another release"):
+        releases.check(structs.replace(evaluating(signed), lineage=evaluating(other).lineage))
+
+
+def test_an_evaluation_is_held_to_the_noise_of_its_own_bounds(tmp_path):
+    clock, noisy = Clock(wall=lambda: NOW), structs.replace(BOUNDS, noise_multiplier=0.5, honest=8)
+    with open_database(tmp_path, clock) as database:
+        strict = Releases(Policy(signers=(RELEASE.signer,), min_noise_multiplier=0.5), database, clock, "phones")
+        strict.check(evaluating(release(evaluation=structs.replace(EVALUATION, bounds=noisy))))
+        with against("min_noise_multiplier", "noise of 0, the least allowed is 0.5"):
+            strict.check(evaluating(release(bounds=noisy, evaluation=EVALUATION)))
+
+
+def test_only_the_model_of_the_entry_and_released_constants_are_measured():
+    given = evaluating(release(evaluation=EVALUATION))
+    check_model(given, {"params": MODEL, "edges": EDGES})
+    for received, words in (
+        ({"params": MODEL + 1, "edges": EDGES}, "'params' of the checkpoint is not the model of round 1"),
+        ({"params": MODEL, "edges": EDGES + 1}, "'edges' of the checkpoint is not the released one"),
+        ({"params": MODEL, "edges": EDGES, "more": EDGES}, "'more' of the checkpoint is not the released one"),
+    ):
+        with against("lineage", words):
+            check_model(given, received)
+    check_model(after(release(evaluation=EVALUATION)), {"params": MODEL + 1})  # training: the entry names the whole
 
 
 def proof(log, signed, key=LINEAGE):

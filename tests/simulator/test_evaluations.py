@@ -10,12 +10,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator.rules.entities import Regularly
 from coordinator.rules.states import TaskState
 from coordinator.store.tasks import Secagg, TaskSettings
+from device_runtime.permission.policy import Policy
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.hold_out import is_held_out
-from fedcore.signing import key_text
+from fedcore.signing import SigningKey, key_text
 from fedcore.wire.signatures import device_id
 from muster.evaluating import Evaluated, starting_from
 from simulator import datasets
@@ -204,6 +205,55 @@ def test_a_fleet_evaluates_the_model_of_every_round(tmp_path, coordinators, logr
         members = users.subset([users.clients.index(client) for client in cohort.values()])
         own = evaluate(model, params, members)["loss"]
         assert one.metrics["evaluate.loss.devices"] == pytest.approx(own.mean(), abs=1e-5)
+
+
+def test_a_secure_training_is_evaluated_under_its_release(tmp_path, coordinators, servers, capsys):
+    model = Model(load("logreg", (1, 8, 8), 10), SEED)
+    train, evaluation = (
+        export_bundle(model, create(name, {"batch_size": 5}), tmp_path / name) for name in ("fedavg", "evaluate")
+    )
+    users, _ = datasets.users("digits", None, 24)
+    give_keys(tmp_path / "devices", users)
+    held_out = [is_held_out("p", device_id(key_of(client)), 0.5) for client in users.clients]
+    sides = [users.subset([at for at, out in enumerate(held_out) if out == side]) for side in (False, True)]
+    goal = min(map(len, sides))
+    assert goal >= 8
+    shared = {"over_selection": 1.0, "hold_out_devices": 0.5, "seed": SEED, "secagg": Secagg()}
+    settings, key = TaskSettings(population="p", goal=goal, rounds=2, **shared), SigningKey.new(tmp_path / "key")
+    with coordinators.local(tmp_path, SEED, secure=True) as local:
+        store = local.store
+        task = local.create_task(train, settings, key, Regularly(1, evaluation))
+        clients = {}
+        for side in (sides[0], sides[1]):
+            config = FleetConfig(
+                coordinator=local.url,
+                population="p",
+                folder=tmp_path / "devices",
+                concurrency=goal,
+                sessions=2 * goal,
+                policy=Policy(signers=(key.signer,), require_secure_aggregation=True),
+            )
+            clients |= Fleet(config, side.subset(range(goal))).run(servers=servers).clients
+        wait_until(lambda: {one.state for one in store.evaluations(task.id)} == {TaskState.COMPLETED})
+        made = store.evaluations(task.id)
+        rows = [store.task(one.task) for one in made]
+        cohorts = [counted_cohort(store, one.task, 1, clients) for one in made]
+        models = [store.checkpoint(task.id, one.round)["params"] for one in made]
+        rounds = store.rounds(task.id)
+    assert [(one.round, len(cohort)) for one, cohort in zip(made, cohorts, strict=True)] == [(1, goal), (2, goal)]
+    assert [row.release for row in rows] == [task.release, task.release]
+    assert not np.array_equal(*models)
+    assert len(rounds) == 2
+    for one, cohort, params in zip(made, cohorts, models, strict=True):
+        engine = Engine(model, create("evaluate", {"batch_size": 5}), users, seed=SEED)
+        engine.restore({**engine.state, "params": params})
+        slots = sorted(cohort)
+        exact = engine.run_round(1, [users.clients.index(cohort[slot]) for slot in slots], slots).metrics
+        apart = {name: abs(one.metrics[name] - value) for name, value in exact.items() if name.startswith("evaluate.")}
+        with capsys.disabled():
+            print(f"\nround {one.round}: loss {one.metrics['evaluate.loss']:.4f}, {apart['evaluate.loss']:.1e} apart")
+        assert (apart["evaluate.devices"], apart["evaluate.examples"]) == (0, 0)
+        assert max(apart[f"evaluate.{name}"] for name in ("loss", "loss.devices", "accuracy")) < 1e-3
 
 
 def key_of(client):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 from prometheus_client import Histogram
 
@@ -18,7 +19,7 @@ from coordinator.driver.memory.private_rounds import BUDGET_SPENT, PrivateSum, R
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.writing.failed_attempts import note_failure, pause_diverged, why_diverged
 from coordinator.driver.writing.hand_over import HandOver, end_or_keep, open_next
-from coordinator.driver.writing.regular_evaluations import begin, store_start
+from coordinator.driver.writing.regular_evaluations import Start, begin, store_start
 from coordinator.errors import STORE_FAILURES, NonFiniteState, Unavailable, UnknownBlob, UnreadableBlob
 from coordinator.failpoints import reach
 from coordinator.lineage import entry
@@ -62,14 +63,14 @@ class Outcome(NamedTuple):
 class _Model(NamedTuple):
     """The blobs of a round's next model, its metrics, and the sealed form of the blobs of a private round.
 
-    evaluation: the blobs with which the model is evaluated, where that is due.
+    evaluation: what the model is evaluated with, where that is due.
     """
 
     state: BlobRef
     broadcast: BlobRef
     metrics: dict[str, float]
     sealed: Sequence[SealedBlob]
-    evaluation: tuple[BlobRef, BlobRef] | None
+    evaluation: Start | None
 
 
 def commit_round(
@@ -106,14 +107,15 @@ def commit_round(
         goes_on = running.buffered and active and not (last or diverged)
         kept = end_or_keep(records, running, goes_on=goes_on) if running.buffered else HandOver()
         outcome = _end(records, running, kept.event, now)._replace(too_stale=kept.too_stale)
-        signed = entry(lineage, task, running.base, model.broadcast.sha256)
+        params = UNSET if model.evaluation is None else model.evaluation.params
+        signed = entry(lineage, task, running.base, model.broadcast.sha256, params)
         snapshot = Snapshot(running.number, model.state.sha256, model.broadcast.sha256, signed)
         records.finish_round(running.id, snapshot, model.metrics)
         if goes_on:
             following = open_next(records, replace(running, value=outcome.value), snapshot, now)
             outcome = outcome._replace(successor=following)
         _conclude(records, task, running, collected.noisy, diverged)
-        begin(store, records, task, running.number, model.evaluation)
+        begin(store, records, task, running.number, model.evaluation, signed)
         reach("round.before-commit")
     reach("round.after-commit")
     with suppress(Unavailable):  # the log says why; whoever asks for the model tries again

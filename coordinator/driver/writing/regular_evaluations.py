@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import NamedTuple
 
 from coordinator.errors import UnknownBlob, UnreadableBlob
 from coordinator.rules.aggregation import Vectors, state_specs
@@ -14,9 +15,18 @@ from fedcore import checkpoint
 from fedcore.algorithms.algorithm import trips_of
 from fedcore.errors import FedcoreError
 from fedcore.plan import BlobRef
+from fedcore.release import Signed
 
 
-def store_start(store: CoordinatorStore, training: Task, number: int, model: Vectors) -> tuple[BlobRef, BlobRef] | None:
+class Start(NamedTuple):
+    """The blobs with which a model is evaluated: server state and broadcast. params: the digest of the model."""
+
+    state: BlobRef
+    broadcast: BlobRef
+    params: str
+
+
+def store_start(store: CoordinatorStore, training: Task, number: int, model: Vectors) -> Start | None:
     """Store the server state and the broadcast with which the model after a round is evaluated; None if it is not due.
 
     model: what is broadcast after the round. Raises UnreadableBlob.
@@ -32,19 +42,22 @@ def store_start(store: CoordinatorStore, training: Task, number: int, model: Vec
         raise UnreadableBlob(f"what evaluates the model after round {number}: {error}") from error
     state["params"] = model["params"]
     broadcast = trips_of(algorithm)[0].broadcast(state)
-    return store.blobs.put(checkpoint.encode(state)), store.blobs.put(checkpoint.encode(broadcast))
+    refs = [store.blobs.put(checkpoint.encode(vectors)) for vectors in (state, broadcast)]
+    return Start(refs[0], refs[1], checkpoint.digest(model["params"]))
 
 
 def begin(
-    store: CoordinatorStore, records: Records, training: Task, number: int, start: tuple[BlobRef, BlobRef] | None
+    store: CoordinatorStore, records: Records, training: Task, number: int, start: Start | None, lineage: Signed | None
 ) -> None:
-    """Write the task that evaluates the model after a round, if that is due. start: from `store_start`."""
+    """Write the task that evaluates the model after a round, if that is due.
+
+    start: from `store_start`. lineage: the signed entry of the round.
+    """
     regular = training.evaluation
     if regular is None or start is None:
         return
-    state, broadcast = start
-    store.add_blobs(records, {state: False})
-    store.add_blobs(records, {broadcast: True})
-    snapshot = Snapshot(0, state.sha256, broadcast.sha256)
+    store.add_blobs(records, {start.state: False})
+    store.add_blobs(records, {start.broadcast: True})
+    snapshot = Snapshot(0, start.state.sha256, start.broadcast.sha256, lineage)
     task = regular_task(training, regular, number, snapshot, secrets.token_hex(8), records.at)
     records.add_task(task, f"round {number} of task {training.id} was committed")

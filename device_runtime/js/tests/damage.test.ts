@@ -28,7 +28,7 @@ const specs = Object.entries<number[]>(checkpoint.vectors).map(([name, one]) => 
 
 const PLACE = "assignment:http://127.0.0.1:1/:p";
 
-const { plan, plan_signature, release, entry, head } = device.statements;
+const { plan, plan_signature, release, evaluating_release, entry, head } = device.statements;
 const json = (text: string) => utf8(text);
 const kept = (data: Bytes) => new TextDecoder().decode(data);
 const key = (seed: number) => new Uint8Array(32).fill(seed);
@@ -58,6 +58,12 @@ test.each<Decoder>([
   ["a checkpoint", fromHex(checkpoint.bytes), (data) => decodeVectors(data, specs), FormatError],
   ["a graph", fromHex(device.runner.graphs["train.step"]), (data) => checkGraph(data, "g"), PlanRefused],
   ["a signed release", json(release.text), (data) => verifiedRelease({ ...release, text: kept(data) }), FormatError],
+  [
+    "a release with an evaluation",
+    json(evaluating_release.text),
+    (data) => verifiedRelease({ ...evaluating_release, text: kept(data) }),
+    FormatError,
+  ],
   [
     "a release's signature",
     json(release.value),

@@ -2,7 +2,7 @@
 
 import { expect, test } from "vitest";
 import { base64, concat, fromBase64, fromHex, hex, u64, utf8 } from "../src/core/bytes.ts";
-import { decodeVectors, encodeVector } from "../src/core/checkpoint.ts";
+import { decodeVectors, encodeVector, vectorDigest } from "../src/core/checkpoint.ts";
 import { type Codec, codedSize, encode } from "../src/core/codecs.ts";
 import { FormatError, NonFiniteReport, PlanRefused } from "../src/core/errors.ts";
 import { checked, parseJson } from "../src/core/json.ts";
@@ -270,12 +270,21 @@ test("the derivations of a secure round are Python's", async () => {
 });
 
 test("signed statements are verified, and one changed character is seen", async () => {
-  const { plan, plan_signature, release, keyed_release, entry, head } = device.statements;
+  const { plan, plan_signature, release, keyed_release, evaluating_release, entry, evaluated_entry, head } =
+    device.statements;
   await verifyPlan(plan, plan_signature);
   expect((await verifiedRelease(release)).population).toBe("phones");
   expect((await verifiedRelease(release)).seed).toBe(undefined);
   expect((await verifiedRelease(keyed_release)).seed).toBe(BigInt(device.messages.seed));
   expect((await verifiedEntry(entry)).round).toBe(1);
+  expect((await verifiedEntry(entry)).params).toBe(undefined);
+  const { evaluation, bounds } = await verifiedRelease(evaluating_release);
+  expect((await verifiedRelease(release)).evaluation).toBe(undefined);
+  expect([evaluation?.plan, evaluation?.bounds]).toEqual(["12".repeat(32), bounds]);
+  const [, , , several] = device.checkpoints;
+  expect((await verifiedEntry(evaluated_entry)).params).toBe(
+    await vectorDigest(Float32Array.from(several.vectors.params)),
+  );
   expect((await verifiedHead(head)).size).toBe(3);
   expect(await digestOf(release)).toBe(release.digest);
   await expect(verifyPlan({ ...plan, sha256: "00".repeat(32) }, plan_signature)).rejects.toThrow(FormatError);

@@ -5,10 +5,11 @@
  */
 
 import * as v from "valibot";
-import { type Bytes, concat, littleEndian, utf8 } from "./bytes.ts";
+import { type Bytes, concat, hex, littleEndian, utf8 } from "./bytes.ts";
 import { FormatError } from "./errors.ts";
 import { checked, count, parseJson } from "./json.ts";
 import type { VectorSpec } from "./plan.ts";
+import { sha256 } from "./primitives.ts";
 import type { Float32 } from "./report.ts";
 
 const HEAD_BYTES = 8;
@@ -25,6 +26,11 @@ export function encodeVector(name: string, vector: Float32): Bytes {
   const padded = header.padEnd(8 * Math.ceil(utf8(header).length / 8) - utf8(header).length + header.length);
   const values = new Uint8Array(vector.buffer, vector.byteOffset, size);
   return concat(littleEndian(BigInt(utf8(padded).length), HEAD_BYTES), utf8(padded), values);
+}
+
+/** SHA-256 of a vector's values in hex, as a release and the entries of its lineage name a vector. */
+export async function vectorDigest({ buffer, byteOffset, byteLength }: Float32): Promise<string> {
+  return hex(await sha256(new Uint8Array(buffer, byteOffset, byteLength)));
 }
 
 /** The vectors in `data`, each with a buffer of its own, in the order of `specs`.

@@ -19,25 +19,33 @@ const noiseMultiplier = v.pipe(v.number(), v.minValue(0), v.maxValue(1e6));
 
 export const signatureSchema = v.object({ signer: v.string(), value: v.string() });
 export const signedSchema = v.object({ text: v.string(), ...signatureSchema.entries });
+const boundsSchema = v.object({
+  clip_norm: positive,
+  bits,
+  max_examples: count,
+  min_sum: count,
+  noise_multiplier: noiseMultiplier,
+  honest: count,
+});
 const releaseSchema = v.object({
   version: count,
   population: v.string(),
   plan: digest,
   checkpoint: digest,
-  bounds: v.object({
-    clip_norm: positive,
-    bits,
-    max_examples: count,
-    min_sum: count,
-    noise_multiplier: noiseMultiplier,
-    honest: count,
-  }),
+  bounds: boundsSchema,
+  evaluation: v.optional(v.object({ plan: digest, bounds: boundsSchema, constants: v.record(v.string(), digest) })),
   seed: v.optional(wide),
   lineage: v.string(),
   counter: count,
   expires_at: count,
 });
-const entrySchema = v.object({ release: digest, round: count, parent: digest, checkpoint: digest });
+const entrySchema = v.object({
+  release: digest,
+  round: count,
+  parent: digest,
+  checkpoint: digest,
+  params: v.optional(digest),
+});
 const headSchema = v.object({ size: count, root: digest });
 export const proofSchema = v.object({ head: signedSchema, position: count, path: bytes() });
 
@@ -57,6 +65,8 @@ const modelSchema = v.object({
 type PlanSignature = v.InferOutput<typeof signatureSchema>;
 export type Signed = v.InferOutput<typeof signedSchema>;
 export type Release = v.InferOutput<typeof releaseSchema>;
+/** How devices may evaluate the models of a released training. */
+type ReleasedEvaluation = NonNullable<Release["evaluation"]>;
 /** The parameters of a secure round's sums, which only the release key can change. */
 export type SumBounds = Release["bounds"];
 /** The statement that the devices of a population may use a version of a model. */
@@ -106,6 +116,16 @@ export function verifiedEntry(signed: Signed): Promise<LineageEntry> {
 /** The head of a log of releases, if its signer signed it. Throws FormatError. */
 export function verifiedHead(signed: Signed): Promise<TreeHead> {
   return verified(signed, "log", headSchema);
+}
+
+/** The evaluation that a plan, by digest, is released for; null for the plan that trains and for any other. */
+export function evaluationBy({ plan, evaluation }: Release, other: string): ReleasedEvaluation | null {
+  return evaluation === undefined || other === plan || evaluation.plan !== other ? null : evaluation;
+}
+
+/** The bounds of the rounds of one of a release's plans, by digest. */
+export function boundsOf(release: Release, plan: string): SumBounds {
+  return (evaluationBy(release, plan) ?? release).bounds;
 }
 
 /** SHA-256 of a statement, in hex. */

@@ -25,6 +25,7 @@ import { keptBlobs } from "./kept-models.ts";
 import { failure, NOTHING_YET, type Outcome, writeJournal } from "./outcome.ts";
 import { Guard } from "./permission/guard.ts";
 import { checkHttps, type Policy } from "./permission/policy.ts";
+import { checkModel } from "./permission/releases.ts";
 import { type BlobRef, decodePlan, isBlob, type Plan } from "./plan.ts";
 import type { Platform } from "./platform.ts";
 import { plain } from "./protocol/call.ts";
@@ -229,6 +230,7 @@ class Session {
     checkExamples(plan, all);
     const examples = await onSide(plan, all, this.#minExamples.get(given.task) ?? 0);
     const broadcast = decodeVectors(await this.#transport.blob(given.checkpoint), plan.broadcast);
+    await checkModel(given, broadcast);
     const frozen =
       plan.frozen === null ? new Map() : decodeVectors(await this.#blob(plan.frozen.blob), plan.frozen.vectors);
     // In a secure round a graph's noise must stay secret: a plan could use it to place examples apart in the sum.

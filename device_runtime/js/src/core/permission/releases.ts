@@ -1,14 +1,18 @@
 /** Releases: this device's demands on a secure round before it trains. Spec: docs/spec/plan.md §9, §10.
  *
  * A key that the owner's policy names must have released the plan, its first checkpoint and the parameters of sums.
- * Every later checkpoint must descend from the first. The store remembers releases, so that none can be rolled back.
+ * Every later checkpoint must descend from the first, and a model that is evaluated be that of such a checkpoint. The
+ * store remembers releases, so that none can be rolled back.
  */
 
 import { equal, fromHex, utf8 } from "../bytes.ts";
+import { vectorDigest } from "../checkpoint.ts";
 import { FormatError, PlanRefused } from "../errors.ts";
 import { keptJson, type Platform } from "../platform.ts";
 import {
+  boundsOf,
   digestOf,
+  evaluationBy,
   type LineageEntry,
   type Release,
   type Signed,
@@ -17,6 +21,7 @@ import {
   verifiedHead,
   verifiedRelease,
 } from "../release.ts";
+import type { Float32 } from "../report.ts";
 import { climb, depth } from "../secagg/merkle.ts";
 import type { Assignment } from "../wire/messages.ts";
 import type { Policy } from "./policy.ts";
@@ -48,19 +53,22 @@ export async function checkRelease(
   const counterPlace = `released:${signed.signer}:${population}`;
   const seen = Number((await store.get(counterPlace)) ?? 0);
   demand(release.population === population, "release", `it is for population ${release.population}`);
-  demand(release.plan === given.plan.sha256, "release", "it is for another plan");
+  const plan = given.plan.sha256;
+  const evaluates = evaluationBy(release, plan) !== null;
+  demand(release.plan === plan || evaluates, "release", "it is for another plan");
   demand(release.expires_at > now(), "release", "it has expired");
   demand(release.counter >= seen, "release", `its counter is ${release.counter}; this device has seen ${seen}`);
-  const [promised, least] = [release.bounds.noise_multiplier, policy.min_noise_multiplier];
+  const [promised, least] = [boundsOf(release, plan).noise_multiplier, policy.min_noise_multiplier];
   demand(
     promised >= least,
     "min_noise_multiplier",
     `devices would add noise of ${promised}, the least allowed is ${least}`,
   );
   const entryPlace = `lineage:${digest}`;
-  checkCheckpoint(given, shown, await keptJson<LineageEntry>(store, entryPlace));
+  const last = await keptJson<LineageEntry>(store, entryPlace);
+  (evaluates ? checkEvaluated : checkCheckpoint)(given, shown, last);
   const changes: Record<string, string> = { [counterPlace]: String(release.counter) };
-  if (entry !== null) {
+  if (entry !== null && entry.round > (last?.round ?? 0)) {
     changes[entryPlace] = JSON.stringify(entry);
   }
   if (policy.require_release_log) {
@@ -102,29 +110,71 @@ function checkCheckpoint(given: Assignment, { release, digest, entry }: Shown, l
     demand(last === null, rule, `the first checkpoint comes again after that of round ${last?.round}`);
     return;
   }
-  demand(given.lineage?.signer === release.lineage, rule, "the checkpoint is not signed by the release's key");
-  const fits = entry.release === digest && entry.checkpoint === given.checkpoint.sha256;
+  const fits = entry.checkpoint === given.checkpoint.sha256;
   demand(fits, rule, "the signed entry is for another release or checkpoint");
   const inTurn = entry.round === given.round - 1 && entry.round >= 1;
   demand(inTurn, rule, `the checkpoint of round ${entry.round} comes in round ${given.round}`);
+  const older = last !== null && entry.round < last.round;
+  demand(!older, rule, `the checkpoint of round ${entry.round} comes after that of ${last?.round}`);
+  checkEntry(given, entry, { release, digest, last });
+}
+
+function checkEvaluated(given: Assignment, { release, digest, entry }: Shown, last: LineageEntry | null): void {
+  const rule = "lineage";
+  if (entry === null) {
+    throw refused(rule, "no signed entry comes with the model that is evaluated");
+  }
+  const names = entry.params !== undefined && entry.round >= 1;
+  demand(names, rule, `the signed entry of round ${entry.round} names no model to evaluate`);
+  demand(given.round === 1, rule, `an evaluation of the release has one round, and this is round ${given.round}`);
+  checkEntry(given, entry, { release, digest, last });
+}
+
+/** What an entry must belong to: a release with its digest, and the last entry that this device was shown. */
+interface Lineage {
+  readonly release: Release;
+  readonly digest: string;
+  readonly last: LineageEntry | null;
+}
+
+function checkEntry(given: Assignment, entry: LineageEntry, { release, digest, last }: Lineage): void {
+  const rule = "lineage";
+  demand(given.lineage?.signer === release.lineage, rule, "the checkpoint is not signed by the release's key");
+  demand(entry.release === digest, rule, "the signed entry is for another release or checkpoint");
   const descends = entry.round > 1 || entry.parent === release.checkpoint;
   demand(descends, rule, "the checkpoint of round 1 does not descend from the release's");
   if (last !== null) {
-    checkDescent(entry, last);
+    checkDescent(...((entry.round < last.round ? [entry, last] : [last, entry]) as [LineageEntry, LineageEntry]));
   }
 }
 
-/** Refuse unless a checkpoint equals or can follow the last one that this device was shown. */
-function checkDescent(entry: LineageEntry, last: LineageEntry): void {
-  const same = entry.parent === last.parent && entry.checkpoint === last.checkpoint;
-  const follows = entry.round !== last.round + 1 || entry.parent === last.checkpoint;
-  demand(
-    entry.round >= last.round,
-    "lineage",
-    `the checkpoint of round ${entry.round} comes after that of ${last.round}`,
-  );
-  demand(entry.round !== last.round || same, "lineage", `two checkpoints of round ${entry.round} are signed`);
-  demand(follows, "lineage", `the checkpoint of round ${entry.round} does not descend from that of ${last.round}`);
+/** Refuse unless two entries are the same, or the checkpoint of the later can follow the other's. */
+function checkDescent(before: LineageEntry, after: LineageEntry): void {
+  const same =
+    after.parent === before.parent && after.checkpoint === before.checkpoint && after.params === before.params;
+  const follows = after.round !== before.round + 1 || after.parent === before.checkpoint;
+  demand(after.round !== before.round || same, "lineage", `two checkpoints of round ${after.round} are signed`);
+  demand(follows, "lineage", `the checkpoint of round ${after.round} does not descend from that of ${before.round}`);
+}
+
+/** Check the vectors of an assignment that was checked, if it evaluates under a release: the model, and constants.
+ *
+ * Throws PlanRefused.
+ */
+export async function checkModel(
+  { secagg, release: signed, lineage, plan }: Assignment,
+  received: ReadonlyMap<string, Float32>,
+): Promise<void> {
+  if (secagg === null || signed === null || lineage === null) return;
+  const evaluation = evaluationBy(await verifiedRelease(signed), plan.sha256);
+  if (evaluation === null) return;
+  const entry = await verifiedEntry(lineage);
+  const named = new Map([...Object.entries(evaluation.constants), ["params", entry.params]]);
+  for (const [name, vector] of received) {
+    const origin = name === "params" ? `the model of round ${entry.round}` : "the released one";
+    const same = named.get(name) === (await vectorDigest(vector));
+    demand(same, "lineage", `the vector ${name} of the checkpoint is not ${origin}`);
+  }
 }
 
 /** The head of a log that holds the release. */

@@ -6,7 +6,15 @@ import { AlreadyRevealed, DeadlinePassed, Refused, SecaggRefused, StateDamaged }
 import type { AssignmentKeeper, KeptAssignment } from "../kept-assignment.ts";
 import * as masking from "../masking.ts";
 import type { Platform } from "../platform.ts";
-import { digestOf, type Release, type SumBounds, verifiedRelease } from "../release.ts";
+import {
+  boundsOf,
+  digestOf,
+  evaluationBy,
+  type Release,
+  type SumBounds,
+  verifiedEntry,
+  verifiedRelease,
+} from "../release.ts";
 import { hasCodecs, type ReportLayout, reportSize, weightOf } from "../report.ts";
 import { Client, type SessionResult } from "../secagg/client.ts";
 import { M, numberOf } from "../secagg/encoding.ts";
@@ -59,7 +67,7 @@ export class SecureDelivery {
   /** Take part to the end, continuing where an earlier session stopped. Throws SecaggRefused or TransportError. */
   async run(kept: KeptAssignment, layout: ReportLayout): Promise<SessionResult> {
     return explained(async () => {
-      const { bounds } = await verifiedRelease(kept.given.release!);
+      const bounds = await releasedBounds(kept.given);
       const last = bounds.noise_multiplier > 0 ? M.MASKED : M.UNMASK;
       let [client, message] = kept.phase === "masked" ? await this.#resume(kept) : await this.#begin(kept, layout);
       for (;;) {
@@ -89,7 +97,7 @@ export class SecureDelivery {
     if (values === undefined) {
       throw new StateDamaged("the kept report does not fit its plan");
     }
-    const { bounds } = await verifiedRelease(given.release!);
+    const bounds = await releasedBounds(given);
     const vector = masking.summedValues(layout, bounds, values);
     const weight = Math.min(weightOf(layout, examples), invite.wMax);
     const [lastRound, now] = [await this.#lastRound(given), BigInt(Math.floor(this.#platform.now()))];
@@ -125,7 +133,8 @@ export class SecureDelivery {
 
   /** The greatest session number of its task, or of its release, that this device answered; -1 when it answered none.
    *
-   * A coordinator can choose a task's name freely, but cannot offer the model of a release again under another name.
+   * A coordinator can choose a task's name freely, but cannot offer the model of a release again under another name. An
+   * evaluation of a round's model counts apart.
    */
   async #lastRound(given: Assignment): Promise<bigint> {
     const kept = await Promise.all((await this.#answeredPlaces(given)).map((place) => this.#platform.store.get(place)));
@@ -138,11 +147,13 @@ export class SecureDelivery {
     await this.#platform.store.write(Object.fromEntries(places.map((place) => [place, String(number)])));
   }
 
-  async #answeredPlaces({ task, release }: Assignment): Promise<string[]> {
+  async #answeredPlaces({ task, release, plan, lineage }: Assignment): Promise<string[]> {
     if (release === null) {
       throw new SecaggRefused("the invitation comes without a release");
     }
-    return [`answered:${this.#coordinator.href}:${task}`, `answered:${await digestOf(release)}`];
+    const evaluates = lineage !== null && evaluationBy(await verifiedRelease(release), plan.sha256) !== null;
+    const model = evaluates ? `/${(await verifiedEntry(lineage)).round}` : "";
+    return [`answered:${this.#coordinator.href}:${task}`, `answered:${await digestOf(release)}${model}`];
   }
 
   /** Send a message. Returns the coordinator's next one. */
@@ -169,6 +180,11 @@ export class SecureDelivery {
   }
 }
 
+/** The bounds of the sums of an assignment, which was checked. */
+async function releasedBounds({ release, plan }: Assignment): Promise<SumBounds> {
+  return boundsOf(await verifiedRelease(release!), plan.sha256);
+}
+
 /** The hashes of the model and the layout that this device holds. */
 async function held({ plan, checkpoint, seed }: Assignment, layout: ReportLayout): Promise<HeldModel> {
   return { modelHash: await masking.modelHash(plan, checkpoint), layoutHash: await masking.layoutHash(layout, seed) };
@@ -187,8 +203,9 @@ async function checkInvitation(
   invite: Invite,
   given: Assignment,
   layout: ReportLayout,
-  { bounds, seed }: Release,
+  release: Release,
 ): Promise<void> {
+  const bounds = boundsOf(release, given.plan.sha256);
   const expected = demanded(layout, bounds);
   const found = invite.segments.map(({ fieldBits: _, ...segment }) => segment);
   const same = (a: DemandedSegment, b: DemandedSegment | undefined) =>
@@ -197,7 +214,7 @@ async function checkInvitation(
   if (!equal(invite.task, task) || invite.round !== round) {
     throw new SecaggRefused("the invitation is for another task or round than the assignment");
   }
-  if (hasCodecs(layout) && seed !== given.seed) {
+  if (hasCodecs(layout) && release.seed !== given.seed) {
     throw new SecaggRefused("the report's codecs have another seed than the released one");
   }
   if (invite.minSum < bounds.min_sum) {
