@@ -19,7 +19,7 @@ from prometheus_client.samples import Sample
 from coordinator.api import tokens
 from coordinator.keys import Keys
 from coordinator.lineage import lineage_key
-from coordinator.rules.entities import Role, RoundRecord, Task
+from coordinator.rules.entities import Evaluates, Regularly, Role, RoundRecord, Task
 from coordinator.rules.states import RoundState
 from coordinator.settings import Settings, load_settings
 from coordinator.store.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
@@ -55,13 +55,15 @@ class LocalCoordinator:
     blobs: Path
     store: CoordinatorStore
 
-    def create_task(self, bundle: Bundle, settings: TaskSettings, key: SigningKey) -> Task:
+    def create_task(
+        self, bundle: Bundle, settings: TaskSettings, key: SigningKey, evaluation: Evaluates | Regularly | None = None
+    ) -> Task:
         """Start a task on a bundle, released by `key` if its rounds are secure. Raises InvalidTask."""
         release = None
         if settings.secagg is not None:
             lineage = lineage_key(Settings(database=self.database).keys_file)
             release = released(bundle, settings, key, lineage.signer, algorithm_modules=self.store.algorithm_modules)
-        return self.store.register_task(bundle, settings, release)
+        return self.store.register_task(bundle, settings, release, evaluation=evaluation)
 
     def committed(self, task: str) -> list[RoundRecord]:
         """The committed rounds of a task, in order."""
