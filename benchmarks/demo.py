@@ -14,6 +14,7 @@ import msgspec
 
 from benchmarks.options import DemoOptions
 from fedcore.decoding import decoder
+from muster.local.demo_app import AppResult
 from muster.local.demo_tasks import AlgorithmResult
 from muster.output import Say
 
@@ -22,6 +23,7 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
     """What `muster demo --json` prints."""
 
     algorithms: dict[str, AlgorithmResult]
+    app: AppResult
     round_steps: dict[str, float]
     agreement: float
     learning_curves: str
@@ -40,7 +42,7 @@ class DemoTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     wall_s, cpu_s: of the command and of all processes that it started. accuracy: of each algorithm, on held-out users.
     phases: mean seconds, of a session on the device and of a round in the coordinator, and of each algorithm's export
-    and replay.
+    and replay; and those from the best model to an app.
     """
 
     wall_s: float
@@ -87,6 +89,7 @@ def _phases(demo: Demo) -> dict[str, dict[str, float]]:
         "round": demo.round_steps,
         "export": {name: result.export_seconds for name, result in runs.items()},
         "replay": {name: result.replay_seconds for name, result in runs.items()},
+        "app": {demo.app.algorithm: demo.app.seconds},
     }
 
 

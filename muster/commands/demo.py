@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.output import Json, emit, loading, progress, remark, show_table
+from muster.output import Json, emit, loading, progress, remark, say, show_table
 
 if TYPE_CHECKING:
     from coordinator.rules.packed_segments import ReportBytes
-    from muster.local.demo_tasks import AlgorithmResult, DemoResult, OnProgress
+    from muster.local.demo_app import AppResult
+    from muster.local.demo_tasks import DemoResult, OnProgress
 
 ROUNDS, DEVICES = 25, 20
+ACROSS, WIDTH = 5, 15
+"""Digits in a line of output, and the width of each."""
 ROUNDS_AT_PAGE, AT_PAGE = 3, 16
 MASKED = (
     "What the coordinator saw: who took part and when, public keys, sealed shares, reports under masks that look "
@@ -57,7 +61,8 @@ def demo(
     users. For each algorithm: export the plan, run the rounds with a process for every session that is open, measure
     accuracy on the held-out users, and replay the first rounds in the vectorised engine, which must reach the same
     model ("agreement", relative). With 8 devices or more, reports are summed under secure aggregation, whose rounding
-    limits the agreement.
+    limits the agreement. Then the devices of the held-out users evaluate the best model, it is released to all devices,
+    and one of them reads ten digits with it.
     """
     if browser:
         _in_a_browser(algorithms.partition(",")[0], rounds, devices, seed, out, plain=plain, json=json)
@@ -78,7 +83,7 @@ def demo(
     if json:
         emit(_summary(result, picture) | {"secure_aggregation": secure})
     else:
-        _show(result.algorithms, picture)
+        _show(result, picture)
         remark(MASKED if secure else IN_CLEAR)
 
 
@@ -127,6 +132,7 @@ def _trained(
 def _summary(result: DemoResult, picture: Path) -> dict[str, object]:
     return {
         "algorithms": {run.algorithm: dataclasses.asdict(run) for run in result.algorithms},
+        "app": dataclasses.asdict(result.app),
         "round_steps": result.round_steps,
         "agreement": max(run.agreement for run in result.algorithms),
         "learning_curves": str(picture),
@@ -138,21 +144,41 @@ def _size(report: ReportBytes) -> str:
     return f"{sent} kB" if sent == uncompressed else f"{sent} kB, {uncompressed} in float32"
 
 
-def _show(results: list[AlgorithmResult], picture: Path) -> None:
-    sizes = ("a report", "up / device", "down / device")
-    columns = ("algorithm", "rounds", "accuracy, unseen users", *sizes, "seconds", "agreement")
+def _show(result: DemoResult, picture: Path) -> None:
+    columns = ("algorithm", "rounds", "accuracy", "report", "up", "down", "seconds", "agreement")
     rows = [
         (
-            result.algorithm,
-            result.rounds,
-            f"{result.test_accuracy:.3f}",
-            _size(result.report),
-            f"{result.bytes_up_per_device / 1e6:.2f} MB",
-            f"{result.bytes_down_per_device / 1e6:.2f} MB",
-            f"{result.seconds:.1f}",
-            f"{result.agreement:.1e}",
+            run.algorithm,
+            run.rounds,
+            f"{run.test_accuracy:.3f}",
+            _size(run.report),
+            f"{run.bytes_up_per_device / 1e6:.2f} MB",
+            f"{run.bytes_down_per_device / 1e6:.2f} MB",
+            f"{run.seconds:.1f}",
+            f"{run.agreement:.1e}",
         )
-        for result in results
+        for run in result.algorithms
     ]
     show_table(columns, rows)
+    _show_app(result.app)
     remark(f"learning curves: {picture}")
+
+
+def _show_app(app: AppResult) -> None:
+    """What held-out devices measured, and what one of them read."""
+    say()
+    from muster.pictures.characters import drawn_in_characters
+
+    interval = f"95 %: {app.low:.3f} to {app.high:.3f}"
+    say(f"{app.algorithm} on {app.devices} held-out devices: accuracy {app.accuracy:.3f} ({interval})")
+    say(f"Released to all as {app.name}, version {app.version}. One of these devices reads with it:")
+    for start in range(0, len(app.digits), ACROSS):
+        row = app.digits[start : start + ACROSS]
+        say()
+        for line in zip(*(drawn_in_characters(one.levels) for one in row), strict=True):
+            say(_across(line))
+        say(_across([f"a {one.read}" + (f", is {one.digit}" if one.read != one.digit else "") for one in row]))
+
+
+def _across(cells: Sequence[str]) -> str:
+    return "".join(cell.ljust(WIDTH) for cell in cells).rstrip()

@@ -16,7 +16,7 @@ from fedcore.algorithms.algorithm import keeps_client_state
 from fedcore.errors import InvalidSetting
 from fedcore.signing import SigningKey
 from muster.local.browser import Person, phone
-from muster.local.demo_tasks import DATASET, MODEL, SETTINGS, demo_settings
+from muster.local.demo_tasks import DATASET, MODEL, SETTINGS, demo_settings, for_algorithm
 from muster.local.fleet import local_fleet
 from muster.local.memory_folder import memory_folder
 from muster.local.server import local_coordinator
@@ -68,7 +68,8 @@ def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: P
         train, test = datasets.users(DATASET, None, devices + 1)
         key = SigningKey.new(folder / "release.pem")
         with local_coordinator(folder / "coordinator", secure=True, page=folder / "page") as local:
-            settings = demo_settings(POPULATION, algorithm, len(train), rounds, seed, train, secure=True)
+            settings = demo_settings(POPULATION, len(train), rounds, seed, train, secure=True)
+            settings = for_algorithm(settings, algorithm, train)
             task = local.create_task(bundle, settings, key).id
             person = Person(browser, local.url, POPULATION, key.signer)
             drawn = train.shard(devices)

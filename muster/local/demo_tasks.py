@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prometheus_client.samples import Sample
@@ -23,8 +23,10 @@ from fedcore.algorithms.rehearsal import moves_by_participation
 from fedcore.bundle import Bundle
 from fedcore.plan import prefixed
 from fedcore.signing import SigningKey
+from muster.local.demo_app import AppResult, AppTrip, choose_keys
 from muster.local.fleet import difference_from_engine, local_fleet
 from muster.local.server import LocalCoordinator
+from muster.releasing_models import Source
 from secagg.parameters import LEAST_COHORT
 from simulator import datasets
 from simulator.configuration import SimulationConfig
@@ -54,6 +56,9 @@ SETTINGS: dict[str, dict[str, object]] = {
     "fedadam": {"client_lr": 0.1, "server_lr": 0.03, "epochs": 2, "batch_size": 4},
     "fedavg": {"client_lr": 0.1, "epochs": 2, "batch_size": 4},
 }
+EVALUATION = "evaluate"
+HELD_OUT_SHARE = 0.2
+"""Of the population's devices: as many hold no example of training as there are held-out users."""
 # The keystone compares this many rounds: float32 differences grow with every round, and more rounds prove no more.
 REPLAYED_ROUNDS = 3
 # Above the norm of any update or gradient of these settings, so nothing is clipped.
@@ -81,6 +86,11 @@ class DemoConfig:
     secure: bool = False
     out: Path | None = None
 
+    @property
+    def devices_folder(self) -> Path:
+        """The folder with a folder of devices for each population."""
+        return self.folder / "devices"
+
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmResult:
@@ -107,9 +117,13 @@ class AlgorithmResult:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """All runs, and mean seconds of the steps of their rounds in the coordinator (docs/operations.md)."""
+    """All runs, what came of the best model, and mean seconds of the steps of their rounds in the coordinator.
+
+    Steps: docs/operations.md.
+    """
 
     algorithms: list[AlgorithmResult]
+    app: AppResult
     round_steps: dict[str, float]
 
 
@@ -120,24 +134,27 @@ OnProgress = Callable[[str, int, str], None]
 def run_demo(
     config: DemoConfig, servers: ForkServers, started: Callable[[], LocalCoordinator], on_progress: OnProgress
 ) -> DemoResult:
-    """Train with every algorithm in turn.
+    """Train with every algorithm in turn, and give the best model to an app.
 
     servers: where devices run. started: waits for the coordinator. Both start while this module is loaded and the first
     plan exported. While one algorithm trains, the next plan is exported and the previous run replayed.
     """
     train, test = datasets.users(DATASET, None, DEVICES)
     with ThreadPoolExecutor(1) as beside:
-        exports = {name: beside.submit(_export, config, name) for name in config.algorithms}
+        exports = {name: beside.submit(_export, config, name) for name in (*config.algorithms, EVALUATION)}
         local = started()
         key = SigningKey.new(config.folder / "release.pem")
         trainer = Trainer(config, local, key, servers, train, test)
-        results = []
+        runs, results = [], []
         for name in config.algorithms:
             on_progress(name, 0, "export")
-            run = trainer.train_fleet(exports[name].result(), on_progress)
-            results.append(beside.submit(trainer.result, run))
+            runs.append(trainer.train_fleet(exports[name].result(), on_progress))
+            results.append(beside.submit(trainer.result, runs[-1]))
         steps = _means(local.samples("muster_round_step_seconds"), "step")
-        return DemoResult([result.result() for result in results], steps)
+        best = max(runs, key=lambda run: run.points[-1][ACCURACY])
+        on_progress(best.exported.name, config.rounds, "evaluate, release, predict")
+        app = trainer.give_to_app(best, exports[EVALUATION].result().bundle)
+        return DemoResult([result.result() for result in results], app, steps)
 
 
 def _means(samples: Sequence[Sample], label: str) -> dict[str, float]:
@@ -175,8 +192,13 @@ class Run:
     seconds: float
 
 
+def for_algorithm(settings: TaskSettings, algorithm: Algorithm, users: Population) -> TaskSettings:
+    """The settings of a task with the number of its devices, where the algorithm asks for it."""
+    return replace(settings, clients=len(users)) if moves_by_participation(algorithm) else settings
+
+
 def demo_settings(
-    population: str, algorithm: Algorithm, goal: int, rounds: int, seed: int, users: Population, *, secure: bool
+    population: str, goal: int, rounds: int, seed: int, users: Population, *, secure: bool
 ) -> TaskSettings:
     """Settings of a task with `goal` of these users at a time, all of which it draws."""
     # The shards are known here, so a tight bound on weights keeps precision.
@@ -185,7 +207,6 @@ def demo_settings(
         population=population,
         goal=goal,
         rounds=rounds,
-        clients=len(users) if moves_by_participation(algorithm) else None,
         minimum=max(LEAST_COHORT if secure else 1, goal // 2),
         over_selection=1.0,
         selection_timeout_s=20,
@@ -230,8 +251,15 @@ class Trainer:
             if session.outcome.round > len(points):
                 follow()
 
-        devices, settings = self.config.folder / "devices", self.store.task(task).settings
-        fleet = local_fleet(self.coordinator, settings, self.train, self.key, devices, concurrency=self.config.devices)
+        settings = self.store.task(task).settings
+        fleet = local_fleet(
+            self.coordinator,
+            settings,
+            self.train,
+            self.key,
+            self.config.devices_folder,
+            concurrency=self.config.devices,
+        )
         summary = fleet.run(on_session, self.servers)
         follow()
         seconds = time.monotonic() - started
@@ -294,9 +322,24 @@ class Trainer:
         keep_run(folder, config, run.points, {**prefixed(SERVER, state)}, tensors, result)
         shutil.copytree(exported.bundle.folder, config.plan or folder)
 
+    def give_to_app(self, run: Run, evaluation: Bundle) -> AppResult:
+        """The model of a run, evaluated, released and used. Raises DemoFailed."""
+        trained = self.store.task(run.task).settings
+        settings = self._settings(trained.population, len(self.test), 1, self.test, on_held_out=True)
+        choose_keys(self.config.devices_folder / settings.population, settings, self.test)
+        trip = AppTrip(self.coordinator, self.key, self.servers, self.test, self.config.devices_folder)
+        return trip.run(run.exported.name, Source(run.task, len(run.points)), evaluation, settings)
+
     def _create_task(self, exported: Exported) -> str:
         config = self.config
-        name = f"digits-{exported.algorithm.name}"
-        drawn = config.devices, config.rounds, config.seed
-        settings = demo_settings(name, exported.algorithm, *drawn, self.train, secure=config.secure)
+        settings = self._settings(f"digits-{exported.algorithm.name}", config.devices, config.rounds, self.train)
+        settings = for_algorithm(settings, exported.algorithm, self.train)
+        choose_keys(config.devices_folder / settings.population, settings, self.train)
         return self.coordinator.create_task(exported.bundle, settings, self.key).id
+
+    def _settings(
+        self, population: str, goal: int, rounds: int, users: Population, *, on_held_out: bool = False
+    ) -> TaskSettings:
+        config = self.config
+        settings = demo_settings(population, goal, rounds, config.seed, users, secure=config.secure)
+        return replace(settings, hold_out_devices=HELD_OUT_SHARE, on_held_out=on_held_out)

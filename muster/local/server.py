@@ -19,7 +19,7 @@ from prometheus_client.samples import Sample
 from coordinator.api import tokens
 from coordinator.keys import Keys
 from coordinator.lineage import lineage_key
-from coordinator.rules.entities import Regularly, Role, RoundRecord, Task
+from coordinator.rules.entities import Evaluates, Regularly, Role, RoundRecord, Task
 from coordinator.rules.states import RoundState
 from coordinator.settings import Settings, load_settings
 from coordinator.store.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
@@ -56,7 +56,7 @@ class LocalCoordinator:
     store: CoordinatorStore
 
     def create_task(
-        self, bundle: Bundle, settings: TaskSettings, key: SigningKey, evaluation: Regularly | None = None
+        self, bundle: Bundle, settings: TaskSettings, key: SigningKey, evaluation: Evaluates | Regularly | None = None
     ) -> Task:
         """Start a task on a bundle, released by `key` if its rounds are secure. Raises InvalidTask."""
         release = None

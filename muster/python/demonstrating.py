@@ -28,7 +28,9 @@ def demo(  # noqa: PLR0913  # what is run, and what is kept of it
     out: Path | str | None = None,
     on_progress: OnProgress = lambda name, number, note: None,
 ) -> DemoResult:
-    """Train a digit recogniser on 60 emulated devices, which speak HTTP to a real coordinator.
+    """Train a digit recogniser on 60 emulated devices, which speak HTTP to a real coordinator, and read digits with it.
+
+    The best model is evaluated on held-out devices, released to all, and used on one of them (`DemoResult.app`).
 
     algorithms: names, or one's own as package.module:Class. devices: per round, of 60; with 8 or more, reports are
     summed under secure aggregation, unless `plain`. out: a new folder that keeps the run of each algorithm as that of a

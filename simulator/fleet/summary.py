@@ -40,7 +40,7 @@ class Session:
         id.
         """
         died = Outcome(reason="process-died", detail=f"exit code {ended.exit_code}", retryable="transient")
-        outcome = ended.outcome or replace(died, arch=kind.arch, backend=kind.backend, device=_device_in(state))
+        outcome = ended.outcome or replace(died, arch=kind.arch, backend=kind.backend, device=device_in(state))
         return cls(ended.client, kind.name, _ending(ended, outcome, failure), outcome)
 
     @property
@@ -49,7 +49,7 @@ class Session:
         return self.ending in {"killed", "silent"}
 
 
-def _device_in(state: Path) -> str:
+def device_in(state: Path) -> str:
     """The id of the device with a state folder; empty if it has no key yet."""
     if not (state / "device-key").exists():
         return ""

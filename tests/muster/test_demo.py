@@ -1,6 +1,7 @@
 """The demo in small: the whole story still holds."""
 
 import json
+import re
 from xml.etree import ElementTree
 
 from safetensors.numpy import load_file
@@ -30,6 +31,12 @@ def test_demo_prints_one_object_and_draws_the_curves(tmp_path, typed):
     assert sent["mimelite"] > 1.9 * sent["fedadam"]
     assert result["agreement"] < 1e-5
     assert result["secure_aggregation"] is False
+    app = result["app"]
+    best = max(result["algorithms"].values(), key=lambda run: run["test_accuracy"])
+    assert (app["algorithm"], app["devices"], app["name"], app["version"]) == (best["algorithm"], 15, "digits", 1)
+    assert app["low"] <= app["accuracy"] <= app["high"]
+    assert abs(app["accuracy"] - best["test_accuracy"]) < 0.05  # a mean over devices, and one over examples
+    assert [(one["digit"], len(one["levels"])) for one in app["digits"]] == [(digit, 8) for digit in range(10)]
     steps = result["round_steps"]
     assert {name for name in steps if steps[name] > 0} == {"selection", "reporting", "update", "commit"}
     svg = "{http://www.w3.org/2000/svg}"
@@ -69,5 +76,8 @@ def test_demo_masks_and_agrees_and_runs_an_own_algorithm_in_clear(tmp_path, monk
     (tmp_path / "my_algos.py").write_text(MY_ALGOS)
     status, out, err = muster(*arguments, "--algorithms", "my_algos:FedMine", "--rounds", 1, "--plain")
     assert status == 0, err
+    assert max(map(len, out.splitlines())) <= 80 + len("my_algos")  # names of built-in algorithms are shorter
+    assert re.search(r"^my_algos:FedMine on 15 held-out devices: accuracy 0\.\d+ \(95 %: ", out, re.MULTILINE)
+    assert len(re.findall(r"\ba \d", out)) == 10
     assert "every report in the clear" in err
     assert "my_algos:FedMine  1 " in out

@@ -6,6 +6,7 @@ import pytest
 
 from fedcore.errors import NotWritten
 from muster.pictures import picture
+from muster.pictures.characters import drawn_in_characters
 from muster.pictures.curves import Axes, draw_bands, draw_curves
 from simulator.configuration import SimulationConfig
 from simulator.runs.reading import read_run
@@ -80,3 +81,7 @@ def test_more_curves_than_colours_lie_in_bands_of_their_own(tmp_path):
     bands = {f"curve {at}": [(1, 0.1 * at, 0.2 * at, 0.3 * at), (2, 0, 0, 1)] for at in range(12)}
     drawn = draw_bands(bands, Axes(x="x", y="y")).svg
     assert sum(f".serie-{at} .nofill{{fill:" in drawn for at in range(12)) == 12
+
+
+def test_two_rows_of_cells_are_one_line_of_characters():
+    assert drawn_in_characters([[0, 1, 0, 1], [0, 0, 1, 1]]) == [" ▀▄█"]
