@@ -68,7 +68,7 @@ def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: P
         train, test = datasets.users(DATASET, None, devices + 1)
         key = SigningKey.new(folder / "release.pem")
         with local_coordinator(folder / "coordinator", secure=True, page=folder / "page") as local:
-            settings = demo_settings(POPULATION, algorithm, len(train), rounds, seed, train, secure=True)
+            settings = demo_settings(POPULATION, len(train), rounds, seed, train, secure=True)
             task = local.create_task(bundle, settings, key).id
             person = Person(browser, local.url, POPULATION, key.signer)
             drawn = train.shard(devices)

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prometheus_client.samples import Sample
@@ -176,7 +176,7 @@ class Run:
 
 
 def demo_settings(
-    population: str, algorithm: Algorithm, goal: int, rounds: int, seed: int, users: Population, *, secure: bool
+    population: str, goal: int, rounds: int, seed: int, users: Population, *, secure: bool
 ) -> TaskSettings:
     """Settings of a task with `goal` of these users at a time, all of which it draws."""
     # The shards are known here, so a tight bound on weights keeps precision.
@@ -185,7 +185,6 @@ def demo_settings(
         population=population,
         goal=goal,
         rounds=rounds,
-        clients=len(users) if moves_by_participation(algorithm) else None,
         minimum=max(LEAST_COHORT if secure else 1, goal // 2),
         over_selection=1.0,
         selection_timeout_s=20,
@@ -297,6 +296,6 @@ class Trainer:
     def _create_task(self, exported: Exported) -> str:
         config = self.config
         name = f"digits-{exported.algorithm.name}"
-        drawn = config.devices, config.rounds, config.seed
-        settings = demo_settings(name, exported.algorithm, *drawn, self.train, secure=config.secure)
-        return self.coordinator.create_task(exported.bundle, settings, self.key).id
+        settings = demo_settings(name, config.devices, config.rounds, config.seed, self.train, secure=config.secure)
+        clients = len(self.train) if moves_by_participation(exported.algorithm) else None
+        return self.coordinator.create_task(exported.bundle, replace(settings, clients=clients), self.key).id
