@@ -20,6 +20,7 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 from authority.configuration import AuthorityConfig
+from coordinator.failpoints import VARIABLE
 from coordinator.store.database import Database
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.signing import key_text
@@ -73,9 +74,12 @@ class CoordinatorForkServer:
         *,
         silence_s: float | None = None,
         secure: bool = False,
+        failpoint: str = "",
         **settings: object,
     ) -> Iterator[LocalCoordinator]:
         """As `muster.local.server.local_coordinator`; `seed` and `silence_s` are those of `fork`.
+
+        failpoint: where it dies, if anywhere.
 
         The authority is a thread of this process.
         """
@@ -86,11 +90,17 @@ class CoordinatorForkServer:
                 origins["allowed_origins"] = (f"http://127.0.0.1:{settings['port']}",)
             if secure:
                 settings |= stack.enter_context(authority(folder, **origins))
-            yield stack.enter_context(self._local(folder, seed, silence_s, settings))
+            environment = {VARIABLE: failpoint} if failpoint else {}
+            yield stack.enter_context(self._local(folder, seed, silence_s, settings, environment))
 
     @contextmanager
     def _local(
-        self, folder: Path, seed: int | None, silence_s: float | None, settings: dict[str, object]
+        self,
+        folder: Path,
+        seed: int | None,
+        silence_s: float | None,
+        settings: dict[str, object],
+        environment: dict[str, str],
     ) -> Iterator[LocalCoordinator]:
         folder.mkdir(parents=True, exist_ok=True)
         database, blobs, ready = f"sqlite:///{folder / 'muster.db'}", folder / "blobs", folder / "coordinator.url"
@@ -99,7 +109,7 @@ class CoordinatorForkServer:
             shutil.copy(self._without_rows, folder / "muster.db")
         given = {"database": database, "blobs": str(blobs), "port": 0} | FOR_ONE_MACHINE | settings
         with open_coordinator_store(database, blobs) as store:
-            pid = self.fork(ready, given, {}, seed, silence_s)
+            pid = self.fork(ready, given, environment, seed, silence_s)
             try:
                 devices, operators = urls(pid, ready)
                 yield LocalCoordinator(devices, operators, pid, database, blobs, store)
