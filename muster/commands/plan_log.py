@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import UNSET
 
 from muster.commands.stores import HeadFile, with_store
 from muster.output import Json, emit, show_fields, show_table
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coordinator.operations import TaskStore
-    from fedcore.release import Signed, TreeHead
+    from fedcore.release import Release, Signed, TreeHead
 
 
 @with_store
@@ -38,11 +39,16 @@ def log(*, head_file: HeadFile = None, store: TaskStore, json: Json = False) -> 
         emit({"head": head, "releases": entries})
         return
     rows = [
-        (place, release.population, release.plan[:12], release.counter, entry.signer)
+        (place, release.population, release.plan[:12], _evaluation(release), release.counter, entry.signer)
         for place, (release, entry) in enumerate(zip(releases, signed, strict=True))
     ]
-    show_table(("place", "population", "plan", "counter", "signer"), rows)
+    show_table(("place", "population", "plan", "evaluated by", "counter", "signer"), rows)
     show_fields({"releases": head.size, "root": head.root})
+
+
+def _evaluation(release: Release) -> str:
+    """The first digits of the plan that may evaluate the models of a release; empty where none may."""
+    return "" if release.evaluation is UNSET else release.evaluation.plan[:12]
 
 
 def _demand_grown(signed: Sequence[Signed], saved: TreeHead | None) -> None:

@@ -127,6 +127,8 @@ def test_commands_release_a_training_with_its_evaluation(store, database, tmp_pa
     created = in_process("task", "create", *words, "--release", file, "--json")
     assert created.exit_code == 0, created.output
     assert json.loads(created.stdout)["release"]["evaluation"] == evaluation.manifest.plan.sha256
+    logged = in_process("plan", "log", *where).stdout
+    assert evaluation.manifest.plan.sha256[:12] in logged
     file.write_text("{}")
     refused = in_process("task", "create", *words, "--release", file)
     assert "release.json holds no release: write it with `muster task release --out`" in str(refused.exception)
