@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import math
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from device_runtime.backends import BACKENDS
 from device_runtime.conditions import Conditions, ConditionSource, Requirements
 from device_runtime.config import DeviceConfig, secret_in
-from device_runtime.errors import ConfigError
+from device_runtime.errors import ConfigError, DeviceError, ModelClosed, ModelRefused
 from device_runtime.outcome import Outcome
 from device_runtime.permission.policy import Policy, policy_in
 from device_runtime.protocol.connection import address_of
@@ -76,14 +77,17 @@ class Device:
             keystore=keystore,
         )
         self._said = False
+        self._models: weakref.WeakSet[Model] = weakref.WeakSet()
 
     def run_once(self) -> Outcome:
-        """Run one session now. Errors are in the outcome."""
+        """Run one session now, then refresh the open models. Errors are in the outcome."""
         self._say_what_is_open()
-        return run_session(self._config)
+        outcome = run_session(self._config)
+        self._refresh_models(outcome)
+        return outcome
 
     def run_forever(self, stop: threading.Event, on_outcome: Callable[[Outcome], None] = lambda outcome: None) -> None:
-        """Run sessions at the times that the coordinator names, until `stop` is set.
+        """Run sessions at the times that the coordinator names, until `stop` is set. Each refreshes the open models.
 
         Work on a plan then stops at once, and the device tells the coordinator. A device that waits to be selected
         returns after at most `wait_s`. While the device may not work, `on_outcome` is called once for each reason.
@@ -91,6 +95,8 @@ class Device:
         self._say_what_is_open()
 
         def heard(outcome: Outcome) -> None:
+            if not stop.is_set():
+                self._refresh_models(outcome)
             on_outcome(outcome)
             nap(0.0)
 
@@ -106,11 +112,28 @@ class Device:
     def model(self, name: str) -> Model:
         """The model of this name, for predictions in this process: the last version that this device took, or none yet.
 
-        It needs no network until `refresh`. Raises ConfigError for a name that no model may have, or a missing backend.
+        It needs no network until `refresh`, which a session of this device makes too when it ends. Raises ConfigError
+        for a name that no model may have, or a missing backend.
         """
         from device_runtime.models.model import Model  # rarely needed
 
-        return Model(self._config, name)
+        model = Model(self._config, name)
+        self._models.add(model)
+        return model
+
+    def _refresh_models(self, outcome: Outcome) -> None:
+        """Refresh the open models after a session that could use the network until its end."""
+        if not outcome.bytes_down or outcome.reason == "conditions":
+            return
+        for model in list(self._models):
+            try:
+                model.refresh()
+            except ModelClosed:
+                self._models.discard(model)
+            except ModelRefused:
+                pass  # the journal has it, and the version before stays
+            except DeviceError as error:
+                _LOG.warning("a model was not refreshed after a session: %s", error)
 
     def _say_what_is_open(self) -> None:
         if self._said:

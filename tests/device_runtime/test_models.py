@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from msgspec import UNSET, structs
 
+from device_runtime import Device
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.errors import (
     BadAnswer,
@@ -578,6 +579,31 @@ def test_a_refresh_during_a_session_says_so(coordinator, owned):
         with only_session(owned.state), pytest.raises(StateInUse):
             model.refresh()
         assert model.refresh()
+
+
+def test_a_session_brings_open_models_up_to_date_when_it_ends(coordinator, config):
+    device = Device(config.coordinator, config.population, config.examples, config.state)
+    with device.model(NAME) as model:
+        for number in (1, 2):
+            released(coordinator, number)
+            assert (device.run_once().outcome, model.version) == ("reported", number)
+        released(coordinator, 3, params=np.full(linear.D, np.inf, np.float32))
+        assert (device.run_once().outcome, model.version) == ("reported", 2)
+        released(coordinator, 4)
+        stop, ended = threading.Event(), []
+        device.run_forever(stop, lambda outcome: (ended.append(model.version), stop.set()))
+        assert ended == [4]
+    asked = coordinator.calls.count("model")
+    assert device.run_once().outcome == "reported"
+    assert coordinator.calls.count("model") == asked, "the model is closed"
+
+
+def test_a_session_that_used_no_network_asks_for_no_model(coordinator, config):
+    policy = Policy(per_day=PerDay(sessions=0))
+    device = Device(config.coordinator, config.population, config.examples, config.state, policy=policy)
+    released(coordinator, 1)
+    with device.model(NAME) as model:
+        assert (device.run_once().reason, model.version, coordinator.calls) == ("policy", None, [])
 
 
 def test_a_version_that_another_process_took_is_loaded_here(coordinator, owned):

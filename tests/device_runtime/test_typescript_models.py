@@ -133,6 +133,20 @@ def test_sessions_leave_the_blobs_of_the_version_and_its_lock(coordinator, folde
         assert again.answers() == [1.0] * 3
 
 
+def test_a_session_brings_open_models_up_to_date_when_it_ends(coordinator, folder):
+    with Node(folder, coordinator.url, signers=[]) as node:
+        for number in (1, 2):
+            released(coordinator, number)
+            assert node.ask("session")["version"] == number
+        released(coordinator, 3, params=np.full(linear.D, np.inf, np.float32))
+        answer = node.ask("session")
+        assert (answer["outcome"]["outcome"], answer["version"], answer["warnings"]) == ("reported", 2, [])
+        assert node.ask("close")["version"] is None
+        asked = coordinator.calls.count("model")
+        assert node.ask("session")["outcome"]["outcome"] == "reported"
+        assert coordinator.calls.count("model") == asked
+
+
 def test_inputs_that_do_not_fit_are_refused_in_one_line(coordinator, node):
     nodes = [
         ("MatMul", ["example.x", "params"], "p"),

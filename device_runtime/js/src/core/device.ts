@@ -1,13 +1,14 @@
 /** A device inside an app: its sessions, and the models that it predicts with. */
 
-import { StateInUse } from "./errors.ts";
+import { DeviceError, ModelRefused, StateInUse } from "./errors.ts";
 import { Model } from "./model.ts";
 import type { Outcome } from "./outcome.ts";
 import type { Platform } from "./platform.ts";
 import { runForever } from "./scheduler.ts";
 import { runSession, type SessionConfig } from "./session.ts";
 
-/** One device. Nothing else may use its platform meanwhile.
+/** One device. Nothing else may use its platform meanwhile. After each session that reached the coordinator it refreshes
+ * the open models.
  *
  * warn: hears what is wrong without being an error, such as a kept version of a model that cannot be used any more.
  */
@@ -15,6 +16,7 @@ export class Device {
   readonly #platform: Platform;
   readonly #config: SessionConfig;
   readonly #warn: (words: string) => void;
+  readonly #models = new Set<Model>();
   #last: Promise<unknown> = Promise.resolve();
   #inSession = false;
 
@@ -28,8 +30,10 @@ export class Device {
    *
    * It needs no network until `refresh`. Rejects with ConfigError for a name that no model may have.
    */
-  model(name: string): Promise<Model> {
-    return Model.open(this.#platform, this.#config, name, (work) => this.#visit(work), this.#warn);
+  async model(name: string): Promise<Model> {
+    const model = await Model.open(this.#platform, this.#config, name, (work) => this.#visit(work), this.#warn);
+    this.#models.add(model);
+    return model;
   }
 
   /** Run one session now, after a refresh that is under way. Errors are in the outcome. */
@@ -47,8 +51,8 @@ export class Device {
     return this.#inTurn(work);
   }
 
-  #session<T>(work: () => Promise<T>): Promise<T> {
-    return this.#inTurn(async () => {
+  async #session(work: () => Promise<Outcome>): Promise<Outcome> {
+    const outcome = await this.#inTurn(async () => {
       this.#inSession = true;
       try {
         return await work();
@@ -56,6 +60,21 @@ export class Device {
         this.#inSession = false;
       }
     });
+    if (outcome.bytes_down > 0 && outcome.reason !== "conditions") await this.#refreshModels();
+    return outcome;
+  }
+
+  async #refreshModels(): Promise<void> {
+    for (const model of this.#models) {
+      if (model.isClosed) this.#models.delete(model);
+      else await model.refresh().catch((error: unknown) => this.#notRefreshed(error));
+    }
+  }
+
+  /** The version before stays, and the next session tries again. The journal has a version that was refused. */
+  #notRefreshed(error: unknown): void {
+    if (!(error instanceof DeviceError)) throw error;
+    if (!(error instanceof ModelRefused)) this.#warn(`a model was not refreshed after a session: ${error.message}`);
   }
 
   /** Do work after all that was begun before. */

@@ -74,14 +74,24 @@ export class Model {
       throw new ConfigError(`${name} is no name of a model: take 1 to 64 lower-case letters, digits, - and _`);
     }
     const model = new Model(platform, place, name, alone);
+    await model.reload(warn);
+    return model;
+  }
+
+  /** Use the version that is kept, if another part of this device took it since. warn: hears why it cannot be used. */
+  async reload(warn: (words: string) => void): Promise<void> {
     try {
-      const { current } = await model.#keeper.get();
-      if (current !== null) model.#opened = { signed: current.signed, version: await model.#kept(current) };
+      const { current } = await this.#keeper.get();
+      if (current === null || (this.#opened !== null && same(current.signed, this.#opened.signed))) return;
+      await this.#swap(current.signed, await this.#kept(current));
     } catch (error) {
       if (!(error instanceof DeviceError)) throw error;
-      warn(`the kept version of model ${name} cannot be used: ${error.message}`);
+      warn(`the kept version of model ${this.#name} cannot be used: ${error.message}`);
     }
-    return model;
+  }
+
+  get isClosed(): boolean {
+    return this.#isClosed;
   }
 
   /** The number of the version that predicts now; null before the first, and after `close`. */

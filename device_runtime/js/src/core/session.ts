@@ -57,7 +57,7 @@ export interface SessionConfig {
   readonly policy: Policy;
   readonly waitS: number;
   readonly stopping?: AbortSignal;
-  readonly inTurn?: <T>(session: () => Promise<T>) => Promise<T>;
+  readonly inTurn?: (session: () => Promise<Outcome>) => Promise<Outcome>;
 }
 
 /** Run one session. Errors are in the outcome, and the coordinator is told if it was waiting. */

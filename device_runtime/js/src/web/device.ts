@@ -11,17 +11,21 @@ import { readConditions } from "./conditions.ts";
 import { change, openDatabase } from "./database.ts";
 import { crashed, type Ending, stoppedBy } from "./endings.ts";
 import { LocalExamples } from "./examples.ts";
+import { BrowserModel } from "./model.ts";
 import { keepOwner, keptOwner, type Owner } from "./owner.ts";
 import { alone, type Notice, Pages } from "./pages.ts";
 import { CachedBlobs, IndexedDbStore } from "./store.ts";
 import type { Target } from "./target.ts";
 
+export { DeviceError } from "../core/errors.ts";
 export type { Column, Values } from "../core/examples.ts";
+export type { Columns } from "../core/model-version.ts";
 export type { Outcome } from "../core/outcome.ts";
 export { type Waking, waking } from "./background.ts";
 export type { OwnRules } from "./conditions.ts";
 export type { Ending } from "./endings.ts";
 export type { Fields, LocalExamples, Retention } from "./examples.ts";
+export type { BrowserModel } from "./model.ts";
 export type { Owner } from "./owner.ts";
 export type { Notice } from "./pages.ts";
 
@@ -30,9 +34,13 @@ const CONDITIONS_EVERY_MS = 30_000;
 const ANEW_AFTER_MS = 60_000;
 const JOURNAL = "journal";
 
-/** What a page tells its worker: to begin with the kept settings, or the conditions of now. once: end after a session. */
+/** What a page tells its worker: to begin with the kept settings, or the conditions of now.
+ *
+ * models: names of those that are refreshed after sessions. once: end after a session.
+ */
 export interface Start extends Target {
   readonly conditions: Conditions;
+  readonly models?: readonly string[];
   readonly once?: boolean;
 }
 export type ToWorker = Start | { readonly conditions: Conditions };
@@ -67,6 +75,7 @@ export class BrowserDevice {
   readonly #background: Background;
   readonly #standard: Owner;
   readonly #pages: Pages;
+  readonly #models = new Map<string, BrowserModel>();
   #owner: Owner;
   #worker: Worker | null = null;
   /** It took part when it was told to stop, and goes on once settings are changed. */
@@ -105,6 +114,14 @@ export class BrowserDevice {
     return this.#worker !== null || this.#anew !== undefined;
   }
 
+  /** The model of this name, for the page. Sessions that begin later refresh it when they end. */
+  model(name: string): BrowserModel {
+    const known = this.#models.get(name);
+    const model = known ?? new BrowserModel(this.#script, () => ({ ...this.#target, owner: this.#owner, model: name }));
+    this.#models.set(name, model);
+    return model;
+  }
+
   /** Whether the browser may wake the device while no page is open. */
   worksWhileClosed(): Promise<boolean> {
     return this.#background.isAllowed();
@@ -125,6 +142,7 @@ export class BrowserDevice {
   async takePart(): Promise<void> {
     if (this.#worker !== null) return;
     this.#endWorker(); // with the time at which another would have begun
+    this.#restModels(); // a refresh would hold up the sessions
     this.#pages.tell("begun");
     const worker = this.#newWorker();
     this.#worker = worker;
@@ -142,7 +160,7 @@ export class BrowserDevice {
       throw error;
     }
     const conditions = await readConditions();
-    worker.postMessage({ ...this.#target, conditions } satisfies ToWorker);
+    worker.postMessage({ ...this.#target, conditions, models: [...this.#models.keys()] } satisfies ToWorker);
   }
 
   #newWorker(): Worker {
@@ -171,6 +189,10 @@ export class BrowserDevice {
   #rest(): void {
     this.#resumes = false;
     this.#endWorker();
+  }
+
+  #restModels(): void {
+    for (const model of this.#models.values()) model.rest();
   }
 
   #endWorker(): void {
@@ -242,6 +264,7 @@ export class BrowserDevice {
   async #follow(notice: Notice): Promise<void> {
     if (notice === "stop") {
       this.#resumes ||= this.takesPart;
+      this.#restModels();
       return this.#endWorker();
     }
     if (notice === "left") this.#rest();

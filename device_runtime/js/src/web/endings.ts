@@ -11,12 +11,12 @@ export type Ending =
 const CRASHED = "runtime-failed";
 
 /** The ending of a device that an error stopped. */
-export function stoppedBy(error: unknown): Ending {
+export function stoppedBy(error: unknown): Extract<Ending, { stopped: unknown }> {
   const reason = error instanceof DeviceError ? error.reason : CRASHED;
   return { stopped: { reason, detail: error instanceof Error ? error.message : String(error) } };
 }
 
 /** The ending of a session whose worker crashed. */
-export function crashed(detail: string): Ending {
+export function crashed(detail: string): Extract<Ending, { outcome: unknown }> {
   return { outcome: { ...NOTHING_YET, reason: CRASHED, detail, retryable: "transient" } };
 }

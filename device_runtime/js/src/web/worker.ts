@@ -1,13 +1,17 @@
-/** The worker of a device in a browser: it runs sessions until it is terminated, and tells the page how each ended. */
+/** The worker of a device in a browser: it runs sessions until it is terminated, and tells the page how each ended.
+ *
+ * Another one, of the same script, has a model.
+ */
 
 import type { Conditions } from "../core/conditions.ts";
+import { Device } from "../core/device.ts";
 import { StateDamaged } from "../core/errors.ts";
 import type { Outcome } from "../core/outcome.ts";
 import { policyOf } from "../core/permission/policy.ts";
-import { runForever } from "../core/scheduler.ts";
 import { openDatabase } from "./database.ts";
 import type { Start, ToWorker } from "./device.ts";
 import { type Ending, stoppedBy } from "./endings.ts";
+import { answer, type Question } from "./model-worker.ts";
 import { keptOwner } from "./owner.ts";
 import { alone } from "./pages.ts";
 import { webPlatform } from "./platform.ts";
@@ -17,7 +21,8 @@ const WAIT_S = 30;
 
 let conditions: Conditions;
 
-self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
+self.onmessage = ({ data }: MessageEvent<ToWorker | Question>) => {
+  if ("model" in data) return void answer(data);
   conditions = data.conditions;
   if ("coordinator" in data) void run(data);
 };
@@ -36,7 +41,7 @@ async function run(start: Start): Promise<void> {
 }
 
 async function sessions(start: Start): Promise<void> {
-  const { coordinator, population, once } = start;
+  const { coordinator, population, once, models = [] } = start;
   const database = await openDatabase(start);
   try {
     const owner = await keptOwner(new IndexedDbStore(database));
@@ -48,7 +53,9 @@ async function sessions(start: Start): Promise<void> {
       if (once) stop.abort();
       tell({ outcome });
     };
-    await runForever(platform, config, ended, stop.signal);
+    const device = new Device(platform, config);
+    for (const name of models) await device.model(name);
+    await device.runForever(ended, stop.signal);
   } finally {
     database.close();
   }
