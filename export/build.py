@@ -35,7 +35,7 @@ from fedcore.algorithms import name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, State, Trip, keeps_client_state, ranges_of, trips_of
 from fedcore.algorithms.check import check
 from fedcore.algorithms.clipped import Clipped
-from fedcore.algorithms.evaluation import for_model
+from fedcore.algorithms.fitting import for_model
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
 from fedcore.checkpoint import encode, specs_of
 from fedcore.codecs.compression import Compression
@@ -90,7 +90,7 @@ def export_bundle(  # noqa: PLR0913  # what is exported, how, and where it goes
     evaluation's ranges are not those of the model's metrics.
     """
     check(algorithm)
-    algorithm = for_model(algorithm, model.metrics[1:])
+    algorithm = for_model(algorithm, model.metrics[1:], model.schema)
     state = {name: vector.numpy() for name, vector in algorithm.init(torch.from_numpy(model.initial)).items()}
     plan, graphs = build_plan(model, algorithm, targets, progress)
     plan, no_predict = with_hold_out(compression.applied(plan), hold_out), ""
@@ -126,7 +126,7 @@ def build_plan(
 
     Raises UnknownFormat, InvalidModel, UnsupportedOperator or DynamicControlFlow.
     """
-    algorithm = for_model(algorithm, model.metrics[1:])
+    algorithm = for_model(algorithm, model.metrics[1:], model.schema)
     _try_out(model)
     state = algorithm.init(torch.from_numpy(model.initial))
     writer = _Writer(formats(targets), progress)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from export.errors import InvalidModel
+from export.patterns import matching
 
 M = TypeVar("M", bound=nn.Module)
 DOWN, UP = "lora_down", "lora_up"
@@ -31,13 +31,13 @@ def lora(module: M, rank: int, layers: Sequence[str] = ("*",), train: Sequence[s
     if rank < 1:
         raise InvalidModel(f"adapters of rank {rank}; the least is 1")
     adapted = {path: layer for path, layer in module.named_modules() if type(layer) in FORMS}
-    _check_patterns("layer that can be adapted (a Linear, or a Conv2d)", layers, list(adapted))
-    _check_patterns("parameter", train, [name for name, _ in module.named_parameters()])
+    chosen = matching("layer that can be adapted (a Linear, or a Conv2d)", layers, adapted)
+    trained = matching("parameter", train, [name for name, _ in module.named_parameters()])
     for name, parameter in module.named_parameters():
-        parameter.requires_grad_(_matches(name, train))
-    for path, layer in adapted.items():
-        if _matches(path, layers) and not layer.weight.requires_grad:
-            _adapt(layer, rank, scale)
+        parameter.requires_grad_(name in trained)
+    for path in chosen:
+        if not adapted[path].weight.requires_grad:
+            _adapt(adapted[path], rank, scale)
     return module
 
 
@@ -71,13 +71,3 @@ def _adapt(layer: nn.Module, rank: int, scale: float) -> None:
 def _add(scale: float, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     change: Tensor = layer.get_submodule(UP)(layer.get_submodule(DOWN)(inputs[0]))
     return output + scale * change
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _check_patterns(what: str, patterns: Sequence[str], names: list[str]) -> None:
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise InvalidModel(f"no {what} is called {pattern!r}; there are {', '.join(names) or 'none'}")

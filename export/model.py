@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from export.checkpoint import Checkpoint
 from export.errors import InvalidModel, reason
+from export.patterns import matching
 from export.rewrites import KeyedNoise
 from export.unsupported import refuse_unsupported
 from fedcore.algorithms.algorithm import Pass
@@ -61,13 +62,13 @@ class ModelSpec:
 
     make: builds the module; its initial weights are drawn under the seed given to `Model`.
     loss: per example, never averaged over the batch: the framework takes the masked mean, so that padding does not
-    count.
+    count. metrics: more per-example numbers, averaged for the learning curve.
     inputs: the module's positional arguments, as fields of an example. label: the field the loss compares with.
-    metrics: more per-example numbers, averaged for the learning curve.
     Parameters that do not require a gradient, and float32 buffers, are frozen: they are no part of the flat vector, and
     reach devices once. checkpoint: the values to start from, instead of those that `make` gives.
     examples: makes n examples, every field (n, *shape), for models whose inputs have a domain (logarithms, lengths,
-    probabilities); without it the trials of export draw them at random.
+    probabilities); without it the trials of export draw them at random. local: parameters that stay on a client, by
+    name or pattern, such as "head.*", for algorithms such as fedper.
     """
 
     name: str
@@ -78,6 +79,11 @@ class ModelSpec:
     metrics: Mapping[str, PerExample] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
     examples: Callable[[int, np.random.Generator], Mapping[str, np.ndarray]] | None = None
+    local: Sequence[str] = ()
+
+    def with_local(self, patterns: str) -> ModelSpec:
+        """The same model with these local parameters, by commas; with "" those that it has."""
+        return replace(self, local=tuple(map(str.strip, patterns.split(",")))) if patterns else self
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -148,7 +154,8 @@ class Model:
             spec.checkpoint.load_into(self.module)
         self.frozen = _frozen(self.module)
         trainable = {name: value for name, value in self.module.named_parameters() if value.requires_grad}
-        self.schema = ParamSchema(tuple(TensorSpec(name, tuple(value.shape)) for name, value in trainable.items()))
+        tensors = tuple(TensorSpec(name, tuple(value.shape)) for name, value in trainable.items())
+        self.schema = ParamSchema(tensors, matching("trained parameter", spec.local, trainable))
         self.initial: Float32 = self.schema.flatten({name: value.detach().numpy() for name, value in trainable.items()})
         for name, value in (trainable | self.frozen).items():
             if not torch.isfinite(value).all():

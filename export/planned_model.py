@@ -34,7 +34,8 @@ def planned_model(bundle: Bundle, source: str | ModelSpec, seed: int = 0) -> Mod
     plan = bundle.plan
     if not plan.examples.fields:
         raise PlanError(f"the examples of plan {plan.name} have no fields")
-    model = Model(_sized(bundle, plan.examples, source) if isinstance(source, str) else source, seed)
+    spec = _sized(bundle, plan.examples, source) if isinstance(source, str) else source
+    model = Model(spec.with_local(",".join(plan.schema.local)), seed)
     if plan.frozen is not None:  # they may have been drawn under another seed
         model.freeze(decode(bundle.read(plan.frozen.blob), specs_of(model.frozen_vectors)))
     return model

@@ -22,7 +22,7 @@ from export.fixed_batch import fixed_batch
 from export.model import Model, copied, oracle_of
 from export.trial_examples import draw_examples
 from fedcore.algorithms.algorithm import Algorithm, Trip, keeps_client_state, trips_of, with_carries
-from fedcore.algorithms.evaluation import for_model
+from fedcore.algorithms.fitting import for_model
 from fedcore.params import Float32
 from fedcore.plan import (
     BROADCAST,
@@ -129,7 +129,7 @@ class Trial:
         real: the number of examples of every batch that the mask keeps; if None all, and half of the last batch.
         trip_index: the index of the algorithm's trip, from 0. seed: of the examples.
         """
-        random, algorithm = np.random.default_rng(seed), for_model(algorithm, model.metrics[1:])
+        random, algorithm = np.random.default_rng(seed), for_model(algorithm, model.metrics[1:], model.schema)
         state, trip = algorithm.init(torch.from_numpy(model.initial)), trips_of(algorithm)[trip_index]
         broadcast = {name: vector.numpy().copy() for name, vector in trip.broadcast(state).items()}
         first = trip.init_client(torch.from_numpy(model.initial)) if keeps_client_state(trip) else {}

@@ -43,15 +43,24 @@ class VectorSpec(msgspec.Struct, frozen=True):
     size: Size
 
 
-class ParamSchema(msgspec.Struct, frozen=True):
-    """The tensors of a model in the order in which the flat vector concatenates them (row-major each)."""
+class ParamSchema(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The tensors of a model in the order in which the flat vector concatenates them (row-major each).
+
+    local: names of those that stay on a client; the values of the others alone are shared.
+    """
 
     tensors: tuple[TensorSpec, ...]
+    local: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = [tensor.name for tensor in self.tensors]
         if len(set(names)) != len(names):
             raise SchemaError(f"parameter names repeat: {sorted({n for n in names if names.count(n) > 1})}")
+        unknown = sorted(set(self.local) - set(names))
+        if unknown:
+            raise SchemaError(f"local parameters that the schema does not have: {unknown}; there are {names}")
+        if self.local and set(self.local) == set(names):
+            raise SchemaError(f"all parameters are local, so nothing would be shared: leave one out, of {names}")
 
     @property
     def size(self) -> int:
@@ -74,6 +83,11 @@ class ParamSchema(msgspec.Struct, frozen=True):
     def layers(self) -> tuple[slice, ...]:
         """The range of each tensor in the flat vector, in order."""
         return tuple(where for _, where in self.slices())
+
+    @property
+    def local_ranges(self) -> tuple[slice, ...]:
+        """The ranges of the local tensors in the flat vector, in order."""
+        return tuple(where for tensor, where in self.slices() if tensor.name in self.local)
 
     def flatten(self, tensors: Mapping[str, NDArray[np.generic]]) -> Float32:
         """Concatenate named tensors into one float32 (D,) vector.

@@ -26,6 +26,15 @@ COMPRESS = (
 )
 HOLD_OUT = "Share of each device's examples to hold out."
 ON_HELD_OUT = "Run on exactly the held-out examples."
+LOCAL = "Parameters that stay on clients, by name or pattern, such as 2.*; for fedper and fedrep."
+_OWN_EXAMPLES = (
+    "All users train, and measure on held_out of their own examples in place of held-out users: each its own model, "
+    "where the algorithm gives users some."
+)
+_FINE_TUNE = (
+    "With own_examples: sweeps of local training, over a user's examples, of the model that the user then measures; "
+    "nothing of it stays."
+)
 _DATASET = "A data set by name (`muster data list`), package.module:function, or a path to npz or Parquet files."
 _PARTITION = (
     "How examples are dealt to clients: dirichlet:ALPHA, pachinko:ALPHA,BETA, shards:PER_CLIENT, quantity:BETA or "
@@ -102,6 +111,7 @@ class SimulationConfig:
     plan: Annotated[Path, setting(_PLAN)] | None = None
     start: Annotated[Path, setting(_START)] | None = None
     against: Annotated[Path, setting("With compare: the other model, in such a file.")] | None = None
+    local: Annotated[str, setting(LOCAL)] = ""
     dataset: Annotated[str, setting(_DATASET)] = "digits"
     data: Annotated[Path, setting(DATA)] | None = None
     partition: Annotated[str, setting(_PARTITION)] | None = None
@@ -122,6 +132,8 @@ class SimulationConfig:
     rounds: Annotated[WholeFromOne, setting("Rounds to run.")] = 100
     cohort: Annotated[WholeFromOne, setting("Users per round; in round 1, where schedule has it grow.")] = 10
     held_out: Annotated[float, setting("Share of users who measure and never train.", gt=0, lt=1)] = HELD_OUT
+    own_examples: Annotated[bool, setting(_OWN_EXAMPLES)] = False
+    fine_tune: Annotated[Count, setting(_FINE_TUNE)] = 0
     hold_out_examples: Annotated[float, setting(HOLD_OUT, ge=0, lt=1)] = 0.0
     on_held_out_examples: Annotated[bool, setting(ON_HELD_OUT)] = False
     evaluate_every: Annotated[WholeFromOne, setting("Rounds between two measurements on held-out users.")] = 10
@@ -153,6 +165,7 @@ class SimulationConfig:
         self._check_plan()
         if self.on_held_out_examples and not self.hold_out_examples:
             raise EngineError("on_held_out_examples needs hold_out_examples, without which no example is held out")
+        self._check_own_examples()
         if self.baseline is not None:
             self._check_baseline()
 
@@ -162,6 +175,16 @@ class SimulationConfig:
             raise EngineError(f"a plan trains by its own graphs, not by {other}; leave one of them out")
         if self.plan is not None and self.start is not None:
             raise EngineError("a plan has its own initial state; leave start out, or the plan")
+        if self.plan is not None and self.local:
+            raise EngineError("a plan has its own local parameters; leave local out, or the plan")
+
+    def _check_own_examples(self) -> None:
+        if self.own_examples and self.hold_out_examples:
+            raise EngineError("own_examples holds the share held_out of them out: leave hold_out_examples out")
+        if self.fine_tune and not self.own_examples:
+            raise EngineError("fine_tune needs own_examples: held-out users have no examples to train on")
+        if self.fine_tune and self.baseline is not None:
+            raise EngineError(f"fine_tune is for federated training, not for the baseline {self.baseline}")
 
     def _check_compression(self) -> None:
         from fedcore.codecs.compression import Compression  # needs NumPy, which a command does not for its help
@@ -191,7 +214,10 @@ class SimulationConfig:
             )
         if self.start is not None or self.against is not None:
             raise EngineError(f"start and against are for federated training, not for the baseline {self.baseline}")
-        if self.baseline in get_args(LinearBaseline) and self.model not in LOSSES:
+        linear = self.baseline in get_args(LinearBaseline)
+        if linear and (self.own_examples or self.local):
+            raise EngineError(f"own_examples and local are for models of torch, not for the baseline {self.baseline}")
+        if linear and self.model not in LOSSES:
             raise EngineError(f"{self.baseline} trains a linear model: {' or '.join(LOSSES)}, not {self.model!r}")
 
 

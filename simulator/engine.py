@@ -8,7 +8,7 @@ The clients of a cohort are trained in one of several ways, which are in `engine
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm, ServerStep, figures_of, keeps_client_state, trips_of
-from fedcore.algorithms.evaluation import for_model
+from fedcore.algorithms.fitting import for_model
+from fedcore.algorithms.partly_local import OWN, PartlyLocal
 from fedcore.batching import StreamKey
 from fedcore.codecs.compression import Compression
 from fedcore.params import Float32
@@ -67,7 +68,7 @@ class Engine:
         masked: MaskedSums | None = None,
     ) -> None:
         population.check(model.spec.fields)
-        algorithm = for_model(algorithm, model.metrics[1:])
+        algorithm = for_model(algorithm, model.metrics[1:], model.schema)
         self._model, self._algorithm, self._population, self._seed = model, algorithm, population, seed
         self._reports = CompressedReports(compression, model.schema, seed, algorithm.weighting, masked)
         self._private = private
@@ -88,6 +89,14 @@ class Engine:
         self._state = {name: torch.from_numpy(vector).to(self._device) for name, vector in state.items()}
         for name, vectors in (client_states or {}).items():
             self._clients.vectors[name].copy_(torch.from_numpy(vectors))
+
+    @property
+    def own_models(self) -> Iterable[Float32] | None:
+        """The model (D,) of every client, in order, with the parameters that it keeps; None if all share one."""
+        algorithm, params_D = self._algorithm, self._state["params"].cpu()
+        if not isinstance(algorithm, PartlyLocal):
+            return None
+        return (algorithm.personal(params_D, own.cpu()).numpy() for own in self._clients.vectors[OWN])
 
     @property
     def client_states(self) -> dict[str, Float32]:
@@ -178,3 +187,13 @@ def evaluate(
             parts.append(model.measure(tensors, batch))
     values = {name: torch.cat([part[name] for part in parts]).double().cpu().numpy() for name in parts[0]}
     return {name: np.add.reduceat(array, population.starts[:-1]) / population.sizes for name, array in values.items()}
+
+
+def evaluate_own(
+    model: Model, models: Iterable[Float32], population: Population, *, device: str = "cpu"
+) -> dict[str, NDArray[np.float64]]:
+    """Mean loss and metrics of every client (clients,), each under a model (D,) of its own."""
+    parts = [
+        evaluate(model, params, population.subset([client]), device=device) for client, params in enumerate(models)
+    ]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

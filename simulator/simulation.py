@@ -12,7 +12,8 @@ from export.models import load as load_model
 from fedcore.algorithms import create, module_of, name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, check_two_trips
 from fedcore.algorithms.check import check
-from fedcore.algorithms.evaluation import for_model
+from fedcore.algorithms.fitting import for_model
+from fedcore.algorithms.partly_local import PartlyLocal
 from fedcore.algorithms.settings import parse
 from fedcore.codecs.compression import Compression
 from fedcore.hold_out import HoldOut
@@ -34,6 +35,7 @@ from simulator.engines.threads import one_thread
 from simulator.engines.workers.processes import usable_cores
 from simulator.engines.workers.ray_cluster import connect
 from simulator.errors import EngineError
+from simulator.fine_tuning import FineTuning
 from simulator.model_files import read_model
 from simulator.partitions import read_partition
 from simulator.planned import SimulatedPlan
@@ -73,9 +75,10 @@ class SimulationResult:
     """The outcome, JSON-ready. `per_user` holds percentiles of users' accuracy, and `user_mean` its mean over users.
 
     Without a metric both are of the loss. Users measure on examples that nobody trained on: held-out users, or with
-    the baseline `local` every user on some of their own. rounds: how many ran; `ended_by` says why no more. excluded:
-    reports of clients that rounds left out because they were not finite. figures: of the last round of an evaluation;
-    empty for a training. epsilon: what private rounds spent at their δ, which `privacy.spent(rounds)` computes again.
+    own_examples and the baseline `local` every user on some of their own, by a model of their own where there are
+    such. rounds: how many ran; `ended_by` says why no more. excluded: reports of clients that rounds left out because
+    they were not finite. figures: of the last round of an evaluation; empty for a training. epsilon: what private
+    rounds spent at their δ, which `privacy.spent(rounds)` computes again.
     """
 
     model: str
@@ -198,16 +201,17 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
     users = given.users or _users(config)
     plan = None if config.plan is None else SimulatedPlan(config.plan)
     model = _model(config, plan, users, given.model)
-    algorithm = for_model(algorithm, model.metrics[1:])
+    algorithm = for_model(algorithm, model.metrics[1:], model.schema)
+    _check_own_models(config, algorithm)
     local = config.baseline == "local"
     computing = Computing(config.device) if local else _computing(config)
     if local:
         check_model(model, users, computing)
         return LocalOnly(model, algorithm, users, held_out=config.held_out, seed=config.seed, device=config.device)
-    train, test = users.split(config.held_out, config.seed)
+    train, test = _split(config, users)
     hold_out = HoldOut.asked(config.hold_out_examples, on_held_out=config.on_held_out_examples)
     train = train.training_on(plan.examples if plan else ExampleSpec(model.spec.fields, hold_out=hold_out))
-    clients, cohorts = _cohorts(config, train, held_out=len(test))
+    clients, cohorts = _cohorts(config, train, len(test))
     private, masked = sums_of(config, model, algorithm, cohorts, len(clients))
     if plan is None:
         choice = choose(engine or config.engine, model, algorithm, users, computing)
@@ -224,6 +228,7 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
         compression=Compression.parse(config.compress),
         private=private,
         masked=masked,
+        fine_tuning=FineTuning.of(algorithm, config.fine_tune) if config.fine_tune else None,
     )
     if plan is not None:
         training.restore(plan.state(algorithm))
@@ -235,7 +240,8 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
 def _model(config: SimulationConfig, plan: SimulatedPlan | None, users: Population, given: ModelSpec | None) -> Model:
     """The model to train, with the parameters that it starts from. Raises as `simulate`."""
     if plan is None:
-        model = Model(given or load_model(config.model, users.shape, users.classes), config.seed)
+        spec = given or load_model(config.model, users.shape, users.classes)
+        model = Model(spec.with_local(config.local), config.seed)
     else:
         model = plan.model(given or config.model, config.seed)
     if config.start is not None:
@@ -257,12 +263,34 @@ def _compare_with(training: EngineTraining, other_D: Float32, algorithm: Algorit
 def check_users(config: SimulationConfig, users: Population) -> None:
     """Raise what `training_of` raises where a configuration's users are too few for it, with all their examples."""
     if config.baseline in {None, "pooled"}:
-        train, test = users.split(config.held_out, config.seed)
-        _cohorts(config, train, held_out=len(test))
+        train, test = _split(config, users)
+        _cohorts(config, train, len(test))
 
 
-def _cohorts(config: SimulationConfig, train: Population, held_out: int) -> tuple[Population, Cohorts]:
+def _split(config: SimulationConfig, users: Population) -> tuple[Population, Population]:
+    """Those who train, and those who measure, with the examples of each."""
+    split = users.split_examples if config.own_examples else users.split
+    return split(config.held_out, config.seed)
+
+
+def _check_own_models(config: SimulationConfig, algorithm: Algorithm) -> None:
+    """Raise EngineError for an algorithm that gives users models which nobody would measure."""
+    if not isinstance(algorithm, PartlyLocal):
+        return
+    if config.baseline is not None:
+        raise EngineError(
+            f"the baseline {config.baseline} has no server for {algorithm.name} to share with: take fedavg"
+        )
+    if not config.own_examples or config.fine_tune:
+        raise EngineError(
+            f"{algorithm.name} gives every user who trains a model of their own: measure it with own_examples, and "
+            "without fine_tune"
+        )
+
+
+def _cohorts(config: SimulationConfig, train: Population, test_users: int) -> tuple[Population, Cohorts]:
     """Those who train, and the cohorts that they form. Raises EngineError where they are too few."""
+    held_out = 0 if config.own_examples else test_users
     clients, size = (train.pooled(), 1) if config.baseline == "pooled" else (train, config.cohort)
     asked = config.privacy
     cohorts = Cohorts(size, config.schedule, config.same_cohort, asked.min_separation_rounds, asked.poisson)

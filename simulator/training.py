@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,11 +20,12 @@ from fedcore.params import Float32
 from fedcore.plan import prefixed, unprefixed
 from simulator.cohorts import Cohorts
 from simulator.diagnose_loss import cause
-from simulator.engine import Engine, evaluate
+from simulator.engine import Engine, evaluate, evaluate_own
 from simulator.engines.choice import Choice
 from simulator.engines.computing import EngineName
 from simulator.engines.workers.forked import compute_apart
 from simulator.errors import Diverged, EngineError
+from simulator.fine_tuning import FineTuning, fine_tuned
 from simulator.population import Population
 from simulator.private_training import PrivateSums, SimulatedPrivacy
 
@@ -104,6 +105,8 @@ class EngineTraining:
 
     users: those who train, and those who measure. cohorts: with the schedule of the server learning rate. choice: the
     engine. compression: of reports. private: the noise on sums, if any. masked: the sums of secure rounds, if any.
+    fine_tuning: of the model that a user measures. With it, and where users have models of their own, those who measure
+    are those who train, in the same order.
     """
 
     def __init__(  # noqa: PLR0913  # who trains what, and how
@@ -118,8 +121,10 @@ class EngineTraining:
         compression: Compression = Compression(),
         private: PrivateSums | None = None,
         masked: MaskedSums | None = None,
+        fine_tuning: FineTuning | None = None,
     ) -> None:
         train, self.test = users
+        self._fine_tuning = fine_tuning
         self._cohorts, self._private = cohorts, private
         self._model, self._train, self._seed, self._computing = model, train, seed, choice.computing
         self._engine = Engine(
@@ -146,22 +151,30 @@ class EngineTraining:
 
     def measure(self, number: int) -> PerUser:
         """The means of the users who measure, after round `number`."""
-        per_user = self._measured()
+        per_user = self._measured(number)
         bad = np.flatnonzero(~np.isfinite(per_user["loss"])).tolist()
         if bad:
             why = cause(self._model, self._engine.state["params"], self.test, bad, number)
             raise Diverged(f"round {number}: the loss of {len(bad)} held-out users is not finite: {why}")
         return per_user
 
-    def _measured(self) -> PerUser:
-        measure = functools.partial(
-            evaluate, self._model, self._engine.state["params"], self.test, device=self._computing.device
-        )
+    def _measured(self, number: int) -> PerUser:
+        measure = functools.partial(self._measure_here, number)
         if self._computing.home == self._computing.device:
             return measure()
         # On a GPU, and in a process that does not compute there itself, as it could fork none that does.
         values = compute_apart(lambda: {name: value.tobytes() for name, value in measure().items()}, _MEASURED)
         return {name: np.frombuffer(value) for name, value in values.items()}
+
+    def _measure_here(self, number: int) -> PerUser:
+        model, params, device = self._model, self._engine.state["params"], self._computing.device
+        own: Iterable[Float32] | None = self._engine.own_models
+        if self._fine_tuning is not None:
+            key = self._seed, number
+            own = fine_tuned(model, params, self._fine_tuning, self._train, key=key, device=device)
+        if own is None:
+            return evaluate(model, params, self.test, device=device)
+        return evaluate_own(model, own, self.test, device=device)
 
     def vectors(self) -> Vectors:
         """A copy of the server state, and of the clients' states."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask
 from fedcore.algorithms.algorithm import Algorithm, Report, ServerStep, trips_of
+from fedcore.algorithms.partly_local import for_any_model
 from fedcore.algorithms.rehearsal import Bowl, contribute, received
 
 _VALUES, _DEVICES, _ROUNDS = 256, 8, 3
@@ -68,6 +69,7 @@ def _off(error: float, source: np.random.Generator, mean: Report) -> Report:
 
 def _trained(algorithm: Algorithm, centres_KD: Vector_D, rounded: Callable[[Report], Report]) -> Vector_D:
     """The model after some rounds from 0, on devices with a bowl around each centre."""
+    algorithm = for_any_model(algorithm)
     state = algorithm.init(np.zeros(_VALUES))
     for _ in range(_ROUNDS):
         for trip in trips_of(algorithm):

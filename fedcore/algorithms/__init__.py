@@ -24,7 +24,9 @@ from fedcore.algorithms.fed_lars import FedLARS
 from fedcore.algorithms.fed_nova import FedNova
 from fedcore.algorithms.fed_pa import FedPA
 from fedcore.algorithms.fed_pd import FedPD
+from fedcore.algorithms.fed_per import FedPer
 from fedcore.algorithms.fed_prox import FedProx
+from fedcore.algorithms.fed_rep import FedRep
 from fedcore.algorithms.fed_sgd import FedSGD
 from fedcore.algorithms.fed_yogi import FedYogi
 from fedcore.algorithms.fsvrg import Fsvrg
@@ -67,6 +69,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         Scaffold,
         FedDyn,
         FedPD,
+        FedPer,
+        FedRep,
         Evaluate,
         Compare,
         Personalisation,

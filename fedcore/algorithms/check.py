@@ -26,6 +26,7 @@ from fedcore.algorithms.algorithm import (
     ranges_of,
     trips_of,
 )
+from fedcore.algorithms.partly_local import for_any_model
 from fedcore.algorithms.probe import NotAnOperator, Probe
 from fedcore.algorithms.rehearsal import Bowl, carried, contribute, received, rehearse
 from fedcore.errors import InvalidAlgorithm
@@ -42,6 +43,7 @@ _AMONG_DEVICES = "; a report is averaged, so it may use only this device's vecto
 def check(algorithm: Algorithm) -> None:
     """Check that the algorithm keeps its contract. Raises InvalidAlgorithm, naming the function and the line."""
     params = Probe(np.linspace(-1.0, 1.0, SIZE))
+    algorithm = for_any_model(algorithm)
     _check_declared(algorithm)
     with np.errstate(all="ignore"):
         first, again = (rehearse(algorithm, params, _Bowl(np.ones(SIZE)), _Watched(algorithm.name)) for _ in range(2))

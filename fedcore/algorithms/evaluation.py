@@ -16,12 +16,11 @@ nothing is sent that a round of training does not send too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fedcore.algorithms.algorithm import (
-    Algorithm,
     Broadcast,
     Carry,
     Measure,
@@ -30,10 +29,8 @@ from fedcore.algorithms.algorithm import (
     ServerStep,
     State,
     Vector,
-    trips_of,
 )
 from fedcore.algorithms.clamping import clamped, indicator
-from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.constants import constants
 from fedcore.algorithms.settings import count, text
 from fedcore.errors import InvalidSetting
@@ -183,27 +180,11 @@ def _begin(received: Broadcast) -> Carry:
     return {"examples": zeros_N[..., :1], "sums": zeros_N}
 
 
-def for_model(algorithm: Algorithm, metrics: Sequence[str]) -> Algorithm:
-    """The algorithm with a range for every metric of a model, in the model's order; most algorithms as they are.
+def suited_metrics(algorithm: Measuring, metrics: Sequence[str]) -> str:
+    """The ranges of a model's metrics, as a setting: those of the algorithm, or the usual ones if it has "auto".
 
-    metrics: the model's, without its examples. Raises InvalidSetting, naming a metric that has no range or that the
-    model does not have.
+    Raises InvalidSetting, naming a metric that has no range or that the model does not have.
     """
-    if isinstance(algorithm, Clipped):
-        return replace(algorithm, inner=for_model(algorithm.inner, metrics))
-    if isinstance(algorithm, Measuring):
-        algorithm = replace(algorithm, metrics=_suited(algorithm, metrics))
-    for stage in (stage for trip in trips_of(algorithm) for stage in trip.passes if stage.forward):
-        if stage.measures != tuple(metrics):
-            have = ", ".join(metrics)
-            raise InvalidSetting(
-                f"{algorithm.name}: pass {stage.name} measures {', '.join(stage.measures)}; the model has {have}"
-            )
-    return algorithm
-
-
-def _suited(algorithm: Any, metrics: Sequence[str]) -> str:
-    """The ranges of a model's metrics, as a setting."""
     bad = next((name for name in metrics if not name.isidentifier()), None)
     if bad is not None:
         raise InvalidSetting(f"{algorithm.name}: the metric {bad!r} cannot be reported; name it with letters and _")

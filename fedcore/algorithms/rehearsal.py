@@ -27,6 +27,7 @@ from fedcore.algorithms.algorithm import (
     with_carries,
 )
 from fedcore.algorithms.constants import constants
+from fedcore.algorithms.partly_local import for_any_model
 
 Call: TypeAlias = Callable[..., dict[str, Vector]]
 """call(what, function, *arguments) gives function(*arguments); `what` names the function for a message."""
@@ -94,6 +95,7 @@ def rehearse(
 
 def moves_by_participation(algorithm: Algorithm) -> bool:
     """Whether the state moves by the share of all clients that a round counts (`ServerStep.participation`)."""
+    algorithm = for_any_model(algorithm)
 
     def moved(share: float) -> list[State]:
         pairs = zip(trips_of(algorithm), rehearse(algorithm, np.linspace(-1.0, 1.0, 3)), strict=True)

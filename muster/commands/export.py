@@ -13,7 +13,7 @@ import typer
 from muster.commands.task import FIRST_TASK
 from muster.options.key_values import parse_key_values
 from muster.output import Json, Settings, answer, emit, progress, remark, say, say_next, show_fields, show_table
-from simulator.configuration import COMPRESS, HOLD_OUT, ON_HELD_OUT
+from simulator.configuration import COMPRESS, HOLD_OUT, LOCAL, ON_HELD_OUT
 
 if TYPE_CHECKING:
     from fedcore.algorithms.algorithm import Algorithm
@@ -52,6 +52,7 @@ def export(
     compress: Annotated[str, typer.Option(metavar="STEPS", help=COMPRESS)] = "",
     hold_out_examples: Annotated[float, typer.Option(metavar="SHARE", help=HOLD_OUT)] = 0.0,
     on_held_out_examples: Annotated[bool, typer.Option("--on-held-out-examples", help=ON_HELD_OUT)] = False,
+    local: Annotated[str, typer.Option(metavar="PATTERNS", help=LOCAL)] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace the plan that is in the folder.")] = False,
     json: Json = False,
 ) -> None:
@@ -80,7 +81,7 @@ def export(
     from fedcore.signing import SigningKey
 
     key = None if sign is None else SigningKey.load(sign)
-    order = _Order(chosen, tuple(formats or (FORMATS if every else ("onnx",))), seed, key, compression, hold_out)
+    order = _Order(chosen, tuple(formats or (FORMATS if every else ("onnx",))), seed, key, compression, hold_out, local)
     if model is not None:
         _describe(_exported(order, model, out)[0], json)
         return None if json else _say_next(out, module_of(algorithm))
@@ -133,6 +134,7 @@ class _Order:
     key: SigningKey | None
     compression: Compression
     hold_out: HoldOut | None
+    local: str
 
 
 def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, float]]:
@@ -152,7 +154,7 @@ def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, f
             current, since = form, process_time()
             bar.update(task, note=f"{form} {doing}".strip())
 
-        source = Model(load(model), order.seed)
+        source = Model(load(model).with_local(order.local), order.seed)
         made = source, order.algorithm, out, model, order.formats, note
         bundle = export_bundle(*made, compression=order.compression, hold_out=order.hold_out)
         note("", "done")
@@ -283,6 +285,7 @@ def _describe(bundle: Bundle, json: bool) -> None:
         "algorithm": manifest.algorithm.name,
         "settings": manifest.algorithm.settings,
         "parameters": plan.schema.size,
+        **({"local": list(plan.schema.local)} if plan.schema.local else {}),
         "frozen_bytes": plan.frozen.blob.size if plan.frozen else 0,
         **_of_trip(plan),
         "examples": {field.name: kind_of(field) for field in plan.examples.fields},

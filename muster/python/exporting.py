@@ -36,6 +36,7 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
     compress: str = "",
     hold_out_examples: float = 0.0,
     on_held_out_examples: bool = False,
+    local: str = "",
     force: bool = False,
     progress: Progress = lambda form, doing: None,
 ) -> Bundle:
@@ -44,7 +45,8 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
     model, algorithm: names, as `muster export` takes them, or objects. settings: of an algorithm that is named.
     formats: onnx, executorch. seed: of the initial weights. compress: how reports become smaller, such as
     "rotation,subsample=0.25" (docs/compression.md). hold_out_examples: the share of each device's examples that is held
-    out. on_held_out_examples: run on exactly these instead. force: replace a plan that is in the folder. progress: told
+    out. on_held_out_examples: run on exactly these instead. local: the parameters that stay on clients, such as "2.*"
+    (docs/models.md). force: replace a plan that is in the folder. progress: told
     which format is worked on, and what is done.
 
     The bundle has the plan (`bundle.plan`) and the proof (`bundle.certificate`). Raises ExportError, AlgorithmError,
@@ -62,7 +64,7 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
     if isinstance(algorithm, str):
         algorithm = create(algorithm, dict(settings or {}), [module_of(algorithm)])
     spec, source = (load(model), model) if isinstance(model, str) else (model, None)
-    made = Model(spec, seed), algorithm, folder, source, tuple(formats), progress
+    made = Model(spec.with_local(local), seed), algorithm, folder, source, tuple(formats), progress
     return export_bundle(*made, compression=compression, hold_out=hold_out)
 
 

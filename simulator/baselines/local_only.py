@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.plan import prefixed, unprefixed
-from simulator.engine import Engine, evaluate
+from simulator.engine import Engine, evaluate_own
 from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing
 from simulator.errors import Diverged
@@ -44,11 +44,8 @@ class LocalOnly:
         return means | {"examples": self._examples}
 
     def measure(self, number: int) -> PerUser:
-        parts = [
-            evaluate(self._model, engine.state["params"], self.test.subset([user]), device=self._device)
-            for user, engine in enumerate(self._engines)
-        ]
-        per_user = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        models = (engine.state["params"] for engine in self._engines)
+        per_user = evaluate_own(self._model, models, self.test, device=self._device)
         bad = np.flatnonzero(~np.isfinite(per_user["loss"])).tolist()
         if bad:
             raise Diverged(f"round {number}: the models of users {bad} have no finite loss; a lower client_lr may help")

@@ -20,6 +20,7 @@ from simulator.course import overall
 from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing
 from simulator.errors import Diverged
+from simulator.fine_tuning import FineTuning
 from simulator.population import Population
 from simulator.private_training import PrivateSums
 from simulator.studies.study import PerSeed, mean
@@ -60,7 +61,8 @@ def training_on(
 
     private: the noise on sums, instead of what the configuration asks for.
     """
-    model = Model(load_model(config.model, users[0].shape, users[0].classes), config.seed)
+    spec = load_model(config.model, users[0].shape, users[0].classes)
+    model = Model(spec.with_local(config.local), config.seed)
     algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
     privacy = config.privacy
     cohorts = Cohorts(
@@ -79,6 +81,7 @@ def training_on(
         compression=compression,
         private=private or sums,
         masked=masked,
+        fine_tuning=FineTuning.of(algorithm, config.fine_tune) if config.fine_tune else None,
     )
 
 

@@ -14,7 +14,7 @@ from export.parity import certify
 from export.trial import TOLERANCE
 from export.verify import verify_bundle
 from fedcore.algorithms import create
-from fedcore.algorithms.evaluation import for_model
+from fedcore.algorithms.fitting import for_model
 from fedcore.checkpoint import specs_of
 from fedcore.errors import InvalidSetting
 from fedcore.params import VectorSpec
@@ -26,7 +26,7 @@ EVALUATIONS = ("evaluate", "compare", "personalisation")
 
 def captured(model, name="evaluate"):
     """The step graph of the first pass."""
-    algorithm = for_model(create(name), model.metrics[1:])
+    algorithm = for_model(create(name), model.metrics[1:], model.schema)
     state = algorithm.init(torch.from_numpy(model.initial))
     received = Received([VectorSpec(key, vector.numel()) for key, vector in state.items()], {})
     stage = algorithm.passes[0]
@@ -81,7 +81,7 @@ def test_a_graph_of_the_model_in_training_mode_does_not_pass(monkeypatch):
         other.module.train()
         return other
 
-    algorithm = for_model(create("evaluate"), scaled.metrics[1:])
+    algorithm = for_model(create("evaluate"), scaled.metrics[1:], scaled.schema)
     monkeypatch.setattr("export.capture.Model.evaluating", training)
     plan, graphs = build_plan(scaled, algorithm)
     monkeypatch.undo()

@@ -9,9 +9,10 @@ import pytest
 from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import ServerStep, with_carries
 from fedcore.algorithms.check import check
-from fedcore.algorithms.evaluation import for_model
+from fedcore.algorithms.fitting import for_model
 from fedcore.batching import StreamKey
 from fedcore.errors import InvalidSetting
+from fedcore.params import ParamSchema, TensorSpec
 from tests.fedcore.quadratics import (
     gradient_oracle,
     mean_report,
@@ -22,6 +23,7 @@ from tests.fedcore.quadratics import (
 )
 
 D, MOST = 5, 8
+SCHEMA = ParamSchema((TensorSpec("w", (D,)),))
 METRICS = "loss=0..40,near=0..1"
 SIZES = (6, 4, 9, 1, 3)
 EVALUATIONS = [
@@ -202,13 +204,13 @@ def test_every_value_of_a_report_is_within_one(algorithm, x0, clients):
 
 
 def test_ranges_are_filled_in_from_the_metrics_of_the_model():
-    made = for_model(create("evaluate"), ("loss", "accuracy", "top_5"))
+    made = for_model(create("evaluate"), ("loss", "accuracy", "top_5"), SCHEMA)
     assert made.metrics == "loss=0..10,accuracy=0..1,top_5=0..1"
-    clipped = for_model(create("compare", {"clip_norm": 2}), ("loss", "accuracy"))
+    clipped = for_model(create("compare", {"clip_norm": 2}), ("loss", "accuracy"), SCHEMA)
     assert clipped.inner.metrics == "loss=0..10,accuracy=0..1"
-    given = for_model(create("evaluate", {"metrics": "accuracy=0.5..1, loss=0..3"}), ("loss", "accuracy"))
+    given = for_model(create("evaluate", {"metrics": "accuracy=0.5..1, loss=0..3"}), ("loss", "accuracy"), SCHEMA)
     assert given.metrics == "loss=0..3,accuracy=0.5..1"
-    assert for_model(create("fedavg"), ("loss",)) == create("fedavg")
+    assert for_model(create("fedavg"), ("loss",), SCHEMA) == create("fedavg")
 
 
 @pytest.mark.parametrize(
@@ -220,12 +222,12 @@ def test_ranges_are_filled_in_from_the_metrics_of_the_model():
 )
 def test_ranges_that_are_not_those_of_the_model_are_refused_by_name(text, says):
     with pytest.raises(InvalidSetting, match=f"evaluate: {says}"):
-        for_model(create("evaluate", {"metrics": text}), ("loss", "near"))
+        for_model(create("evaluate", {"metrics": text}), ("loss", "near"), SCHEMA)
 
 
 def test_a_metric_whose_name_no_vector_can_have_is_refused():
     with pytest.raises(InvalidSetting, match="the metric 'top-5' cannot be reported"):
-        for_model(create("evaluate"), ("loss", "top-5"))
+        for_model(create("evaluate"), ("loss", "top-5"), SCHEMA)
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,8 @@ FEDERATED = SIMULATED | {
 SAMPLED = SIMULATED | {"privacy": {"noise_multiplier": 3.5, "delta": 1e-6, "poisson": True}}
 SUMMED = SIMULATED | {"secagg": MASKED["secagg"], "compress": "rotation,subsample=0.5"}
 POOLED = SIMULATED | {"baseline": "pooled"}
+PERSONAL = SIMULATED | {"algorithm": "fedper", "local": "*.bias", "own_examples": True}
+TUNED = SIMULATED | {"own_examples": True, "fine_tune": 3}
 REFUSED_OF_ONE_TRIP = {"same_cohort"}
 NO_TEXT = {"text": 3, "path": 3, "mapping": 3, "part": 3}
 """What is bad where values have a type; a command has texts alone."""
@@ -207,7 +209,9 @@ def simulation_doors(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "settings", [FEDERATED, SAMPLED, SUMMED, POOLED], ids=["federated", "sampled", "summed", "pooled"]
+    "settings",
+    [FEDERATED, SAMPLED, SUMMED, POOLED, PERSONAL, TUNED],
+    ids=["federated", "sampled", "summed", "pooled", "personal", "tuned"],
 )
 def test_every_setting_of_a_simulation_is_taken_alike_at_each_door(simulation_doors, settings):
     taken = {door.__name__: door(simulation_doors, settings) for door in SIMULATION_DOORS}
@@ -227,7 +231,7 @@ def test_a_plan_is_taken_alike_where_a_simulation_may_have_one(simulation_doors,
 
 
 def test_no_setting_of_a_simulation_is_left_out_of_these_tests():
-    tried = {name for settings in (FEDERATED, SAMPLED, SUMMED, POOLED) for name in named(settings)}
+    tried = {name for settings in (FEDERATED, SAMPLED, SUMMED, POOLED, PERSONAL, TUNED) for name in named(settings)}
     every = {f"{part}.{one.name}".lstrip(".") for part, one in every_setting(SimulationConfig)}
     assert {"settings" if name.startswith("settings.") else name for name in tried} | {"plan"} == every
 

@@ -7,6 +7,7 @@ import torch
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
+from fedcore.algorithms.fitting import for_model
 from simulator.client_states import ClientStates
 from simulator.engine import Engine
 from simulator.engines.computing import Computing
@@ -19,17 +20,20 @@ COHORTS = [[0, 1, 2, 3], [3, 1], [2, 0, 1], [3]]
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"),
+    ("name", "settings", "local"),
     [
-        ("scaffold", {"option": "I"}),
-        ("scaffold", {"option": "II", "server_lr": 0.7}),
-        ("feddyn", {"alpha": 0.5}),
-        ("fedpd", {"eta": 2}),
+        ("scaffold", {"option": "I"}, ""),
+        ("scaffold", {"option": "II", "server_lr": 0.7}, ""),
+        ("feddyn", {"alpha": 0.5}, ""),
+        ("fedpd", {"eta": 2}, ""),
+        ("fedper", {"client_optimizer": "momentum"}, "*.bias"),
+        ("fedrep", {"head_epochs": 3}, "*.weight"),
     ],
 )
-def test_rounds_with_client_state_equal_the_readable_reference(name, settings):
-    population, model = uneven((3, 17, 5, 12, 9)), Model(load("logreg"))
+def test_rounds_with_client_state_equal_the_readable_reference(name, settings, local):
+    population, model = uneven((3, 17, 5, 12, 9)), Model(load("logreg").with_local(local))
     algorithm = create(name, {"batch_size": 5, "epochs": 2} | settings)
+    algorithm = for_model(algorithm, model.metrics[1:], model.schema)
     engine = Engine(model, algorithm, population, seed=7, computing=Computing(at_once=2))
     state, kept = engine.state, [algorithm.init_client(torch.from_numpy(model.initial)) for _ in range(5)]
     for number, cohort in enumerate(COHORTS, start=1):

@@ -10,8 +10,8 @@ from export.model import GradientOracle, Model, cross_entropy
 from export.models import load
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import ServerStep, keeps_client_state
-from fedcore.algorithms.evaluation import for_model
 from fedcore.algorithms.fed_avg import FedAvg
+from fedcore.algorithms.fitting import for_model
 from simulator import datasets
 from simulator.engine import Engine, evaluate
 from simulator.engines.computing import Computing
@@ -63,7 +63,7 @@ def test_the_cohort_oracle_is_the_oracle_of_each_client(name):
 @pytest.mark.parametrize(("name", "settings"), SETTINGS)
 def test_three_rounds_equal_the_readable_reference(name, settings):
     population, model = uneven(), Model(load("digits_cnn"))
-    algorithm = for_model(create(name, settings), model.metrics[1:])
+    algorithm = for_model(create(name, settings), model.metrics[1:], model.schema)
     engine = Engine(model, algorithm, population, seed=7)
     state = engine.state
     for number, cohort in enumerate([[0, 1, 2, 3], [3, 1], [2, 0, 1]], start=1):

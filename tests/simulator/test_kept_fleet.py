@@ -34,16 +34,17 @@ def with_one(**failing):
 
 
 class World:
-    """A task of SCAFFOLD for a few devices, and what came of it."""
+    """A task of an algorithm that keeps vectors for a few devices, and what came of it."""
 
-    def __init__(self, folder, **settings):
+    def __init__(self, folder, name="scaffold", local="", **settings):
         self.folder = folder
         self.users, _ = datasets.users("digits", None, USERS)
-        self.model = Model(load("logreg", (1, 8, 8), 10), SEED)
-        self.algorithm = create("scaffold", {"batch_size": 5, "client_lr": 0.1})
+        self.model = Model(load("logreg", (1, 8, 8), 10).with_local(local), SEED)
+        self.algorithm = create(name, {"batch_size": 5, "client_lr": 0.1})
         self.bundle = export_bundle(self.model, self.algorithm, folder / "plan")
         self.key = SigningKey.new(folder / "release.pem")
-        given = {"population": "p", "goal": GOAL, "rounds": ROUNDS, "clients": USERS, "over_selection": 1.0}
+        given = {"population": "p", "goal": GOAL, "rounds": ROUNDS, "over_selection": 1.0}
+        given |= {"clients": USERS} if name == "scaffold" else {}
         self.settings = TaskSettings(**given | settings, seed=SEED)
         self.clients = {}
 
@@ -114,6 +115,19 @@ def test_a_secure_fleet_whose_devices_drop_out_of_sums_agrees(tmp_path, coordina
     assert min(map(len, cohorts)) < USERS
     # The error of c is that of a round times |S| / N, and a round's steps are shorter than 1 together.
     assert TOLERANCE < difference < allowed < 1e-2
+
+
+def test_parameters_that_stay_on_devices_agree_and_nothing_of_them_moves(tmp_path, coordinators, capsys):
+    world = World(tmp_path, "fedrep", "*.bias")
+    with coordinators.local(tmp_path, SEED) as local:
+        task = local.create_task(world.bundle, world.settings, world.key).id
+        world.train(local)
+        difference, _, models = world.agreement(local, task)
+    tell(capsys, "FedRep", difference)
+    (where,) = world.model.schema.local_ranges
+    assert all(np.array_equal(model[where], world.model.initial[where]) for model in models)
+    assert not np.array_equal(models[-1], models[0])
+    assert difference < TOLERANCE
 
 
 def test_a_device_that_forgot_would_be_seen(tmp_path):

@@ -27,13 +27,16 @@ POPULATION = uneven((3, 17, 5, 12, 1, 30, 9, 4, 11, 6))
 
 
 def engine(name, processes, *, on_graphs=False, spec=None):
-    model, algorithm = Model(spec or load("logreg")), create(name, {"batch_size": 5})
+    local = "*.bias" if name == "fedrep" else ""
+    model, algorithm = Model((spec or load("logreg")).with_local(local)), create(name, {"batch_size": 5})
     graphs = export_graphs(model, algorithm) if on_graphs else None
     computing = Computing(graphs=graphs, processes=processes, at_once=2)
     return Engine(model, algorithm, POPULATION, seed=7, computing=computing)
 
 
-@pytest.mark.parametrize(("name", "on_graphs"), [("scaffold", False), ("fedavg", False), ("mime", True)])
+@pytest.mark.parametrize(
+    ("name", "on_graphs"), [("scaffold", False), ("fedrep", False), ("fedavg", False), ("mime", True)]
+)
 def test_the_number_of_processes_changes_no_bit(name, on_graphs):
     first, *others = (engine(name, count, on_graphs=on_graphs) for count in (1, 2, 3))
     for number, cohort in enumerate([range(10), [7, 1], [2, 0, 1, 9, 4]], start=1):
@@ -44,7 +47,7 @@ def test_the_number_of_processes_changes_no_bit(name, on_graphs):
                 assert {key: vector.tobytes() for key, vector in ours.items()} == {
                     key: vector.tobytes() for key, vector in theirs.items()
                 }
-    assert any(vectors.any() for vectors in first.client_states.values()) is (name == "scaffold")
+    assert any(vectors.any() for vectors in first.client_states.values()) is (name in {"scaffold", "fedrep"})
 
 
 def test_processes_start_as_blocks_need_them_and_end_with_the_engine():

@@ -8,6 +8,7 @@ from export.errors import ExportError
 from export.model import Model
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
+from fedcore.algorithms.partly_local import PartlyLocal
 from simulator.configuration import SimulationConfig
 from simulator.engine import Engine, evaluate
 from simulator.engines.computing import Computing
@@ -125,11 +126,12 @@ def test_rounds_of_a_tied_or_scalar_parameter_are_those_of_torch(make, computing
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_trains_a_scalar_parameter_with_every_engine(name):
     algorithm, population, found = create(name, {"batch_size": 4}), users(impure.tempered()), []
+    spec = impure.tempered().with_local("temperature" if isinstance(algorithm, PartlyLocal) else "")
     computings = [Computing(at_once=1), Computing(at_once=3)]
     if not keeps_client_state(algorithm):
         computings.append(Computing(graphs=export_graphs(Model(impure.tempered()), algorithm)))
     for computing in computings:
-        model = Model(impure.tempered())
+        model = Model(spec)
         engine = Engine(model, algorithm, population, computing=computing)
         for number in (1, 2, 3):
             engine.run_round(number, [0, 1, 2])
