@@ -15,7 +15,7 @@ from coordinator.dashboard.web_sessions import Visitor, WebSessions
 from coordinator.errors import InvalidModel, UnknownModel
 from coordinator.rules.entities import Role
 from coordinator.rules.model_gate import Gate
-from coordinator.rules.roll_outs import share_of
+from coordinator.rules.roll_outs import check_share, share_of
 
 _VERBS = ("promote", "roll-back")
 
@@ -61,6 +61,7 @@ class ModelForms:
                 return {}
             field = "share"
             share = share_of(fields.get("share", "").strip())
+            check_share(share)
             field = "gate"
             gate = fields.get("gate", "").strip() or None
             if gate:

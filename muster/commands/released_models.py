@@ -216,14 +216,16 @@ def _numbered(text: str) -> tuple[str, int | None]:
 
 
 def _share(text: str) -> float:
-    """A share of the devices, of `5%` or `0.05`."""
+    """A share, of `5%` or `0.05`. Raises InvalidModel for one that no promotion may have."""
     from coordinator.errors import InvalidModel
-    from coordinator.rules.roll_outs import share_of
+    from coordinator.rules.roll_outs import check_share, share_of
 
     try:
-        return share_of(text)
+        share = share_of(text)
     except InvalidModel as error:
         raise typer.BadParameter(str(error), param_hint="--share") from error
+    check_share(share)
+    return share
 
 
 def _percent(share: float | None) -> str | None:
