@@ -155,20 +155,23 @@ class TaskStore(Protocol):
         the plan's or not finite; UnknownBlob; and fedcore's errors when the signature or a blob is not good.
         """
 
-    def promote_model(self, population: str, name: str, version: int, share: float) -> RollOut:
+    def promote_model(self, population: str, name: str, version: int, share: float, gate: str | None = None) -> RollOut:
         """Give a released version of a model to a share of the devices, from now on; 1 is all of them.
 
-        A greater share keeps the devices of a smaller one; those outside have the version that all had before.
+        A greater share keeps the devices of a smaller one; those outside have the version that all had before. gate:
+        `METRIC >= previous`, or `<=`: refuse a version whose evaluation is worse than that of the one that all have.
 
         Raises UnknownModel for a version that was not released; InvalidModel for a share that is none, for a version
-        that is earlier than the one which devices have, that all of them have, that has expired, or whose counter is
-        below that of one which devices saw.
+        that is earlier than the one which devices have, that all of them have, that has expired, whose counter is
+        below that of one which devices saw, or which the gate refuses.
         """
 
     def roll_back_model(self, population: str, name: str, version: int | None = None) -> RollOut:
         """Give all devices an earlier version of a model, by default the one that all had before.
 
-        Raises UnknownModel and InvalidModel as `promote_model`, and InvalidModel where there is no earlier version.
+        Where they had none, the version is withdrawn: a roll-out to the share 0, after which no device is given any,
+        and those that took it keep it. Raises UnknownModel and InvalidModel as `promote_model`, and InvalidModel for a
+        version that is not earlier, and where the model is withdrawn already.
         """
 
     def devices(self, limit: int = 100, *, revoked: bool = False) -> list[Device]:

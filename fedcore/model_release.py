@@ -22,14 +22,21 @@ MODEL_NAME = r"[a-z0-9][a-z0-9_-]{0,63}"
 _NAME = re.compile(MODEL_NAME)
 
 
+class ModelOrigin(msgspec.Struct, frozen=True):
+    """Where the parameters come from: the committed round of a task, which the privacy certificate is about too."""
+
+    task: Annotated[str, msgspec.Meta(min_length=1, max_length=32)]
+    round: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
 class ModelRelease(msgspec.Struct, frozen=True, kw_only=True):
     """A version of a model that the devices of a population may use.
 
     name: of the model. number: of the version, 1, 2, 3 … of the name. plan: has the predict graphs, the schema and the
     frozen vectors. parameters: a checkpoint that holds `params` alone. counter: once a device has seen a release of
     this signer for the population and the name, it refuses those with a lower one, but not an older version with a
-    counter that is as high. evaluation: figures of the version, by name; none where it was not measured. expires_at:
-    seconds since 1970, after which no device takes the version; those that have it go on.
+    counter that is as high. evaluation: figures of the version, by name; none where it was not measured. origin: for
+    people. expires_at: seconds since 1970, after which no device takes the version; those that have it go on.
     """
 
     version: int = MODEL_RELEASE_VERSION
@@ -40,6 +47,7 @@ class ModelRelease(msgspec.Struct, frozen=True, kw_only=True):
     parameters: BlobRef
     counter: Count
     evaluation: dict[str, float] = {}
+    origin: ModelOrigin | UnsetType = UNSET
     expires_at: Count | UnsetType = UNSET
 
 

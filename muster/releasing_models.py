@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from coordinator.errors import InvalidModel, UnknownRound
 from coordinator.rules.model_gate import PREFIX, Gate
-from coordinator.rules.roll_outs import ModelVersion, for_all
+from coordinator.rules.roll_outs import ModelVersion
 from coordinator.rules.states import RoundState
 from muster.evaluating import round_of
 
@@ -54,7 +54,7 @@ def next_release(  # noqa: PLR0913  # a release says so much
     forbid_older: raise the counter, so that devices that saw the version take no earlier one of the key.
     """
     from fedcore import checkpoint
-    from fedcore.model_release import ModelRelease, check_model_name
+    from fedcore.model_release import ModelOrigin, ModelRelease, check_model_name
     from fedcore.plan import BlobRef
 
     check_model_name(name)
@@ -70,6 +70,7 @@ def next_release(  # noqa: PLR0913  # a release says so much
         parameters=BlobRef.of(parameters),
         counter=max(counters, default=FIRST_COUNTER - forbid_older) + forbid_older,
         evaluation=dict(evaluation),
+        origin=ModelOrigin(*source),
     )
     return release, parameters
 
@@ -102,10 +103,8 @@ def evaluation_of(store: TaskStore, text: str, source: Source) -> dict[str, floa
 def pass_gate(store: TaskStore, gate: Gate, release: ModelRelease) -> str:
     """What the gate compared, in words. Raises InvalidModel when it refuses the release."""
     versions = versions_of(store, release.population, release.name)
-    number = for_all(store.model_history(release.population, release.name)) if versions else None
-    if number is None:
-        return "no version was rolled out to all devices yet: the gate compares nothing"
-    return gate.check(release.evaluation, versions[number - 1].statement.evaluation)
+    history = store.model_history(release.population, release.name) if versions else []
+    return gate.compare(release.evaluation, versions, history)
 
 
 def plan_of(store: TaskStore, task_id: str, bundle: Bundle | None) -> BlobRef:

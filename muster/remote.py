@@ -51,7 +51,8 @@ def _call(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Remo
             for name, parameter in parameters.items()
             if arguments.get(parameter.name) is not None
         }
-        query = {name: str(parts[name]).lower() for name in parts if f"{{{name}}}" not in operation.path}
+        asked = {name: value for name, value in parts.items() if f"{{{name}}}" not in operation.path}
+        query = {name: str(value).lower() if isinstance(value, bool) else value for name, value in asked.items()}
         path = operation.path.format(**{name: quote(str(value), safe="") for name, value in parts.items()})
         body = list(arguments.values())[-1] if operation.takes else None
         content = body if isinstance(body, bytes | None) else msgspec.json.encode(body)

@@ -17,15 +17,17 @@ from coordinator.api.tokens import issue
 from coordinator.rules.entities import Role
 from coordinator.settings import Settings
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
+from fedcore.model_release import ModelOrigin
 from tests.coordinator.browser import chromium, look_as, shows
-from tests.coordinator.bundles import make_bundle
 from tests.coordinator.pages import play
+from tests.coordinator.released import predicting_bundle, version
 from tests.servers import serving_both
 
 SCREENS = Path(__file__).parents[1] / "docs" / "screens"
 MOST_BYTES = 150_000
 _DESK, _PHONE = 1000, 360
 _ROUNDS = 14
+MODEL = "/populations/phones/models/keyboard"
 
 
 def pages(task, lost):
@@ -43,6 +45,9 @@ def pages(task, lost):
         "population": ("/populations/phones", "Devices"),
         "compare": (f"/compare?task={task}&task={lost}&scale=log", "Compare"),
         "new-task": ("/new", "Bundle"),
+        "models": ("/models", "keyboard"),
+        "model": (MODEL, "Devices are given"),
+        "promote": (f"{MODEL}/promote", "Share of the devices"),
         "api": ("/docs", "administration"),
     }
 
@@ -58,7 +63,7 @@ def main():
         page = {"page": folder, "page_url": "https://fl.example/page/"}
         with open_coordinator_store(*where.values()) as store:
             settings = TaskSettings(population="phones", goal=3, rounds=_ROUNDS + 6, over_selection=1.3)
-            bundle = make_bundle(folder / "bundle")
+            bundle = predicting_bundle(folder / "bundle")
             lost = store.register_task(bundle, settings, name="keyboard, large steps").id
             token = issue(store.database, "erin", Role.OPERATOR)[1]
             with serving_both(Settings(**where, **page, port=0, admin_port=0, accept_unattested=True)) as urls:
@@ -66,6 +71,7 @@ def main():
                 task = store.register_task(bundle, settings, name="keyboard, spring").id
                 time.sleep(3)  # until the driver has taken it up
                 play(urls, [2.3 * math.exp(-number / 6) + 0.05 * (number % 3) for number in range(_ROUNDS)], devices=4)
+                release(store, task)
                 look_as(browser, _DESK)
                 take(browser, urls.admin, "login", "/", "Log in")
                 browser.find_element(By.NAME, "token").send_keys(token, Keys.ENTER)
@@ -74,6 +80,16 @@ def main():
                     take(browser, urls.admin, page, path, words)
                 look_as(browser, _PHONE, "dark")
                 take(browser, urls.admin, "task-on-a-phone", f"/tasks/{task}", "Learning curve")
+
+
+def release(store, task):
+    """Two versions of a model, of which the second is for a share."""
+    for number, mean in ((1, 0.87), (2, 0.91)):
+        figures = {"evaluate.devices": 200.0, "evaluate.examples": 4120.0}
+        for name, half in (("evaluate.accuracy", 0.01), ("evaluate.accuracy.devices", 0.015)):
+            figures |= {name: mean, f"{name}.low": mean - half, f"{name}.high": mean + half}
+        store.release_model(version(store, number, evaluation=figures, origin=ModelOrigin(task, 7 * number)))
+        store.promote_model("phones", "keyboard", number, 1.0 if number == 1 else 0.2, "accuracy >= previous")
 
 
 def take(browser, origin, name, path, words):

@@ -26,7 +26,8 @@ async def _form(request: Request) -> dict[str, str]:
     return await read_fields(request, _FORM_BYTES)
 
 
-_Fields: TypeAlias = Annotated[dict[str, str], Depends(_form)]
+Fields: TypeAlias = Annotated[dict[str, str], Depends(_form)]
+"""The fields of a short form."""
 
 
 class Actions:
@@ -37,7 +38,7 @@ class Actions:
         self._sessions = sessions
         self._renderer = renderer
 
-    def login(self, request: Request, fields: _Fields) -> Response:
+    def login(self, request: Request, fields: Fields) -> Response:
         """Begin a session for the token in the form."""
         visitor = self._sessions.visitor(request)
         try:
@@ -51,7 +52,7 @@ class Actions:
         self._sessions.begin(token).give(request, response)
         return response
 
-    def logout(self, request: Request, fields: _Fields) -> Response:
+    def logout(self, request: Request, fields: Fields) -> Response:
         """End the session, in this browser and in any other that has its cookie."""
         visitor = self._sessions.visitor(request)
         try:
@@ -63,7 +64,7 @@ class Actions:
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return response
 
-    def change(self, request: Request, task: str, verb: str, fields: _Fields) -> Response:
+    def change(self, request: Request, task: str, verb: str, fields: Fields) -> Response:
         """Pause, resume, cancel or roll back a task."""
         visitor = self._sessions.visitor(request)
         if visitor.token is None:

@@ -18,6 +18,7 @@ from coordinator.api.service import Service
 from coordinator.dashboard.compare import comparison
 from coordinator.dashboard.forms import Number, RowId
 from coordinator.dashboard.join_links import join_link
+from coordinator.dashboard.models import model_page, models_page
 from coordinator.dashboard.rendering import HEADERS, Renderer
 from coordinator.dashboard.round_views import round_page, rounds_page
 from coordinator.dashboard.settings_table import groups, values
@@ -25,7 +26,7 @@ from coordinator.dashboard.streams import Look, Streams
 from coordinator.dashboard.views import SORTED_BY, kept_models, population_page, populations, task_page
 from coordinator.dashboard.watch import alerts
 from coordinator.dashboard.web_sessions import WebSessions
-from coordinator.errors import UnknownBlob, UnknownPopulation, UnknownRound, UnknownTask
+from coordinator.errors import UnknownBlob, UnknownModel, UnknownPopulation, UnknownRound, UnknownTask
 from coordinator.rules.packed_segments import report_bytes
 from coordinator.store.records.records import Records
 from fedcore.algorithms.facts import facts_of
@@ -74,6 +75,14 @@ class Pages:
     def population(self, request: Request, population: str) -> Response:
         """One population: its devices, what they run, when they came, how far, and its tasks."""
         return self._page(request, "population.html", partial(self._population, population))
+
+    def models(self, request: Request) -> Response:
+        """Every model that was released, and what devices have of it."""
+        return self._page(request, "models.html", models_page)
+
+    def model(self, request: Request, population: str, name: str) -> Response:
+        """One released model: its versions, who has which, and its roll-outs."""
+        return self._page(request, "model.html", lambda records: model_page(records, population, name))
 
     def rounds(self, request: Request, task: str, before: RowId | None = None) -> Response:
         """All attempts at rounds of a task, the newest first, on several pages."""
@@ -148,7 +157,7 @@ class Pages:
         try:
             with self._store.database.reading() as records:
                 seen = look(records)
-        except (UnknownTask, UnknownRound, UnknownPopulation) as error:
+        except (UnknownTask, UnknownRound, UnknownPopulation, UnknownModel) as error:
             return self._renderer.problem(request, visitor, 404, str(error))
         return self._renderer.page(request, visitor, template, **seen)
 

@@ -13,6 +13,7 @@ from coordinator.dashboard.curves import HEIGHT, WIDTH
 from coordinator.dashboard.times import age, clock, date
 from coordinator.dashboard.web_sessions import CSRF_FIELD, Visitor
 from coordinator.rules.buffers import mean_staleness
+from fedcore.figures import PERCENTILES
 from fedcore.validation import text_of
 from fedcore.visible import visible_lines
 
@@ -37,9 +38,14 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.globals |= {"width": WIDTH, "height": HEIGHT, "csrf_field": CSRF_FIELD}
+        self._templates.globals |= {
+            "width": WIDTH,
+            "height": HEIGHT,
+            "csrf_field": CSRF_FIELD,
+            "percentiles": PERCENTILES,
+        }
         self._templates.filters |= {"date": date, "clock": clock, "age": age, "text": text_of, "bytes": _bytes}
-        self._templates.filters["mean_staleness"] = mean_staleness
+        self._templates.filters |= {"mean_staleness": mean_staleness, "percent": _percent}
 
     def part(self, template: str, visitor: Visitor, **seen: Any) -> str:
         """A part of a page, or all of it, for a visitor."""
@@ -61,6 +67,11 @@ class Renderer:
         return self.page(request, visitor, "problem.html", status, what=what, back=back)
 
 
+def model_page_of(population: str, name: str) -> str:
+    """The address of a model's page."""
+    return f"/populations/{quote(population, safe='')}/models/{quote(name, safe='')}"
+
+
 def page_of(task: str) -> str:
     """The address of a task's page."""
     return f"/tasks/{quote(task, safe='')}"
@@ -74,6 +85,11 @@ def redirect(to: str) -> Response:
 def _finished(value: object) -> object:
     """What an expression of a template gives, with text of strangers made visible."""
     return visible_lines(value) if type(value) is str else value
+
+
+def _percent(share: float) -> str:
+    """A share from 0 to 1 in percent."""
+    return f"{100 * share:.6g} %"
 
 
 def _bytes(count: int) -> str:

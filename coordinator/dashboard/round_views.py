@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from coordinator.dashboard.figures import means_of
 from coordinator.dashboard.times import clock
 from coordinator.rules.entities import RoundRecord, Task
 from coordinator.rules.states import RoundState
@@ -55,7 +56,7 @@ def rounds_page(records: Records, task_id: str, before: int | None) -> dict[str,
     """A page of all attempts of a task; `older` is where the next one begins. Raises UnknownTask."""
     task, newest = records.task(task_id), attempts(records, task_id, PAGE + 1, before)
     shown = newest[:PAGE]
-    metrics = sorted({name for attempt in shown for name in attempt.metrics})
+    metrics = sorted({name for attempt in shown for name in means_of(task.algorithm.name, attempt.metrics)})
     older = shown[-1].id if len(newest) > PAGE else None
     return {"task": task, "attempts": shown, "metrics": metrics, "older": older, "before": before}
 

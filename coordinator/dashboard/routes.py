@@ -11,6 +11,7 @@ from coordinator.api.admin.access import Access
 from coordinator.api.service import Service
 from coordinator.dashboard.actions import Actions
 from coordinator.dashboard.downloads import Downloads
+from coordinator.dashboard.model_forms import ModelForms
 from coordinator.dashboard.new_task import NewTaskForm
 from coordinator.dashboard.pages import Pages
 from coordinator.dashboard.rendering import Renderer
@@ -23,6 +24,7 @@ def dashboard_router(service: Service, access: Access) -> APIRouter:
     sessions, renderer = WebSessions(service, access), Renderer()
     streams = Streams(service, sessions, renderer)
     pages, actions = Pages(service, sessions, renderer, streams), Actions(service, sessions, renderer)
+    models = ModelForms(service, sessions, renderer)
     downloads, new = Downloads(service, sessions), NewTaskForm(service, sessions, renderer)
     router = APIRouter(include_in_schema=False)
     stream: dict[str, Any] = {
@@ -34,7 +36,10 @@ def dashboard_router(service: Service, access: Access) -> APIRouter:
         ("/compare", pages.compare),
         ("/docs", pages.documentation),
         ("/new", new.form),
+        ("/models", pages.models),
         ("/populations/{population}", pages.population),
+        ("/populations/{population}/models/{name}", pages.model),
+        ("/populations/{population}/models/{name}/{verb}", models.ask),
         ("/login", pages.login),
         ("/static/{name}", pages.static),
         ("/tasks/{task}", pages.task),
@@ -55,6 +60,7 @@ def dashboard_router(service: Service, access: Access) -> APIRouter:
         ("/login", actions.login),
         ("/logout", actions.logout),
         ("/new", new.create),
+        ("/populations/{population}/models/{name}/{verb}", models.act),
         ("/tasks/{task}/{verb}", actions.change),
     ):
         router.add_api_route(path, act, methods=["POST"])

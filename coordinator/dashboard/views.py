@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from coordinator.api.check_in_counts import PopulationCounts
 from coordinator.dashboard import funnel
 from coordinator.dashboard.curves import Chart, chart, charts
+from coordinator.dashboard.figures import Figures, figures_of, means_of
 from coordinator.dashboard.funnel import Funnel
 from coordinator.dashboard.round_views import attempts
 from coordinator.dashboard.times import age, clock
@@ -57,10 +58,11 @@ class TaskLine(NamedTuple):
 
 
 class TaskPage(NamedTuple):
-    """All that the page of a task shows."""
+    """All that the page of a task shows. figures: of the newest round of a task that evaluates."""
 
     line: TaskLine
     funnel: Funnel
+    figures: Figures | None
     charts: tuple[Chart, ...]
     spent: Chart | None
     epsilon: float
@@ -85,11 +87,15 @@ def task_page(records: Records, task_id: str, *, log: bool = False) -> TaskPage:
     task, overview = records.task(task_id), records.overview
     (line,) = _lines(records, [task])
     sessions = [shape for shape in records.sessions.of(task) if shape.task]
-    spent = records.ledger.spent(task_id)
+    spent, kind, curve = records.ledger.spent(task_id), task.algorithm.name, overview.curve(task_id)
+    figures = figures_of(kind, curve[-1][1]) if curve else None
+    # Of a task that evaluates once the figures say it all.
+    shown = [] if figures and len(curve) == 1 else [(number, means_of(kind, metrics)) for number, metrics in curve]
     return TaskPage(
         line=line,
         funnel=funnel.of_task(line.totals, sessions, overview.abort_reasons(task_id)),
-        charts=charts([*overview.curve(task_id), *_evaluated(overview.evaluations(task_id))], log=log),
+        figures=figures,
+        charts=charts([*shown, *evaluated(overview.evaluations(task_id))], log=log),
         spent=chart("ε", {"ε": [(row.number, row.epsilon) for row in spent]}, "spent"),
         epsilon=spent[-1].epsilon if spent else 0.0,
         attempts=attempts(records, task_id, _RECENT),
@@ -98,7 +104,7 @@ def task_page(records: Records, task_id: str, *, log: bool = False) -> TaskPage:
     )
 
 
-def _evaluated(evaluations: Sequence[Measured]) -> list[tuple[int, dict[str, float]]]:
+def evaluated(evaluations: Sequence[Measured]) -> list[tuple[int, dict[str, float]]]:
     """The means of evaluations over the rounds whose models they measured: of several of a round, the last one's."""
     return list({one.round: (one.round, one.means) for one in evaluations if one.metrics}.values())
 

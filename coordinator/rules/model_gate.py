@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from coordinator.errors import InvalidModel
+from coordinator.rules.roll_outs import ModelVersion, RollOut, for_all
 
 PREFIX = "evaluate."
 """What the figures of an evaluation begin with, among the metrics of a round."""
@@ -37,8 +38,17 @@ class Gate(NamedTuple):
         mean = _figure(previous, name, "the version that all devices have")
         compared = f"{self.metric} of the new version is from {low:.6g} to {high:.6g}, of the previous one {mean:.6g}"
         if high < mean if self.more_is_better else low > mean:
-            raise InvalidModel(f"the gate refuses the release: {compared}")
+            raise InvalidModel(f"the gate refuses the version: {compared}")
         return compared
+
+    def compare(
+        self, figures: Mapping[str, float], versions: Sequence[ModelVersion], roll_outs: Sequence[RollOut]
+    ) -> str:
+        """What a version with these figures is compared with, the one that all devices have, in words; as `check`."""
+        number = for_all(roll_outs)
+        if number is None:
+            return "no version was rolled out to all devices yet: the gate compares nothing"
+        return self.check(figures, versions[number - 1].statement.evaluation)
 
 
 def _figure(figures: Mapping[str, float], name: str, whose: str) -> float:

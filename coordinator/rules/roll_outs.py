@@ -35,7 +35,10 @@ class RollOutKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollOut:
-    """A version of a model for a share of the devices, above 0 and up to 1; at: in seconds since 1970."""
+    """A version of a model for a share of the devices, up to 1; 0 withdraws it, and no device is given any.
+
+    at: in seconds since 1970. actor: who did it. gate: what a gate compared, in words; empty without one.
+    """
 
     population: str
     name: str
@@ -43,6 +46,8 @@ class RollOut:
     share: float
     kind: RollOutKind
     at: float
+    actor: str = ""
+    gate: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +71,8 @@ class Model:
     """A model and what devices have of it now.
 
     versions: how many were released. current, share: the version of the newest roll-out, and for which share of the
-    devices; None before the first. others: the version of all other devices; None where they have none.
+    devices, 0 of one that was withdrawn; None before the first. others: the version of all other devices; None where
+    they have none.
     """
 
     population: str
@@ -75,6 +81,15 @@ class Model:
     current: int | None
     share: float | None
     others: int | None
+
+    @property
+    def state(self) -> str:
+        """What devices have of it, in a word or two."""
+        if self.share is None:
+            return "not rolled out"
+        if self.share == 0:
+            return "withdrawn"
+        return "for all" if self.share == 1 else "for a share"
 
 
 def version_for(device: str, roll_outs: Sequence[RollOut]) -> int | None:
@@ -89,15 +104,16 @@ def version_for(device: str, roll_outs: Sequence[RollOut]) -> int | None:
 
 
 def for_all(roll_outs: Sequence[RollOut]) -> int | None:
-    """The version that the last roll-out to all devices gave; None without one."""
-    whole = [one.number for one in roll_outs if one.share == 1]
+    """The version that the last roll-out to all devices gave; None without one, and after a withdrawal."""
+    whole = [one.number if one.share else None for one in roll_outs if one.share in (0, 1)]
     return whole[-1] if whole else None
 
 
-def earlier(roll_outs: Sequence[RollOut], number: int | None) -> int:
+def earlier(roll_outs: Sequence[RollOut], number: int | None) -> int | None:
     """The version to which a roll-back returns: `number`, or what all devices had before the current one.
 
-    Raises UnknownModel before any roll-out; InvalidModel when there is no such version, or it is not an earlier one.
+    None where they had none: the current one is withdrawn. Raises UnknownModel before any roll-out; InvalidModel when
+    `number` is not an earlier version, and when the current one was withdrawn before.
     """
     if not roll_outs:
         raise UnknownModel("no version of the model was rolled out yet; `muster model promote` does that")
@@ -108,14 +124,20 @@ def earlier(roll_outs: Sequence[RollOut], number: int | None) -> int:
                 f"version {number} is not earlier than version {newest.number}, which devices have: promote it"
             )
         return number
-    if newest.share == 1:
-        base = for_all([one for one in roll_outs if one.number < newest.number])
-    if base is None:
+    if newest.share == 0:
         raise InvalidModel(
-            f"all devices had no version before version {newest.number}: name an earlier one with --to, or release "
-            "and promote a better one"
+            f"version {newest.number} was withdrawn, and no device is given any: promote a version, or name an earlier "
+            "one with --to"
         )
-    return base
+    return base if newest.share < 1 else for_all([one for one in roll_outs if one.number < newest.number])
+
+
+def share_of(text: str) -> float:
+    """The share of the devices in `5%` or `0.05`, whatever it is. Raises InvalidModel for what is no number."""
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError as error:
+        raise InvalidModel(f"{text!r} is no share: give 20% or 0.2") from error
 
 
 def check_share(share: float) -> None:
@@ -133,6 +155,8 @@ def check_promotion(roll_outs: Sequence[RollOut], number: int, share: float) -> 
     if not roll_outs:
         return
     newest = roll_outs[-1]
+    if newest.share == 0:
+        return
     if number < newest.number:
         raise InvalidModel(
             f"version {number} is earlier than version {newest.number}, which devices have: `muster model roll-back "
@@ -170,6 +194,14 @@ def check_unexpired(release: ModelRelease, at: float) -> None:
     """Raise InvalidModel when no device takes the version any more, at a time in seconds since 1970."""
     if release.expires_at is not UNSET and release.expires_at <= at:
         raise InvalidModel(f"version {release.number} of model {release.name!r} has expired: release it anew")
+
+
+def check_origin(release: ModelRelease, population: str, plan_sha256: str) -> None:
+    """Raise InvalidModel unless a release can be from the task that it names, of this population and plan."""
+    if (release.population, release.plan.sha256) != (population, plan_sha256):
+        raise InvalidModel(
+            f"version {release.number} of model {release.name!r} names an origin of another population or plan"
+        )
 
 
 def check_model(plan: Plan, parameters: bytes) -> None:

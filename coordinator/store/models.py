@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from coordinator.errors import InvalidModel, UnknownModel
 from coordinator.rules.audit import STORE, Action
+from coordinator.rules.model_gate import Gate
 from coordinator.rules.roll_outs import (
     Model,
     ModelVersion,
@@ -12,6 +15,7 @@ from coordinator.rules.roll_outs import (
     check_counter,
     check_model,
     check_next,
+    check_origin,
     check_promotion,
     check_unexpired,
     earlier,
@@ -31,17 +35,17 @@ class ModelStore(OpenedStore):
     def models(self) -> list[Model]:
         """As `TaskStore` says."""
         with self.database.reading() as records:
-            return [_model(records, population, name) for population, name in records.models.names()]
+            return [model_of(records, population, name) for population, name in records.models.names()]
 
     def model_versions(self, population: str, name: str) -> list[ModelVersion]:
         """As `TaskStore` says."""
         with self.database.reading() as records:
-            return _versions(records, population, name)
+            return versions_of(records, population, name)
 
     def model_history(self, population: str, name: str) -> list[RollOut]:
         """As `TaskStore` says."""
         with self.database.reading() as records:
-            _versions(records, population, name)
+            versions_of(records, population, name)
             return records.models.roll_outs(population, name)
 
     def release_model(self, signed: Signed, by: str = STORE) -> ModelVersion:
@@ -60,26 +64,39 @@ class ModelStore(OpenedStore):
                 raise InvalidModel(f"there is no population {release.population!r}: a task's is the first of its name")
             earlier_ones = records.models.versions(release.population, release.name)
             check_next(release, signed.signer, earlier_ones, records.at)
+            if release.origin is not UNSET:
+                task = records.task(release.origin.task)
+                check_origin(release, task.settings.population, task.plan_sha256)
             self.add_blobs(records, dict.fromkeys(served, True))
             made = records.models.add_version(release, signed)
             what = f"version {release.number} for {release.population}, signed by {signed.signer}"
             records.audit.append(by, Action.MODEL_RELEASED, release.name, what)
         return made
 
-    def promote_model(self, population: str, name: str, version: int, share: float, by: str = STORE) -> RollOut:
+    def promote_model(
+        self, population: str, name: str, version: int, share: float, gate: str | None = None, by: str = STORE
+    ) -> RollOut:
         """As `TaskStore` says."""
+        rule = None if gate is None else Gate.parse(gate)
         with self.database.writing() as records:
             records.models.hold()
-            promoted = _version(records, population, name, version)
-            check_promotion(records.models.roll_outs(population, name), version, share)
-            return _roll_out(records, promoted, share, RollOutKind.PROMOTE, by)
+            promoted, before = _version(records, population, name, version), records.models.roll_outs(population, name)
+            check_promotion(before, version, share)
+            compared = (
+                ""
+                if rule is None
+                else rule.compare(promoted.statement.evaluation, records.models.versions(population, name), before)
+            )
+            return _roll_out(records, promoted, share, RollOutKind.PROMOTE, by, compared)
 
     def roll_back_model(self, population: str, name: str, version: int | None = None, by: str = STORE) -> RollOut:
         """As `TaskStore` says."""
         with self.database.writing() as records:
             records.models.hold()
-            _versions(records, population, name)
-            to = earlier(records.models.roll_outs(population, name), version)
+            versions, before = versions_of(records, population, name), records.models.roll_outs(population, name)
+            to = earlier(before, version)
+            if to is None:
+                return _roll_out(records, versions[before[-1].number - 1], 0.0, RollOutKind.ROLL_BACK, by)
             return _roll_out(records, _version(records, population, name, to), 1.0, RollOutKind.ROLL_BACK, by)
 
     def model_for(self, device: str, population: str, name: str) -> Signed | None:
@@ -93,7 +110,8 @@ class ModelStore(OpenedStore):
         return ref.check(self.blobs.get(ref.sha256))
 
 
-def _model(records: Records, population: str, name: str) -> Model:
+def model_of(records: Records, population: str, name: str) -> Model:
+    """A model that was released, and what devices have of it."""
     roll_outs = records.models.roll_outs(population, name)
     newest = roll_outs[-1] if roll_outs else None
     return Model(
@@ -106,7 +124,7 @@ def _model(records: Records, population: str, name: str) -> Model:
     )
 
 
-def _versions(records: Records, population: str, name: str) -> list[ModelVersion]:
+def versions_of(records: Records, population: str, name: str) -> list[ModelVersion]:
     """The versions of a model, one at least. Raises UnknownModel."""
     versions = records.models.versions(population, name)
     if not versions:
@@ -116,7 +134,7 @@ def _versions(records: Records, population: str, name: str) -> list[ModelVersion
 
 def _version(records: Records, population: str, name: str, number: int) -> ModelVersion:
     """A version that may be rolled out. Raises UnknownModel, and InvalidModel when devices would refuse it."""
-    versions = {version.number: version for version in _versions(records, population, name)}
+    versions = {version.number: version for version in versions_of(records, population, name)}
     if number not in versions:
         raise UnknownModel(f"version {number} of model {name!r} was not released; the last one is {max(versions)}")
     version = versions[number]
@@ -126,8 +144,21 @@ def _version(records: Records, population: str, name: str, number: int) -> Model
     return version
 
 
-def _roll_out(records: Records, version: ModelVersion, share: float, kind: RollOutKind, by: str) -> RollOut:
+def _roll_out(
+    records: Records, version: ModelVersion, share: float, kind: RollOutKind, by: str, gate: str = ""
+) -> RollOut:
     done = Action.MODEL_PROMOTED if kind is RollOutKind.PROMOTE else Action.MODEL_ROLLED_BACK
     what = f"version {version.number} for {share:.6g} of the devices of {version.population}"
-    records.audit.append(by, done, version.name, what)
-    return records.models.add_roll_out(version, share, kind)
+    records.audit.append(by, done, version.name, f"{what}; {gate}" if gate else what)
+    made = RollOut(
+        population=version.population,
+        name=version.name,
+        number=version.number,
+        share=share,
+        kind=kind,
+        at=records.at,
+        actor=by,
+        gate=gate,
+    )
+    records.models.add_roll_out(made)
+    return made

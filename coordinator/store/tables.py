@@ -11,6 +11,7 @@ from sqlalchemy import (
     Column,
     Float,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     MetaData,
@@ -42,6 +43,12 @@ def _column(
 
 def _blob(name: str, comment: str, *, null: bool = False) -> Column[Any]:
     return _column(name, String(64), comment, ForeignKey("blobs.sha256"), null=null)
+
+
+def _version() -> ForeignKeyConstraint:
+    """Of a row about a version of a model."""
+    columns = ("population", "name", "number")
+    return ForeignKeyConstraint(columns, [f"model_releases.{column}" for column in columns])
 
 
 IDENTITY = Table(
@@ -295,12 +302,15 @@ MODEL_ROLL_OUTS = Table(
     "model_roll_outs",
     METADATA,
     _column("id", _SERIAL, "row id, in order of time", key=True),
-    _column("population", String(200), "whose devices", ForeignKey("populations.name")),
+    _column("population", String(200), "whose devices"),
     _column("name", String(64), "name of the model"),
     _column("number", Integer, "of the version"),
-    _column("share", Float, "of the devices that are given it, above 0 and up to 1"),
+    _column("share", Float, "of the devices that are given it, up to 1; 0 withdraws it, and no device is given any"),
     _column("kind", String(16), "promote or roll-back"),
     _column("at", Float, "seconds since 1970"),
+    _column("actor", Text, "who did it, as in the audit log; empty before revision 0006"),
+    _column("gate", Text, "what a gate compared, in words; empty without one"),
+    _version(),
     Index("model_roll_outs_of", "population", "name"),
     comment="Which versions devices were given; rows are only ever added, and the newest of a model decides",
 )

@@ -92,7 +92,7 @@ def release(
         keep(store, parameters)
         version = store.release_model(signing.sign_model_release(made))
         if first is not None:
-            store.promote_model(made.population, name, version.number, first)
+            store.promote_model(made.population, name, version.number, first, gate)
         answer(_facts(version) | {"gate": compared, "share": first}, json)
     if not json and first is None:
         again = given_again(db=db, blobs=blobs, coordinator=coordinator)
@@ -129,16 +129,22 @@ def show(*, name: Name, population: Population = None, store: TaskStore, json: J
 @model_app.command()
 @with_store
 def promote(
-    *, name: Numbered, share: Share, population: Population = None, store: TaskStore, json: Json = False
+    *,
+    name: Numbered,
+    share: Share,
+    gate: GateText = None,
+    population: Population = None,
+    store: TaskStore,
+    json: Json = False,
 ) -> None:
     """Give a released version of a model to a share of the devices.
 
     The devices are picked by a hash of their ids, so 5% and then 20% keeps the first 5%. The others have the version
-    that all had before, or none.
+    that all had before, or none. A gate compares as that of `muster model release` does, and the history keeps what.
     """
     name, number = _numbered(name)
     model = _model(store, name, population)
-    _tell(store.promote_model(model.population, name, number or model.versions, _share(share)), json)
+    _tell(store.promote_model(model.population, name, number or model.versions, _share(share), gate), json)
 
 
 @model_app.command("roll-back")
@@ -156,7 +162,8 @@ def roll_back(
     """Give all devices an earlier version of a model.
 
     Devices take it when they next ask. It needs no key: the earlier version was signed. One that the key has since
-    forbidden, by `release --forbid-older`, is refused.
+    forbidden, by `release --forbid-older`, is refused. Where all devices had no version before, the version is
+    withdrawn: devices that took it keep it, and no other is given it.
     """
     model = _model(store, name, population)
     _tell(store.roll_back_model(model.population, name, to), json)
@@ -171,8 +178,11 @@ def history(*, name: Name, population: Population = None, store: TaskStore, json
     if json:
         emit([asdict(one) for one in roll_outs])
     else:
-        rows = [(at_utc(one.at), one.kind, one.number, _percent(one.share)) for one in roll_outs]
-        show_table(("when", "what", "version", "share"), rows)
+        rows = [
+            (at_utc(one.at), one.kind, one.number, _percent(one.share), one.actor, one.gate or None)
+            for one in roll_outs
+        ]
+        show_table(("when", "what", "version", "share", "who", "gate"), rows)
 
 
 def _gate(text: str | None, evaluation: str | None) -> Gate | None:
@@ -206,13 +216,14 @@ def _numbered(text: str) -> tuple[str, int | None]:
 
 
 def _share(text: str) -> float:
-    """A share, of `5%` or `0.05`. Raises InvalidModel for one that no roll-out may have."""
-    from coordinator.rules.roll_outs import check_share
+    """A share, of `5%` or `0.05`. Raises InvalidModel for one that no promotion may have."""
+    from coordinator.errors import InvalidModel
+    from coordinator.rules.roll_outs import check_share, share_of
 
     try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is no share: give 20% or 0.2", param_hint="--share") from error
+        share = share_of(text)
+    except InvalidModel as error:
+        raise typer.BadParameter(str(error), param_hint="--share") from error
     check_share(share)
     return share
 
@@ -233,6 +244,7 @@ def _facts(version: ModelVersion) -> dict[str, Any]:
         "version": version.number,
         "released": at_utc(version.created_at),
         "signer": version.release.signer,
+        "origin": f"{signed.origin.task}@{signed.origin.round}" if signed.origin else None,
         "counter": signed.counter,
         "plan_sha256": signed.plan.sha256,
         "parameters_sha256": signed.parameters.sha256,
@@ -246,4 +258,9 @@ def _tell(done: RollOut, json: bool) -> None:
         emit(asdict(done))
     else:
         show_fields({"model": done.name, "population": done.population, "version": done.number})
+        if done.gate:
+            remark(done.gate)
+        if not done.share:
+            remark("it is withdrawn: devices that took it keep it, and no device is given any from now on")
+            return
         remark(f"{_percent(done.share)} of the devices are given version {done.number} when they next ask")

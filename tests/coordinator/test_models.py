@@ -8,22 +8,27 @@ import msgspec
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import inspect, select
 
-from coordinator.errors import InvalidModel, UnknownBlob, UnknownModel, WrongRevision
+from coordinator.errors import InvalidModel, UnknownBlob, UnknownModel, UnknownTask, WrongRevision
 from coordinator.rules.audit import STORE
 from coordinator.rules.model_gate import Gate
 from coordinator.rules.roll_outs import Model, RollOut, RollOutKind, check_promotion, earlier, version_for
 from coordinator.store.garbage_collection import Retention, collect
 from coordinator.store.migrations import HEAD, migrate
+from coordinator.store.tables import MODEL_ROLL_OUTS
+from coordinator.store.tasks import open_coordinator_store
 from fedcore import checkpoint
 from fedcore.errors import BadRelease, BadSignature, DigestMismatch
 from fedcore.hold_out import is_held_out
+from fedcore.model_release import ModelOrigin
 from fedcore.plan import BlobRef
 from fedcore.signing import SigningKey
 from fedcore.wire import messages
 from fedcore.wire.messages import ReleasedModel
 from tests.coordinator.bundles import START, make_plan
 from tests.coordinator.released import PREDICT, predicting_bundle, predicting_plan, version
+from tests.coordinator.test_store import connected
 
 OTHER = SigningKey(Ed25519PrivateKey.from_private_bytes(bytes([9]) * 32))
 DEVICES = [f"{number:032x}" for number in range(4000)]
@@ -121,9 +126,18 @@ def test_a_share_may_grow_or_shrink_before_all_devices_have_it(steps, asked):
     check_promotion(rolled(*steps), *asked)
 
 
-def test_a_roll_back_without_an_earlier_version_is_refused():
-    with pytest.raises(InvalidModel, match="all devices had no version before version 1: name an earlier one"):
-        earlier(rolled((1, 1)), None)
+@pytest.mark.parametrize("steps", [[(1, 1)], [(1, 0.2)], [(1, 0.2), (2, 0.2)], [(1, 1), (1, 0), (2, 1)]])
+def test_a_roll_back_withdraws_what_none_preceded(steps):
+    assert earlier(rolled(*steps), None) is None
+    withdrawn = (steps[-1][0], 0)
+    assert given(None, *steps, withdrawn) == set(DEVICES)
+    check_promotion(rolled(*steps, withdrawn), 1, 0.2)
+    assert given(None, *steps, withdrawn, (3, 0.2)) == set(DEVICES) - given(3, (3, 0.2))
+
+
+def test_a_roll_back_to_what_is_no_earlier_version_is_refused():
+    with pytest.raises(InvalidModel, match="version 1 was withdrawn, and no device is given any: promote a version"):
+        earlier(rolled((1, 1), (1, 0)), None)
     with pytest.raises(InvalidModel, match="version 3 is not earlier than version 2"):
         earlier(rolled((1, 1), (2, 1)), 3)
     with pytest.raises(UnknownModel, match="no version of the model was rolled out yet"):
@@ -138,11 +152,11 @@ def test_a_gate_refuses_only_what_is_surely_worse():
     assert "m of the new version is from 0.7 to 0.9, of the previous one 0.85" in more.check(
         figures(0.8, 0.1), figures(0.85, 0.01)
     )
-    with pytest.raises(InvalidModel, match=r"refuses the release: m of the new version is from 0\.7 to 0\.8"):
+    with pytest.raises(InvalidModel, match=r"refuses the version: m of the new version is from 0\.7 to 0\.8"):
         more.check(figures(0.75, 0.05), figures(0.85, 0.2))
     less.check(figures(0.75, 0.05), figures(0.85, 0.2))
     less.check(figures(0.9, 0.1), figures(0.85, 0.2))
-    with pytest.raises(InvalidModel, match="refuses the release"):
+    with pytest.raises(InvalidModel, match="refuses the version"):
         less.check(figures(0.9, 0.04), figures(0.85, 0.2))
 
 
@@ -168,11 +182,32 @@ def test_versions_are_released_promoted_and_rolled_back(store, released):
     assert store.models() == [model_of(3, 2, 0.05, 1)]
     assert store.roll_back_model(*KEYBOARD).number == 1
     assert store.models() == [model_of(3, 1, 1.0)]
-    done = [(one.number, one.share, one.kind) for one in store.model_history(*KEYBOARD)]
-    assert done == [(1, 1.0, "promote"), (2, 0.05, "promote"), (1, 1.0, "roll-back")]
-    logged = [(one.actor, one.action, one.subject) for one in store.audit()][-6:]
+    assert store.roll_back_model(*KEYBOARD, by="erin").share == 0
+    assert store.models() == [model_of(3, 1, 0.0)]
+    done = [(one.number, one.share, one.kind, one.actor) for one in store.model_history(*KEYBOARD)]
+    rolled_out = [(1, 1.0, "promote", STORE), (2, 0.05, "promote", STORE), (1, 1.0, "roll-back", STORE)]
+    assert done == [*rolled_out, (1, 0.0, "roll-back", "erin")]
+    logged = [(one.actor, one.action, one.subject) for one in store.audit()][-7:-1]
     actions = ["model-released"] * 3 + ["model-promoted"] * 2 + ["model-rolled-back"]
     assert logged == [(STORE, action, "keyboard") for action in actions]
+
+
+@pytest.mark.every_engine
+def test_a_promotion_passes_its_gate_and_keeps_what_it_compared(store, task):
+    def figures(low, mean, high):
+        return {"evaluate.m": mean, "evaluate.m.low": low, "evaluate.m.high": high}
+
+    for number, found in enumerate(((0.7, 0.8, 0.9), (0.75, 0.85, 0.95), (0.5, 0.6, 0.7)), 1):
+        store.release_model(version(store, number, evaluation=figures(*found)))
+    assert "compares nothing" in store.promote_model(*KEYBOARD, 1, 1.0, "m >= previous").gate
+    passed = store.promote_model(*KEYBOARD, 2, 1.0, "m >= previous")
+    assert passed.gate == "m of the new version is from 0.75 to 0.95, of the previous one 0.8"
+    with pytest.raises(InvalidModel, match=r"the gate refuses the version: m of the new version is from 0\.5 to 0\.7"):
+        store.promote_model(*KEYBOARD, 3, 0.05, "m >= previous")
+    with pytest.raises(InvalidModel, match="'m > previous' is no gate"):
+        store.promote_model(*KEYBOARD, 3, 0.05, "m > previous")
+    assert store.model_history(*KEYBOARD)[-1] == passed
+    assert store.audit()[-1].detail.endswith(passed.gate)
 
 
 def model_of(versions, current=None, share=None, others=None):
@@ -268,6 +303,17 @@ def test_a_version_that_its_key_forbade_is_not_rolled_out(store, task):
             act(*KEYBOARD)
 
 
+def test_an_origin_that_cannot_be_is_refused(store, register, task):
+    other = register()
+    for origin, error, words in (
+        (ModelOrigin(other, 1), InvalidModel, "version 1 of model 'keyboard' names an origin of another population"),
+        (ModelOrigin("nowhere", 1), UnknownTask, "nowhere"),
+    ):
+        with pytest.raises(error, match=words):
+            store.release_model(version(store, origin=origin))
+    assert store.release_model(version(store, origin=ModelOrigin(task, 1))).statement.origin.round == 1
+
+
 @pytest.mark.parametrize("share", [0, -0.1, 1.01, 5, float("nan"), float("inf")])
 def test_a_share_that_is_none_is_refused(share, store, released):
     with pytest.raises(InvalidModel, match="it is above 0 and at most 1, which is all"):
@@ -308,6 +354,24 @@ def test_a_device_is_given_its_version_and_may_fetch_it(store, released, client)
     for ref in (statement.plan, statement.parameters, BlobRef.of(PREDICT)):
         ref.check(client.get(f"/v1/blobs/{ref.sha256}", auth=client.devices["device 0"]).content)
     assert client.get("/v1/populations/phones/models/keyboard").headers["Muster-Problem"] == "unsigned"
+
+
+@pytest.mark.every_engine
+def test_roll_outs_go_back_and_forth_but_no_withdrawal_does(store, database, task, tmp_path):
+    store.release_model(version(store))
+    store.promote_model(*KEYBOARD, 1, 0.2)
+    store.close()
+    for to in ("0005", HEAD):
+        migrate(database, to)
+    with connected(database) as connection:
+        kept = connection.execute(select(MODEL_ROLL_OUTS)).one()
+        assert (kept.number, kept.share, kept.actor, kept.gate) == (1, 0.2, "", "")
+        (key,) = inspect(connection).get_foreign_keys("model_roll_outs")
+        assert (key["referred_table"], key["referred_columns"]) == ("model_releases", ["population", "name", "number"])
+    with open_coordinator_store(database, tmp_path / "blobs") as again:
+        assert again.roll_back_model(*KEYBOARD).share == 0
+    with pytest.raises(WrongRevision, match="model keyboard: revision 0005 knows no withdrawn versions"):
+        migrate(database, "0005")
 
 
 def test_released_models_stop_a_return_to_an_older_version(store, database, task):

@@ -85,6 +85,9 @@ def test_a_version_is_fetched_and_predicts_until_the_next_one(coordinator, node)
         assert node.refresh() == (True, number)
         assert node.answers() == [number] * 3
     assert node.refresh() == (False, 2)
+    withdrawn = coordinator.models.pop("keyboard")
+    assert (node.refresh(), node.answers()) == ((False, 2), [2.0] * 3)
+    coordinator.models["keyboard"] = withdrawn
     assert coordinator.calls.count("blob") == 4, "plan and graph are those of the first"
     assert node.ask("close")["version"] is None
     for order in ("predict", "refresh"):

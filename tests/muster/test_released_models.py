@@ -93,9 +93,10 @@ def test_a_trained_model_is_released_and_promoted_step_by_step(served, trained, 
     assert [(one["current"], one["share"], one["others"]) for one in listed] == [(2, 0.2, 1)]
     done = said(in_process("model", "roll-back", "keyboard", "--json", *there))
     assert (done["number"], done["share"], done["kind"]) == (1, 1.0, "roll-back")
+    assert said(in_process("model", "roll-back", "keyboard", "--json", *there))["share"] == 0
     assert failure(in_process("model", "roll-back", "keyboard", *there))[0] is InvalidModel
     numbers = [one["number"] for one in said(in_process("model", "history", "keyboard", "--json", *there))]
-    assert numbers == [1, 1, 1, 1, 2, 1]
+    assert numbers == [1, 1, 1, 1, 2, 1, 1]
     for words in (["list"], ["show", "keyboard"], ["history", "keyboard"]):
         for more in ([], ["--json"]):
             shown = [in_process("model", *words, *more, *where).output for where in (here, there)]
@@ -118,7 +119,7 @@ def test_a_gate_lets_pass_what_devices_do_not_find_worse(served, trained, key, t
     assert "of the previous one 4.2" in facts["gate"]
     kind, words = failure(release(trained, key, "--evaluation", worse, *gate))
     assert kind is InvalidModel
-    assert "the gate refuses the release: loss of the new version is from 5.9" in words
+    assert "the gate refuses the version: loss of the new version is from 5.9" in words
     kind, words = failure(release(trained, key, "--evaluation", same, "--gate", "accuracy >= previous", *here))
     assert (kind, "has no evaluate.accuracy.low" in words) == (InvalidModel, True)
     assert said(in_process("model", "list", "--json", *here))[0]["versions"] == 2

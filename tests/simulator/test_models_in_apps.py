@@ -61,6 +61,13 @@ def test_a_trained_model_is_evaluated_released_and_predicts(tmp_path, coordinato
                 assert_predicts(opened, model, params)
             store.roll_back_model(*MODEL)
             assert (opened.refresh(), opened.version) == (True, 1)
+            assert store.roll_back_model(*MODEL).share == 0  # no version was before it, so it is withdrawn
+            assert (opened.refresh(), opened.version) == (False, 1)
+            late = Device(
+                local.url, "p", tmp_path / "mine.npz", tmp_path / "late", policy=Policy(signers=(key.signer,))
+            )
+            with late.model("digits") as empty:
+                assert (empty.refresh(), empty.version) == (False, None)
     with device.model("digits") as offline:
         assert offline.version == 1
         assert_predicts(offline, model, store.checkpoint(trained, 1)["params"])

@@ -37,6 +37,7 @@ _BOUNDS = {
     "revoked": Query(),
     "version": Query(ge=1, lt=2**31),
     "share": Query(),
+    "gate": Query(max_length=200),
 }
 """What the parameters of queries may be, by name."""
 _OF_PATH = {"{task}": "unknown-task", "{device}": "no-such-device", "{name}": "unknown-model"}

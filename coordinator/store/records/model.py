@@ -16,6 +16,7 @@ from fedcore.model_release import ModelRelease
 from fedcore.release import Signed
 
 _signed = converter(Signed)
+_ROLL_OUT = ("population", "name", "number", "share", "at", "actor", "gate")
 
 
 class ModelRecords(WithinTransaction):
@@ -50,7 +51,7 @@ class ModelRecords(WithinTransaction):
         rows = self._connection.execute(select(MODEL_ROLL_OUTS).where(of_model).order_by(MODEL_ROLL_OUTS.c.id))
         return [
             RollOut(
-                **{name: getattr(row, name) for name in ("population", "name", "number", "share", "at")},
+                **{name: getattr(row, name) for name in _ROLL_OUT},
                 kind=RollOutKind(row.kind),
             )
             for row in rows
@@ -64,13 +65,9 @@ class ModelRecords(WithinTransaction):
         self._connection.execute(insert(MODEL_RELEASES), values)
         return self.version(release.population, release.name, release.number)
 
-    def add_roll_out(self, version: ModelVersion, share: float, kind: RollOutKind) -> RollOut:
-        """Write that a version is for a share of the devices from now on."""
-        made = RollOut(
-            population=version.population, name=version.name, number=version.number, share=share, kind=kind, at=self.at
-        )
+    def add_roll_out(self, made: RollOut) -> None:
+        """Write a roll-out, which is the newest of its model from now on."""
         self._connection.execute(insert(MODEL_ROLL_OUTS), asdict(made))
-        return made
 
 
 def _version_of(row: Row[Any]) -> ModelVersion:

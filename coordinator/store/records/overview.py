@@ -107,6 +107,11 @@ class OverviewRecords(WithinTransaction):
             ended &= ROUNDS.c.id < before
         return self._connection.execute(select(ROUNDS).where(ended).order_by(ROUNDS.c.id.desc()).limit(most)).all()
 
+    def committed_attempt(self, task_id: str, number: int) -> int | None:
+        """The attempt at a round that was committed; None without one."""
+        this = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & (ROUNDS.c.state == RoundState.COMMITTED)
+        return self._connection.scalar(select(ROUNDS.c.attempt).where(this))
+
     def attempt(self, task_id: str, number: int, attempt: int) -> Any:
         """The row of an attempt at a round. Raises UnknownRound."""
         this = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & (ROUNDS.c.attempt == attempt)

@@ -1,0 +1,106 @@
+"""Values that the pages of released models show: rows in, no HTML."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from msgspec import UNSET
+
+from coordinator.dashboard.curves import Chart, charts
+from coordinator.dashboard.figures import Figures, figures_of
+from coordinator.dashboard.views import evaluated
+from coordinator.errors import InvalidModel, UnknownModel
+from coordinator.rules.entities import Task
+from coordinator.rules.roll_outs import Model, ModelVersion, RollOut, earlier
+from coordinator.store.models import model_of, versions_of
+from coordinator.store.records.records import Records
+from fedcore.model_release import ModelRelease
+
+
+class Origin(NamedTuple):
+    """Where a version is from: a task and its round. attempt: the one that was committed; None of the start."""
+
+    task: Task
+    round: int
+    attempt: int | None
+
+
+class VersionPart(NamedTuple):
+    """A version on the page of its model. share: of the devices that are given it now, from 0 to 1."""
+
+    version: ModelVersion
+    statement: ModelRelease
+    share: float
+    origin: Origin | None
+    figures: Figures | None
+
+
+class ModelPage(NamedTuple):
+    """All that the page of a model shows; versions and roll-outs, the newest first. unserved: the share without any."""
+
+    model: Model
+    versions: tuple[VersionPart, ...]
+    unserved: float
+    history: tuple[RollOut, ...]
+    training: Task | None
+    charts: tuple[Chart, ...]
+
+
+def models_page(records: Records) -> dict[str, Any]:
+    """Every model that was released."""
+    return {"models": [model_of(records, population, name) for population, name in records.models.names()]}
+
+
+def model_page(records: Records, population: str, name: str) -> dict[str, Any]:
+    """The page of a model. Raises UnknownModel."""
+    versions = versions_of(records, population, name)
+    model, roll_outs = model_of(records, population, name), records.models.roll_outs(population, name)
+    parts = tuple(_part(records, model, version) for version in reversed(versions))
+    training = parts[0].origin.task if parts[0].origin else None
+    curve = evaluated(records.overview.evaluations(training.id)) if training else []
+    page = ModelPage(
+        model=model,
+        versions=parts,
+        unserved=1 - sum(part.share for part in parts),
+        history=tuple(reversed(roll_outs)),
+        training=training,
+        charts=charts(curve) if len(curve) > 1 else (),
+    )
+    return {"page": page}
+
+
+def model_form(records: Records, population: str, name: str) -> dict[str, Any]:
+    """What the forms of a model choose from. back: what a roll-back returns to; None where it withdraws.
+
+    Raises UnknownModel.
+    """
+    versions = versions_of(records, population, name)
+    roll_outs = records.models.roll_outs(population, name)
+    try:
+        back, obstacle = earlier(roll_outs, None), ""
+    except (InvalidModel, UnknownModel) as error:
+        back, obstacle = None, str(error)
+    return {
+        "model": model_of(records, population, name),
+        "numbers": [version.number for version in reversed(versions)],
+        "back": back,
+        "obstacle": obstacle,
+    }
+
+
+def _part(records: Records, model: Model, version: ModelVersion) -> VersionPart:
+    statement, share = version.statement, 0.0
+    if model.share is not None:
+        share += model.share if version.number == model.current else 0
+        share += 1 - model.share if version.number == model.others else 0
+    return VersionPart(
+        version, statement, share, _origin(records, statement), figures_of("evaluate", statement.evaluation)
+    )
+
+
+def _origin(records: Records, statement: ModelRelease) -> Origin | None:
+    """Its task was there when the version was released, and tasks stay."""
+    if statement.origin is UNSET:
+        return None
+    task, number = records.task(statement.origin.task), statement.origin.round
+    return Origin(task, number, records.overview.committed_attempt(task.id, number))

@@ -1,0 +1,184 @@
+"""Pages of released models: what they show is what the rows say, and forms promote, roll back and withdraw."""
+
+import re
+
+import pytest
+from selenium.webdriver.common.by import By
+
+from coordinator.api.tokens import issue
+from coordinator.dashboard.figures import figures_of, means_of
+from coordinator.dashboard.models import model_form, model_page, models_page
+from coordinator.dashboard.views import task_page
+from coordinator.rules.entities import Role
+from fedcore.model_release import ModelOrigin
+from tests.coordinator.browser import AXE, assert_sound, broken_words, look_as, shows, violations
+from tests.coordinator.bundles import START
+from tests.coordinator.pages import csrf, log_in
+from tests.coordinator.released import predicting_bundle, version
+from tests.coordinator.test_dashboard_browser import log_in as enter
+from tests.coordinator.test_dashboard_browser import press
+
+KEYBOARD = ("phones", "keyboard")
+HERE = "/populations/phones/models/keyboard"
+FIGURES = {
+    "evaluate.devices": 200.0,
+    "evaluate.examples": 4120.0,
+    **{f"evaluate.accuracy{end}": value for end, value in (("", 0.912), (".low", 0.902), (".high", 0.922))},
+    **{f"evaluate.accuracy.devices{end}": value for end, value in (("", 0.9), (".low", 0.885), (".high", 0.915))},
+    **{f"evaluate.accuracy.p{percent}": percent / 100 for percent in (10, 25, 50, 75, 90)},
+}
+WORSE = {name: value - 0.1 if "accuracy" in name else value for name, value in FIGURES.items()}
+
+
+@pytest.fixture
+def task(register, tmp_path):
+    """A task whose plan has a predict graph."""
+    return register(predicting_bundle(tmp_path / "predicting"), goal=1, rounds=9)
+
+
+@pytest.fixture
+def released(store, task, desk):
+    """Three versions, of which the third is worse; devices have the first, and 20 % of them the second."""
+    desk.report(*desk.assign("a"), delta=[1, 0, 0, 0])
+    desk.turn()
+    for number, figures in enumerate((FIGURES, FIGURES, WORSE), 1):
+        made = version(store, number, START + number, origin=ModelOrigin(task, 1), evaluation=figures)
+        store.release_model(made)
+    store.promote_model(*KEYBOARD, 1, 1.0)
+    store.promote_model(*KEYBOARD, 2, 0.2, "accuracy >= previous")
+    return task
+
+
+def send(client, verb, **fields):
+    """Send a form of the model's page, as a browser does."""
+    return client.post(f"{HERE}/{verb}", data={"csrf": csrf(client.get(f"{HERE}/{verb}")), **fields})
+
+
+@pytest.mark.every_engine
+def test_page_of_a_model_shows_what_the_rows_say(store, released):
+    with store.database.reading() as records:
+        (listed,) = models_page(records)["models"]
+        page, form = model_page(records, *KEYBOARD)["page"], model_form(records, *KEYBOARD)
+    assert (listed.versions, listed.current, listed.share, listed.state) == (3, 2, 0.2, "for a share")
+    assert [(part.version.number, part.share) for part in page.versions] == [(3, 0), (2, 0.2), (1, 0.8)]
+    assert page.unserved == pytest.approx(0)
+    assert {(part.origin.task.id, part.origin.round, part.origin.attempt) for part in page.versions} == {
+        (released, 1, 1)
+    }
+    assert page.versions[0].figures.rows[0].over_examples.words == "0.802 to 0.822"
+    assert [(one.number, one.share) for one in page.history] == [(2, 0.2), (1, 1.0)]
+    assert page.history[0].gate.endswith("of the previous one 0.912")
+    assert (form["numbers"], form["back"], form["obstacle"]) == ([3, 2, 1], 1, "")
+
+
+def test_figures_are_a_table_with_their_intervals(store, register, desk):
+    found = figures_of("evaluate", FIGURES)
+    assert (found.devices, found.examples, [row.metric for row in found.rows]) == (200, 4120, ["accuracy"])
+    assert found.rows[0].percentiles == (0.1, 0.25, 0.5, 0.75, 0.9)
+    assert (
+        found.sentence
+        == "on 200 devices with 4,120 examples, with intervals of 95 %; a tenth of the devices is below p10, and so on"
+    )
+    assert means_of("evaluate", FIGURES) == {"evaluate.accuracy": 0.912}
+    compared = {"compare.devices": 1.0, "compare.loss": -0.5, "compare.loss.improved": 0.75, "compare.examples": 9.0}
+    (row,) = figures_of("compare", compared).rows
+    assert (row.over_examples, row.over_examples.words) == ((-0.5, None, None), "")
+    assert (row.over_devices, row.improved) == (None, 0.75)
+    assert "evaluated model minus the other" in figures_of("compare", compared).sentence
+    assert (
+        "after training on the device minus before"
+        in figures_of(
+            "personalisation", {name.replace("compare", "personalisation"): value for name, value in compared.items()}
+        ).sentence
+    )
+    training = {"train.loss": 0.5}
+    assert (figures_of("fed_avg", training), means_of("fed_avg", training)) == (None, training)
+    task = register(goal=1, rounds=3)
+    desk.report(*desk.assign("a"), loss=0.5)
+    desk.turn()
+    with store.database.reading() as records:
+        page = task_page(records, task)
+    assert (page.figures, [one.name for one in page.charts]) == (None, ["train.loss"])
+
+
+def test_operator_promotes_rolls_back_and_withdraws_by_forms(store, released, locked):
+    log_in(locked, issue(store.database, "erin", Role.OPERATOR)[1])
+    for given, words in (
+        ({"version": "3", "share": "half"}, "&#39;half&#39; is no share: give 20% or 0.2"),
+        ({"version": "3", "share": "0"}, "it is above 0 and at most 1"),
+        ({"version": "3", "share": "5%", "gate": "good"}, "&#39;good&#39; is no gate"),
+        ({"version": "3", "share": "5%", "gate": "accuracy >= previous"}, "the gate refuses the version"),
+        ({"version": "1", "share": "5%"}, "version 1 is earlier than version 2"),
+        ({"share": "5%"}, "choose the version"),
+    ):
+        refused = send(locked, "promote", **given)
+        assert (refused.status_code, refused.text.count('role="alert"')) == (422, 1)
+        assert words in refused.text
+        assert len(re.findall('aria-invalid="true" aria-describedby="wrong-[a-z]+"', refused.text)) == 1
+    assert len(store.model_history(*KEYBOARD)) == 2
+    for wrong, status in (({"version": "9", "share": "5%"}, 404), ({"version": "x", "share": "5%"}, 404)):
+        assert send(locked, "promote", **wrong).status_code == status
+    assert send(locked, "promote", version="2", share="100%").headers["location"] == HERE
+    assert send(locked, "promote", version="3", share="0.05").status_code == 303
+    assert send(locked, "roll-back", version="").status_code == 303
+    assert send(locked, "roll-back", version="1").status_code == 303
+    assert "no version: withdraw version 1" in locked.get(f"{HERE}/roll-back").text
+    assert send(locked, "roll-back", version="").status_code == 303
+    assert "version 1 was withdrawn, and no device is given any" in send(locked, "roll-back", version="").text
+    done = [(one.number, one.share, one.kind) for one in store.model_history(*KEYBOARD)[2:]]
+    back = "roll-back"
+    assert done == [(2, 1.0, "promote"), (3, 0.05, "promote"), (2, 1.0, back), (1, 1.0, back), (1, 0.0, back)]
+    assert all("erin" in one.actor for one in store.model_history(*KEYBOARD)[2:])
+    assert locked.get(f"{HERE}/delete").status_code == 404
+
+
+def test_viewers_strangers_and_forged_forms_change_no_model(store, released, locked):
+    for path in ("/models", HERE, f"{HERE}/promote"):
+        assert locked.get(path).status_code == 401
+        assert "keyboard" not in locked.get(path).text
+    assert locked.post(f"{HERE}/promote", data={"version": "3", "share": "1"}).status_code == 401
+    log_in(locked, issue(store.database, "vera", Role.VIEWER)[1])
+    assert "Promote" not in locked.get(HERE).text
+    assert send(locked, "promote", version="3", share="1").status_code == 403
+    log_in(locked, issue(store.database, "erin", Role.OPERATOR)[1])
+    assert locked.post(f"{HERE}/promote", data={"version": "3", "share": "1", "csrf": "0" * 64}).status_code == 403
+    for path in ("/populations/phones/models/camera", "/populations/phones/models/camera/promote"):
+        assert locked.get(path).status_code == 404
+    assert len(store.model_history(*KEYBOARD)) == 2
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
+@pytest.mark.usefixtures("released")
+def test_operator_promotes_a_model_in_a_browser(store, locked, browser, width, scheme):
+    look_as(browser, width, scheme)
+    origin = str(locked.base_url).rstrip("/")
+    enter(browser, origin, issue(store.database, "erin", Role.OPERATOR)[1])
+    browser.find_element(By.LINK_TEXT, "Models").click()
+    shows(browser, "keyboard", "for a share", "20 %")
+    sound(browser, origin, width)
+    browser.find_element(By.LINK_TEXT, "keyboard").click()
+    shows(browser, "version 1 80 %", "version 2 20 %", "0.912 0.902 to 0.922", "of the previous one 0.912")
+    sound(browser, origin, width)
+    browser.find_element(By.PARTIAL_LINK_TEXT, "Promote").click()
+    shows(browser, "Share of the devices")
+    sound(browser, origin, width)
+    browser.find_element(By.NAME, "share").send_keys("200%")
+    press(browser, "Promote")
+    shows(browser, "at most 1, which is all")
+    browser.find_element(By.NAME, "share").clear()
+    browser.find_element(By.NAME, "share").send_keys("5%")
+    press(browser, "Promote")
+    shows(browser, "version 3 5 %", "version 1 95 %")
+    browser.find_element(By.PARTIAL_LINK_TEXT, "Roll back").click()
+    shows(browser, "version 1, which all devices had before")
+    sound(browser, origin, width)
+    press(browser, "Roll back")
+    shows(browser, "for all", "version 1 100 %")
+
+
+def sound(browser, origin, width):
+    assert broken_words(browser) == []
+    refused = [one for one in browser.get_log("browser") if "422" not in one["message"]]
+    assert refused == []
+    assert_sound(browser, origin, width)
+    assert not AXE.is_file() or violations(browser) == {}
