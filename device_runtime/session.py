@@ -19,6 +19,7 @@ from device_runtime.clock import Clock, Moment
 from device_runtime.conditions import Conditions
 from device_runtime.config import DeviceConfig
 from device_runtime.errors import (
+    STOPS,
     AssignmentError,
     BadAnswer,
     DeadlinePassed,
@@ -63,8 +64,6 @@ if TYPE_CHECKING:
 
 # Answers to an upload that leave no assignment to give up: unknown, decided, too late.
 OVER = frozenset({404, 409, 410})
-# Exceptions that tell a process to end: Ctrl-C, and an application's handler of SIGTERM.
-STOPS = (KeyboardInterrupt, SystemExit)
 OWN_FAULT = "the device's own code failed"
 
 
@@ -262,7 +261,8 @@ class _Session:
         plan = worker.plan(assignment)
         record.write(plan=plain(plan.name))
         to_move = self._transport.bytes_moved + worker.to_move(assignment, plan)
-        self._guard.check_plan(assignment, plan, trainer.format, examples.count, to_move=to_move)
+        received_bytes = assignment.plan.size + assignment.checkpoint.size
+        self._guard.check_plan(plan, trainer.format, examples.count, received_bytes=received_bytes, to_move=to_move)
         if assignment.secagg is not None:
             self._secure(due).check(assignment, plan.report)
         try:

@@ -121,19 +121,20 @@ class Guard:
         self._check_sizes(assignment.plan.size, assignment.checkpoint.size, moved)
 
     def check_plan(
-        self, assignment: Assignment, plan: Plan, form: str, count: Callable[[str], int], *, to_move: int
+        self, plan: Plan, form: str, count: Callable[[str], int], *, received_bytes: int, to_move: int
     ) -> None:
         """Check schema, limits and collection before reading examples and fetching graphs. This starts the timer.
 
         form: the format that this device runs. count: gives the number of examples in a collection; called only if the
-        collection is allowed. to_move: bytes of this session, including those still to come. Raises PlanRefused.
+        collection is allowed. received_bytes: of the plan, and of the model to start from. to_move: bytes of this
+        session, including those still to come. Raises PlanRefused.
         """
         _check_schema(plan)
         limits = self._policy.plan
         _at_most("plan.parameters", _longest(plan), limits.parameters)
         kept_bytes = sum(ref.size for ref in plan.kept_refs(form))
         _at_most("plan.graph_bytes", kept_bytes, limits.graph_bytes)
-        memory_bytes = assignment.plan.size + assignment.checkpoint.size + kept_bytes + FLOAT_BYTES * plan.report.size
+        memory_bytes = received_bytes + kept_bytes + FLOAT_BYTES * plan.report.size
         _at_most("plan.memory_bytes", memory_bytes, limits.memory_bytes)
         self._check_bytes(to_move)
         self._check_collection(plan.examples.collection)

@@ -38,7 +38,7 @@ class ArrayKind(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """An order to train. Graphs, broadcast vectors, frozen vectors and examples follow, in this order.
+    """An order to train. Graphs, broadcast vectors, frozen vectors, examples and those left out follow, in this order.
 
     backend: the engine's name. plan: as JSON. graphs: sizes, by name.
     """
@@ -51,6 +51,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     broadcast: tuple[ArrayKind, ...]
     frozen: tuple[ArrayKind, ...]
     examples: tuple[ArrayKind, ...]
+    left_out: tuple[ArrayKind, ...]
 
 
 class Working(msgspec.Struct, frozen=True, tag="working"):
@@ -60,7 +61,7 @@ class Working(msgspec.Struct, frozen=True, tag="working"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """The training is done, after `steps` steps. The float32 values (V,) of the report follow."""
+    """The training is done, after `steps` steps. The float32 values (V,) of the result follow."""
 
     steps: Count
 

@@ -62,6 +62,7 @@ def _job(order: Order, channel: Channel) -> Job:
         broadcast={kind.name: channel.receive_array(kind) for kind in order.broadcast},
         frozen={kind.name: channel.receive_array(kind) for kind in order.frozen},
         examples={kind.name: channel.receive_array(kind) for kind in order.examples},
+        left_out={kind.name: channel.receive_array(kind) for kind in order.left_out},
         key=order.key,
     )
 

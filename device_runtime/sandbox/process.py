@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import chain
 
 import msgspec
 
@@ -91,7 +92,7 @@ class Sandbox:
         channel.send(self._order(job, limits))
         for graph in job.graphs.values():
             channel.send_bytes(graph)
-        for array in (*job.broadcast.values(), *job.frozen.values(), *job.examples.values()):
+        for array in chain(*(arrays.values() for arrays in (job.broadcast, job.frozen, job.examples, job.left_out))):
             channel.send_bytes(array)
         while isinstance(answer := channel.receive(ANSWER), Working):
             self._running_s = min(answer.cpu_s, limits.cpu_s + 1)  # the kernel allows little more than the limit
@@ -110,10 +111,11 @@ class Sandbox:
             broadcast=ArrayKind.of(job.broadcast),
             frozen=ArrayKind.of(job.frozen),
             examples=ArrayKind.of(job.examples),
+            left_out=ArrayKind.of(job.left_out),
         )
 
     def _result(self, channel: Channel, job: Job, done: Done) -> TrainingResult:
-        values = channel.receive_array(ArrayKind("values", "float32", (job.plan.report.size - 1,)))
+        values = channel.receive_array(ArrayKind("values", "float32", (job.result_size,)))
         if not all_finite(values):
             raise NonFiniteReport("the process of the training gave values that are not finite")
         return TrainingResult(values, job.plan.report.weight(job.count), job.count, done.steps)
