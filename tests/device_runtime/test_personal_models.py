@@ -452,20 +452,24 @@ def test_while_a_session_has_the_state_folder_it_says_so(coordinator, owned):
         model.personalise()
 
 
-def test_a_graph_that_fails_leaves_all_as_it_was(coordinator, owned):
+@pytest.mark.parametrize(
+    ("limits", "kind"),
+    [
+        (PlanLimits(compute_seconds=0.01), PlanRefused),
+        (PlanLimits(memory_bytes=1_000_000), RuntimeFailed),
+    ],
+)
+def test_a_sandbox_that_ends_early_leaves_all_as_it_was(coordinator, owned, limits, kind):
     trainable(coordinator)
     with taken(owned) as model:
         model.personalise()
         before = answers(model)
-
-        class Failing(Sandbox):
-            def train(self, job, limits, keep_going):
-                raise RuntimeFailed("the process of the training died", "SIGSEGV")
-
-        with Model(replace(owned, trainer=Failing), NAME) as other:
-            with pytest.raises(RuntimeFailed):
-                other.personalise()
-            assert answers(other) == before
+    config = replace(owned, trainer=Sandbox, policy=structs.replace(POLICY, plan=limits))
+    with Model(config, NAME) as model:
+        with pytest.raises(kind):
+            model.personalise()
+        assert (model.personal, answers(model)) == (True, before)
+    assert read_journal(owned.state)[-1].outcome == "failed"
     with Model(owned, NAME) as model:
         assert answers(model) == before
 

@@ -56,6 +56,11 @@ const modelSchema = v.object({
 
 type PlanSignature = v.InferOutput<typeof signatureSchema>;
 export type Signed = v.InferOutput<typeof signedSchema>;
+
+/** Whether two statements are one. */
+export function same(one: Signed, other: Signed): boolean {
+  return one.text === other.text && one.signer === other.signer && one.value === other.value;
+}
 export type Release = v.InferOutput<typeof releaseSchema>;
 /** The parameters of a secure round's sums, which only the release key can change. */
 export type SumBounds = Release["bounds"];
