@@ -17,7 +17,6 @@ from device_runtime.errors import (
     NotAllowedNow,
     PlanRefused,
     PolicyForbids,
-    RuntimeFailed,
     StateInUse,
     Unreachable,
 )
@@ -453,20 +452,20 @@ def test_while_a_session_has_the_state_folder_it_says_so(coordinator, owned):
 
 
 @pytest.mark.parametrize(
-    ("limits", "kind"),
+    ("limits", "words"),
     [
-        (PlanLimits(compute_seconds=0.01), PlanRefused),
-        (PlanLimits(memory_bytes=1_000_000), RuntimeFailed),
+        (PlanLimits(compute_seconds=0.01), "against plan.compute_seconds"),
+        (PlanLimits(memory_bytes=1_000_000), "the process of the training gave up"),
     ],
 )
-def test_a_sandbox_that_ends_early_leaves_all_as_it_was(coordinator, owned, limits, kind):
+def test_a_sandbox_that_ends_early_leaves_all_as_it_was(coordinator, owned, limits, words):
     trainable(coordinator)
     with taken(owned) as model:
         model.personalise()
         before = answers(model)
     config = replace(owned, trainer=Sandbox, policy=structs.replace(POLICY, plan=limits))
     with Model(config, NAME) as model:
-        with pytest.raises(kind):
+        with pytest.raises(PlanRefused, match=words):
             model.personalise()
         assert (model.personal, answers(model)) == (True, before)
     assert read_journal(owned.state)[-1].outcome == "failed"
