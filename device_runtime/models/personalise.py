@@ -25,7 +25,7 @@ from device_runtime.errors import (
 )
 from device_runtime.examples import open_examples
 from device_runtime.models.held import Held, held
-from device_runtime.models.kept import kept_parts
+from device_runtime.models.kept import kept_parts, kept_version
 from device_runtime.models.version import Parts, Version, load
 from device_runtime.monitor import Monitor
 from device_runtime.personal import Measured, divided, local_graphs
@@ -69,11 +69,10 @@ def personalised(
 
 
 def released(config: DeviceConfig, name: str, backend: Backend) -> tuple[Version | None, bool]:
-    """Delete personal parameters: the version as it was released, if there is one, and whether there were any."""
+    """Delete personal parameters: the version as it was released, if it can be had, and whether there were any."""
     with held(config, name, backend) as holder:
         dropped = holder.forget("the app asked for it")
-        current = holder.store.get().current
-        return None if current is None else load(kept_parts(config, current, backend), backend), dropped
+    return kept_version(config, name, backend), dropped
 
 
 class _Personalising:

@@ -395,6 +395,14 @@ def test_forgetting_deletes_the_file_and_uses_the_release(coordinator, owned):
         assert (files(owned), model.forget()) == ([], False)
 
 
+def test_what_is_forgotten_predicts_no_more_even_without_the_release(coordinator, owned):
+    trainable(coordinator)
+    with taken(owned) as model:
+        model.personalise()
+        (owned.state / "blobs" / BlobRef.of(linear.predict_graph()).sha256).write_bytes(b"other")
+        assert (model.forget(), model.personal, model.version) == (True, False, None)
+
+
 def test_what_a_killed_process_left_half_written_goes_too(coordinator, owned):
     trainable(coordinator)
     with taken(owned) as model:

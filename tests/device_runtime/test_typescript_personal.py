@@ -130,6 +130,11 @@ def test_forgetting_deletes_it(coordinator, folder, node):
     assert (answer["forgot"], answer["personal"], node.answers()) == (True, False, linear.PARAMS.tolist())
     assert answer["journal"][-1]["detail"].endswith("are deleted: the app asked for it")
     assert node.ask("forget")["forgot"] is False
+    node.ask("personalise")
+    for path in (folder / "state" / "blobs").iterdir():
+        path.write_bytes(b"damaged")
+    answer = node.ask("forget")
+    assert (answer["error"], answer["version"], answer["personal"]) == ("ModelRefused", None, False)
 
 
 @pytest.mark.parametrize(

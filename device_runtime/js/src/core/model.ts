@@ -175,15 +175,24 @@ export class Model {
       const dropped = await this.#keeper.dropPersonal();
       if (dropped) await this.#dropped("the app asked for it");
       const { current } = await this.#keeper.get();
-      if (current !== null) await this.#swap(await this.#kept(current));
+      try {
+        if (current !== null) await this.#swap(await this.#kept(current));
+      } catch (error) {
+        await this.#letGo(); // what was deleted predicts no more
+        throw error;
+      }
       return dropped;
     });
   }
 
   /** Give the memory back, after the last call that is under way. What is stored stays. */
   async close(): Promise<void> {
-    const opened = this.#opened;
     this.#isClosed = true;
+    await this.#letGo();
+  }
+
+  async #letGo(): Promise<void> {
+    const opened = this.#opened;
     this.#opened = null;
     await opened?.version.retire();
   }
