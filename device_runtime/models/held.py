@@ -74,9 +74,9 @@ class Held:
 
 
 @contextlib.contextmanager
-def held(config: DeviceConfig, name: str, backend: Backend, clock: Clock | None = None) -> Iterator[Held]:
+def held(config: DeviceConfig, name: str, backend: Backend) -> Iterator[Held]:
     """Hold the state folder to change a model. Raises StateError, and StateInUse while a session has it."""
-    clock = clock or Clock()
+    clock = Clock()
     with (
         only_session(config.state),
         open_database(config.state, clock) as database,

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from device_runtime.backends.backend import Backend
-from device_runtime.clock import Clock
 from device_runtime.config import DeviceConfig
 from device_runtime.errors import (
     STOPS,
@@ -60,11 +59,9 @@ class Personalised:
     kept: bool
 
 
-def personalised(
-    config: DeviceConfig, name: str, backend: Backend, clock: Clock | None = None
-) -> tuple[Version, Personalised]:
+def personalised(config: DeviceConfig, name: str, backend: Backend) -> tuple[Version, Personalised]:
     """Train the kept version on this device's examples: the version to use from now on, and how it came out."""
-    with held(config, name, backend, clock) as holder:
+    with held(config, name, backend) as holder:
         return _Personalising(holder).run()
 
 
@@ -80,10 +77,10 @@ class _Personalising:
 
     def __init__(self, holder: Held) -> None:
         self._held, self._config = holder, holder.config
+        holder.trainer = self._trainer = self._config.trainer(self._config.backend)
         where = self._config.coordinator, self._config.population
         self._record = SessionRecord(holder.journal, holder.spending, holder.transport, *where)
         self._monitor = Monitor(self._config, holder.clock, holder.guard, self._record)
-        holder.trainer = self._trainer = self._config.trainer(self._config.backend)
 
     def run(self) -> tuple[Version, Personalised]:
         """Everything from the owner's policy to the version."""

@@ -13,7 +13,6 @@ import msgspec
 from msgspec.structs import replace
 
 from device_runtime.backends.backend import Backend
-from device_runtime.clock import Clock
 from device_runtime.config import DeviceConfig
 from device_runtime.errors import ModelRefused, PlanRefused
 from device_runtime.models.held import Held, held
@@ -31,14 +30,12 @@ MOST_TRIALS = 2
 """A version whose trial ended this process so often is refused: it would end the app at every start."""
 
 
-def newer_version(
-    config: DeviceConfig, name: str, backend: Backend, loaded: Signed | None, clock: Clock | None = None
-) -> Version | None:
+def newer_version(config: DeviceConfig, name: str, backend: Backend, loaded: Signed | None) -> Version | None:
     """The version that the coordinator names, checked and tried; None if it is `loaded`, or there is none.
 
     Raises ModelRefused, and as a session: PolicyForbids, StateError, KeyUnavailable, TransportError.
     """
-    with held(config, name, backend, clock) as holder:
+    with held(config, name, backend) as holder:
         return _Refresh(holder).run(loaded)
 
 
