@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from device_runtime.errors import ConfigError, DeviceError, ModelRefused, NoModel
     from device_runtime.examples import Collection, ExampleStore, Retention
     from device_runtime.models.model import Model
+    from device_runtime.models.personalise import Personalised
     from device_runtime.outcome import Outcome
     from device_runtime.permission.policy import PerDay, PlanLimits, Policy
     from device_runtime.state.sealing import KeyStore
@@ -31,6 +32,7 @@ __all__ = [
     "NoModel",
     "Outcome",
     "PerDay",
+    "Personalised",
     "PlanLimits",
     "Policy",
     "Retention",
@@ -49,6 +51,7 @@ _HOMES = {
     "Retention": "examples",
     "Outcome": "outcome",
     "PerDay": "permission.policy",
+    "Personalised": "models.personalise",
     "PlanLimits": "permission.policy",
     "Policy": "permission.policy",
 }

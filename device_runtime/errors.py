@@ -48,6 +48,9 @@ PASSING = frozenset({"unknown-session", "unknown-assignment", "unknown-blob", "c
 ABOUT_SIGNATURES = frozenset({"stale-signature", "replayed-signature", "unknown-device"})
 
 
+# Exceptions that tell a process to end: Ctrl-C, and an application's handler of SIGTERM.
+STOPS = (KeyboardInterrupt, SystemExit)
+
 # The most characters of a foreign text that are kept and shown.
 MOST_SHOWN = 500
 

@@ -47,10 +47,11 @@ class Monitor:
             return Conditions()
         return now
 
-    def keep_going(self, due: Moment) -> bool:
+    def keep_going(self, due: Moment | None = None) -> bool:
         """Whether limits and deadline let the work continue. Called between steps; also keeps the journal up to date.
 
-        Raises NotAllowedNow when a condition for work no longer holds, and Refused when the report is not needed.
+        due: the deadline, if there is one. Raises NotAllowedNow when a condition for work no longer holds, and Refused
+        when the report is not needed.
         """
         if self.hold is not None:
             self.hold.check()
@@ -63,4 +64,4 @@ class Monitor:
         if now >= self._note_at:
             self._record.write(compute_s=self._guard.seconds)
             self._note_at = now + NOTE_EVERY_S
-        return self._guard.may_go_on() and due.remaining_s(self._clock) > 0
+        return self._guard.may_go_on() and (due is None or due.remaining_s(self._clock) > 0)

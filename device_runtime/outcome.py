@@ -13,7 +13,10 @@ from fedcore.wire.messages import RetryWindow
 
 
 class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of a session that outcome and journal share; `task` is empty when there was no assignment."""
+    """The facts of a session that outcome and journal share.
+
+    `task` is empty when there was no assignment, and `model NAME` where a model became personal.
+    """
 
     outcome: str
     reason: str = ""

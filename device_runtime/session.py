@@ -19,6 +19,7 @@ from device_runtime.clock import Clock, Moment
 from device_runtime.conditions import Conditions
 from device_runtime.config import DeviceConfig
 from device_runtime.errors import (
+    STOPS,
     AssignmentError,
     BadAnswer,
     DeadlinePassed,
@@ -64,8 +65,6 @@ if TYPE_CHECKING:
 
 # Answers to an upload that leave no assignment to give up: unknown, decided, too late.
 OVER = frozenset({404, 409, 410})
-# Exceptions that tell a process to end: Ctrl-C, and an application's handler of SIGTERM.
-STOPS = (KeyboardInterrupt, SystemExit)
 OWN_FAULT = "the device's own code failed"
 
 
@@ -269,9 +268,9 @@ class _Session:
         to_move = self._transport.bytes_moved + worker.to_move(assignment, plan)
         kept = self._kept.of(assignment, plan) if plan.kept else None
         others_bytes = kept_bytes(self._database, assignment.task) if plan.kept else 0
-        self._guard.check_plan(
-            assignment, plan, trainer.format, examples.count, to_move=to_move, kept_bytes=others_bytes
-        )
+        received_bytes = assignment.plan.size + assignment.checkpoint.size
+        sizes = {"received_bytes": received_bytes, "to_move": to_move, "kept_bytes": others_bytes}
+        self._guard.check_plan(plan, trainer.format, examples.count, **sizes)
         if assignment.secagg is not None:
             self._secure(due).check(assignment, plan.report)
         try:

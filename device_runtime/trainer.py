@@ -13,9 +13,10 @@ import msgspec
 
 from device_runtime.backends.backend import Arrays, Backend
 from device_runtime.errors import DeviceError, RuntimeFailed
+from device_runtime.personal import personalise, result_size
 from device_runtime.runner import TrainingResult, execute
 from fedcore.batching import StreamKey
-from fedcore.params import Float32
+from fedcore.params import Float32, VectorSpec
 from fedcore.plan import Plan
 
 
@@ -43,11 +44,12 @@ def bound(kind: int, most: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The training of one assignment: a plan, its graphs in the trainer's format (bytes by name), and their inputs.
+    """The training of one assignment or one personal model: a plan, graphs in the trainer's format (bytes by name), and
+    their inputs.
 
     broadcast: the vectors of `plan.broadcast`; frozen: the vectors of `plan.frozen`; kept: those of `plan.kept`, None
-    before the device's first round; examples: `(n, *shape)` for every
-    field of the plan, n at least 1.
+    before the device's first round; examples: `(n, *shape)` for every field of the plan, n at least 1. left_out: as
+    `examples`, to measure a personal model on. If there are any, that is the work, and the broadcast is `params` alone.
     """
 
     plan: Plan
@@ -57,11 +59,24 @@ class Job:
     key: StreamKey
     frozen: dict[str, Float32] = field(default_factory=dict)
     kept: dict[str, Float32] | None = None
+    left_out: Arrays = field(default_factory=dict)
 
     @property
     def count(self) -> int:
         """n, the number of local examples."""
         return len(next(iter(self.examples.values()), ()))
+
+    @property
+    def result_size(self) -> int:
+        """Values of the result."""
+        if self.left_out:
+            return result_size(self.plan, len(next(iter(self.left_out.values()))))
+        return self.plan.report.size - 1
+
+    @property
+    def keeps(self) -> tuple[VectorSpec, ...]:
+        """What the device is to keep for its next round."""
+        return () if self.left_out else self.plan.kept
 
 
 class Trainer(Protocol):
@@ -118,6 +133,9 @@ class InProcess:
         self.confine(limits)
         try:
             graphs = {name: self.backend.load(graph, name) for name, graph in job.graphs.items()}
+            if job.left_out:
+                data = job.broadcast, job.examples, job.left_out, job.key
+                return personalise(job.plan, graphs, *data, frozen=job.frozen, keep_going=keep_going)
             received = job.broadcast, job.examples, job.key
             return execute(job.plan, graphs, *received, frozen=job.frozen, kept=job.kept, keep_going=keep_going)
         except DeviceError:

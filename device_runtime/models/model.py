@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -16,6 +16,9 @@ from device_runtime.models.kept import kept_version
 from device_runtime.models.version import Version
 from fedcore.errors import BadRelease
 from fedcore.model_release import check_model_name
+
+if TYPE_CHECKING:
+    from device_runtime.models.personalise import Personalised
 
 
 class Model:
@@ -40,6 +43,12 @@ class Model:
         """The number of the version that predicts now; None before the first, and after `close`."""
         version = self._version
         return None if version is None else version.number
+
+    @property
+    def personal(self) -> bool:
+        """Whether the parameters that predict now are this device's own, by `personalise`."""
+        version = self._version
+        return version is not None and version.personal
 
     def predict(self, examples: Arrays) -> dict[str, NDArray[Any]]:
         """The model's outputs (n, …), by their names in the plan, for n examples, at least 1.
@@ -68,12 +77,39 @@ class Model:
             self._check_open()
             loaded = self._version
             newer = newer_version(self._config, self._name, self._backend, None if loaded is None else loaded.release)
-            if newer is None:
-                return False
-            with self._swapping:
-                self._check_open()
-                self._version = newer
-            return True
+            if newer is not None:
+                self._swap(newer)
+            return newer is not None
+
+    def personalise(self) -> Personalised:
+        """Train the version that is here on this device's examples, and use the result if it is better; else do not.
+
+        The plan of the version says the steps. A part of the examples is left out, and decides: docs/device.md. It
+        blocks, and runs in a process of its own, under the policy and the conditions of a session. The first call of a
+        plan downloads its graphs. The result is kept, sealed, until another version comes; nothing of it leaves. Raises
+        NoModel, ExamplesError where there are too few, PlanRefused for a plan whose devices make no model of their own,
+        StateInUse, and any other DeviceError as a session's outcome would name it; then all stays as it was.
+        """
+        from device_runtime.models.personalise import personalised
+
+        with self._refreshing:
+            self._check_open()
+            version, outcome = personalised(self._config, self._name, self._backend)
+            self._swap(version)
+            return outcome
+
+    def forget(self) -> bool:
+        """Delete what `personalise` kept, and use the released version; whether anything was kept.
+
+        Raises StateInUse while a session, a refresh or a training holds the state folder.
+        """
+        from device_runtime.models.personalise import released
+
+        with self._refreshing:
+            self._check_open()
+            version, dropped = released(self._config, self._name, self._backend)
+            self._swap(version)
+            return dropped
 
     def close(self) -> None:
         """Give the memory back, after the last call that is under way. What is stored stays."""
@@ -86,6 +122,11 @@ class Model:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    def _swap(self, version: Version | None) -> None:
+        with self._swapping:
+            self._check_open()
+            self._version = version
 
     def _check_open(self) -> None:
         if self._closed:

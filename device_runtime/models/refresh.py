@@ -13,22 +13,14 @@ import msgspec
 from msgspec.structs import replace
 
 from device_runtime.backends.backend import Backend
-from device_runtime.clock import Clock
 from device_runtime.config import DeviceConfig
 from device_runtime.errors import ModelRefused, PlanRefused
-from device_runtime.identification import enrolments, sealer_of
-from device_runtime.models.kept import policy_of
+from device_runtime.models.held import Held, held
+from device_runtime.models.kept import with_personal
 from device_runtime.models.version import Parts, Version, load, predict_of
-from device_runtime.permission.guard import Guard
 from device_runtime.permission.model_releases import check_release, signed_release
-from device_runtime.permission.releases import Releases
-from device_runtime.protocol.transport import Transport
-from device_runtime.state.cache import BLOBS, BlobCache, trim
-from device_runtime.state.database import StateDatabase, open_database
-from device_runtime.state.folder import only_session
-from device_runtime.state.journal import Journal
-from device_runtime.state.models import KeptVersion, ModelStore, Refusal, StoredModel, kept_blobs
-from device_runtime.state.spending import Spending, Spent
+from device_runtime.state.models import KeptVersion, Refusal, StoredModel
+from device_runtime.state.spending import Spent
 from fedcore.errors import FedcoreError
 from fedcore.model_release import ModelRelease
 from fedcore.plan import Plan
@@ -38,56 +30,36 @@ MOST_TRIALS = 2
 """A version whose trial ended this process so often is refused: it would end the app at every start."""
 
 
-def newer_version(
-    config: DeviceConfig, name: str, backend: Backend, loaded: Signed | None, clock: Clock | None = None
-) -> Version | None:
+def newer_version(config: DeviceConfig, name: str, backend: Backend, loaded: Signed | None) -> Version | None:
     """The version that the coordinator names, checked and tried; None if it is `loaded`, or there is none.
 
     Raises ModelRefused, and as a session: PolicyForbids, StateError, KeyUnavailable, TransportError.
     """
-    clock = clock or Clock()
-    with (
-        only_session(config.state),
-        open_database(config.state, clock) as database,
-        config.connect(config.coordinator) as transport,
-    ):
-        if database.notice:
-            Journal(database, clock).remark("state-replaced", database.notice)
-        return _Refresh(config, name, backend, transport, database, clock).run(loaded)
+    with held(config, name, backend) as holder:
+        return _Refresh(holder).run(loaded)
 
 
 class _Refresh:
     """One refresh of one model, by the holder of the state folder."""
 
-    def __init__(
-        self,
-        config: DeviceConfig,
-        name: str,
-        backend: Backend,
-        transport: Transport,
-        database: StateDatabase,
-        clock: Clock,
-    ) -> None:
-        self._config, self._name, self._backend = config, name, backend
-        self._transport, self._database, self._clock = transport, database, clock
-        self._policy = policy_of(config)
-        self._store = ModelStore(database, config.population, name)
-        self._spending = Spending(database, clock)
-        self._guard = Guard(self._policy, self._spending, Releases(self._policy, database, clock, config.population))
+    def __init__(self, holder: Held) -> None:
+        self._held = holder
+        self._config, self._name, self._backend = holder.config, holder.name, holder.backend
+        self._transport, self._database, self._clock = holder.transport, holder.database, holder.clock
+        self._policy, self._store, self._guard = holder.policy, holder.store, holder.guard
 
     def run(self, loaded: Signed | None) -> Version | None:
         """Everything from the owner's policy to the version."""
         config, transport = self._config, self._transport
         self._guard.check_address(config.coordinator)
         self._guard.check_model(config.population, self._backend.format)
-        transport.stopping, transport.wall = config.stopping, self._clock.wall
-        transport.identity = enrolments(config, self._policy, self._database, sealer_of(config), self._clock)
+        self._held.identify()
         try:
             signed = transport.model(config.population, self._name)
             return None if signed is None or signed == loaded else self._take(signed)
         finally:
-            self._spending.add(Spent(bytes=transport.bytes_moved))
-            trim(config.state / BLOBS, self._policy.cache_bytes, kept_blobs(self._database))
+            self._held.spending.add(Spent(bytes=transport.bytes_moved))
+            self._held.trim()
 
     def _take(self, signed: Signed) -> Version:
         """Check a release, and what it names. A refusal is remembered, and told to the owner once."""
@@ -121,15 +93,17 @@ class _Refresh:
         if stored.trials >= MOST_TRIALS:
             raise ModelRefused(f"version {release.number} ended this process on trial, {stored.trials} times")
         stored = self._store.put(replace(stored, trials=stored.trials + 1))
-        version = load(parts, self._backend)
+        version = load(with_personal(self._config, self._name, parts), self._backend)
         version.try_out()
-        self._cache().settle(blobs.blobs)  # the blobs of the version before may go from now on
+        self._held.cache().settle(blobs.blobs)  # the blobs of the version before may go from now on
         self._store.put(StoredModel(current=blobs))
+        if stored.current is None or stored.current.release != blobs.release:
+            self._held.forget(f"version {release.number} was taken")
         return version
 
     def _parts(self, release: ModelRelease, pending: KeptVersion) -> tuple[Parts, KeptVersion]:
         """The parts of a version, and the version with the digests of all its blobs, which is stored as pending."""
-        cache, transport, form = self._cache(), self._transport, self._backend.format
+        cache, transport, form = self._held.cache(), self._transport, self._backend.format
         try:
             self._guard.check_released(release, transport.bytes_moved)
             plan = _decoded(cache.get(release.plan))
@@ -140,16 +114,13 @@ class _Refresh:
             self._guard.check_predict(release, plan, predict, form, to_move=to_move)
         except PlanRefused as error:
             raise _AgainstLimits(error.detail, error.private) from error
-        pending = replace(pending, blobs=(*pending.blobs, *(ref.sha256 for ref in refs)))
-        self._store.put(replace(self._store.get(), pending=pending))
-        graph, *frozen = (cache.get(ref) for ref in refs)
-        parameters = self._cache().newest(release.parameters, f"model-{self._name}")
-        return Parts(pending.release, release.number, plan, graph, parameters, *frozen), pending
-
-    def _cache(self) -> BlobCache:
-        """The cache, which keeps what models need now."""
-        transport, folder = self._transport, self._config.state / BLOBS
-        return BlobCache(folder, transport.blob, transport.delta, kept_blobs(self._database))
+        stored = self._store.get()
+        training = {ref.sha256 for ref in plan.kept_refs(form) if stored.current and ref.sha256 in stored.current.blobs}
+        pending = replace(pending, blobs=(*pending.blobs, *(ref.sha256 for ref in refs), *sorted(training)))
+        self._store.put(replace(stored, pending=pending))
+        graph, frozen = cache.get(refs[0]), b"".join(map(cache.get, refs[1:]))
+        parameters = self._held.cache().newest(release.parameters, f"model-{self._name}")
+        return Parts(pending.release, release.number, plan, graph, parameters, frozen), pending
 
     def _key(self, signed: Signed) -> str:
         """A name for a release on this engine: another one may run what this one cannot."""
@@ -165,7 +136,7 @@ class _Refresh:
             refused = before if again else Refusal(key, error.detail, final)
             self._store.put(replace(stored, pending=None, trials=0, refused=refused))
             if not again:
-                Journal(self._database, self._clock).remark("model-refused", f"model {self._name}: {error.detail}")
+                self._held.journal.remark("model-refused", f"model {self._name}: {error.detail}")
 
 
 class _AgainstLimits(ModelRefused):

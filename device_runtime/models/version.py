@@ -26,7 +26,10 @@ TRIAL_ROWS = 3
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a version, fetched and with the right digests. frozen: empty where the plan freezes nothing."""
+    """The parts of a version, fetched and with the right digests. frozen: empty where the plan freezes nothing.
+
+    personal: whether the parameters are those that this device made of the released ones.
+    """
 
     release: Signed
     number: int
@@ -34,13 +37,14 @@ class Parts:
     graph: bytes
     parameters: bytes
     frozen: bytes = b""
+    personal: bool = False
 
 
 class Version:
     """A loaded version. Calls from several threads run one at a time: a graph is not to be shared."""
 
     def __init__(self, parts: Parts, predict: PredictPlan, graph: Executable, form: str, weights: Arrays) -> None:
-        self.release, self.number = parts.release, parts.number
+        self.release, self.number, self.personal = parts.release, parts.number, parts.personal
         fields = {item.name: item for item in parts.plan.examples.fields}
         self._fields = {name: fields[name] for name in predict.inputs}
         self._outputs = predict.outputs

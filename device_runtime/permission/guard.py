@@ -122,19 +122,19 @@ class Guard:
 
     def check_plan(  # what the plan is, and what it would be added to
         self,
-        assignment: Assignment,
         plan: Plan,
         form: str,
         count: Callable[[str], int],
         *,
+        received_bytes: int,
         to_move: int,
         kept_bytes: int = 0,
     ) -> None:
         """Check schema, limits and collection before reading examples and fetching graphs. This starts the timer.
 
         form: the format that this device runs. count: gives the number of examples in a collection; called only if the
-        collection is allowed. to_move: bytes of this session, including those still to come. kept_bytes:
-        those that are kept for other tasks. Raises PlanRefused.
+        collection is allowed. received_bytes: of the plan, and of the model to start from. to_move: bytes of this
+        session, including those still to come. kept_bytes: those that are kept for other tasks. Raises PlanRefused.
         """
         _check_schema(plan)
         limits = self._policy.plan
@@ -144,8 +144,7 @@ class Guard:
         between_bytes = 2 * FLOAT_BYTES * sum(vector.size for vector in plan.kept)
         if plan.kept:
             _at_most("state_bytes", kept_bytes + between_bytes, self._policy.state_bytes)
-        memory_bytes = assignment.plan.size + assignment.checkpoint.size + graph_bytes + between_bytes
-        memory_bytes += FLOAT_BYTES * plan.report.size
+        memory_bytes = received_bytes + graph_bytes + between_bytes + FLOAT_BYTES * plan.report.size
         _at_most("plan.memory_bytes", memory_bytes, limits.memory_bytes)
         self._check_bytes(to_move)
         self._check_collection(plan.examples.collection)

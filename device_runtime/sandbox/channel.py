@@ -38,7 +38,8 @@ class ArrayKind(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """An order to train. Graphs, broadcast vectors, frozen ones, kept ones and examples follow, in this order.
+    """An order to train. Graphs follow, and vectors: broadcast, frozen, kept; and examples, also those left out.
+
 
     backend: the engine's name. plan: as JSON. graphs: sizes, by name. kept: None before the first round.
     """
@@ -52,6 +53,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     frozen: tuple[ArrayKind, ...]
     kept: tuple[ArrayKind, ...] | None
     examples: tuple[ArrayKind, ...]
+    left_out: tuple[ArrayKind, ...]
 
 
 class Working(msgspec.Struct, frozen=True, tag="working"):
@@ -61,7 +63,7 @@ class Working(msgspec.Struct, frozen=True, tag="working"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """The training is done, after `steps` steps. The float32 values (V,) of the report follow, and what is to be kept,
+    """The training is done, after `steps` steps. The float32 values (V,) of the result follow, and what is to be kept,
     in the order of the plan.
     """
 

@@ -63,6 +63,7 @@ def _job(order: Order, channel: Channel) -> Job:
         frozen={kind.name: channel.receive_array(kind) for kind in order.frozen},
         kept=None if order.kept is None else {kind.name: channel.receive_array(kind) for kind in order.kept},
         examples={kind.name: channel.receive_array(kind) for kind in order.examples},
+        left_out={kind.name: channel.receive_array(kind) for kind in order.left_out},
         key=order.key,
     )
 

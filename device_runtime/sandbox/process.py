@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import chain
 
 import msgspec
 
@@ -91,9 +92,9 @@ class Sandbox:
         channel.send(self._order(job, limits))
         for graph in job.graphs.values():
             channel.send_bytes(graph)
-        for arrays in (job.broadcast, job.frozen, job.kept or {}, job.examples):
-            for array in arrays.values():
-                channel.send_bytes(array)
+        sent = job.broadcast, job.frozen, job.kept or {}, job.examples, job.left_out
+        for array in chain(*(arrays.values() for arrays in sent)):
+            channel.send_bytes(array)
         while isinstance(answer := channel.receive(ANSWER), Working):
             self._running_s = min(answer.cpu_s, limits.cpu_s + 1)  # the kernel allows little more than the limit
         if isinstance(answer, Failed):
@@ -112,13 +113,12 @@ class Sandbox:
             frozen=ArrayKind.of(job.frozen),
             kept=None if job.kept is None else ArrayKind.of(job.kept),
             examples=ArrayKind.of(job.examples),
+            left_out=ArrayKind.of(job.left_out),
         )
 
     def _result(self, channel: Channel, job: Job, done: Done) -> TrainingResult:
-        values = channel.receive_array(ArrayKind("values", "float32", (job.plan.report.size - 1,)))
-        kept = {
-            spec.name: channel.receive_array(ArrayKind(spec.name, "float32", (spec.size,))) for spec in job.plan.kept
-        }
+        values = channel.receive_array(ArrayKind("values", "float32", (job.result_size,)))
+        kept = {spec.name: channel.receive_array(ArrayKind(spec.name, "float32", (spec.size,))) for spec in job.keeps}
         if not all(map(all_finite, (values, *kept.values()))):
             raise NonFiniteReport("the process of the training gave values that are not finite")
         return TrainingResult(values, job.plan.report.weight(job.count), job.count, done.steps, kept)

@@ -26,9 +26,10 @@ RUNNING = "running"
 class Entry(SessionFacts, frozen=True, kw_only=True):
     """One session. Times are in seconds since 1970, by the wall clock.
 
-    outcome: one of Outcome's, or "stopped" (told to end), "interrupted" (killed), "running". Some entries belong to no
-    session: "state-replaced" (a damaged state database was set aside), "kept" and "dropped" (a report, or work), and
-    "model-refused" (a release of a model, or what it names).
+    outcome: one of Outcome's, or "stopped" (told to end), "interrupted" (killed), "running"; "personalised" where a
+    model was trained for this device alone. Some entries belong to no session: "state-replaced" (a damaged state
+    database was set aside), "kept" and "dropped" (a report, or work), "model-refused" (a release of a model, or what it
+    names), and "personal-dropped" (the personal parameters of a model).
     plan and plan_sha256 name what was executed; `receipt` is the digest of the report that was counted,
     masked or not; `result` the signed message, in hex, with which a secure aggregation ended.
     `times`: so many equal sessions in a row without work share one entry, with the bytes of all, and `closed` and

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -105,6 +106,7 @@ def log(options: argparse.Namespace) -> None:
 def model(options: argparse.Namespace) -> int:
     """Fetch the version of a released model that this device is to use, and predict with it.
 
+    With --personalise it first trains that version on the examples, and uses the result if it is better there.
     The exit code is 0 when there is a version, 75 when there is none yet, and 1 when something failed.
     """
     from device_runtime.device import Device
@@ -113,20 +115,26 @@ def model(options: argparse.Namespace) -> int:
     device = Device(
         options.coordinator,
         options.population,
-        options.predict or options.state,
+        options.personalise or options.state,
         options.state,
         policy=options.policy,
         backend=options.backend,
     )
     with device.model(options.name) as opened:
         swapped = not options.offline and opened.refresh()
+        personalised = opened.personalise() if options.personalise else None
         inputs = None if options.predict is None or opened.version is None else NpzFile(options.predict).columns()
         outputs = None if inputs is None else opened.predict(inputs)
         lists = {name: values.tolist() for name, values in (outputs or {}).items()}
         if options.json:
-            emit({"model": options.name, "version": opened.version, "swapped": swapped, "outputs": lists})
+            facts = {"version": opened.version, "swapped": swapped, "personal": opened.personal}
+            emit({"model": options.name, **facts, "personalised": personalised, "outputs": lists})
         else:
-            say(f"{options.name}: {f'version {opened.version}' if opened.version else 'no version is here yet'}")
+            kind = "personal, " if opened.personal else ""
+            version = f"{kind}version {opened.version}" if opened.version else "no version is here yet"
+            say(f"{options.name}: {version}")
+            if personalised:
+                show_fields(dataclasses.asdict(personalised))
             show_fields(lists)
         return 0 if opened.version else CODES["rejected"]
 
@@ -164,6 +172,9 @@ def _add_model(top: Group) -> None:
         "--predict", type=Path, metavar="FILE", help="Inputs: an .npz file with an array for each input of the model."
     )
     command.add_argument("--offline", action="store_true", help="Ask nobody: use the version that is here.")
+    command.add_argument(
+        "--personalise", type=Path, metavar="PATH", help="Train it on these first: an .npz file, or an example store."
+    )
 
 
 def _add_device(command: argparse.ArgumentParser) -> None:
@@ -241,7 +252,7 @@ def _cells(entry: Entry) -> list[object]:
     return [
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.opened)),
         _lines(" ".join(filter(None, ended)), entry.receipt and f"receipt {entry.receipt[:12]}", entry.detail),
-        _lines(entry.population, entry.coordinator, entry.task and f"{entry.task} round {entry.round}"),
+        _lines(entry.population, entry.coordinator, f"{entry.task} round {entry.round}" if entry.round else entry.task),
         _lines(entry.plan, entry.plan_sha256[:12], trained if entry.steps else ""),
         _lines(f"{entry.bytes_up:,} B up", f"{entry.bytes_down:,} B down") if entry.coordinator else "–",
     ]

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,9 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from muster.commands.device import parser, run
-from tests.device_runtime.released import KEY, ROWS, released
+from tests.device_runtime import linear
+from tests.device_runtime.personal import taken, trainable
+from tests.device_runtime.released import KEY, POLICY, ROWS, released
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -51,7 +54,7 @@ def programs(language):
 
 def test_the_programs_in_the_documents_run(coordinator, config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    keep, embed, predict = programs("python")
+    keep, embed, predict, personalise = programs("python")
     known = {"image": np.zeros((28, 28), np.float32), "images": ROWS}
     known["several"] = [{"x": known["image"], "y": label} for label in range(3)]
     exec(compile(keep, "device.md", "exec"), known)
@@ -63,6 +66,11 @@ def test_the_programs_in_the_documents_run(coordinator, config, tmp_path, monkey
     released(coordinator, 3)
     exec(compile(predict, "device.md", "exec"), known)
     assert known["outputs"].tolist() == [3.0] * 3
+    trainable(coordinator, 4)
+    np.savez(config.examples, **linear.examples(80))
+    with taken(replace(config, policy=POLICY)) as model:
+        exec(compile(personalise, "device.md", "exec"), {"model": model})
+        assert model.personal
     assert coordinator.checkins[0].examples == {"digits": 4}
 
 

@@ -73,7 +73,9 @@ def check_plan(policy, plan=None, examples=10, to_move=0, asked=None, **kwargs):
         return examples
 
     guarded = guard(policy, **kwargs)
-    guarded.check_plan(assignment(), plan or linear.plan(), "onnx", count, to_move=to_move)
+    received_bytes = PLAN.size + CHECKPOINT.size
+    plan = plan or linear.plan()
+    guarded.check_plan(plan, "onnx", count, received_bytes=received_bytes, to_move=to_move)
     return guarded
 
 

@@ -1,4 +1,4 @@
-"""From training to prediction: a fleet trains and evaluates a model, and an app on a device predicts with it."""
+"""From training to prediction: a fleet trains and evaluates a model, and an app makes it its own."""
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from tests.simulator.federation import SEED, give_keys
 MODEL = ("p", "digits")
 
 
-def test_a_trained_model_is_evaluated_released_and_predicts(tmp_path, coordinators, servers):
+def test_a_trained_model_is_released_predicts_and_gets_personal(tmp_path, coordinators, servers):
     model, (users, _) = Model(load("logreg", (1, 8, 8), 10), SEED), datasets.users("digits", None, 8)
     give_keys(tmp_path / "devices", users)
     train, measure = (
@@ -68,8 +68,18 @@ def test_a_trained_model_is_evaluated_released_and_predicts(tmp_path, coordinato
             )
             with late.model("digits") as empty:
                 assert (empty.refresh(), empty.version) == (False, None)
+            assert_predicts(opened, model, store.checkpoint(trained, 1)["params"])
+            shards = [users.shard(index) for index in range(8)]
+            np.savez(
+                tmp_path / "mine.npz", **{name: np.concatenate([one[name] for one in shards]) for name in ("x", "y")}
+            )
+            assert opened.personalise().kept
+            asked = {"x": np.load(tmp_path / "mine.npz")["x"]}
+            personal = opened.predict(asked)["output"]
     with device.model("digits") as offline:
-        assert offline.version == 1
+        assert (offline.version, offline.personal) == (1, True)
+        np.testing.assert_array_equal(offline.predict(asked)["output"], personal)
+        offline.forget()
         assert_predicts(offline, model, store.checkpoint(trained, 1)["params"])
 
 

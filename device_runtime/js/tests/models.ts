@@ -12,7 +12,17 @@ import { policyOf } from "../src/core/permission/policy.ts";
 import { NodePlatform, NpzExamples } from "../src/node/device.ts";
 
 interface Order {
-  readonly do: "refresh" | "predict" | "session" | "both" | "close" | "storm" | "calm";
+  readonly do:
+    | "refresh"
+    | "predict"
+    | "session"
+    | "both"
+    | "close"
+    | "storm"
+    | "calm"
+    | "personalise"
+    | "forget"
+    | "swaps";
   readonly columns?: Readonly<Record<string, readonly [type: string, values: readonly number[]]>>;
   readonly calls?: number;
 }
@@ -37,12 +47,17 @@ for await (const line of createInterface({ input: process.stdin })) {
     return { error: error.name, detail: error.message };
   });
   const journal = JSON.parse((await platform.store.get("journal")) ?? "[]") as object[];
-  process.stdout.write(`${JSON.stringify({ ...answer, version: model.version, journal, warnings })}\n`);
+  process.stdout.write(
+    `${JSON.stringify({ ...answer, version: model.version, personal: model.personal, journal, warnings })}\n`,
+  );
 }
 process.exit(0);
 
 async function carryOut(order: Order): Promise<object> {
   if (order.do === "refresh") return { swapped: await model.refresh() };
+  if (order.do === "personalise") return { ...(await model.personalise()) };
+  if (order.do === "forget") return { forgot: await model.forget() };
+  if (order.do === "swaps") return swapping(columns(order), order.calls ?? 0);
   if (order.do === "session") return { outcome: await device.runOnce() };
   if (order.do === "both") {
     const session = device.runOnce();
@@ -65,6 +80,20 @@ async function predicting(inputs: Columns, calls: number): Promise<readonly numb
     await new Promise((resolve) => setImmediate(resolve));
   }
   return found;
+}
+
+/** The different answers of so many calls, while the model becomes personal and is forgotten. */
+async function swapping(inputs: Columns, calls: number): Promise<object> {
+  let isOver = false;
+  const asked = predicting(inputs, calls).finally(() => {
+    isOver = true;
+  });
+  let swaps = 0;
+  for (; !isOver; swaps += 1) {
+    await model.forget();
+    await model.personalise();
+  }
+  return { answers: [...new Set(await asked)], calls: (await asked).length, swaps };
 }
 
 function columns({ columns: given = {} }: Order): Columns {

@@ -47,7 +47,7 @@ export class Device {
   }
 
   async #visit<T>(work: () => Promise<T>): Promise<T> {
-    if (this.#inSession) throw new StateInUse("the device is in a session: refresh the model when it is over");
+    if (this.#inSession) throw new StateInUse("the device is in a session: call again when it is over");
     return this.#inTurn(work);
   }
 

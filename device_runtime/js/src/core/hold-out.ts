@@ -46,7 +46,8 @@ export async function places(
   return found;
 }
 
-function only(plan: Plan, { count, columns }: Examples, kept: readonly number[]): Examples {
+/** The examples at some places. */
+export function only(plan: Plan, { count, columns }: Examples, kept: readonly number[]): Examples {
   const chosen = plan.examples.fields.map(({ name }) => {
     const { shape, values } = columns.get(name)!;
     const width = values.length / count;

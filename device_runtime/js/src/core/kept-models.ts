@@ -1,10 +1,19 @@
 /** The models of apps in the store: for each the version in use, one that is being fetched, and one refused. */
 
+import { type Bytes, base64, fromBase64 } from "./bytes.ts";
+import { StateDamaged } from "./errors.ts";
 import type { BlobRef } from "./plan.ts";
 import { keptJson, type Store } from "./platform.ts";
-import type { Signed } from "./release.ts";
+import { type Signed, same } from "./release.ts";
 
 const PLACE = "models";
+const PERSONAL = "personal:";
+
+/** Personal parameters, as a checkpoint in base64, and the release that they were made from. */
+interface Personal {
+  readonly signed: Signed;
+  readonly parameters: string;
+}
 
 /** A version: its signed release, and its blobs, as far as known. trials: how often a trial of it began. */
 export interface KeptVersion {
@@ -50,9 +59,46 @@ export class ModelKeeper {
     return pending;
   }
 
-  /** Make the pending version the one in use. */
-  async take(): Promise<void> {
-    await this.#write({ current: (await this.get()).pending, pending: null, refused: null });
+  /** Make the pending version the one in use. Personal parameters of another one are deleted; whether there were any. */
+  async take(): Promise<boolean> {
+    const { pending } = await this.get();
+    const row = { current: pending, pending: null, refused: null };
+    const isPersonal = pending !== null && (await this.personal(pending.signed)) !== null;
+    const dropped = !isPersonal && (await this.#store.get(this.#place)) !== null;
+    await this.#write(row, dropped ? { [this.#place]: null } : {});
+    return dropped;
+  }
+
+  /** Note that the version in use needs these blobs too, which are kept from now on. */
+  async add(blobs: readonly BlobRef[]): Promise<void> {
+    const { current, ...row } = await this.get();
+    const more = blobs.filter(({ sha256 }) => !current?.blobs.some((one) => one.sha256 === sha256));
+    if (current === null || more.length === 0) return;
+    await this.#write({ ...row, current: { ...current, blobs: [...current.blobs, ...more] } });
+  }
+
+  /** The personal parameters that were made from this release, as a checkpoint; null too if they cannot be read. */
+  async personal(signed: Signed): Promise<Bytes | null> {
+    try {
+      const kept = await keptJson<Personal>(this.#store, this.#place);
+      return kept !== null && same(kept.signed, signed) ? fromBase64(kept.parameters) : null;
+    } catch (error) {
+      if (error instanceof StateDamaged || error instanceof RangeError) return null;
+      throw error;
+    }
+  }
+
+  /** Keep personal parameters, as a checkpoint, in the place of any. */
+  async keepPersonal(signed: Signed, parameters: Bytes): Promise<void> {
+    const kept: Personal = { signed, parameters: base64(parameters) };
+    await this.#store.write({ [this.#place]: JSON.stringify(kept) });
+  }
+
+  /** Delete personal parameters; whether there were any. */
+  async dropPersonal(): Promise<boolean> {
+    const dropped = (await this.#store.get(this.#place)) !== null;
+    await this.#store.write({ [this.#place]: null });
+    return dropped;
   }
 
   /** Give up the pending version, and note which was refused. The one in use stays. */
@@ -60,8 +106,13 @@ export class ModelKeeper {
     await this.#write({ current: (await this.get()).current, pending: null, refused });
   }
 
-  async #write(row: ModelRow): Promise<void> {
-    await this.#store.write({ [PLACE]: JSON.stringify({ ...(await rows(this.#store)), [this.#key]: row }) });
+  get #place(): string {
+    return `${PERSONAL}${this.#key}`;
+  }
+
+  async #write(row: ModelRow, changes: Readonly<Record<string, null>> = {}): Promise<void> {
+    const models = JSON.stringify({ ...(await rows(this.#store)), [this.#key]: row });
+    await this.#store.write({ ...changes, [PLACE]: models });
   }
 }
 

@@ -6,6 +6,7 @@
 
 import * as v from "valibot";
 import type { Bytes } from "./bytes.ts";
+import { encodeVector } from "./checkpoint.ts";
 import {
   AssignmentError,
   ConfigError,
@@ -13,29 +14,41 @@ import {
   ModelClosed,
   ModelRefused,
   NoModel,
+  NotAllowedNow,
   PlanRefused,
+  PolicyForbids,
 } from "./errors.ts";
 import { type KeptVersion, keptBlobs, ModelKeeper } from "./kept-models.ts";
+import { type Personalised, trained } from "./model-training.ts";
 import { type Columns, type Recipe, recipeOf, Version } from "./model-version.ts";
-import { writeRemark } from "./outcome.ts";
+import { failure, NOTHING_YET, writeJournal, writeRemark } from "./outcome.ts";
 import { Guard } from "./permission/guard.ts";
 import { checkModelRelease, signedRelease } from "./permission/model-releases.ts";
 import { checkHttps, type Policy } from "./permission/policy.ts";
-import { type BlobRef, isBlob } from "./plan.ts";
+import { type BlobRef, isBlob, keptRefs } from "./plan.ts";
 import type { Platform } from "./platform.ts";
 import { plain } from "./protocol/call.ts";
 import { Enrolments } from "./protocol/enrolment.ts";
 import { Transport } from "./protocol/transport.ts";
-import { type ModelRelease, modelName, type Signed } from "./release.ts";
+import { type ModelRelease, modelName, type Signed, same } from "./release.ts";
 
 /** A version whose trial ended this process so often is refused: it would end the app at every start. */
 const MOST_TRIALS = 2;
+const FORMAT = "onnx";
 
-/** The population of a coordinator, and the owner's policy. */
+/** The population of a coordinator, and the owner's policy. stopping: once it is aborted, training gives up at once. */
 interface Place {
   readonly coordinator: URL;
   readonly population: string;
   readonly policy: Policy;
+  readonly stopping?: AbortSignal;
+}
+
+/** A version that predicts, and whether with parameters of this device's own. */
+interface Opened {
+  readonly signed: Signed;
+  readonly version: Version;
+  readonly personal: boolean;
 }
 
 /** Does work that needs the platform for itself, or throws StateInUse. */
@@ -51,7 +64,7 @@ export class Model {
   readonly #name: string;
   readonly #keeper: ModelKeeper;
   readonly #alone: Alone;
-  #opened: { readonly signed: Signed; readonly version: Version } | null = null;
+  #opened: Opened | null = null;
   #isClosed = false;
 
   private constructor(platform: Platform, place: Place, name: string, alone: Alone) {
@@ -83,7 +96,7 @@ export class Model {
     try {
       const { current } = await this.#keeper.get();
       if (current === null || (this.#opened !== null && same(current.signed, this.#opened.signed))) return;
-      await this.#swap(current.signed, await this.#kept(current));
+      await this.#swap(await this.#kept(current));
     } catch (error) {
       if (!(error instanceof DeviceError)) throw error;
       warn(`the kept version of model ${this.#name} cannot be used: ${error.message}`);
@@ -97,6 +110,11 @@ export class Model {
   /** The number of the version that predicts now; null before the first, and after `close`. */
   get version(): number | null {
     return this.#opened?.version.number ?? null;
+  }
+
+  /** Whether the parameters that predict now are this device's own, by `personalise`. */
+  get personal(): boolean {
+    return this.#opened?.personal ?? false;
   }
 
   /** The model's outputs for n rows, at least 1, by their names in the plan.
@@ -119,6 +137,78 @@ export class Model {
    * during a session of the device, a TransportError, and any other DeviceError as a session's outcome would name it.
    */
   async refresh(): Promise<boolean> {
+    return this.#visit(async (transport, guard) => {
+      guard.checkModel();
+      const signed = await transport.model(this.#place.population, this.#name);
+      if (signed === null || (this.#opened !== null && same(signed, this.#opened.signed))) return false;
+      await this.#swap(await this.#take(signed, transport, guard));
+      return true;
+    });
+  }
+
+  /** Train the version that is here on this device's examples, and use the result if it is better; else do not.
+   *
+   * The plan of the version says the steps. A part of the examples is left out, and decides: docs/device.md. It runs
+   * under the policy and the conditions of a session. The first call of a plan downloads its graphs. The result is kept
+   * until another version comes; nothing of it leaves. Rejects with NoModel, ExamplesError where there are too few,
+   * PlanRefused for a plan whose devices make no model of their own, StateInUse, and any other DeviceError as a
+   * session's outcome would name it; then all stays as it was.
+   */
+  async personalise(): Promise<Personalised> {
+    return this.#visit(async (transport, guard) => {
+      const { store, now } = this.#platform;
+      const entry = { ...NOTHING_YET, task: `model ${this.#name}` };
+      const moved = () => ({ bytes_up: transport.moved.up, bytes_down: transport.moved.down });
+      try {
+        const [outcome, steps] = await this.#made(transport, guard);
+        const losses = `loss ${outcome.before.toPrecision(6)} before and ${outcome.after.toPrecision(6)} after`;
+        const used = outcome.kept ? "kept" : "not kept";
+        const detail = `version ${outcome.version}, ${losses}, on ${outcome.leftOut} examples left out: ${used}`;
+        const facts = { outcome: "personalised", detail, examples: outcome.examples, steps, ...moved() } as const;
+        await writeJournal(store, now(), { ...entry, ...facts });
+        return outcome;
+      } catch (error) {
+        if (!(error instanceof DeviceError)) throw error;
+        const forbidden = error instanceof PolicyForbids || error instanceof NotAllowedNow;
+        const facts = { ...failure(error), ...(forbidden ? ({ outcome: "not-now" } as const) : {}), ...moved() };
+        await writeJournal(store, now(), { ...entry, ...facts, detail: plain(error.message) });
+        throw error;
+      }
+    });
+  }
+
+  /** Delete what `personalise` kept, and use the released version; whether anything was kept. Rejects with StateInUse. */
+  async forget(): Promise<boolean> {
+    this.#checkOpen();
+    return this.#alone(async () => {
+      this.#checkOpen();
+      const dropped = await this.#keeper.dropPersonal();
+      if (dropped) await this.#dropped("the app asked for it");
+      const { current } = await this.#keeper.get();
+      try {
+        if (current !== null) await this.#swap(await this.#kept(current));
+      } catch (error) {
+        await this.#letGo(); // what was deleted predicts no more
+        throw error;
+      }
+      return dropped;
+    });
+  }
+
+  /** Give the memory back, after the last call that is under way. What is stored stays. */
+  async close(): Promise<void> {
+    this.#isClosed = true;
+    await this.#letGo();
+  }
+
+  async #letGo(): Promise<void> {
+    const opened = this.#opened;
+    this.#opened = null;
+    await opened?.version.retire();
+  }
+
+  /** Do work with the coordinator's transport and the owner's limits, once nothing else uses the platform. */
+  async #visit<T>(work: (transport: Transport, guard: Guard) => Promise<T>): Promise<T> {
     this.#checkOpen();
     return this.#alone(async () => {
       this.#checkOpen();
@@ -126,13 +216,9 @@ export class Model {
       const transport = new Transport(this.#platform, coordinator);
       const guard = await Guard.of(this.#platform, policy, population);
       checkHttps(policy, "the coordinator", coordinator);
-      guard.checkModel();
       transport.identity = await Enrolments.of(this.#platform, coordinator, transport, policy);
       try {
-        const signed = await transport.model(population, this.#name);
-        if (signed === null || (this.#opened !== null && same(signed, this.#opened.signed))) return false;
-        await this.#swap(signed, await this.#take(signed, transport, guard));
-        return true;
+        return await work(transport, guard);
       } finally {
         await guard.spend(bytesOf(transport), 0);
         await this.#platform.blobs.trim(policy.cache_bytes, await keptBlobs(this.#platform.store));
@@ -140,16 +226,62 @@ export class Model {
     });
   }
 
-  /** Give the memory back, after the last call that is under way. What is stored stays. */
-  async close(): Promise<void> {
-    const opened = this.#opened;
-    this.#isClosed = true;
-    this.#opened = null;
-    await opened?.version.retire();
+  /** Train the kept version, and use and keep the result if it is better. What came of it, and the steps. */
+  async #made(transport: Transport, guard: Guard): Promise<[Personalised, number]> {
+    const { engine, conditions } = this.#platform;
+    guard.checkIn();
+    await conditions();
+    const { current } = await this.#keeper.get();
+    if (current === null) throw new NoModel(`no version of model ${this.#name} is here yet: refresh() fetches one`);
+    const { signed } = current;
+    const release = await signedRelease(this.#place.policy, signed);
+    const recipe = await recipeOf(release, (ref) => this.#mine(ref));
+    const made = await trained(release, recipe.plan, {
+      platform: this.#platform,
+      guard,
+      moved: bytesOf(transport),
+      mine: (ref) => this.#mine(ref),
+      fetch: (ref) => this.#blob(ref, transport),
+      keep: (refs) => this.#keeper.add(refs),
+      keepGoing: () => this.#keepGoing(guard),
+    });
+    const { before, after, examples, leftOut, isBetter: kept, params } = made;
+    const own = kept ? encodeVector("params", params) : null;
+    const version = await Version.load(engine, release, recipe, this.#parts(recipe, own));
+    if (own === null) {
+      await this.#keeper.dropPersonal();
+    } else {
+      await this.#tryOut(version, () => this.#keeper.keepPersonal(signed, own));
+    }
+    await this.#swap({ signed, version, personal: kept });
+    return [{ version: release.number, before, after, examples, leftOut, kept }, made.steps];
+  }
+
+  #keepGoing(guard: Guard): boolean {
+    if (this.#place.stopping?.aborted) throw new NotAllowedNow("the application is stopping");
+    guard.checkWork();
+    return true;
+  }
+
+  /** Try a version, and then keep it. It is retired if either fails. */
+  async #tryOut<T>(version: Version, keep: () => Promise<T>): Promise<T> {
+    try {
+      await version.tryOut();
+      return await keep();
+    } catch (error) {
+      await version.retire();
+      throw error;
+    }
+  }
+
+  /** Tell the owner that personal parameters are deleted. */
+  #dropped(why: string): Promise<void> {
+    const detail = `the personal parameters of model ${this.#name} are deleted: ${why}`;
+    return writeRemark(this.#platform.store, { at: this.#platform.now(), outcome: "personal-dropped", detail });
   }
 
   /** Check a release, and what it names. A refusal is remembered, and told to the owner once. */
-  async #take(signed: Signed, transport: Transport, guard: Guard): Promise<Version> {
+  async #take(signed: Signed, transport: Transport, guard: Guard): Promise<Opened> {
     const { policy, population } = this.#place;
     let admitted = false;
     try {
@@ -170,30 +302,29 @@ export class Model {
   }
 
   /** Fetch what a release names, try it, and put it in the place of the version before. */
-  async #tried(signed: Signed, release: ModelRelease, transport: Transport, guard: Guard): Promise<Version> {
-    const before = (await this.#keeper.get()).pending;
+  async #tried(signed: Signed, release: ModelRelease, transport: Transport, guard: Guard): Promise<Opened> {
+    const { current, pending: before } = await this.#keeper.get();
     const trials = before !== null && same(before.signed, signed) ? before.trials : 0;
     const pending = await this.#keeper.fetch({ signed, blobs: [release.plan, release.parameters], trials });
     const get = (ref: BlobRef) => this.#blob(ref, transport);
     withinLimits(() => guard.checkSizes(release.plan, release.parameters, bytesOf(transport)));
     const recipe = await recipeOf(release, get);
     await this.#checkLimits(release, recipe, transport, guard);
-    const known = await this.#keeper.fetch({ ...pending, blobs: [release.plan, ...recipe.blobs.values()] });
+    const training = keptRefs(recipe.plan, FORMAT).filter((ref) => current?.blobs.some(isSame(ref)));
+    const blobs = [release.plan, ...recipe.blobs.values(), ...training];
+    const known = await this.#keeper.fetch({ ...pending, blobs });
     const parts = new Map<string, Bytes>();
     for (const ref of recipe.blobs.values()) parts.set(ref.sha256, await get(ref));
     if (trials >= MOST_TRIALS) {
       throw new ModelRefused(`version ${release.number} ended this process on trial, ${trials} times`);
     }
     await this.#keeper.fetch({ ...known, trials: trials + 1 });
-    const version = await Version.load(this.#platform.engine, release, recipe, async (ref) => parts.get(ref.sha256)!);
-    try {
-      await version.tryOut();
-      await this.#keeper.take();
-      return version;
-    } catch (error) {
-      await version.retire();
-      throw error;
-    }
+    const own = await this.#keeper.personal(signed);
+    const all = this.#parts(recipe, own, async (ref) => parts.get(ref.sha256)!);
+    const version = await Version.load(this.#platform.engine, release, recipe, all);
+    const dropped = await this.#tryOut(version, () => this.#keeper.take());
+    if (dropped) await this.#dropped(`version ${release.number} was taken`);
+    return { signed, version, personal: own !== null };
   }
 
   async #checkLimits(release: ModelRelease, { plan, blobs }: Recipe, transport: Transport, guard: Guard) {
@@ -205,20 +336,24 @@ export class Model {
   }
 
   /** The version that is kept as the one in use. The policy may have changed since, and blobs too. */
-  async #kept({ signed }: KeptVersion): Promise<Version> {
+  async #kept({ signed }: KeptVersion): Promise<Opened> {
     const release = await signedRelease(this.#place.policy, signed);
-    const get = async (ref: BlobRef) => {
-      const held = await this.#held(ref);
-      if (held === null) throw new ModelRefused(`blob ${ref.sha256.slice(0, 12)}… is not in the cache any more`);
-      return held;
-    };
-    return Version.load(this.#platform.engine, release, await recipeOf(release, get), get);
+    const recipe = await recipeOf(release, (ref) => this.#mine(ref));
+    const own = await this.#keeper.personal(signed);
+    const version = await Version.load(this.#platform.engine, release, recipe, this.#parts(recipe, own));
+    return { signed, version, personal: own !== null };
   }
 
-  async #swap(signed: Signed, version: Version): Promise<void> {
+  /** A getter of the parts of a version, with this device's own parameters, if there are any, for the released ones. */
+  #parts({ blobs }: Recipe, own: Bytes | null, get = (ref: BlobRef) => this.#mine(ref)) {
+    const replaced = blobs.get("parameters")!;
+    return async (ref: BlobRef) => (own !== null && ref === replaced ? own : get(ref));
+  }
+
+  async #swap(opened: Opened): Promise<void> {
     const before = this.#opened;
-    if (this.#isClosed) return version.retire();
-    this.#opened = { signed, version };
+    if (this.#isClosed) return opened.version.retire();
+    this.#opened = opened;
     await before?.version.retire();
   }
 
@@ -239,6 +374,13 @@ export class Model {
     return data;
   }
 
+  /** A blob that must be here. Throws ModelRefused. */
+  async #mine(ref: BlobRef): Promise<Bytes> {
+    const held = await this.#held(ref);
+    if (held === null) throw new ModelRefused(`blob ${ref.sha256.slice(0, 12)}… is not in the cache any more`);
+    return held;
+  }
+
   async #held(ref: BlobRef): Promise<Bytes | null> {
     const held = await this.#platform.blobs.get(ref.sha256);
     return held !== null && (await isBlob(ref, held)) ? held : null;
@@ -247,6 +389,10 @@ export class Model {
   #checkOpen(): void {
     if (this.#isClosed) throw new ModelClosed(`model ${this.#name} is closed`);
   }
+}
+
+function isSame({ sha256 }: BlobRef): (other: BlobRef) => boolean {
+  return (other) => other.sha256 === sha256;
 }
 
 function bytesOf({ moved: { up, down } }: Transport): number {
@@ -260,8 +406,4 @@ function withinLimits(check: () => void): void {
   } catch (error) {
     throw error instanceof PlanRefused ? new AgainstLimits(error.message) : error;
   }
-}
-
-function same(one: Signed, other: Signed): boolean {
-  return one.text === other.text && one.signer === other.signer && one.value === other.value;
 }

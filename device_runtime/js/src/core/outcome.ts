@@ -30,6 +30,9 @@ export interface Outcome {
   readonly retryable: "transient" | "permanent" | null;
 }
 
+/** The training of a model for this device alone; its task is `model NAME`. */
+type Personal = Omit<Outcome, "outcome"> & { readonly outcome: "personalised" };
+
 export const NOTHING_YET: Outcome = {
   outcome: "failed",
   reason: "",
@@ -58,10 +61,11 @@ export function failure(error: DeviceError): Partial<Outcome> {
   return { outcome: error.status === 410 ? "not-needed" : "failed", ...facts, retry: error.hints.retry };
 }
 
-/** An entry of the journal that belongs to no session: a version of a model was refused. */
+/** An entry of the journal that belongs to no session: a version of a model was refused, or personal parameters deleted.
+ */
 export interface Remark {
   readonly at: number;
-  readonly outcome: "model-refused";
+  readonly outcome: "model-refused" | "personal-dropped";
   readonly detail: string;
 }
 
@@ -72,7 +76,7 @@ export async function writeRemark(store: Store, remark: Remark): Promise<void> {
 }
 
 /** Add an entry to the journal, for the device's owner: what was trained, when, for which task, and the outcome. */
-export async function writeJournal(store: Store, at: number, outcome: Outcome): Promise<void> {
+export async function writeJournal(store: Store, at: number, outcome: Outcome | Personal): Promise<void> {
   const entries = (await keptJson<object[]>(store, PLACE)) ?? [];
   await store.write({ [PLACE]: JSON.stringify([...entries, { at, ...outcome }].slice(-MOST_ENTRIES)) });
 }

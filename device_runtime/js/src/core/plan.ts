@@ -88,8 +88,8 @@ export type Loop = v.InferOutput<typeof loopSchema>;
 export type PassPlan = v.InferOutput<typeof passSchema>;
 export type Field = v.InferOutput<typeof fieldSchema>;
 type TripPlan = v.InferOutput<typeof tripSchema>;
-/** A plan as one round runs it: with two trips, it has the members of the round's trip. */
-export type Plan = Omit<v.InferOutput<typeof planSchema>, "second">;
+/** A plan as one round runs it: of several `trips`, it has the members of the round's trip. */
+export type Plan = Omit<v.InferOutput<typeof planSchema>, "second"> & { readonly trips: number };
 
 /** The plan that round `round` runs, from 1. Throws PlanRefused for malformed bytes, or another version. */
 export function decodePlan(data: Bytes, round: number): Plan {
@@ -106,7 +106,7 @@ export function decodePlan(data: Bytes, round: number): Plan {
     const trips: TripPlan[] = second === null ? [first] : [first, second];
     trips.forEach(checkTrip);
     checkPredict(first);
-    return { ...first, ...trips[(round - 1) % trips.length] };
+    return { ...first, ...trips[(round - 1) % trips.length], trips: trips.length };
   } catch (error) {
     throw error instanceof FormatError ? new PlanRefused(error.message) : error;
   }
@@ -125,7 +125,7 @@ function checkTrip(trip: TripPlan): void {
   }
 }
 
-function checkPredict({ predict, examples, graphs }: Plan): void {
+function checkPredict({ predict, examples, graphs }: Omit<Plan, "trips">): void {
   if (predict === null) {
     return;
   }

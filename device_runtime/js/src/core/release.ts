@@ -64,6 +64,11 @@ const modelSchema = v.object({
 
 type PlanSignature = v.InferOutput<typeof signatureSchema>;
 export type Signed = v.InferOutput<typeof signedSchema>;
+
+/** Whether two statements are one. */
+export function same(one: Signed, other: Signed): boolean {
+  return one.text === other.text && one.signer === other.signer && one.value === other.value;
+}
 export type Release = v.InferOutput<typeof releaseSchema>;
 /** How devices may evaluate the models of a released training. */
 type ReleasedEvaluation = NonNullable<Release["evaluation"]>;

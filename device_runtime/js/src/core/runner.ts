@@ -49,7 +49,7 @@ export interface Work {
 }
 
 /** The end of a pass: its last carry, its metric sums, its steps, and the steps before a non-finite sum. */
-interface Swept {
+export interface Swept {
   readonly carry: Record<string, Tensor>;
   readonly metrics: Float32;
   readonly steps: number;
@@ -100,7 +100,7 @@ export async function execute(work: Work): Promise<TrainingResult> {
 }
 
 /** Run all steps of a pass. */
-async function sweep(work: Work, known: Tensors, pass: PassPlan, index: number): Promise<Swept> {
+export async function sweep(work: Work, known: Tensors, pass: PassPlan, index: number): Promise<Swept> {
   const [{ examples, key }, size] = [work, pass.loop.batch_size];
   const sizes = new Map(pass.carry.map((vector) => [`next.${vector.name}`, [vector.size]]));
   const totals = new Float64Array(pass.metrics.length);
@@ -234,7 +234,7 @@ function floats(tensor: Tensor): Float32 {
 }
 
 /** Free the memory of tensors that the engine made and nothing reads any more. */
-function letGoOf(tensors: readonly Tensor[]): void {
+export function letGoOf(tensors: readonly Tensor[]): void {
   for (const tensor of tensors) letGo(floats(tensor));
 }
 

@@ -132,7 +132,7 @@ export class Guard {
    *
    * examples: their number. moved: bytes of this session so far. Throws PlanRefused.
    */
-  checkPlan(given: Assignment, plan: Plan, examples: number, moved: number): void {
+  checkPlan(given: Pick<Assignment, "plan" | "checkpoint">, plan: Plan, examples: number, moved: number): void {
     const limits = this.policy.plan;
     const received = plan.broadcast.find(({ name }) => name === "params")?.size;
     if (received !== parameterCount(plan)) {
