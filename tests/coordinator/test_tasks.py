@@ -161,13 +161,6 @@ def test_altered_blob_unknown_algorithm_or_state_register_nothing(store, registe
     assert store.tasks() == []
 
 
-def test_task_of_an_algorithm_with_client_state_is_refused_with_why(store, register, tmp_path):
-    bundle = make_bundle(tmp_path / "scaffold", make_plan(weighting="uniform"), algorithm="scaffold")
-    with pytest.raises(fedcore_errors.NotCrossDevice, match="scaffold keeps a control variate on every client"):
-        register(bundle)
-    assert store.tasks() == []
-
-
 def test_signature_is_kept_and_a_bad_one_is_refused_by_name(store, register, bundle, tmp_path):
     assert store.task(register()).plan_signature is None
     signed = bundle.sign(SigningKey.new(tmp_path / "key.pem"))
