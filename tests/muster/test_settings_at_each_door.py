@@ -108,7 +108,7 @@ SUMMED = SIMULATED | {"secagg": MASKED["secagg"], "compress": "rotation,subsampl
 POOLED = SIMULATED | {"baseline": "pooled"}
 PERSONAL = SIMULATED | {"algorithm": "fedper", "local": "*.bias", "own_examples": True}
 TUNED = SIMULATED | {"own_examples": True, "fine_tune": 3}
-REFUSED_OF_ONE_TRIP = {"same_cohort"}
+REFUSED_BY_THE_ALGORITHM = {"same_cohort": True, "clients": 12}
 NO_TEXT = {"text": 3, "path": 3, "mapping": 3, "part": 3}
 """What is bad where values have a type; a command has texts alone."""
 BAD = {"flag": "often", "whole number": -1, "number": -1.0, "choice": "none such", "list": ["", ""], "text": "a/ü"}
@@ -151,8 +151,15 @@ def test_every_setting_is_stored_alike_at_each_door(doors, settings):
 
 
 def test_no_setting_is_left_out_of_these_tests():
-    tried = {name for settings in (CLEAR, MASKED, BUFFERED, NOISED) for name in named(settings)} | REFUSED_OF_ONE_TRIP
+    tried = {name for settings in (CLEAR, MASKED, BUFFERED, NOISED) for name in named(settings)} | {*REFUSED_BY_THE_ALGORITHM}
     assert tried == {f"{part}.{one.name}".lstrip(".") for part, one in every_setting()}
+
+
+@pytest.mark.parametrize("name", REFUSED_BY_THE_ALGORITHM)
+def test_what_the_algorithm_refuses_is_refused_alike_at_each_door(doors, name):
+    said = {" ".join(door(doors, NEEDED | {name: REFUSED_BY_THE_ALGORITHM[name]}).split()) for door in DOORS}
+    assert {f"{name} " in words and "leave" in words.replace("left", "leave") for words in said} == {True}, said
+    assert doors.store.tasks() == []
 
 
 def test_bad_values_are_refused_in_the_same_words_at_each_door(doors):

@@ -109,6 +109,7 @@ test.each([
   ["a negative size", '"size":3', '"size":-3', /size/],
   ["a batch of nothing", '"batch_size":4', '"batch_size":0', /batch_size/],
   ["two weights", '"name":"delta"', '"name":"weight"', /weight/],
+  ["kept vectors", '"kept":[]', '"kept":[{"name":"c_i","size":3}]', /keep vectors between rounds: .*in Python/],
 ])("a plan with %s is refused", (_, from, to, message) => {
   expect(() => decodePlan(utf8(device.plan.text.replace(from, to)), 1)).toThrow(PlanRefused);
   expect(() => decodePlan(utf8(device.plan.text.replace(from, to)), 1)).toThrow(message);

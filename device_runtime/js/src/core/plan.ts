@@ -79,6 +79,7 @@ const planSchema = v.object({
   }),
   frozen: v.nullish(v.object({ blob: blobSchema, vectors: v.array(vectorSchema) }), null),
   second: v.nullish(tripSchema, null),
+  kept: v.optional(v.array(vectorSchema), []),
   predict: v.nullish(predictSchema, null),
 });
 
@@ -89,7 +90,7 @@ export type PassPlan = v.InferOutput<typeof passSchema>;
 export type Field = v.InferOutput<typeof fieldSchema>;
 type TripPlan = v.InferOutput<typeof tripSchema>;
 /** A plan as one round runs it: of several `trips`, it has the members of the round's trip. */
-export type Plan = Omit<v.InferOutput<typeof planSchema>, "second"> & { readonly trips: number };
+export type Plan = Omit<v.InferOutput<typeof planSchema>, "second" | "kept"> & { readonly trips: number };
 
 /** The plan that round `round` runs, from 1. Throws PlanRefused for malformed bytes, or another version. */
 export function decodePlan(data: Bytes, round: number): Plan {
@@ -102,7 +103,12 @@ export function decodePlan(data: Bytes, round: number): Plan {
     if (version !== PLAN_VERSION) {
       throw new PlanRefused(`plan of version ${version}, this device knows ${PLAN_VERSION}; update the older side`);
     }
-    const { second, ...first } = checked(planSchema, value, "plan");
+    const { second, kept, ...first } = checked(planSchema, value, "plan");
+    if (kept.length > 0) {
+      throw new PlanRefused(
+        `plan ${first.name} has devices keep vectors between rounds: it needs the runtime in Python`,
+      );
+    }
     const trips: TripPlan[] = second === null ? [first] : [first, second];
     trips.forEach(checkTrip);
     checkPredict(first);

@@ -29,6 +29,7 @@ const policySchema = v.strictObject({
   authority: v.nullish(v.string(), null),
   authority_url: v.nullish(v.pipe(v.string(), v.url("it must be a URL, such as https://fl.example")), null),
   cache_bytes: v.optional(v.pipe(v.number(), v.minValue(0)), 200_000_000),
+  state_bytes: v.optional(v.pipe(v.number(), v.minValue(0)), 200_000_000),
   per_day: v.optional(perDaySchema, {}),
   plan: v.optional(planSchema, {}),
 });
@@ -36,7 +37,8 @@ const PARTS: Readonly<Record<string, { readonly entries: object }>> = { per_day:
 
 /** The limits of a device. null is no limit, or any name. The default allows everything but secure rounds.
  *
- * unsigned_programs forbids nothing here: this runtime has no ExecuTorch programs.
+ * unsigned_programs and state_bytes forbid nothing here: this runtime has no ExecuTorch programs, and runs no plan that
+ * keeps vectors.
  */
 export type Policy = v.InferOutput<typeof policySchema>;
 
