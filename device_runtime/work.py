@@ -57,21 +57,20 @@ class Worker:
         # In a secure round a graph's noise must stay secret: a plan could use it to place examples apart in the sum.
         secret = b"" if assignment.secagg is None else secrets.token_bytes(SECRET_BYTES)
         try:
-            received = checkpoint.decode(
-                self.cache.newest(assignment.checkpoint, assignment.plan.sha256), plan.broadcast
-            )
-            check_model(assignment, received)
             job = Job(
                 plan=plan,
                 examples=self.examples.load(plan.examples, self.min_examples),
                 graphs={name: self.cache.get(ref) for name, ref in refs.items()},
                 frozen=self._frozen(plan),
                 kept=kept,
-                broadcast=received,
+                broadcast=checkpoint.decode(
+                    self.cache.newest(assignment.checkpoint, assignment.plan.sha256), plan.broadcast
+                ),
                 key=StreamKey(assignment.seed, assignment.round, assignment.slot, secret),
             )
         except FedcoreError as error:
             raise PlanRefused(str(error)) from error
+        check_model(assignment, job.broadcast)
         return self.trainer.train(job, limits, self.keep_going)
 
     def _frozen(self, plan: Plan) -> dict[str, Float32]:

@@ -1,7 +1,10 @@
 """The same cohorts, drawn by seed, on a fleet over HTTP and in the engine."""
 
+import base64
 import hashlib
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
@@ -114,6 +117,14 @@ def federated(
     ]
     difference = max(worst_difference(engine, users, cohorts, fleet) for engine in engines)
     return Run(difference, ways, cohorts, reported, metrics)
+
+
+def give_node_key(folder, client):
+    """The key that `give_keys` gives a client, for a device on Node."""
+    with closing(sqlite3.connect(state_folder(folder, client) / "state.db")) as database, database:
+        database.execute("CREATE TABLE kept (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT")
+        secret = base64.b64encode(hashlib.sha256(client.encode()).digest()).decode()
+        database.execute("INSERT INTO kept VALUES ('key:device', ?)", (secret,))
 
 
 def give_keys(folder, users):

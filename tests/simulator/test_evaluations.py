@@ -26,12 +26,13 @@ from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
 from simulator.errors import EngineError
 from simulator.fleet.fleet import Fleet, FleetConfig
-from simulator.fleet.profile import counted_kinds
+from simulator.fleet.fork_servers import fork_servers
+from simulator.fleet.profile import assign_kinds, counted_kinds
 from simulator.proofs.fleet_against_engine import counted_cohort, worst_figure
 from simulator.simulation import simulate, training_of
 from tests.coordinator.fork_server import wait_until
 from tests.device_runtime.node import node
-from tests.simulator.federation import SEED, give_keys
+from tests.simulator.federation import SEED, give_keys, give_node_key
 from tests.simulator.test_engine import uneven
 
 EVALUATIONS = ("evaluate", "compare", "personalisation")
@@ -207,7 +208,8 @@ def test_a_fleet_evaluates_the_model_of_every_round(tmp_path, coordinators, logr
         assert one.metrics["evaluate.loss.devices"] == pytest.approx(own.mean(), abs=1e-5)
 
 
-def test_a_secure_training_is_evaluated_under_its_release(tmp_path, coordinators, servers, capsys):
+def test_a_secure_training_is_evaluated_under_its_release(tmp_path, coordinators, capsys):
+    node()  # a skip where there is none
     model = Model(load("logreg", (1, 8, 8), 10), SEED)
     train, evaluation = (
         export_bundle(model, create(name, {"batch_size": 5}), tmp_path / name) for name in ("fedavg", "evaluate")
@@ -220,20 +222,29 @@ def test_a_secure_training_is_evaluated_under_its_release(tmp_path, coordinators
     assert goal >= 8
     shared = {"over_selection": 1.0, "hold_out_devices": 0.5, "seed": SEED, "secagg": Secagg()}
     settings, key = TaskSettings(population="p", goal=goal, rounds=2, **shared), SigningKey.new(tmp_path / "key")
-    with coordinators.local(tmp_path, SEED, secure=True) as local:
+    kinds = counted_kinds(f"node:2,python:{goal - 2}")
+    members = [side.subset(range(goal)) for side in sides]
+    for client, kind in zip(members[0].clients + members[1].clients, 2 * assign_kinds(kinds, goal), strict=True):
+        if kind.host == "node":
+            give_node_key(tmp_path / "devices", client)
+    loaded = {kind.host: ["onnxruntime"] for kind in kinds}
+    with coordinators.local(tmp_path, SEED, secure=True) as local, fork_servers(loaded) as servers:
         store = local.store
         task = local.create_task(train, settings, key, Regularly(1, evaluation))
-        clients = {}
-        for side in (sides[0], sides[1]):
+        clients, reported = {}, []
+        for side in members:
             config = FleetConfig(
                 coordinator=local.url,
                 population="p",
                 folder=tmp_path / "devices",
                 concurrency=goal,
                 sessions=2 * goal,
+                kinds=kinds,
                 policy=Policy(signers=(key.signer,), require_secure_aggregation=True),
             )
-            clients |= Fleet(config, side.subset(range(goal))).run(servers=servers).clients
+            summary = Fleet(config, side).run(servers=servers)
+            clients |= summary.clients
+            reported.append({kind: endings["reported"] for kind, endings in summary.by_kind.items()})
         wait_until(lambda: {one.state for one in store.evaluations(task.id)} == {TaskState.COMPLETED})
         made = store.evaluations(task.id)
         rows = [store.task(one.task) for one in made]
@@ -241,6 +252,7 @@ def test_a_secure_training_is_evaluated_under_its_release(tmp_path, coordinators
         models = [store.checkpoint(task.id, one.round)["params"] for one in made]
         rounds = store.rounds(task.id)
     assert [(one.round, len(cohort)) for one, cohort in zip(made, cohorts, strict=True)] == [(1, goal), (2, goal)]
+    assert reported == 2 * [{"node": 4, "python": 2 * (goal - 2)}]
     assert [row.release for row in rows] == [task.release, task.release]
     assert not np.array_equal(*models)
     assert len(rounds) == 2
