@@ -27,7 +27,7 @@ from device_runtime.state.cache import BLOBS, BlobCache, trim
 from device_runtime.state.database import StateDatabase, open_database
 from device_runtime.state.folder import only_session
 from device_runtime.state.journal import Journal
-from device_runtime.state.models import KeptVersion, ModelStore, Refusal, StoredModel, kept_blobs
+from device_runtime.state.models import KeptVersion, ModelStore, Refusal, StoredModel, kept_blobs, number_of
 from device_runtime.state.spending import Spending, Spent
 from fedcore.errors import FedcoreError
 from fedcore.model_release import ModelRelease
@@ -162,7 +162,7 @@ class _Refresh:
             stored = self._store.get()
             before = stored.refused
             again = before is not None and (before.key, before.detail) == (key, error.detail)
-            refused = before if again else Refusal(key, error.detail, final)
+            refused = before if again else Refusal(key, error.detail, final, number_of(signed))
             self._store.put(replace(stored, pending=None, trials=0, refused=refused))
             if not again:
                 Journal(self._database, self._clock).remark("model-refused", f"model {self._name}: {error.detail}")
