@@ -25,7 +25,7 @@ from coordinator.rules.entities import (
     Transition,
 )
 from coordinator.rules.progress import Progress
-from coordinator.rules.roll_outs import Model, ModelVersion, RollOut
+from coordinator.rules.roll_outs import Model, ModelCount, ModelVersion, RollOut
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle, Manifest
 from fedcore.privacy.certificate import CertifiedLedger
@@ -143,6 +143,9 @@ class TaskStore(Protocol):
 
     def model_history(self, population: str, name: str) -> list[RollOut]:
         """Every roll-out of a model's versions, in order. Raises UnknownModel."""
+
+    def model_counts(self, population: str, name: str) -> list[ModelCount]:
+        """How many check-ins of the last 30 days stated which version of a model, by day. Raises UnknownModel."""
 
     def release_model(self, signed: Signed) -> ModelVersion:
         """Release the next version of a model, whose blobs are stored; no device has it before it is promoted.
@@ -285,6 +288,7 @@ OPERATIONS = (
     Operation(_VIEWER, "GET", "/models", TaskStore.models),
     Operation(_VIEWER, "GET", _MODEL + "/versions", TaskStore.model_versions),
     Operation(_VIEWER, "GET", _MODEL + "/history", TaskStore.model_history),
+    Operation(_VIEWER, "GET", _MODEL + "/counts", TaskStore.model_counts),
     Operation(_OPERATOR, "GET", "/security", AdminService.security),
     Operation(_OPERATOR, "PUT", "/blobs/{sha256}", AdminService.upload, ("digest-mismatch",), takes=bytes, status=204),
     Operation(_OPERATOR, "HEAD", "/blobs/{sha256}", AdminService.present, ("unknown-blob",), status=204),

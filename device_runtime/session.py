@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from device_runtime.backends import unsupported
@@ -53,7 +54,7 @@ from device_runtime.state.database import StateDatabase, open_database
 from device_runtime.state.folder import only_session
 from device_runtime.state.journal import Journal
 from device_runtime.state.kept import KeptVectors, kept_bytes
-from device_runtime.state.models import kept_blobs
+from device_runtime.state.models import kept_blobs, stated_versions
 from device_runtime.state.spending import Spending, Spent
 from device_runtime.trainer import Trainer
 from device_runtime.work import Worker, encode_report, plan_of
@@ -188,10 +189,13 @@ class _Session:
         self._trainer = trainer = config.trainer(config.backend)
         self._guard.check_in(config.population, trainer.format)
         examples = open_examples(config.examples, config.keystore)
+        models, refused = stated_versions(self._database, config.population)
         hello = CheckIn(
             capabilities=capabilities(trainer),
             examples=stated_examples(self._guard.visible(examples.counts())),
             conditions=now.stated(),
+            models=models or UNSET,
+            refused=refused or UNSET,
         )
         unsettled = self._kept.settle_all(transport.outcome)
         with self._phase("wait"):

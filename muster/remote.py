@@ -102,6 +102,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     models = _call(TaskStore.models)
     model_versions = _call(TaskStore.model_versions)
     model_history = _call(TaskStore.model_history)
+    model_counts = _call(TaskStore.model_counts)
     release_model = _call(TaskStore.release_model)
     promote_model = _call(TaskStore.promote_model)
     roll_back_model = _call(TaskStore.roll_back_model)

@@ -69,6 +69,8 @@ EXAMPLES: dict[type[msgspec.Struct], msgspec.Struct] = {
         ),
         examples={"default": 32},
         conditions=StatedConditions(charging=True, idle=True, battery=0.8, free_storage_mb=16384),
+        models={"keyboard": 2},
+        refused={"keyboard": 3},
     ),
     Accepted: Accepted(_SESSION, (Offer(task=_TASK, collection="default", min_examples=20, charging=True),), _RETRY),
     Rejected: Rejected("no-task", _RETRY),

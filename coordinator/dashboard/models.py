@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
-from coordinator.dashboard.curves import Chart, charts
+from coordinator.dashboard.curves import Chart, chart, charts
 from coordinator.dashboard.figures import Figures, figures_of
 from coordinator.dashboard.views import evaluated
 from coordinator.errors import InvalidModel, UnknownModel
 from coordinator.rules.entities import Task
-from coordinator.rules.roll_outs import Model, ModelVersion, RollOut, earlier
-from coordinator.store.models import model_of, versions_of
+from coordinator.rules.roll_outs import Model, ModelCount, ModelVersion, RollOut, earlier
+from coordinator.store.models import COUNTED_DAYS, model_of, versions_of
 from coordinator.store.records.records import Records
 from fedcore.model_release import ModelRelease
 
@@ -35,6 +36,19 @@ class VersionPart(NamedTuple):
     figures: Figures | None
 
 
+class InUse(NamedTuple):
+    """Check-ins of the last day that has any, by version; over time: by day, a line for each version."""
+
+    day: str
+    counts: tuple[ModelCount, ...]
+    over_time: Chart | None
+
+    @property
+    def check_ins(self) -> int:
+        """Those that stated a version."""
+        return sum(one.check_ins for one in self.counts)
+
+
 class ModelPage(NamedTuple):
     """All that the page of a model shows; versions and roll-outs, the newest first. unserved: the share without any."""
 
@@ -44,6 +58,7 @@ class ModelPage(NamedTuple):
     history: tuple[RollOut, ...]
     training: Task | None
     charts: tuple[Chart, ...]
+    in_use: InUse | None
 
 
 def models_page(records: Records) -> dict[str, Any]:
@@ -65,6 +80,7 @@ def model_page(records: Records, population: str, name: str) -> dict[str, Any]:
         history=tuple(reversed(roll_outs)),
         training=training,
         charts=charts(curve) if len(curve) > 1 else (),
+        in_use=_in_use(records.models.counts(population, name, COUNTED_DAYS)),
     )
     return {"page": page}
 
@@ -86,6 +102,20 @@ def model_form(records: Records, population: str, name: str) -> dict[str, Any]:
         "back": back,
         "obstacle": obstacle,
     }
+
+
+def _in_use(counts: list[ModelCount]) -> InUse | None:
+    if not counts:
+        return None
+    last = date.fromisoformat(counts[-1].day)
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for one in counts:
+        ago = (date.fromisoformat(one.day) - last).days
+        lines.setdefault(f"version {one.number}", []).append((ago, one.check_ins))
+    over_time = (
+        chart("check-ins", lines, "in a day", "days before the last") if len({one.day for one in counts}) > 1 else None
+    )
+    return InUse(counts[-1].day, tuple(one for one in counts if one.day == counts[-1].day), over_time)
 
 
 def _part(records: Records, model: Model, version: ModelVersion) -> VersionPart:

@@ -39,7 +39,7 @@ from coordinator.driver.writing.write_transactions import Lost, Writer
 from coordinator.errors import Unavailable
 from coordinator.metrics import Metrics
 from coordinator.secure.round import SecureRoundFactory
-from fedcore.wire.messages import Rejected, RetryWindow
+from fedcore.wire.messages import CheckIn, Rejected, RetryWindow
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -139,6 +139,10 @@ class Driver:
     def turn_away(self, command: CheckInDevice) -> Rejected | None:
         """Reject at once a check-in that no task can use; None if it must be queued. Thread-safe."""
         return self._memory.check_ins.turn_away(command, self._clock())
+
+    def stated(self, population: str, message: CheckIn, now: float) -> None:
+        """Count, from any thread, which versions of models a check-in stated, at a time in seconds since 1970."""
+        self._memory.model_counts.count(population, message, now)
 
     def fetched(self, device: str, sha256: str) -> None:
         """Note, from any thread, that a device was given a blob."""

@@ -92,6 +92,19 @@ class Model:
         return "for all" if self.share == 1 else "for a share"
 
 
+@dataclass(frozen=True, slots=True)
+class ModelCount:
+    """How many check-ins of a day (UTC, as 2026-11-26) stated that the device has a version, or that it refused it.
+
+    A device that checks in twice is counted twice.
+    """
+
+    day: str
+    number: int
+    check_ins: int
+    refused: int
+
+
 def version_for(device: str, roll_outs: Sequence[RollOut]) -> int | None:
     """The version of a model for a device; None when it has none. roll_outs: those of the model, in order."""
     if not roll_outs:

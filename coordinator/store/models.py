@@ -9,6 +9,7 @@ from coordinator.rules.audit import STORE, Action
 from coordinator.rules.model_gate import Gate
 from coordinator.rules.roll_outs import (
     Model,
+    ModelCount,
     ModelVersion,
     RollOut,
     RollOutKind,
@@ -27,6 +28,9 @@ from coordinator.store.records.records import Records
 from fedcore.plan import BlobRef, Plan
 from fedcore.release import Signed
 from fedcore.signing import verified_model_release
+
+COUNTED_DAYS = 30
+"""Days of counts that are shown, this one and those before."""
 
 
 class ModelStore(OpenedStore):
@@ -47,6 +51,12 @@ class ModelStore(OpenedStore):
         with self.database.reading() as records:
             versions_of(records, population, name)
             return records.models.roll_outs(population, name)
+
+    def model_counts(self, population: str, name: str) -> list[ModelCount]:
+        """As `TaskStore` says."""
+        with self.database.reading() as records:
+            versions_of(records, population, name)
+            return records.models.counts(population, name, COUNTED_DAYS)
 
     def release_model(self, signed: Signed, by: str = STORE) -> ModelVersion:
         """As `TaskStore` says."""

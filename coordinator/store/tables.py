@@ -315,6 +315,19 @@ MODEL_ROLL_OUTS = Table(
     comment="Which versions devices were given; rows are only ever added, and the newest of a model decides",
 )
 
+MODEL_COUNTS = Table(
+    "model_counts",
+    METADATA,
+    _column("population", String(200), "whose check-ins", key=True),
+    _column("name", String(64), "name of the model", key=True),
+    _column("number", Integer, "of the version", key=True),
+    _column("day", String(10), "of the check-ins, UTC, as 2026-11-26", key=True),
+    _column("refused", Boolean, "whether devices stated that they refused it, or else that they have it", key=True),
+    _column("count", BigInteger, "check-ins that stated so"),
+    _version(),
+    comment="Counts of check-ins by the version of a model that devices stated; nothing of a single device",
+)
+
 TRANSITIONS = Table(
     "transitions",
     METADATA,

@@ -19,7 +19,7 @@ from device_runtime.models.held import Held, held
 from device_runtime.models.kept import with_personal
 from device_runtime.models.version import Parts, Version, load, predict_of
 from device_runtime.permission.model_releases import check_release, signed_release
-from device_runtime.state.models import KeptVersion, Refusal, StoredModel
+from device_runtime.state.models import KeptVersion, Refusal, StoredModel, number_of
 from device_runtime.state.spending import Spent
 from fedcore.errors import FedcoreError
 from fedcore.model_release import ModelRelease
@@ -133,7 +133,7 @@ class _Refresh:
             stored = self._store.get()
             before = stored.refused
             again = before is not None and (before.key, before.detail) == (key, error.detail)
-            refused = before if again else Refusal(key, error.detail, final)
+            refused = before if again else Refusal(key, error.detail, final, number_of(signed))
             self._store.put(replace(stored, pending=None, trials=0, refused=refused))
             if not again:
                 self._held.journal.remark("model-refused", f"model {self._name}: {error.detail}")

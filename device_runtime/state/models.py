@@ -9,7 +9,10 @@ import msgspec
 
 from device_runtime.state.database import StateDatabase, read_json
 from fedcore.decoding import decoder
+from fedcore.errors import BadRelease
+from fedcore.model_release import decode_model_release
 from fedcore.release import Signed
+from fedcore.wire.messages import MOST_NAMES
 
 
 class KeptVersion(msgspec.Struct, frozen=True):
@@ -22,12 +25,14 @@ class KeptVersion(msgspec.Struct, frozen=True):
 class Refusal(msgspec.Struct, frozen=True):
     """A release that was refused: its key, and why.
 
-    final: because of what it names, so that nothing is fetched for it again.
+    final: because of what it names, so that nothing is fetched for it again. number: of the version that it says it is,
+    0 when it says none.
     """
 
     key: str
     detail: str
     final: bool
+    number: int = 0
 
 
 class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +86,25 @@ def kept_blobs(database: StateDatabase) -> frozenset[str]:
     rows = [_decode(stored) for (stored,) in database.execute("SELECT stored FROM model")]
     versions = [version for row in rows for version in (row.current, row.pending) if version is not None]
     return frozenset(digest for version in versions for digest in version.blobs)
+
+
+def stated_versions(database: StateDatabase, population: str) -> tuple[dict[str, int], dict[str, int]]:
+    """The numbers of the versions of a population's models that this device has, and of those that it refused last.
+
+    Of the first models by name, as many as a check-in may state.
+    """
+    query = "SELECT name, stored FROM model WHERE population = ? ORDER BY name"
+    rows = [(name, _decode(stored)) for name, stored in database.execute(query, population)][:MOST_NAMES]
+    used = {name: number_of(row.current.release) for name, row in rows if row.current is not None}
+    return used, {name: row.refused.number for name, row in rows if row.refused is not None and row.refused.number}
+
+
+def number_of(signed: Signed) -> int:
+    """The number of the version that a release says it is, whoever signed it; 0 when it says none."""
+    try:
+        return decode_model_release(signed.text).number
+    except BadRelease:
+        return 0
 
 
 def _decode(stored: str) -> StoredModel:

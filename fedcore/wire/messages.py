@@ -6,13 +6,15 @@ Unknown fields are ignored, so a newer peer may add some; an unknown `version` i
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from fedcore.conditions import ConditionRules, StatedConditions
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WireError
+from fedcore.model_release import MODEL_NAME
 from fedcore.plan import BlobRef, PlanSignature
 from fedcore.release import LogProof, Signed
 from fedcore.schedule import LONGEST_REPORTING_S
@@ -178,16 +180,28 @@ class StatedCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     memory_mb: Count | None = None
 
 
+Versions: TypeAlias = Annotated[
+    dict[
+        Annotated[str, msgspec.Meta(pattern=rf"^{MODEL_NAME}$(?!\n)")], Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    ],
+    msgspec.Meta(max_length=MOST_NAMES),
+]
+"""Numbers of versions by models' names."""
+
+
 class CheckIn(msgspec.Struct, frozen=True, kw_only=True):
     """`POST /v1/populations/{population}/checkins`: a device is willing.
 
-    `examples` are counts by collection, each rounded down to a power of two.
+    `examples` are counts by collection, each rounded down to a power of two. `models` are the versions of released
+    models that the device has, by name, and `refused` those that it refused last; absent when there are none.
     """
 
     version: int = WIRE_VERSION
     capabilities: StatedCapabilities
     examples: Annotated[dict[Name, Count], msgspec.Meta(max_length=MOST_COLLECTIONS)]
     conditions: StatedConditions | None = None
+    models: Versions | UnsetType = UNSET
+    refused: Versions | UnsetType = UNSET
 
 
 class Offer(ConditionRules, frozen=True, kw_only=True, omit_defaults=True):

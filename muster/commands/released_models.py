@@ -114,16 +114,21 @@ def list_models(*, store: TaskStore, json: Json = False) -> None:
 @model_app.command()
 @with_store
 def show(*, name: Name, population: Population = None, store: TaskStore, json: Json = False) -> None:
-    """Show a model's versions, their signers and figures."""
+    """Show a model's versions, their signers and figures, and how many check-ins stated which."""
     model = _model(store, name, population)
-    versions = store.model_versions(model.population, name)
+    versions, counts = store.model_versions(model.population, name), store.model_counts(model.population, name)
     if json:
-        emit({**asdict(model), "released": [_facts(version) for version in versions]})
+        counted = [asdict(count) for count in counts]
+        emit({**asdict(model), "released": [_facts(version) for version in versions], "counts": counted})
         return
     show_fields(dict(zip(("current", "share", "others"), _now(model), strict=True)))
     for version in versions:
         say()
         show_fields(_facts(version))
+    if counts:
+        say()
+        rows = [(one.day, one.number, one.check_ins, one.refused) for one in counts]
+        show_table(("day, UTC", "version", "check-ins that have it", "refused it"), rows)
 
 
 @model_app.command()

@@ -10,6 +10,7 @@ import pytest
 import muster
 from coordinator.api.tokens import issue
 from coordinator.errors import InvalidTask, UnknownDeviceId, UnknownModel, UnknownRound, UnknownTask
+from coordinator.model_counts import DAY_S, Stated
 from coordinator.operations import OPERATIONS, PREFIX, AdminService, NewTask, TaskStore
 from coordinator.rules.audit import STORE
 from coordinator.rules.entities import Evaluates, ModelSource, Regularly, Role
@@ -97,6 +98,8 @@ def test_what_operators_see_over_http_is_what_the_store_gives(store, trained, de
     evaluate(store, make_evaluation_bundle(tmp_path / "evaluation", clip_norm=4.0), trained, settings=noisy)
     store.release_model(version(store))
     store.promote_model("phones", "keyboard", 1, 0.5)
+    with store.database.writing() as records:
+        records.models.add_counts({Stated("phones", "keyboard", 1, int(records.at // DAY_S), refused=False): 3})
     given = {"task_id": trained, "device_id": devices.id("a"), "number": 0, "population": "phones", "name": "keyboard"}
     for operation in (one for one in OF_STORE if one.method == "GET"):
         near, far = getattr(store, operation.name), getattr(operator, operation.name)

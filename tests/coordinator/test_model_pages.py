@@ -9,6 +9,7 @@ from coordinator.api.tokens import issue
 from coordinator.dashboard.figures import figures_of, means_of
 from coordinator.dashboard.models import model_form, model_page, models_page
 from coordinator.dashboard.views import task_page
+from coordinator.model_counts import DAY_S, Stated
 from coordinator.rules.entities import Role
 from fedcore.model_release import ModelOrigin
 from tests.coordinator.browser import AXE, assert_sound, broken_words, look_as, shows, violations
@@ -46,6 +47,10 @@ def released(store, task, desk):
         store.release_model(made)
     store.promote_model(*KEYBOARD, 1, 1.0)
     store.promote_model(*KEYBOARD, 2, 0.2, "accuracy >= previous")
+    with store.database.writing() as records:
+        today = int(records.at // DAY_S)
+        for ago, number, refused, count in ((1, 1, False, 60), (0, 1, False, 57), (0, 2, False, 13), (0, 2, True, 2)):
+            records.models.add_counts({Stated(*KEYBOARD, number, today - ago, refused): count})
     return task
 
 
@@ -158,6 +163,7 @@ def test_operator_promotes_a_model_in_a_browser(store, locked, browser, width, s
     sound(browser, origin, width)
     browser.find_element(By.LINK_TEXT, "keyboard").click()
     shows(browser, "version 1 80 %", "version 2 20 %", "0.912 0.902 to 0.922", "of the previous one 0.912")
+    shows(browser, "version 1 57", "version 2 13 refused 2", "days before the last")
     sound(browser, origin, width)
     browser.find_element(By.PARTIAL_LINK_TEXT, "Promote").click()
     shows(browser, "Share of the devices")

@@ -14,6 +14,7 @@ from msgspec import UNSET, structs
 
 from device_runtime import Device
 from device_runtime.backends.onnxruntime import OnnxRuntime
+from device_runtime.clock import Clock
 from device_runtime.errors import (
     BadAnswer,
     ConfigError,
@@ -28,10 +29,10 @@ from device_runtime.errors import (
 from device_runtime.models.model import Model
 from device_runtime.permission.policy import PerDay, PlanLimits, Policy
 from device_runtime.session import run_session
-from device_runtime.state.database import read_database
+from device_runtime.state.database import open_database, read_database
 from device_runtime.state.folder import only_session
 from device_runtime.state.journal import read_journal
-from device_runtime.state.models import ModelStore, kept_blobs
+from device_runtime.state.models import ModelStore, kept_blobs, stated_versions
 from fedcore import checkpoint
 from fedcore.deltas import delta_between
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
@@ -652,3 +653,28 @@ def test_a_command_fetches_a_version_and_predicts(coordinator, tmp_path, capsys)
     calls = len(coordinator.calls)
     assert told("--offline", *given) == (0, 3, False, {"output": [3.0, 3.0, 3.0]})
     assert len(coordinator.calls) == calls
+
+
+def test_a_check_in_states_versions_that_are_here_and_refused(coordinator, config, owned):
+    assert run_session(config).outcome == "reported"
+    assert (coordinator.checkins[-1].models, coordinator.checkins[-1].refused) == (UNSET, UNSET)
+    with Model(owned, NAME) as model:
+        released(coordinator, 1)
+        model.refresh()
+        run_session(config)
+        assert (coordinator.checkins[-1].models, coordinator.checkins[-1].refused) == ({NAME: 1}, UNSET)
+        released(coordinator, 7, key=OTHER)
+        with pytest.raises(ModelRefused):
+            model.refresh()
+        run_session(config)
+        assert (coordinator.checkins[-1].models, coordinator.checkins[-1].refused) == ({NAME: 1}, {NAME: 7})
+        released(coordinator, 8)
+        model.refresh()
+    run_session(config)
+    assert (coordinator.checkins[-1].models, coordinator.checkins[-1].refused) == ({NAME: 8}, UNSET)
+    with open_database(config.state, Clock()) as database:
+        for number in range(20):
+            ModelStore(database, config.population, f"more-{number:02}").put(stored(config))
+        ModelStore(database, "tablets", "camera").put(stored(config))
+        used, refused = stated_versions(database, config.population)
+    assert (list(used), refused) == ([NAME, *(f"more-{number:02}" for number in range(15))], {})

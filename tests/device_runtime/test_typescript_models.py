@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from coordinator.store.tasks import TaskSettings
 from device_runtime import Device
@@ -23,7 +23,7 @@ from tests.device_runtime import linear
 from tests.device_runtime.coordinator import refusal
 from tests.device_runtime.linear import FLOAT, graph
 from tests.device_runtime.node import command
-from tests.device_runtime.released import KEY, OTHER, POLICY, ROWS, released
+from tests.device_runtime.released import KEY, NAME, OTHER, POLICY, ROWS, released
 from tests.device_runtime.test_models import UNFIT
 
 X = {"x": ("float32", ROWS.ravel().tolist())}
@@ -129,6 +129,13 @@ def test_sessions_leave_the_blobs_of_the_version_and_its_lock(coordinator, folde
     with Node(folder, coordinator.url, cache_bytes=0, signers=[]) as node:
         assert node.refresh() == (True, 1)
         assert node.ask("session")["outcome"]["outcome"] == "reported"
+        assert (coordinator.checkins[-1].models, coordinator.checkins[-1].refused) == ({NAME: 1}, UNSET)
+        first = coordinator.models[NAME]
+        released(coordinator, 7, population="tablets")
+        assert node.refresh() == ("ModelRefused", 1)
+        node.ask("session")
+        assert (coordinator.checkins[-1].models, coordinator.checkins[-1].refused) == ({NAME: 1}, {NAME: 7})
+        coordinator.models[NAME] = first
         answer = node.ask("both")
         assert (answer["error"], answer["version"]) == ("StateInUse", 1)
         assert node.refresh() == (False, 1)

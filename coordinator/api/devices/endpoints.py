@@ -99,7 +99,9 @@ class DeviceApi:
         if outcome is None:
             outcome = await self._ask(command)
         self._metrics.checked_in(outcome)
-        self._check_ins.add(population, command.device, message.capabilities, time.time())
+        now = time.time()
+        self._check_ins.add(population, command.device, message.capabilities, now)
+        self._driver.stated(population, message, now)
         return answer(outcome)
 
     async def assign(self, session: str, request: Request) -> Response:

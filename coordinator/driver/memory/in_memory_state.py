@@ -14,6 +14,7 @@ from coordinator.driver.memory.recent_participation import ParticipationLimit
 from coordinator.driver.memory.secure_rounds import SecureRounds
 from coordinator.driver.memory.sessions import Sessions
 from coordinator.errors import DeviceRevoked, Unavailable
+from coordinator.model_counts import ModelTally
 from coordinator.session_counts import SessionCounts
 from fedcore.wire.messages import RetryWindow
 
@@ -25,7 +26,7 @@ class Memory:
     """
 
     def __init__(self, replica: str, retry: RetryWindow, clock: Callable[[], float]) -> None:
-        self.session_counts = SessionCounts()
+        self.session_counts, self.model_counts = SessionCounts(), ModelTally()
         self.sessions = Sessions(replica, self.session_counts)
         self.participation = ParticipationLimit()
         self.steering = Steering(retry)

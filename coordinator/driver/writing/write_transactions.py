@@ -18,13 +18,15 @@ from coordinator.driver.writing.transaction import DEFERRED, Transaction
 from coordinator.errors import STORE_FAILURES, DatabaseLocked, LeaseLost, StoreConflict, Unavailable
 from coordinator.failpoints import reach
 from coordinator.metrics import Metrics
+from coordinator.model_counts import ModelCounts
+from coordinator.session_counts import Counts
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 1.0
 _LOCKED_RETRY_S, _LOCKED_S = 0.25, 10.0
 """While another transaction holds the database: from one try to the next, and how long reports wait for that."""
 _COUNT_S = 60.0
-"""How long counts of sessions wait for a transaction that happens anyway, before they get one of their own."""
+"""How long counts wait for a transaction that happens anyway, before they get one of their own."""
 _REST_S = 60.0
 """How long a task rests that could not be advanced for a reason of its own: one transaction is for all tasks."""
 
@@ -79,13 +81,14 @@ class Writer:
         if self._in_doubt and (durable or self.ready(now)):
             self._clear_doubt(now)
         due = self._due(now) if self.ready(now) else []
-        counts = now >= max(self._next_count, self._next_try) and self._memory.session_counts.any()
+        counted = self._memory.session_counts.any() or self._memory.model_counts.any()
+        counts = counted and now >= max(self._next_count, self._next_try)
         if durable or due or lost or counts:
             self.commit(durable, due, lost, now)
 
     def commit(self, durable: Sequence[DurableCommand], due: Sequence[str], lost: Lost, now: float) -> None:
         """Do all of this in one transaction, and adopt it."""
-        counts = self._memory.session_counts.take()
+        counts, versions = self._memory.session_counts.take(), self._memory.model_counts.take()
         try:
             if self._in_doubt:
                 raise StoreConflict("it is not known yet whether the last transaction was done")
@@ -96,16 +99,17 @@ class Writer:
                 for task_id in due:
                     self._advance(transaction, task_id, now)
                 records.sessions.add(counts)
+                records.models.add_counts(versions)
                 for name in transaction.durable_steps:
                     reach(f"{name}.before-commit")
             for name in transaction.durable_steps:
                 reach(f"{name}.after-commit")
         except DatabaseLocked:
-            self._memory.session_counts.put_back(counts)
+            self._put_back(counts, versions)
             self._postpone(durable, now)
             return
         except Exception as error:
-            self._memory.session_counts.put_back(counts)
+            self._put_back(counts, versions)
             # Memory has not been touched. The transaction was undone, as a rule; the next one finds out.
             self.fail(error, now)
             outcomes = [Unavailable("the coordinator could not store this; send it again later") for _ in durable]
@@ -119,6 +123,10 @@ class Writer:
                 self._postponed.append(waiting)
             else:
                 settle(waiting[1], outcome)
+
+    def _put_back(self, counts: Counts, versions: ModelCounts) -> None:
+        self._memory.session_counts.put_back(counts)
+        self._memory.model_counts.put_back(versions)
 
     def _advance(self, transaction: Transaction, task_id: str, now: float) -> None:
         try:

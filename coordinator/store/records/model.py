@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import date
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, insert, select
+from sqlalchemy import Insert, Row, case, func, insert, select
+from sqlalchemy.dialects import postgresql, sqlite
 
-from coordinator.rules.roll_outs import ModelVersion, RollOut, RollOutKind
+from coordinator.model_counts import DAY_S, ModelCounts
+from coordinator.rules.roll_outs import ModelCount, ModelVersion, RollOut, RollOutKind
 from coordinator.store.records.within_transaction import WithinTransaction
-from coordinator.store.tables import MODEL_RELEASES, MODEL_ROLL_OUTS
+from coordinator.store.tables import MODEL_COUNTS, MODEL_RELEASES, MODEL_ROLL_OUTS
 from fedcore.decoding import converter
 from fedcore.model_release import ModelRelease
 from fedcore.release import Signed
 
 _signed = converter(Signed)
+
+
+def _adding(new: postgresql.Insert | sqlite.Insert) -> Insert:
+    more = {"count": MODEL_COUNTS.c["count"] + new.excluded["count"]}
+    return new.on_conflict_do_update(index_elements=list(MODEL_COUNTS.primary_key), set_=more)
+
+
+_ADD = {"postgresql": _adding(postgresql.insert(MODEL_COUNTS)), "sqlite": _adding(sqlite.insert(MODEL_COUNTS))}
 _ROLL_OUT = ("population", "name", "number", "share", "at", "actor", "gate")
 
 
@@ -57,6 +68,33 @@ class ModelRecords(WithinTransaction):
             for row in rows
         ]
 
+    def add_counts(self, counts: ModelCounts) -> None:
+        """Add to the counts of check-ins by version; those of versions that were not released are left out."""
+        if not counts:
+            return
+        newest = select(MODEL_RELEASES.c.population, MODEL_RELEASES.c.name, func.max(MODEL_RELEASES.c.number))
+        rows = self._connection.execute(newest.group_by(MODEL_RELEASES.c.population, MODEL_RELEASES.c.name))
+        released = {(population, name): number for population, name, number in rows}
+        known = [
+            {**stated._asdict(), "day": _date(stated.day), "count": count}
+            for stated, count in counts.items()
+            if stated.number <= released.get((stated.population, stated.name), 0)
+        ]
+        if known:
+            self._connection.execute(_ADD[self._connection.dialect.name], known)
+
+    def counts(self, population: str, name: str, days: int) -> list[ModelCount]:
+        """The check-ins that stated a version of a model, by day and version, in order; of the last days only."""
+        of_model = (MODEL_COUNTS.c.population == population) & (MODEL_COUNTS.c.name == name)
+        first = _date(int(self.at // DAY_S) - days)
+        key, number = (MODEL_COUNTS.c.day, MODEL_COUNTS.c.number), MODEL_COUNTS.c["count"]
+        sums = [func.sum(case((MODEL_COUNTS.c.refused == refused, number), else_=0)) for refused in (False, True)]
+        query = select(*key, *sums).where(of_model & (MODEL_COUNTS.c.day > first)).group_by(*key).order_by(*key)
+        return [
+            ModelCount(day, number, int(used), int(refused))
+            for day, number, used, refused in self._connection.execute(query)
+        ]
+
     def add_version(self, release: ModelRelease, signed: Signed) -> ModelVersion:
         """Write a released version, whose plan and parameters have rows."""
         same = {"population": release.population, "name": release.name, "number": release.number}
@@ -68,6 +106,11 @@ class ModelRecords(WithinTransaction):
     def add_roll_out(self, made: RollOut) -> None:
         """Write a roll-out, which is the newest of its model from now on."""
         self._connection.execute(insert(MODEL_ROLL_OUTS), asdict(made))
+
+
+def _date(day: int) -> str:
+    """A day since 1970 as 2026-11-26."""
+    return date.fromordinal(date(1970, 1, 1).toordinal() + day).isoformat()
 
 
 def _version_of(row: Row[Any]) -> ModelVersion:

@@ -14,6 +14,7 @@ interface Personal {
   readonly signed: Signed;
   readonly parameters: string;
 }
+const MOST_STATED = 16;
 
 /** A version: its signed release, and its blobs, as far as known. trials: how often a trial of it began. */
 export interface KeptVersion {
@@ -120,6 +121,33 @@ export class ModelKeeper {
 export async function keptBlobs(store: Store): Promise<ReadonlySet<string>> {
   const kept = Object.values(await rows(store)).flatMap(({ current, pending }) => [current, pending]);
   return new Set(kept.flatMap((one) => one?.blobs.map(({ sha256 }) => sha256) ?? []));
+}
+
+/** The numbers of the versions of a population's models that this device has, and of those that it refused last. */
+export async function statedVersions(store: Store, coordinator: URL, population: string) {
+  const start = `${coordinator.href} ${population} `;
+  const mine = Object.entries(await rows(store))
+    .filter(([key]) => key.startsWith(start))
+    .sort(([a], [b]) => (a < b ? -1 : 1));
+  const models: Record<string, number> = {},
+    refused: Record<string, number> = {};
+  for (const [key, row] of mine.slice(0, MOST_STATED)) {
+    const name = key.slice(start.length);
+    if (row.current !== null) models[name] = numberOf(row.current.signed);
+    const number = row.refused === null ? 0 : numberOf(row.refused.signed);
+    if (number > 0) refused[name] = number;
+  }
+  return { ...(Object.keys(models).length > 0 && { models }), ...(Object.keys(refused).length > 0 && { refused }) };
+}
+
+/** The number of the version that a release says it is, whoever signed it; 0 when it says none. */
+function numberOf(signed: Signed): number {
+  try {
+    const { number } = JSON.parse(signed.text) as { number?: unknown };
+    return Number.isInteger(number) && (number as number) < 2 ** 31 ? (number as number) : 0;
+  } catch {
+    return 0;
+  }
 }
 
 async function rows(store: Store): Promise<Rows> {

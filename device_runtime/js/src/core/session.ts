@@ -21,7 +21,7 @@ import {
 import { checkExamples } from "./examples.ts";
 import { onSide } from "./hold-out.ts";
 import { AssignmentKeeper, type KeptAssignment } from "./kept-assignment.ts";
-import { keptBlobs } from "./kept-models.ts";
+import { keptBlobs, statedVersions } from "./kept-models.ts";
 import { failure, NOTHING_YET, type Outcome, writeJournal } from "./outcome.ts";
 import { Guard } from "./permission/guard.ts";
 import { checkHttps, type Policy } from "./permission/policy.ts";
@@ -172,6 +172,7 @@ class Session {
       },
       examples: statedExamples(this.#guard.visible(await examples.counts())),
       conditions: statedConditions(now),
+      ...(await statedVersions(this.#platform.store, this.#config.coordinator, this.#config.population)),
     });
     if (answer.outcome === "rejected") return this.#rejected(answer);
     this.#minExamples = new Map(answer.offers.map(({ task, min_examples }) => [task, min_examples]));
