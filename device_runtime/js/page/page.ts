@@ -252,6 +252,7 @@ class Page {
 
   #changedElsewhere(notice: keyof typeof NOTICES): void {
     this.#fillRules();
+    this.#left ||= notice === "left";
     this.#show(this.#device.takesPart ? TAKES_PART : NOTICES[notice]);
     doing(() => this.#showKept())();
   }
