@@ -85,28 +85,36 @@ class Person:
         self._browser.execute_script("document.getElementById(arguments[0]).click()", name)
 
     def draw(self, inked: NDArray[np.bool_], digit: int) -> None:
-        """Draw a digit with the pointer, label it and keep it. inked: cells to draw, (8, 8). Raises PageFailed."""
-        before, until = int(self.text("count")), time.monotonic() + _TIMEOUT_S
-        self._stroke(inked, digit)
-        while self._browser.execute_script("return document.getElementById('keep').disabled"):
-            if time.monotonic() > until:
-                raise PageFailed("no ink shows on the pad")
-            self._stroke(inked, digit)  # the page had moved under the pointer
-        self.press("keep")
+        """Draw a digit with the pointer and keep it. inked: cells to draw, (8, 8). Raises PageFailed."""
+        before = int(self.text("count"))
+        self.sketch(inked)
+        self.press(f"keep-{digit}")
         self.waits_for("count", str(before + 1))
 
-    def _stroke(self, inked: NDArray[np.bool_], digit: int) -> None:
+    def sketch(self, inked: NDArray[np.bool_]) -> None:
+        """Draw with the pointer, and keep nothing. inked: cells to draw, (8, 8). Raises PageFailed."""
+        until = time.monotonic() + _TIMEOUT_S
+        self._dots(inked)
+        while self._browser.execute_script("return document.getElementById('keep-0').disabled"):
+            if time.monotonic() > until:
+                raise PageFailed("no ink shows on the pad")
+            self._dots(inked)  # the page had moved under the pointer
+
+    def stroke(self, *points: tuple[float, float]) -> None:
+        """Draw a line through points of the pad: rows and columns, in cells from its upper left corner."""
         left, top, side = self._browser.execute_script(
             "const pad = document.getElementById('pad'); pad.scrollIntoView({block: 'center'});"
-            "document.getElementById('digit').value = arguments[0];"
-            "const {left, top, width} = pad.getBoundingClientRect(); return [left, top, width / 8]",
-            str(digit),
+            "const {left, top, width} = pad.getBoundingClientRect(); return [left, top, width / 8]"
         )
-        points = [(left + (x + 0.5) * side, top + (y + 0.5) * side) for y, x in np.argwhere(inked)]
         for kind, visited in (("mousePressed", points[:1]), ("mouseMoved", points[1:]), ("mouseReleased", points[-1:])):
-            for x, y in visited:
-                event = {"type": kind, "x": x, "y": y, "button": "left", "buttons": 1, "clickCount": 1}
+            for row, column in visited:
+                place = {"x": left + column * side, "y": top + row * side}
+                event = {"type": kind, **place, "button": "left", "buttons": 1, "clickCount": 1}
                 self._browser.execute_cdp_cmd("Input.dispatchMouseEvent", event)
+
+    def _dots(self, inked: NDArray[np.bool_]) -> None:
+        for row, column in np.argwhere(inked):
+            self.stroke((row + 0.5, column + 0.5))  # a line would ink the cells between
 
     def counted(self) -> int:
         """The number of the page's reports that were counted, by its journal."""

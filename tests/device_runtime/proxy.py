@@ -85,6 +85,8 @@ def call_of(path):
     names = {"checkins": "check-in", "assignments": "assignment", "report": "report", "devices": "enrol"}
     if path.startswith("/page/"):
         return "page"
+    if "/models/" in path:
+        return "model"
     last = path.rsplit("/", 1)[-1]
     return "abort" if last.endswith(":abort") else names.get(last, "blob")
 

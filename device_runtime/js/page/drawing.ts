@@ -1,5 +1,8 @@
 /** The drawing pad: 8 × 8 cells of ink, by pointer or by keyboard. */
 
+/** A place on the pad, in cells from its upper left corner. */
+type Place = readonly [row: number, column: number];
+
 const SIDE = 8;
 /** Ink beside a stroke, as a scanned digit has. */
 const BESIDE = 0.3;
@@ -14,6 +17,9 @@ const STEPS: Record<string, readonly [number, number]> = {
 export class Pad {
   /** Hears of every change. */
   onchange: () => void = () => {};
+  /** Hears of the end of every stroke. */
+  onstroke: () => void = () => {};
+  #pen: Place | null = null;
   readonly #levels = new Float32Array(SIDE * SIDE);
   readonly #cells: HTMLElement[] = [];
   readonly #root: HTMLElement;
@@ -33,11 +39,13 @@ export class Pad {
     }
     root.addEventListener("pointerdown", (event) => {
       root.setPointerCapture(event.pointerId);
-      this.#strokeAt(event);
+      this.#pen = null;
+      this.#strokeTo(event);
     });
     root.addEventListener("pointermove", (event) => {
-      if (root.hasPointerCapture(event.pointerId)) this.#strokeAt(event);
+      if (root.hasPointerCapture(event.pointerId)) this.#strokeTo(event);
     });
+    root.addEventListener("lostpointercapture", () => this.onstroke());
     root.addEventListener("keydown", (event) => this.#key(event));
     this.#show();
   }
@@ -56,9 +64,18 @@ export class Pad {
     this.#show();
   }
 
-  #strokeAt({ clientX, clientY }: PointerEvent): void {
+  /** Ink every cell from the last place of the pen to this one: a fast finger is seen at few places. */
+  #strokeTo({ clientX, clientY }: PointerEvent): void {
     const { left, top, width, height } = this.#root.getBoundingClientRect();
-    this.#ink(Math.floor((SIDE * (clientY - top)) / height), Math.floor((SIDE * (clientX - left)) / width));
+    const [row, column] = [(SIDE * (clientY - top)) / height, (SIDE * (clientX - left)) / width];
+    const [fromRow, fromColumn] = this.#pen ?? [row, column];
+    const steps = Math.max(1, Math.ceil(2 * Math.max(Math.abs(row - fromRow), Math.abs(column - fromColumn))));
+    for (let step = 1; step <= steps; step++) {
+      const part = step / steps;
+      this.#ink(Math.floor(fromRow + part * (row - fromRow)), Math.floor(fromColumn + part * (column - fromColumn)));
+    }
+    this.#pen = [row, column];
+    this.#show();
   }
 
   #ink(row: number, column: number): void {
@@ -68,7 +85,6 @@ export class Pad {
       const place = SIDE * y + x;
       this.#levels[place] = Math.max(this.#levels[place]!, down === 0 && right === 0 ? 1 : BESIDE);
     }
-    this.#show();
   }
 
   #key(event: KeyboardEvent): void {
@@ -79,6 +95,8 @@ export class Pad {
     event.preventDefault();
     if (step === undefined) {
       this.#ink(row, column);
+      this.#show();
+      this.onstroke();
       return;
     }
     const [y, x] = [row + step[0], column + step[1]];

@@ -2,12 +2,15 @@
 
 import { policyOf } from "../src/core/permission/policy.ts";
 import { visible } from "../src/core/visible.ts";
-import { BrowserDevice, type Ending, type Owner, type Waking, waking } from "../src/web/device.ts";
+import { BrowserDevice, type BrowserModel, type Ending, type Owner, type Waking, waking } from "../src/web/device.ts";
 import { Pad } from "./drawing.ts";
-import { ending, entry, size } from "./words.ts";
+import { ending, entry, read, size, unread } from "./words.ts";
 
 const COLLECTION = "default";
 const SHAPE = [1, 8, 8];
+const DIGITS = Array.from({ length: 10 }, (_, digit) => digit);
+/** The name under which an operator releases the model that reads digits. */
+const MODEL = "digits";
 const DAY_S = 86_400;
 /** The settings at first. signers: who may release plans of secure rounds, as the link says. */
 const standard = (signers: readonly string[]): Owner => ({
@@ -19,6 +22,7 @@ const standard = (signers: readonly string[]): Owner => ({
 const REMEMBERED = "muster-link";
 const SHOWN = 20;
 const TAKES_PART = "Taking part: it waits to be chosen for a round, and then trains.";
+const DRAW_FIRST = "Taking part, but there is nothing to train on yet: draw and keep one digit at least, better ten.";
 const NOTICES: Record<Parameters<BrowserDevice["onnotice"]>[0], string> = {
   stop: "Stopped for a moment: another page of this site changes what is kept here.",
   settings: "Another page of this site changed your rules.",
@@ -112,19 +116,26 @@ class Page {
   readonly #device: BrowserDevice;
   readonly #link: URLSearchParams;
   readonly #pad: Pad;
+  readonly #model: BrowserModel;
+  /** What reads now, and before: one digit after the other. */
+  #reading: Promise<void> = Promise.resolve();
+  /** Whether to ask for a newer model before the next reading. Who left is not known to the coordinator any more. */
+  #asks = true;
+  #left = false;
 
   constructor(device: BrowserDevice, link: URLSearchParams) {
     this.#device = device;
     this.#link = link;
     this.#pad = new Pad(element("pad"));
+    this.#model = device.model(MODEL);
+    element("digits").append(...DIGITS.map((digit) => this.#keepButton(digit)));
     this.#pad.onchange = () => {
-      button("keep").disabled = this.#pad.isEmpty;
+      for (const digit of DIGITS) button(`keep-${digit}`).disabled = this.#pad.isEmpty;
     };
+    this.#pad.onstroke = () => this.#read();
     device.onending = (ended) => this.#ended(ended);
     device.onnotice = (notice) => this.#changedElsewhere(notice);
-    element("digit").append(...Array.from({ length: 10 }, (_, digit) => new Option(String(digit))));
-    button("wipe").onclick = () => this.#pad.wipe();
-    button("keep").onclick = doing(() => this.#keep());
+    button("wipe").onclick = () => this.#wipe();
     button("take-part").onclick = doing(() => this.#takePart());
     button("pause").onclick = doing(() => this.#pause());
     button("leave").onclick = doing(() => this.#leave());
@@ -139,8 +150,10 @@ class Page {
   async #takePart(): Promise<void> {
     localStorage.setItem(REMEMBERED, this.#link.toString());
     element("other-target").hidden = true;
+    this.#left = false;
     await this.#device.takePart();
-    this.#show(TAKES_PART);
+    const { count } = await this.#device.examples.load(COLLECTION);
+    if (this.#device.takesPart) this.#show(count === 0 ? DRAW_FIRST : TAKES_PART);
   }
 
   async #pause(): Promise<void> {
@@ -148,17 +161,51 @@ class Page {
     this.#show("Paused.");
   }
 
-  async #keep(): Promise<void> {
-    const label = BigInt(element<HTMLSelectElement>("digit").value);
+  #keepButton(digit: number): HTMLButtonElement {
+    const made = document.createElement("button");
+    made.id = `keep-${digit}`;
+    made.textContent = String(digit);
+    made.ariaLabel = `Keep it as ${digit}`;
+    made.disabled = true;
+    made.onclick = doing(() => this.#keep(digit));
+    return made;
+  }
+
+  async #keep(digit: number): Promise<void> {
     await this.#device.examples.add(COLLECTION, {
       x: { shape: SHAPE, values: this.#pad.levels },
-      y: { shape: [], values: new BigInt64Array([label]) },
+      y: { shape: [], values: new BigInt64Array([BigInt(digit)]) },
     });
-    this.#pad.wipe();
+    this.#wipe();
     await this.#showKept();
   }
 
+  #wipe(): void {
+    this.#pad.wipe();
+    this.#asks = true;
+  }
+
+  /** Have the model read what is on the pad, after what it reads now. */
+  #read(): void {
+    this.#reading = this.#reading.then(async () => {
+      if (this.#pad.isEmpty) return;
+      const text = await this.#readNow().catch(unread);
+      if (!this.#pad.isEmpty) element("reading").textContent = text;
+    });
+  }
+
+  async #readNow(): Promise<string> {
+    const asks = this.#asks && !this.#left && !this.#device.takesPart; // sessions ask when they end
+    this.#asks = false;
+    const asked = asks ? await this.#model.refresh().then(() => "", unread) : "";
+    const outputs = await this.#model.predict({ x: this.#pad.levels }).catch((error: unknown) => {
+      throw asked === "" ? error : new Error(asked);
+    });
+    return read(outputs.output);
+  }
+
   async #leave(): Promise<void> {
+    this.#left = true;
     await this.#device.leave();
     this.#show("You left: this device's keys are gone.");
     await this.#showKept();
@@ -166,6 +213,7 @@ class Page {
 
   async #erase(): Promise<void> {
     if (!confirm("Delete your examples, the journal and this device's keys?")) return;
+    this.#left = true;
     await this.#device.erase();
     if (targetOf(remembered() ?? this.#link) === targetOf(this.#link)) localStorage.removeItem(REMEMBERED);
     this.#fillRules();
@@ -204,6 +252,7 @@ class Page {
 
   #changedElsewhere(notice: keyof typeof NOTICES): void {
     this.#fillRules();
+    this.#left ||= notice === "left";
     this.#show(this.#device.takesPart ? TAKES_PART : NOTICES[notice]);
     doing(() => this.#showKept())();
   }
@@ -227,6 +276,7 @@ class Page {
   #ended(ended: Ending): void {
     const { text, kind } = ending(ended);
     this.#show(text, kind);
+    this.#read();
     doing(() => this.#showKept())();
   }
 

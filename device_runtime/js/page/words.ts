@@ -1,6 +1,6 @@
 /** Words for the person: how a session ended, and what an entry of the journal says, in a sentence. */
 
-import type { Ending, Entry, Outcome } from "../src/web/device.ts";
+import { type Columns, DeviceError, type Ending, type Entry, type Outcome } from "../src/web/device.ts";
 
 const REASONS: Record<string, string> = {
   "already-revealed": "This device has done its part in this round",
@@ -48,6 +48,22 @@ export function ending(ended: Ending): { text: string; kind: "good" | "bad" | ""
   if (outcome.outcome === "not-needed") return { text: "The round was over before this device was done.", kind: "" };
   const bad = outcome.outcome === "failed" || outcome.outcome === "aborted";
   return { text: `${sentence(outcome)} It tries again by itself.`, kind: bad ? "bad" : "" };
+}
+
+/** What the model reads, from a value for each digit (10): the digit with the largest, and its softmax. */
+export function read(values: Columns[string] | undefined): string {
+  const logits = Array.from(values ?? [], Number);
+  const most = Math.max(...logits);
+  const digit = logits.indexOf(most);
+  const share = 1 / logits.reduce((sum, value) => sum + Math.exp(value - most), 0);
+  return logits.length === 10 ? `I read: ${digit}, ${Math.round(100 * share)} %` : "The model here reads no digits.";
+}
+
+/** Why the model read nothing. */
+export function unread(error: unknown): string {
+  if (!(error instanceof DeviceError)) return error instanceof Error ? error.message : String(error);
+  if (error.reason === "no-model") return "No model is released yet. Once one is, it says here what it reads.";
+  return sentence({ reason: error.reason, detail: error.message });
 }
 
 /** The cells of an entry of the journal: when, what, how much was sent. */
