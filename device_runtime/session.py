@@ -53,7 +53,7 @@ from device_runtime.state.cache import BLOBS, BlobCache, PartialDownload, trim
 from device_runtime.state.database import StateDatabase, open_database
 from device_runtime.state.folder import only_session
 from device_runtime.state.journal import Journal
-from device_runtime.state.kept import KeptVectors, kept_bytes
+from device_runtime.state.kept import KeptVectors
 from device_runtime.state.models import kept_blobs, stated_versions
 from device_runtime.state.spending import Spending, Spent
 from device_runtime.trainer import Trainer
@@ -271,7 +271,7 @@ class _Session:
         record.write(plan=plain(plan.name))
         to_move = self._transport.bytes_moved + worker.to_move(assignment, plan)
         kept = self._kept.of(assignment, plan) if plan.kept else None
-        others_bytes = kept_bytes(self._database, assignment.task) if plan.kept else 0
+        others_bytes = self._kept.bytes_besides(assignment.task) if plan.kept else 0
         received_bytes = assignment.plan.size + assignment.checkpoint.size
         sizes = {"received_bytes": received_bytes, "to_move": to_move, "kept_bytes": others_bytes}
         self._guard.check_plan(plan, trainer.format, examples.count, **sizes)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from device_runtime.clock import MOMENT, Clock, Moment
-from device_runtime.errors import PlanRefused, SealBroken
+from device_runtime.errors import BadAnswer, PlanRefused, Refused, SealBroken
 from device_runtime.state.database import StateDatabase, read_json
 from device_runtime.state.sealing import Sealer
 from fedcore import checkpoint
@@ -22,6 +22,9 @@ from fedcore.wire.messages import Assignment, Settled
 
 KEPT_S = 90 * 86_400.0
 """Seconds after which a device forgets what it keeps for a task in which it has not taken part since."""
+MOST_ASKED = 16
+"""How many unsettled rounds a session asks about, each with one request before its check-in."""
+_OPEN = Settled(counted=None, over=False)
 
 
 class KeptVectors:
@@ -39,20 +42,28 @@ class KeptVectors:
     def settle_all(self, ask: Callable[[str], Settled]) -> dict[str, str]:
         """Settle every round that can be settled, and forget tasks that are over or old. `ask` is told an assignment.
 
-        Answers the tasks that have to wait, each with words that say for what. Raises what `ask` does.
+        Answers the tasks that have to wait, each with words that say for what. So does one about which the coordinator
+        gives no answer: other tasks go on. In one session MOST_ASKED are asked about, drawn at random. Raises what
+        `ask` does, but Refused and BadAnswer.
         """
         self._forget_old()
         query = "SELECT task, assignment, round, attempt FROM kept WHERE coordinator = ? AND population = ?"
+        rows = self._rows(f"{query} AND pending IS NOT NULL ORDER BY random()")
         waits = {}
-        for task, assignment, number, attempt in self._rows(f"{query} AND pending IS NOT NULL"):
-            answer = ask(assignment)
+        for place, (task, assignment, number, attempt) in enumerate(rows):
+            what = f"round {number} of task {task}, attempt {attempt}"
+            waits[task] = f"it is not known yet whether {what}, counts with this device's report"
+            try:
+                answer = ask(assignment) if place < MOST_ASKED else _OPEN
+            except (BadAnswer, Refused) as error:
+                waits[task] += f": {error.detail}"
+                continue
             if answer.over:
                 self.forget(task)
-            elif answer.counted is None:
-                place = f"round {number} of task {task}, attempt {attempt}"
-                waits[task] = f"it is not known yet whether {place}, counts with this device's report"
-            else:
+            elif answer.counted is not None:
                 self._settle(task, counted=answer.counted)
+            if answer.over or answer.counted is not None:
+                del waits[task]
         return waits
 
     def _settle(self, task: str, *, counted: bool) -> None:
@@ -98,6 +109,11 @@ class KeptVectors:
             *self._key, assignment.task, assignment.plan.sha256, *made,
         )  # fmt: skip
 
+    def bytes_besides(self, task: str) -> int:
+        """Bytes that are kept in the state folder but for this task, also of other populations and coordinators."""
+        query = "SELECT sum(coalesce(length(current), 0) + coalesce(length(pending), 0)) FROM kept"
+        return int(self._rows(f"{query} WHERE (coordinator, population, task) <> (?, ?, ?)", task)[0][0] or 0)
+
     def forget(self, task: str) -> None:
         """Forget a task: it has ended."""
         gone = "DELETE FROM kept WHERE coordinator = ? AND population = ? AND task = ?"
@@ -110,12 +126,6 @@ class KeptVectors:
 
     def _rows(self, sql: str, *values: str) -> list[Any]:
         return self._database.execute(sql, *self._key, *values)
-
-
-def kept_bytes(database: StateDatabase, besides: str) -> int:
-    """Bytes that are kept in a state folder for all tasks but one."""
-    query = "SELECT sum(coalesce(length(current), 0) + coalesce(length(pending), 0)) FROM kept WHERE task <> ?"
-    return int(database.execute(query, besides)[0][0] or 0)
 
 
 def _name(task: str) -> str:

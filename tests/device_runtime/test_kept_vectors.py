@@ -14,10 +14,10 @@ from msgspec import structs
 
 from device_runtime.backends import open_backend
 from device_runtime.clock import Clock
-from device_runtime.errors import PlanRefused
+from device_runtime.errors import BadAnswer, PlanRefused, Refused
 from device_runtime.sandbox.process import Sandbox
 from device_runtime.state.database import open_database
-from device_runtime.state.kept import KEPT_S, KeptVectors
+from device_runtime.state.kept import KEPT_S, MOST_ASKED, KeptVectors
 from device_runtime.state.sealing import KeyFile, Sealer
 from device_runtime.trainer import InProcess, Job, Limits
 from export.build import build_plan
@@ -191,7 +191,7 @@ def store(tmp_path):
     sealer = Sealer(KeyFile(tmp_path / "key"))
     with open_database(tmp_path, clock) as database:
         opened = KeptVectors(database, sealer, clock, "https://c.example", "phones")
-        opened.database, opened.now = database, now
+        opened.database, opened.now, opened.clock, opened.key = database, now, clock, tmp_path / "key"
         yield opened
 
 
@@ -228,6 +228,50 @@ def test_while_a_round_is_open_its_task_is_refused_and_others_are_not(store):
     with pytest.raises(PlanRefused, match="how the last round of task t-1 ended is not known here yet"):
         store.of(given("a-2"), PLAN)
     assert store.of(structs.replace(given("a-2"), task="t-2"), PLAN) is None
+
+
+@pytest.mark.parametrize(
+    "error", [Refused(404, "not-found", "no such path"), Refused(500, "internal", "a fault"), BadAnswer("a page")]
+)
+def test_a_round_that_nobody_tells_about_holds_up_its_own_task_only(store, error):
+    def ask(assignment):
+        if assignment == "a-1":
+            raise error
+        return Settled(counted=True, over=False)
+
+    store.put(given("a-1"), {"c_i": FIRST})
+    store.put(structs.replace(given("a-2"), task="t-2"), {"c_i": SECOND})
+    waits = store.settle_all(ask)
+    assert list(waits) == ["t-1"]
+    assert waits["t-1"].endswith(f"counts with this device's report: {error.detail}")
+    assert store.of(structs.replace(given("a-3"), task="t-2"), PLAN)["c_i"].tolist() == SECOND.tolist()
+    assert store.settle_all(lambda name: Settled(counted=True, over=False)) == {}
+    assert store.of(given("a-3"), PLAN)["c_i"].tolist() == FIRST.tolist()
+
+
+def test_a_session_asks_about_a_bounded_number_of_rounds(store):
+    tasks = {f"t-{number}" for number in range(MOST_ASKED + 4)}
+    for task in tasks:
+        store.put(structs.replace(given(f"a-{task}"), task=task), {"c_i": FIRST})
+    asked = []
+
+    def ask(assignment):
+        asked.append(assignment)
+        return Settled(counted=None, over=False)
+
+    assert set(store.settle_all(ask)) == tasks
+    assert len(asked) == MOST_ASKED
+    for _ in range(50):  # no round is asked about in vain for ever before another one's turn
+        store.settle_all(ask)
+    assert {f"a-{task}" for task in tasks} == set(asked)
+
+
+def test_a_task_of_the_same_name_elsewhere_counts_in_what_is_kept(store):
+    other = KeptVectors(store.database, Sealer(KeyFile(store.key)), store.clock, "https://other.example", "phones")
+    store.put(given(), {"c_i": FIRST})
+    alone = store.bytes_besides("t-2")
+    assert alone > FIRST.nbytes
+    assert (store.bytes_besides("t-1"), other.bytes_besides("t-1")) == (0, alone)
 
 
 def test_a_kept_state_of_another_plan_is_one_line_and_nothing_is_lost(store):
