@@ -204,6 +204,15 @@ def test_a_plan_with_frozen_vectors_predicts_with_them(coordinator, node):
     assert node.answers() == [12.0] * 3
 
 
+def test_a_model_whose_training_has_devices_keep_vectors_predicts(coordinator, node):
+    trained = linear.predicting(linear.predict_graph())
+    more = {name: BlobRef.of(name.encode()) for name in ("kept.first", "kept.next")}
+    graphs = {form: {**named, **more} for form, named in trained.graphs.items()}
+    released(coordinator, 2, plan=structs.replace(trained, kept=(VectorSpec("c_i", 3),), graphs=graphs))
+    assert node.refresh() == (True, 2)
+    assert node.answers() == [2.0] * 3
+
+
 def test_each_answer_is_of_one_version_while_three_are_swapped(coordinator, node):
     released(coordinator, 1)
     node.refresh()

@@ -8,7 +8,7 @@ import { FormatError, NonFiniteReport, PlanRefused } from "../src/core/errors.ts
 import { checked, parseJson } from "../src/core/json.ts";
 import * as masking from "../src/core/masking.ts";
 import { checkGraph } from "../src/core/onnx-check.ts";
-import { decodePlan, PREDICT, parameterCount } from "../src/core/plan.ts";
+import { decodePlan, decodeTraining, PREDICT, parameterCount } from "../src/core/plan.ts";
 import { sha256, signingKey } from "../src/core/primitives.ts";
 import { digestOf, verifiedEntry, verifiedHead, verifiedRelease, verifyPlan } from "../src/core/release.ts";
 import { concatenate, reportSize, weigh } from "../src/core/report.ts";
@@ -109,10 +109,26 @@ test.each([
   ["a negative size", '"size":3', '"size":-3', /size/],
   ["a batch of nothing", '"batch_size":4', '"batch_size":0', /batch_size/],
   ["two weights", '"name":"delta"', '"name":"weight"', /weight/],
-  ["kept vectors", '"kept":[]', '"kept":[{"name":"c_i","size":3}]', /keep vectors between rounds: .*in Python/],
+  [
+    "kept vectors without their graphs",
+    '"kept":[]',
+    '"kept":[{"name":"c_i","size":3}]',
+    /the passes need .*kept\.next/,
+  ],
 ])("a plan with %s is refused", (_, from, to, message) => {
   expect(() => decodePlan(utf8(device.plan.text.replace(from, to)), 1)).toThrow(PlanRefused);
   expect(() => decodePlan(utf8(device.plan.text.replace(from, to)), 1)).toThrow(message);
+});
+
+test("a plan whose devices keep vectors is read, and trains nobody here", () => {
+  const value = JSON.parse(device.plan.text);
+  const [graphs] = Object.values<Record<string, unknown>>(value.graphs);
+  for (const name of ["kept.first", "kept.next"]) graphs![name] = graphs!["report"];
+  value.graphs = { onnx: graphs };
+  const data = utf8(JSON.stringify({ ...value, kept: [{ name: "c_i", size: 3 }], second: null }));
+  expect(decodePlan(data, 1).kept).toHaveLength(1);
+  expect(() => decodeTraining(data, 1)).toThrow(PlanRefused);
+  expect(() => decodeTraining(data, 1)).toThrow(/keep vectors between rounds: .*in Python/);
 });
 
 test.for<Vector>(device.checkpoints)(

@@ -17,6 +17,7 @@ const PLAN_VERSION = 1;
 export const MOST_PLAN_BYTES = 4 * 2 ** 20;
 /** The name of the graph that makes the mean segments of the report. */
 export const REPORT = "report";
+const KEPT = ["kept.first", "kept.next"];
 /** The name of the graph that gives the model's outputs for examples. */
 export const PREDICT = "predict";
 
@@ -90,7 +91,7 @@ export type PassPlan = v.InferOutput<typeof passSchema>;
 export type Field = v.InferOutput<typeof fieldSchema>;
 type TripPlan = v.InferOutput<typeof tripSchema>;
 /** A plan as one round runs it: of several `trips`, it has the members of the round's trip. */
-export type Plan = Omit<v.InferOutput<typeof planSchema>, "second" | "kept"> & { readonly trips: number };
+export type Plan = Omit<v.InferOutput<typeof planSchema>, "second"> & { readonly trips: number };
 
 /** The plan that round `round` runs, from 1. Throws PlanRefused for malformed bytes, or another version. */
 export function decodePlan(data: Bytes, round: number): Plan {
@@ -103,14 +104,9 @@ export function decodePlan(data: Bytes, round: number): Plan {
     if (version !== PLAN_VERSION) {
       throw new PlanRefused(`plan of version ${version}, this device knows ${PLAN_VERSION}; update the older side`);
     }
-    const { second, kept, ...first } = checked(planSchema, value, "plan");
-    if (kept.length > 0) {
-      throw new PlanRefused(
-        `plan ${first.name} has devices keep vectors between rounds: it needs the runtime in Python`,
-      );
-    }
+    const { second, ...first } = checked(planSchema, value, "plan");
     const trips: TripPlan[] = second === null ? [first] : [first, second];
-    trips.forEach(checkTrip);
+    for (const trip of trips) checkTrip(trip, first.kept.length > 0);
     checkPredict(first);
     return { ...first, ...trips[(round - 1) % trips.length], trips: trips.length };
   } catch (error) {
@@ -118,12 +114,22 @@ export function decodePlan(data: Bytes, round: number): Plan {
   }
 }
 
-function checkTrip(trip: TripPlan): void {
+/** The plan that round `round` trains by. Throws PlanRefused as `decodePlan`, and where devices keep vectors. */
+export function decodeTraining(data: Bytes, round: number): Plan {
+  const plan = decodePlan(data, round);
+  if (plan.kept.length > 0) {
+    throw new PlanRefused(`plan ${plan.name} has devices keep vectors between rounds: it needs the runtime in Python`);
+  }
+  return plan;
+}
+
+function checkTrip(trip: TripPlan, keeps: boolean): void {
   checkLayout(trip.report);
   for (const [format, graphs] of Object.entries(trip.graphs)) {
     const wanted = [
       ...trip.passes.flatMap(({ name }) => [`${name}.begin`, loopGraph(Object.keys(graphs), name)]),
       REPORT,
+      ...(keeps ? KEPT : []),
     ];
     if (Object.keys(graphs).sort().join() !== [...new Set(wanted)].sort().join()) {
       throw new FormatError(`format ${format} has graphs ${Object.keys(graphs).sort()}, the passes need ${wanted}`);

@@ -26,7 +26,7 @@ import { failure, NOTHING_YET, type Outcome, writeJournal } from "./outcome.ts";
 import { Guard } from "./permission/guard.ts";
 import { checkHttps, type Policy } from "./permission/policy.ts";
 import { checkModel } from "./permission/releases.ts";
-import { type BlobRef, decodePlan, isBlob, type Plan } from "./plan.ts";
+import { type BlobRef, decodeTraining, isBlob, type Plan } from "./plan.ts";
 import type { Platform } from "./platform.ts";
 import { plain } from "./protocol/call.ts";
 import { Enrolments } from "./protocol/enrolment.ts";
@@ -307,7 +307,7 @@ class Session {
   }
 
   async #plan(given: Assignment): Promise<Plan> {
-    return decodePlan(await this.#blob(given.plan), given.round);
+    return decodeTraining(await this.#blob(given.plan), given.round);
   }
 
   /** A plan or a graph, kept between rounds. */
