@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from coordinator.errors import InvalidTask, NonFiniteState
 from fedcore import checkpoint
 from fedcore.algorithms.algorithm import Algorithm, ServerStep, Trip, figures_of, keeps_client_state, trips_of
+from fedcore.algorithms.fitting import with_local
 from fedcore.errors import ReportError
 from fedcore.params import FLOAT_BYTES, Float32, VectorSpec
 from fedcore.plan import Plan
@@ -110,8 +111,10 @@ def check_sizes(plan: Plan, state_bytes: int) -> None:
 def check_fit(plan: Plan, algorithm: Algorithm, state: Vectors) -> None:
     """Check that plan, algorithm and initial state fit, by one round of every trip without devices.
 
-    Raises InvalidTask saying what does not fit.
+    Raises InvalidTask saying what does not fit, InvalidSetting where the model's local parameters do not.
     """
+    if with_local(algorithm, plan.schema) != algorithm:
+        raise InvalidTask(f"{algorithm.name} does not say which parameters are local: export the model again")
     trips = trips_of(algorithm)
     if len(plan.trips) != len(trips):
         raise InvalidTask(f"the algorithm has {len(trips)} trips, the plan {len(plan.trips)}")

@@ -30,6 +30,14 @@ def for_model(algorithm: Algorithm, metrics: Sequence[str], schema: ParamSchema)
             raise InvalidSetting(
                 f"{algorithm.name}: pass {stage.name} measures {', '.join(stage.measures)}; the model has {have}"
             )
+    return with_local(algorithm, schema)
+
+
+def with_local(algorithm: Algorithm, schema: ParamSchema) -> Algorithm:
+    """The algorithm with the places of a model's local parameters; most algorithms as they are.
+
+    Raises InvalidSetting for local parameters that it would share, and where it needs some and has none, or others.
+    """
     if isinstance(algorithm, PartlyLocal):
         return replace(algorithm, local=_local(algorithm, schema))
     if schema.local:

@@ -8,10 +8,11 @@ from coordinator.errors import InvalidTask, NonFiniteState
 from coordinator.rules.aggregation import ReportSum, aggregate, check_fit, state_specs
 from fedcore import algorithms
 from fedcore.algorithms.fed_avg import FedAvg
-from fedcore.errors import ReportError
-from fedcore.params import ParamSchema, TensorSpec
+from fedcore.errors import InvalidSetting, ReportError
+from fedcore.params import ParamSchema, TensorSpec, VectorSpec
+from fedcore.plan import BlobRef
 from fedcore.report import Segment
-from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
+from tests.coordinator.bundles import GRAPHS, START, make_bundle, make_plan, report_vector
 
 PLAN = make_plan()
 FEDAVG = algorithms.create("fedavg")
@@ -102,3 +103,34 @@ def test_state_specs_name_the_algorithms_vectors():
         ("m", 4),
         ("v", 4),
     ]
+
+
+TWO = ParamSchema((TensorSpec("body", (3,)), TensorSpec("head", (1,))), ("head",))
+
+
+@pytest.mark.parametrize(
+    ("schema", "algorithm", "says"),
+    [
+        (TWO, algorithms.create("fedper", {"local": "0..1"}), "local is 0..1, and the model's is 3..4"),
+        (TWO, algorithms.create("fedper", {"local": "3..9"}), "local is 3..9, and the model's is 3..4"),
+        (TWO, algorithms.create("fedper"), "fedper does not say which parameters are local: export the model again"),
+        (TWO, algorithms.create("fedavg"), "fedavg shares all parameters, and of this model head stay on clients"),
+        (
+            msgspec.structs.replace(TWO, local=()),
+            algorithms.create("fedrep", {"local": "3..4"}),
+            "and this model names none",
+        ),
+    ],
+)
+def test_an_algorithm_that_keeps_other_parameters_than_its_model_fails(schema, algorithm, says):
+    plan = msgspec.structs.replace(make_plan(), schema=schema)
+    with pytest.raises((InvalidTask, InvalidSetting), match=says):
+        check_fit(plan, algorithm, algorithm.init(START))
+
+
+def test_an_algorithm_that_keeps_the_local_parameters_of_the_model_fits():
+    graphs = {name: BlobRef.of(name.encode()) for name in (*GRAPHS, "kept.first", "kept.next")}
+    more = {"kept": (VectorSpec("own", 1),), "graphs": {"onnx": graphs}}
+    plan = msgspec.structs.replace(make_plan(), schema=TWO, **more)
+    algorithm = algorithms.create("fedper", {"local": "3..4"})
+    check_fit(plan, algorithm, algorithm.init(START))
