@@ -149,17 +149,18 @@ class Releases:
 
 
 def check_model(assignment: Assignment, received: Mapping[str, Float32]) -> None:
-    """Check the vectors of an assignment that was checked, if it evaluates under a release: the model, and constants.
+    """Check the vectors of a secure assignment that was checked: the model that its entry names, if any, and the
+    constants of an evaluation.
 
-    Raises PlanRefused.
+    Who trains checks it too: else the entry of a round could name any model to those who evaluate. Raises PlanRefused.
     """
     if assignment.secagg is None or assignment.release is None or assignment.lineage is None:
         return
     evaluation = decode_release(assignment.release.text).evaluation_by(assignment.plan.sha256)
-    if evaluation is None:
-        return
     entry = decode_entry(assignment.lineage.text)
-    named = {**evaluation.constants, "params": entry.params}
+    if evaluation is None:
+        received = {} if entry.params is UNSET else {"params": received["params"]}
+    named = {**(evaluation.constants if evaluation else {}), "params": entry.params}
     for name, vector in received.items():
         if named.get(name) != checkpoint.digest(vector):
             origin = f"the model of round {entry.round}" if name == "params" else "the released one"

@@ -321,7 +321,16 @@ def test_only_the_model_of_the_entry_and_released_constants_are_measured():
     ):
         with against("lineage", words):
             check_model(given, received)
-    check_model(after(release(evaluation=EVALUATION)), {"params": MODEL + 1})  # training: the entry names the whole
+
+
+def test_who_trains_refuses_an_entry_that_names_another_model_to_evaluate():
+    signed = release(evaluation=EVALUATION)
+    check_model(after(signed), {"params": MODEL + 1, "c": EDGES})  # the entry names the whole checkpoint alone
+    lineage = evaluating(signed).lineage
+    given = structs.replace(after(signed), lineage=lineage)
+    check_model(given, {"params": MODEL, "c": EDGES})
+    with against("lineage", "'params' of the checkpoint is not the model of round 1"):
+        check_model(given, {"params": MODEL + 1, "c": EDGES})
 
 
 def proof(log, signed, key=LINEAGE):

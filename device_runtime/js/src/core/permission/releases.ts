@@ -157,9 +157,10 @@ function checkDescent(before: LineageEntry, after: LineageEntry): void {
   demand(follows, "lineage", `the checkpoint of round ${after.round} does not descend from that of ${before.round}`);
 }
 
-/** Check the vectors of an assignment that was checked, if it evaluates under a release: the model, and constants.
+/** Check the vectors of a secure assignment that was checked: the model that its entry names, if any, and the constants
+ * of an evaluation.
  *
- * Throws PlanRefused.
+ * Who trains checks it too: else the entry of a round could name any model to those who evaluate. Throws PlanRefused.
  */
 export async function checkModel(
   { secagg, release: signed, lineage, plan }: Assignment,
@@ -167,10 +168,10 @@ export async function checkModel(
 ): Promise<void> {
   if (secagg === null || signed === null || lineage === null) return;
   const evaluation = evaluationBy(await verifiedRelease(signed), plan.sha256);
-  if (evaluation === null) return;
   const entry = await verifiedEntry(lineage);
-  const named = new Map([...Object.entries(evaluation.constants), ["params", entry.params]]);
+  const named = new Map([...Object.entries(evaluation?.constants ?? {}), ["params", entry.params]]);
   for (const [name, vector] of received) {
+    if (evaluation === null && (name !== "params" || entry.params === undefined)) continue;
     const origin = name === "params" ? `the model of round ${entry.round}` : "the released one";
     const same = named.get(name) === (await vectorDigest(vector));
     demand(same, "lineage", `the vector ${name} of the checkpoint is not ${origin}`);
