@@ -127,7 +127,7 @@ export async function keptBlobs(store: Store): Promise<ReadonlySet<string>> {
 export async function statedVersions(store: Store, coordinator: URL, population: string) {
   const start = `${coordinator.href} ${population} `;
   const mine = Object.entries(await rows(store))
-    .filter(([key]) => key.startsWith(start))
+    .filter(([key]) => key.slice(0, key.lastIndexOf(" ") + 1) === start) // a model's name has no space
     .sort(([a], [b]) => (a < b ? -1 : 1));
   const models: Record<string, number> = {},
     refused: Record<string, number> = {};
