@@ -221,7 +221,10 @@ def test_a_compression_becomes_the_codecs_of_long_segments():
     ("text", "words"),
     [
         ("top_k=0.1", "top_k does not commute with sums: every device would choose other places"),
-        ("rotation,error_feedback", "error_feedback does not commute with sums: what a device left out would come rounds later"),
+        (
+            "rotation,error_feedback",
+            "error_feedback does not commute with sums: what a device left out would come rounds later",
+        ),
         ("rotate", "no compression is called 'rotate'; did you mean rotation"),
         ("subsample", "write subsample=NUMBER, a fraction above 0 and below 1, of the values that travel, not nan"),
         ("subsample=1", "not 1"),

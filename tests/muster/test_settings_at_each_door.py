@@ -149,7 +149,9 @@ def test_every_setting_is_stored_alike_at_each_door(doors, settings):
 
 
 def test_no_setting_is_left_out_of_these_tests():
-    tried = {name for settings in (CLEAR, MASKED, BUFFERED, NOISED) for name in named(settings)} | {*REFUSED_BY_THE_ALGORITHM}
+    tried = {name for settings in (CLEAR, MASKED, BUFFERED, NOISED) for name in named(settings)} | {
+        *REFUSED_BY_THE_ALGORITHM
+    }
     assert tried == {f"{part}.{one.name}".lstrip(".") for part, one in every_setting()}
 
 
