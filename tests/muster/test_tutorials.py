@@ -20,6 +20,7 @@ MADE = {
     "model-owner": ["runs/reader/learning-curve.svg", "runs/reader/model.safetensors", "plan/manifest.json"],
     "operator": ["model.safetensors", "muster.db"],
     "app-developer": ["rounds.svg", "app/examples/examples.db"],
+    "from-training-to-prediction": ["rounds.svg", "release.pem", "app/state/state.db"],
 }
 
 
