@@ -1,6 +1,7 @@
 """`muster model release` and its siblings, on the store and through the admin API."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -114,6 +115,9 @@ def test_a_gate_lets_pass_what_devices_do_not_find_worse(served, trained, key, t
     same = evaluated(served, trained, tmp_path / "same", [0.38, 0.44, 0.47])
     worse = evaluated(served, trained, tmp_path / "worse", [0.60, 0.62, 0.64])
     gate = ["--gate", "loss <= previous", "--json", *here]
+    shown = in_process("task", "metrics", first, *here).output
+    assert re.search("round +attempt +state +reported +seconds +evaluate loss\n", shown)  # the means alone
+    assert re.search(r"loss +examples +4\.2 +3\.974 to 4\.426", shown), shown
     facts = said(release(trained, key, "--evaluation", first, *gate))
     assert facts["gate"] == "no version was rolled out to all devices yet: the gate compares nothing"
     assert facts["evaluation"]["evaluate.loss"] == pytest.approx(4.2)
