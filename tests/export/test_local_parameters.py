@@ -1,18 +1,14 @@
 """Parameters that stay on clients, named by patterns in a model."""
 
-from dataclasses import dataclass
-
 import pytest
 from msgspec import structs
 
-from export.build import build_plan, export_bundle
+from export.build import export_bundle
 from export.errors import InvalidModel
 from export.model import Model
 from export.models import load
-from export.parity import certify
 from export.planned_model import planned_model
 from fedcore.algorithms import create
-from fedcore.algorithms.partly_local import PartlyLocal
 from fedcore.bundle import Bundle
 from fedcore.errors import InvalidSetting, SchemaError
 from fedcore.params import VectorSpec
@@ -76,26 +72,3 @@ def test_an_algorithm_that_would_share_local_parameters_is_refused(tmp_path):
     with pytest.raises(InvalidSetting, match=r"fedavg shares all parameters, and of this model 3.weight, 3.bias stay"):
         export("mlp", "fedavg", tmp_path, local="3.*")
     assert not any(tmp_path.iterdir())
-
-
-@dataclass(frozen=True)
-class Sent:
-    """An algorithm whose clients get what they keep from the server, so that export takes it."""
-
-    inner: PartlyLocal
-
-    def __getattr__(self, name):
-        if name in {"keep", "init_client", "trips"}:
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
-    def broadcast(self, state):
-        return self.inner.broadcast(state) | self.inner.init_client(state["params"])
-
-
-@pytest.mark.parametrize("name", ["fedper", "fedrep"])
-def test_the_graphs_of_the_devices_part_agree_with_torch(name):
-    model = Model(load("logreg"))
-    algorithm = Sent(create(name, {"local": "0..3,640..650", "batch_size": 4}))
-    plan, graphs = build_plan(model, algorithm)
-    assert certify(model, algorithm, plan, graphs).worst < 1e-5
