@@ -15,7 +15,6 @@ import {
   ModelRefused,
   NoModel,
   NotAllowedNow,
-  PlanRefused,
   PolicyForbids,
 } from "./errors.ts";
 import { type KeptVersion, keptBlobs, ModelKeeper } from "./kept-models.ts";
@@ -23,7 +22,7 @@ import { type Personalised, trained } from "./model-training.ts";
 import { type Columns, type Recipe, recipeOf, Version } from "./model-version.ts";
 import { failure, NOTHING_YET, writeJournal, writeRemark } from "./outcome.ts";
 import { Guard } from "./permission/guard.ts";
-import { checkModelRelease, signedRelease } from "./permission/model-releases.ts";
+import { AgainstLimits, checkModelRelease, signedRelease, withinLimits } from "./permission/model-releases.ts";
 import { checkHttps, type Policy } from "./permission/policy.ts";
 import { type BlobRef, isBlob, keptRefs } from "./plan.ts";
 import type { Platform } from "./platform.ts";
@@ -53,9 +52,6 @@ interface Opened {
 
 /** Does work that needs the platform for itself, or throws StateInUse. */
 type Alone = <T>(work: () => Promise<T>) => Promise<T>;
-
-/** A refusal by limits of the policy, which its owner may change. */
-class AgainstLimits extends ModelRefused {}
 
 /** A model by its name: `Device.model` opens it. */
 export class Model {
@@ -397,13 +393,4 @@ function isSame({ sha256 }: BlobRef): (other: BlobRef) => boolean {
 
 function bytesOf({ moved: { up, down } }: Transport): number {
   return up + down;
-}
-
-/** Make a check of the policy's limits. Throws AgainstLimits. */
-function withinLimits(check: () => void): void {
-  try {
-    check();
-  } catch (error) {
-    throw error instanceof PlanRefused ? new AgainstLimits(error.message) : error;
-  }
 }

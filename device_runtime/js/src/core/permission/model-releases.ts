@@ -1,9 +1,21 @@
 /** Releases of models: this device's demands on one before it fetches what it names. Spec: docs/spec/plan.md §11. */
 
-import { FormatError, ModelRefused } from "../errors.ts";
+import { FormatError, ModelRefused, PlanRefused } from "../errors.ts";
 import type { Platform } from "../platform.ts";
 import { type ModelRelease, type Signed, verifiedModelRelease } from "../release.ts";
 import type { Policy } from "./policy.ts";
+
+/** A refusal by limits of the policy, which its owner may change. */
+export class AgainstLimits extends ModelRefused {}
+
+/** Make a check of the policy's limits. Throws AgainstLimits. */
+export function withinLimits(check: () => void): void {
+  try {
+    check();
+  } catch (error) {
+    throw error instanceof PlanRefused ? new AgainstLimits(error.message) : error;
+  }
+}
 
 /** The release, if a key that the policy names signed it; any key if it names none, as for plans of plain rounds.
  *
