@@ -5,9 +5,10 @@ import { expect, test } from "vitest";
 import { ending, entry, size } from "../page/words.ts";
 import { UNKNOWN } from "../src/core/conditions.ts";
 import * as errors from "../src/core/errors.ts";
-import { NOTHING_YET } from "../src/core/outcome.ts";
+import { NOTHING_YET, sessionsIn, writeJournal, writeRemark } from "../src/core/outcome.ts";
 import { allowed, unmetered } from "../src/web/conditions.ts";
 import { retained } from "../src/web/examples.ts";
+import { MemoryStore } from "./memory-store.ts";
 
 const at = (collection: string, time: number) => ({ collection, at: time, fields: {} });
 
@@ -76,4 +77,17 @@ test("an entry of the journal says what was sent, in which round", () => {
   const [, what, sent] = entry({ ...one, bytes_up: 1500 });
   expect(what).toBe("A report on 5 examples, in the clear: the coordinator can read it. Round 2 of task 01234567.");
   expect([sent, size(12), size(2_500_000)]).toEqual(["1.5 kB", "12 bytes", "2.5 MB"]);
+});
+
+test("what belongs to a model and to no session is no entry of the journal", async () => {
+  const store = new MemoryStore();
+  expect(await sessionsIn(store)).toEqual([]);
+  for (const outcome of ["model-refused", "personal-dropped"] as const) {
+    await writeRemark(store, { at: 1, outcome, detail: "model keyboard" });
+  }
+  const personal = { ...NOTHING_YET, task: "model keyboard", bytes_up: 9 };
+  await writeJournal(store, 2, { ...personal, outcome: "personalised" });
+  await writeJournal(store, 3, personal);
+  await writeJournal(store, 4, { ...NOTHING_YET, outcome: "reported", task: "01" });
+  expect((await sessionsIn(store)).map(({ at }) => at)).toEqual([4]);
 });

@@ -20,7 +20,7 @@ import {
 import { type KeptVersion, keptBlobs, ModelKeeper } from "./kept-models.ts";
 import { type Personalised, trained } from "./model-training.ts";
 import { type Columns, type Recipe, recipeOf, Version } from "./model-version.ts";
-import { failure, NOTHING_YET, writeJournal, writeRemark } from "./outcome.ts";
+import { FOR_MODEL, failure, NOTHING_YET, writeJournal, writeRemark } from "./outcome.ts";
 import { Guard } from "./permission/guard.ts";
 import { AgainstLimits, checkModelRelease, signedRelease, withinLimits } from "./permission/model-releases.ts";
 import { checkHttps, type Policy } from "./permission/policy.ts";
@@ -153,7 +153,7 @@ export class Model {
   async personalise(): Promise<Personalised> {
     return this.#visit(async (transport, guard) => {
       const { store, now } = this.#platform;
-      const entry = { ...NOTHING_YET, task: `model ${this.#name}` };
+      const entry = { ...NOTHING_YET, task: FOR_MODEL + this.#name };
       const moved = () => ({ bytes_up: transport.moved.up, bytes_down: transport.moved.down });
       try {
         const [outcome, steps] = await this.#made(transport, guard);

@@ -30,6 +30,12 @@ export interface Outcome {
   readonly retryable: "transient" | "permanent" | null;
 }
 
+/** An entry of the journal: when a session ended, in seconds since 1970, and how. */
+export type Entry = Outcome & { readonly at: number };
+
+/** What the task of a training for this device alone begins with, before the model's name. */
+export const FOR_MODEL = "model ";
+
 /** The training of a model for this device alone; its task is `model NAME`. */
 type Personal = Omit<Outcome, "outcome"> & { readonly outcome: "personalised" };
 
@@ -63,7 +69,7 @@ export function failure(error: DeviceError): Partial<Outcome> {
 
 /** An entry of the journal that belongs to no session: a version of a model was refused, or personal parameters deleted.
  */
-export interface Remark {
+interface Remark {
   readonly at: number;
   readonly outcome: "model-refused" | "personal-dropped";
   readonly detail: string;
@@ -79,4 +85,10 @@ export async function writeRemark(store: Store, remark: Remark): Promise<void> {
 export async function writeJournal(store: Store, at: number, outcome: Outcome | Personal): Promise<void> {
   const entries = (await keptJson<object[]>(store, PLACE)) ?? [];
   await store.write({ [PLACE]: JSON.stringify([...entries, { at, ...outcome }].slice(-MOST_ENTRIES)) });
+}
+
+/** The sessions in the journal, the oldest first: without remarks, and without trainings for this device alone. */
+export async function sessionsIn(store: Store): Promise<readonly Entry[]> {
+  const entries = (await keptJson<(Entry | Remark)[]>(store, PLACE)) ?? [];
+  return entries.filter((entry): entry is Entry => "task" in entry && !entry.task.startsWith(FOR_MODEL));
 }

@@ -2,9 +2,9 @@
 
 import type { Conditions } from "../core/conditions.ts";
 import { AssignmentKeeper } from "../core/kept-assignment.ts";
-import type { Outcome, Remark } from "../core/outcome.ts";
+import { type Entry, sessionsIn } from "../core/outcome.ts";
 import { decodePlan, parameterCount } from "../core/plan.ts";
-import { IDENTITY, keptJson } from "../core/platform.ts";
+import { IDENTITY } from "../core/platform.ts";
 import { reportSize } from "../core/report.ts";
 import { Background, waking } from "./background.ts";
 import { readConditions } from "./conditions.ts";
@@ -20,7 +20,7 @@ import type { Target } from "./target.ts";
 export { DeviceError } from "../core/errors.ts";
 export type { Column, Values } from "../core/examples.ts";
 export type { Columns } from "../core/model-version.ts";
-export type { Outcome } from "../core/outcome.ts";
+export type { Entry, Outcome } from "../core/outcome.ts";
 export { type Waking, waking } from "./background.ts";
 export type { OwnRules } from "./conditions.ts";
 export type { Ending } from "./endings.ts";
@@ -32,7 +32,6 @@ export type { Notice } from "./pages.ts";
 const CONDITIONS_EVERY_MS = 30_000;
 /** The time after which a crashed worker is replaced by another, which sends or gives up stored work. */
 const ANEW_AFTER_MS = 60_000;
-const JOURNAL = "journal";
 
 /** What a page tells its worker: to begin with the kept settings, or the conditions of now.
  *
@@ -44,9 +43,6 @@ export interface Start extends Target {
   readonly once?: boolean;
 }
 export type ToWorker = Start | { readonly conditions: Conditions };
-
-/** An entry of the journal: when a session ended, in seconds since 1970, and how. */
-export type Entry = Outcome & { readonly at: number };
 
 /** The last training of a device: its plan, the number of parameters, and the bytes of an unmasked report. */
 export interface TrainedPlan {
@@ -205,8 +201,7 @@ export class BrowserDevice {
 
   /** The sessions so far, the oldest first. */
   async journal(): Promise<readonly Entry[]> {
-    const entries = (await keptJson<(Entry | Remark)[]>(this.#store, JOURNAL)) ?? [];
-    return entries.filter((entry): entry is Entry => entry.outcome !== "model-refused");
+    return sessionsIn(this.#store);
   }
 
   /** The plan of the last assignment; null when there was none, or it is not kept any more. */
