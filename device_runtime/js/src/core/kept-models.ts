@@ -8,13 +8,14 @@ import { type Signed, same } from "./release.ts";
 
 const PLACE = "models";
 const PERSONAL = "personal:";
+/** Models that a check-in may state. */
+const MOST_STATED = 16;
 
 /** Personal parameters, as a checkpoint in base64, and the release that they were made from. */
 interface Personal {
   readonly signed: Signed;
   readonly parameters: string;
 }
-const MOST_STATED = 16;
 
 /** A version: its signed release, and its blobs, as far as known. trials: how often a trial of it began. */
 export interface KeptVersion {
@@ -127,7 +128,7 @@ export async function keptBlobs(store: Store): Promise<ReadonlySet<string>> {
 export async function statedVersions(store: Store, coordinator: URL, population: string) {
   const start = `${coordinator.href} ${population} `;
   const mine = Object.entries(await rows(store))
-    .filter(([key]) => key.startsWith(start))
+    .filter(([key]) => key.startsWith(start) && !key.includes(" ", start.length)) // else of a longer population's name
     .sort(([a], [b]) => (a < b ? -1 : 1));
   const models: Record<string, number> = {},
     refused: Record<string, number> = {};
