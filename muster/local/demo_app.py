@@ -133,11 +133,9 @@ class AppTrip:
     def _read(self, population: str) -> list[ReadDigit]:
         """What a held-out device reads, in this process as an app would: the first of each digit that is held out."""
         client = self.users.clients[0]
-        examples, state = (
-            self.folder / population / client / "examples.npz",
-            state_folder(self.folder / population, client),
-        )
-        device = Device(self.coordinator.url, population, examples, state, policy=Policy(signers=(self.key.signer,)))
+        devices, policy = self.folder / population, Policy(signers=(self.key.signer,))
+        examples, state = devices / client / "examples.npz", state_folder(devices, client)
+        device = Device(self.coordinator.url, population, examples, state, policy=policy)
         shards = [self.users.shard(index) for index in range(len(self.users))]
         x, y = (np.concatenate([shard[name] for shard in shards]) for name in ("x", "y"))
         kinds, first = np.unique(y, return_index=True)
