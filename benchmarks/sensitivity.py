@@ -8,21 +8,25 @@ receive. In secure rounds every mean has an error too, from the fixed-point numb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 
 from fedcore.algorithms.algorithm import (
     Algorithm,
     Broadcast,
+    Carry,
+    ClientState,
     Exchange,
     Report,
     ServerStep,
     State,
+    StatefulAlgorithm,
     Trip,
     Vector,
+    keeps_client_state,
     trips_of,
 )
 from fedcore.params import Float32
@@ -76,6 +80,20 @@ class _Rounded:
         return like.new_tensor(deviation * self.source.standard_normal(tuple(like.shape)))
 
 
+class _RoundedKeeper(_Rounded):
+    """The same of an algorithm whose clients keep vectors, which have no error of their own."""
+
+    def init_client(self, params_D: Vector) -> ClientState:
+        return self._keeper.init_client(params_D)
+
+    def keep(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> ClientState:
+        return self._keeper.keep(broadcast, carries)
+
+    @property
+    def _keeper(self) -> StatefulAlgorithm:
+        return cast("StatefulAlgorithm", self.algorithm)
+
+
 def sensitivity(
     engine: Callable[[Algorithm], Engine],
     algorithm: Algorithm,
@@ -94,5 +112,6 @@ def sensitivity(
         return [after.params for after in replay(engine(variant), population, cohorts)]
 
     exact = models(algorithm)
-    rounded = (_Rounded(algorithm, errors, np.random.default_rng(draw)) for draw in range(DRAWS))
+    kind = _RoundedKeeper if keeps_client_state(algorithm) else _Rounded
+    rounded = (kind(algorithm, errors, np.random.default_rng(draw)) for draw in range(DRAWS))
     return max(worst_distance(start, exact, models(variant)) for variant in rounded)

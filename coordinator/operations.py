@@ -129,6 +129,12 @@ class TaskStore(Protocol):
         The audit log says who read it. Raises UnknownRound.
         """
 
+    def plan_part(self, task_id: str, part: str | None = None) -> bytes:
+        """The plan of a task, or what apps predict with beside the model: a predict graph or the frozen vectors.
+
+        part: the SHA-256 of a blob that the plan names for that, by default the plan itself. Raises UnknownBlob.
+        """
+
     def certificate(self, task_id: str, number: int | None = None) -> CertifiedLedger:
         """The privacy certificate of that model, of a task that promises privacy, with the ledger that it is about.
 
@@ -284,6 +290,7 @@ OPERATIONS = (
     Operation(_VIEWER, "GET", "/devices", TaskStore.devices),
     Operation(_VIEWER, "GET", "/audit", TaskStore.audit),
     Operation(_VIEWER, "GET", "/tasks/{task}/model", TaskStore.model, ("unknown-round",)),
+    Operation(_VIEWER, "GET", "/tasks/{task}/plan", TaskStore.plan_part, ("unknown-blob",)),
     Operation(_VIEWER, "GET", "/tasks/{task}/certificate", TaskStore.certificate, ("unknown-round", "not-private")),
     Operation(_VIEWER, "GET", "/models", TaskStore.models),
     Operation(_VIEWER, "GET", _MODEL + "/versions", TaskStore.model_versions),

@@ -108,15 +108,13 @@ def pass_gate(store: TaskStore, gate: Gate, release: ModelRelease) -> str:
 
 
 def plan_of(store: TaskStore, task_id: str, bundle: Bundle | None) -> BlobRef:
-    """The plan of a task: that of its bundle, or the one in a store that is here."""
-    from coordinator.store.tasks import CoordinatorStore
+    """The plan of a task. Raises InvalidModel unless it is that of the bundle, where one is given."""
     from fedcore.plan import BlobRef
 
-    if bundle is None and isinstance(store, CoordinatorStore):
-        return BlobRef.of(store.blobs.get(store.task(task_id).plan_sha256))
-    if bundle is None:
-        raise InvalidModel("plans are not read over HTTP; name the task's bundle with --plan")
-    return bundle.manifest.plan
+    plan = BlobRef.of(store.plan_part(task_id))
+    if bundle is not None and bundle.manifest.plan != plan:
+        raise InvalidModel(f"task {task_id} runs another plan than the bundle {bundle.folder}")
+    return plan
 
 
 def keep(store: TaskStore, data: bytes) -> None:

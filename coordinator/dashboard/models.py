@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from msgspec import UNSET
 
 from coordinator.dashboard.curves import Chart, chart, charts
-from coordinator.dashboard.figures import Figures, figures_of
 from coordinator.dashboard.views import evaluated
 from coordinator.errors import InvalidModel, UnknownModel
 from coordinator.rules.entities import Task
+from coordinator.rules.figures import Figures, figures_of
 from coordinator.rules.roll_outs import Model, ModelCount, ModelVersion, RollOut, earlier
 from coordinator.store.models import COUNTED_DAYS, model_of, versions_of
 from coordinator.store.records.records import Records

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coordinator.dashboard.figures import means_of
 from coordinator.dashboard.times import clock
 from coordinator.rules.entities import RoundRecord, Task
+from coordinator.rules.figures import means_of
 from coordinator.rules.states import RoundState
 from coordinator.store.records.records import Records
 from coordinator.store.rows import round_of

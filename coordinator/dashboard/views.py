@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from coordinator.api.check_in_counts import PopulationCounts
 from coordinator.dashboard import funnel
 from coordinator.dashboard.curves import Chart, chart, charts
-from coordinator.dashboard.figures import Figures, figures_of, means_of
 from coordinator.dashboard.funnel import Funnel
 from coordinator.dashboard.round_views import attempts
 from coordinator.dashboard.times import age, clock
 from coordinator.errors import UnknownPopulation
 from coordinator.rules.entities import LiveRound, Measured, RoundRecord, Task, Transition
+from coordinator.rules.figures import Figures, figures_of, means_of
 from coordinator.rules.progress import Progress
 from coordinator.rules.states import RoundState
 from coordinator.store.records.overview import Totals

@@ -20,7 +20,7 @@ from fedcore import checkpoint
 from fedcore.errors import SchemaError
 from fedcore.model_release import ModelRelease, decode_model_release
 from fedcore.params import VectorSpec
-from fedcore.plan import Plan
+from fedcore.plan import BlobRef, Plan
 from fedcore.release import Signed
 
 _DOMAIN = b"muster.roll-out.v1\0"
@@ -215,6 +215,12 @@ def check_origin(release: ModelRelease, population: str, plan_sha256: str) -> No
         raise InvalidModel(
             f"version {release.number} of model {release.name!r} names an origin of another population or plan"
         )
+
+
+def predicting(plan: Plan) -> tuple[BlobRef, ...]:
+    """The blobs that apps need to predict with a plan, beside the parameters."""
+    graphs = () if plan.predict is None else tuple(plan.predict.graphs.values())
+    return graphs if plan.frozen is None else (*graphs, plan.frozen.blob)
 
 
 def check_model(plan: Plan, parameters: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from coordinator.errors import InvalidModel, UnknownModel
+from coordinator.errors import InvalidModel, UnknownBlob, UnknownModel
 from coordinator.rules.audit import STORE, Action
 from coordinator.rules.model_gate import Gate
 from coordinator.rules.roll_outs import (
@@ -21,6 +21,7 @@ from coordinator.rules.roll_outs import (
     check_unexpired,
     earlier,
     for_all,
+    predicting,
     version_for,
 )
 from coordinator.store.opened import OpenedStore
@@ -63,9 +64,7 @@ class ModelStore(OpenedStore):
         release = verified_model_release(signed)
         plan = Plan.decode(self._read(release.plan))
         check_model(plan, self._read(release.parameters))
-        served = {release.plan, release.parameters}
-        served |= set(plan.predict.graphs.values()) if plan.predict else set()
-        served |= {plan.frozen.blob} if plan.frozen else set()
+        served = {release.plan, release.parameters, *predicting(plan)}
         for ref in served:
             self._read(ref)
         with self.database.writing() as records:
@@ -108,6 +107,17 @@ class ModelStore(OpenedStore):
             if to is None:
                 return _roll_out(records, versions[before[-1].number - 1], 0.0, RollOutKind.ROLL_BACK, by)
             return _roll_out(records, _version(records, population, name, to), 1.0, RollOutKind.ROLL_BACK, by)
+
+    def plan_part(self, task_id: str, part: str | None = None) -> bytes:
+        """As `TaskStore` says."""
+        with self.database.reading() as records:
+            data = self.blobs.get(records.task(task_id).plan_sha256)
+        if part is None:
+            return data
+        named = next((ref for ref in predicting(Plan.decode(data)) if ref.sha256 == part), None)
+        if named is None:
+            raise UnknownBlob(f"the plan of task {task_id} names no predict graph or frozen vectors {part[:12]}…")
+        return self._read(named)
 
     def model_for(self, device: str, population: str, name: str) -> Signed | None:
         """The release of a model for a device; None when it has none."""

@@ -27,7 +27,6 @@ Data = Annotated[
 Out = Annotated[Path | None, typer.Option(help="The file to write.  [default: model.onnx, .pte or .pt2]")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file that is there.")]
 Round = Annotated[int | None, typer.Option("--round", help="The task's round whose model it is.  [default: the last]")]
-PlanBundle = Annotated[Path | None, typer.Option(help="The task's plan bundle, needed with --coordinator.")]
 CheckpointFile = Annotated[Path | None, typer.Option(metavar="FILE", help="The model, from `muster task checkpoint`.")]
 ModuleSource = Annotated[
     str | None, typer.Option(help="For executorch and torch: the model's source, as package.module:function.")
@@ -50,7 +49,6 @@ def export(
     out: Out = None,
     force: Force = False,
     round_number: Round = None,
-    plan: PlanBundle = None,
     checkpoint: CheckpointFile = None,
     model: ModuleSource = None,
     db: Database = None,
@@ -85,7 +83,7 @@ def export(
             if checkpoint is not None:
                 raise typer.BadParameter(f"{source} is not a plan bundle; a task has a --round", param_hint="SOURCE")
             with open_store(db, blobs, coordinator) as store:
-                trained, bundle = trained_in(store, source, round_number, plan)
+                trained = trained_in(store, source, round_number)
         examples = None if data is None else _examples(trained, data)
         note(f"write for {to}")
         made = inference_model(trained, to, source=_module(to, bundle, model), int8=int8, examples=examples)
@@ -131,29 +129,18 @@ def _of_bundle(folder: Path, checkpoint: Path | None) -> tuple[Trained, Bundle]:
         raise SchemaError(f"{checkpoint} is of another model than the plan in {folder}: {error}") from error
 
 
-def trained_in(store: TaskStore, task_id: str, number: int | None, plan: Path | None) -> tuple[Trained, Bundle | None]:
-    """The model after a round; where the coordinator is elsewhere, with the plan of a bundle here."""
+def trained_in(store: TaskStore, task_id: str, number: int | None) -> Trained:
+    """The model after a round of a task."""
     import safetensors.numpy
 
-    from coordinator.store.tasks import CoordinatorStore
+    from coordinator.rules.roll_outs import predicting
     from export.inference.trained import Trained
-    from fedcore.bundle import Bundle
     from fedcore.plan import Plan
 
-    bundle = None if plan is None else Bundle(plan)
-    task = store.task(task_id)
-    if bundle is not None and bundle.manifest.plan.sha256 != task.plan_sha256:
-        raise typer.BadParameter(f"task {task_id} runs another plan than the bundle's", param_hint="--plan")
-    if bundle is not None:
-        return Trained.of_bundle(bundle, safetensors.numpy.load(store.model(task_id, number))), bundle
-    if not isinstance(store, CoordinatorStore):
-        raise typer.BadParameter("graphs are not read over HTTP; name the task's bundle", param_hint="--plan")
+    plan = Plan.decode(store.plan_part(task_id))
     tensors = safetensors.numpy.load(store.model(task_id, number))
-    known = Plan.decode(store.blobs.get(task.plan_sha256))
-    refs = {known.frozen.blob} if known.frozen else set()
-    refs |= set(known.predict.graphs.values()) if known.predict else set()
-    read = {ref: ref.check(store.blobs.get(ref.sha256)) for ref in refs}
-    return Trained(known, known.schema.flatten(tensors), read.__getitem__), None
+    read = {ref: ref.check(store.plan_part(task_id, ref.sha256)) for ref in predicting(plan)}
+    return Trained(plan, plan.schema.flatten(tensors), read.__getitem__)
 
 
 def _module(to: str, bundle: Bundle | None, named: str | None) -> str | None:

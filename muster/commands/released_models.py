@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.commands.model import PlanBundle, model_app, trained_in
+from muster.commands.model import model_app, trained_in
 from muster.commands.stores import Blobs, Database, Remote, given_again, open_store, with_store
 from muster.output import Json, answer, at_utc, emit, remark, say, say_next, show_fields, show_table
 
@@ -38,6 +38,9 @@ FirstShare = Annotated[
 Evaluation = Annotated[
     str | None,
     typer.Option(metavar="TASK[@ROUND]", help="The task that evaluated it; its figures go into the release."),
+]
+PlanBundle = Annotated[
+    Path | None, typer.Option(help="A bundle that you trust: sign nothing unless the task runs its plan.")
 ]
 GateText = Annotated[
     str | None, typer.Option(metavar="GATE", help="'METRIC >= previous', or <=: refuse a version that is worse.")
@@ -74,6 +77,7 @@ def release(
 
     muster model release 4f1c…@80 --name keyboard --key release.pem --evaluation 9ab2… --gate 'accuracy >= previous'
     """
+    from fedcore.bundle import Bundle
     from fedcore.signing import SigningKey
     from muster.releasing_models import Source, evaluation_of, keep, next_release, pass_gate, plan_of
 
@@ -82,8 +86,8 @@ def release(
     signing = SigningKey.load(key)
     with open_store(db, blobs, coordinator) as store:
         model = Source.of(store, source)
-        trained, bundle = trained_in(store, model.task, model.round, plan)
-        known = plan_of(store, model.task, bundle)
+        known = plan_of(store, model.task, None if plan is None else Bundle(plan))
+        trained = trained_in(store, model.task, model.round)
         figures = {} if evaluation is None else evaluation_of(store, evaluation, model)
         made, parameters = next_release(
             store, model, name, known, trained.params, signing, evaluation=figures, forbid_older=forbid_older

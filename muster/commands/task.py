@@ -29,7 +29,7 @@ from muster.releasing import FIRST_COUNTER, VALID_DAYS, read_release, release_fa
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
-    from coordinator.rules.entities import RoundRecord, Task
+    from coordinator.rules.entities import Task
     from coordinator.rules.progress import Progress
     from coordinator.settings import Settings
     from coordinator.store.tasks import CoordinatorStore
@@ -168,6 +168,8 @@ def metrics(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
     models, by round. Then counts of sessions by what became of them, step by step: the task's own, and those of its
     population without a task.
     """
+    from muster.round_tables import show_rounds
+
     rounds, sessions, progress = store.rounds(task), store.sessions(task), store.progress_of(task)
     evaluations = store.evaluations(task)
     if json:
@@ -175,7 +177,7 @@ def metrics(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
         emit(msgspec.to_builtins(found))
         return
     if rounds:
-        _show_rounds(rounds)
+        show_rounds(rounds, store.task(task).algorithm.name)
     else:
         say(f"no round has begun: {progress.sentence}")
     if evaluations:
@@ -311,42 +313,6 @@ def _devices_url(store: CoordinatorStore, settings: Settings) -> str:
     with store.database.reading() as records:
         running = [replica.url for replica in records.leases.replicas()]
     return running[0] if running else f"http://{settings.host}:{settings.port}"
-
-
-def _show_rounds(rounds: list[RoundRecord]) -> None:
-    """Two tables, so that each fits a terminal: how rounds went, and what went wrong."""
-    names = list(dict.fromkeys(name for record in rounds for name in record.metrics))
-    columns = ("round", "attempt", "state", "reported", "seconds", *(name.replace(".", " ") for name in names))
-    cells = [(r.number, r.attempt, r.state, _reported(r), r.seconds, *map(r.metrics.get, names)) for r in rounds]
-    show_table(columns, cells)
-    ends = {
-        "round": "number",
-        "attempt": "attempt",
-        "aborted": "aborted",
-        "lost": "lost",
-        "not needed": "not_needed",
-        "expired": "expired",
-        **({"too stale": "stale"} if any(r.stale for r in rounds) else {}),
-        "reason": "reason",
-        "abort reasons": "abort_reasons",
-    }
-    missing = [
-        [getattr(r, name) for name in ends.values()]
-        for r in rounds
-        if r.taken_over + r.assigned > r.reported + r.handed_on or r.reason or r.abort_reasons
-    ]
-    if missing:
-        say()
-        show_table(tuple(ends), missing)
-
-
-def _reported(record: RoundRecord) -> str:
-    """The reports of a round: of how many devices or, in mode buffered, how many versions old on average."""
-    from coordinator.rules.buffers import mean_staleness
-
-    if not record.staleness:
-        return f"{record.reported} of {record.assigned}"
-    return f"{record.reported}, {mean_staleness(record.staleness):.1f} versions old"
 
 
 def _facts(task: Task, progress: Progress) -> dict[str, Any]:

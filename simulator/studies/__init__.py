@@ -12,6 +12,7 @@ from simulator.studies.federated_optimization import FEDERATED_OPTIMIZATION
 from simulator.studies.learning_rates import LEARNING_RATES
 from simulator.studies.local_steps import LOCAL_STEPS
 from simulator.studies.masked_compression import MASKED_COMPRESSION
+from simulator.studies.personal_models import PERSONAL_MODELS
 from simulator.studies.private_training import PRIVATE_TRAINING
 from simulator.studies.pseudo_gradients import PSEUDO_GRADIENTS
 from simulator.studies.round_time import ROUND_TIME
@@ -33,6 +34,7 @@ STUDIES = {
         LEARNING_RATES,
         LOCAL_STEPS,
         MASKED_COMPRESSION,
+        PERSONAL_MODELS,
         PRIVATE_TRAINING,
         PSEUDO_GRADIENTS,
         ROUND_TIME,

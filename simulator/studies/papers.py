@@ -1,6 +1,10 @@
 """The papers whose questions the studies ask."""
 
 CHARLES = "Charles, Garrett, Huo, Shmulyian, Smith, *On large-cohort training for federated learning*, NeurIPS 2021"
+COLLINS = (
+    "Collins, Hassani, Mokhtari, Shakkottai, *Exploiting shared representations for personalized federated learning*, "
+    "ICML 2021"
+)
 FIELD_GUIDE = "Wang et al., *A field guide to federated optimization*, arXiv:2107.06917, 2021"
 KARIMIREDDY = (
     "Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, *SCAFFOLD: stochastic controlled averaging for federated "

@@ -4,17 +4,20 @@ import re
 
 import pytest
 from selenium.webdriver.common.by import By
+from sqlalchemy import update
 
 from coordinator.api.tokens import issue
-from coordinator.dashboard.figures import figures_of, means_of
 from coordinator.dashboard.models import model_form, model_page, models_page
 from coordinator.dashboard.views import task_page
 from coordinator.model_counts import DAY_S, Stated
 from coordinator.rules.entities import Role
+from coordinator.rules.figures import figures_of, means_of
+from coordinator.store.tables import ROUNDS, TASKS
 from fedcore.model_release import ModelOrigin
 from tests.coordinator.browser import AXE, assert_sound, broken_words, look_as, shows, violations
 from tests.coordinator.bundles import START
-from tests.coordinator.pages import csrf, log_in
+from tests.coordinator.conftest import committed
+from tests.coordinator.pages import csrf, log_in, play
 from tests.coordinator.released import predicting_bundle, version
 from tests.coordinator.test_dashboard_browser import log_in as enter
 from tests.coordinator.test_dashboard_browser import press
@@ -188,3 +191,21 @@ def sound(browser, origin, width):
     assert refused == []
     assert_sound(browser, origin, width)
     assert not AXE.is_file() or violations(browser) == {}
+
+
+def test_page_of_a_comparison_shows_differences_with_intervals(store, register, served, browser):
+    found = {"compare.devices": 200.0, "compare.examples": 4120.0, "compare.loss.improved": 0.61}
+    for name in ("compare.loss", "compare.loss.devices"):
+        found |= {name: -0.0312, f"{name}.low": -0.0455, f"{name}.high": -0.0169}
+    task = register(goal=1, rounds=3)
+    play(served, (0.5,), devices=1)
+    committed(store, task, 1)
+    with store.database.writing() as records:
+        made = records._connection.execute
+        made(update(TASKS).values(algorithm="compare"))
+        made(update(ROUNDS).where(ROUNDS.c.state == "committed").values(metrics=found))
+    look_as(browser, 390)
+    browser.get(f"{served.admin}/tasks/{task}")
+    shows(browser, "evaluated model minus the other, on 200 devices", "-0.0312 -0.0455 to -0.0169", "61 % of devices")
+    assert browser.find_elements(By.CSS_SELECTOR, "svg.chart") == []
+    sound(browser, served.admin, 390)

@@ -314,6 +314,17 @@ def test_an_origin_that_cannot_be_is_refused(store, register, task):
     assert store.release_model(version(store, origin=ModelOrigin(task, 1))).statement.origin.round == 1
 
 
+def test_the_parts_of_a_plan_that_apps_need_are_read_by_digest(store, task):
+    plan = predicting_plan()
+    assert store.plan_part(task) == plan.encode()
+    assert store.plan_part(task, BlobRef.of(PREDICT).sha256) == PREDICT
+    for other in (store.task(task).initial.checkpoint_sha256, "0" * 64):  # stored, and not
+        with pytest.raises(UnknownBlob, match=f"the plan of task {task} names no predict graph or frozen vectors"):
+            store.plan_part(task, other)
+    with pytest.raises(UnknownTask):
+        store.plan_part("nope")
+
+
 @pytest.mark.parametrize("share", [0, -0.1, 1.01, 5, float("nan"), float("inf")])
 def test_a_share_that_is_none_is_refused(share, store, released):
     with pytest.raises(InvalidModel, match="it is above 0 and at most 1, which is all"):

@@ -11,7 +11,7 @@ from fedcore.signing import SigningKey
 from muster.local.browser import Person
 from simulator import datasets
 from tests.device_runtime.pages import DIGITS, kept_examples
-from tests.device_runtime.test_browser import await_commit, browser, bundle, opened, page, task
+from tests.device_runtime.test_browser import await_commit, browser, bundle, kept, opened, page, task
 
 __all__ = ["browser", "bundle", "opened", "page", "task"]
 
@@ -61,7 +61,7 @@ def test_the_page_reads_a_drawn_digit_with_each_released_model(tmp_path, coordin
         made = task(local)
         person = Person(browser, local.url, "p")
         person.sketch(DIGITS[7])
-        person.waits_for("reading", "No model is released yet. Once one is, it says here what it reads.")
+        person.waits_for("reading", "There is no model on this device yet. Once one is released, it says here")
         release(local, bundle, key, 1, params)
         for digit in (0, 6):
             said = f"I read: {digit}, "
@@ -81,6 +81,22 @@ def test_the_page_reads_a_drawn_digit_with_each_released_model(tmp_path, coordin
     person.waits_for("reading", "I read: 3, 100 %")
 
 
+def test_drawing_makes_nobody_known_again_who_left(tmp_path, coordinators, task, bundle, page, browser):
+    with coordinators.local(tmp_path, page=str(page)) as local:
+        task(local)
+        release(local, bundle, SigningKey.new(tmp_path / "models.pem"), 1, np.zeros(650, np.float32))
+        person = Person(browser, local.url, "p")
+        person.sketch(DIGITS[7])
+        person.waits_for("reading", "I read: 0, 10 %")
+        assert kept(browser, "keys") != []
+        person.press("leave")
+        person.waits_for("state", "You left")
+        person.press("wipe")
+        person.sketch(DIGITS[7])
+        person.waits_for("reading", "There is no model on this device yet")
+        assert kept(browser, "keys") == []
+
+
 def test_a_stroke_has_no_gaps_and_a_button_keeps_it(tmp_path, coordinators, task, page, browser):
     with coordinators.local(tmp_path, page=str(page)) as local:
         task(local)
@@ -91,6 +107,6 @@ def test_a_stroke_has_no_gaps_and_a_button_keeps_it(tmp_path, coordinators, task
         person.stroke((1.5, 1.5), (6.5, 6.5))
         person.press("keep-4")
         person.waits_for("count", "1")
-        kept = kept_examples(browser)
-        assert (np.diag(kept["x"][0, 0]) == [0.0, 1, 1, 1, 1, 1, 1, 0]).all()
-        assert kept["y"].tolist() == [4]
+        examples = kept_examples(browser)
+        assert (np.diag(examples["x"][0, 0]) == [0.0, 1, 1, 1, 1, 1, 1, 0]).all()
+        assert examples["y"].tolist() == [4]

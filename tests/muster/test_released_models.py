@@ -1,6 +1,7 @@
 """`muster model release` and its siblings, on the store and through the admin API."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from fedcore import checkpoint
 from fedcore.bundle import Bundle
 from fedcore.errors import BadRelease
 from fedcore.signing import SigningKey, verified_model_release
-from tests.coordinator.bundles import START, evaluation_values, make_evaluation_bundle, report_body
+from tests.coordinator.bundles import START, evaluation_values, make_bundle, make_evaluation_bundle, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.released import predicting_bundle, predicting_plan
 from tests.coordinator.replicas import until
@@ -73,7 +74,7 @@ def said(result):
     return json.loads(result.stdout)
 
 
-def test_a_trained_model_is_released_and_promoted_step_by_step(served, trained, key, plan):
+def test_a_trained_model_is_released_and_promoted_step_by_step(served, trained, key, plan, tmp_path):
     here, there, store, _ = served
     made = release(trained, key, "--share", "5%", *here)
     assert made.exit_code == 0, made.output
@@ -83,7 +84,11 @@ def test_a_trained_model_is_released_and_promoted_step_by_step(served, trained, 
     found = checkpoint.decode(store.blobs.get(statement.parameters.sha256), predicting_plan().broadcast)["params"]
     np.testing.assert_array_equal(found, np.add(START, [1, 0, 0, 0]))
     assert (statement.plan.sha256, statement.number, statement.counter) == (store.task(trained).plan_sha256, 1, 1)
+    other = make_bundle(tmp_path / "other").folder
+    kind, words = failure(release(trained, key, "--plan", other, *there))
+    assert (kind, f"task {trained} runs another plan than the bundle {other}" in words) == (InvalidModel, True)
     facts = said(release(f"{trained}@1", key, "--plan", plan, "--json", *there))
+    assert facts["origin"] == f"{trained}@1"
     assert (facts["version"], facts["population"], facts["share"]) == (2, "phones", None)
     for asked, share in (("20%", 0.2), ("0.5", 0.5), ("100%", 1.0)):
         done = said(in_process("model", "promote", "keyboard@1", "--share", asked, "--json", *there))
@@ -110,6 +115,9 @@ def test_a_gate_lets_pass_what_devices_do_not_find_worse(served, trained, key, t
     same = evaluated(served, trained, tmp_path / "same", [0.38, 0.44, 0.47])
     worse = evaluated(served, trained, tmp_path / "worse", [0.60, 0.62, 0.64])
     gate = ["--gate", "loss <= previous", "--json", *here]
+    shown = in_process("task", "metrics", first, *here).output
+    assert re.search("round +attempt +state +reported +seconds +evaluate loss\n", shown)  # the means alone
+    assert re.search(r"loss +examples +4\.2 +3\.974 to 4\.426", shown), shown
     facts = said(release(trained, key, "--evaluation", first, *gate))
     assert facts["gate"] == "no version was rolled out to all devices yet: the gate compares nothing"
     assert facts["evaluation"]["evaluate.loss"] == pytest.approx(4.2)
@@ -191,8 +199,8 @@ def test_options_that_lack_something_are_named(more, told, served, trained, key,
     assert (code, told in err) == (2, True), err
 
 
-def test_what_cannot_be_released_is_named(served, trained, key, plan, tmp_path, typed):
-    here, there, store, _ = served
+def test_what_cannot_be_released_is_named(served, trained, key, tmp_path):
+    here, _, store, _ = served
     assert failure(release(f"{trained}@last", key, *here))[0] is InvalidTask
     untrained = store.register_task(
         predicting_bundle(tmp_path / "another"), TaskSettings(population="p", goal=2, rounds=2)
@@ -200,8 +208,6 @@ def test_what_cannot_be_released_is_named(served, trained, key, plan, tmp_path, 
     assert "has committed no round yet" in failure(release(untrained, key, *here))[1]
     named = in_process("model", "release", trained, "--name", "Key Board", "--key", key, *here)
     assert failure(named)[0] is BadRelease
-    code, _, err = typed("model", "release", trained, "--name", "keyboard", "--key", key, *there)
-    assert (code, "name the task's bundle" in err) == (2, True)
     kind, words = failure(release(trained, key, "--share", "0%", *here))
     assert (kind, "above 0 and at most 1" in words) == (InvalidModel, True)
     assert store.models() == []

@@ -21,6 +21,7 @@ MADE = {
     "operator": ["model.safetensors", "muster.db"],
     "secure-task": ["muster-trial/release.pem", "muster.db"],
     "app-developer": ["rounds.svg", "app/examples/examples.db"],
+    "from-training-to-prediction": ["rounds.svg", "release.pem", "app/state/state.db"],
 }
 
 

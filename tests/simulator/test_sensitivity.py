@@ -11,7 +11,9 @@ from simulator.engine import Engine
 from tests.simulator.federation import SEED
 
 
-@pytest.mark.parametrize(("name", "trips"), [("fedavg", 1), pytest.param("mime", 2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("name", "trips"), [("fedavg", 1), ("scaffold", 1), pytest.param("mime", 2, marks=pytest.mark.long)]
+)
 def test_a_training_is_as_sensitive_as_the_rounding_is_coarse(name, trips):
     users, _ = datasets.users("digits", None, 2)
     model, cohort = Model(load("logreg", (1, 8, 8), 10), SEED), dict(enumerate(users.clients))

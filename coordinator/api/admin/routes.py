@@ -38,6 +38,7 @@ _BOUNDS = {
     "version": Query(ge=1, lt=2**31),
     "share": Query(),
     "gate": Query(max_length=200),
+    "part": Query(pattern="^[0-9a-f]{64}$"),
 }
 """What the parameters of queries may be, by name."""
 _OF_PATH = {"{task}": "unknown-task", "{device}": "no-such-device", "{name}": "unknown-model"}

@@ -62,7 +62,8 @@ export function read(values: Columns[string] | undefined): string {
 /** Why the model read nothing. */
 export function unread(error: unknown): string {
   if (!(error instanceof DeviceError)) return error instanceof Error ? error.message : String(error);
-  if (error.reason === "no-model") return "No model is released yet. Once one is, it says here what it reads.";
+  if (error.reason === "no-model")
+    return "There is no model on this device yet. Once one is released, it says here what it reads.";
   return sentence({ reason: error.reason, detail: error.message });
 }
 

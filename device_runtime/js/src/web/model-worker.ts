@@ -34,7 +34,10 @@ export async function answer(question: Question): Promise<void> {
   const { id, rows } = question;
   let said: Answer;
   try {
-    model ??= open(question);
+    model ??= open(question).catch((error: unknown) => {
+      model = undefined; // the next question tries again
+      throw error;
+    });
     const opened = await model;
     await opened.reload(console.warn); // the worker of sessions may have taken another version
     said = rows === null ? { id, swapped: await opened.refresh() } : { id, outputs: await opened.predict(rows) };
