@@ -37,8 +37,8 @@ NAME = "digits"
 _LOOK_S = 0.02
 
 
-class NotEvaluated(Exception):
-    """The held-out devices did not evaluate the model."""
+class DemoFailed(Exception):
+    """The demo did not come to its end: a task of it was not completed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class AppTrip:
     folder: Path
 
     def run(self, algorithm: str, source: Source, evaluation: Bundle, settings: TaskSettings) -> AppResult:
-        """Evaluate a model, release it, and read with it. settings: of the evaluation. Raises NotEvaluated."""
+        """Evaluate a model, release it, and read with it. settings: of the evaluation. Raises DemoFailed."""
         started = time.monotonic()
         figures = self._evaluate(source, evaluation, settings)
         version = self._release(source, figures)
@@ -115,7 +115,7 @@ class AppTrip:
                 time.sleep(_LOOK_S)
             fleet.run(servers=self.servers)
         if store.task(task).state is not TaskState.COMPLETED:
-            raise NotEvaluated(f"the evaluation on held-out devices is {store.task(task).state}")
+            raise DemoFailed(f"the evaluation on held-out devices is {store.task(task).state}")
         return evaluation_of(store, task, source)
 
     def _release(self, source: Source, figures: Mapping[str, float]) -> int:
