@@ -111,7 +111,7 @@ function checkCheckpoint(given: Assignment, { release, digest, entry }: Shown, l
     return;
   }
   const fits = entry.checkpoint === given.checkpoint.sha256;
-  demand(fits, rule, "the signed entry is for another release or checkpoint");
+  demand(fits, rule, "the signed entry is for another checkpoint");
   const inTurn = entry.round === given.round - 1 && entry.round >= 1;
   demand(inTurn, rule, `the checkpoint of round ${entry.round} comes in round ${given.round}`);
   const older = last !== null && entry.round < last.round;
@@ -140,7 +140,7 @@ interface Lineage {
 function checkEntry(given: Assignment, entry: LineageEntry, { release, digest, last }: Lineage): void {
   const rule = "lineage";
   demand(given.lineage?.signer === release.lineage, rule, "the checkpoint is not signed by the release's key");
-  demand(entry.release === digest, rule, "the signed entry is for another release or checkpoint");
+  demand(entry.release === digest, rule, "the signed entry is for another release");
   const descends = entry.round > 1 || entry.parent === release.checkpoint;
   demand(descends, rule, "the checkpoint of round 1 does not descend from the release's");
   if (last !== null) {
