@@ -173,9 +173,7 @@ class TaskSettings:
     goal: Annotated[int, setting("Reports that end a round.", ge=1, le=MOST_COUNT)]
     rounds: Annotated[int, setting("Rounds to commit.", ge=1, le=MOST_COUNT)]
     minimum: Annotated[int, setting("Least reports; by default the goal.", ge=1, le=MOST_COUNT)] | None = None
-    clients: (
-        Annotated[int, setting("Devices that take part in all, for algorithms that ask.", ge=1, le=MOST_COUNT)] | None
-    ) = None
+    clients: Annotated[int, setting("All devices, if the algorithm asks.", ge=1, le=MOST_COUNT)] | None = None
     over_selection: Annotated[float, setting("Devices drawn per report wanted.", ge=1, le=100)] = 1.3
     selection_timeout_s: Annotated[float, Seconds("How long a round waits for devices.")] = 60.0
     reporting_deadline_s: Annotated[float, Seconds("How long a round waits for reports.", le=LONGEST_REPORTING_S)] = (

@@ -7,8 +7,8 @@ from collections.abc import Collection
 import onnx
 from onnx import helper
 
+from export.graph_bodies import bodies_of
 from export.onnx.graph import GraphBuilder
-from export.onnx.loops import bodies_of
 
 
 def undivided(graph: GraphBuilder) -> None:

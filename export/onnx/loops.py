@@ -85,8 +85,3 @@ def _infos(names: Sequence[str], values: Sequence[fx.Node]) -> list[onnx.ValueIn
         helper.make_tensor_value_info(name, ONNX_TYPES[value.meta["val"].dtype], None)
         for name, value in zip(names, values, strict=True)
     ]
-
-
-def bodies_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """The graph inside a node, if there is one."""
-    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]

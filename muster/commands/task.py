@@ -70,13 +70,11 @@ def create(
 ) -> None:
     """Register a plan bundle as a task.
 
-    A running coordinator starts it within a second. docs/settings.md explains the settings. With --secagg the task
-    needs a release, of a file with --release, or signed with --release-key on this machine. Only devices whose policy
-    names its public key take part. Sign on a machine other than the coordinator, so that the coordinator never holds
-    the key.
+    A running coordinator starts it within a second. With --secagg it needs a release, by --release or --release-key,
+    and only devices whose policy names that key take part. docs/settings.md explains the settings.
 
-    With --evaluate the devices measure a model that is there, by a bundle of evaluate, compare or personalisation. Such
-    a task has one round unless --rounds says otherwise. With --evaluate-every, training starts such tasks.
+    With --evaluate, devices measure a model by a bundle of evaluate, compare or personalisation, in one round by
+    default. With --evaluate-every, training starts such tasks.
     """
     from coordinator.rules.longest_updates import in_words
     from coordinator.rules.packed_segments import device_noise, report_bytes

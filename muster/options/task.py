@@ -10,7 +10,7 @@ import typer
 from coordinator.rules.task_settings import TaskSettings
 from muster.options.settings import with_settings
 
-_FILE = "With --secagg: what `muster task release` wrote."
+_FILE = "With --secagg: its signed release."
 ReleaseFile = Annotated[Path | None, typer.Option("--release", metavar="FILE", help=_FILE)]
 ReleaseKey = Annotated[
     Path | None,
