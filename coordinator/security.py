@@ -21,7 +21,6 @@ from coordinator.lineage import lineage_file
 from coordinator.rules.assumption import Assumption
 from coordinator.rules.audit import verify, whole_log
 from coordinator.rules.progress import DRIVER_SILENT_S
-from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.settings import Settings
 from coordinator.store.database_engines import TIMES, sqlite_path
@@ -164,7 +163,7 @@ def _memory() -> int:
 
 
 def _store(settings: Settings, store: CoordinatorStore) -> Iterator[Assumption]:
-    running = [task for task in store.tasks() if task.state in (TaskState.ACTIVE, TaskState.PAUSED)]
+    running = [task for task in store.tasks() if not task.state.ended]
     clear = [task.id for task in running if task.settings.secagg is None]
     yield Assumption(
         name="the coordinator sees no report in the clear",

@@ -1,8 +1,8 @@
 """Personal models: a plan's own local steps from a released model, measured on examples that they leave out.
 
-Everything that runs a graph is in `personalise`, in the process of a trainer. A plan has no graph that only measures,
-but each step tells the loss of its batch at the parameters that it starts from. So one step from given parameters
-measures them, and what it makes of them is dropped. Decision 95.
+Everything that runs a graph is in `personalise`, in the process of a trainer. A plan that trains has no graph that only
+measures, but each step tells the loss of its batch at the parameters that it starts from. So one step from given
+parameters measures them, and what it makes of them is dropped. Decision 95.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _model(store: TaskStore, source: str, schema: ParamSchema) -> tuple[ModelSou
         data = store.model(task, number)
     try:
         return origin, schema.flatten(safetensors.numpy.load(data))
-    except safetensors.SafetensorError as error:
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:  # KeyError: a type that NumPy lacks
         raise InvalidTask(f"{source} is no model as `muster task checkpoint` writes it: {error}") from error
     except SchemaError as error:
         raise InvalidTask(f"the model of {source} is not one of the bundle's plan: {error}") from error

@@ -9,7 +9,6 @@ from urllib.parse import urlencode, urlsplit
 import segno
 
 from coordinator.rules.entities import Task
-from coordinator.rules.states import TaskState
 
 
 class JoinLink(NamedTuple):
@@ -30,7 +29,7 @@ class JoinLink(NamedTuple):
 
 def join_link(page_url: str, population: str, tasks: Iterable[Task]) -> JoinLink:
     """The link for a population whose page is at page_url; it names the signers of the tasks that may go on."""
-    releases = [task.release for task in tasks if task.state in (TaskState.ACTIVE, TaskState.PAUSED)]
+    releases = [task.release for task in tasks if not task.state.ended]
     signers = tuple(sorted({release.signer for release in releases if release is not None}))
     url = f"{page_url}?{urlencode({'population': population, 'signer': signers}, doseq=True, safe=':')}"
     return JoinLink(url, signers, _qr(url))

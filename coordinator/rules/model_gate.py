@@ -1,4 +1,4 @@
-"""The gate of a model release: figures of devices that evaluated it, against those of the version before. Pure."""
+"""The gate of a model's version: figures of devices that evaluated it, against those of the one that all have. Pure."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def explain(status: TaskStatus, now: float) -> Progress:
 
 
 def _explain(status: TaskStatus, now: float) -> Explanation:
-    if status.task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
+    if status.task.state.ended:
         return _ended(status)
     if status.task.state is TaskState.PAUSED and status.round is None:
         return _paused(status)

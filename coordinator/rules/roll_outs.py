@@ -165,11 +165,9 @@ def check_promotion(roll_outs: Sequence[RollOut], number: int, share: float) -> 
     Devices go back to an earlier version by a roll-back alone, which is all of them at once.
     """
     check_share(share)
-    if not roll_outs:
+    if not roll_outs or roll_outs[-1].share == 0:
         return
     newest = roll_outs[-1]
-    if newest.share == 0:
-        return
     if number < newest.number:
         raise InvalidModel(
             f"version {number} is earlier than version {newest.number}, which devices have: `muster model roll-back "

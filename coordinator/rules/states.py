@@ -58,7 +58,7 @@ class TaskState(StrEnum):
 
 
 Stage = TypeVar("Stage", AssignmentState, TaskState)
-_OVER = {TaskState.COMPLETED, TaskState.CANCELLED}
+_OVER = {state for state in TaskState if state.ended}
 _MOVES: dict[AssignmentState | TaskState, set[AssignmentState] | set[TaskState]] = {
     AssignmentState.ASSIGNED: set(AssignmentState) - {AssignmentState.ASSIGNED},
     TaskState.ACTIVE: {TaskState.PAUSED} | _OVER,

@@ -112,16 +112,15 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
         first = first_checkpoint(bundle, self.algorithm_modules)
         check_settings(settings, self.algorithm(manifest.algorithm), plan)
         check_release(plan, bundle.certificate, settings)
-        evaluates, regular = None, None
+        evaluates, regular, measuring = None, None, None
         if isinstance(evaluation, Regularly):
-            regular = check_evaluation(self, bundle, settings, evaluation)
+            regular, measuring = check_evaluation(self, bundle, settings, evaluation), evaluation.bundle
         elif evaluation is not None:
             evaluates = check_evaluated(self, bundle, settings, evaluation)
         start = BlobRef.of(first).sha256
         with self.database.reading() as records:
-            at = records.at
-            ancestors = records.attempts.ancestors(settings.population, start)
-            check_descent(settings, ancestors, evaluated=regular is not None)
+            at, ancestors = records.at, records.attempts.ancestors(settings.population, start)
+        check_descent(settings, ancestors, evaluated=regular is not None)
         task = Task(
             id=secrets.token_hex(8),
             name=name,
@@ -139,7 +138,6 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
             evaluates=evaluates,
             evaluation=regular,
         )
-        measuring = evaluation.bundle if isinstance(evaluation, Regularly) else None
         check_signed(task, self._release(bundle, settings, measuring), at)
         bundles = [bundle] if measuring is None else [bundle, measuring]
         try:

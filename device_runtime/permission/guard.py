@@ -120,7 +120,7 @@ class Guard:
         self._check_round(assignment)
         self._check_sizes(assignment.plan.size, assignment.checkpoint.size, moved)
 
-    def check_plan(  # what the plan is, and what it would be added to
+    def check_plan(
         self,
         plan: Plan,
         form: str,

@@ -101,7 +101,7 @@ class Releases:
                 raise _refused("lineage", f"the first checkpoint comes again after that of round {last.round}")
             return
         if entry.checkpoint != assignment.checkpoint.sha256:
-            raise _refused("lineage", "the signed entry is for another release or checkpoint")
+            raise _refused("lineage", "the signed entry is for another checkpoint")
         if entry.round != assignment.round - 1 or entry.round < 1:
             raise _refused("lineage", f"the checkpoint of round {entry.round} comes in round {assignment.round}")
         if last is not None and entry.round < last.round:
@@ -127,7 +127,7 @@ class Releases:
         if statement.signer != release.lineage:
             raise _refused("lineage", f"the checkpoint is signed by {statement.signer}, not by the release's key")
         if entry.release != signed.digest:
-            raise _refused("lineage", "the signed entry is for another release or checkpoint")
+            raise _refused("lineage", "the signed entry is for another release")
         if entry.round == 1 and entry.parent != release.checkpoint:
             raise _refused("lineage", "the checkpoint of round 1 does not descend from the release's")
         if last is not None:

@@ -40,7 +40,6 @@ class ArrayKind(msgspec.Struct, frozen=True):
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """An order to train. Graphs follow, and vectors: broadcast, frozen, kept; and examples, also those left out.
 
-
     backend: the engine's name. plan: as JSON. graphs: sizes, by name. kept: None before the first round.
     """
 

@@ -68,8 +68,11 @@ class KeptVectors:
 
     def _settle(self, task: str, *, counted: bool) -> None:
         """Take over what the last round made, or drop it."""
-        moved = "current = pending, " if counted else ""
-        self._rows(f"UPDATE kept SET {moved}pending = NULL WHERE coordinator = ? AND population = ? AND task = ?", task)  # noqa: S608
+        self._database.execute(
+            "UPDATE kept SET current = CASE WHEN ? THEN pending ELSE current END, pending = NULL "
+            "WHERE coordinator = ? AND population = ? AND task = ?",
+            counted, *self._key, task,
+        )  # fmt: skip
 
     def of(self, assignment: Assignment, plan: Plan) -> dict[str, Float32] | None:
         """What counts for an assignment's task; None before the first round of this device that counted.
@@ -116,8 +119,7 @@ class KeptVectors:
 
     def forget(self, task: str) -> None:
         """Forget a task: it has ended."""
-        gone = "DELETE FROM kept WHERE coordinator = ? AND population = ? AND task = ?"
-        self._rows(gone, task)
+        self._rows("DELETE FROM kept WHERE coordinator = ? AND population = ? AND task = ?", task)
 
     def _forget_old(self) -> None:
         for (until,) in self._database.execute("SELECT until FROM kept"):

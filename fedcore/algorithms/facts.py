@@ -16,6 +16,7 @@ import numpy as np
 
 from fedcore.algorithms.algorithm import Algorithm, ClientState, State, Vector, keeps_client_state, trips_of
 from fedcore.algorithms.clipped import Clipped
+from fedcore.algorithms.partly_local import OWN, PartlyLocal, for_any_model
 from fedcore.algorithms.rehearsal import rehearse
 
 _TRIED = (3, 5)
@@ -74,7 +75,7 @@ class AlgorithmFacts:
 
     summary, equations: its module's docstring, first line and rest. paper: the first author, the place and year, and
     the part of the paper; empty where the docstring cites none. state: the vectors that the server keeps between
-    rounds; kept: those that each device does.
+    rounds; kept: those that each device does, where a model may name local parameters as if it named all.
     """
 
     name: str
@@ -101,7 +102,7 @@ class AlgorithmFacts:
 
 def facts_of(algorithm: Algorithm) -> AlgorithmFacts:
     """The facts about an algorithm. Raises what the algorithm raises when it is rehearsed."""
-    rehearsals = [rehearse(algorithm, np.linspace(-1, 1, size)) for size in _TRIED]
+    rehearsals = [rehearse(for_any_model(algorithm), np.linspace(-1, 1, size)) for size in _TRIED]
     trips = tuple(
         TripFacts(
             _sizes([one[index].broadcast for one in rehearsals]),
@@ -130,6 +131,8 @@ def facts_of(algorithm: Algorithm) -> AlgorithmFacts:
 
 
 def _kept(algorithm: Algorithm, state: State) -> ClientState:
+    if isinstance(algorithm, PartlyLocal):
+        return {OWN: state["params"]}
     return algorithm.init_client(state["params"]) if keeps_client_state(algorithm) else {}
 
 

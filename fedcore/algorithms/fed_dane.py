@@ -4,7 +4,7 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "FedDANE: a federated Newton-type m
 
     trip 1   on the phone    ∇F_i(x)                                                     all local examples
              on the server   g ← mean(∇F_i(x))
-    trip 2   on the phone    ∇F_i(x) once more, as a device keeps nothing; then y starts at the received x and goes down
+    trip 2   on the phone    ∇F_i(x) once more, as no trip keeps it; then y starts at the received x and goes down
                              F_i(y) + ⟨g − ∇F_i(x), y − x⟩ + μ/2 ‖y − x‖², by SGD: for every batch B
                              y −= client_lr · (g(y; B) + g − ∇F_i(x) + μ (y − x))
              on the server   x += server_lr · mean(y_i − x)

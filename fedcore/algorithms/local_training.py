@@ -9,8 +9,8 @@ With g the gradient on a batch at y, and y starting at the received x:
     adam       m ← β₁ m + (1 − β₁) g,  v ← β₂ v + (1 − β₂) g²    y −= client_lr · m̂ / (√v̂ + ε)
 
 with m̂ = m / (1 − β₁ᵗ), v̂ = v / (1 − β₂ᵗ) at the step t = 1, 2, … This Adam is that of Kingma and Ba, ICLR 2015.
-Traps: m and v start at 0 in every round. A device keeps nothing from one round to the next. In float32, 1 − β₂ᵗ would
-lose half of its digits; it is the sum of the weights in v, and is summed with v: s₂ ← β₂ s₂ + (1 − β₂).
+Traps: m and v start at 0 in every round. In float32, 1 − β₂ᵗ would lose half of its digits; it is the sum of the
+weights in v, and is summed with v: s₂ ← β₂ s₂ + (1 − β₂).
 """
 
 from __future__ import annotations

@@ -83,13 +83,10 @@ def serve(
     from coordinator.server import serve as run
     from coordinator.settings import load_settings
 
-    enrolment: dict[str, object] = {
-        "accept_unattested": accept_unattested or None,
-        "enrolment_secret_file": enrolment_secret_file,
-    }
-    enrolment |= {"authority": authority, "authority_url": authority_url}
+    who = {"enrolment_secret_file": enrolment_secret_file, "accept_unattested": accept_unattested or None}
+    authorities = {"authority": authority, "authority_url": authority_url}
     ports = {"host": host, "port": port, "admin_port": admin_port}
-    settings = load_settings(_flags(config, database=db, blobs=blobs, role=role, **ports, **enrolment))
+    settings = load_settings(_flags(config, database=db, blobs=blobs, role=role, **ports, **who, **authorities))
     if trial and settings.authority:
         raise typer.BadParameter("this coordinator has an authority; leave one of the two out", param_hint="--trial")
     for_people = configure_logs(settings.log_level, settings.log_format)

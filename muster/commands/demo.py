@@ -166,9 +166,9 @@ def _show(result: DemoResult, picture: Path) -> None:
 
 def _show_app(app: AppResult) -> None:
     """What held-out devices measured, and what one of them read."""
-    say()
     from muster.pictures.characters import drawn_in_characters
 
+    say()
     interval = f"95 %: {app.low:.3f} to {app.high:.3f}"
     say(f"{app.algorithm} on {app.devices} held-out devices: accuracy {app.accuracy:.3f} ({interval})")
     say(f"Released to all as {app.name}, version {app.version}. One of these devices reads with it:")

@@ -10,9 +10,7 @@ import typer
 from muster.output import Json, emit, remark, say, say_next
 
 key_app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Make keys that sign plans and releases, and show their public half.",
+    no_args_is_help=True, rich_markup_mode=None, help="Make and show keys that sign plans and releases."
 )
 
 

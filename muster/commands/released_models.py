@@ -118,7 +118,7 @@ def list_models(*, store: TaskStore, json: Json = False) -> None:
 @model_app.command()
 @with_store
 def show(*, name: Name, population: Population = None, store: TaskStore, json: Json = False) -> None:
-    """Show a model's versions, their signers and figures, and how many check-ins stated which."""
+    """Show a model's versions, their figures and counted check-ins."""
     model = _model(store, name, population)
     versions, counts = store.model_versions(model.population, name), store.model_counts(model.population, name)
     if json:

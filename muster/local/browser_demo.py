@@ -52,8 +52,8 @@ class BrowserDemo:
 def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: Path) -> BrowserDemo:
     """Train with `devices` on Node and a page with hand-drawn digits, and save a screenshot of the page, a PNG.
 
-    name: of the algorithm. Raises FleetError where Chromium or Node is missing, PageFailed,
-    InvalidSetting for an algorithm that devices in TypeScript do not run.
+    name: of the algorithm. Raises FleetError where Chromium or Node is missing, PageFailed, InvalidSetting for an
+    algorithm that devices in TypeScript do not run.
     """
     program = node.program()
     algorithm = create(name, SETTINGS.get(name))

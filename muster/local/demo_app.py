@@ -37,8 +37,8 @@ NAME = "digits"
 _LOOK_S = 0.02
 
 
-class NotEvaluated(Exception):
-    """The held-out devices did not evaluate the model."""
+class DemoFailed(Exception):
+    """The demo did not come to its end: a task of it was not completed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class AppTrip:
     folder: Path
 
     def run(self, algorithm: str, source: Source, evaluation: Bundle, settings: TaskSettings) -> AppResult:
-        """Evaluate a model, release it, and read with it. settings: of the evaluation. Raises NotEvaluated."""
+        """Evaluate a model, release it, and read with it. settings: of the evaluation. Raises DemoFailed."""
         started = time.monotonic()
         figures = self._evaluate(source, evaluation, settings)
         version = self._release(source, figures)
@@ -115,7 +115,7 @@ class AppTrip:
                 time.sleep(_LOOK_S)
             fleet.run(servers=self.servers)
         if store.task(task).state is not TaskState.COMPLETED:
-            raise NotEvaluated(f"the evaluation on held-out devices is {store.task(task).state}")
+            raise DemoFailed(f"the evaluation on held-out devices is {store.task(task).state}")
         return evaluation_of(store, task, source)
 
     def _release(self, source: Source, figures: Mapping[str, float]) -> int:
@@ -133,11 +133,9 @@ class AppTrip:
     def _read(self, population: str) -> list[ReadDigit]:
         """What a held-out device reads, in this process as an app would: the first of each digit that is held out."""
         client = self.users.clients[0]
-        examples, state = (
-            self.folder / population / client / "examples.npz",
-            state_folder(self.folder / population, client),
-        )
-        device = Device(self.coordinator.url, population, examples, state, policy=Policy(signers=(self.key.signer,)))
+        devices, policy = self.folder / population, Policy(signers=(self.key.signer,))
+        examples, state = devices / client / "examples.npz", state_folder(devices, client)
+        device = Device(self.coordinator.url, population, examples, state, policy=policy)
         shards = [self.users.shard(index) for index in range(len(self.users))]
         x, y = (np.concatenate([shard[name] for shard in shards]) for name in ("x", "y"))
         kinds, first = np.unique(y, return_index=True)

@@ -23,7 +23,7 @@ from fedcore.algorithms.rehearsal import moves_by_participation
 from fedcore.bundle import Bundle
 from fedcore.plan import prefixed
 from fedcore.signing import SigningKey
-from muster.local.demo_app import AppResult, AppTrip, choose_keys
+from muster.local.demo_app import AppResult, AppTrip, DemoFailed, choose_keys
 from muster.local.fleet import difference_from_engine, local_fleet
 from muster.local.server import LocalCoordinator
 from muster.releasing_models import Source
@@ -64,10 +64,6 @@ REPLAYED_ROUNDS = 3
 # Above the norm of any update or gradient of these settings, so nothing is clipped.
 CLIP_NORM = 10.0
 TRAINED_BY = "a fleet of emulated devices trained"
-
-
-class DemoFailed(Exception):
-    """A task of the demo did not complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,15 +247,8 @@ class Trainer:
             if session.outcome.round > len(points):
                 follow()
 
-        settings = self.store.task(task).settings
-        fleet = local_fleet(
-            self.coordinator,
-            settings,
-            self.train,
-            self.key,
-            self.config.devices_folder,
-            concurrency=self.config.devices,
-        )
+        settings, folder = self.store.task(task).settings, self.config.devices_folder
+        fleet = local_fleet(self.coordinator, settings, self.train, self.key, folder, concurrency=self.config.devices)
         summary = fleet.run(on_session, self.servers)
         follow()
         seconds = time.monotonic() - started

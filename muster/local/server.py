@@ -61,10 +61,8 @@ class LocalCoordinator:
         """Start a task on a bundle, released by `key` if its rounds are secure. Raises InvalidTask."""
         release = None
         if settings.secagg is not None:
-            lineage, modules = (
-                lineage_key(Settings(database=self.database).keys_file).signer,
-                self.store.algorithm_modules,
-            )
+            lineage = lineage_key(Settings(database=self.database).keys_file).signer
+            modules = self.store.algorithm_modules
             release = released(bundle, settings, key, lineage, evaluation=evaluation, algorithm_modules=modules)
         return self.store.register_task(bundle, settings, release, evaluation=evaluation)
 

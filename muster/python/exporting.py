@@ -46,8 +46,8 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
     formats: onnx, executorch. seed: of the initial weights. compress: how reports become smaller, such as
     "rotation,subsample=0.25" (docs/compression.md). hold_out_examples: the share of each device's examples that is held
     out. on_held_out_examples: run on exactly these instead. local: the parameters that stay on clients, such as "2.*"
-    (docs/models.md). force: replace a plan that is in the folder. progress: told
-    which format is worked on, and what is done.
+    (docs/models.md). force: replace a plan that is in the folder. progress: told which format is worked on, and what
+    is done.
 
     The bundle has the plan (`bundle.plan`) and the proof (`bundle.certificate`). Raises ExportError, AlgorithmError,
     CompressionError, PlanError for a share that cannot be, and TypeError for an argument of a wrong type.

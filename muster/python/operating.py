@@ -28,8 +28,6 @@ from muster.python.arguments import of_kind, with_settings_of
 from muster.releasing import FIRST_COUNTER, released
 from muster.remote import RemoteStore
 
-OVER = {TaskState.COMPLETED, TaskState.CANCELLED}
-
 
 class Task:
     """A task of a coordinator. Methods raise what the coordinator refuses with, and RemoteError when it is away."""
@@ -73,7 +71,7 @@ class Task:
         """Every round that is committed, from the first, until the task is over. every_s: seconds between looks."""
         seen = 0
         while True:
-            over = self.state in OVER  # looked at before the rounds: none follows
+            over = self.state.ended  # looked at before the rounds: none follows
             committed = [record for record in self.metrics() if record.state is RoundState.COMMITTED]
             yield from committed[seen:]
             seen = len(committed)

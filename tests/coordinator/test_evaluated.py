@@ -120,9 +120,11 @@ def test_sources_that_are_not_there_are_refused(store, trained, tmp_path):
 
 def test_files_that_are_not_such_a_model_are_refused(store, tmp_path):
     bundle, file = make_evaluation_bundle(tmp_path / "evaluation"), tmp_path / "model.safetensors"
-    file.write_bytes(b"no model")
-    with pytest.raises(InvalidTask, match="is no model as `muster task checkpoint` writes it"):
-        evaluate(store, bundle, str(file))
+    header = b'{"w":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}'
+    for data in (b"no model", len(header).to_bytes(8, "little") + header + bytes(4)):
+        file.write_bytes(data)
+        with pytest.raises(InvalidTask, match="is no model as `muster task checkpoint` writes it"):
+            evaluate(store, bundle, str(file))
     safetensors.numpy.save_file({"w": np.zeros(5, np.float32)}, file)
     with pytest.raises(InvalidTask, match="is not one of the bundle's plan: tensor 'w'"):
         evaluate(store, bundle, str(file))

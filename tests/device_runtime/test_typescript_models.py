@@ -34,7 +34,7 @@ class Node:
 
     def __init__(self, folder, url, *more, **policy):
         rules = json.dumps({"signers": [KEY.signer], **policy})
-        words = command("tests/models.ts", folder / "state", url, rules, *more)
+        words = command("tests/models.ts", folder / "node", url, rules, *more)
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self):
@@ -115,7 +115,7 @@ def test_a_model_opens_offline_with_its_last_version(coordinator, folder):
     with Node(folder, coordinator.url, signers=[OTHER.signer]) as other:
         (warning,) = other.ask("predict", columns=X)["warnings"]
         assert warning.startswith("the kept version of model keyboard cannot be used: against signers")
-    for path in (folder / "state" / "blobs").iterdir():
+    for path in (folder / "node" / "blobs").iterdir():
         path.write_bytes(b"damaged")
     released(coordinator, 2)
     with Node(folder, coordinator.url) as damaged:

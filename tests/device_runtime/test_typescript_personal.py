@@ -133,7 +133,7 @@ def test_forgetting_deletes_it(coordinator, folder, node):
     assert answer["journal"][-1]["detail"].endswith("are deleted: the app asked for it")
     assert node.ask("forget")["forgot"] is False
     node.ask("personalise")
-    for path in (folder / "state" / "blobs").iterdir():
+    for path in (folder / "node" / "blobs").iterdir():
         path.write_bytes(b"damaged")
     answer = node.ask("forget")
     assert (answer["error"], answer["version"], answer["personal"]) == ("ModelRefused", None, False)
@@ -244,7 +244,7 @@ def test_a_damaged_record_leaves_the_released_model(coordinator, folder, kept):
     with Node(folder, coordinator.url) as node:
         node.refresh()
         node.ask("personalise")
-    with closing(sqlite3.connect(folder / "state" / "state.db", isolation_level=None)) as state:
+    with closing(sqlite3.connect(folder / "node" / "state.db", isolation_level=None)) as state:
         kept = kept.replace("SIGNED", json.dumps(structs.asdict(signed)))
         for word, vector in (("LONGER", np.ones(4, np.float32)), ("INFINITE", np.full(3, np.inf, np.float32))):
             kept = kept.replace(word, base64.b64encode(checkpoint.encode({"params": vector})).decode())

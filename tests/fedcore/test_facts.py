@@ -52,6 +52,13 @@ def test_sizes_are_those_of_the_settings():
     assert [one.name for one in adam.trips[0].passes] == ["train", "sweep"]
 
 
+@pytest.mark.parametrize("name", ["fedper", "fedrep"])
+def test_facts_of_an_algorithm_that_was_fitted_to_a_model(name):
+    facts = facts_of(create(name, {"local": "2816..3206"}))
+    assert facts.kept == {"own": Size(1)}
+    assert "2816..3206" in {setting.value for setting in facts.settings}
+
+
 @pytest.mark.parametrize(("size", "words"), [(Size(), "0"), (Size(1), "d"), (Size(3, 2), "3d + 2"), (Size(0, 4), "4")])
 def test_a_size_is_said_in_parameters(size, words):
     assert str(size) == words

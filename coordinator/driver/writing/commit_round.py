@@ -97,7 +97,7 @@ def commit_round(
         return _give_up(membership, running, error, now, collected.noisy)
     with steps.labels("commit").time(), membership.writing() as records:
         task = records.task(running.task.id)
-        if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
+        if task.state.ended:
             return _end(records, running, Abandon("cancelled"), now)
         _add_blobs(store, records, model)
         last = running.number == task.settings.rounds
@@ -230,7 +230,7 @@ def _abandon(
         words = f"round {number}: {repr(error) if event == _FAILED else error}"
         if private is not None and not isinstance(error, ReportError | UnreadableBlob):
             write_row(records, task, private)
-            if task.state in (TaskState.ACTIVE, TaskState.PAUSED):
+            if not task.state.ended:
                 records.move_task(task, TaskState.CANCELLED, event.reason, words)
             return outcome
         if isinstance(error, ReportError):

@@ -60,13 +60,7 @@ class ModelRecords(WithinTransaction):
         """The roll-outs of a model, in order of time."""
         of_model = (MODEL_ROLL_OUTS.c.population == population) & (MODEL_ROLL_OUTS.c.name == name)
         rows = self._connection.execute(select(MODEL_ROLL_OUTS).where(of_model).order_by(MODEL_ROLL_OUTS.c.id))
-        return [
-            RollOut(
-                **{name: getattr(row, name) for name in _ROLL_OUT},
-                kind=RollOutKind(row.kind),
-            )
-            for row in rows
-        ]
+        return [RollOut(**{name: getattr(row, name) for name in _ROLL_OUT}, kind=RollOutKind(row.kind)) for row in rows]
 
     def add_counts(self, counts: ModelCounts) -> None:
         """Add to the counts of check-ins by version; those of versions that were not released are left out."""
@@ -87,8 +81,8 @@ class ModelRecords(WithinTransaction):
         """The check-ins that stated a version of a model, by day and version, in order; of the last days only."""
         of_model = (MODEL_COUNTS.c.population == population) & (MODEL_COUNTS.c.name == name)
         first = _date(int(self.at // DAY_S) - days)
-        key, number = (MODEL_COUNTS.c.day, MODEL_COUNTS.c.number), MODEL_COUNTS.c["count"]
-        sums = [func.sum(case((MODEL_COUNTS.c.refused == refused, number), else_=0)) for refused in (False, True)]
+        key, count = (MODEL_COUNTS.c.day, MODEL_COUNTS.c.number), MODEL_COUNTS.c["count"]
+        sums = [func.sum(case((MODEL_COUNTS.c.refused == refused, count), else_=0)) for refused in (False, True)]
         query = select(*key, *sums).where(of_model & (MODEL_COUNTS.c.day > first)).group_by(*key).order_by(*key)
         return [
             ModelCount(day, number, int(used), int(refused))

@@ -1,8 +1,9 @@
 /** Node's store and examples: what is written stays, and what is damaged is said. */
 
-import { mkdtempSync, rmSync, statSync, utimesSync, writeFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, statSync, utimesSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { DatabaseSync } from "node:sqlite";
 import { strToU8, zipSync } from "fflate";
 import { afterEach, beforeEach, expect, test } from "vitest";
 import { StateDamaged, StateInUse } from "../src/core/errors.ts";
@@ -54,6 +55,16 @@ test("the folder and the file of a store are their owner's alone", () => {
 test("a file that is no store is said to be none", async () => {
   writeFileSync(join(folder, "state.db"), "x".repeat(5000));
   expect(() => new SqliteStore(folder)).toThrow(StateDamaged);
+});
+
+test("the state of another program is refused and left as it is", () => {
+  const path = join(folder, "state.db");
+  const theirs = new DatabaseSync(path);
+  theirs.exec("PRAGMA application_id = 7; CREATE TABLE kept (task TEXT)");
+  theirs.close();
+  const before = readFileSync(path);
+  expect(() => new SqliteStore(folder)).toThrow(/name another folder/);
+  expect(readFileSync(path)).toEqual(before);
 });
 
 test("kept text that is no JSON is an error that names it", async () => {

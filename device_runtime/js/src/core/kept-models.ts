@@ -9,13 +9,14 @@ import { type Signed, same } from "./release.ts";
 
 const PLACE = "models";
 const PERSONAL = "personal:";
+/** Models that a check-in may state. */
+const MOST_STATED = 16;
 
 /** Personal parameters, as a checkpoint in base64, and the release that they were made from. */
 interface Personal {
   readonly signed: Signed;
   readonly parameters: string;
 }
-const MOST_STATED = 16;
 
 /** A version: its signed release, and its blobs, as far as known. trials: how often a trial of it began. */
 export interface KeptVersion {

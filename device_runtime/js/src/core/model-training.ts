@@ -10,7 +10,6 @@ import { type BlobRef, type Plan, parameterCount } from "./plan.ts";
 import type { Platform } from "./platform.ts";
 import type { ModelRelease } from "./release.ts";
 
-const FORMAT = "onnx";
 /** Of the order of examples: the same examples give the same model, so nobody tries until chance says that one helps. */
 const KEY = { seed: 0n, round: 0, slot: 0n, secret: new Uint8Array() };
 
@@ -50,7 +49,7 @@ export async function trained(
 ): Promise<Measured & { readonly examples: number; readonly leftOut: number }> {
   const { engine, examples: source } = platform;
   const { collection } = plan.examples;
-  const refs = localGraphs(plan, FORMAT);
+  const refs = localGraphs(plan);
   const count = (await source.counts()).get(collection) ?? 0;
   guard.checkPlan({ plan: release.plan, checkpoint: release.parameters }, plan, count, moved);
   const all = await source.load(collection);

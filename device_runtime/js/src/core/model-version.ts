@@ -6,14 +6,13 @@ import { decodeVectors } from "./checkpoint.ts";
 import { type Engine, Graph } from "./engine.ts";
 import { FormatError, InputRefused, ModelRefused } from "./errors.ts";
 import { KINDS, type Values } from "./examples.ts";
-import { type BlobRef, decodePlan, type Field, type Plan, PREDICT, parameterCount } from "./plan.ts";
+import { type BlobRef, decodePlan, type Field, FORMAT, type Plan, PREDICT, parameterCount } from "./plan.ts";
 import type { ModelRelease } from "./release.ts";
 
 /** By name the values of n rows, one row after the other, each in the typed array of its element type. */
 export type Columns = Readonly<Record<string, Values>>;
 type Get = (ref: BlobRef) => Promise<Bytes>;
 
-const FORMAT = "onnx";
 /** Rows of a trial. */
 const TRIED = 3;
 

@@ -23,25 +23,20 @@ import { type Columns, type Recipe, recipeOf, Version } from "./model-version.ts
 import { FOR_MODEL, failure, NOTHING_YET, writeJournal, writeRemark } from "./outcome.ts";
 import { Guard } from "./permission/guard.ts";
 import { AgainstLimits, checkModelRelease, signedRelease, withinLimits } from "./permission/model-releases.ts";
-import { checkHttps, type Policy } from "./permission/policy.ts";
+import { checkHttps } from "./permission/policy.ts";
 import { type BlobRef, isBlob, keptRefs, parameterCount } from "./plan.ts";
 import type { Platform } from "./platform.ts";
 import { plain } from "./protocol/call.ts";
 import { Enrolments } from "./protocol/enrolment.ts";
 import { Transport } from "./protocol/transport.ts";
 import { type ModelRelease, modelName, type Signed, same } from "./release.ts";
+import type { SessionConfig } from "./session.ts";
 
 /** A version whose trial ended this process so often is refused: it would end the app at every start. */
 const MOST_TRIALS = 2;
-const FORMAT = "onnx";
 
 /** The population of a coordinator, and the owner's policy. stopping: once it is aborted, training gives up at once. */
-interface Place {
-  readonly coordinator: URL;
-  readonly population: string;
-  readonly policy: Policy;
-  readonly stopping?: AbortSignal;
-}
+type Place = Pick<SessionConfig, "coordinator" | "population" | "policy" | "stopping">;
 
 /** A version that predicts, and whether with parameters of this device's own. */
 interface Opened {
@@ -244,11 +239,8 @@ export class Model {
     const { before, after, examples, leftOut, isBetter: kept, params } = made;
     const own = kept ? encodeVector("params", params) : null;
     const version = await Version.load(engine, release, recipe, this.#parts(recipe, own));
-    if (own === null) {
-      await this.#keeper.dropPersonal();
-    } else {
-      await this.#tryOut(version, () => this.#keeper.keepPersonal(signed, own));
-    }
+    if (own === null) await this.#keeper.dropPersonal();
+    else await this.#tryOut(version, () => this.#keeper.keepPersonal(signed, own));
     await this.#swap({ signed, version, personal: kept });
     return [{ version: release.number, before, after, examples, leftOut, kept }, made.steps];
   }
@@ -306,7 +298,7 @@ export class Model {
     withinLimits(() => guard.checkSizes(release.plan, release.parameters, bytesOf(transport)));
     const recipe = await recipeOf(release, get);
     await this.#checkLimits(release, recipe, transport, guard);
-    const training = keptRefs(recipe.plan, FORMAT).filter((ref) => current?.blobs.some(isSame(ref)));
+    const training = keptRefs(recipe.plan).filter((ref) => current?.blobs.some(({ sha256 }) => sha256 === ref.sha256));
     const blobs = [release.plan, ...recipe.blobs.values(), ...training];
     const known = await this.#keeper.fetch({ ...pending, blobs });
     const parts = new Map<string, Bytes>();
@@ -385,10 +377,6 @@ export class Model {
   #checkOpen(): void {
     if (this.#isClosed) throw new ModelClosed(`model ${this.#name} is closed`);
   }
-}
-
-function isSame({ sha256 }: BlobRef): (other: BlobRef) => boolean {
-  return (other) => other.sha256 === sha256;
 }
 
 function bytesOf({ moved: { up, down } }: Transport): number {

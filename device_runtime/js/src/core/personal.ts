@@ -1,14 +1,14 @@
 /** Personal models: a plan's own local steps from a released model, measured on examples that they leave out.
  *
- * A plan has no graph that only measures, but each step tells the loss of its batch at the parameters that it starts
- * from. So one step from given parameters measures them, and what it makes of them is dropped. Decision 95.
+ * A plan that trains has no graph that only measures, but each step tells the loss of its batch at the parameters that it
+ * starts from. So one step from given parameters measures them, and what it makes of them is dropped. Decision 95.
  */
 
 import type { Tensor } from "onnxruntime-common";
 import { NonFiniteReport, PlanRefused } from "./errors.ts";
 import { type Examples, ExamplesError } from "./examples.ts";
 import { only, places } from "./hold-out.ts";
-import { type BlobRef, loopGraph, type PassPlan, type Plan, parameterCount } from "./plan.ts";
+import { type BlobRef, FORMAT, loopGraph, type PassPlan, type Plan, parameterCount } from "./plan.ts";
 import type { Float32 } from "./report.ts";
 import { letGoOf, type Swept, sweep, type Work } from "./runner.ts";
 
@@ -55,12 +55,12 @@ function localPass(plan: Plan): number {
   return index;
 }
 
-/** The graphs that local steps need, by name. Throws PlanRefused where there is no local model, or no such format. */
-export function localGraphs(plan: Plan, form: string): ReadonlyMap<string, BlobRef> {
+/** The graphs that local steps need, by name. Throws PlanRefused where there is no local model, or not this format. */
+export function localGraphs(plan: Plan): ReadonlyMap<string, BlobRef> {
   const { name } = plan.passes[localPass(plan)]!;
-  const graphs = plan.graphs[form];
+  const graphs = plan.graphs[FORMAT];
   if (graphs === undefined) {
-    throw new PlanRefused(`plan ${plan.name} has graphs in ${Object.keys(plan.graphs)}, this device runs ${form}`);
+    throw new PlanRefused(`plan ${plan.name} has graphs in ${Object.keys(plan.graphs)}, this device runs ${FORMAT}`);
   }
   return new Map([`${name}.begin`, loopGraph(Object.keys(graphs), name)].map((graph) => [graph, graphs[graph]!]));
 }

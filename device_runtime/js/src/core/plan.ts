@@ -13,6 +13,8 @@ import { sha256 } from "./primitives.ts";
 import { checkLayout, layoutSchema } from "./report.ts";
 
 const PLAN_VERSION = 1;
+/** The format of graphs that this runtime runs. */
+export const FORMAT = "onnx";
 /** The longest plan, in bytes of JSON. */
 export const MOST_PLAN_BYTES = 4 * 2 ** 20;
 /** The name of the graph that makes the mean segments of the report. */
@@ -164,9 +166,9 @@ export function loopGraph(graphs: readonly string[], pass: string): string {
   return graphs.includes(many) ? many : `${pass}.step`;
 }
 
-/** The blobs that a device with format `form` keeps between rounds: its graphs, and the frozen vectors. */
-export function keptRefs(plan: Plan, form: string): BlobRef[] {
-  return [...Object.values(plan.graphs[form] ?? {}), ...(plan.frozen === null ? [] : [plan.frozen.blob])];
+/** The blobs that a device keeps between rounds: its graphs, and the frozen vectors. */
+export function keptRefs(plan: Plan): BlobRef[] {
+  return [...Object.values(plan.graphs[FORMAT] ?? {}), ...(plan.frozen === null ? [] : [plan.frozen.blob])];
 }
 
 /** The number of parameters of a plan's model. */

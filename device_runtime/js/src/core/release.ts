@@ -64,11 +64,6 @@ const modelSchema = v.object({
 
 type PlanSignature = v.InferOutput<typeof signatureSchema>;
 export type Signed = v.InferOutput<typeof signedSchema>;
-
-/** Whether two statements are one. */
-export function same(one: Signed, other: Signed): boolean {
-  return one.text === other.text && one.signer === other.signer && one.value === other.value;
-}
 export type Release = v.InferOutput<typeof releaseSchema>;
 /** How devices may evaluate the models of a released training. */
 type ReleasedEvaluation = NonNullable<Release["evaluation"]>;
@@ -131,6 +126,11 @@ export function evaluationBy({ plan, evaluation }: Release, other: string): Rele
 /** The bounds of the rounds of one of a release's plans, by digest. */
 export function boundsOf(release: Release, plan: string): SumBounds {
   return (evaluationBy(release, plan) ?? release).bounds;
+}
+
+/** Whether two statements are one. */
+export function same(one: Signed, other: Signed): boolean {
+  return one.text === other.text && one.signer === other.signer && one.value === other.value;
 }
 
 /** SHA-256 of a statement, in hex. */

@@ -26,7 +26,7 @@ import { failure, NOTHING_YET, type Outcome, writeJournal } from "./outcome.ts";
 import { Guard } from "./permission/guard.ts";
 import { checkHttps, type Policy } from "./permission/policy.ts";
 import { checkModel } from "./permission/releases.ts";
-import { type BlobRef, decodeTraining, isBlob, type Plan } from "./plan.ts";
+import { type BlobRef, decodeTraining, FORMAT, isBlob, type Plan } from "./plan.ts";
 import type { Platform } from "./platform.ts";
 import { plain } from "./protocol/call.ts";
 import { Enrolments } from "./protocol/enrolment.ts";
@@ -38,7 +38,6 @@ import { execute, type TrainingResult } from "./runner.ts";
 import type { Assignment, Rejected } from "./wire/messages.ts";
 
 export const VERSION = "0.1.0";
-const FORMAT = "onnx";
 const SECRET_BYTES = 32;
 const MOST_TASKS = 256;
 const STOPPING = "a condition for work no longer holds: the application is stopping";

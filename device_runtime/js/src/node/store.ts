@@ -27,6 +27,8 @@ export class SqliteStore implements Store {
       const path = join(folder, "state.db");
       closeSync(openSync(path, "a", 0o600)); // SQLite gives its journal the same mode
       this.#database = new DatabaseSync(path);
+      const owner = this.#database.prepare("PRAGMA application_id").get()?.["application_id"];
+      if (owner !== 0) throw new Error("it is of another program, such as the device in Python; name another folder");
       this.#database.exec(OPENING);
     } catch (error) {
       const inUse = String(error).includes("database is locked");

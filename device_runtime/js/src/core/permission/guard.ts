@@ -16,7 +16,6 @@ import { checkRelease } from "./releases.ts";
 
 const DAY_S = 86_400;
 const FLOAT_BYTES = 4;
-const FORMAT = "onnx";
 const PLACE = "spent";
 
 /** The use at a time, in seconds since 1970. */
@@ -139,7 +138,7 @@ export class Guard {
       throw new PlanRefused(`the plan's schema has ${parameterCount(plan)} parameters, its broadcast ${received}`);
     }
     const vectors = [...plan.broadcast, ...plan.passes.flatMap((pass) => pass.carry), ...plan.report.segments];
-    const kept = keptRefs(plan, FORMAT).reduce((sum, { size }) => sum + size, 0);
+    const kept = keptRefs(plan).reduce((sum, { size }) => sum + size, 0);
     const report = FLOAT_BYTES * reportSize(plan.report);
     const visited = plan.passes.reduce((sum, { loop }) => sum + loop.batch_size * stepCount(loop, examples), 0);
     atMost("plan.parameters", Math.max(...vectors.map(({ size }) => size)), limits.parameters);

@@ -101,8 +101,8 @@ async function readRelease(policy: Policy, given: Assignment): Promise<Shown> {
   }
 }
 
-function checkCheckpoint(given: Assignment, { release, digest, entry }: Shown, last: LineageEntry | null): void {
-  const rule = "lineage";
+function checkCheckpoint(given: Assignment, shown: Shown, last: LineageEntry | null): void {
+  const [rule, { release, entry }] = ["lineage", shown];
   if (entry === null) {
     const first = given.checkpoint.sha256 === release.checkpoint;
     demand(first, rule, "the checkpoint is not the release's, and no signed entry comes with it");
@@ -111,40 +111,33 @@ function checkCheckpoint(given: Assignment, { release, digest, entry }: Shown, l
     return;
   }
   const fits = entry.checkpoint === given.checkpoint.sha256;
-  demand(fits, rule, "the signed entry is for another release or checkpoint");
+  demand(fits, rule, "the signed entry is for another checkpoint");
   const inTurn = entry.round === given.round - 1 && entry.round >= 1;
   demand(inTurn, rule, `the checkpoint of round ${entry.round} comes in round ${given.round}`);
   const older = last !== null && entry.round < last.round;
   demand(!older, rule, `the checkpoint of round ${entry.round} comes after that of ${last?.round}`);
-  checkEntry(given, entry, { release, digest, last });
+  checkEntry(given, shown, entry, last);
 }
 
-function checkEvaluated(given: Assignment, { release, digest, entry }: Shown, last: LineageEntry | null): void {
-  const rule = "lineage";
-  if (entry === null) {
-    throw refused(rule, "no signed entry comes with the model that is evaluated");
-  }
+function checkEvaluated(given: Assignment, shown: Shown, last: LineageEntry | null): void {
+  const [rule, { entry }] = ["lineage", shown];
+  if (entry === null) throw refused(rule, "no signed entry comes with the model that is evaluated");
   const names = entry.params !== undefined && entry.round >= 1;
   demand(names, rule, `the signed entry of round ${entry.round} names no model to evaluate`);
   demand(given.round === 1, rule, `an evaluation of the release has one round, and this is round ${given.round}`);
-  checkEntry(given, entry, { release, digest, last });
+  checkEntry(given, shown, entry, last);
 }
 
-/** What an entry must belong to: a release with its digest, and the last entry that this device was shown. */
-interface Lineage {
-  readonly release: Release;
-  readonly digest: string;
-  readonly last: LineageEntry | null;
-}
-
-function checkEntry(given: Assignment, entry: LineageEntry, { release, digest, last }: Lineage): void {
+/** Refuse unless an entry belongs to the release, and to the last entry that this device was shown. */
+function checkEntry(given: Assignment, shown: Shown, entry: LineageEntry, last: LineageEntry | null): void {
+  const { release, digest } = shown;
   const rule = "lineage";
   demand(given.lineage?.signer === release.lineage, rule, "the checkpoint is not signed by the release's key");
-  demand(entry.release === digest, rule, "the signed entry is for another release or checkpoint");
+  demand(entry.release === digest, rule, "the signed entry is for another release");
   const descends = entry.round > 1 || entry.parent === release.checkpoint;
   demand(descends, rule, "the checkpoint of round 1 does not descend from the release's");
   if (last !== null) {
-    checkDescent(...((entry.round < last.round ? [entry, last] : [last, entry]) as [LineageEntry, LineageEntry]));
+    entry.round < last.round ? checkDescent(entry, last) : checkDescent(last, entry);
   }
 }
 
