@@ -1,5 +1,6 @@
 """Personal models in TypeScript: the same parameters, losses and verdicts as Python's, on the engines of both kinds."""
 
+import base64
 import json
 import sqlite3
 from contextlib import closing
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from fedcore import checkpoint
 from fedcore.params import VectorSpec
 from tests.device_runtime import linear
 from tests.device_runtime.personal import LINE, answers, owning, taken, trainable
@@ -225,7 +227,18 @@ def test_killed_at_any_write_it_is_released_or_personal(coordinator, folder):
     assert all(own == personal[-1] for own in personal)
 
 
-@pytest.mark.parametrize("kept", ["{", '{"signed": SIGNED, "parameters": "?"}'])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "{",
+        "{}",
+        '{"signed": SIGNED}',
+        '{"signed": SIGNED, "parameters": "?"}',
+        '{"signed": SIGNED, "parameters": "AAAA"}',
+        '{"signed": SIGNED, "parameters": "LONGER"}',
+        '{"signed": SIGNED, "parameters": "INFINITE"}',
+    ],
+)
 def test_a_damaged_record_leaves_the_released_model(coordinator, folder, kept):
     signed = trainable(coordinator)
     with Node(folder, coordinator.url) as node:
@@ -233,6 +246,8 @@ def test_a_damaged_record_leaves_the_released_model(coordinator, folder, kept):
         node.ask("personalise")
     with closing(sqlite3.connect(folder / "node" / "state.db", isolation_level=None)) as state:
         kept = kept.replace("SIGNED", json.dumps(structs.asdict(signed)))
+        for word, vector in (("LONGER", np.ones(4, np.float32)), ("INFINITE", np.full(3, np.inf, np.float32))):
+            kept = kept.replace(word, base64.b64encode(checkpoint.encode({"params": vector})).decode())
         (changed,) = state.execute("UPDATE kept SET value = ? WHERE key LIKE 'personal:%' RETURNING 1", (kept,))
     with Node(folder, coordinator.url) as node:
         assert (changed, node.answers(), node.ask("predict", columns=X)["personal"]) == (

@@ -1,7 +1,8 @@
 /** The models of apps in the store: for each the version in use, one that is being fetched, and one refused. */
 
 import { type Bytes, base64, fromBase64 } from "./bytes.ts";
-import { StateDamaged } from "./errors.ts";
+import { decodeVectors } from "./checkpoint.ts";
+import { FormatError, StateDamaged } from "./errors.ts";
 import type { BlobRef } from "./plan.ts";
 import { keptJson, type Store } from "./platform.ts";
 import { type Signed, same } from "./release.ts";
@@ -79,13 +80,19 @@ export class ModelKeeper {
     await this.#write({ ...row, current: { ...current, blobs: [...current.blobs, ...more] } });
   }
 
-  /** The personal parameters that were made from this release, as a checkpoint; null too if they cannot be read. */
-  async personal(signed: Signed): Promise<Bytes | null> {
+  /** The personal parameters that were made from this release, as a checkpoint; null too if they cannot be read.
+   *
+   * size: their number, if it is known: others cannot be read either.
+   */
+  async personal(signed: Signed, size?: number): Promise<Bytes | null> {
     try {
-      const kept = await keptJson<Personal>(this.#store, this.#place);
-      return kept !== null && same(kept.signed, signed) ? fromBase64(kept.parameters) : null;
+      const kept = await keptJson<Partial<Personal>>(this.#store, this.#place);
+      if (!kept?.signed || !kept.parameters || !same(kept.signed, signed)) return null;
+      const own = fromBase64(kept.parameters);
+      const vector = size === undefined ? null : decodeVectors(own, [{ name: "params", size }]).get("params")!;
+      return vector?.every(Number.isFinite) === false ? null : own;
     } catch (error) {
-      if (error instanceof StateDamaged || error instanceof RangeError) return null;
+      if (error instanceof StateDamaged || error instanceof RangeError || error instanceof FormatError) return null;
       throw error;
     }
   }

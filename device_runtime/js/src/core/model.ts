@@ -24,7 +24,7 @@ import { FOR_MODEL, failure, NOTHING_YET, writeJournal, writeRemark } from "./ou
 import { Guard } from "./permission/guard.ts";
 import { AgainstLimits, checkModelRelease, signedRelease, withinLimits } from "./permission/model-releases.ts";
 import { checkHttps } from "./permission/policy.ts";
-import { type BlobRef, isBlob, keptRefs } from "./plan.ts";
+import { type BlobRef, isBlob, keptRefs, parameterCount } from "./plan.ts";
 import type { Platform } from "./platform.ts";
 import { plain } from "./protocol/call.ts";
 import { Enrolments } from "./protocol/enrolment.ts";
@@ -307,7 +307,7 @@ export class Model {
       throw new ModelRefused(`version ${release.number} ended this process on trial, ${trials} times`);
     }
     await this.#keeper.fetch({ ...known, trials: trials + 1 });
-    const own = await this.#keeper.personal(signed);
+    const own = await this.#keeper.personal(signed, parameterCount(recipe.plan));
     const all = this.#parts(recipe, own, async (ref) => parts.get(ref.sha256)!);
     const version = await Version.load(this.#platform.engine, release, recipe, all);
     const dropped = await this.#tryOut(version, () => this.#keeper.take());
@@ -327,7 +327,7 @@ export class Model {
   async #kept({ signed }: KeptVersion): Promise<Opened> {
     const release = await signedRelease(this.#place.policy, signed);
     const recipe = await recipeOf(release, (ref) => this.#mine(ref));
-    const own = await this.#keeper.personal(signed);
+    const own = await this.#keeper.personal(signed, parameterCount(recipe.plan));
     const version = await Version.load(this.#platform.engine, release, recipe, this.#parts(recipe, own));
     return { signed, version, personal: own !== null };
   }
