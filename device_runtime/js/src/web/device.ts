@@ -216,8 +216,8 @@ export class BrowserDevice {
 
   /** Stop on all pages, and forget keys, enrolments and what is under way.
    *
-   * Examples, journal and settings stay, and what guards go by: the use of the day, and the rounds and releases that the
-   * device was shown. Throws StateInUse.
+   * Examples, personal models, journal and settings stay, and what guards go by: the use of the day, and the rounds and
+   * releases that the device was shown. Throws StateInUse.
    */
   async leave(): Promise<void> {
     await this.#whileStopped("left", async () => {
