@@ -179,7 +179,7 @@ def test_a_gpu_would_train_and_measure_in_single_precision():
     evaluate(model, model.initial, POPULATION)
     assert len(seen) > trained > 0
     assert set(seen) == {("ieee", "ieee", False)}
-    assert before == _precision() == ("tf32", "tf32", True)
+    assert before == _precision() != ("ieee", "ieee", False)  # what torch begins with, or another test left
 
 
 def _precision():
