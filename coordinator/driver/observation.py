@@ -48,11 +48,14 @@ class Observer:
     _next: float = -float("inf")
 
     def publish(self, membership: Membership, tasks: Mapping[str, LoadedTask], rounds: OpenRounds, now: float) -> None:
-        """Look at every task when it is time, and write what changed. A failure is tried again at the next look."""
-        if now < self._next:
+        """Look at every task when it is time, and write what changed. A failure is tried again at the next look.
+
+        It is time at once when a task is taken up: until then pages say that it starts.
+        """
+        working = {id_: task for id_, task in tasks.items() if task.active or id_ in rounds.running}
+        if now < self._next and working.keys() <= self._since.keys():
             return
         self._next = now + _EVERY_S
-        working = {id_: task for id_, task in tasks.items() if task.active or id_ in rounds.running}
         self._written = {task: written for task, written in self._written.items() if task in working}
         self._since = {task: self._since.get(task, now) for task in working}
         seen = {id_: self._look(task, rounds, now) for id_, task in working.items()}
