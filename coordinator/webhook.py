@@ -62,7 +62,7 @@ class Webhook:
                 status = answer.status_code
         except TimeoutError as error:
             raise WebhookFailed(f"{place} did not answer within {self.limit_s:g} s") from error
-        except (httpx2.HTTPError, OSError) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise WebhookFailed(f"{place} cannot be reached: {type(error).__name__}") from error
         if not 200 <= status < 300:
             raise WebhookFailed(f"{place} answered {status}, not 2xx")
