@@ -8,10 +8,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from coordinator.driver.watch import findings_here
+from coordinator.driver.watch import findings_here, findings_of_tasks
 from coordinator.rules.alerts import AlertKind, of_disk, of_expiry, of_tasks
 from coordinator.rules.progress import Progress, Reason
 from coordinator.settings import Settings
+from tests.coordinator.test_signed_release import SETTINGS, sign
 
 
 def test_tasks_that_need_somebody_are_found_and_no_others():
@@ -30,6 +31,14 @@ def test_what_expires_and_which_disk_is_nearly_full_is_found():
     assert of_disk("the blobs", 200 * 10**9, 10**12) == []
     (full,) = of_disk("the blobs", 5 * 10**9, 10**12)
     assert full.text == "5.0 of 1000.0 GB are free where the blobs are: make room"
+
+
+def test_a_release_that_expires_soon_is_found(store, bundle):
+    for days in (13, 15):
+        store.register_task(bundle, SETTINGS, sign(bundle, days=days), name=f"for {days} days")
+    with store.database.reading() as records:
+        found = [one for one in findings_of_tasks(records) if one.kind == AlertKind.EXPIRES]
+    assert [(one.task.name, one.subject) for one in found] == [("for 13 days", "the release")]
 
 
 @pytest.mark.parametrize("content", [None, b"no certificate"])
