@@ -61,6 +61,7 @@ class Watch:
         """Raise and clear what has changed; whether this replica is the one that does."""
         with self.database.reading() as records:
             if not self._is_watcher(records):
+                self._absent = {}
                 return False
             found, now = findings_of_tasks(records), records.at
             open_ = records.alerts.open()
@@ -97,23 +98,31 @@ class Courier:
     clock: Callable[[], float] = time.monotonic
     _failures: int = 0
     _next: float = -float("inf")
+    _told: str = ""
+    """The last event that was taken: not sent again while that cannot be written."""
 
     async def deliver(self) -> None:
         """Send what is due until a try fails; then nothing for a while, which is longer each time."""
         if self.clock() < self._next:
             return
         for event in await _in_thread(self._due):
-            try:
-                await self.webhook.send(event)
-            except WebhookFailed as error:
-                self.metrics.alert_deliveries.labels("failed").inc()
-                wait_s = min(_FIRST_RETRY_S * 2 ** min(self._failures, 16), _LONGEST_RETRY_S)
-                self._failures, self._next = self._failures + 1, self.clock() + wait_s
-                _LOG.warning("an alert was not delivered, and is tried again in %.0f s: %s", wait_s, error)
+            if event.id != self._told and not await self._tell(event):
                 return
-            self._failures = 0
-            self.metrics.alert_deliveries.labels("delivered").inc()
             await _in_thread(partial(self._delivered, event))
+
+    async def _tell(self, event: AlertEvent) -> bool:
+        """Try to send an event; whether it was taken."""
+        try:
+            await self.webhook.send(event)
+        except WebhookFailed as error:
+            self.metrics.alert_deliveries.labels("failed").inc()
+            wait_s = min(_FIRST_RETRY_S * 2 ** min(self._failures, 16), _LONGEST_RETRY_S)
+            self._failures, self._next = self._failures + 1, self.clock() + wait_s
+            _LOG.warning("an alert was not delivered, and is tried again in %.0f s: %s", wait_s, error)
+            return False
+        self.metrics.alert_deliveries.labels("delivered").inc()
+        self._failures, self._told = 0, event.id
+        return True
 
     def _due(self) -> list[AlertEvent]:
         with self.database.reading() as records:
@@ -138,7 +147,7 @@ async def watch_forever(
             if await _in_thread(watch.look) and courier is not None:
                 await courier.deliver()
         except Exception as error:
-            _LOG.error("alerts could not be evaluated: %s", error)
+            _LOG.error("alerts could not be evaluated, or noted as delivered: %s", error)
         await asyncio.sleep(_EVERY_S)
 
 

@@ -85,19 +85,22 @@ class AlertEvent(NamedTuple):
     cleared: bool
 
     @property
+    def word(self) -> str:
+        """What happened."""
+        return "cleared" if self.cleared else "raised"
+
+    @property
+    def id(self) -> str:
+        """That of no other event."""
+        return f"{self.alert.id}-{self.word}"
+
+    @property
     def body(self) -> dict[str, Any]:
-        """The event for a webhook: the same at every try. Its id is that of no other event."""
-        word = "cleared" if self.cleared else "raised"
+        """The event for a webhook: the same at every try."""
         names = ("kind", "population", "task", "task_name", "text", "remedy", "raised_at")
         same = {name: getattr(self.alert, name) for name in names}
         cleared_at = self.alert.cleared_at if self.cleared else None
-        return {
-            "id": f"{self.alert.id}-{word}",
-            "event": word,
-            "alert": self.alert.id,
-            **same,
-            "cleared_at": cleared_at,
-        }
+        return {"id": self.id, "event": self.word, "alert": self.alert.id, **same, "cleared_at": cleared_at}
 
 
 class AlertChanges(NamedTuple):
