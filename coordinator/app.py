@@ -24,6 +24,7 @@ from coordinator.api.http import install_problems
 from coordinator.api.page import PAGE, PageFiles
 from coordinator.api.service import Service
 from coordinator.dashboard.routes import dashboard_router
+from coordinator.driver.watch import watch_forever
 from coordinator.store.garbage_collection import collect_forever
 
 
@@ -44,6 +45,10 @@ def device_app(service: Service) -> DeviceRouter:
             aside.append(asyncio.create_task(collecting))
         service.authenticator.begin()
         service.driver.start()
+        if service.settings.role != "api":
+            store, here = service.store.database, service.membership.id
+            watching = watch_forever(store, service.settings, here, service.webhook, service.metrics)
+            aside.append(asyncio.create_task(watching))
         service.lines.begin()
         yield
         service.lines.end()

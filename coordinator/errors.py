@@ -10,6 +10,7 @@ CoordinatorError
 ├── UnreadableTask          a stored task has a setting that this version does not know
 ├── MissingStore            there is no database, or no blob folder, where one was named
 ├── BeaconUnavailable       the enrolment authority drew no beacon for a secure round
+├── WebhookFailed           the receiver of alerts was not reached or did not take one, or there is none
 ├── DatabaseLocked          another transaction holds what this one would write
 ├── LeaseLost               another replica drives a population that this one believed its own
 ├── KeysDiffer              the file of a key holds another key than the one that the store knows
@@ -66,6 +67,10 @@ class InvalidSettings(CoordinatorError):
 
 class BeaconUnavailable(CoordinatorError):
     """The enrolment authority drew no beacon for a secure round: it cannot be reached, or refuses."""
+
+
+class WebhookFailed(CoordinatorError):
+    """The receiver of alerts cannot be reached or does not take one, or no receiver is set."""
 
 
 class UnsupportedDatabase(CoordinatorError):

@@ -59,6 +59,9 @@ class Metrics:
         self.stalled = self._gauge(
             "tasks_stalled", "tasks that make no progress, by reason; every replica counts all tasks", "reason"
         )
+        self.alert_deliveries = self._counter(
+            "alert_deliveries", "tries to tell the webhook of an alert, by outcome: delivered or failed", "outcome"
+        )
         self.populations = self._gauge("populations_held", "populations that this replica drives")
         self.queue = self._gauge("queue_depth", "requests that wait for the driver")
         self.connections = self._gauge("requests_in_progress", "device requests in progress, waiting ones too")

@@ -9,6 +9,7 @@ from typing import Any, Protocol, get_type_hints
 
 import msgspec
 
+from coordinator.rules.alerts import Alert
 from coordinator.rules.assumption import Assumption
 from coordinator.rules.audit import AuditEntry
 from coordinator.rules.entities import (
@@ -189,6 +190,12 @@ class TaskStore(Protocol):
     def audit(self, after: int | None = None, limit: int = 100) -> list[AuditEntry]:
         """The first entries of the audit log after that number, or the last ones; in order, a thousand at most."""
 
+    def alerts(self, limit: int = 100) -> list[Alert]:
+        """Alerts: open ones, then those that were cleared, the newest first; a thousand at most.
+
+        The first says so if no coordinator looks for alerts.
+        """
+
     def pause(self, task_id: str) -> Task:
         """Open no new round; the running one finishes. Raises TaskEnded unless the task is active."""
 
@@ -219,6 +226,9 @@ class AdminService(Protocol):
 
     def security(self) -> list[Assumption]:
         """Which assumptions on this coordinator hold, by its settings, its files and its store."""
+
+    def test_alerts(self) -> None:
+        """Send the webhook of alerts one signed event that says it is a test. Raises WebhookFailed."""
 
     def present(self, sha256: str) -> None:
         """Whether a blob is stored already and a row knows it, so that it need not be uploaded. Raises UnknownBlob."""
@@ -289,6 +299,7 @@ OPERATIONS = (
     Operation(_VIEWER, "GET", "/tasks/{task}/history", TaskStore.history),
     Operation(_VIEWER, "GET", "/devices", TaskStore.devices),
     Operation(_VIEWER, "GET", "/audit", TaskStore.audit),
+    Operation(_VIEWER, "GET", "/alerts", TaskStore.alerts),
     Operation(_VIEWER, "GET", "/tasks/{task}/model", TaskStore.model, ("unknown-round",)),
     Operation(_VIEWER, "GET", "/tasks/{task}/plan", TaskStore.plan_part, ("unknown-blob",)),
     Operation(_VIEWER, "GET", "/tasks/{task}/certificate", TaskStore.certificate, ("unknown-round", "not-private")),
@@ -297,6 +308,7 @@ OPERATIONS = (
     Operation(_VIEWER, "GET", _MODEL + "/history", TaskStore.model_history),
     Operation(_VIEWER, "GET", _MODEL + "/counts", TaskStore.model_counts),
     Operation(_OPERATOR, "GET", "/security", AdminService.security),
+    Operation(_OPERATOR, "POST", "/alerts:test", AdminService.test_alerts, ("webhook-failed",), status=204),
     Operation(_OPERATOR, "PUT", "/blobs/{sha256}", AdminService.upload, ("digest-mismatch",), takes=bytes, status=204),
     Operation(_OPERATOR, "HEAD", "/blobs/{sha256}", AdminService.present, ("unknown-blob",), status=204),
     Operation(

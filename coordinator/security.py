@@ -120,6 +120,7 @@ def _database(settings: Settings) -> Iterator[Assumption]:
 
 def _files(settings: Settings) -> Iterator[Assumption]:
     files = [settings.keys_file, lineage_file(settings.keys_file), settings.tls_key, settings.enrolment_secret_file]
+    files.append(settings.alert_webhook_secret_file)
     if (database := sqlite_path(settings.database)) is not None:
         files += [database, *(database.with_name(f"{database.name}-{ending}") for ending in ("wal", "shm"))]
     if "://" not in settings.blobs:

@@ -23,6 +23,7 @@ from pydantic_settings import (
 from coordinator.errors import InvalidSettings, MissingStore
 from coordinator.store.database_engines import printable, sqlite_path
 from coordinator.store.garbage_collection import Retention
+from coordinator.webhook_address import LOOPBACK, check_webhook, place_of, read_secret
 from fedcore.errors import InvalidKey
 from fedcore.signing import public_key
 from fedcore.wire.messages import RetryWindow
@@ -34,7 +35,7 @@ CONFIG = f"{PREFIX}CONFIG"
 _OWN_BYTES, _CONNECTION_BYTES = 1 << 29, 50_000
 """The memory of a process without requests, with signatures that it remembers and a delta in the making, and of one
 connection."""
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_FILES = ("tls_cert", "tls_key", "enrolment_secret_file", "android_file", "apple_file", "alert_webhook_secret_file")
 
 
 def _readable(read: Callable[[str], object]) -> AfterValidator:
@@ -98,6 +99,12 @@ class Settings(BaseSettings):
     admin_port: int = Field(default=8081, ge=0, le=65535, description="their port; 0 takes a free one")
     loopback_viewer: bool = Field(
         default=False, description="allow viewing at the admin port without a token; only on loopback"
+    )
+    alert_webhook: str | None = Field(
+        default=None, description="URL that is told of each alert, raised or cleared: https, or http to this machine"
+    )
+    alert_webhook_secret_file: Path | None = Field(
+        default=None, description="file with the secret that signs what it is told, 16 bytes at least"
     )
     tls_cert: Path | None = Field(default=None, description="certificate chain, PEM; with it both ports speak HTTPS")
     tls_key: Path | None = Field(default=None, description="its private key, PEM")
@@ -171,20 +178,31 @@ class Settings(BaseSettings):
             )
         return value
 
+    @field_validator("alert_webhook")
+    @classmethod
+    def _may_be_told(cls, value: str | None) -> str | None:
+        if value is not None:
+            check_webhook(value)
+        return value
+
     @model_validator(mode="after")
     def _agree(self) -> Self:
+        if (self.alert_webhook is None) is not (self.alert_webhook_secret_file is None):
+            raise ValueError("alert_webhook and alert_webhook_secret_file go together; give both or none")
         if (self.tls_cert is None) is not (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together; give both or none")
         if (self.authority is None) is not (self.authority_url is None):
             raise ValueError("authority and authority_url go together; give both or none")
-        for name in ("tls_cert", "tls_key", "enrolment_secret_file", "android_file", "apple_file"):
+        for name in _FILES:
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise ValueError(f"{name} names {str(path)!r}, which is not a file")
+        if self.alert_webhook_secret_file is not None:
+            read_secret(self.alert_webhook_secret_file)
         if self.page is not None and not (self.page / "index.html").is_file():
             raise ValueError(f"page names {str(self.page)!r}, where no page is built; `make page` builds one there")
-        if self.loopback_viewer and self.admin_host not in _LOOPBACK:
-            raise ValueError(f"loopback_viewer needs an admin_host of {', '.join(_LOOPBACK)}, not {self.admin_host}")
+        if self.loopback_viewer and self.admin_host not in LOOPBACK:
+            raise ValueError(f"loopback_viewer needs an admin_host of {', '.join(LOOPBACK)}, not {self.admin_host}")
         return self
 
     @property
@@ -287,6 +305,8 @@ def load_settings(arguments: Mapping[str, Any]) -> Settings:
 def effective(settings: Settings, arguments: Mapping[str, Any]) -> list[Effective]:
     """Every setting of `settings`, which `load_settings(arguments)` made, with its source; passwords are left out."""
     values = settings.model_dump(mode="json") | {"database": printable(settings.database)}
+    if settings.alert_webhook is not None:
+        values["alert_webhook"] = place_of(settings.alert_webhook)
     return [Effective(name, values[name], _source(name, arguments)) for name in Settings.model_fields]
 
 

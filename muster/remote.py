@@ -109,6 +109,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     roll_back_model = _call(TaskStore.roll_back_model)
     devices = _call(TaskStore.devices)
     audit = _call(TaskStore.audit)
+    alerts = _call(TaskStore.alerts)
     pause = _call(TaskStore.pause)
     resume = _call(TaskStore.resume)
     cancel = _call(TaskStore.cancel)
@@ -116,6 +117,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     revoke_device = _call(TaskStore.revoke_device)
     allow_device = _call(TaskStore.allow_device)
     security = _call(AdminService.security)
+    test_alerts = _call(AdminService.test_alerts)
     upload = _call(AdminService.upload)
     create = _call(AdminService.create)
 

@@ -21,6 +21,7 @@ from coordinator.secure.round import SecureRoundFactory
 from coordinator.secure.unmask_workers import Unmasker
 from coordinator.settings import Settings
 from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
+from coordinator.webhook import Webhook
 from fedcore.signing import public_key
 from fedcore.wire.messages import SecaggParties
 
@@ -40,6 +41,7 @@ class Service:
     limits: Limits
     registry: Registry
     authenticator: Authenticator
+    webhook: Webhook | None
     check_ins: CheckInCounts = field(default_factory=CheckInCounts)
     lines: RecentLines = field(default_factory=RecentLines)
 
@@ -67,6 +69,7 @@ class Service:
         attestation = Attestation.of(settings.accept_unattested, *files)
         registry = Registry(store, attestation, lambda: _parties(settings, keys))
         authenticator = Authenticator(store, limits.device, driver.metrics)
+        webhook = Webhook.of(settings.alert_webhook, settings.alert_webhook_secret_file)
         membership.took_over, limits.sent_away = authenticator.begin, driver.presence.heard
         driver.revocations.changed = authenticator.refuse
         return cls(
@@ -81,6 +84,7 @@ class Service:
             limits,
             registry,
             authenticator,
+            webhook,
         )
 
 

@@ -24,7 +24,6 @@ from coordinator.dashboard.round_views import round_page, rounds_page
 from coordinator.dashboard.settings_table import groups, values
 from coordinator.dashboard.streams import Look, Streams
 from coordinator.dashboard.views import SORTED_BY, kept_models, population_page, populations, task_page
-from coordinator.dashboard.watch import alerts
 from coordinator.dashboard.web_sessions import WebSessions
 from coordinator.errors import UnknownBlob, UnknownModel, UnknownPopulation, UnknownRound, UnknownTask
 from coordinator.rules.packed_segments import report_bytes
@@ -32,6 +31,8 @@ from coordinator.store.records.records import Records
 from fedcore.algorithms.facts import facts_of
 from fedcore.bundle import decode_certificate
 
+_ALERTS = 100
+"""Alerts on the overview."""
 _STATIC = {
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
@@ -170,7 +171,7 @@ class Pages:
             "sorted_by": SORTED_BY,
             "waiting": int(waiting or 0),
             "devices": records.devices.counts(),
-            "alerts": alerts(records, self._service.settings),
+            "alerts": [alert for alert in records.alerts.listed(_ALERTS) if alert.cleared_at is None],
             "draining": self._service.driver.draining,
         }
 

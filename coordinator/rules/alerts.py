@@ -1,45 +1,157 @@
-"""Alerts for operators: tasks that need somebody, certificates that expire or are no good, and full disks. Pure."""
+"""Alerts for operators: tasks that need somebody, certificates that expire or are no good, and full disks. Pure.
+
+A *finding* is what needs somebody now; an *alert* is its row, raised once and cleared once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from coordinator.rules.entities import Task
-from coordinator.rules.progress import Progress, Reason
+from coordinator.rules.progress import DRIVER_SILENT_S, Progress, Reason
 
-_DAY_S = 86_400.0
-EXPIRES_WITHIN_S = 14 * _DAY_S
+EXPIRES_WITHIN_S = 14 * 86_400.0
 """How long before an expiry the alert begins."""
 LEAST_FREE, LEAST_FREE_BYTES = 0.1, 1 << 30
 """The share of a disk, or the bytes, below which it counts as full soon."""
+CLEARED_AFTER_S = 60.0
+"""How long an alert must not be found before it is cleared: what comes and goes, or a restart, is one alert."""
 
 
 class AlertKind(StrEnum):
-    """What an alert is about."""
+    """What an alert is about, where it is not a task that is stalled: that has its reason as its kind."""
 
-    DIVERGED = "diverged"
-    TOO_FEW_DEVICES = "too few devices"
-    STUCK = "stuck"
     EXPIRES = "expires"
     UNREADABLE = "unreadable"
-    DISK = "disk"
+    DISK = "disk-full"
+    UNWATCHED = "unwatched"
+    TEST = "test"
 
 
-class Alert(NamedTuple):
+Key: TypeAlias = tuple[str, str | None, str]
+"""Kind, task and subject: there is one open alert of each."""
+
+
+class Finding(NamedTuple):
     """Something that an operator should look at.
 
-    task: what it is about; None where it is about no task. remedy: what to do, where the sentence does not say it.
+    kind: of AlertKind, or a Reason. task: what it is about; None where it is about no task. subject: more of that, such
+    as "the release". remedy: what to do, where the text does not say it.
     """
 
-    kind: AlertKind
-    sentence: str
+    kind: str
+    text: str
     task: Task | None = None
+    subject: str = ""
     remedy: str = ""
 
+    @property
+    def key(self) -> Key:
+        """What the alert of this is found by."""
+        return self.kind, None if self.task is None else self.task.id, self.subject
 
-_FEW = {Reason.TOO_FEW_DEVICES, Reason.NO_DEVICES, Reason.NONE_ELIGIBLE}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """An alert, with the text and the remedy of when it was raised. Times in seconds since 1970.
+
+    task, task_name, population: None where it is about no task. cleared_at: None while it is open.
+    """
+
+    id: str
+    kind: str
+    population: str | None = None
+    task: str | None = None
+    task_name: str | None = None
+    subject: str = ""
+    text: str
+    remedy: str = ""
+    raised_at: float
+    cleared_at: float | None = None
+
+    @property
+    def key(self) -> Key:
+        """What a finding has in common with it."""
+        return self.kind, self.task, self.subject
+
+
+class AlertEvent(NamedTuple):
+    """That an alert was raised, or else cleared."""
+
+    alert: Alert
+    cleared: bool
+
+    @property
+    def word(self) -> str:
+        """What happened."""
+        return "cleared" if self.cleared else "raised"
+
+    @property
+    def id(self) -> str:
+        """That of no other event."""
+        return f"{self.alert.id}-{self.word}"
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The event for a webhook: the same at every try."""
+        names = ("kind", "population", "task", "task_name", "text", "remedy", "raised_at")
+        same = {name: getattr(self.alert, name) for name in names}
+        cleared_at = self.alert.cleared_at if self.cleared else None
+        return {"id": self.id, "event": self.word, "alert": self.alert.id, **same, "cleared_at": cleared_at}
+
+
+class AlertChanges(NamedTuple):
+    """Alerts to raise and to clear. absent: since when open ones that are not cleared yet were not found, by id."""
+
+    raised: list[Finding]
+    cleared: list[Alert]
+    absent: dict[str, float]
+
+
+class Watcher(NamedTuple):
+    """The replica that evaluates alerts: that which drives the oldest population. None: no replica does.
+
+    seen_at: its last beat, in seconds since 1970.
+    """
+
+    population: str
+    replica: str | None
+    seen_at: float | None
+
+
+def alert_changes(
+    open_: Sequence[Alert], found: Iterable[Finding], absent: Mapping[str, float], now: float
+) -> AlertChanges:
+    """The changes to the open alerts after a look that found these; `absent` as the look before gave it."""
+    findings = {finding.key: finding for finding in found}
+    raised = [finding for key, finding in findings.items() if key not in {alert.key for alert in open_}]
+    gone = [alert for alert in open_ if alert.key not in findings]
+    since = {alert.id: absent.get(alert.id, now) for alert in gone}
+    cleared = [alert for alert in gone if now - since[alert.id] >= CLEARED_AFTER_S]
+    for alert in cleared:
+        del since[alert.id]
+    return AlertChanges(raised, cleared, since)
+
+
+def unwatched(watcher: Watcher | None, now: float) -> list[Alert]:
+    """The alert that no coordinator evaluates alerts. It has no row, since nobody would write it."""
+    if watcher is None or (watcher.seen_at is not None and now - watcher.seen_at <= DRIVER_SILENT_S):
+        return []
+    return [
+        Alert(
+            id=AlertKind.UNWATCHED,
+            kind=AlertKind.UNWATCHED,
+            text=f"no coordinator drives population {watcher.population}, so none looks for alerts: others here "
+            "may be over, and new ones are missing",
+            remedy=_REMEDIES[Reason.NO_DRIVER],
+            raised_at=now if watcher.seen_at is None else watcher.seen_at,
+        )
+    ]
+
+
 _WANTED = {Reason.PAUSED}
 """Stalled because an operator wants it."""
 _REMEDIES = {
@@ -56,34 +168,35 @@ _REMEDIES = {
 }
 
 
-def of_tasks(tasks: Iterable[tuple[Task, Progress]]) -> list[Alert]:
-    """An alert for every task that is stalled, unless an operator paused it."""
-    alerts = []
-    for task, progress in tasks:
-        if progress.stalled and progress.reason not in _WANTED:
-            kind = AlertKind.TOO_FEW_DEVICES if progress.reason in _FEW else AlertKind.STUCK
-            kind = AlertKind.DIVERGED if progress.reason is Reason.DIVERGED else kind
-            alerts.append(Alert(kind, progress.sentence, task, _REMEDIES[progress.reason]))
-    return alerts
+def of_tasks(tasks: Iterable[tuple[Task, Progress]]) -> list[Finding]:
+    """A finding for every task that is stalled, unless an operator paused it."""
+    return [
+        Finding(progress.reason, progress.sentence, task, remedy=_REMEDIES[progress.reason])
+        for task, progress in tasks
+        if progress.stalled and progress.reason not in _WANTED
+    ]
 
 
-def of_expiry(what: str, expires_at: float, now: float, task: Task | None = None) -> list[Alert]:
-    """An alert when something, such as "the TLS certificate", has expired or will soon; times in seconds since 1970."""
+def of_expiry(what: str, expires_at: float, when: str, now: float, task: Task | None = None) -> list[Finding]:
+    """A finding when something, such as "the TLS certificate", has expired or will soon.
+
+    expires_at, now: seconds since 1970. when: `expires_at` as people read it.
+    """
     left_s = expires_at - now
     if left_s > EXPIRES_WITHIN_S:
         return []
-    when = f"expires in {max(0.0, left_s) / _DAY_S:.1f} days" if left_s > 0 else "has expired"
-    return [Alert(AlertKind.EXPIRES, f"{what} {when}: renew it", task)]
+    does = "expires" if left_s > 0 else "has expired"
+    return [Finding(AlertKind.EXPIRES, f"{what} {does}, {when}: renew it", task, what)]
 
 
-def of_unreadable(what: str, why: Exception) -> Alert:
-    """The alert when something, such as "the TLS certificate", cannot be read."""
-    return Alert(AlertKind.UNREADABLE, f"{what} cannot be read: {why}; put a good one there")
+def of_unreadable(what: str, place: object, why: Exception) -> Finding:
+    """The finding when something, such as "the TLS certificate", cannot be read."""
+    return Finding(AlertKind.UNREADABLE, f"{what} {place} cannot be read: {why}; put a good one there", subject=what)
 
 
-def of_disk(place: str, free_bytes: int, total_bytes: int) -> list[Alert]:
-    """An alert when the disk of a place is nearly full."""
+def of_disk(place: str, free_bytes: int, total_bytes: int) -> list[Finding]:
+    """A finding when the disk of a place is nearly full."""
     if free_bytes >= LEAST_FREE_BYTES and free_bytes >= LEAST_FREE * total_bytes:
         return []
     words = f"{free_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB are free where {place} are: make room"
-    return [Alert(AlertKind.DISK, words)]
+    return [Finding(AlertKind.DISK, words, subject=place)]

@@ -328,6 +328,23 @@ MODEL_COUNTS = Table(
     comment="Counts of check-ins by the version of a model that devices stated; nothing of a single device",
 )
 
+ALERTS = Table(
+    "alerts",
+    METADATA,
+    _column("id", String(16), "opaque id", key=True),
+    _column("kind", String(32), "what is wrong: the reason of a stalled task, expires, unreadable or disk-full"),
+    _column("task", String(32), "the task; null where it is about none", ForeignKey("tasks.id"), null=True),
+    _column("subject", Text, "what it is about beside the task, such as the TLS certificate; often empty"),
+    _column("text", Text, "a sentence for people, of when it was raised"),
+    _column("remedy", Text, "what to do, where the sentence does not say it"),
+    _column("raised_at", Float, "seconds since 1970"),
+    _column("cleared_at", Float, "seconds since 1970; null while it is open", null=True),
+    _column("raised_due", Boolean, "whether the webhook is still to be told that it was raised"),
+    _column("cleared_due", Boolean, "whether the webhook is still to be told that it was cleared"),
+    Index("alerts_cleared", "cleared_at"),
+    comment="What needed an operator: raised once and cleared once; one alert of a kind, task and subject is open",
+)
+
 TRANSITIONS = Table(
     "transitions",
     METADATA,

@@ -17,6 +17,7 @@ from coordinator.failpoints import reach
 from coordinator.lineage import check_signer, entry
 from coordinator.operations import LineageKey, TaskStore
 from coordinator.rules.aggregation import Vectors
+from coordinator.rules.alerts import Alert
 from coordinator.rules.audit import STORE, Action, AuditEntry
 from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.entities import (
@@ -331,6 +332,10 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
     def audit(self, after: int | None = None, limit: int = 100) -> list[AuditEntry]:
         with self.database.reading() as records:
             return records.audit.entries(after, limit)
+
+    def alerts(self, limit: int = 100) -> list[Alert]:
+        with self.database.reading() as records:
+            return records.alerts.listed(limit)
 
     def plan(self, sha256: str) -> Plan:
         """A registered plan, decoded once."""

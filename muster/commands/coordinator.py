@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from muster.commands.alerts import alerts
 from muster.commands.coordinator_keys import keys_app
 from muster.commands.devices import devices_app
 from muster.commands.serving import ReadyFile, serve_until_terminated
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 coordinator_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run the coordinator.")
 coordinator_app.add_typer(devices_app, name="devices")
 coordinator_app.add_typer(keys_app, name="keys")
+coordinator_app.command()(alerts)
 Config = Annotated[Path | None, typer.Option(help="A TOML file of settings; flags and environment win.")]
 Db = Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://….  [default: sqlite:///muster.db]")]
 BlobStore = Annotated[

@@ -9,9 +9,10 @@ import pytest
 
 import muster
 from coordinator.api.tokens import issue
-from coordinator.errors import InvalidTask, UnknownDeviceId, UnknownModel, UnknownRound, UnknownTask
+from coordinator.errors import InvalidTask, UnknownDeviceId, UnknownModel, UnknownRound, UnknownTask, WebhookFailed
 from coordinator.model_counts import DAY_S, Stated
 from coordinator.operations import OPERATIONS, PREFIX, AdminService, NewTask, TaskStore
+from coordinator.rules.alerts import Finding
 from coordinator.rules.audit import STORE
 from coordinator.rules.entities import Evaluates, ModelSource, Regularly, Role
 from coordinator.rules.task_settings import TaskSettings
@@ -100,6 +101,7 @@ def test_what_operators_see_over_http_is_what_the_store_gives(store, trained, de
     store.promote_model("phones", "keyboard", 1, 0.5)
     with store.database.writing() as records:
         records.models.add_counts({Stated("phones", "keyboard", 1, int(records.at // DAY_S), refused=False): 3})
+        records.alerts.add(Finding("stuck", "it is stuck", store.task(trained)), due=False)
     given = {"task_id": trained, "device_id": devices.id("a"), "number": 0, "population": "phones", "name": "keyboard"}
     for operation in (one for one in OF_STORE if one.method == "GET"):
         near, far = getattr(store, operation.name), getattr(operator, operation.name)
@@ -121,6 +123,9 @@ def test_what_operators_see_over_http_is_what_the_store_gives(store, trained, de
     assert store.devices(revoked=True) == operator.devices(revoked=True) != []
     for arguments in ((None, 2), (1, 1), (0,), (10**6,)):
         assert store.audit(*arguments) == operator.audit(*arguments), arguments
+    assert [alert.task for alert in operator.alerts(1000) if alert.kind == "stuck"] == [trained]
+    with pytest.raises(WebhookFailed, match="no webhook is set"):
+        operator.test_alerts()
     named = {one.name for one in of_running(settings, store)}
     assert {one.name for one in operator.security()} == named
 

@@ -1,27 +1,19 @@
-"""The dashboard's form of new tasks, its populations, alerts, log lines and API page."""
+"""The dashboard's form of new tasks, its populations, log lines and API page."""
 
 import logging
 import re
 import socket
-from datetime import UTC, datetime, timedelta
 
 import httpx2
 import msgspec
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding
-from cryptography.x509.oid import NameOID
 
 from coordinator.api.check_in_counts import OTHER, SPAN_S, CheckInCounts
 from coordinator.api.tokens import issue
 from coordinator.dashboard.settings_table import from_form, groups, values
-from coordinator.dashboard.watch import alerts
 from coordinator.errors import InvalidTask
 from coordinator.recent_lines import RecentLines
-from coordinator.rules.alerts import AlertKind, of_disk, of_expiry, of_tasks
 from coordinator.rules.entities import Role
-from coordinator.rules.progress import Progress, Reason
 from coordinator.settings import Settings
 from tests.coordinator.devices import CAPABILITIES, speaking_to
 from tests.coordinator.pages import csrf, log_in
@@ -183,51 +175,6 @@ def test_only_populations_that_exist_are_counted(register, served):
         register(population="invented")
     found = " ".join(re.sub("<[^>]*>", " ", httpx2.get(f"{served.admin}/populations/invented").text).split())
     assert "known 0 awake" in found
-
-
-def test_alerts_name_tasks_that_need_somebody_and_no_others():
-    found = of_tasks(("its task", Progress("t", reason, "so it is", reason.stalled)) for reason in Reason)
-    assert {one.task for one in found} == {"its task"}
-    assert all(one.remedy for one in found)
-    kinds = {kind: sum(one.kind is kind for one in found) for kind in AlertKind}
-    assert (kinds[AlertKind.DIVERGED], kinds[AlertKind.TOO_FEW_DEVICES]) == (1, 3)
-    assert len(found) == sum(reason.stalled for reason in Reason) - 1  # one is paused as its operator wants it
-
-
-def test_alerts_tell_what_expires_and_which_disk_is_nearly_full():
-    assert of_expiry("the TLS certificate", 15 * 86_400, 0.0) == []
-    assert (
-        of_expiry("the TLS certificate", 7 * 86_400, 0.0)[0].sentence
-        == "the TLS certificate expires in 7.0 days: renew it"
-    )
-    assert "has expired" in of_expiry("the release", 1.0, 2.0)[0].sentence
-    assert of_disk("the blobs", 200 * 10**9, 10**12) == []
-    (full,) = of_disk("the blobs", 5 * 10**9, 10**12)
-    assert full.sentence == "5.0 of 1000.0 GB are free where the blobs are: make room"
-
-
-@pytest.mark.parametrize("content", [None, b"no certificate"])
-def test_overview_warns_of_a_certificate_that_is_no_good(store, tmp_path, content):
-    given, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    given.touch()
-    key.touch()
-    settings = Settings(tls_cert=given, tls_key=key, blobs=tmp_path / "none")
-    given.unlink() if content is None else given.write_bytes(content)
-    with store.database.reading() as records:
-        (found,) = [one for one in alerts(records, settings) if one.kind is AlertKind.UNREADABLE]
-    assert found.sentence.startswith(f"the TLS certificate {given} cannot be read: ")
-
-
-def test_overview_warns_of_a_certificate_that_expires(store, tmp_path):
-    key, now = Ed25519PrivateKey.generate(), datetime.now(UTC)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "muster.example")])
-    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=3)).sign(key, None)
-    (tmp_path / "cert.pem").write_bytes(made.public_bytes(Encoding.PEM))
-    (tmp_path / "key.pem").touch()
-    settings = Settings(tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem", blobs=tmp_path / "none")
-    with store.database.reading() as records:
-        found = [one.sentence for one in alerts(records, settings)]
-    assert any("the TLS certificate expires in" in one for one in found)
 
 
 def test_log_of_a_task_has_its_own_lines_bounded_and_without_tracebacks():

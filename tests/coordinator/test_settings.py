@@ -52,6 +52,23 @@ def test_settings_come_from_arguments_then_environment_then_file(toml, monkeypat
             {"MUSTER_ADMIN_HOST": "0.0.0.0"},
             "loopback_viewer needs an admin_host of 127.0.0.1",
         ),
+        ('alert_webhook = "ftp://erin:s3cret@here/x"', {}, "alert_webhook ({path}): ftp://… is no address for alerts;"),
+        (
+            'alert_webhook = "alerts.example/s3cret"',
+            {},
+            "alert_webhook ({path}): it is no address for alerts; give one",
+        ),
+        (
+            "",
+            {"MUSTER_ALERT_WEBHOOK": "http://s3cret@alerts.example:81/s3cret?s3cret"},
+            "alert_webhook (MUSTER_ALERT_WEBHOOK): http://alerts.example:81 is not this machine, and http protects",
+        ),
+        ('alert_webhook = "http://[::1]/x"', {}, "alert_webhook and alert_webhook_secret_file go together"),
+        (
+            'alert_webhook = "https://alerts.example"\nalert_webhook_secret_file = "no.secret"',
+            {},
+            "alert_webhook_secret_file names 'no.secret', which is not a file",
+        ),
         ("port = = 1", {}, "{path}: Invalid value"),
     ],
 )
@@ -62,6 +79,29 @@ def test_wrong_or_unknown_setting_is_one_line_with_its_source(toml, monkeypatch,
     with pytest.raises(InvalidSettings) as caught:
         load_settings({})
     assert says.replace("{path}", path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "says"),
+    [
+        (b"0123456789abcdef", 0o604, "everybody on this machine may read or change the webhook's secret: chmod 600 "),
+        (b"0123456789abcde\n", 0o600, "holds 15 bytes; a webhook's secret has at least 16"),
+        (b"0123456789abcdef", 0o640, None),
+    ],
+)
+def test_a_webhooks_secret_is_long_and_not_for_everybody(tmp_path, content, mode, says):
+    secret = tmp_path / "webhook.secret"
+    secret.write_bytes(content)
+    secret.chmod(mode)
+    given = {"alert_webhook": "https://erin:s3cret@alerts.example/x?s3cret", "alert_webhook_secret_file": secret}
+    if says is None:
+        (shown,) = [one.value for one in effective(load_settings(given), given) if one.name == "alert_webhook"]
+        assert shown == "https://alerts.example"
+        return
+    with pytest.raises(InvalidSettings, match=says) as caught:
+        load_settings(given)
     assert "\n" not in str(caught.value)
 
 

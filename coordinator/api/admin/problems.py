@@ -21,6 +21,7 @@ from coordinator.errors import (
     UnknownModel,
     UnknownRound,
     UnknownTask,
+    WebhookFailed,
 )
 from fedcore.errors import FedcoreError
 from fedcore.wire.messages import RetryWindow
@@ -38,6 +39,7 @@ _OWN: dict[str, tuple[type[Exception], ProblemKind]] = {
     "keys-differ": (KeysDiffer, ProblemKind(409, "The coordinator has another key than the task's release names")),
     "invalid-task": (InvalidTask, ProblemKind(422, "The settings contradict each other, or do not fit the bundle")),
     "invalid-model": (InvalidModel, ProblemKind(422, "The model cannot be released or rolled out like this")),
+    "webhook-failed": (WebhookFailed, ProblemKind(409, "The webhook of alerts did not take an event, or none is set")),
     "invalid-bundle": (
         FedcoreError, ProblemKind(422, "The bundle is damaged, or its algorithm or signature is not good")
     ),

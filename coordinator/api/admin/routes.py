@@ -24,6 +24,7 @@ from coordinator.rules.assumption import Assumption
 from coordinator.rules.entities import Evaluates, RegularEvaluation, Role, Token
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.security import of_running
+from coordinator.webhook import send_trial
 from fedcore.bundle import Manifest
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WrongBody
@@ -65,6 +66,10 @@ class AdminApi:
     def security(self) -> Sequence[Assumption]:
         """As `AdminService` says."""
         return of_running(self._settings, self._store)
+
+    def test_alerts(self) -> None:
+        """As `AdminService` says."""
+        send_trial(self._service.webhook)
 
     def present(self, sha256: str) -> None:
         """As `AdminService` says."""

@@ -18,6 +18,7 @@ from coordinator.rules.progress import Progress, explain
 from coordinator.rules.rounds import Round
 from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState, move
 from coordinator.rules.task_settings import MOST_COUNT
+from coordinator.store.records.alert import AlertRecords
 from coordinator.store.records.attempt import AttemptRecords, committed_by_devices
 from coordinator.store.records.audit import AuditRecords
 from coordinator.store.records.cohort import ASSIGNED_ROWS, CohortRecords
@@ -35,15 +36,7 @@ from coordinator.store.records.session_count import SessionCountRecords
 from coordinator.store.records.token import TokenRecords
 from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.rows import COUNTS, assignment_of, columns_of, round_of, settings_of, signed_of, task_of
-from coordinator.store.tables import (
-    ASSIGNMENTS,
-    BLOBS,
-    POPULATIONS,
-    REPORTS,
-    ROUNDS,
-    TASKS,
-    TRANSITIONS,
-)
+from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 from fedcore.plan import BlobRef
 from fedcore.release import Signed
 
@@ -84,6 +77,7 @@ class Records(WithinTransaction):
         self.ledger = LedgerRecords(connection, at, writing=writing)
         self.sealed = SealedRecords(connection, at, writing=writing)
         self.models = ModelRecords(connection, at, writing=writing)
+        self.alerts = AlertRecords(connection, at, writing=writing)
 
     # --- tasks and blobs
 

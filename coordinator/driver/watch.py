@@ -1,0 +1,198 @@
+"""Alerts are evaluated and sent from here, beside the driver's thread, so that no round waits for them.
+
+One replica does it: that which drives the oldest population, so the lease of that population is the lease of this.
+Alerts of disks and of the TLS certificate are those of that process. While only time passes, nothing is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from cryptography import x509
+
+from coordinator.errors import WebhookFailed
+from coordinator.metrics import Metrics
+from coordinator.rules.alerts import (
+    AlertChanges,
+    AlertEvent,
+    Finding,
+    alert_changes,
+    of_disk,
+    of_expiry,
+    of_tasks,
+    of_unreadable,
+)
+from coordinator.rules.states import TaskState
+from coordinator.settings import Settings
+from coordinator.store.database import Database
+from coordinator.store.database_engines import sqlite_path
+from coordinator.store.records.records import Records
+from coordinator.webhook import Webhook
+from fedcore.release import decode_release
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+_EVERY_S = 10.0
+"""The interval between looks."""
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 10.0, 900.0
+"""The wait after a try that failed: doubled each time, up to the longest."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """Evaluates alerts where `replica` is to. tells: whether there is a webhook to be told."""
+
+    database: Database
+    settings: Settings
+    replica: str
+    tells: bool
+    _absent: dict[str, float] = field(default_factory=dict)
+
+    def look(self) -> bool:
+        """Raise and clear what has changed; whether this replica is the one that does."""
+        with self.database.reading() as records:
+            if not self._is_watcher(records):
+                self._absent = {}
+                return False
+            found, now = findings_of_tasks(records), records.at
+            open_ = records.alerts.open()
+        found += findings_here(self.settings, now)
+        changes = alert_changes(open_, found, self._absent, now)
+        if (changes.raised or changes.cleared) and not self._write(changes):
+            return False
+        self._absent = changes.absent
+        return True
+
+    def _is_watcher(self, records: Records) -> bool:
+        watcher = records.alerts.watcher()
+        return watcher is not None and watcher.replica == self.replica
+
+    def _write(self, changes: AlertChanges) -> bool:
+        """Whether this could be written: not once another replica has taken over."""
+        with self.database.writing() as records:
+            if not self._is_watcher(records):
+                return False
+            for finding in changes.raised:
+                records.alerts.add(finding, due=self.tells)
+            for alert in changes.cleared:
+                records.alerts.clear(alert, due=self.tells)
+            return True
+
+
+@dataclass(slots=True)
+class Courier:
+    """Tells a webhook of alerts, each at least once, in order. clock: seconds, with any origin."""
+
+    database: Database
+    webhook: Webhook
+    metrics: Metrics
+    clock: Callable[[], float] = time.monotonic
+    _failures: int = 0
+    _next: float = -float("inf")
+    _told: str = ""
+    """The last event that was taken: not sent again while that cannot be written."""
+
+    async def deliver(self) -> None:
+        """Send what is due until a try fails; then nothing for a while, which is longer each time."""
+        if self.clock() < self._next:
+            return
+        for event in await _in_thread(self._due):
+            if event.id != self._told and not await self._tell(event):
+                return
+            await _in_thread(partial(self._delivered, event))
+
+    async def _tell(self, event: AlertEvent) -> bool:
+        """Try to send an event; whether it was taken."""
+        try:
+            await self.webhook.send(event)
+        except WebhookFailed as error:
+            self.metrics.alert_deliveries.labels("failed").inc()
+            wait_s = min(_FIRST_RETRY_S * 2 ** min(self._failures, 16), _LONGEST_RETRY_S)
+            self._failures, self._next = self._failures + 1, self.clock() + wait_s
+            _LOG.warning("an alert was not delivered, and is tried again in %.0f s: %s", wait_s, error)
+            return False
+        self.metrics.alert_deliveries.labels("delivered").inc()
+        self._failures, self._told = 0, event.id
+        return True
+
+    def _due(self) -> list[AlertEvent]:
+        with self.database.reading() as records:
+            return records.alerts.due()
+
+    def _delivered(self, event: AlertEvent) -> None:
+        with self.database.writing() as records:
+            records.alerts.delivered(event)
+
+
+async def watch_forever(
+    database: Database, settings: Settings, replica: str, webhook: Webhook | None, metrics: Metrics
+) -> None:
+    """Evaluate alerts and tell of them until this is cancelled. A failure is logged, and tried again at the next look.
+
+    A thread in which it looks has ended once this has been cancelled.
+    """
+    watch = Watch(database, settings, replica, tells=webhook is not None)
+    courier = None if webhook is None else Courier(database, webhook, metrics)
+    while True:
+        try:
+            if await _in_thread(watch.look) and courier is not None:
+                await courier.deliver()
+        except Exception as error:
+            _LOG.error("alerts could not be evaluated, or noted as delivered: %s", error)
+        await asyncio.sleep(_EVERY_S)
+
+
+def findings_of_tasks(records: Records) -> list[Finding]:
+    """What needs somebody among the tasks that are not over, and their releases."""
+    tasks = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
+    found = of_tasks(zip(tasks, records.progress(tasks), strict=True))
+    for task in tasks:
+        if task.release is not None:
+            expires_at = decode_release(task.release.text).expires_at
+            found += of_expiry("the release", expires_at, _at_utc(expires_at), records.at, task)
+    return found
+
+
+def findings_here(settings: Settings, now: float) -> list[Finding]:
+    """What needs somebody at this process: its certificate as the file is now, and disks of its folders.
+
+    Object stores and database servers have their own monitoring.
+    """
+    found = [] if settings.tls_cert is None else _certificate(settings.tls_cert, now)
+    places = {"the blobs": Path(settings.blobs), "the database": sqlite_path(settings.database)}
+    for name, place in places.items():
+        if place is not None and place.exists():
+            usage = shutil.disk_usage(place)
+            found += of_disk(name, usage.free, usage.total)
+    return found
+
+
+def _certificate(path: Path, now: float) -> list[Finding]:
+    what = "the TLS certificate"
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        return [of_unreadable(what, path, error)]
+    expires_at = certificate.not_valid_after_utc.timestamp()
+    return of_expiry(what, expires_at, _at_utc(expires_at), now)
+
+
+def _at_utc(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+async def _in_thread(act: Callable[[], T]) -> T:
+    running = asyncio.create_task(asyncio.to_thread(act))
+    try:
+        return await asyncio.shield(running)
+    finally:
+        await asyncio.wait([running])

@@ -1,0 +1,74 @@
+"""Rows of alerts, within one transaction. The rule: coordinator.rules.alerts."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from sqlalchemy import Row, Select, insert, select, update
+
+from coordinator.rules.alerts import Alert, AlertEvent, Finding, Watcher, unwatched
+from coordinator.store.records.within_transaction import WithinTransaction
+from coordinator.store.tables import ALERTS, POPULATIONS, REPLICAS, TASKS
+
+_ALERTS = select(ALERTS, TASKS.c.population, TASKS.c.name.label("task_name")).outerjoin(TASKS)
+
+
+class AlertRecords(WithinTransaction):
+    """The operations on alerts. `due`: whether a webhook is to be told."""
+
+    def watcher(self) -> Watcher | None:
+        """The replica that evaluates alerts; None while there is no population. Stays so until a writer ends."""
+        columns = (POPULATIONS.c.name, REPLICAS.c.id, REPLICAS.c.seen_at)
+        query = select(*columns).outerjoin(REPLICAS, POPULATIONS.c.holder == REPLICAS.c.id)
+        query = query.order_by(POPULATIONS.c.created_at, POPULATIONS.c.name).limit(1)
+        if self._writing:
+            query = query.with_for_update(read=True, of=POPULATIONS)
+        row = self._connection.execute(query).one_or_none()
+        return None if row is None else Watcher(*row)
+
+    def open(self) -> list[Alert]:
+        """Alerts that were not cleared, the newest first."""
+        return self._read(_ALERTS.where(ALERTS.c.cleared_at.is_(None)))
+
+    def listed(self, limit: int) -> list[Alert]:
+        """What people see: that nobody evaluates alerts, if so, then open ones, then cleared ones, the newest first."""
+        return [*unwatched(self.watcher(), self.at), *self._read(_ALERTS.limit(limit))]
+
+    def due(self) -> list[AlertEvent]:
+        """Events of which the webhook is still to be told, in order of time."""
+        alerts = self._connection.execute(_ALERTS.where(ALERTS.c.raised_due | ALERTS.c.cleared_due)).all()
+        timed = [(row.raised_at, AlertEvent(_alert(row), cleared=False)) for row in alerts if row.raised_due]
+        timed += [(row.cleared_at, AlertEvent(_alert(row), cleared=True)) for row in alerts if row.cleared_due]
+        return [event for _, event in sorted(timed, key=lambda pair: pair[0])]
+
+    def add(self, found: Finding, *, due: bool) -> None:
+        """Raise the alert of a finding."""
+        kind, task, subject = found.key
+        values: dict[str, Any] = {
+            "id": secrets.token_hex(8),
+            "kind": kind,
+            "task": task,
+            "subject": subject,
+            "text": found.text,
+        }
+        values |= {"remedy": found.remedy, "raised_at": self.at, "raised_due": due, "cleared_due": False}
+        self._connection.execute(insert(ALERTS), values)
+
+    def clear(self, alert: Alert, *, due: bool) -> None:
+        """Clear an open alert."""
+        this = update(ALERTS).where(ALERTS.c.id == alert.id)
+        self._connection.execute(this.values(cleared_at=self.at, cleared_due=due))
+
+    def delivered(self, event: AlertEvent) -> None:
+        """Write that the webhook was told."""
+        told = {"cleared_due" if event.cleared else "raised_due": False}
+        self._connection.execute(update(ALERTS).where(ALERTS.c.id == event.alert.id).values(**told))
+
+    def _read(self, query: Select[Any]) -> list[Alert]:
+        order = (ALERTS.c.cleared_at.is_not(None), ALERTS.c.raised_at.desc(), ALERTS.c.id)
+        return [_alert(row) for row in self._connection.execute(query.order_by(*order))]
+
+
+def _alert(row: Row[Any]) -> Alert:
+    return Alert(**{name: getattr(row, name) for name in Alert.__dataclass_fields__})
