@@ -159,6 +159,7 @@ def under(attack, client):
                 one.result()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda one: getattr(one, "__name__", "body"))
 def test_devices_are_served_while_strangers_attack(authority, attack):
     client, process = authority

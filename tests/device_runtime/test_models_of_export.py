@@ -32,7 +32,7 @@ def moved(model):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("name", ["digits_cnn", "char_lstm"])
+@pytest.mark.parametrize("name", ["digits_cnn", pytest.param("char_lstm", marks=pytest.mark.long)])
 def test_an_exported_model_predicts_on_a_device_what_torch_does(coordinator, config, executorch, name, form):
     model = Model(load(name))
     predict, graphs = build_predict(model, (form,))

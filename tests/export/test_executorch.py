@@ -308,6 +308,7 @@ def test_calls_may_alternate_between_buffers():
     assert np.all(buffers[0] == 16)
 
 
+@pytest.mark.long
 def test_exporting_is_silent():
     code = """if True:
         from export.capture import Port, capture

@@ -171,7 +171,13 @@ USERS = [
 SLOW = {models.residual, models.grouped, models.separable, models.gated_cell, models.recurrent, models.encoder}
 
 
-@pytest.mark.parametrize("make", USERS)
+# Promises have their layers too, each in a model of its own.
+LARGE = {models.grouped, models.separable, models.gated_cell, models.recurrent}
+
+
+@pytest.mark.parametrize(
+    "make", [pytest.param(make, marks=[pytest.mark.long] if make in LARGE else []) for make in USERS]
+)
 def test_a_users_own_model_agrees_with_torch_in_both_formats(make, executorch):
     model, algorithm = Model(make()), create("fedavg" if make in SLOW else "mimelite")
     plan, graphs = build_plan(model, algorithm, tuple(FORMATS))

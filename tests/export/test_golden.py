@@ -14,7 +14,8 @@ GOLDEN = json.loads(VECTORS.read_text())["models"]
 
 # These take long to export.
 LARGE = {(name, form) for name in ("mobilenetv2_gn", "resnet18_gn") for form in FORMATS}
-LARGE |= {(name, "executorch") for name in ("char_lstm", "word_lstm", "omniglot_cnn")}
+LARGE |= {(name, "executorch") for name in ("char_lstm", "word_lstm", "omniglot_cnn", "emnist_cnn")}
+LARGE |= {("word_lstm", "onnx")}
 CASES = [
     pytest.param(*case, marks=[pytest.mark.long] if case in LARGE else [])
     for case in ((name, form) for name in MODELS for form in FORMATS)

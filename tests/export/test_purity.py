@@ -22,7 +22,9 @@ def test_an_impure_model_is_not_exported_and_the_cause_is_named(name, tmp_path):
     assert not (tmp_path / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("name", impure.TAKEN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name == "kinks" else []) for name in impure.TAKEN]
+)
 def test_a_pure_model_is_exported_whatever_it_keeps(name, tmp_path):
     bundle = export_bundle(Model(impure.TAKEN[name]()), create("fedavg", {"batch_size": 4}), tmp_path)
     assert bundle.certificate.formats

@@ -137,6 +137,7 @@ for imports in sys.argv[1:]:
 """
 
 
+@pytest.mark.long
 def test_a_device_costs_little_more_than_its_libraries():
     assert import_cpu_s(HERE, LOADS) < 4 * import_cpu_s(HERE, CPU_S.format(imports=LIBRARIES))
     assert import_cpu_s(HERE, LOADS_SANDBOX) < 4 * import_cpu_s(HERE, CPU_S.format(imports=ENGINE))

@@ -113,6 +113,7 @@ def test_bench_device_step_compares_with_torch_in_the_same_run(executorch):
         assert step["ratio_to_eager"] == pytest.approx(step["cpu_ms"] / steps["torch"]["cpu_ms"])
 
 
+@pytest.mark.long
 def test_bench_devices_js_compares_node_with_python():
     node()
     result = in_process("bench", "devices_js", "--model", "logreg", "--blocks", 1, "--dim", 1000, "--json")
@@ -168,8 +169,8 @@ def test_bench_secagg_measures_both_ends_of_a_session():
     ("options", "figure"),
     [
         (("checkin", "--seconds", 0.1, "--blocks", 1, "--devices", 10), "ratio_to_bare"),
-        (("report", "--devices", 3, "--size", 1000, "--pairs", 1), "costs"),
-        (("soak", "--minutes", 0.05, "--devices", 12), "requests"),
+        pytest.param(("report", "--devices", 3, "--size", 1000, "--pairs", 1), "costs", marks=pytest.mark.long),
+        pytest.param(("soak", "--minutes", 0.05, "--devices", 12), "requests", marks=pytest.mark.long),
         (("signatures", "--blocks", 1), "costs"),
         (("predict", "--blocks", 1), "predict_to_bare"),
     ],

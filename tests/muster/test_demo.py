@@ -4,6 +4,7 @@ import json
 import re
 from xml.etree import ElementTree
 
+import pytest
 from safetensors.numpy import load_file
 
 from fedcore.bundle import Bundle
@@ -63,18 +64,22 @@ def test_demo_prints_one_object_and_draws_the_curves(tmp_path, typed):
     )
 
 
-def test_demo_masks_and_agrees_and_runs_an_own_algorithm_in_clear(tmp_path, monkeypatch, typed):
-    arguments = ["demo", "--algorithms", "fedavg", "--rounds", 2, "--devices", 8]
-    monkeypatch.chdir(tmp_path)
-    status, out, err = typed(*arguments, "--json")
+def test_demo_masks_and_agrees(typed):
+    status, out, err = typed("demo", "--algorithms", "fedavg", "--rounds", 2, "--devices", 8, "--json")
     assert status == 0, err
     result = json.loads(out)
     assert result["secure_aggregation"] is True
     assert result["round_steps"]["unmasking"] > 0
     assert result["algorithms"]["fedavg"]["phases"]["mask"] > 0
     assert 1e-6 < result["agreement"] < 5e-3
+
+
+@pytest.mark.long
+def test_demo_runs_an_own_algorithm_in_clear_and_prints_digits(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "my_algos.py").write_text(MY_ALGOS)
-    status, out, err = muster(*arguments, "--algorithms", "my_algos:FedMine", "--rounds", 1, "--plain")
+    arguments = ["--algorithms", "my_algos:FedMine", "--rounds", 1, "--devices", 8, "--plain"]
+    status, out, err = muster("demo", *arguments)
     assert status == 0, err
     assert max(map(len, out.splitlines())) <= 80 + len("my_algos")  # names of built-in algorithms are shorter
     assert re.search(r"^my_algos:FedMine on 15 held-out devices: accuracy 0\.\d+ \(95 %: ", out, re.MULTILINE)

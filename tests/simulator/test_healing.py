@@ -15,6 +15,7 @@ from fedcore.signing import SigningKey
 
 DEVICES = 10
 PATIENCE_S = 90.0
+SECAGG = Secagg(max_examples=100)
 """Far longer than a round takes to heal, and far shorter than the deadlines that it must not wait for."""
 # Training of some seconds that costs no computing time.
 SLOW = '[[kind]]\nname = "slow"\nslow_down = {}\n'
@@ -68,8 +69,15 @@ def vanish_and_heal(task, folder, sign, secagg):
     return attempts, states
 
 
-@pytest.mark.parametrize("secagg", [None, Secagg(max_examples=100)], ids=["plain", "secure"])
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+@pytest.mark.parametrize(
+    ("sign", "secagg"),
+    [
+        pytest.param(signal.SIGINT, None, id="interrupted-plain"),
+        pytest.param(signal.SIGKILL, SECAGG, id="killed-secure"),
+        pytest.param(signal.SIGINT, SECAGG, id="interrupted-secure", marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, None, id="killed-plain", marks=pytest.mark.long),
+    ],
+)
 def test_next_fleet_commits_after_a_whole_fleet_vanished_in_mid_round(task, tmp_path, sign, secagg):
     attempts, states = vanish_and_heal(task, tmp_path, sign, secagg)
     assert attempts[-1].state is RoundState.COMMITTED

@@ -36,10 +36,10 @@ CASES = [
     ("tests.export.models:digits_dropout", "fedavg", {"batch_size": 5, "epochs": 2}),
     ("tests.export.models:digits_adapted", "fedadam", {"batch_size": 5}),
     ("logreg", "scaffold", {"batch_size": 5}),
-    ("mlp", "scaffold", {"batch_size": 5, "option": "I"}),
+    pytest.param("mlp", "scaffold", {"batch_size": 5, "option": "I"}, marks=pytest.mark.long),
     ("logreg", "feddyn", {"batch_size": 5}),
-    ("logreg", "fedpd", {"batch_size": 5}),
-    ("tests.export.models:digits_wide", "fedavg", {"batch_size": 5}),
+    pytest.param("logreg", "fedpd", {"batch_size": 5}, marks=pytest.mark.long),
+    pytest.param("tests.export.models:digits_wide", "fedavg", {"batch_size": 5}, marks=pytest.mark.long),
 ]
 
 

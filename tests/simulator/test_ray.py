@@ -84,6 +84,7 @@ class Mortal(FedAvg):
 """
 
 
+@pytest.mark.long
 def test_a_killed_worker_changes_no_bit(tmp_path):
     died = tmp_path / "died"
     (tmp_path / "mortal.py").write_text(MORTAL.format(path=str(died)))
