@@ -75,6 +75,12 @@ def test_the_route_of_check_ins_is_one_of_a_coordinator():
     assert f'"POST", "{route}"' in (ROOT / routes.__file__).read_text()
 
 
+def test_every_reason_for_a_stall_but_a_pause_by_hand_has_an_alert():
+    matched = [re.findall(r'muster_tasks_stalled\{reason=~?"([^"]*)"', rule["expr"]) for rule in rules()]
+    reasons = [reason for texts in matched for text in texts for reason in text.split("|")]
+    assert sorted([*reasons, Reason.PAUSED]) == sorted(reason for reason in Reason if reason.stalled)
+
+
 def test_every_alert_says_how_urgent_it_is_and_what_to_do():
     names = [rule["alert"] for rule in rules()]
     assert len(names) == len(set(names)) > 10
