@@ -30,6 +30,7 @@ class Metrics:
         self.check_ins = self._counter("check_ins", "check-ins, by outcome and reason", "outcome", "reason")
         self.waiting = self._gauge("sessions_waiting", "sessions that wait for an assignment")
         self.rounds = self._counter("rounds", "rounds that ended, by state and reason", "state", "reason")
+        self.rounds.labels(RoundState.COMMITTED, "")  # from 0 on, so that Prometheus sees the first one come
         self.reports = self._counter("reports", "reports that were counted; masked ones when their sum came out")
         self.aborts = self._counter("aborts", "assignments that devices aborted, by reason", "reason")
         self.unreported = self._counter(

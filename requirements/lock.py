@@ -1,4 +1,4 @@
-"""Lock files: the packages that `make demo` and `make test` install, each in one version, with digests of its files.
+"""Lock files: the packages that an image, `make demo` and `make test` install, each in one version, with digests.
 
     python -m pip install uv && python requirements/lock.py
 
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-EXTRAS = ("sim", "dev")
+EXTRAS = ("coordinator", "sim", "dev")
 _BY_VERSION = re.compile(r"^(?:nvidia|cuda)-|^(?:torch|triton)$")
 
 

@@ -264,16 +264,21 @@ def test_the_readme_opens_with_the_two_commands():
 @pytest.mark.parametrize("name", WITH_COMMANDS)
 def test_every_command_in_a_document_exists_with_its_options(name):
     for line in commands(read(name)):
-        words = [word for word in shlex.split(line, comments=True)[1:] if word != "…"]
-        if words[0] == "device":
-            assert_device_command(words[1:])
-            continue
-        command, _ = parsers()
-        while words and hasattr(command, "commands") and not words[0].startswith("-"):
-            assert words[0] in command.commands, line
-            command = command.commands[words.pop(0)]
-        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
-        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, line
+        assert_command(shlex.split(line, comments=True))
+
+
+def assert_command(line):
+    """That Muster has the command of these words, with every option in them."""
+    words = [word for word in line[1:] if word != "…"]
+    if words[0] == "device":
+        assert_device_command(words[1:])
+        return
+    command, _ = parsers()
+    while words and hasattr(command, "commands") and not words[0].startswith("-"):
+        assert words[0] in command.commands, line
+        command = command.commands[words.pop(0)]
+    known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, line
 
 
 def test_the_readme_uses_one_algorithm_and_one_set_of_settings():

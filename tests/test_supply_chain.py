@@ -41,7 +41,7 @@ def locked(extra):
     return found
 
 
-@pytest.mark.parametrize("extra", ["sim", "dev"])
+@pytest.mark.parametrize("extra", ["coordinator", "sim", "dev"])
 def test_lock_file_has_every_package_that_is_asked_for(extra):
     have = locked(extra)
     for wanted in asked_for(extra):
@@ -50,7 +50,7 @@ def test_lock_file_has_every_package_that_is_asked_for(extra):
             assert any(version in wanted.specifier for version in versions), f"{wanted}: run `make lock`"
 
 
-@pytest.mark.parametrize("extra", ["sim", "dev"])
+@pytest.mark.parametrize("extra", ["coordinator", "sim", "dev"])
 def test_every_file_of_a_lock_file_has_a_digest(extra):
     assert all(digests for versions in locked(extra).values() for digests in versions.values())
     assert not BY_VERSION & set(locked(extra))

@@ -1,4 +1,4 @@
-"""nginx with the configuration of `examples/nginx`, on free ports, with a certificate of its own."""
+"""nginx with the configurations of the examples, on free ports, with a certificate of its own."""
 
 from __future__ import annotations
 
@@ -15,22 +15,10 @@ import pytest
 
 from tests.coordinator.test_operations import self_made_certificate
 
-CONFIGURATION = Path(__file__).parents[2] / "examples/nginx/muster.conf"
-MAIN = """
-{user}
-daemon off;
-pid {folder}/nginx.pid;
-error_log stderr;
-events {{ worker_connections 512; }}
-http {{
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    include {folder}/muster.conf;
-}}
-"""
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CONFIGURATION = EXAMPLES / "nginx/muster.conf"
+MAIN = EXAMPLES / "deploy/nginx/nginx.conf"
+FOLDERS = ("client_body_temp", "proxy_temp", "fastcgi_temp", "uwsgi_temp", "scgi_temp")
 
 
 def free_port():
@@ -47,20 +35,21 @@ def nginx_before(port, folder):
         pytest.skip("no nginx is installed (apt install nginx-light)")
     certificate, key = self_made_certificate(folder)
     text, own = CONFIGURATION.read_text(), free_port()
-    for told, here in (
-        (r"server 127\.0\.0\.1:8080;", f"server 127.0.0.1:{port};"),
+    for told, instead in (
         (r"listen 443 ssl;", f"listen 127.0.0.1:{own} ssl;"),
         (r"listen \[::\]:443 ssl;", ""),
         (r"server_name .*;", "server_name 127.0.0.1;"),
         (r"ssl_certificate .*;", f"ssl_certificate {certificate};"),
         (r"ssl_certificate_key .*;", f"ssl_certificate_key {key};"),
     ):
-        text, times = re.subn(told, here, text)
+        text, times = re.subn(told, instead, text)
         assert times == 1, told
     (folder / "muster.conf").write_text(text)
-    user = "user root;" if os.geteuid() == 0 else ""
-    (folder / "nginx.conf").write_text(MAIN.format(folder=folder, user=user))
-    with subprocess.Popen([program, "-c", folder / "nginx.conf", "-p", folder]) as running:
+    (folder / "muster_coordinators").write_text(f"server 127.0.0.1:{port};\n")
+    folders = "".join(f"{name}_path {folder}/{name};" for name in FOLDERS)
+    (folder / "nginx.conf").write_text(MAIN.read_text().replace("http {", "http {" + folders))
+    here = f"daemon off; pid {folder}/nginx.pid; error_log stderr;" + " user root;" * (os.geteuid() == 0)
+    with subprocess.Popen([program, "-c", folder / "nginx.conf", "-p", folder, "-g", here]) as running:
         try:
             _wait_for(own, running)
             yield own, certificate
