@@ -171,6 +171,11 @@ def test_a_killed_run_and_a_diverged_one_leave_the_others_alone(typed, tmp_path,
     assert header.startswith("model,settings.client_lr,status,rounds,ended_by,test_accuracy")
     assert [row.split(",")[2] for row in rows] == found
     assert json.loads((tmp_path / "out" / "table.json").read_text()) == json.loads(out)
+    markdown, tex = ((tmp_path / "out" / f"table.{ending}").read_text().splitlines() for ending in ("md", "tex"))
+    assert markdown[0].startswith(r"| model | settings.client\_lr | seeds |")
+    assert markdown[2].startswith("| logreg | 0.1 | 1 |")
+    assert tex[2].startswith(r"model & settings.client\_lr & seeds &")
+    assert (len(markdown), len(tex)) == (6, 10)
     picture = (tmp_path / "out" / "heat-map.svg").read_text()
     assert "settings.client_lr" in picture
     assert picture.count("–") == 3  # cells without a result
