@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import signal
 import sys
-from contextlib import ExitStack, closing, redirect_stdout
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from simulator.configuration import SimulationConfig
-    from simulator.course import Point
+    from simulator.course import Point, Watch
     from simulator.runs.trackers import MLflow, TensorBoard
     from simulator.simulation import OnRound, SimulationResult
 
@@ -72,7 +75,7 @@ def _show(result: SimulationResult, folder: Path | None) -> None:
     del facts["curve"]
     facts |= facts.pop("figures")
     facts["privacy"] = result.privacy and msgspec.structs.asdict(result.privacy)
-    for absent in [name for name in ("excluded", "epsilon", "privacy") if not facts[name]]:
+    for absent in [name for name in ("excluded", "epsilon", "privacy", "diverged") if not facts[name]]:
         del facts[absent]
     show_fields(facts)
     if folder is not None:
@@ -115,6 +118,7 @@ class _Where:
 def _simulated(chosen: SimulationConfig, where: _Where) -> SimulationResult:
     """The simulation, in a folder or without; shows how far it is."""
     from muster.run_folders import resume, start
+    from simulator.course import Watch
     from simulator.engines.memory import keep_freed_memory
     from simulator.simulation import simulate
 
@@ -123,16 +127,57 @@ def _simulated(chosen: SimulationConfig, where: _Where) -> SimulationResult:
         stack.enter_context(redirect_stdout(sys.stderr))  # what a user's own code and Ray print is not the result
         trackers = [stack.enter_context(closing(tracker)) for tracker in _trackers(where, chosen)]
         shown = _shown_in(stack.enter_context(progress()), chosen)
+        ends = stack.enter_context(_interruptible()) if where.folder else lambda number, point: None
+        watch = Watch()
 
         def on_round(number: int, point: Point) -> None:
-            for hear in (shown, *trackers):
+            if watch.look(point):
+                remark(f"warning: {watch.words}")
+            for hear in (shown, *trackers, ends):
                 hear(number, point)
 
         if where.out is not None:
             return start(where.out, chosen, on_round)
         if where.resume is not None:
-            return resume(where.resume, chosen, on_round)
+            return resume(where.resume, chosen, on_round, functools.partial(_begin, where.resume, chosen, watch))
         return simulate(chosen, on_round)
+
+
+def _begin(folder: Path, config: SimulationConfig, watch: Watch, rounds: int) -> None:
+    """Say with which round a run goes on. rounds: those that the checkpoint holds, which the watch is told of."""
+    from simulator.runs.reading import read_metrics
+
+    for point in read_metrics(folder):
+        watch.look(point)
+    remark(f"goes on with round {rounds + 1} of {config.rounds}" if rounds else "no checkpoint: begins with round 1")
+
+
+@contextmanager
+def _interruptible() -> Iterator[OnRound]:
+    """A block that Ctrl-C ends at the end of a round, and a second one, or one before any round has ended, at once.
+
+    It gives what must hear of every round, after everything else.
+    """
+    begun = asked = False
+
+    def ask(signum: int, frame: object) -> None:
+        nonlocal asked
+        if asked or not begun:
+            raise KeyboardInterrupt
+        asked = True
+        remark("ends after this round; press Ctrl-C again to end at once")
+
+    def on_round(number: int, point: Point) -> None:
+        nonlocal begun
+        begun = True
+        if asked:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield on_round
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _trackers(where: _Where, config: SimulationConfig) -> list[TensorBoard | MLflow]:

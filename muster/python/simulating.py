@@ -22,6 +22,7 @@ from simulator.planned import completed_by_plan
 from simulator.population import Population
 from simulator.runs.reading import read_run
 from simulator.simulation import OnRound, Overrides, SimulationResult, advance, training_of
+from simulator.training import START
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +53,8 @@ class Run:
     def __repr__(self) -> str:
         result = self.result
         reached = f"loss {result.test_loss:.3f}" if self.accuracy is None else f"accuracy {self.accuracy:.3f}"
-        return f"Run({result.model}, {result.algorithm}, {result.rounds} rounds, {reached} of held-out users)"
+        diverged = f"; {result.diverged}" if result.diverged else ""
+        return f"Run({result.model}, {result.algorithm}, {result.rounds} rounds, {reached} of held-out users{diverged})"
 
     @property
     def curve(self) -> pd.DataFrame:
@@ -67,7 +69,8 @@ class Run:
                 "`run.curve` is a table of pandas: pip install pandas, or take `run.result.curve`, a list",
                 name="pandas",
             ) from error
-        return pd.DataFrame(self.result.curve).set_index("round")
+        # The figure that only round 1 has would be a column of NaN.
+        return pd.DataFrame(self.result.curve).drop(columns=START, errors="ignore").set_index("round")
 
     @property
     def accuracy(self) -> float | None:

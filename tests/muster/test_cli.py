@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -515,11 +516,29 @@ def test_help_shows_words_in_square_brackets():
     assert "[1 to 100; default: 1.3]" in " ".join(in_process("task", "create", "--help").stdout.split())
 
 
-def test_a_run_that_is_interrupted_says_how_to_go_on(typed, tmp_path, monkeypatch):
-    def interrupted(*arguments):
-        raise KeyboardInterrupt
+def test_ctrl_c_ends_a_run_after_its_round_and_says_how_to_go_on(typed, tmp_path, monkeypatch):
+    def shown(bar, config):
+        return lambda number, point: os.kill(os.getpid(), signal.SIGINT) if number == 2 else None
 
-    monkeypatch.setattr("simulator.runs.running.advance", interrupted)
     path = tmp_path / "run"
-    status, _, err = typed("simulate", "--model", "logreg", "--rounds", 1, "--processes", 1, "--out", path)
+    words = ["--model", "logreg", "--rounds", 3, "--cohort", 3, "--processes", 1, "--set", "client_lr=1e6"]
+    with monkeypatch.context() as patch:
+        patch.setattr("muster.commands.simulate._shown_in", shown)
+        status, _, err = typed("simulate", *words, "--out", path)
     assert (status, f"go on with --resume {path}" in err) == (130, True), err
+    assert "ends after this round; press Ctrl-C again to end at once" in err
+    assert [file.name for file in path.glob("checkpoint-*")] == ["checkpoint-00000002.safetensors"]
+    status, out, err = typed("simulate", "--resume", path)
+    assert (status, "goes on with round 3 of 3" in err) == (0, True), err
+    assert re.search(r"diverged +round 1: train.loss is .*, and was 2\.\d+ at first: training diverged; a lower", out)
+
+
+def test_a_loss_that_explodes_is_warned_of_once_with_the_round(typed):
+    words = ["--model", "logreg", "--rounds", 3, "--cohort", 3, "--processes", 1, "--evaluate-every", 1]
+    status, out, err = typed("simulate", *words, "--set", "client_lr=1e6", "--json")
+    assert (status, err.count("warning: round 1: train.loss is")) == (0, 1), err
+    assert json.loads(out)["diverged"] in err
+    status, out, err = typed("simulate", *words)
+    assert (status, "warning" in err, "diverged" in out) == (0, False, False)
+    status, _, err = typed("simulate", *words, "--set", "client_lr=1e38")
+    assert (status, "error: round 1: no client has a finite report: training diverged; a lower" in err) == (1, True)
