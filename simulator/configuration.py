@@ -223,7 +223,18 @@ class SimulationConfig:
 
 def to_config(values: Mapping[str, Any]) -> SimulationConfig:
     """A configuration from plain values, such as a TOML file has. Raises EngineError naming the option."""
+    check_names(values)
     return build(SimulationConfig, without_numpy(dict(values)))
+
+
+def check_names(values: Mapping[str, Any]) -> None:
+    """Raise EngineError for a setting of the algorithm that is named as if it were one of the simulation."""
+    from fedcore.algorithms import setting_meant
+
+    for name in values.keys() - SimulationConfig.__dataclass_fields__.keys():
+        found = setting_meant(name, str(values.get("algorithm", "fedavg")))
+        if found is not None:
+            raise EngineError(f"{found[0]} is a setting of {found[1]}: write settings.{found[0]} = {values[name]!r}")
 
 
 def without_numpy(value: Any) -> Any:

@@ -265,6 +265,12 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (("export", "mlp", "--set", "client_lr"), 2, "client_lr must be a number above 0, not True"),
         (("export", "mlp", "--set", "=1"), 2, "not of the form key=value"),
         (("export", "mlp", "--colour"), 2, "No such option"),
+        (("export", "mlp", "--client-lr", "0.1"), 2, "client_lr is a setting of fedavg: --set client_lr=0.1"),
+        (("export", "mlp", "client_lr=0.1"), 2, "client_lr is a setting of fedavg: --set client_lr=0.1"),
+        (("export", "mlp", "--algorithm=fedadam", "--tau"), 2, "tau is a setting of fedadam: --set tau=VALUE"),
+        (("simulate", "--model", "mlp", "--lr=0.1"), 2, "client_lr is a setting of fedavg: --set client_lr=0.1"),
+        (("simulate", "--model", "mlp", "--beta1", "0.5"), 2, "beta1 is a setting of fedadam: --set beta1=0.5"),
+        (("simulate", "--model", "mlp", "--round", "2"), 2, "No such option: --round"),
         (("export", "mlp", "--format", "coreml"), 2, "no format is called 'coreml'; there are onnx, executorch"),
         (("export", "mlp", "--all"), 2, "name a model or pass --all"),
         (("bench", "device_step", "--model", "lenet"), 2, "no model is called 'lenet'"),
@@ -332,6 +338,7 @@ def test_simulate_reads_a_file_and_flags_win(typed, tmp_path):
     assert (result["settings"]["client_lr"], result["settings"]["beta1"]) == (0.2, 0.5)
     for wrong, words in (
         ('model = "mlp"\ncolour = 1', "run.toml: there is no 'colour'"),
+        ('model = "mlp"\nclient_lr = 0.1', "client_lr is a setting of fedavg: write settings.client_lr = 0.1"),
         ('model = "mlp"\nrounds = "9"', "run.toml: rounds must be a whole number from 1 to 2^63 - 1, not '9'"),
         ('model = "mlp"\nsettings = 3', "run.toml: settings must be a mapping, not 3"),
         ("model = ", "cannot read"),

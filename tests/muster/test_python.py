@@ -139,6 +139,7 @@ def test_a_run_is_drawn_and_tabulated(tmp_path, monkeypatch):
     ("arguments", "error", "words"),
     [
         ({"model": "logreg", "cohorts": 3}, TypeError, "no option 'cohorts'; did you mean cohort\\?"),
+        ({"model": "mlp", "lr": 1}, TypeError, "client_lr is a setting of fedavg: settings={'client_lr': 1}"),
         ({"model": "logreg", "algorithm": FedAdam(), "settings": {"client_lr": 1}}, TypeError, "an object has its own"),
         ({"model": "logreg", "algorithm": FedAdam(), "out": "run"}, EngineError, "takes names alone"),
         ({"model": "logreg", "rounds": 0}, EngineError, r"rounds must be a whole number from 1 to 2\^63 - 1, not 0"),

@@ -63,6 +63,7 @@ def test_draws_lie_in_their_intervals_and_stay_when_there_are_more(sweep):
         (OPTIONS, "a sweep varies something"),
         (OPTIONS + "[grid]\nseed = 3\n", "grid.seed must be a list of values, not 3"),
         (OPTIONS + "[grid]\nsead = [3]\n", r"the run sead=3 cannot be: there is no 'sead'; did you mean seed"),
+        (OPTIONS + "[grid]\nepochs = [3]\n", "cannot be: epochs is a setting of fedavg: write settings.epochs = 3"),
         (
             OPTIONS + "[grid]\nschedule.warmup = [3]\n",
             "the run warmup=3 cannot be: schedule: there is no 'warmup'; did you mean warmup_rounds",
