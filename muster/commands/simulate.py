@@ -17,6 +17,7 @@ import typer
 from muster.options.simulate import configuration, with_simulation_settings
 from muster.output import Json, emit, progress, remark, show_fields
 
+SOURCE = "The model, as --model has it; or a file of options by name, and [settings], which flags override."
 OUT = "A new folder that keeps the run: configuration, a line of metrics for each round, checkpoints, model, curve."
 RESUME = (
     "The folder of a run that was ended, by whatever: go on from its last checkpoint, to the same bits. Needs no other "
@@ -37,9 +38,7 @@ if TYPE_CHECKING:
 @with_simulation_settings
 def simulate(
     *,
-    config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Options by name, and [settings]; flags override.")
-    ] = None,
+    source: Annotated[str | None, typer.Argument(metavar="[MODEL|CONFIG.toml]", help=SOURCE)] = None,
     settings: dict[str, Any],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help=OUT)] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help=RESUME)] = None,
@@ -54,13 +53,22 @@ def simulate(
     machine. For example, first a try, then a run that survives a kill:
 
     \b
-      muster simulate --model mlp --algorithm fedadam --rounds 20
-      muster simulate --model mlp --algorithm fedadam --rounds 500 --out runs/a
+      muster simulate mlp --algorithm fedadam --rounds 20
+      muster simulate mlp --algorithm fedadam --rounds 500 --out runs/a
       muster simulate --resume runs/a
     """
     where = _Where(out, resume, tensorboard, mlflow)
     where.check()
-    chosen = configuration([path for path in (where.configuration, config) if path], settings)
+    files = [] if where.configuration is None else [where.configuration]
+    if source is not None:
+        if Path(source).suffix == ".toml" or Path(source).is_file():
+            files.append(Path(source))
+        elif "model" in settings:
+            words = f"{source} is no file, and the model is {settings['model']} already; leave one of them out"
+            raise typer.BadParameter(words, param_hint="[MODEL|CONFIG.toml]")
+        else:
+            settings = {**settings, "model": source}
+    chosen = configuration(files, settings)
     try:
         result = _simulated(chosen, where)
     except KeyboardInterrupt:
