@@ -9,7 +9,8 @@ from typing import Any
 from simulator.runs.config_file import WHO_TRAINS, flat_of
 from simulator.runs.reading import Run
 
-_METHOD = ("algorithm", "baseline")
+_OWN = "settings."
+"""The beginning of the names of an algorithm's own settings."""
 
 
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -35,15 +36,18 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def _differ(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a setting differs among the runs that could have it."""
-    return len({_words(one.get(key)) for one in settings if _belongs(key, one, settings)}) > 1
+    """Whether a setting differs among runs; one of an algorithm, among runs of that algorithm, whose name says more."""
+    pairs = {(_method(one) if key.startswith(_OWN) else None, _words(one.get(key))) for one in settings}
+    return len(pairs) > len({method for method, _ in pairs})
 
 
 def _belongs(key: str, one: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a run could have a setting: one of an algorithm is only for runs of that algorithm."""
-    if not key.startswith("settings."):
-        return True
-    return any(key in other and all(one.get(name) == other.get(name) for name in _METHOD) for other in settings)
+    return not key.startswith(_OWN) or any(key in other and _method(one) == _method(other) for other in settings)
+
+
+def _method(one: Mapping[str, Any]) -> tuple[Any, Any]:
+    return one.get("algorithm"), one.get("baseline")
 
 
 def _told_apart(label: str, group: list[Run]) -> dict[str, list[Run]]:
@@ -55,4 +59,6 @@ def _told_apart(label: str, group: list[Run]) -> dict[str, list[Run]]:
 
 
 def _words(value: Any) -> str:
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
     return "–" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
