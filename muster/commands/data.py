@@ -84,10 +84,10 @@ def check(
     folder: Annotated[Path, typer.Argument(help="The folder that holds data sets, one of them, or your own files.")],
     json: Json = False,
 ) -> None:
-    """Check the files of data sets: names, layout, numbers of users and examples.
+    """Check the files of data sets.
 
-    A line for each finding. A note is of other bytes than those that the studies read, or of a folder that is no data
-    set. Exit code 1 says that something is wrong.
+    Their names, their layout, and the numbers of users and examples: a line for each finding. A note is of other bytes
+    than those that the studies read, or of a folder that is no data set. Exit code 1 says that something is wrong.
     """
     from simulator.datasets.checking import check_folder
 

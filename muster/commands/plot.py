@@ -25,11 +25,11 @@ def plot(
     y: Annotated[str, typer.Option(help=Y)] = "test.accuracy",
     out: Annotated[Path, typer.Option(help="The picture: .svg or .png.")] = Path("curves.svg"),
 ) -> None:
-    """Draw the curves of runs; those that differ only in the seed are one curve.
+    """Draw the curves of runs, one for all seeds.
 
-    That is their mean, as far as all of them got, in a band from the lowest to the highest. The legend names the
-    settings that differ. Unfinished runs are drawn as far as they got; those without the figure are left out. For
-    example:
+    Runs that differ only in the seed are one curve: their mean, as far as all of them got, in a band from the lowest to
+    the highest. The legend names the settings that differ. Unfinished runs are drawn as far as they got; those without
+    the figure are left out. For example:
 
       muster plot runs/fedavg runs/fedadam --x seconds --out curves.png
     """

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @with_simulation_settings
 def simulate(
     *,
-    source: Annotated[str | None, typer.Argument(metavar="[MODEL|CONFIG.toml]", help=SOURCE)] = None,
+    source: Annotated[str | None, typer.Argument(metavar="MODEL|CONFIG.toml", help=SOURCE)] = None,
     settings: dict[str, Any],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help=OUT)] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help=RESUME)] = None,
@@ -65,7 +65,7 @@ def simulate(
             files.append(Path(source))
         elif "model" in settings:
             words = f"{source} is no file, and the model is {settings['model']} already; leave one of them out"
-            raise typer.BadParameter(words, param_hint="[MODEL|CONFIG.toml]")
+            raise typer.BadParameter(words, param_hint="MODEL|CONFIG.toml")
         else:
             settings = {**settings, "model": source}
     chosen = configuration(files, settings)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-import typer
 from typer.core import TyperCommand
 
 
@@ -14,15 +13,16 @@ class CommandWithSet(TyperCommand):
     """A command with the options --set and --algorithm."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Raises typer.BadParameter for an unknown option, or a bare KEY=VALUE, that is a setting of an algorithm."""
+        """Raises InvalidSetting for an unknown option, or a bare KEY=VALUE, that is a setting of an algorithm."""
         from fedcore.algorithms import setting_meant
+        from fedcore.errors import InvalidSetting
 
         algorithm = _value_of("--algorithm", args) or "fedavg"
         for word, value in self._strange(args):
             found = setting_meant(word.lstrip("-").replace("-", "_"), algorithm)
             if found is not None:
-                words = f"{found[0]} is a setting of {found[1]}: --set {found[0]}={value or 'VALUE'}"
-                raise typer.BadParameter(words, ctx=ctx, param_hint=word)
+                given = f"{found[0]}={value or 'VALUE'}"
+                raise InvalidSetting(f"no option {word}: {found[0]} is a setting of {found[1]}: --set {given}")
         return super().parse_args(ctx, args)
 
     def _strange(self, args: Sequence[str]) -> Iterator[tuple[str, str]]:
