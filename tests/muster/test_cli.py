@@ -319,7 +319,7 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (
             ("simulate", "--model", "mlp", "--cohort", "5", "--set", "client_lr=1e30"),
             1,
-            "no client has a finite report",
+            "error: round 1: no client has a finite report: training diverged; a lower client_lr is the likely remedy",
         ),
         (("export", "[/x]"), 2, "no model is called '[/x]'"),
         (("export", "mlp", "--out", "/dev/null/plan"), 1, "/dev/null/plan"),
@@ -554,5 +554,3 @@ def test_a_loss_that_explodes_is_warned_of_once_with_the_round(typed):
     assert json.loads(out)["diverged"] in err
     status, out, err = typed("simulate", *words)
     assert (status, "warning" in err, "diverged" in out) == (0, False, False)
-    status, _, err = typed("simulate", *words, "--set", "client_lr=1e38")
-    assert (status, "error: round 1: no client has a finite report: training diverged; a lower" in err) == (1, True)
