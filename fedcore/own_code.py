@@ -1,4 +1,4 @@
-"""A user's own modules, which are looked up in the working folder too.
+"""A user's own code, by the name of a module, which is looked up in the working folder too, or of a file there.
 
 Importing a module runs its author's code, so callers import only a module that an authorised person has named.
 """
@@ -11,10 +11,20 @@ from pathlib import Path
 from types import ModuleType
 
 
+def own_name(name: str) -> str:
+    """`package.module:object` of what may be `package/module.py:object`, a file in the working folder; others as is."""
+    source, colon, thing = name.partition(":")
+    path = Path(source).resolve()
+    if path.suffix != ".py" or not path.is_relative_to(Path.cwd()):
+        return name
+    return ".".join(path.relative_to(Path.cwd()).with_suffix("").parts) + colon + thing
+
+
 def import_own(module: str) -> ModuleType:
-    """The module of that name. Raises ImportError for the name of a file, and whatever the module's code raises."""
+    """The module of that name. Raises ImportError for a file elsewhere, and whatever the module's code raises."""
+    module = own_name(module)
     if module.endswith(".py"):
-        raise ImportError(f"{module} is a file; write {module.removesuffix('.py').replace('/', '.')}, its module")
+        raise ImportError(f"{module} is not in the working folder; go to {Path(module).resolve().parent} for it")
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     return importlib.import_module(module)

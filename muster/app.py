@@ -28,6 +28,7 @@ from muster.commands.simulate import simulate
 from muster.commands.study import study
 from muster.commands.sweep import sweep
 from muster.commands.task import task_app
+from muster.options.misplaced import CommandWithSet
 from muster.plain import say
 
 
@@ -61,8 +62,8 @@ def muster(
 app.command()(demo)
 app.command()(doctor)
 app.command()(new)
-app.command()(export)
-app.command()(simulate)
+app.command(cls=CommandWithSet)(export)
+app.command(cls=CommandWithSet)(simulate)
 app.command()(sweep)
 app.command()(plot)
 app.command()(study)

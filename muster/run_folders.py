@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from muster.pictures.curves import draw_measured
@@ -19,9 +20,11 @@ def start(path: Path, config: SimulationConfig, on_round: OnRound) -> Simulation
     return _drawn(path, start_run(path, config, on_round))
 
 
-def resume(path: Path, config: SimulationConfig, on_round: OnRound) -> SimulationResult:
-    """Resume the run in a folder. Raises as `resume_run`."""
-    return _drawn(path, resume_run(path, config, on_round))
+def resume(
+    path: Path, config: SimulationConfig, on_round: OnRound, on_start: Callable[[int], None]
+) -> SimulationResult:
+    """Resume the run in a folder. on_start: is told how many rounds are done. Raises as `resume_run`."""
+    return _drawn(path, resume_run(path, config, on_round, on_start=on_start))
 
 
 def _drawn(path: Path, result: SimulationResult) -> SimulationResult:

@@ -16,10 +16,10 @@ import msgspec
 
 from fedcore.decoding import decoder
 from fedcore.private_files import write_whole
-from muster.markdown import table
 from muster.pictures.curves import Axes, draw_bands, ends_and_mean
 from muster.pictures.heat_map import draw_heat_map
 from muster.pictures.picture import Picture, write_svg_and_png
+from muster.tables import markdown
 from simulator.studies.study import Findings, Grid, PerSeed, Plot, mean
 
 RESULTS = "## Results\n"
@@ -110,7 +110,7 @@ def _sections(report: Report) -> Iterator[str]:
     for name, title in zip(pictures(report), titles, strict=True):
         yield f"![{title}]({name})\n"
     for title, columns, rows in summary(report):
-        yield f"### {title}\n\n{table(columns, rows)}"
+        yield f"### {title}\n\n{markdown(columns, rows)}"
     yield _wrapped(
         f"Made by `{report.command}` on {report.date}, in {report.cpu_minutes:.1f} minutes of CPU time on "
         f"{report.machine}. The numbers of every seed are in [{report.study}.json]({report.study}.json)."

@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_args
 import msgspec
 
 from coordinator.rules.task_settings import Secagg
+from fedcore.own_code import own_name
 from fedcore.privacy.settings import BANDS, DELTA, Mechanism, WholeFromOne
 from fedcore.schedule import ServerSchedule
 from fedcore.validation import Count, NotNegative, build, check, checked, setting
@@ -107,7 +108,7 @@ class SimulationConfig:
     no algorithm. Raises EngineError naming the setting and what it may be, and CompressionError.
     """
 
-    model: Annotated[str, setting("A built-in model or package.module:function.")]
+    model: Annotated[str, setting("A built-in model, package.module:function or file.py:function.")]
     plan: Annotated[Path, setting(_PLAN)] | None = None
     start: Annotated[Path, setting(_START)] | None = None
     against: Annotated[Path, setting("With compare: the other model, in such a file.")] | None = None
@@ -161,6 +162,7 @@ class SimulationConfig:
         for name in self.__dataclass_fields__:  # values may be NumPy's, as a notebook computes them
             object.__setattr__(self, name, without_numpy(getattr(self, name)))
         check(self)
+        object.__setattr__(self, "model", own_name(self.model))
         self._check_compression()
         self._check_plan()
         if self.on_held_out_examples and not self.hold_out_examples:
@@ -223,7 +225,18 @@ class SimulationConfig:
 
 def to_config(values: Mapping[str, Any]) -> SimulationConfig:
     """A configuration from plain values, such as a TOML file has. Raises EngineError naming the option."""
+    check_names(values)
     return build(SimulationConfig, without_numpy(dict(values)))
+
+
+def check_names(values: Mapping[str, Any]) -> None:
+    """Raise EngineError for a setting of the algorithm that is named as if it were one of the simulation."""
+    from fedcore.algorithms import setting_meant
+
+    for name in values.keys() - SimulationConfig.__dataclass_fields__.keys():
+        found = setting_meant(name, str(values.get("algorithm", "fedavg")))
+        if found is not None:
+            raise EngineError(f"{found[0]} is a setting of {found[1]}: write settings.{found[0]} = {values[name]!r}")
 
 
 def without_numpy(value: Any) -> Any:

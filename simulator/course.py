@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.diagnose_loss import DIVERGED
 from simulator.population import Population
-from simulator.training import PerUser
+from simulator.training import START, PerUser
 
 Point = dict[str, int | float]
 """A round: its number `round`, its metrics, and the measurements of held-out users after it, if any (`measured`)."""
@@ -20,6 +22,9 @@ Ending = Literal["rounds", "target_accuracy", "patience"]
 
 PERCENTILES = (5, 25, 50, 75, 95)
 LOSS, ACCURACY, USER_MEAN, PER_USER = "test.loss", "test.accuracy", "test.user_mean", "test.user_p"
+MOST_GROWTH = 10
+"""A loss that is more than so many times the one before training has exploded: the default factor of a task."""
+_WATCHED = ("train.loss", LOSS)
 
 
 def measured(per_user: PerUser, test: Population) -> Point:
@@ -62,3 +67,27 @@ class Limits:
                 if last["round"] - best["round"] >= self.patience:
                     return "patience"
         return "rounds" if len(course) >= self.rounds else None
+
+
+class Watch:
+    """A look-out for a loss that explodes. words: how one did first; None until then.
+
+    It is held against the loss before training, or against its first value where that is not known.
+    """
+
+    def __init__(self, course: Iterable[Point] = ()) -> None:
+        self.words: str | None = None
+        self._first: dict[str, float] = {}
+        for point in course:
+            self.look(point)
+
+    def look(self, point: Point) -> bool:
+        """Whether a loss of this point, the next one, is the first that explodes."""
+        if START in point:
+            self._first[START] = point[START]
+        for name in (name for name in _WATCHED if name in point and self.words is None):
+            value, first = point[name], self._first.setdefault(name, self._first.get(START, point[name]))
+            if not math.isfinite(value) or value > MOST_GROWTH * abs(first) > 0:
+                self.words = f"round {point['round']}: {name} is {value:.4g}, and was {first:.4g} at first: {DIVERGED}"
+                return True
+        return False

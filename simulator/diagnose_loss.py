@@ -11,14 +11,14 @@ from export.model import GradientOracle, Model
 from fedcore.params import Float32
 from simulator.population import Population
 
-_DIVERGED = "training diverged; a lower client_lr is the likely remedy"
+DIVERGED = "training diverged; a lower client_lr is the likely remedy"
 _ZERO = "look for a logarithm, a quotient, a root or a norm of 0 in the model and its loss"
 
 
 def cause(model: Model, params: Float32, population: Population, clients: Sequence[int], rounds: int) -> str:
     """The reason that training `clients` from `params`, the model after `rounds` rounds, gives no finite numbers."""
     if not np.isfinite(params).all():
-        return f"the update of round {rounds} left the finite numbers: {_DIVERGED}"
+        return f"the update of round {rounds} left the finite numbers: {DIVERGED}"
     for client in clients:
         for name, array in population.shard(client).items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -33,4 +33,4 @@ def cause(model: Model, params: Float32, population: Population, clients: Sequen
         return f"{model.spec.name} has a loss of {loss.item()} before any training, on finite examples; {_ZERO}"
     if torch.isfinite(loss) and not torch.isfinite(gradient).all():
         return f"{model.spec.name} has a finite loss, and a gradient that is not; {_ZERO}"
-    return _DIVERGED
+    return DIVERGED

@@ -17,6 +17,7 @@ from fedcore.bundle import Bundle
 from fedcore.checkpoint import decode
 from fedcore.codecs.compression import Compression
 from fedcore.errors import SchemaError, UntrustedAlgorithm
+from fedcore.own_code import own_name
 from fedcore.plan import ExampleSpec, prefixed
 from fedcore.validation import build_one
 from simulator.configuration import SimulationConfig
@@ -38,6 +39,7 @@ def completed_by_plan(values: Mapping[str, Any]) -> dict[str, Any]:
     folder = build_one(SimulationConfig, "plan", values["plan"])
     bundle = Bundle(folder)
     said = bundle.manifest
+    values = {**values, **{key: own_name(values[key]) for key in ("model", "algorithm") if key in values}}
     named = values.get("algorithm")
     if named is None and module_of(said.algorithm.name):
         raise UntrustedAlgorithm(

@@ -25,7 +25,7 @@ from simulator.baselines.method import LinearTraining
 from simulator.baselines.methods import METHODS
 from simulator.cohorts import Cohorts
 from simulator.configuration import SimulationConfig
-from simulator.course import ACCURACY, LOSS, PER_USER, PERCENTILES, USER_MEAN, Ending, Limits, Point, measured
+from simulator.course import ACCURACY, LOSS, PER_USER, PERCENTILES, USER_MEAN, Ending, Limits, Point, Watch, measured
 from simulator.datasets.verified import verified
 from simulator.default_settings import with_default_settings
 from simulator.engines import Wanted
@@ -78,7 +78,8 @@ class SimulationResult:
     own_examples and the baseline `local` every user on some of their own, by a model of their own where there are
     such. rounds: how many ran; `ended_by` says why no more. excluded: reports of clients that rounds left out because
     they were not finite. figures: of the last round of an evaluation; empty for a training. epsilon: what private
-    rounds spent at their δ, which `privacy.spent(rounds)` computes again.
+    rounds spent at their δ, which `privacy.spent(rounds)` computes again. diverged: the first round whose loss
+    exploded, and what to try; None if none did.
     """
 
     model: str
@@ -105,6 +106,7 @@ class SimulationResult:
     per_user: dict[str, float]
     curve: list[Point]
     params_sha256: str
+    diverged: str | None = None
 
 
 def simulate(
@@ -161,6 +163,7 @@ def result_of(
         per_user={f"p{percent}": last[f"{PER_USER}{percent}"] for percent in PERCENTILES},
         curve=[point for point in course if LOSS in point],
         params_sha256=digest,
+        diverged=Watch(course).words,
         **asdict(facts),
     )
 

@@ -63,6 +63,8 @@ class Facts:
 
 
 SERVER, CLIENTS = "server", "clients"
+START = "start.loss"
+"""The figure of round 1 that is the loss of one of its clients before any training."""
 
 _MEASURED = decoder(dict[str, bytes])
 
@@ -144,10 +146,16 @@ class EngineTraining:
         """One round."""
         members = self._cohorts.draw(number, self._train, self._seed)
         schedule, size = self._cohorts.schedule, self._cohorts.size(number)
+        start = self._start(members[0]) if number == 1 and len(members) else {}
         result = self._engine.run_round(number, members, schedule=schedule, expected=size)
         examples = int(self._train.sizes[members].sum())
         epsilon = {} if self._private is None else {"epsilon": self._private.privacy.spent(number)}
-        return result.metrics | {"excluded": result.excluded, "examples": examples} | epsilon
+        return result.metrics | {"excluded": result.excluded, "examples": examples} | epsilon | start
+
+    def _start(self, client: int) -> dict[str, float]:
+        """The loss of one client's examples before any training, against which one that explodes shows."""
+        params, one = self._engine.state["params"], self._train.subset([client])
+        return {START: float(evaluate(self._model, params, one, device=self._computing.home)["loss"][0])}
 
     def measure(self, number: int) -> PerUser:
         """The means of the users who measure, after round `number`."""

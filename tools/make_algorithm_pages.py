@@ -13,9 +13,9 @@ from benchmarks.curves import Curve, Curves, final
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.facts import AlgorithmFacts, facts_of, total
 from fedcore.decoding import decoder
-from muster.markdown import table
 from muster.pictures.curves import draw_ranges
 from muster.pictures.picture import Picture
+from muster.tables import markdown
 
 ROOT = Path(__file__).parents[1]
 INDEX, PAGES = ROOT / "docs" / "algorithms.md", ROOT / "docs" / "algorithms"
@@ -44,13 +44,13 @@ def index(everything: list[AlgorithmFacts]) -> str:
         sizes = [", ".join(map(str, facts.down)), ", ".join(map(str, facts.up)), str(total(facts.state))]
         kept = str(total(facts.kept)) if facts.kept else "–"
         rows.append([link, what, facts.family, *sizes, kept, facts.paper or "–"])
-    return table(["algorithm", "in short", "family", "down", "up", "server state", "device keeps", "paper"], rows)
+    return markdown(["algorithm", "in short", "family", "down", "up", "server state", "device keeps", "paper"], rows)
 
 
 def chapter(facts: AlgorithmFacts) -> str:
     """The section of an algorithm: its docstring and its settings."""
     rows = [[f"`{setting.name}`", str(setting.value), setting.values, setting.meaning] for setting in facts.settings]
-    settings = table(["setting", "default", "may be", "meaning"], rows)
+    settings = markdown(["setting", "default", "may be", "meaning"], rows)
     return f"## `{facts.name}`\n\n{facts.summary}\n\n{facts.equations}\n\n{settings}"
 
 
@@ -98,7 +98,7 @@ def learning(result: Curves, page: Path, family: str) -> str:
     columns = ["algorithm", "settings, and what else was tried", "accuracy (lowest to highest)", "points over FedAvg"]
     names = ", ".join(curve.algorithm for curve in curves)
     alt = f"Accuracy on unseen users of {result.dataset} over {result.rounds} rounds: {names}"
-    return f"![{alt}](curves/{picture_of(result, page).name})\n\n{table(columns, rows)}"
+    return f"![{alt}](curves/{picture_of(result, page).name})\n\n{markdown(columns, rows)}"
 
 
 def tuned(curve: Curve) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coordinator.dashboard.settings_table import Group, groups
 from fedcore.validation import Setting
-from muster.markdown import table
+from muster.tables import markdown
 from simulator.configuration import SimulationConfig
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "settings.md"
@@ -53,7 +53,7 @@ def chapter(group: Group, whose: str = "") -> str:
         [f"`{setting.name}`", setting.about, setting.allowed, "required" if setting.required else _default(setting)]
         for setting in group.settings
     ]
-    return head + table(["setting", "what", "may be", "default"], rows)
+    return head + markdown(["setting", "what", "may be", "default"], rows)
 
 
 def _default(setting: Setting) -> str:

@@ -1,4 +1,4 @@
-"""Built-in models by name, and models of the user's own as `package.module:function`."""
+"""Built-in models by name, and models of the user's own as `package.module:function`, or as `file.py:function`."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ def check_name(name: str) -> None:
     """Raise UnknownModel unless a name is that of a built-in model, or has the form `package.module:function`."""
     if name not in MODELS and ":" not in name:
         raise UnknownModel(
-            f"no model is called {name!r}; {offered(name, MODELS)}, or give your own as package.module:function"
+            f"no model is called {name!r}; {offered(name, MODELS)}, or give your own as package.module:function or "
+            "file.py:function"
         )
 
 
 def load(name: str, shape: tuple[int, ...] | None = None, classes: int | None = None) -> ModelSpec:
-    """A built-in model, sized for `shape` and `classes` when given, or what `package.module:function` returns.
+    """A built-in model, sized for `shape` and `classes` when given, or what one's own function returns.
 
     Modules are looked up in the working folder too. Raises UnknownModel or InvalidModel.
     """

@@ -38,10 +38,10 @@ from fedcore.algorithms.own import module_of, own_algorithm
 from fedcore.algorithms.personalisation import Personalisation
 from fedcore.algorithms.scaffold import Scaffold
 from fedcore.algorithms.settings import parse
-from fedcore.errors import InvalidAlgorithm, InvalidSetting, UnknownAlgorithm
+from fedcore.errors import AlgorithmError, InvalidAlgorithm, InvalidSetting, UnknownAlgorithm
 from fedcore.names import offered
 
-__all__ = ["ALGORITHMS", "create", "module_of", "name_of", "settings_of"]
+__all__ = ["ALGORITHMS", "create", "module_of", "name_of", "setting_meant", "settings_of"]
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     cls.name: cls
@@ -95,6 +95,26 @@ def create(name: str, settings: Mapping[str, object] | None = None, modules: Con
     if clipping and "clip_norm" not in clipping:
         raise InvalidSetting(f"{name}: {next(iter(clipping))} needs clip_norm, the bound of the first round")
     return cast("Algorithm", Clipped(inner, parse(Clipping, clipping)) if clipping else inner)
+
+
+def setting_meant(word: str, algorithm: str) -> tuple[str, str] | None:
+    """The setting that a word is, and an algorithm that has it: the one of that name, or else the first.
+
+    Or the setting of that algorithm that contains the word, as client_lr contains lr. None where there is neither.
+    """
+    try:
+        named = _class(algorithm, [module_of(algorithm)])
+    except AlgorithmError:
+        return None
+    for cls in (named, *ALGORITHMS.values()):
+        if word in _settings_names(cls):
+            return word, algorithm if cls is named else cls.name
+    holding = [name for name in _settings_names(named) if len(word) > 1 and word in name]
+    return (holding[0], algorithm) if holding else None
+
+
+def _settings_names(cls: Any) -> list[str]:
+    return [field.name for field in (*dataclasses.fields(cls), *dataclasses.fields(Clipping))]
 
 
 def name_of(algorithm: Algorithm) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedcore.errors import InvalidAlgorithm, UnknownAlgorithm, UntrustedAlgorithm
 from fedcore.names import offered
-from fedcore.own_code import import_own
+from fedcore.own_code import import_own, own_name
 
 _ALWAYS = ("name", "family", "weighting", "init")
 _OF_A_TRIP = ("passes", "broadcast", "report", "update")
@@ -21,8 +21,8 @@ _OF_CLIENT_STATE = ("init_client", "keep")
 
 
 def module_of(name: str) -> str:
-    """The module that `package.module:Class` names; empty for a built-in algorithm."""
-    module, separator, _ = name.partition(":")
+    """The module that `package.module:Class` or `file.py:Class` names; empty for a built-in algorithm."""
+    module, separator, _ = own_name(name).partition(":")
     return module if separator else ""
 
 
@@ -32,7 +32,7 @@ def own_algorithm(name: str, modules: Container[str]) -> type[Any]:
     modules: those that may be imported.
     Raises UntrustedAlgorithm, UnknownAlgorithm, or InvalidAlgorithm for a class that is none of an algorithm.
     """
-    module, _, cls = name.partition(":")
+    module, _, cls = own_name(name).partition(":")
     if module not in modules:
         raise UntrustedAlgorithm(
             f"algorithm {name!r} is not built in, and a coordinator imports only modules that its settings name; if "

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from muster.options.simulate import Data
-from muster.output import Json, emit, say, show_fields, show_table
+from muster.output import Json, answer, emit, say, show_fields, show_table
 
 if TYPE_CHECKING:
     from simulator.datasets import Dataset
     from simulator.datasets.facts import PopulationFacts
     from simulator.population import Population
 
-data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at data sets.")
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at data sets, and check them.")
 
 SHOWN, BAR = 20, 40
 """Classes of a histogram, and the characters of its longest bar."""
@@ -26,17 +26,22 @@ SHOWN, BAR = 20, 40
 def list_datasets(json: Json = False) -> None:
     """List every data set that has a name.
 
-    Also how many clients it has, where it comes from, and what it is.
+    Also how many clients it has, where its files belong, its licence, and what it is. `muster data show NAME` says its
+    source and its files.
     """
     from simulator.datasets import DATASETS
+    from simulator.datasets.sources import SOURCES
 
     if json:
-        return emit([{"name": name, **_listed(dataset)} for name, dataset in DATASETS.items()])
+        return emit([_listed(name, dataset) for name, dataset in DATASETS.items()])
     rows = [
-        (name, dataset.clients or "its users", f"DIR/{name}" if dataset.on_disk else "–", dataset.about)
+        (
+            *(name, dataset.clients or "its users", f"DIR/{name}" if dataset.on_disk else "–"),
+            *(SOURCES[name].licence if name in SOURCES else "–", dataset.about),
+        )
         for name, dataset in DATASETS.items()
     ]
-    return show_table(("data set", "clients", "on disk", "what"), rows)
+    return show_table(("data set", "clients", "on disk", "licence", "what"), rows)
 
 
 @data_app.command()
@@ -52,11 +57,14 @@ def show(
 ) -> None:
     """Show what a data set holds: users, examples, classes.
 
-    Sizes are percentiles over users. The histogram has the most frequent classes, or tokens.
+    Sizes are percentiles over users. The histogram has the most frequent classes, or tokens. Of a data set on disk,
+    without --data: its source and licence, its files, and where they belong.
     """
     from simulator import datasets
     from simulator.datasets.facts import facts_of
 
+    if data is None and datasets.describe(name).on_disk:
+        return answer(_source(name), json)
     users = datasets.load(name, data, clients, partition)
     if out is not None:
         _draw(users, name if partition is None else f"{name}, {partition}", out)
@@ -71,8 +79,55 @@ def show(
     return None
 
 
-def _listed(dataset: Dataset) -> dict[str, object]:
-    return {"clients": dataset.clients, "on_disk": dataset.on_disk, "about": dataset.about}
+@data_app.command()
+def check(
+    folder: Annotated[Path, typer.Argument(help="The folder that holds data sets, one of them, or your own files.")],
+    json: Json = False,
+) -> None:
+    """Check the files of data sets.
+
+    Their names, their layout, and the numbers of users and examples: a line for each finding. A note is of other bytes
+    than those that the studies read, or of a folder that is no data set. Exit code 1 says that something is wrong.
+    """
+    from simulator.datasets.checking import check_folder
+
+    findings = check_folder(folder)
+    if json:
+        emit(findings)
+    else:
+        show_table(("data set", "finding", "what"), [(one.dataset, one.status, one.what) for one in findings])
+    if any(one.status == "wrong" for one in findings):
+        raise typer.Exit(1)
+
+
+def _source(name: str) -> dict[str, object]:
+    """Where a data set on disk comes from, and where it belongs."""
+    from simulator.datasets.sources import SOURCES
+
+    source = SOURCES[name]
+    files = " or ".join(" and ".join(names) for names in source.files)
+    return {
+        "data set": name,
+        "source": source.origin,
+        "licence": source.licence,
+        "files": files,
+        "put them in": f"DIR/{name}/, and name DIR with --data DIR",
+        "then": f"muster data check DIR/{name}",
+    }
+
+
+def _listed(name: str, dataset: Dataset) -> dict[str, object]:
+    from simulator.datasets.sources import SOURCES
+
+    source = SOURCES.get(name)
+    return {
+        "name": name,
+        "clients": dataset.clients,
+        "on_disk": dataset.on_disk,
+        "about": dataset.about,
+        "source": source and source.origin,
+        "licence": source and source.licence,
+    }
 
 
 def _histogram(facts: PopulationFacts) -> list[str]:

@@ -28,7 +28,8 @@ plan_app = typer.Typer(
 )
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder written by `muster export`.")]
 ModelSource = Annotated[
-    str | None, typer.Argument(help="A built-in model (see --list), or your own as package.module:function.")
+    str | None,
+    typer.Argument(help="A built-in model (see --list), or your own as package.module:function or file.py:function."),
 ]
 AlgorithmSource = Annotated[
     str, typer.Option(help="An algorithm (`muster algorithms list`), or your own as package.module:Class.")
@@ -41,6 +42,7 @@ Formats = Annotated[
 
 def export(
     model: ModelSource = None,
+    named: Annotated[str | None, typer.Option("--model", help="The same, as `muster simulate` has it.")] = None,
     algorithm: AlgorithmSource = "fedavg",
     settings: Settings = None,
     formats: Formats = None,
@@ -76,14 +78,18 @@ def export(
 
     if list_models:
         return _list(json)
+    if named is not None and model is not None:
+        raise typer.BadParameter(f"the model is {model} already; leave one of them out", param_hint="--model")
+    model = model or named
     if every == (model is not None):
         raise typer.BadParameter("name a model or pass --all; --list shows the built-in ones", param_hint="MODEL")
+    from fedcore.own_code import own_name
     from fedcore.signing import SigningKey
 
     key = None if sign is None else SigningKey.load(sign)
     order = _Order(chosen, tuple(formats or (FORMATS if every else ("onnx",))), seed, key, compression, hold_out, local)
     if model is not None:
-        _describe(_exported(order, model, out)[0], json)
+        _describe(_exported(order, own_name(model), out)[0], json)
         return None if json else _say_next(out, module_of(algorithm))
     for name in () if force else MODELS:
         _refuse_to_replace(out / name)

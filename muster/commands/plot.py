@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from muster.output import remark
+
+if TYPE_CHECKING:
+    from simulator.runs.reading import Run
 
 X = "The x axis: rounds, examples (total of the clients that trained), or seconds."
 Y = "The y axis: a figure of the runs, such as test.accuracy, test.loss, test.user_p5 or train.loss."
@@ -21,16 +25,19 @@ def plot(
     y: Annotated[str, typer.Option(help=Y)] = "test.accuracy",
     out: Annotated[Path, typer.Option(help="The picture: .svg or .png.")] = Path("curves.svg"),
 ) -> None:
-    """Draw the curves of runs, with their folders as legend.
+    """Draw the curves of runs, one for all seeds.
 
-    Unfinished runs are drawn as far as they got; those without the figure are left out. For example:
+    Runs that differ only in the seed are one curve: their mean, as far as all of them got, in a band from the lowest to
+    the highest. The legend names the settings that differ. Unfinished runs are drawn as far as they got; those without
+    the figure are left out. For example:
 
       muster plot runs/fedavg runs/fedadam --x seconds --out curves.png
     """
     from fedcore.names import offered
-    from muster.pictures.curves import Axes, draw_curves
+    from muster.pictures.curves import Axes, draw_repeated
     from muster.pictures.picture import FORMATS
     from simulator.errors import RunError
+    from simulator.runs.grouping import grouped
     from simulator.runs.reading import AXES, read_run
     from simulator.runs.sweeping import RUNS
 
@@ -40,15 +47,28 @@ def plot(
         message = f"{out} must end in {' or '.join(FORMATS)} and lie in a folder that exists"
         raise typer.BadParameter(message, param_hint="--out")
     paths = [path for folder in runs for path in (sorted((folder / RUNS).glob("*")) or [folder])]
-    ambiguous = len({path.name for path in paths}) < len(paths)
-    curves, errors = {}, []
+    drawn, errors = [], []
     for run in map(read_run, paths):
         try:
-            curves[str(run.path) if ambiguous else run.path.name] = list(zip(*run.series(x, y), strict=True))
+            run.series(x, y)
+            drawn.append(run)
         except RunError as error:
             errors.append(error)
-    if not curves:
+    if not drawn:
         raise errors[0]
-    draw_curves(curves, Axes(x=x, y=y)).write(out)
+    curves = {
+        label: [list(zip(*run.series(x, y), strict=True)) for run in group] for label, group in grouped(drawn).items()
+    }
+    draw_repeated(curves, Axes(x=x, y=y, title=_title(drawn, {*map(len, curves.values())}))).write(out)
     for line in [*(f"left out: {error}" for error in errors), f"curves: {out}"]:
         remark(line)
+
+
+def _title(runs: Sequence[Run], seeds: Collection[int]) -> str:
+    """What all runs share, and what a band is. seeds: how many runs each of the curves has."""
+    models, data = {run.config.model for run in runs}, {Path(run.config.dataset).name for run in runs}
+    title = " on ".join(one.pop() for one in (models, data) if len(one) == 1)
+    if max(seeds) == 1:
+        return title
+    count = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
+    return f"{title}, mean and range of {count} seeds".removeprefix(", ")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import signal
 import sys
-from contextlib import ExitStack, closing, redirect_stdout
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +17,7 @@ import typer
 from muster.options.simulate import configuration, with_simulation_settings
 from muster.output import Json, emit, progress, remark, show_fields
 
+SOURCE = "The model, as --model has it; or a file of options by name, and [settings], which flags override."
 OUT = "A new folder that keeps the run: configuration, a line of metrics for each round, checkpoints, model, curve."
 RESUME = (
     "The folder of a run that was ended, by whatever: go on from its last checkpoint, to the same bits. Needs no other "
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from simulator.configuration import SimulationConfig
-    from simulator.course import Point
+    from simulator.course import Point, Watch
     from simulator.runs.trackers import MLflow, TensorBoard
     from simulator.simulation import OnRound, SimulationResult
 
@@ -34,9 +38,7 @@ if TYPE_CHECKING:
 @with_simulation_settings
 def simulate(
     *,
-    config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Options by name, and [settings]; flags override.")
-    ] = None,
+    source: Annotated[str | None, typer.Argument(metavar="MODEL|CONFIG.toml", help=SOURCE)] = None,
     settings: dict[str, Any],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help=OUT)] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help=RESUME)] = None,
@@ -51,13 +53,22 @@ def simulate(
     machine. For example, first a try, then a run that survives a kill:
 
     \b
-      muster simulate --model mlp --algorithm fedadam --rounds 20
-      muster simulate --model mlp --algorithm fedadam --rounds 500 --out runs/a
+      muster simulate mlp --algorithm fedadam --rounds 20
+      muster simulate mlp --algorithm fedadam --rounds 500 --out runs/a
       muster simulate --resume runs/a
     """
     where = _Where(out, resume, tensorboard, mlflow)
     where.check()
-    chosen = configuration([path for path in (where.configuration, config) if path], settings)
+    files = [] if where.configuration is None else [where.configuration]
+    if source is not None:
+        if Path(source).suffix == ".toml" or Path(source).is_file():
+            files.append(Path(source))
+        elif "model" in settings:
+            words = f"{source} is no file, and the model is {settings['model']} already; leave one of them out"
+            raise typer.BadParameter(words, param_hint="MODEL|CONFIG.toml")
+        else:
+            settings = {**settings, "model": source}
+    chosen = configuration(files, settings)
     try:
         result = _simulated(chosen, where)
     except KeyboardInterrupt:
@@ -72,7 +83,7 @@ def _show(result: SimulationResult, folder: Path | None) -> None:
     del facts["curve"]
     facts |= facts.pop("figures")
     facts["privacy"] = result.privacy and msgspec.structs.asdict(result.privacy)
-    for absent in [name for name in ("excluded", "epsilon", "privacy") if not facts[name]]:
+    for absent in [name for name in ("excluded", "epsilon", "privacy", "diverged") if not facts[name]]:
         del facts[absent]
     show_fields(facts)
     if folder is not None:
@@ -115,6 +126,7 @@ class _Where:
 def _simulated(chosen: SimulationConfig, where: _Where) -> SimulationResult:
     """The simulation, in a folder or without; shows how far it is."""
     from muster.run_folders import resume, start
+    from simulator.course import Watch
     from simulator.engines.memory import keep_freed_memory
     from simulator.simulation import simulate
 
@@ -123,16 +135,57 @@ def _simulated(chosen: SimulationConfig, where: _Where) -> SimulationResult:
         stack.enter_context(redirect_stdout(sys.stderr))  # what a user's own code and Ray print is not the result
         trackers = [stack.enter_context(closing(tracker)) for tracker in _trackers(where, chosen)]
         shown = _shown_in(stack.enter_context(progress()), chosen)
+        ends = stack.enter_context(_interruptible()) if where.folder else lambda number, point: None
+        watch = Watch()
 
         def on_round(number: int, point: Point) -> None:
-            for hear in (shown, *trackers):
+            if watch.look(point):
+                remark(f"warning: {watch.words}")
+            for hear in (shown, *trackers, ends):
                 hear(number, point)
 
         if where.out is not None:
             return start(where.out, chosen, on_round)
         if where.resume is not None:
-            return resume(where.resume, chosen, on_round)
+            return resume(where.resume, chosen, on_round, functools.partial(_begin, where.resume, chosen, watch))
         return simulate(chosen, on_round)
+
+
+def _begin(folder: Path, config: SimulationConfig, watch: Watch, rounds: int) -> None:
+    """Say with which round a run goes on. rounds: those that the checkpoint holds, which the watch is told of."""
+    from simulator.runs.reading import read_metrics
+
+    for point in read_metrics(folder):
+        watch.look(point)
+    remark(f"goes on with round {rounds + 1} of {config.rounds}" if rounds else "no checkpoint: begins with round 1")
+
+
+@contextmanager
+def _interruptible() -> Iterator[OnRound]:
+    """A block that Ctrl-C ends at the end of a round, and a second one, or one before any round has ended, at once.
+
+    It gives what must hear of every round, after everything else.
+    """
+    begun = asked = False
+
+    def ask(signum: int, frame: object) -> None:
+        nonlocal asked
+        if asked or not begun:
+            raise KeyboardInterrupt
+        asked = True
+        remark("ends after this round; press Ctrl-C again to end at once")
+
+    def on_round(number: int, point: Point) -> None:
+        nonlocal begun
+        begun = True
+        if asked:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield on_round
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _trackers(where: _Where, config: SimulationConfig) -> list[TensorBoard | MLflow]:

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from muster.output import Json, emit, loading, progress, remark, show_table
+from muster.plain import words
 
 if TYPE_CHECKING:
     from simulator.runs.sweep_file import SweepRun
@@ -41,7 +42,8 @@ def sweep(
       seed = [0, 1, 2]
       settings.client_lr = [0.1, 0.3]
 
-    It prints means over seeds, and writes table.csv, table.json and heat maps. Exit code 1 says that a run failed.
+    It prints means over seeds, and writes them as table.md and table.tex, all runs as table.csv and table.json, and
+    heat maps. Exit code 1 says that a run failed.
     """
     with loading():
         import torch
@@ -96,12 +98,16 @@ def _write(out: Path, rows: Sequence[dict[str, Any]], means: Sequence[dict[str, 
     from fedcore.private_files import write_whole
     from muster.pictures.heat_map import draw_heat_map
     from muster.pictures.picture import write_svg_and_png
+    from muster.tables import latex, plain_markdown
 
     text = io.StringIO()
     table = csv.DictWriter(text, list(rows[0]))
     table.writeheader()
     table.writerows(rows)
     write_whole(out / "table.csv", text.getvalue().encode())
+    columns, cells = list(means[0]), [list(map(words, row.values())) for row in means]
+    write_whole(out / "table.md", plain_markdown(columns, cells).encode())
+    write_whole(out / "table.tex", latex(columns, cells).encode())
     write_whole(out / "table.json", msgspec.json.format(msgspec.json.encode({"runs": rows, "means": means})))
     if len(edges) == 2:
         high, wide = (list(dict.fromkeys(row[edge] for row in rows)) for edge in edges)
@@ -110,9 +116,9 @@ def _write(out: Path, rows: Sequence[dict[str, Any]], means: Sequence[dict[str, 
             [_mean(figure, [row for row in rows if (row[edges[0]], row[edges[1]]) == (y, x)]) for x in wide]
             for y in high
         ]
-        words = [[str(value) for value in side] for side in (high, wide)]
+        labels = [[str(value) for value in side] for side in (high, wide)]
         title = f"{figure.removeprefix('test_')}, unseen users"
-        heat_map = draw_heat_map(title, (edges[0], words[0]), (edges[1], words[1]), values)
+        heat_map = draw_heat_map(title, (edges[0], labels[0]), (edges[1], labels[1]), values)
         write_svg_and_png({out / "heat-map.svg": heat_map})
 
 

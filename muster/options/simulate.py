@@ -11,7 +11,7 @@ import typer
 
 from fedcore.validation import build_one
 from muster.options.settings import with_settings
-from simulator.configuration import DATA, SimulationConfig, to_config
+from simulator.configuration import DATA, SimulationConfig, check_names, to_config
 from simulator.errors import EngineError
 
 Data = Annotated[Path | None, typer.Option(help=DATA)]
@@ -52,6 +52,7 @@ def _read(path: Path) -> dict[str, Any]:
 
         raise typer.BadParameter(f"cannot read {path}: {why(error)}", param_hint="CONFIG.toml") from error
     try:
+        check_names(values)
         return {name: build_one(SimulationConfig, name, value) for name, value in values.items()}
     except EngineError as error:
         raise typer.BadParameter(str(error), param_hint=str(path)) from error

@@ -19,6 +19,8 @@ Band = Sequence[tuple[float, float, float, float]]
 """Points (x, lowest y, mean y, highest y)."""
 COLOURS = ("#808080", "#3b8eea", "#e07b39", "#2ea35f", "#b565d9", "#d64f6c", "#a08a1a", "#1fa3a3", "#8c6a4f", "#6a73c9")
 """Legible on white and on black. The first, grey, is for a reference curve among bands."""
+_FEW = 4
+"""Over a shorter range of whole numbers, such as rounds, each has its label."""
 DARK = "@media (prefers-color-scheme: dark) { text { fill: #bbb !important } .axis .line { stroke: #888 } }"
 
 etree.to_etree()  # pygal prefers lxml where it is installed, and would write other bytes
@@ -76,21 +78,38 @@ def ends_and_mean(values: Sequence[float]) -> tuple[float, float, float]:
 
 def draw_curves(curves: Mapping[str, Points], axes: Axes) -> Picture:
     """Draw curves, by name."""
-    return _draw({}, curves, axes)
+    return _draw({}, curves, axes, COLOURS[1:])
 
 
-def draw_bands(bands: Mapping[str, Band], axes: Axes) -> Picture:
+def draw_repeated(repeated: Mapping[str, Sequence[Points]], axes: Axes) -> Picture:
+    """Draw the mean over the repetitions of each curve, by name, in a band from the lowest to the highest.
+
+    A mean goes as far as all of its repetitions do.
+    """
+    bands = {
+        name: [
+            (statistics.fmean(x for x, _ in points), *ends_and_mean([y for _, y in points]))
+            for points in zip(*curves, strict=False)
+        ]
+        for name, curves in repeated.items()
+    }
+    if all(len(curves) == 1 for curves in repeated.values()):
+        return draw_curves({name: curves[0] for name, curves in repeated.items()}, axes)
+    return draw_bands(bands, axes, COLOURS[1:])
+
+
+def draw_bands(bands: Mapping[str, Band], axes: Axes, palette: Sequence[str] = COLOURS) -> Picture:
     """Draw curves in bands, by name."""
     areas = {
         name: [*((x, high) for x, _, _, high in points), *((x, low) for x, low, _, _ in reversed(points))]
         for name, points in bands.items()
     }
-    return _draw(areas, {name: [(x, mean) for x, _, mean, _ in points] for name, points in bands.items()}, axes)
+    curves = {name: [(x, mean) for x, _, mean, _ in points] for name, points in bands.items()}
+    return _draw(areas, curves, axes, palette)
 
 
-def _draw(areas: Mapping[str, Points], curves: Mapping[str, Points], axes: Axes) -> Picture:
+def _draw(areas: Mapping[str, Points], curves: Mapping[str, Points], axes: Axes, palette: Sequence[str]) -> Picture:
     place_x, place_y = (math.log10 if log else float for log in (axes.log_x, axes.log_y))
-    palette = COLOURS if areas else COLOURS[1:]
     colours = [palette[number % len(palette)] for number in range(len(curves))]
     chart = pygal.XY(
         title=axes.title,
@@ -113,15 +132,19 @@ def _draw(areas: Mapping[str, Points], curves: Mapping[str, Points], axes: Axes)
         ),
         css=["file://style.css", "file://graph.css", "inline:" + DARK + (_bands(colours) if areas else "")],
         legend_at_bottom=True,
-        legend_at_bottom_columns=max(1, min(4, 600 // (8 * max(map(len, curves)) + 30))),
+        # pygal leaves no room for a row that is not full.
+        legend_at_bottom_columns=max(1, min(4, len(areas) + len(curves), 600 // (8 * max(map(len, curves)) + 30))),
         truncate_legend=-1,
         js=[],  # pygal's own script would come from the network
         no_prefix=True,
         width=720,
         height=420,
     )
+    along = {x for points in curves.values() for x, _ in points}
     if axes.log_x:
-        chart.x_labels = _labels({x for points in curves.values() for x, _ in points})
+        chart.x_labels = _labels(along)
+    elif max(along) - min(along) < _FEW and all(float(x).is_integer() for x in along):
+        chart.x_labels = list(range(int(min(along)), int(max(along)) + 1))  # pygal would take halves
     if axes.log_y:
         ends = [place_y(y) for points in [*areas.values(), *curves.values()] for _, y in points]
         chart.y_labels = _labels(10.0**power for power in range(math.floor(min(ends)), math.ceil(max(ends)) + 1))

@@ -22,6 +22,7 @@ from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Bundle
 from fedcore.codecs.compression import Compression
 from fedcore.hold_out import HoldOut
+from fedcore.own_code import own_name
 from muster.python.arguments import check_trained, of_kind
 
 
@@ -63,7 +64,7 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
         )
     if isinstance(algorithm, str):
         algorithm = create(algorithm, dict(settings or {}), [module_of(algorithm)])
-    spec, source = (load(model), model) if isinstance(model, str) else (model, None)
+    spec, source = (load(model), own_name(model)) if isinstance(model, str) else (model, None)
     made = Model(spec.with_local(local), seed), algorithm, folder, source, tuple(formats), progress
     return export_bundle(*made, compression=compression, hold_out=hold_out)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from export.model import ModelSpec
+from fedcore.algorithms import name_of, setting_meant
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.names import offered
 from fedcore.params import Float32
@@ -22,6 +23,7 @@ from simulator.planned import completed_by_plan
 from simulator.population import Population
 from simulator.runs.reading import read_run
 from simulator.simulation import OnRound, Overrides, SimulationResult, advance, training_of
+from simulator.training import START
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +54,8 @@ class Run:
     def __repr__(self) -> str:
         result = self.result
         reached = f"loss {result.test_loss:.3f}" if self.accuracy is None else f"accuracy {self.accuracy:.3f}"
-        return f"Run({result.model}, {result.algorithm}, {result.rounds} rounds, {reached} of held-out users)"
+        diverged = f"; {result.diverged}" if result.diverged else ""
+        return f"Run({result.model}, {result.algorithm}, {result.rounds} rounds, {reached} of held-out users{diverged})"
 
     @property
     def curve(self) -> pd.DataFrame:
@@ -67,7 +70,8 @@ class Run:
                 "`run.curve` is a table of pandas: pip install pandas, or take `run.result.curve`, a list",
                 name="pandas",
             ) from error
-        return pd.DataFrame(self.result.curve).set_index("round")
+        # The figure that only round 1 has would be a column of NaN.
+        return pd.DataFrame(self.result.curve).drop(columns=START, errors="ignore").set_index("round")
 
     @property
     def accuracy(self) -> float | None:
@@ -112,7 +116,7 @@ def simulate(
     Raises TypeError for an unknown keyword, and SimulatorError, ExportError, AlgorithmError or CompressionError, naming
     what is wrong. The other keywords are the settings of a simulation:
     """
-    _check_names(options)
+    _check_names(options, algorithm)
     check_trained(model, algorithm, settings)
     of_kind("users", users, (str, Population), "a data set's name, or a Population: Population.of(names, shards)")
     given = Overrides(
@@ -141,10 +145,14 @@ def simulate(
     return Run(result, list(kept.points), _model(kept.vectors()), Path(out))
 
 
-def _check_names(options: Iterable[str]) -> None:
+def _check_names(options: Mapping[str, Any], algorithm: str | Algorithm) -> None:
     keywords = list(inspect.signature(simulate).parameters)
     for name in options:
         if name not in keywords:
+            found = setting_meant(name, algorithm if isinstance(algorithm, str) else name_of(algorithm))
+            if found is not None and name not in CALLED:
+                setting = f"settings={{{found[0]!r}: {options[name]!r}}}"
+                raise TypeError(f"simulate(): {found[0]} is a setting of {found[1]}: {setting}")
             meant = CALLED.get(name, name)
             raise TypeError(f"simulate() has no option {name!r}; {offered(meant, keywords)}")
 

@@ -21,6 +21,7 @@ from simulator.datasets.own import is_own, own
 from simulator.datasets.published import cifar100, federated_emnist, stackoverflow, tff_shakespeare
 from simulator.datasets.quadratics import quadratics
 from simulator.datasets.shakespeare import shakespeare
+from simulator.datasets.sources import SOURCES
 from simulator.datasets.sparse_logistic import sparse_logistic
 from simulator.datasets.svmlight import svmlight
 from simulator.datasets.synthetic import synthetic
@@ -113,11 +114,11 @@ def load(
     arguments: list[Path | int | None] = []
     if dataset.on_disk:
         if data is None:
-            raise DatasetError(
-                f"data set {name!r} lies on disk: say where with --data DIR (the folder that holds {name}/)"
-            )
+            words = f"data set {name!r} lies on disk: say where with --data DIR (the folder that holds {name}/)"
+            raise DatasetError(f"{words}; {_get(name)}")
         if not Path(data, name).is_dir():
-            raise DatasetError(f"{data} holds no folder {name}; --data must name the folder that holds {name}/")
+            words = f"{data} holds no folder {name}; --data must name the folder that holds {name}/"
+            raise DatasetError(f"{words}; {_get(name)}")
         arguments.append(Path(data))
     if dataset.sized:
         arguments.append(count if partition is None else dataset.clients)
@@ -134,12 +135,26 @@ def load(
     return population.subset(sorted(draw(len(population), clients, seed=0)))
 
 
+def load_examples(name: str, data: Path, clients: int | None) -> Population:
+    """The population of a data set on disk as it is, or some clients of one that is `sized`. Raises DatasetError."""
+    dataset = describe(name)
+    return _loaded(name, dataset, [data] if clients is None else [data, clients])
+
+
+def _get(name: str) -> str:
+    return f"`muster data show {name}` says where it comes from"
+
+
 def _loaded(name: str, dataset: Dataset, arguments: Sequence[Path | int | None]) -> Population:
     """What a data set's `load` gives, verified. Whatever a malformed file makes it raise becomes a DatasetError."""
     try:
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite then is refused by name
             return verified(dataset.load(*arguments), name)
-    except (DatasetError, ModuleNotFoundError):  # the second is of an extra that is not installed
+    except ModuleNotFoundError:  # of an extra that is not installed
+        raise
+    except DatasetError as error:
+        if dataset.on_disk and SOURCES[name].missing(Path(str(arguments[0]), name)):
+            raise DatasetError(f"{error}; {_get(name)}") from error
         raise
     except Exception as error:
         where = f" in {arguments[0]}" if dataset.on_disk else ""

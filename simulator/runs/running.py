@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -30,7 +30,8 @@ def start_run(
 ) -> SimulationResult:
     """Run a simulation in a new folder.
 
-    checkpoint_after_s: seconds between checkpoints. Raises RunError when the folder exists, RunNotKept when it cannot
+    on_round: a KeyboardInterrupt that it raises leaves a checkpoint of that round. checkpoint_after_s: seconds between
+    checkpoints. Raises RunError when the folder exists, RunNotKept when it cannot
     be written to, and what `simulate` raises. What is raised before the first round leaves no folder.
     """
     path = Path(path)
@@ -48,12 +49,14 @@ def resume_run(
     config: SimulationConfig | None = None,
     on_round: OnRound = lambda number, point: None,
     *,
+    on_start: Callable[[int], None] = lambda rounds: None,
     checkpoint_after_s: float = CHECKPOINT_AFTER_S,
 ) -> SimulationResult:
     """Go on with the run in a folder from its last whole checkpoint, to the bits of a run that never ended before.
 
-    A run that is done gives its result. config: must be that of the folder, but for `processes` and `ray`. Raises
-    RunError when it is not, when there is no run, or when a process that lives is at it; and as `start_run`.
+    A run that is done gives its result. config: must be that of the folder, but for `processes` and `ray`. on_start: is
+    told how many rounds the checkpoint holds, before the next one. Raises RunError when it is not, when there is no
+    run, or when a process that lives is at it; and as `start_run`.
     """
     path = Path(path)
     kept = read_config(path)
@@ -73,6 +76,7 @@ def resume_run(
         course, vectors = folder.rewind()
         if vectors is not None:
             training.restore(vectors)
+        on_start(len(course))
         run = _Run(folder, training, on_round, checkpoint_after_s)
         return run.finish(config, course, engine)
 
@@ -121,7 +125,11 @@ class _Run:
     def _keep(self, number: int, point: Point) -> None:
         now = monotonic()
         self._folder.add(point | {SECONDS: now - self._round_at})
-        self._on_round(number, point)  # before the checkpoint, after which nobody is told of the round again
+        try:
+            self._on_round(number, point)  # before the checkpoint, after which nobody is told of the round again
+        except KeyboardInterrupt:
+            self._folder.save(number, self._training.vectors())
+            raise
         if now - self._saved_at >= self._checkpoint_after_s:
             self._folder.save(number, self._training.vectors())
             self._saved_at = now

@@ -40,7 +40,10 @@ _END = decoder(_End)
 
 @dataclass(frozen=True, slots=True)
 class SweepOutcome:
-    """What came of a run of a sweep. why: it has no result; a run fails when its process raises or is killed."""
+    """What came of a run of a sweep. why: it is not done; a run fails when its process raises or is killed.
+
+    One that diverged has a result if its numbers stayed finite.
+    """
 
     run: SweepRun
     status: Status
@@ -88,6 +91,8 @@ def run_sweep(
         for index, ended in with_kept(kept, work, _END, processes):
             end = _End("failed", str(ended)) if isinstance(ended, Exception) else ended
             result = read_result(paths[index]) if end.status == "done" else None
+            if result is not None and result.diverged is not None:
+                end = _End("diverged", result.diverged)
             outcome = SweepOutcome(runs[index], end.status, result, end.why)
             outcomes[outcome.run.name] = outcome
             on_end(outcome)

@@ -41,6 +41,7 @@ from fedcore.algorithms.fitting import for_model
 from fedcore.algorithms.partly_local import PartlyLocal
 from fedcore.bundle import Bundle
 from fedcore.errors import DigestMismatch, PlanError
+from fedcore.own_code import own_name
 from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef, Field
 from tests.export import impure, models
@@ -653,8 +654,10 @@ def test_models_are_found_by_path_and_an_unknown_name_lists_the_known():
         load("resnet")
     with pytest.raises(UnknownModel, match="cannot import"):
         load("tests.export.models:absent")
-    with pytest.raises(UnknownModel, match=r"tests/export/models.py is a file; write tests.export.models, its module"):
-        load("tests/export/models.py:strided")
+    assert own_name("./tests/export/models.py:strided") == "tests.export.models:strided"
+    assert load("tests/export/models.py:strided").name == "test"
+    with pytest.raises(UnknownModel, match=r"/x/models.py is not in the working folder; go to /x for it"):
+        load("/x/models.py:strided")
     with pytest.raises(InvalidModel, match="returned Linear"):
         load("tests.export.models:not_a_spec")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -265,6 +266,19 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (("export", "mlp", "--set", "client_lr"), 2, "client_lr must be a number above 0, not True"),
         (("export", "mlp", "--set", "=1"), 2, "not of the form key=value"),
         (("export", "mlp", "--colour"), 2, "No such option"),
+        (("export", "mlp", "--model", "logreg"), 2, "the model is mlp already; leave one of them out"),
+        (("export", "--model", "digit_cnn"), 2, "no model is called 'digit_cnn'; did you mean digits_cnn?"),
+        (("simulate", "mlp", "--model", "mlp"), 2, "mlp is no file, and the model is mlp already; leave one"),
+        (("simulate", "digit_cnn"), 2, "no model is called 'digit_cnn'; did you mean digits_cnn?"),
+        (("simulate", "nowhere.toml"), 2, "cannot read nowhere.toml: No such file"),
+        (("simulate", "tests/export/models.py:wrong_size"), 1, "wrong_size does not run on a batch"),
+        (("export", "--model", "tests/export/models.py:batch_norm"), 1, "GroupNorm"),
+        (("export", "mlp", "--client-lr", "0.1"), 2, "client_lr is a setting of fedavg: --set client_lr=0.1"),
+        (("export", "mlp", "client_lr=0.1"), 2, "client_lr is a setting of fedavg: --set client_lr=0.1"),
+        (("export", "mlp", "--algorithm=fedadam", "--tau"), 2, "tau is a setting of fedadam: --set tau=VALUE"),
+        (("simulate", "--model", "mlp", "--lr=0.1"), 2, "client_lr is a setting of fedavg: --set client_lr=0.1"),
+        (("simulate", "--model", "mlp", "--beta1", "0.5"), 2, "beta1 is a setting of fedadam: --set beta1=0.5"),
+        (("simulate", "--model", "mlp", "--round", "2"), 2, "No such option: --round"),
         (("export", "mlp", "--format", "coreml"), 2, "no format is called 'coreml'; there are onnx, executorch"),
         (("export", "mlp", "--all"), 2, "name a model or pass --all"),
         (("bench", "device_step", "--model", "lenet"), 2, "no model is called 'lenet'"),
@@ -306,7 +320,7 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (
             ("simulate", "--model", "mlp", "--cohort", "5", "--set", "client_lr=1e30"),
             1,
-            "no client has a finite report",
+            "error: round 1: no client has a finite report: training diverged; a lower client_lr is the likely remedy",
         ),
         (("export", "[/x]"), 2, "no model is called '[/x]'"),
         (("export", "mlp", "--out", "/dev/null/plan"), 1, "/dev/null/plan"),
@@ -332,6 +346,7 @@ def test_simulate_reads_a_file_and_flags_win(typed, tmp_path):
     assert (result["settings"]["client_lr"], result["settings"]["beta1"]) == (0.2, 0.5)
     for wrong, words in (
         ('model = "mlp"\ncolour = 1', "run.toml: there is no 'colour'"),
+        ('model = "mlp"\nclient_lr = 0.1', "client_lr is a setting of fedavg: write settings.client_lr = 0.1"),
         ('model = "mlp"\nrounds = "9"', "run.toml: rounds must be a whole number from 1 to 2^63 - 1, not '9'"),
         ('model = "mlp"\nsettings = 3', "run.toml: settings must be a mapping, not 3"),
         ("model = ", "cannot read"),
@@ -516,11 +531,27 @@ def test_help_shows_words_in_square_brackets():
     assert "[1 to 100; default: 1.3]" in " ".join(in_process("task", "create", "--help").stdout.split())
 
 
-def test_a_run_that_is_interrupted_says_how_to_go_on(typed, tmp_path, monkeypatch):
-    def interrupted(*arguments):
-        raise KeyboardInterrupt
+def test_ctrl_c_ends_a_run_after_its_round_and_says_how_to_go_on(typed, tmp_path, monkeypatch):
+    def shown(bar, config):
+        return lambda number, point: os.kill(os.getpid(), signal.SIGINT) if number == 2 else None
 
-    monkeypatch.setattr("simulator.runs.running.advance", interrupted)
     path = tmp_path / "run"
-    status, _, err = typed("simulate", "--model", "logreg", "--rounds", 1, "--processes", 1, "--out", path)
+    words = ["--model", "logreg", "--rounds", 3, "--cohort", 3, "--processes", 1, "--set", "client_lr=1e6"]
+    with monkeypatch.context() as patch:
+        patch.setattr("muster.commands.simulate._shown_in", shown)
+        status, _, err = typed("simulate", *words, "--out", path)
     assert (status, f"go on with --resume {path}" in err) == (130, True), err
+    assert "ends after this round; press Ctrl-C again to end at once" in err
+    assert [file.name for file in path.glob("checkpoint-*")] == ["checkpoint-00000002.safetensors"]
+    status, out, err = typed("simulate", "--resume", path)
+    assert (status, "goes on with round 3 of 3" in err) == (0, True), err
+    assert re.search(r"diverged +round 1: train.loss is .*, and was 2\.\d+ at first: training diverged; a lower", out)
+
+
+def test_a_loss_that_explodes_is_warned_of_once_with_the_round(typed):
+    words = ["--model", "logreg", "--rounds", 3, "--cohort", 3, "--processes", 1, "--evaluate-every", 1]
+    status, out, err = typed("simulate", *words, "--set", "client_lr=1e6", "--json")
+    assert (status, err.count("warning: round 1: train.loss is")) == (0, 1), err
+    assert json.loads(out)["diverged"] in err
+    status, out, err = typed("simulate", *words)
+    assert (status, "warning" in err, "diverged" in out) == (0, False, False)

@@ -1,5 +1,6 @@
 """`muster plot`: the curves of runs in a picture."""
 
+import re
 import struct
 
 import pytest
@@ -7,10 +8,12 @@ import pytest
 from fedcore.errors import NotWritten
 from muster.pictures import picture
 from muster.pictures.characters import drawn_in_characters
-from muster.pictures.curves import Axes, draw_bands, draw_curves
+from muster.pictures.curves import COLOURS, Axes, draw_bands, draw_curves, draw_repeated
 from simulator.configuration import SimulationConfig
-from simulator.runs.reading import read_run
+from simulator.runs.grouping import grouped
+from simulator.runs.reading import Run, read_run
 from simulator.runs.running import start_run
+from simulator.simulation import completed
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +35,15 @@ def test_a_series_adds_up_what_rounds_took(runs):
     assert run.series("seconds", "test.loss")[0][-1] == pytest.approx(sum(point["seconds"] for point in run.points))
 
 
-def test_curves_are_drawn_with_the_names_of_their_folders(runs, typed, tmp_path):
+def test_runs_of_other_seeds_are_one_curve_in_a_band(runs, typed, tmp_path):
     out = tmp_path / "curves.svg"
     status, _, err = typed("plot", *runs, "--out", out)
     assert (status, f"curves: {out}" in err) == (0, True), err
     picture = out.read_text()
-    assert [word in picture for word in ("first", "second", "rounds", "test.accuracy")] == [True] * 4
+    shown = ("logreg, fedavg", "logreg on digits, mean and range of 2 seeds", "rounds", "test.accuracy", ".serie-0 .no")
+    assert [word for word in shown if word not in picture] == []
+    assert "first" not in picture
+    assert not re.search(r"<text[^>]*>[23]\.\d", picture)  # rounds are whole
     status, _, err = typed("plot", runs[0].parents[1], "--out", out)  # a folder with runs
     assert (status, out.read_text()) == (0, picture), err
     out = tmp_path / "curves.png"
@@ -45,6 +51,40 @@ def test_curves_are_drawn_with_the_names_of_their_folders(runs, typed, tmp_path)
     head = out.read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", head[16:]) == (1080, 630)
+
+
+def test_a_mean_goes_as_far_as_all_repetitions_do():
+    repeated = {"lr=1": [[(1, 0.0), (2, 0.0)], [(1, 1.0), (2, 0.5), (3, 1.0)]], "lr=2": [[(1, 0.3), (2, 0.4)]]}
+    bands = {"lr=1": [(1, 0.0, 0.5, 1.0), (2, 0.0, 0.25, 0.5)], "lr=2": [(1, 0.3, 0.3, 0.3), (2, 0.4, 0.4, 0.4)]}
+    axes = Axes(x="rounds", y="test.accuracy")
+    assert draw_repeated(repeated, axes) == draw_bands(bands, axes, COLOURS[1:])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_legend_lies_within_the_picture(count):
+    drawn = draw_curves({f"curve {at}": [(1, at), (2, 0)] for at in range(count)}, Axes(x="x", y="y")).svg
+    assert int(re.search(r'translate\(\d+, (\d+)\)" class="legends"', drawn)[1]) < 400
+
+
+def test_labels_name_only_the_settings_that_differ(tmp_path):
+    def label(*options):
+        runs = [
+            Run(tmp_path / str(at), completed(SimulationConfig(model="mlp", cohort=5, **one)), [], None)
+            for at, one in enumerate(options)
+        ]
+        return {name: [int(run.path.name) for run in group] for name, group in grouped(runs).items()}
+
+    rates = [{"settings": {"client_lr": rate}, "seed": seed} for rate in (0.1, 0.3) for seed in (0, 1)]
+    assert label(*rates) == {"client_lr=0.1": [0, 1], "client_lr=0.3": [2, 3]}
+    # A rate of the server of 1 or 0.03 goes with the algorithm.
+    assert list(label({}, {"algorithm": "fedadam"})) == ["algorithm=fedavg", "algorithm=fedadam"]
+    uniform = {"weighting": "uniform"}
+    assert list(label({"settings": uniform}, {"settings": uniform | {"clip_norm": 1, "clip_quantile": 0.5}})) == [
+        "clip_norm=–, clip_quantile=–, clip_lr=–",
+        "clip_norm=1, clip_quantile=0.5, clip_lr=0.2",
+    ]
+    assert list(label({}, {"partition": "shards:2", "processes": 2})) == ["partition=–", "partition=shards:2"]
+    assert list(label({}, {})) == ["mlp, fedavg, 0", "mlp, fedavg, 1"]
 
 
 def test_a_run_without_the_figure_is_left_out_and_named(runs, typed, tmp_path):

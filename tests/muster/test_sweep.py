@@ -63,6 +63,7 @@ def test_draws_lie_in_their_intervals_and_stay_when_there_are_more(sweep):
         (OPTIONS, "a sweep varies something"),
         (OPTIONS + "[grid]\nseed = 3\n", "grid.seed must be a list of values, not 3"),
         (OPTIONS + "[grid]\nsead = [3]\n", r"the run sead=3 cannot be: there is no 'sead'; did you mean seed"),
+        (OPTIONS + "[grid]\nepochs = [3]\n", "cannot be: epochs is a setting of fedavg: write settings.epochs = 3"),
         (
             OPTIONS + "[grid]\nschedule.warmup = [3]\n",
             "the run warmup=3 cannot be: schedule: there is no 'warmup'; did you mean warmup_rounds",
@@ -171,6 +172,11 @@ def test_a_killed_run_and_a_diverged_one_leave_the_others_alone(typed, tmp_path,
     assert header.startswith("model,settings.client_lr,status,rounds,ended_by,test_accuracy")
     assert [row.split(",")[2] for row in rows] == found
     assert json.loads((tmp_path / "out" / "table.json").read_text()) == json.loads(out)
+    markdown, tex = ((tmp_path / "out" / f"table.{ending}").read_text().splitlines() for ending in ("md", "tex"))
+    assert markdown[0].startswith(r"| model | settings.client\_lr | seeds |")
+    assert markdown[2].startswith("| logreg | 0.1 | 1 |")
+    assert tex[2].startswith(r"model & settings.client\_lr & seeds &")
+    assert (len(markdown), len(tex)) == (6, 10)
     picture = (tmp_path / "out" / "heat-map.svg").read_text()
     assert "settings.client_lr" in picture
     assert picture.count("–") == 3  # cells without a result

@@ -10,6 +10,7 @@ import pytest
 from coordinator.rules.entities import AssignedDevice
 from coordinator.rules.rounds import open_round
 from coordinator.store.tasks import open_coordinator_store
+from muster.tables import latex, plain_markdown
 from tests.coordinator.bundles import make_bundle
 from tests.muster.terminal import on_terminal
 from tests.muster.test_cli import in_process, muster
@@ -93,3 +94,13 @@ def test_no_table_is_wider_than_the_terminal(command):
     _, out = on_terminal(80, *command)
     assert [line for line in out.splitlines() if len(line) > 80 and len(line.split()) > 2] == []
     assert len(out.splitlines()) < 120
+
+
+def test_no_character_of_a_cell_is_markup_in_markdown_or_latex():
+    column, cell = "client_lr", "a|b*c<d>\\e\n50% & $2 #{~^}–"
+    assert plain_markdown([column], [[cell]]) == ("| client\\_lr |\n|---|\n| a\\|b\\*c\\<d\\>\\\\e 50% & $2 #{~^}– |\n")
+    row = r"a|b*c<d>\textbackslash{}e 50\% \& \$2 \#\{\textasciitilde{}\textasciicircum{}\}--"
+    assert latex([column], [[cell]]).splitlines() == [
+        *(r"\begin{tabular}{l}", r"\hline", r"client\_lr \\", r"\hline"),
+        *(rf"{row} \\", r"\hline", r"\end{tabular}"),
+    ]
