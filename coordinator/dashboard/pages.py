@@ -19,15 +19,18 @@ from coordinator.dashboard.compare import comparison
 from coordinator.dashboard.forms import Number, RowId
 from coordinator.dashboard.join_links import join_link
 from coordinator.dashboard.models import model_page, models_page
+from coordinator.dashboard.overview import MOST_ALIKE, Asked, folded, overview_page
 from coordinator.dashboard.rendering import HEADERS, Renderer
 from coordinator.dashboard.round_views import round_page, rounds_page
 from coordinator.dashboard.settings_table import groups, values
 from coordinator.dashboard.streams import Look, Streams
-from coordinator.dashboard.views import SORTED_BY, kept_models, population_page, populations, task_page
+from coordinator.dashboard.views import kept_models, population_page, task_page
 from coordinator.dashboard.watch import alerts
 from coordinator.dashboard.web_sessions import WebSessions
 from coordinator.errors import UnknownBlob, UnknownModel, UnknownPopulation, UnknownRound, UnknownTask
 from coordinator.rules.packed_segments import report_bytes
+from coordinator.rules.states import TaskState
+from coordinator.store.records.overview import TaskQuery
 from coordinator.store.records.records import Records
 from fedcore.algorithms.facts import facts_of
 from fedcore.bundle import decode_certificate
@@ -52,15 +55,13 @@ class Pages:
         self._renderer = renderer
         self._streams = streams
 
-    def overview(self, request: Request, search: str = "", by: str = "newest") -> Response:
-        """Every population and its tasks."""
-        return self._page(request, "overview.html", partial(self._overview, search, by))
+    def overview(self, request: Request, which: Asked) -> Response:
+        """Alerts, and a page of tasks."""
+        return self._page(request, "overview.html", partial(self._overview, which))
 
-    async def overview_events(
-        self, request: Request, search: str = "", by: str = "newest"
-    ) -> AsyncIterator[ServerSentEvent]:
+    async def overview_events(self, request: Request, which: Asked) -> AsyncIterator[ServerSentEvent]:
         """The overview, again whenever something changed."""
-        async for event in self._streams.follow(request, "overview_live.html", partial(self._overview, search, by)):
+        async for event in self._streams.follow(request, "overview_live.html", partial(self._overview, which)):
             yield event
 
     def task(self, request: Request, task: str, scale: str = "") -> Response:
@@ -161,16 +162,13 @@ class Pages:
             return self._renderer.problem(request, visitor, 404, str(error))
         return self._renderer.page(request, visitor, template, **seen)
 
-    def _overview(self, search: str, by: str, records: Records) -> dict[str, Any]:
+    def _overview(self, which: TaskQuery, records: Records) -> dict[str, Any]:
         waiting = self._service.metrics.registry.get_sample_value("muster_sessions_waiting")
-        return {
-            "populations": populations(records, search, by),
-            "search": search,
-            "by": by,
-            "sorted_by": SORTED_BY,
+        return overview_page(records, which) | {
             "waiting": int(waiting or 0),
             "devices": records.devices.counts(),
-            "alerts": alerts(records, self._service.settings),
+            "alerts": folded(alerts(records, self._service.settings)),
+            "most_alike": MOST_ALIKE,
             "draining": self._service.driver.draining,
         }
 
@@ -178,7 +176,8 @@ class Pages:
         settings = self._service.settings
         page = population_page(records, name, self._service.check_ins.of(name, records.at))
         url = settings.page_url or f"{self._service.membership.url}{PAGE}/"
-        join = None if settings.page is None else join_link(url, name, [line.task for line in page["lines"]])
+        tasks = [one for one in records.tasks(TaskState.ACTIVE, TaskState.PAUSED) if one.settings.population == name]
+        join = None if settings.page is None else join_link(url, name, tasks)
         return page | {"join": join}
 
     def _task(self, task: str, scale: str, records: Records) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def test_login_in_a_browser_opens_the_pages_and_logout_shuts_them(store, registe
     shows(browser, "Log in", "muster coordinator token")
     browser.find_element(By.NAME, "token").send_keys(issue(store.database, "dana", Role.VIEWER)[1])
     browser.find_element(By.CSS_SELECTOR, "main button").click()
-    shows(browser, "Populations", "phones", "Log out dana")
+    shows(browser, "Tasks", "phones", "Log out dana")
     assert browser.execute_script("return document.cookie") == ""
     browser.find_element(By.CSS_SELECTOR, "header button").click()
     shows(browser, "Token of a viewer or an operator")
