@@ -22,7 +22,7 @@ from coordinator.dashboard.models import model_page, models_page
 from coordinator.dashboard.overview import MOST_ALIKE, Asked, folded, overview_page
 from coordinator.dashboard.rendering import HEADERS, Renderer
 from coordinator.dashboard.round_views import round_page, rounds_page
-from coordinator.dashboard.settings_table import groups, values
+from coordinator.dashboard.settings_table import told_apart, values
 from coordinator.dashboard.streams import Look, Streams
 from coordinator.dashboard.views import kept_models, population_page, task_page
 from coordinator.dashboard.watch import alerts
@@ -105,7 +105,7 @@ class Pages:
             record = records.task(task)
             return {
                 "task": record,
-                "groups": groups(),
+                "told_apart": told_apart(record.settings),
                 "values": values(record.settings),
                 "plan": self._store.plan(record.plan_sha256),
                 "algorithm": facts_of(self._store.algorithm(record.algorithm)),
@@ -119,7 +119,10 @@ class Pages:
         lines, here = self._service.lines, self._service.membership.url
 
         def look(records: Records) -> dict[str, Any]:
-            return {"task": records.task(task), "lines": lines.about(task), "here": here}
+            record = records.task(task)
+            of_task, itself = (f" of task {record.named}", ""), (f"task {record.named}", "the task")
+            shown = [line._replace(words=line.words.replace(*of_task).replace(*itself)) for line in lines.about(task)]
+            return {"task": record, "lines": shown, "here": here}
 
         return self._page(request, "log.html", look)
 

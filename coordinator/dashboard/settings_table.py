@@ -37,14 +37,25 @@ def groups(kind: type = TaskSettings) -> tuple[Group, ...]:
 
 
 def values(settings: TaskSettings) -> dict[str, str]:
-    """The values of a task's settings as text, by name; of a part that it does without, none."""
+    """The values of a task's settings as text, by name, as a form gives them; of a part that it does without, none."""
     flat: dict[str, str] = {}
     for name, value in msgspec.to_builtins(settings).items():
         if isinstance(value, Mapping):
-            flat |= {f"{name}.{inner_name}": text_of(inner) for inner_name, inner in value.items()}
+            flat |= {name: "yes"} | {f"{name}.{inner_name}": text_of(inner) for inner_name, inner in value.items()}
         elif value is not None or name not in {group.name for group in groups()}:
             flat[name] = text_of(value)
     return flat
+
+
+def told_apart(settings: TaskSettings) -> tuple[list[Setting], list[Setting]]:
+    """The settings of a task that are not at their defaults, and those that are; none of a part that it does without."""
+    given, parts = values(settings), {one.name: one for one in settings_of(TaskSettings)}
+    every = [one for group in groups() for one in (*([parts[group.name]] if group.optional else []), *group.settings)]
+    told: tuple[list[Setting], list[Setting]] = [], []
+    for one in every:
+        if one.name in given:
+            told[not one.required and given[one.name] == one.shown_default].append(one)
+    return told
 
 
 def from_form(fields: Mapping[str, str]) -> TaskSettings:

@@ -93,7 +93,7 @@ def population_page(records: Records, name: str, counts: PopulationCounts) -> di
     """The page of a population, whose check-ins at this process are `counts`. Raises UnknownPopulation."""
     if name not in records.populations():
         raise UnknownPopulation(f"there is no population {name!r}")
-    over_time = [(round((at - records.at) / 3600, 1), float(count)) for at, count in counts.over_time]
+    over_time = [(round((at - records.at) / 3600, 1) or 0.0, float(count)) for at, count in counts.over_time]
     return task_table(records, TaskQuery(population=name)) | {
         "name": name,
         "counts": counts,

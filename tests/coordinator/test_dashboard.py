@@ -33,7 +33,7 @@ def test_page_of_a_task_follows_its_round_without_being_loaded_again(register, s
     with speaking_to(served.devices, 70) as devices:
         with ThreadPoolExecutor(2) as pool:
             waiting = pool.submit(wait, devices, "a", 60)
-            shows(browser, "Round 1 selecting", "waits for 3 devices")
+            shows(browser, "Round 1 selecting", "of 3 devices wait")
             others = assign(devices, "b", "c")
             waiting.result()
         shows(browser, "Round 1 reporting", "0 of 2 reports · 3 assigned")

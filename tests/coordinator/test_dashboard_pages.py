@@ -16,7 +16,7 @@ from coordinator.dashboard.views import task_page
 from coordinator.errors import UnknownRound
 from coordinator.rules.alerts import Alert, AlertKind
 from coordinator.rules.private_sums import entry_of
-from coordinator.rules.task_settings import PrivacyBudget
+from coordinator.rules.task_settings import Buffered, PrivacyBudget
 from coordinator.store.records.overview import PAGE as TASKS_ON_A_PAGE
 from coordinator.store.records.overview import TaskQuery, Totals
 from coordinator.store.tables import ROUNDS, TASKS
@@ -111,13 +111,23 @@ def test_all_rounds_are_on_pages(store, register, served):
     assert httpx2.get(f"{served.admin}/tasks/{task}/rounds/99/1").status_code == 404
 
 
-def test_settings_page_explains_every_setting_with_its_default(register, served):
-    task = register(goal=3, over_selection=2.5)
+def test_settings_page_explains_every_setting_those_first_that_were_set(register, served):
+    task = register(goal=3, over_selection=2.5, buffered=Buffered())
     page = httpx2.get(f"{served.admin}/tasks/{task}/settings").text
     every = [one for group in groups() for one in group.settings]
     assert [one.name for one in every if not one.about] == []
     assert 'over_selection <strong>2.5</strong> <span class="quiet">default 1.3</span>' in page
     assert "Devices drawn per report wanted." in page
+    first, others = page.split("others, at their defaults")
+    assert re.findall(r"<dt>([\w.]+)", first) == [
+        "population",
+        "goal",
+        "rounds",
+        "minimum",
+        "over_selection",
+        "buffered",
+    ]
+    assert "buffered.concurrency <strong>100" in others
     assert "secagg.bits" not in page  # the task does without
     for words in ("FedAvg", "hand, 1", "3 kB", "mean of 4"):
         assert words in page
@@ -223,4 +233,4 @@ def test_the_name_of_a_task_is_text_on_every_page(store, register, served, caplo
         text = httpx2.get(f"{served.admin}{path}").text
         assert (name in text, "<b>" in text) == (True, False), path
     log = httpx2.get(f"{served.admin}{page}/log").text
-    assert f"round 1 of task {task} &#39;{name}&#39; committed 1 reports" in log
+    assert "<td>round 1 committed 1 reports</td>" in log  # whose task the page names
