@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from coordinator.api.page import PAGE
 from coordinator.api.service import Service
+from coordinator.dashboard.api_page import api_page, names_of
 from coordinator.dashboard.compare import comparison
 from coordinator.dashboard.forms import Number, RowId
 from coordinator.dashboard.join_links import join_link
@@ -129,7 +130,8 @@ class Pages:
     def documentation(self, request: Request) -> Response:
         """The admin API, from its OpenAPI document."""
         app: FastAPI = request.app
-        return self._page(request, "docs.html", lambda _: {"document": app.openapi(), "names_of": _names_of})
+        here = {"origin": str(request.base_url).rstrip("/"), "names_of": names_of}
+        return self._page(request, "docs.html", lambda _: api_page(app.openapi()) | here)
 
     def compare(self, request: Request) -> Response:
         """The curves of several tasks in one picture."""
@@ -190,11 +192,3 @@ class Pages:
         except UnknownBlob:
             return {"page": page, "report": None}
         return {"page": page, "report": report_bytes(plan.report, page.line.task.settings)}
-
-
-def _names_of(schema: Any) -> list[str]:
-    """The names of the messages that a part of the admin API's document refers to, in order."""
-    if isinstance(schema, dict):
-        own = [schema["$ref"].rpartition("/")[2]] if "$ref" in schema else []
-        return own + [name for inner in schema.values() for name in _names_of(inner)]
-    return [name for inner in schema for name in _names_of(inner)] if isinstance(schema, list) else []

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
 
+from coordinator.errors import InvalidTask
 from coordinator.rules.task_settings import TaskSettings
-from fedcore.validation import Setting, build, settings_of, text_of
+from fedcore.validation import Setting, build, complaints, settings_of, text_of
+
+_OF_DEVICES = {"min_examples", "min_separation_s", "min_separation_rounds", "hold_out_devices", "on_held_out"}
 
 
 class Group(NamedTuple):
@@ -48,20 +52,31 @@ def values(settings: TaskSettings) -> dict[str, str]:
 
 
 def told_apart(settings: TaskSettings) -> tuple[list[Setting], list[Setting]]:
-    """The settings of a task that are not at their defaults, and those that are; none of a part that it does without."""
+    """The settings of a task that are not at their defaults, and those that are; no part that it does without."""
     given, parts = values(settings), {one.name: one for one in settings_of(TaskSettings)}
-    every = [one for group in groups() for one in (*([parts[group.name]] if group.optional else []), *group.settings)]
     told: tuple[list[Setting], list[Setting]] = [], []
-    for one in every:
-        if one.name in given:
-            told[not one.required and given[one.name] == one.shown_default].append(one)
+    for group in groups():
+        for one in (*([parts[group.name]] if group.optional else []), *group.settings):
+            if one.name in given:
+                told[not one.required and given[one.name] == one.shown_default].append(one)
     return told
 
 
-def from_form(fields: Mapping[str, str]) -> TaskSettings:
-    """The settings that a form gives, by name; those left empty have their defaults.
+def folds() -> tuple[Group, ...]:
+    """All settings but those that every task must have, under headings: rounds, devices, and the parts."""
+    own, *parts = groups()
+    others = [one for one in own.settings if not one.required]
+    return (
+        Group("rounds", "How a round ends, and what follows it.", False, _those(others, of_devices=False)),
+        Group("devices", "Which devices a round may draw.", False, _those(others, of_devices=True)),
+        *parts,
+    )
 
-    A part that a task may do without is there when its own name is given. Raises InvalidTask.
+
+def from_form(fields: Mapping[str, str]) -> tuple[TaskSettings | None, dict[str, str]]:
+    """The settings that a form gives, by name, or else what is wrong, by field (`field_of`).
+
+    Those left empty have their defaults. A part that a task may do without is there when its own name is given.
     """
     nested: dict[str, Any] = {}
     for group in groups():
@@ -70,7 +85,28 @@ def from_form(fields: Mapping[str, str]) -> TaskSettings:
         into = nested.setdefault(group.name, {}) if group.name else nested
         texts = {setting.name.rpartition(".")[2]: fields.get(setting.name, "").strip() for setting in group.settings}
         into |= {name: text for name, text in texts.items() if text}
-    return build(TaskSettings, nested, text=True)
+    if wrong := complaints(TaskSettings, nested, text=True):
+        return None, wrong
+    try:
+        return build(TaskSettings, nested, text=True), {}
+    except InvalidTask as error:
+        return None, {field_of(str(error)): str(error)}
+
+
+def field_of(sentence: str) -> str:
+    """The name of the setting that an error begins with, such as `secagg.bits`; "" where it begins with none."""
+    found = re.match(r"(?:(\w+): )?(\w+)", sentence)
+    if found is None:
+        return ""
+    names = [one.name for group in groups() for one in group.settings] + [
+        one.name for one in groups()[1:] if one.optional
+    ]
+    exact = ".".join(filter(None, found.groups()))
+    return exact if exact in names else next((name for name in names if name.endswith(f".{found[2]}")), "")
+
+
+def _those(settings: Iterable[Setting], *, of_devices: bool) -> tuple[Setting, ...]:
+    return tuple(one for one in settings if (one.name in _OF_DEVICES) is of_devices)
 
 
 def _within(part: str, setting: Setting) -> Setting:
