@@ -48,7 +48,8 @@ def values(settings: TaskSettings) -> dict[str, str]:
             flat |= {name: "yes"} | {f"{name}.{inner_name}": text_of(inner) for inner_name, inner in value.items()}
         elif value is not None or name not in {group.name for group in groups()}:
             flat[name] = text_of(value)
-    return flat
+    # A task is stored with its goal where it was given no minimum.
+    return flat | {"minimum": "" if settings.minimum in (None, settings.goal) else flat["minimum"]}
 
 
 def told_apart(settings: TaskSettings) -> tuple[list[Setting], list[Setting]]:
