@@ -153,8 +153,24 @@ def build(kind: type[T], given: Mapping[str, Any], *, text: bool = False) -> T:
     made = {name: build_one(kind, name, value, text=text) for name, value in given.items()}
     for one in settings_of(kind):
         if one.required and one.name not in made:
-            raise _CHECKS[kind].error(f"{one.name} is missing: it must be {one.allowed}")
+            raise _CHECKS[kind].error(_missing(one))
     return kind(**made)
+
+
+def complaints(kind: type, given: Mapping[str, Any], *, text: bool = False) -> dict[str, str]:
+    """What `build` has against each setting by itself, by name, such as `secagg.bits`; nothing of how they fit."""
+    found = {one.name: _missing(one) for one in settings_of(kind) if one.required and one.name not in given}
+    for name, value in given.items():
+        part = _CHECKS[kind].settings[name].part
+        if part in _CHECKS and isinstance(value, Mapping):
+            within = complaints(part, value, text=text)
+            found |= {f"{name}.{inner}": f"{name}: {words}" for inner, words in within.items()}
+            continue
+        try:
+            build_one(kind, name, value, text=text)
+        except _CHECKS[kind].error as error:
+            found[name] = str(error)
+    return found
 
 
 def build_one(kind: type, name: str, value: object, *, text: bool = False) -> Any:
@@ -171,6 +187,10 @@ def build_one(kind: type, name: str, value: object, *, text: bool = False) -> An
     if text and isinstance(value, str):
         value = [word.strip() for word in value.split(",")] if one.kind == "list" else _WORDS.get(value, value)
     return _converted(checks, name, value, text=text)
+
+
+def _missing(one: Setting) -> str:
+    return f"{one.name} is missing: it must be {one.allowed}"
 
 
 def _converted(checks: _Checks, name: str, value: object, *, text: bool = False) -> Any:

@@ -25,7 +25,8 @@ from tests.servers import serving_both
 
 SCREENS = Path(__file__).parents[1] / "docs" / "screens"
 MOST_BYTES = 150_000
-_DESK, _PHONE = 1000, 360
+_DESK, _PHONE = 1280, 390
+_TASKS = 30
 _ROUNDS = 14
 MODEL = "/populations/phones/models/keyboard"
 
@@ -34,7 +35,6 @@ def pages(task, lost):
     """Every page: the name of its picture, its address, and words that it shows. lost: the task that diverged."""
     here = f"/tasks/{task}"
     return {
-        "overview": ("/", "diverged"),
         "task": (here, "Learning curve"),
         "rounds": (f"{here}/rounds", "attempts that ended"),
         "round": (f"{here}/rounds/1/1", "Phases"),
@@ -44,7 +44,7 @@ def pages(task, lost):
         "cancel": (f"{here}/cancel", "cannot be undone"),
         "population": ("/populations/phones", "Devices"),
         "compare": (f"/compare?task={task}&task={lost}&scale=log", "Compare"),
-        "new-task": ("/new", "Bundle"),
+        "new-task": ("/new", "More settings"),
         "models": ("/models", "keyboard"),
         "model": (MODEL, "Devices are given"),
         "promote": (f"{MODEL}/promote", "Share of the devices"),
@@ -78,8 +78,43 @@ def main():
                 shows(browser, "Log out")
                 for page, (path, words) in pages(task, lost).items():
                     take(browser, urls.admin, page, path, words)
+                take(browser, urls.admin, "wrong-task", "/new", "No task was created", send_wrong)
                 look_as(browser, _PHONE, "dark")
                 take(browser, urls.admin, "task-on-a-phone", f"/tasks/{task}", "Learning curve")
+                register_more(store, bundle)
+                time.sleep(12)  # until they wait for devices in vain
+                play(urls, [0.31, 0.3, 0.29], devices=4)
+                look_as(browser, _DESK)
+                take(browser, urls.admin, "overview", "/?by=name", f"of {_TASKS}")
+                look_as(browser, _PHONE)
+                to_table = "document.querySelector('.tasks').scrollIntoView()"
+                take(
+                    browser,
+                    urls.admin,
+                    "overview-on-a-phone",
+                    "/?by=name",
+                    "old",
+                    lambda one: one.execute_script(to_table),
+                )
+
+
+def register_more(store, bundle):
+    """Tasks of other populations, some paused and some cancelled, until there are _TASKS."""
+    kinds = (("tablets", "wake word"), ("watches", "pulse"))
+    for number in range(_TASKS - len(store.tasks())):
+        population, name = kinds[number % 2]
+        settings = TaskSettings(population=population, goal=10 + number, rounds=50 + 10 * number)
+        task = store.register_task(bundle, settings, name=f"{name}, trial {number + 1}").id
+        if number % 5 in (1, 3):
+            (store.pause if number % 5 == 1 else store.cancel)(task)
+
+
+def send_wrong(browser):
+    """Send the form of a new task with some fields that cannot be."""
+    for name, value in (("name", "keyboard, summer"), ("population", "phones"), ("goal", "many"), ("rounds", "0")):
+        browser.find_element(By.NAME, name).send_keys(value)
+    browser.execute_script("document.querySelector('[name=over_selection]').value = '0.5'")
+    browser.find_element(By.NAME, "rounds").submit()
 
 
 def release(store, task):
@@ -92,9 +127,10 @@ def release(store, task):
         store.promote_model("phones", "keyboard", number, 1.0 if number == 1 else 0.2, "accuracy >= previous")
 
 
-def take(browser, origin, name, path, words):
-    """Write the picture of a page, from its top."""
+def take(browser, origin, name, path, words, act=lambda browser: None):
+    """Write the picture of a page, from its top. act: what is done on it before."""
     browser.get(f"{origin}{path}")
+    act(browser)
     shows(browser, words)
     data = base64.b64decode(browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"])
     assert len(data) < MOST_BYTES, (name, len(data))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping
 
-import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,11 +13,11 @@ from coordinator.api.http import read_hashed
 from coordinator.api.service import Service
 from coordinator.dashboard.forms import SHOWN, read_fields, status_of
 from coordinator.dashboard.rendering import HEADERS, Renderer, page_of, redirect
-from coordinator.dashboard.settings_table import from_form, groups
+from coordinator.dashboard.settings_table import field_of, folds, from_form, groups
 from coordinator.dashboard.web_sessions import CSRF_FIELD, Visitor, WebSessions
-from coordinator.errors import BadToken, InvalidTask, TooLarge
+from coordinator.errors import BadToken, InvalidTask, TooLarge, UnknownBlob
 from coordinator.operations import NewTask
-from coordinator.rules.entities import Role, Token
+from coordinator.rules.entities import Role, Token, check_name
 from fedcore.bundle import Manifest
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WrongBody
@@ -26,7 +25,6 @@ from fedcore.release import Signed
 
 _MANIFEST, _RELEASE = decoder(Manifest), decoder(Signed)
 _CSRF_HEADER = "X-CSRF-Token"
-T = TypeVar("T")
 
 
 class NewTaskForm:
@@ -42,7 +40,7 @@ class NewTaskForm:
         visitor = self._sessions.visitor(request)
         if not visitor.operates:
             return self._refuse(request, visitor)
-        return self._show(request, visitor, 200, {}, "")
+        return self._show(request, visitor, 200, {}, {})
 
     async def upload(self, request: Request, sha256: str) -> Response:
         """Store a blob of a bundle, for an operator's page.
@@ -64,29 +62,32 @@ class NewTaskForm:
         try:
             fields = await read_fields(request, self._service.settings.message_limit_bytes)
         except TooLarge as error:
-            return self._show(request, visitor, status_of(error), {}, str(error))
+            return self._show(request, visitor, status_of(error), {}, {"": str(error)})
         return await run_in_threadpool(self._create, request, visitor, visitor.token, fields)
 
     def _create(self, request: Request, visitor: Visitor, operator: Token, fields: dict[str, str]) -> Response:
         try:
             self._sessions.check_form(visitor, fields)
-            manifest, release, name = (fields.get(field, "").strip() for field in ("manifest", "release", "name"))
-            if not manifest:
-                raise InvalidTask("choose the folder of a bundle, as `muster export` wrote it")
-            bundle = _decoded(_MANIFEST, manifest, "a bundle's manifest")
-            signed = _decoded(_RELEASE, release, "a release, as `muster task release` writes it") if release else None
-            new = NewTask(bundle, from_form(fields), signed, name or None)
+            new = _new_task(fields)
+            if not isinstance(new, NewTask):
+                return self._show(request, visitor, 422, fields, new)
             task = create_task(self._service, new, operator.signature)
         except SHOWN as error:
-            return self._show(request, visitor, status_of(error), fields, str(error))
+            where = "manifest" if isinstance(error, UnknownBlob) else field_of(str(error))
+            return self._show(request, visitor, status_of(error), fields, {where: str(error)})
         return redirect(page_of(task.id))
 
     def _refuse(self, request: Request, visitor: Visitor) -> Response:
         status = 403 if visitor.token else 401
         return self._renderer.login(request, visitor, status, "Only an operator creates tasks.")
 
-    def _show(self, request: Request, visitor: Visitor, status: int, fields: dict[str, str], wrong: str) -> Response:
-        return self._renderer.page(request, visitor, "new.html", status, groups=groups(), given=fields, wrong=wrong)
+    def _show(
+        self, request: Request, visitor: Visitor, status: int, given: Mapping[str, str], wrong: Mapping[str, str]
+    ) -> Response:
+        """The form with the values in `given`. wrong: sentences by the field that they are about, "" for none."""
+        first = [one for one in groups()[0].settings if one.required]
+        seen = {"first": first, "folds": folds(), "given": given, "wrong": wrong}
+        return self._renderer.page(request, visitor, "new.html", status, **seen)
 
     def _demand_operator(self, request: Request) -> None:
         visitor = self._sessions.visitor(request)
@@ -96,9 +97,25 @@ class NewTaskForm:
         visitor.token.demand(Role.OPERATOR)
 
 
-def _decoded(message: msgspec.json.Decoder[T], text: str, what: str) -> T:
-    """Raises InvalidTask."""
+def _new_task(fields: Mapping[str, str]) -> NewTask | dict[str, str]:
+    """The task that a form describes, or all that is wrong with its fields, by their names."""
+    manifest, release, name = (fields.get(field, "").strip() for field in ("manifest", "release", "name"))
+    settings, wrong = from_form(fields)
+    bundle, signed = None, None
     try:
-        return message.decode(text.encode())
+        if name:
+            check_name(name)
+    except InvalidTask as error:
+        wrong["name"] = str(error)
+    try:
+        bundle = _MANIFEST.decode(manifest.encode())
     except UNDECODABLE as error:
-        raise InvalidTask(f"this is not {what}: {error}") from error
+        choose = "choose the folder of a bundle, as `muster export` wrote it"
+        wrong["manifest"] = f"this is not a bundle's manifest: {error}" if manifest else choose
+    try:
+        signed = _RELEASE.decode(release.encode()) if release else None
+    except UNDECODABLE as error:
+        wrong["release"] = f"this is not a release, as `muster task release` writes it: {error}"
+    if wrong or bundle is None or settings is None:
+        return wrong
+    return NewTask(bundle, settings, signed, name or None)

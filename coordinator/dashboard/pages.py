@@ -15,18 +15,22 @@ from starlette.responses import Response
 
 from coordinator.api.page import PAGE
 from coordinator.api.service import Service
+from coordinator.dashboard.api_page import api_page, names_of
 from coordinator.dashboard.compare import comparison
 from coordinator.dashboard.forms import Number, RowId
 from coordinator.dashboard.join_links import join_link
 from coordinator.dashboard.models import model_page, models_page
+from coordinator.dashboard.overview import MOST_ALIKE, Asked, folded, overview_page
 from coordinator.dashboard.rendering import HEADERS, Renderer
 from coordinator.dashboard.round_views import round_page, rounds_page
-from coordinator.dashboard.settings_table import groups, values
+from coordinator.dashboard.settings_table import told_apart, values
 from coordinator.dashboard.streams import Look, Streams
-from coordinator.dashboard.views import SORTED_BY, kept_models, population_page, populations, task_page
+from coordinator.dashboard.views import kept_models, population_page, task_page
 from coordinator.dashboard.web_sessions import WebSessions
 from coordinator.errors import UnknownBlob, UnknownModel, UnknownPopulation, UnknownRound, UnknownTask
 from coordinator.rules.packed_segments import report_bytes
+from coordinator.rules.states import TaskState
+from coordinator.store.records.overview import TaskQuery
 from coordinator.store.records.records import Records
 from fedcore.algorithms.facts import facts_of
 from fedcore.bundle import decode_certificate
@@ -53,15 +57,13 @@ class Pages:
         self._renderer = renderer
         self._streams = streams
 
-    def overview(self, request: Request, search: str = "", by: str = "newest") -> Response:
-        """Every population and its tasks."""
-        return self._page(request, "overview.html", partial(self._overview, search, by))
+    def overview(self, request: Request, which: Asked) -> Response:
+        """Alerts, and a page of tasks."""
+        return self._page(request, "overview.html", partial(self._overview, which))
 
-    async def overview_events(
-        self, request: Request, search: str = "", by: str = "newest"
-    ) -> AsyncIterator[ServerSentEvent]:
+    async def overview_events(self, request: Request, which: Asked) -> AsyncIterator[ServerSentEvent]:
         """The overview, again whenever something changed."""
-        async for event in self._streams.follow(request, "overview_live.html", partial(self._overview, search, by)):
+        async for event in self._streams.follow(request, "overview_live.html", partial(self._overview, which)):
             yield event
 
     def task(self, request: Request, task: str, scale: str = "") -> Response:
@@ -105,7 +107,7 @@ class Pages:
             record = records.task(task)
             return {
                 "task": record,
-                "groups": groups(),
+                "told_apart": told_apart(record.settings),
                 "values": values(record.settings),
                 "plan": self._store.plan(record.plan_sha256),
                 "algorithm": facts_of(self._store.algorithm(record.algorithm)),
@@ -119,14 +121,18 @@ class Pages:
         lines, here = self._service.lines, self._service.membership.url
 
         def look(records: Records) -> dict[str, Any]:
-            return {"task": records.task(task), "lines": lines.about(task), "here": here}
+            record = records.task(task)
+            of_task, itself = (f" of task {record.named}", ""), (f"task {record.named}", "the task")
+            shown = [line._replace(words=line.words.replace(*of_task).replace(*itself)) for line in lines.about(task)]
+            return {"task": record, "lines": shown, "here": here}
 
         return self._page(request, "log.html", look)
 
     def documentation(self, request: Request) -> Response:
         """The admin API, from its OpenAPI document."""
         app: FastAPI = request.app
-        return self._page(request, "docs.html", lambda _: {"document": app.openapi(), "names_of": _names_of})
+        here = {"origin": str(request.base_url).rstrip("/"), "names_of": names_of}
+        return self._page(request, "docs.html", lambda _: api_page(app.openapi()) | here)
 
     def compare(self, request: Request) -> Response:
         """The curves of several tasks in one picture."""
@@ -162,16 +168,13 @@ class Pages:
             return self._renderer.problem(request, visitor, 404, str(error))
         return self._renderer.page(request, visitor, template, **seen)
 
-    def _overview(self, search: str, by: str, records: Records) -> dict[str, Any]:
+    def _overview(self, which: TaskQuery, records: Records) -> dict[str, Any]:
         waiting = self._service.metrics.registry.get_sample_value("muster_sessions_waiting")
-        return {
-            "populations": populations(records, search, by),
-            "search": search,
-            "by": by,
-            "sorted_by": SORTED_BY,
+        return overview_page(records, which) | {
             "waiting": int(waiting or 0),
             "devices": records.devices.counts(),
-            "alerts": [alert for alert in records.alerts.listed(_ALERTS) if alert.cleared_at is None],
+            "alerts": folded(alert for alert in records.alerts.listed(_ALERTS) if alert.cleared_at is None),
+            "most_alike": MOST_ALIKE,
             "draining": self._service.driver.draining,
         }
 
@@ -179,7 +182,8 @@ class Pages:
         settings = self._service.settings
         page = population_page(records, name, self._service.check_ins.of(name, records.at))
         url = settings.page_url or f"{self._service.membership.url}{PAGE}/"
-        join = None if settings.page is None else join_link(url, name, [line.task for line in page["lines"]])
+        tasks = [one for one in records.tasks(TaskState.ACTIVE, TaskState.PAUSED) if one.settings.population == name]
+        join = None if settings.page is None else join_link(url, name, tasks)
         return page | {"join": join}
 
     def _task(self, task: str, scale: str, records: Records) -> dict[str, Any]:
@@ -189,11 +193,3 @@ class Pages:
         except UnknownBlob:
             return {"page": page, "report": None}
         return {"page": page, "report": report_bytes(plan.report, page.line.task.settings)}
-
-
-def _names_of(schema: Any) -> list[str]:
-    """The names of the messages that a part of the admin API's document refers to, in order."""
-    if isinstance(schema, dict):
-        own = [schema["$ref"].rpartition("/")[2]] if "$ref" in schema else []
-        return own + [name for inner in schema.values() for name in _names_of(inner)]
-    return [name for inner in schema for name in _names_of(inner)] if isinstance(schema, list) else []

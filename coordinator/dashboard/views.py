@@ -1,4 +1,4 @@
-"""Values that the overview and the page of a task show: rows in, no HTML."""
+"""Values that the pages of a task and of a population show: rows in, no HTML."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from coordinator.api.check_in_counts import PopulationCounts
 from coordinator.dashboard import funnel
 from coordinator.dashboard.curves import Chart, chart, charts
 from coordinator.dashboard.funnel import Funnel
+from coordinator.dashboard.overview import TaskLine, task_lines, task_table
 from coordinator.dashboard.round_views import attempts
-from coordinator.dashboard.times import age, clock
+from coordinator.dashboard.times import clock
 from coordinator.errors import UnknownPopulation
 from coordinator.rules.entities import LiveRound, Measured, RoundRecord, Task, Transition
 from coordinator.rules.figures import Figures, figures_of, means_of
-from coordinator.rules.progress import Progress
 from coordinator.rules.states import RoundState
-from coordinator.store.records.overview import Totals
+from coordinator.store.records.overview import TaskQuery, Totals
 from coordinator.store.records.records import Records
 
 _RECENT = 10
-_NOTHING = Totals(0, 0, 0, 0, 0, 0, 0, 0, 0)
-SORTED_BY = ("newest", "name", "state", "progress", "metric")
 
 
 class Live(NamedTuple):
@@ -46,21 +44,12 @@ class Live(NamedTuple):
         return "" if limit_s is None else clock(self.round.entered_at + limit_s)
 
 
-class TaskLine(NamedTuple):
-    """A task on the overview. metric: the first of its newest metrics by name, with its value; None without any."""
-
-    task: Task
-    progress: Progress
-    totals: Totals
-    live: tuple[Live, ...]
-    age: str
-    metric: tuple[str, float] | None
-
-
 class TaskPage(NamedTuple):
     """All that the page of a task shows. figures: of the newest round of a task that evaluates."""
 
     line: TaskLine
+    totals: Totals
+    live: tuple[Live, ...]
     funnel: Funnel
     figures: Figures | None
     charts: tuple[Chart, ...]
@@ -71,21 +60,10 @@ class TaskPage(NamedTuple):
     log: bool
 
 
-def populations(records: Records, search: str = "", by: str = "newest") -> dict[str, list[TaskLine]]:
-    """The tasks of each population, in the order of their names, sorted by one of SORTED_BY.
-
-    search: what the name, the bundle, the id, the algorithm or the population of a task must have in it.
-    """
-    by_population: dict[str, list[TaskLine]] = {name: [] for name in sorted(records.populations())}
-    for line in _lines(records, [task for task in records.tasks() if _matches(task, search)]):
-        by_population[line.task.settings.population].append(line)
-    return {name: _sorted(lines, by) for name, lines in by_population.items() if lines or not search}
-
-
 def task_page(records: Records, task_id: str, *, log: bool = False) -> TaskPage:
     """The page of a task. log: with logarithmic values in its curves. Raises UnknownTask."""
     task, overview = records.task(task_id), records.overview
-    (line,) = _lines(records, [task])
+    (line,), totals = task_lines(records, [task]), overview.totals(task_id)
     sessions = [shape for shape in records.sessions.of(task) if shape.task]
     spent, kind, curve = records.ledger.spent(task_id), task.algorithm.name, overview.curve(task_id)
     figures = figures_of(kind, curve[-1][1]) if curve else None
@@ -93,7 +71,9 @@ def task_page(records: Records, task_id: str, *, log: bool = False) -> TaskPage:
     shown = [] if figures and len(curve) == 1 else [(number, means_of(kind, metrics)) for number, metrics in curve]
     return TaskPage(
         line=line,
-        funnel=funnel.of_task(line.totals, sessions, overview.abort_reasons(task_id)),
+        totals=totals,
+        live=tuple(Live(round_, task) for round_ in overview.live([task_id])),
+        funnel=funnel.of_task(totals, sessions, overview.abort_reasons(task_id)),
         figures=figures,
         charts=charts([*shown, *evaluated(overview.evaluations(task_id))], log=log),
         spent=chart("ε", {"ε": [(row.number, row.epsilon) for row in spent]}, "spent"),
@@ -113,14 +93,12 @@ def population_page(records: Records, name: str, counts: PopulationCounts) -> di
     """The page of a population, whose check-ins at this process are `counts`. Raises UnknownPopulation."""
     if name not in records.populations():
         raise UnknownPopulation(f"there is no population {name!r}")
-    lines = _lines(records, [task for task in records.tasks() if task.settings.population == name])
-    over_time = [(round((at - records.at) / 3600, 1), float(count)) for at, count in counts.over_time]
-    return {
+    over_time = [(round((at - records.at) / 3600, 1) or 0.0, float(count)) for at, count in counts.over_time]
+    return task_table(records, TaskQuery(population=name)) | {
         "name": name,
         "counts": counts,
         "over_time": chart("check-ins", {"check-ins": over_time}, "in ten minutes", "hours from now"),
         "sessions": funnel.of_population(records.sessions.of_population(name)),
-        "lines": _sorted(lines, "newest"),
     }
 
 
@@ -130,32 +108,3 @@ def kept_models(records: Records, task_id: str) -> dict[str, Any]:
     kept = set(records.garbage.rounds_with_models(task_id))
     rounds = [(number, metrics) for number, metrics in records.overview.curve(task_id) if number in kept]
     return {"task": task, "models": [*reversed(rounds), (0, {})]}
-
-
-def _lines(records: Records, tasks: Sequence[Task]) -> list[TaskLine]:
-    live, totals, newest = records.overview.live(), records.overview.totals(), records.overview.newest_metrics()
-    lines = []
-    for task, progress in zip(tasks, records.progress(tasks), strict=True):
-        mine = tuple(Live(round_, task) for round_ in live if round_.task == task.id)
-        metric = next(iter(sorted(newest.get(task.id, {}).items())), None)
-        lived = age(records.at - task.created_at)
-        lines.append(TaskLine(task, progress, totals.get(task.id, _NOTHING), mine, lived, metric))
-    return lines
-
-
-def _matches(task: Task, search: str) -> bool:
-    words = (task.name, task.bundle, task.id, task.algorithm.name, task.settings.population)
-    return any(search.casefold() in word.casefold() for word in words)
-
-
-def _sorted(lines: list[TaskLine], by: str) -> list[TaskLine]:
-    lines = lines[::-1]  # the newest first, and so among equals
-    if by == "name":
-        lines.sort(key=lambda line: line.task.name.casefold())
-    elif by == "state":
-        lines.sort(key=lambda line: (not line.progress.stalled, line.task.state))
-    elif by == "progress":
-        lines.sort(key=lambda line: -line.totals.committed / line.task.settings.rounds)
-    elif by == "metric":
-        lines.sort(key=lambda line: line.metric[1] if line.metric else float("inf"))
-    return lines

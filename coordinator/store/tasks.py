@@ -209,7 +209,7 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
             check_signer(lineage, task)
             if task.state is not TaskState.PAUSED:
                 raise TaskEnded(f"task {task_id} is {task.state}; pause it, then roll it back")
-            running = [round_.number for round_ in records.overview.live() if round_.task == task_id]
+            running = [round_.number for round_ in records.overview.live([task_id])]
             if running:
                 raise TaskEnded(
                     f"round {running[0]} of task {task_id} still runs; roll the task back when it has ended"

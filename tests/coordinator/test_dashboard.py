@@ -33,7 +33,7 @@ def test_page_of_a_task_follows_its_round_without_being_loaded_again(register, s
     with speaking_to(served.devices, 70) as devices:
         with ThreadPoolExecutor(2) as pool:
             waiting = pool.submit(wait, devices, "a", 60)
-            shows(browser, "Round 1 selecting", "waits for 3 devices")
+            shows(browser, "Round 1 selecting", "of 3 devices wait")
             others = assign(devices, "b", "c")
             waiting.result()
         shows(browser, "Round 1 reporting", "0 of 2 reports · 3 assigned")
@@ -47,7 +47,7 @@ def test_page_of_a_task_follows_its_round_without_being_loaded_again(register, s
 
 
 def test_what_devices_and_operators_write_is_shown_as_text(register, served, browser, tmp_path):
-    register(make_bundle(tmp_path / "hostile"), population=HOSTILE)
+    register(make_bundle(tmp_path / "hostile"), name=HOSTILE[:100], population=HOSTILE)
     register()
     with speaking_to(served.devices) as devices:
         check_in(devices, runtime=HOSTILE)
@@ -64,7 +64,7 @@ def test_login_in_a_browser_opens_the_pages_and_logout_shuts_them(store, registe
     shows(browser, "Log in", "muster coordinator token")
     browser.find_element(By.NAME, "token").send_keys(issue(store.database, "dana", Role.VIEWER)[1])
     browser.find_element(By.CSS_SELECTOR, "main button").click()
-    shows(browser, "Populations", "phones", "Log out dana")
+    shows(browser, "Tasks", "hand-made", "Log out dana")
     assert browser.execute_script("return document.cookie") == ""
     browser.find_element(By.CSS_SELECTOR, "header button").click()
     shows(browser, "Token of a viewer or an operator")

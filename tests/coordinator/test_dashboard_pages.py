@@ -5,16 +5,21 @@ import re
 
 import httpx2
 import pytest
+from sqlalchemy import insert, select
 
 from coordinator.dashboard.curves import chart, charts
 from coordinator.dashboard.funnel import of_task
+from coordinator.dashboard.overview import folded, overview_page
 from coordinator.dashboard.round_views import PAGE, round_page
 from coordinator.dashboard.settings_table import groups
-from coordinator.dashboard.views import populations, task_page
+from coordinator.dashboard.views import task_page
 from coordinator.errors import UnknownRound
+from coordinator.rules.alerts import Alert
 from coordinator.rules.private_sums import entry_of
-from coordinator.rules.task_settings import PrivacyBudget
-from coordinator.store.records.overview import Totals
+from coordinator.rules.task_settings import Buffered, PrivacyBudget
+from coordinator.store.records.overview import PAGE as TASKS_ON_A_PAGE
+from coordinator.store.records.overview import TaskQuery, Totals
+from coordinator.store.tables import ROUNDS, TASKS
 from tests.coordinator.bundles import make_bundle, make_private_bundle
 from tests.coordinator.conftest import committed
 from tests.coordinator.pages import play
@@ -27,7 +32,7 @@ def test_what_pages_show_is_what_the_rows_say(store, register, desk):
     desk.give_up(second)
     with store.database.reading() as records:
         before = records.overview.version()
-        (live,) = populations(records)["phones"][0].live
+        (live,) = task_page(records, task).live
         assert (live.round.state.value, live.round.assigned, live.round.aborted, live.goal) == ("reporting", 3, 1, 1)
         assert live.until
         page = task_page(records, task)
@@ -37,15 +42,13 @@ def test_what_pages_show_is_what_the_rows_say(store, register, desk):
     with store.database.reading() as records:
         assert records.overview.version() > before
         page = task_page(records, task)
-        lines = populations(records)
-    assert {name: [line.task.id for line in found] for name, found in lines.items()} == {
-        "phones": [task],
-        "tablets": [idle],
-    }
+        lines = overview_page(records, TaskQuery())["lines"]
+    assert [(line.task.id, line.committed, bool(line.left)) for line in lines] == [(idle, 0, False), (task, 1, True)]
+    assert lines[1].metric == ("train.loss", 0.5)
     counts = {step.name: (step.count, round(step.percent)) for step in page.funnel.steps}
     assert counts == {"assigned": (3, 100), "fetched the model": (1, 33), "reported": (1, 33)}
     assert page.funnel.left == (("aborted: runtime-failed", 1), ("not needed", 1))
-    assert (page.line.totals.committed, page.line.totals.abandoned, page.line.live) == (1, 0, ())
+    assert (page.totals.committed, page.totals.abandoned, page.live) == (1, 0, ())
     assert [(one.number, one.state, one.reported) for one in page.attempts] == [(1, "committed", 1)]
     assert [(one.name, one.lines[0].last.value) for one in page.charts] == [("train.loss", 0.5)]
     assert [change.after for change in page.history] == ["active"]
@@ -108,35 +111,76 @@ def test_all_rounds_are_on_pages(store, register, served):
     assert httpx2.get(f"{served.admin}/tasks/{task}/rounds/99/1").status_code == 404
 
 
-def test_settings_page_explains_every_setting_with_its_default(register, served):
-    task = register(goal=3, over_selection=2.5)
+def test_settings_page_explains_every_setting_those_first_that_were_set(register, served):
+    task = register(goal=3, over_selection=2.5, buffered=Buffered())
     page = httpx2.get(f"{served.admin}/tasks/{task}/settings").text
     every = [one for group in groups() for one in group.settings]
     assert [one.name for one in every if not one.about] == []
     assert 'over_selection <strong>2.5</strong> <span class="quiet">default 1.3</span>' in page
     assert "Devices drawn per report wanted." in page
+    first, others = page.split("others, at their defaults")
+    assert re.findall(r"<dt>([\w.]+)", first) == ["population", "goal", "rounds", "over_selection", "buffered"]
+    assert "buffered.concurrency <strong>100" in others
     assert "secagg.bits" not in page  # the task does without
     for words in ("FedAvg", "hand, 1", "3 kB", "mean of 4"):
         assert words in page
 
 
-def test_tasks_are_searched_sorted_and_compared(store, register, served, tmp_path):
+def test_tasks_are_filtered_sorted_and_compared(store, register, served, tmp_path):
     first, second = (
         register(name="Spring keyboard"),
         register(make_bundle(tmp_path / "prox", algorithm="fedprox", settings={"mu": 0.1, "weighting": "examples"})),
     )
-    ids = lambda page: re.findall(r'<h3><a href="/tasks/(\w+)"', page)  # noqa: E731
+    ids = lambda page: re.findall(r'class="name"><a href="/tasks/(\w+)"', page)  # noqa: E731
     assert ids(httpx2.get(served.admin).text) == [second, first]
     for search, found in (("FedProx", [second]), ("spring k", [first]), ("hand-made", [second, first])):
         assert ids(httpx2.get(f"{served.admin}/", params={"search": search}).text) == found
     assert ids(httpx2.get(f"{served.admin}/?by=name").text) == [second, first]
     store.pause(first)
-    store.cancel(second)  # active, it would wait for devices in vain, and come first after some seconds
-    assert ids(httpx2.get(f"{served.admin}/?by=state").text) == [first, second]
-    assert "No task matches" in httpx2.get(f"{served.admin}/?search=zebra").text
+    for narrow, found in (("state=paused", [first]), ("population=phones&state=active", [second]), ("search=%25", [])):
+        assert ids(httpx2.get(f"{served.admin}/?{narrow}").text) == found
+    for none in ("search=zebra", "population=tablets", "state=nope"):
+        assert "No task matches" in httpx2.get(f"{served.admin}/?{none}").text
+    assert "2 in all" in httpx2.get(f"{served.admin}/?page=2").text
+    assert [httpx2.get(f"{served.admin}/?page={wrong}").status_code for wrong in ("0", "x", 10**30)] == [400] * 3
     compared = httpx2.get(f"{served.admin}/compare?task={first}&task={second}&task=nope&scale=log").text
     assert compared.count(" checked") == 3
     assert "no round was committed" in compared
+
+
+def test_overview_of_a_thousand_tasks_reads_the_rows_of_one_page(store, register):
+    one = register()
+    with store.database.writing() as records:
+        task = records._connection.execute(select(TASKS).where(TASKS.c.id == one)).one()._asdict()
+        again = [task | {"id": f"{number:032}", "created_at": float(number)} for number in range(1000)]
+        records._connection.execute(insert(TASKS), again)
+        rounds = {"state": "committed", "reason": "", "metrics": {"loss": 1.0}, "opened_at": 0.0, "ended_at": 9.0}
+        rounds |= dict.fromkeys(("assigned", "aborted", "lost", "expired", "stale", "taken_over", "handed_on"), 0)
+        rounds |= {"reported": 1, "attempt": 1, "staleness": []}
+        made = [rounds | {"task": one["id"], "number": number} for one in again for number in (1, 2, 3)]
+        records._connection.execute(insert(ROUNDS), made)
+    read = []
+    with store.database.reading() as records:
+        counted = lambda cursor, row: read.append(row) or row  # noqa: E731
+        records._connection.connection.dbapi_connection.row_factory = counted
+        page = overview_page(records, TaskQuery(page=3))
+    assert (len(page["lines"]), page["first"], page["last"], page["matching"]) == (50, 101, 150, 1001)
+    assert (page["lines"][0].committed, page["earlier"], page["later"]) == (3, "page=2", "page=4")
+    assert len(read) < 6 * TASKS_ON_A_PAGE
+
+
+def test_alerts_with_the_same_thing_to_do_are_one_line():
+    def alert(kind, text, remedy=""):
+        return Alert(id="", kind=kind, text=text, remedy=remedy, raised_at=0.0)
+
+    silent = [alert("no-devices", f"waits for {number}", "wait") for number in range(3)]
+    disk = alert("disk-full", "the disk is full: make room")
+    lines = folded([*silent[:2], disk, silent[2], disk, alert("diverged", "nan", "wait")])
+    assert [(line.kind, line.remedy, len(line.alerts)) for line in lines] == [
+        ("no-devices", "wait", 3),
+        ("disk-full", "the disk is full: make room", 2),
+        ("diverged", "wait", 1),
+    ]
 
 
 def test_curves_fill_the_axes_skip_nan_and_are_thinned():
@@ -185,4 +229,4 @@ def test_the_name_of_a_task_is_text_on_every_page(store, register, served, caplo
         text = httpx2.get(f"{served.admin}{path}").text
         assert (name in text, "<b>" in text) == (True, False), path
     log = httpx2.get(f"{served.admin}{page}/log").text
-    assert f"round 1 of task {task} &#39;{name}&#39; committed 1 reports" in log
+    assert "<td>round 1 committed 1 reports</td>" in log  # whose task the page names

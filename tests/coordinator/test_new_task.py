@@ -1,5 +1,6 @@
 """The dashboard's form of new tasks, its populations, log lines and API page."""
 
+import html
 import logging
 import re
 import socket
@@ -10,8 +11,7 @@ import pytest
 
 from coordinator.api.check_in_counts import OTHER, SPAN_S, CheckInCounts
 from coordinator.api.tokens import issue
-from coordinator.dashboard.settings_table import from_form, groups, values
-from coordinator.errors import InvalidTask
+from coordinator.dashboard.settings_table import field_of, from_form, groups, values
 from coordinator.recent_lines import RecentLines
 from coordinator.rules.entities import Role
 from coordinator.settings import Settings
@@ -103,28 +103,61 @@ def test_a_form_is_read_for_an_operator_alone_and_to_its_limit(locked, store):
     assert f"this form is too long: at most {limit:,} bytes are read" in refused.text
 
 
-def test_form_explains_every_setting(operating):
+def test_form_explains_every_setting_and_folds_all_but_five_fields(operating):
     client, _ = operating
     page = client.get("/new").text
     for group in groups():
         for one in group.settings:
             assert f'name="{one.name}"' in page
             assert one.about
+    first = re.findall(r'<label for="(\w+)"', page.split("More settings")[0])
+    assert first == ["name", "population", "folder", "goal", "rounds"]
     assert "sampling_probability" not in page  # which a task refuses to change
     drawn = "Devices drawn per report wanted. [1 to 100; default: 1.3]"
     for explained in (drawn, "Size of the population. [≥ 1] Required with privacy."):
         assert explained in page
 
 
+def test_every_wrong_field_says_so_at_once_in_an_open_fold(bundle, operating):
+    client, token = operating
+    wrong = {"goal": "many", "rounds": "", "over_selection": "0", "name": "<" * 101, "release": "[", "secagg": "yes"}
+    page = client.post("/new", data=GIVEN | {"csrf": token, "requires.min_battery": "2", "seed": "77"} | wrong).text
+    told = {"goal", "rounds", "over_selection", "name", "release", "manifest", "requires.min_battery"}
+    assert set(re.findall(r'id="wrong-([\w.]+)" role="alert"', page)) == told
+    assert set(re.findall(r'<a href="#([\w.]+)"', page)) == told - {"manifest"} | {"folder"}
+    assert len(re.findall(r'aria-invalid="true"', page)) == len(told)
+    folds = {name: bool(opened) for opened, name in re.findall(r"<details( open)?>\s*<summary>(\w+) ", page)}
+    assert folds | {"rounds": True, "secagg": True, "requires": True, "devices": False, "privacy": False} == folds
+    assert ('value="many"' in page, 'value="77"' in page) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "field"),
+    [
+        ("minimum must be from 1 to the goal, 2, not 3", "minimum"),
+        ("secagg: bits must be at most 20", "secagg.bits"),
+        ("estimator must be mean with secagg", "clear.estimator"),
+        ("secagg must be absent in mode buffered", "secagg"),
+        ("mode must be synchronous with privacy", ""),
+        ("…", ""),
+    ],
+)
+def test_error_stands_at_the_field_that_it_begins_with(sentence, field):
+    assert field_of(sentence) == field
+
+
 def test_settings_from_text_have_the_defaults_and_the_parts_asked_for():
-    settings = from_form(GIVEN | {"formats": "onnx, executorch", "secagg.bits": "9", "buffered": "yes"})
+    settings, _ = from_form(GIVEN | {"formats": "onnx, executorch", "secagg.bits": "9", "buffered": "yes"})
     assert (settings.formats, settings.secagg) == (("onnx", "executorch"), None)
     assert (settings.over_selection, settings.buffered.concurrency) == (1.3, 100)
     shown = values(settings)
     assert (shown["formats"], shown["buffered.concurrency"]) == ("onnx, executorch", "100")
     assert not any(name.startswith("secagg") for name in shown)
-    with pytest.raises(InvalidTask, match="privacy: epsilon is missing: it must be a number above 0"):
-        from_form(GIVEN | {"privacy": "yes"})
+    assert from_form(GIVEN | {name: shown.get(name, "") for name in shown}) == (settings, {})
+    none, wrong = from_form(GIVEN | {"privacy": "yes"})
+    assert (none, set(wrong)) == (None, {"privacy.epsilon", "privacy.delta", "privacy.users"})
+    assert wrong["privacy.epsilon"] == "privacy: epsilon is missing: it must be a number above 0"
+    assert from_form(GIVEN | {"minimum": "3"})[1] == {"minimum": "minimum must be from 1 to the goal, 2, not 3"}
 
 
 def test_population_shows_its_devices_versions_and_check_ins(register, served):
@@ -205,12 +238,20 @@ def test_log_page_shows_lines_of_its_task_as_text(register, served):
     )
 
 
-def test_api_page_has_every_route_and_message_and_asks_no_other_site(served):
+def test_api_page_has_all_operations_with_curl_and_asks_no_other_site(served):
     document = httpx2.get(f"{served.admin}/openapi.json", timeout=60).json()
     page = httpx2.get(f"{served.admin}/docs", timeout=60).text
     for path in document["paths"]:
         assert path in page
     for name in document["components"]["schemas"]:
         assert f'id="{name}"' in page
+    assert page.count("<pre>curl ") == sum(map(len, document["paths"].values()))
+    nouns = re.findall(r"<summary><h2>([^<]+)", page)
+    assert (len(nouns), {"tasks", "devices", "models", "messages"} - set(nouns)) == (len(set(nouns)), set())
+    assert [page.count(f"</strong> {common}") for common in ("bad-token", "internal", "unavailable")] == [1, 1, 1]
+    asked = 'curl -H "Authorization: Bearer $TOKEN"'
+    assert f'<pre>{asked} "$MUSTER/admin/v1/tasks/${{TASK}}/rounds"</pre>' in html.unescape(page)
+    rollback = f'<pre>{asked} -X POST "$MUSTER/admin/v1/tasks/${{TASK}}:rollback?round=$ROUND"</pre>'
+    assert rollback in html.unescape(page)
     assert re.findall(r'(?:src|href)="(?:https?:)?//', page) == []
     assert "{'" not in page

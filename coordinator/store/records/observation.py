@@ -34,7 +34,9 @@ class ObservationRecords(WithinTransaction):
         running: dict[str, LiveRound] = {}
         for round_ in live:
             running.setdefault(round_.task, round_)
-        committed, ended, drivers, observed = self._committed(), self._ended(), self._drivers(), self._observed()
+        these = [task.id for task in tasks]
+        committed, ended, observed = self._committed(these), self._ended(these), self._observed(these)
+        drivers = self._drivers()
         statuses = []
         for task in tasks:
             driver, seen_at = drivers.get(task.settings.population, (None, None))
@@ -50,14 +52,15 @@ class ObservationRecords(WithinTransaction):
             )
         return statuses
 
-    def _committed(self) -> dict[str, int]:
-        done = ROUNDS.c.state == RoundState.COMMITTED
+    def _committed(self, tasks: Sequence[str]) -> dict[str, int]:
+        done = ROUNDS.c.task.in_(tasks) & (ROUNDS.c.state == RoundState.COMMITTED)
         query = select(ROUNDS.c.task, func.max(ROUNDS.c.number)).where(done).group_by(ROUNDS.c.task)
         return {row[0]: row[1] for row in self._connection.execute(query)}
 
-    def _ended(self) -> dict[str, LastAttempt]:
+    def _ended(self, tasks: Sequence[str]) -> dict[str, LastAttempt]:
         """The last ended attempt of each task."""
-        newest = select(func.max(ROUNDS.c.id)).where(ROUNDS.c.ended_at.is_not(None)).group_by(ROUNDS.c.task)
+        ended = ROUNDS.c.task.in_(tasks) & ROUNDS.c.ended_at.is_not(None)
+        newest = select(func.max(ROUNDS.c.id)).where(ended).group_by(ROUNDS.c.task)
         query = select(ROUNDS.c.task, ROUNDS.c.number, ROUNDS.c.reason, ROUNDS.c.ended_at).where(
             ROUNDS.c.id.in_(newest)
         )
@@ -70,10 +73,10 @@ class ObservationRecords(WithinTransaction):
         present = query.join(REPLICAS, POPULATIONS.c.holder == REPLICAS.c.id)
         return {name: (replica, seen_at) for name, replica, seen_at in self._connection.execute(present)}
 
-    def _observed(self) -> dict[tuple[str, str | None], Observation]:
+    def _observed(self, tasks: Sequence[str]) -> dict[tuple[str, str | None], Observation]:
         """The observation of each task by each replica."""
         names = Observation.__dataclass_fields__
         return {
             (row.task, row.replica): Observation(**{name: getattr(row, name) for name in names})
-            for row in self._connection.execute(select(OBSERVATIONS))
+            for row in self._connection.execute(select(OBSERVATIONS).where(OBSERVATIONS.c.task.in_(tasks)))
         }

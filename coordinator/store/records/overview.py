@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import String, cast, func, select
+from sqlalchemy import String, case, cast, func, or_, select, true
 
 from coordinator.errors import UnknownRound
-from coordinator.rules.entities import LiveRound, Measured
+from coordinator.rules.entities import LiveRound, Measured, Task
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.store.records.within_transaction import WithinTransaction
-from coordinator.store.tables import ASSIGNMENTS, BLOBS, REPORTS, ROUNDS, TASKS, TRANSITIONS
+from coordinator.store.rows import task_of
+from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 
+PAGE = 50
+"""Tasks on a page of a list."""
+SORTED_BY = ("newest", "name")
+_PACE_ROUNDS = 9
+"""Rounds before the last one that its pace is made of."""
 _ENDED = [state for state in RoundState if state.ended]
 
 
@@ -40,6 +46,27 @@ class Totals:
         return self.assigned - self.reported - self.aborted - self.lost - self.expired - self.stale - self.going_on
 
 
+class TaskQuery(NamedTuple):
+    """Which tasks a list has, in which order. An empty word asks for every task.
+
+    search: what the name, the bundle, the id, the algorithm or the population has in it. by: one of SORTED_BY.
+    page: from 1, of PAGE tasks each.
+    """
+
+    search: str = ""
+    state: str = ""
+    population: str = ""
+    by: str = SORTED_BY[0]
+    page: int = 1
+
+
+class Pace(NamedTuple):
+    """How many rounds a task has committed, and the seconds that each of the last ones took, waiting included."""
+
+    committed: int
+    round_s: float
+
+
 class OverviewRecords(WithinTransaction):
     """The queries; nothing is written."""
 
@@ -47,15 +74,53 @@ class OverviewRecords(WithinTransaction):
         """A number that grows with changes of state; a change committed out of order may leave it."""
         return self._connection.scalar(select(func.max(TRANSITIONS.c.id))) or 0
 
-    def live(self) -> list[LiveRound]:
-        """Every round that has not ended, by task, in order."""
+    def page(self, which: TaskQuery) -> tuple[list[Task], int]:
+        """A page of the tasks that a query asks for, and how many there are in all."""
+        columns = (TASKS.c.name, TASKS.c.bundle, TASKS.c.id, TASKS.c.algorithm, TASKS.c.population)
+        wanted = or_(*(column.icontains(which.search, autoescape=True) for column in columns))
+        for column, value in ((TASKS.c.state, which.state), (TASKS.c.population, which.population)):
+            wanted &= column == value if value else true()
+        order = (TASKS.c.created_at.desc(), TASKS.c.id.desc())
+        query = (
+            select(TASKS).where(wanted).order_by(*((func.lower(TASKS.c.name),) if which.by == "name" else ()), *order)
+        )
+        rows = self._connection.execute(query.limit(PAGE).offset(PAGE * (which.page - 1)))
+        return [task_of(row) for row in rows], self._connection.scalar(
+            select(func.count()).select_from(TASKS).where(wanted)
+        ) or 0
+
+    def population_names(self, most: int) -> list[str]:
+        """The first names of populations."""
+        return list(self._connection.scalars(select(POPULATIONS.c.name).order_by(POPULATIONS.c.name).limit(most)))
+
+    def paces(self, tasks: Sequence[str]) -> dict[str, Pace]:
+        """The pace of each task that has committed a round."""
+        last, first = ROUNDS.alias(), ROUNDS.alias()
+        of_task = (ROUNDS.c.task == TASKS.c.id) & (ROUNDS.c.state == RoundState.COMMITTED)
+        number = select(func.max(ROUNDS.c.number)).where(of_task).scalar_subquery()
+        begin = case((last.c.number > _PACE_ROUNDS, last.c.number - _PACE_ROUNDS), else_=1)
+        query = (
+            select(TASKS.c.id, last.c.number, (last.c.ended_at - first.c.opened_at) / (last.c.number - begin + 1))
+            .select_from(TASKS)
+            .join(last, (last.c.task == TASKS.c.id) & (last.c.number == number))
+            .join(first, (first.c.task == TASKS.c.id) & (first.c.number == begin))
+            .where(TASKS.c.id.in_(tasks), *(one.c.state == RoundState.COMMITTED for one in (last, first)))
+        )
+        return {task: Pace(committed, float(seconds)) for task, committed, seconds in self._connection.execute(query)}
+
+    def live(self, tasks: Sequence[str]) -> list[LiveRound]:
+        """Every round of these tasks that has not ended, by task, in order."""
         entered = (
             select(func.max(TRANSITIONS.c.at))
             .where((TRANSITIONS.c.entity == "round") & (TRANSITIONS.c.entity_id == cast(ROUNDS.c.id, String)))
             .scalar_subquery()
             .label("entered_at")
         )
-        query = select(ROUNDS, entered).where(ROUNDS.c.state.not_in(_ENDED)).order_by(ROUNDS.c.task, ROUNDS.c.id)
+        query = (
+            select(ROUNDS, entered)
+            .where(ROUNDS.c.task.in_(tasks) & ROUNDS.c.state.not_in(_ENDED))
+            .order_by(ROUNDS.c.task, ROUNDS.c.id)
+        )
         same = ("task", "number", "attempt", "assigned", "reported", "aborted", "lost", "expired", "taken_over")
         return [
             LiveRound(
@@ -67,19 +132,19 @@ class OverviewRecords(WithinTransaction):
             for row in self._connection.execute(query)
         ]
 
-    def totals(self) -> dict[str, Totals]:
-        """Sums over the rounds that ended, of every task that has any."""
+    def totals(self, task_id: str) -> Totals:
+        """Sums over the rounds of a task that ended."""
         counted = (ROUNDS.c.state == RoundState.COMMITTED).label("counted")
         names = ("assigned", "reported", "aborted", "lost", "expired", "stale")
         sums = [func.sum(ROUNDS.c[name]) for name in names]
         going_on = func.sum(ROUNDS.c.handed_on - ROUNDS.c.taken_over)
-        query = select(ROUNDS.c.task, counted, *sums, going_on, func.count()).where(ROUNDS.c.state.in_(_ENDED))
-        sums_of: dict[str, list[int]] = {}
-        for task, committed, *counts, rounds in self._connection.execute(query.group_by(ROUNDS.c.task, counted)):
-            of_task = sums_of.setdefault(task, [0] * 9)
+        ended = (ROUNDS.c.task == task_id) & ROUNDS.c.state.in_(_ENDED)
+        query = select(counted, *sums, going_on, func.count()).where(ended).group_by(counted)
+        added = [0] * 9
+        for committed, *counts, rounds in self._connection.execute(query):
             more = (*counts, rounds if committed else 0, 0 if committed else rounds)
-            sums_of[task] = [int(a) + int(b) for a, b in zip(of_task, more, strict=True)]
-        return {task: Totals(*sums) for task, sums in sums_of.items()}
+            added = [a + int(b) for a, b in zip(added, more, strict=True)]
+        return Totals(*added)
 
     def curve(self, task_id: str) -> list[tuple[int, dict[str, float]]]:
         """Number and metrics of every committed round of a task."""
@@ -148,9 +213,9 @@ class OverviewRecords(WithinTransaction):
         query = select(BLOBS.c.sha256, BLOBS.c.size).where(BLOBS.c.sha256.in_(digests))
         return {row[0]: row[1] for row in self._connection.execute(query)}
 
-    def newest_metrics(self) -> dict[str, dict[str, float]]:
-        """The metrics of the last committed round that has any, of every task."""
-        done = (ROUNDS.c.state == RoundState.COMMITTED) & (ROUNDS.c.reported > 0)
+    def newest_metrics(self, tasks: Sequence[str]) -> dict[str, dict[str, float]]:
+        """The metrics of the last committed round that has any, of each of these tasks."""
+        done = ROUNDS.c.task.in_(tasks) & (ROUNDS.c.state == RoundState.COMMITTED) & (ROUNDS.c.reported > 0)
         newest = select(func.max(ROUNDS.c.id)).where(done).group_by(ROUNDS.c.task)
         query = select(ROUNDS.c.task, ROUNDS.c.metrics).where(ROUNDS.c.id.in_(newest))
         return {row.task: row.metrics for row in self._connection.execute(query)}

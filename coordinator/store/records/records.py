@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
@@ -34,14 +34,12 @@ from coordinator.store.records.release import ReleaseRecords
 from coordinator.store.records.sealed import SealedRecords
 from coordinator.store.records.session_count import SessionCountRecords
 from coordinator.store.records.token import TokenRecords
-from coordinator.store.records.within_transaction import WithinTransaction
+from coordinator.store.records.within_transaction import WithinTransaction, slices
 from coordinator.store.rows import COUNTS, assignment_of, columns_of, round_of, settings_of, signed_of, task_of
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 from fedcore.plan import BlobRef
 from fedcore.release import Signed
 
-_MOST_NAMED = 1000
-"""Ids in one statement."""
 _CONFLICT = "a row of {} is no longer {}: does another coordinator use this store?"
 # Made once, and so compiled once: to build a statement anew costs more than to execute it.
 _THESE = ASSIGNMENTS.c.id.in_(bindparam("ids", expanding=True))
@@ -130,7 +128,9 @@ class Records(WithinTransaction):
 
     def progress(self, tasks: Sequence[Task]) -> list[Progress]:
         """Why each of these tasks is where it is."""
-        return [explain(status, self.at) for status in self.observations.situations(tasks, self.overview.live())]
+        some_of = ((some, self.overview.live([task.id for task in some])) for some in slices(tasks))
+        situations = self.observations.situations
+        return [explain(status, self.at) for some, live in some_of for status in situations(some, live)]
 
     def task(self, task_id: str) -> Task:
         """One task. Raises UnknownTask."""
@@ -289,7 +289,7 @@ class Records(WithinTransaction):
         """The existing ones of these assignments by id, in a transaction that writes."""
         return {
             row.id: assignment_of(row)
-            for some in _slices(ids)
+            for some in slices(list(ids))
             for row in self._connection.execute(_GIVEN, {"ids": some})
         }
 
@@ -305,7 +305,9 @@ class Records(WithinTransaction):
             for assignment, (round_id, sha256) in digests.items()
         ]
         self._connection.execute(insert(REPORTS), rows)
-        if sum(self._connection.execute(_REPORT, {"ids": some}).rowcount for some in _slices(digests)) != len(digests):
+        if sum(self._connection.execute(_REPORT, {"ids": some}).rowcount for some in slices(list(digests))) != len(
+            digests
+        ):
             raise StoreConflict(_CONFLICT.format(ASSIGNMENTS.name, AssignmentState.ASSIGNED))
         before, after = AssignmentState.ASSIGNED, AssignmentState.REPORTED
         self._transitions("assignment", digests, before, after, "report accepted")
@@ -328,7 +330,7 @@ class Records(WithinTransaction):
         open_ = ASSIGNMENTS.c.round.in_(rounds) & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED)
         query = self._held(select(ASSIGNMENTS.c.id, ASSIGNMENTS.c.slot, ASSIGNMENTS.c.device).where(open_), ASSIGNMENTS)
         ended = [AssignedDevice(*row) for row in self._connection.execute(query) if names is None or row.id in names]
-        for some in _slices([device.id for device in ended]):
+        for some in slices([device.id for device in ended]):
             self._connection.execute(update(ASSIGNMENTS).where(open_ & ASSIGNMENTS.c.id.in_(some)).values(state=to))
         self._transitions("assignment", [device.id for device in ended], AssignmentState.ASSIGNED, to, cause)
         return ended
@@ -336,7 +338,7 @@ class Records(WithinTransaction):
     def leave_out(self, reasons: Mapping[str, LeftOut]) -> frozenset[str]:
         """Leave devices out of further attempts at a round, by assignment, each for a reason; answers which devices."""
         for reason in LeftOut:
-            for some in _slices([assignment for assignment, why in reasons.items() if why is reason]):
+            for some in slices([assignment for assignment, why in reasons.items() if why is reason]):
                 self._connection.execute(update(ASSIGNMENTS).where(ASSIGNMENTS.c.id.in_(some)).values(reason=reason))
         return frozenset(assignment.device for assignment in self.assignments(reasons).values())
 
@@ -384,9 +386,3 @@ def _guard(table: Table) -> Update:
 def _agrees(row: Row[Any], in_memory: Round | None) -> bool:
     """Whether a round is as far in the store as in memory: no round returns to an earlier state or count."""
     return in_memory is not None and all(getattr(row, name) == getattr(in_memory, name) for name in ("state", *COUNTS))
-
-
-def _slices(ids: Collection[str]) -> Iterator[list[str]]:
-    """These ids, as many at a time as one statement may name."""
-    named = list(ids)
-    yield from (named[start : start + _MOST_NAMED] for start in range(0, len(named), _MOST_NAMED))

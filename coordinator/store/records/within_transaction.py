@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
 from sqlalchemy import Table, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
+
+T = TypeVar("T")
+_MOST_NAMED = 1000
+"""Ids in one statement."""
 
 
 class WithinTransaction:
@@ -28,3 +35,8 @@ class WithinTransaction:
     def _insert_unless(self, table: Table) -> postgresql.Insert | sqlite.Insert:
         """An insertion that can say what happens when there is a row with its key already."""
         return postgresql.insert(table) if self._on_postgresql else sqlite.insert(table)
+
+
+def slices(named: Sequence[T]) -> Iterator[Sequence[T]]:
+    """These, as many at a time as one statement may name."""
+    yield from (named[start : start + _MOST_NAMED] for start in range(0, len(named), _MOST_NAMED))
