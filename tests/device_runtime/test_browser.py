@@ -87,9 +87,10 @@ def bundle(tmp_path_factory):
 
 @pytest.fixture
 def task(bundle, tmp_path):
-    """Makes a task of one round for one device, in population `p`."""
+    """Makes tasks of one round for one device, in population `p`."""
+    key = SigningKey.new(tmp_path / "release.pem")
     settings = TaskSettings(population="p", goal=1, rounds=1, over_selection=1.0, seed=2**53 + 3)
-    return lambda local: local.create_task(bundle, settings, SigningKey.new(tmp_path / "release.pem")).id
+    return lambda local: local.create_task(bundle, settings, key).id
 
 
 def await_commit(local, task):
