@@ -44,8 +44,12 @@ export interface Start extends Target {
 }
 export type ToWorker = Start | { readonly conditions: Conditions };
 
-/** The last training of a device: its plan, the number of parameters, and the bytes of an unmasked report. */
+/** The last training of a device: its plan, the number of parameters, and the bytes of an unmasked report.
+ *
+ * purpose: the operator's sentence on it for the device's owner, or empty. It is unchecked text: show it escaped.
+ */
 export interface TrainedPlan {
+  readonly purpose: string;
   readonly name: string;
   readonly parameters: number;
   readonly reportBytes: number;
@@ -211,7 +215,8 @@ export class BrowserDevice {
     const kept = last === null ? null : await new CachedBlobs(this.#database).get(last.given.plan.sha256);
     if (last === null || kept === null) return null;
     const plan = decodePlan(kept, last.given.round);
-    return { name: plan.name, parameters: parameterCount(plan), reportBytes: 4 * reportSize(plan.report) };
+    const { purpose } = last.given;
+    return { purpose, name: plan.name, parameters: parameterCount(plan), reportBytes: 4 * reportSize(plan.report) };
   }
 
   /** Stop on all pages, and forget keys, enrolments and what is under way.
