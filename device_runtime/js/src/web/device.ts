@@ -1,4 +1,7 @@
-/** A device in a browser, as a page has it: take part, pause, leave, and what is kept. Training is in a worker. */
+/** A device in a browser, as a page has it: take part, pause, leave, and what is kept. Training is in a worker.
+ *
+ * @module web
+ */
 
 import type { Conditions } from "../core/conditions.ts";
 import { AssignmentKeeper } from "../core/kept-assignment.ts";
@@ -42,6 +45,7 @@ export interface Start extends Target {
   readonly models?: readonly string[];
   readonly once?: boolean;
 }
+/** A message from a page to its worker: begin, or new conditions. */
 export type ToWorker = Start | { readonly conditions: Conditions };
 
 /** The last training of a device: its plan, the number of parameters, and the bytes of an unmasked report.
@@ -106,10 +110,12 @@ export class BrowserDevice {
     return device;
   }
 
+  /** The settings that hold now. */
   get owner(): Owner {
     return this.#owner;
   }
 
+  /** Whether sessions run, or will again after a crash. */
   get takesPart(): boolean {
     return this.#worker !== null || this.#anew !== undefined;
   }
