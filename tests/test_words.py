@@ -30,11 +30,11 @@ CENTRAL = re.split(
 
 
 def test_every_document_is_in_the_index_once():
-    index = (ROOT / "docs" / "README.md").read_text()
-    listed = [
-        (ROOT / "docs" / target).resolve() for target in re.findall(r"^\* \[[^\]]+\]\(([^)]+)\): \w", index, re.M)
-    ]
-    assert sorted(listed) == sorted(path.resolve() for path in DOCUMENTS if path != ROOT / "docs" / "README.md")
+    entry = re.compile(r"^\* \[[^\]]+\]\(([^)]+)\): \w", re.MULTILINE)
+    indices = [ROOT / "docs" / "README.md", ROOT / "docs" / "decisions" / "README.md"]
+    listed = [(index.parent / target).resolve() for index in indices for target in entry.findall(index.read_text())]
+    documents = [*(path for path in DOCUMENTS if path != indices[0]), *(ROOT / "examples").glob("*.ipynb")]
+    assert sorted(listed) == sorted(path.resolve() for path in documents)
 
 
 def test_the_file_map_has_every_module_and_its_first_sentence():
