@@ -36,8 +36,8 @@ js: $(JS)/node_modules/.package-lock.json ## check and test the device runtime i
 page: $(JS)/node_modules/.package-lock.json ## build the web page by which browsers take part, in device_runtime/js/dist/page
 	cd $(JS) && npm run --silent page
 
-docs: $(INSTALLED) ## build the site of the documents in site/, which opens from there: site/docs/README.html
-	$(BIN)/sphinx-build -q -W --keep-going -c docs -b html . site
+docs: $(INSTALLED) ## build the site of the documents in site/, which opens from there: site/index.html
+	$(BIN)/sphinx-build -q -W --keep-going -j auto -c docs -b html . site
 
 check: $(INSTALLED) ## formatting, lint, types, and which package may import which
 	$(BIN)/ruff format --check .

@@ -119,7 +119,7 @@ class TaskStore(Protocol):
         """What the task had spent of its privacy budget after each of its private rounds, in order."""
 
     def sessions(self, task_id: str) -> list[SessionShape]:
-        """Counts of sessions by their steps: those of the task, and those of its population that got no task."""
+        """Counts of sessions by their steps, of the task, and of its population for sessions that got no task."""
 
     def history(self, task_id: str) -> list[Transition]:
         """Every change of the task's state, in order, with its cause and time."""
@@ -234,7 +234,7 @@ class AdminService(Protocol):
         """Whether a blob is stored already and a row knows it, so that it need not be uploaded. Raises UnknownBlob."""
 
     def upload(self, sha256: str, data: bytes) -> None:
-        """Store a blob. It is served to nobody before a task or a model names it; unnamed ones are removed in time."""
+        """Store a blob. It is not served until a task or a model names it; unnamed ones are removed in time."""
 
     def create(self, new: NewTask) -> Task:
         """Start a task on a bundle whose blobs are stored."""

@@ -385,4 +385,5 @@ class _Session:
         self._record.note(
             task=assignment.task, round=assignment.round, attempt=assignment.attempt, slot=assignment.slot
         )
-        self._record.know(assignment=assignment.assignment, plan_sha256=assignment.plan.sha256)
+        told = plain(assignment.purpose or "")
+        self._record.know(assignment=assignment.assignment, plan_sha256=assignment.plan.sha256, purpose=told)

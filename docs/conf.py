@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -18,8 +19,10 @@ import typer
 
 ROOT = Path(__file__).parents[1]
 project = "Muster"
-extensions = ["myst_parser"]
-include_patterns = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**.md"]
+extensions = ["myst_parser", "sphinx_copybutton"]
+source_suffix = {".md": "markdown", ".ipynb": "markdown"}
+include_patterns = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**.md", "examples/*.ipynb"]
+exclude_patterns = [".*", "site", "**/node_modules"]  # what Sphinx would look through for pages
 root_doc = "docs/README"
 html_theme = "furo"  # light and dark, for phones too, and nothing from another host
 html_title = "Muster"
@@ -29,8 +32,8 @@ myst_heading_anchors = 4
 # Documents begin sections as deep as their text needs, and show code in languages that no highlighter knows.
 suppress_warnings = ["myst.header", "misc.highlighting_failure"]
 
-PAGES = [ROOT / name for name in include_patterns[:-1]]
-INDEX, COMMANDS = "docs/README", "docs/commands"
+PAGES = [ROOT / "docs", ROOT / "examples", *(ROOT / name for name in include_patterns[:3])]
+INDEX, DECISIONS, COMMANDS = "docs/README", "docs/decisions/README", "docs/commands"
 SECTION, ENTRY = re.compile(r"^## (.+)$", re.MULTILINE), re.compile(r"^\* \[(.+?)\]\((\S+?)\)", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s:]+)\)")
 CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
@@ -39,14 +42,25 @@ CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("source-read", read)
+    app.connect("build-finished", begin_at_the_index)
+
+
+def begin_at_the_index(app: Any, error: Exception | None) -> None:
+    """Write the file that a web server shows of the whole site: it leads to the index."""
+    if app.builder.name == "html":
+        leads = f'<meta http-equiv="refresh" content="0; url={INDEX}.html">'
+        (Path(app.outdir) / "index.html").write_text(leads, "utf-8")
 
 
 def read(app: Any, name: str, source: list[str]) -> None:
     """What Sphinx reads of a document."""
-    folder = (ROOT / name).parent
-    source[0] = _without_others(source[0], folder)
+    if Path(app.env.doc2path(name)).suffix == ".ipynb":
+        source[0] = "\n\n".join(_notebook(source[0]))
+    source[0] = _without_others(source[0], (ROOT / name).parent)
     if name == INDEX:
         source[0] += "\n".join(_navigation(source[0]))
+    if name == DECISIONS:
+        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
     if name == COMMANDS:
         source[0] += "\n".join(["", *_commands()])
 
@@ -56,7 +70,7 @@ def _without_others(text: str, folder: Path) -> str:
 
     def kept(link: re.Match[str]) -> str:
         target = (folder / link[2]).resolve()
-        page = target in PAGES or target.is_relative_to(ROOT / "docs") or target.suffix != ".md"
+        page = target.suffix != ".md" or any(target.is_relative_to(one) for one in PAGES)
         return link[0] if target.is_file() and page else link[1]
 
     parts = CODE.split(text)
@@ -68,10 +82,23 @@ def _navigation(index: str) -> Iterator[str]:
     heads = [*SECTION.finditer(index)]
     for head, after in zip(heads, [*heads[1:], None], strict=True):
         entries = ENTRY.findall(index[head.end() : after.start() if after else None])
-        titles = [(f"Decision {title}" if title.isdigit() else title, target) for title, target in entries]
         yield f"\n```{{toctree}}\n:hidden:\n:caption: {head[1]}\n"
-        yield from (f"{title} <{target}>" for title, target in titles)
+        yield from (f"{title} <{target.removesuffix('.ipynb')}>" for title, target in entries)
         yield "```\n"
+
+
+def _notebook(text: str) -> Iterator[str]:
+    """The cells of a notebook as Markdown, with the outputs that are in the file."""
+    for cell in json.loads(text)["cells"]:
+        written = "".join(cell["source"])
+        yield written if cell["cell_type"] == "markdown" else f"```python\n{written}\n```"
+        for output in cell.get("outputs", ()):
+            kinds = {kind: "".join(value) for kind, value in output.get("data", {}).items() if "json" not in kind}
+            picture = kinds.get("image/png")
+            html = f'<img src="data:image/png;base64,{picture}">' if picture else kinds.get("text/html")
+            html = kinds.get("image/svg+xml", html)
+            plain = "".join(output.get("text", kinds.get("text/plain", "")))
+            yield f"```{{raw}} html\n{html}\n```" if html else f"```text\n{plain}\n```"
 
 
 def _commands() -> Iterator[str]:

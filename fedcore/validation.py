@@ -20,6 +20,8 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Kind: TypeAlias = Literal["flag", "whole number", "number", "choice", "list", "path", "text", "mapping", "part"]
 
+LONGEST_SENTENCE = 200
+"""The longest sentence for the owners of devices, in characters."""
 T = TypeVar("T")
 NEEDED = msgspec.NODEFAULT
 """The default of a setting that has none."""

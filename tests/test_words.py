@@ -14,6 +14,11 @@ GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 MODULES = [(f"{package}.{name}", path) for package in PACKAGES for name, path in modules(package).items()]
 WIDTH = 120
 QUESTIONS = ("What ", "Which ", "Who ", "Whose ", "Whether ", "Why ", "When ", "Where ", "How ", "For which ")
+GUIDES = [*(path for path in DOCUMENTS if path.parent.name in {"how-to", "tutorials"}), ROOT / "docs" / "operations.md"]
+TRANSLATED = re.compile(
+    r"in the place of|\bin clear\b|\b(?:some|every|any|no)body\b|\bwhoever\b|\banew\b|\bmeanwhile\b", re.IGNORECASE
+)
+"""Words by which a sentence reads as translated: English has instead, unencrypted, anyone, again, until then."""
 CENTRAL = re.split(
     r",\s+",
     """population, device, example, collection, example store, host application, task, algorithm, operator, token,
@@ -30,11 +35,11 @@ CENTRAL = re.split(
 
 
 def test_every_document_is_in_the_index_once():
-    index = (ROOT / "docs" / "README.md").read_text()
-    listed = [
-        (ROOT / "docs" / target).resolve() for target in re.findall(r"^\* \[[^\]]+\]\(([^)]+)\): \w", index, re.M)
-    ]
-    assert sorted(listed) == sorted(path.resolve() for path in DOCUMENTS if path != ROOT / "docs" / "README.md")
+    entry = re.compile(r"^\* \[[^\]]+\]\(([^)]+)\): \w", re.MULTILINE)
+    indices = [ROOT / "docs" / "README.md", ROOT / "docs" / "decisions" / "README.md"]
+    listed = [(index.parent / target).resolve() for index in indices for target in entry.findall(index.read_text())]
+    documents = [*(path for path in DOCUMENTS if path != indices[0]), *(ROOT / "examples").glob("*.ipynb")]
+    assert sorted(listed) == sorted(path.resolve() for path in documents)
 
 
 def test_the_file_map_has_every_module_and_its_first_sentence():
@@ -51,6 +56,11 @@ def test_prose_is_wrapped(path):
     prose = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     lines = [line for line in prose.splitlines() if not line.startswith(("|", "    ", "!"))]
     assert [line for line in lines if len(line) > WIDTH] == []
+
+
+def test_guides_do_not_read_as_translated():
+    found = {path.name: TRANSLATED.findall(" ".join(path.read_text().split())) for path in GUIDES}
+    assert {name: words for name, words in found.items() if words} == {}
 
 
 def entries():

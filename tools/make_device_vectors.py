@@ -121,6 +121,7 @@ def messages():
     assignment = Assignment(
         assignment="a-1", task="t-1", round=3, attempt=1, slot=2**53 + 1, seed=SEED, plan=blob, checkpoint=blob,
         report_within_s=600.0, secagg=b"\0\1", minimum=8, over_selected=True, lost_after_s=5.25,
+        purpose="𝟛" * 200,
     )  # fmt: skip
     window = RetryWindow(5.0, 30.0)
     parties = SecaggParties(Succession(bytes(32)), bytes(range(32)), "https://authority.example")
@@ -137,6 +138,7 @@ def messages():
         ('"version":1', '"version":2'), ('"a-1"', "1"), ("600.0", "1e999"), ("600.0", "604801"), ("5.25", "0"),
         ('"round":3', '"round":2147483648'), (str(SEED), str(2**63)), (str(SEED), "-1"), (str(SEED), "1.5"),
         ("AAE=", "AAE"), ("AAE=", "AAF="), ("ab" * 32, "AB" * 32),
+        ("𝟛" * 200, "𝟛" * 201),
     ]  # fmt: skip
     bad = [text.replace(*swap) for swap in swaps] + [text[:-1], "null", "[]", ""]
     members = json.loads(text)

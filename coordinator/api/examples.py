@@ -86,6 +86,7 @@ EXAMPLES: dict[type[msgspec.Struct], msgspec.Struct] = {
         checkpoint=BlobRef(_PLAN.sha256, 80_000),
         report_within_s=600.0,
         minimum=20,
+        purpose="This task teaches a model to read digits.",
     ),
     Receipt: Receipt(assignment=_ASSIGNMENT, task=_TASK, round=3, sha256=_PLAN.sha256),
     Settled: Settled(counted=True, over=False),

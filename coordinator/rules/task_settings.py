@@ -18,7 +18,7 @@ from fedcore.errors import PrivacyError
 from fedcore.privacy.settings import BANDS, DELTA, LEAST_NOISE, MOST_NOISE, MOST_TREE_ROUNDS, Mechanism, Privacy
 from fedcore.release import SumBounds
 from fedcore.schedule import LONGEST_REPORTING_S, ServerSchedule, first_of_pair
-from fedcore.validation import check, checked, setting
+from fedcore.validation import LONGEST_SENTENCE, check, checked, setting
 from secagg.parameters import LEAST_COHORT, least_honest
 
 LEAST_GROUP, MOST_GROUP = 2 * LEAST_COHORT, 500
@@ -31,6 +31,7 @@ PHASES_AFTER_TRAINING = 5
 """Phases of a secure round that follow the training: shares, masked reports, confirmations, shares revealed."""
 Estimator: TypeAlias = Literal["mean", "trimmed-mean", "median", "krum"]
 NAME, GROWTH = "a name of 1 to 200 printable characters", "a number above 1, or 0"
+SENTENCE = f"at most {LONGEST_SENTENCE} printable characters"
 Seconds = partial(setting, unit="seconds", gt=0)
 """Describes a time that is above 0."""
 
@@ -172,6 +173,12 @@ class TaskSettings:
     population: Annotated[str, setting("Whose devices take part.", min_length=1, max_length=200, allowed=NAME)]
     goal: Annotated[int, setting("Reports that end a round.", ge=1, le=MOST_COUNT)]
     rounds: Annotated[int, setting("Rounds to commit.", ge=1, le=MOST_COUNT)]
+    purpose: Annotated[
+        str,
+        setting(
+            "What it is for, in a sentence for the devices' owners.", allowed=SENTENCE, max_length=LONGEST_SENTENCE
+        ),
+    ] = ""
     minimum: Annotated[int, setting("Least reports; by default the goal.", ge=1, le=MOST_COUNT)] | None = None
     clients: Annotated[int, setting("All devices, if the algorithm asks.", ge=1, le=MOST_COUNT)] | None = None
     over_selection: Annotated[float, setting("Devices drawn per report wanted.", ge=1, le=100)] = 1.3
@@ -226,6 +233,7 @@ class TaskSettings:
         demand(not self.same_cohort or self.separation is None, "min_separation", wording, self.separation)
         name = self.population
         demand(name.isprintable(), "population", NAME, name)
+        demand(self.purpose.isprintable(), "purpose", SENTENCE, self.purpose)
         wording = "a name without / that is not . or .., as it is a part of a URL"
         demand("/" not in name and name not in {".", ".."}, "population", wording, name)
         grown = self.max_loss_growth

@@ -19,7 +19,7 @@ from fedcore.plan import BlobRef, PlanSignature
 from fedcore.release import LogProof, Signed
 from fedcore.schedule import LONGEST_REPORTING_S
 from fedcore.succession import Key, Succession
-from fedcore.validation import Count
+from fedcore.validation import LONGEST_SENTENCE, Count
 
 WIRE_VERSION = 1
 T = TypeVar("T")
@@ -250,7 +250,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     aggregation, M0 of SA1: with it the report leaves the device masked or not at all, `server` shows the key that
     signed it, and the signed `release` comes, with the signed `lineage` of every checkpoint but the first and the proof
     that it is in the `log` (`fedcore.release`). `over_selected`: more devices have the assignment than reports are
-    needed. `lost_after_s`: for how long the device may be silent before the round goes on without it.
+    needed. `lost_after_s`: for how long the device may be silent before the round goes on without it. `purpose`: what
+    the task is for, as its operator tells the devices' owners, if anything.
     """
 
     version: int = WIRE_VERSION
@@ -272,6 +273,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     server: Succession | None = None
     over_selected: bool = False
     lost_after_s: Seconds | None = None
+    purpose: Annotated[str, msgspec.Meta(max_length=LONGEST_SENTENCE)] | UnsetType = UNSET
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

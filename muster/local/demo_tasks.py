@@ -203,6 +203,7 @@ def demo_settings(
         population=population,
         goal=goal,
         rounds=rounds,
+        purpose="This task teaches a model to read handwritten digits.",
         minimum=max(LEAST_COHORT if secure else 1, goal // 2),
         over_selection=1.0,
         selection_timeout_s=20,

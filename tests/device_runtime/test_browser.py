@@ -22,6 +22,7 @@ from tests.device_runtime.pages import DIGITS, build, database, kept_examples
 from tests.device_runtime.proxy import Hold, road_to
 from tests.device_runtime.test_typescript_rounds import ALGORITHM, values_in
 
+PURPOSE = "This task teaches a model to read <b>digits</b>."
 WORK_WHILE_CLOSED = """
 const form = document.getElementById("owner");
 form.elements.namedItem("whileClosed").checked = true;
@@ -87,9 +88,10 @@ def bundle(tmp_path_factory):
 
 @pytest.fixture
 def task(bundle, tmp_path):
-    """Makes a task of one round for one device, in population `p`."""
-    settings = TaskSettings(population="p", goal=1, rounds=1, over_selection=1.0, seed=2**53 + 3)
-    return lambda local: local.create_task(bundle, settings, SigningKey.new(tmp_path / "release.pem")).id
+    """Makes tasks of one round for one device, in population `p`."""
+    key = SigningKey.new(tmp_path / "release.pem")
+    settings = TaskSettings(population="p", goal=1, rounds=1, over_selection=1.0, seed=2**53 + 3, purpose=PURPOSE)
+    return lambda local: local.create_task(bundle, settings, key).id
 
 
 def await_commit(local, task):
@@ -106,6 +108,7 @@ def test_a_round_counts_what_a_person_drew_in_a_browser(tmp_path, coordinators, 
         person.press("take-part")
         person.waits_for("state", "Done: round 1, 2 examples, in the clear")
         person.waits_for("plan", "650 numbers")
+        assert person.text("purpose") == PURPOSE
         person.waits_for("entries", "A report on 2 examples")
         await_commit(local, made)
         (row,) = local.store.cohort(made, 1)

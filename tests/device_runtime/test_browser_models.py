@@ -1,5 +1,7 @@
 """The page of devices reads what a person draws, with the released model, in a real browser."""
 
+from urllib.parse import urlencode
+
 import numpy as np
 
 from export.model import Model
@@ -10,8 +12,11 @@ from fedcore.plan import BlobRef
 from fedcore.signing import SigningKey
 from muster.local.browser import Person
 from simulator import datasets
+from tests.conformance.browser import served
+from tests.coordinator.fork_server import wait_until
 from tests.device_runtime.pages import DIGITS, kept_examples
 from tests.device_runtime.test_browser import await_commit, browser, bundle, kept, opened, page, task
+from tests.tree import ROOT
 
 __all__ = ["browser", "bundle", "opened", "page", "task"]
 
@@ -52,12 +57,35 @@ def reading(params, inked):
     return f"I read: {logits.argmax()}, {100 / shares.sum():.0f} %"
 
 
+def example_site(folder, page):
+    """The files of examples/web, with the built page where its README puts it."""
+    folder.mkdir()
+    (folder / "index.html").symlink_to(ROOT / "examples" / "web" / "index.html")
+    (folder / "muster").symlink_to(page)
+    return folder
+
+
+def follow_the_example(browser, url):
+    """Press the buttons of examples/web, at the page that reads everything as a 3."""
+    browser.get(url)
+    said = "return document.getElementById('said').textContent"
+    for name, text in (("read", "It reads 3."), ("part", "reported")):
+        wait_until(
+            lambda name=name: browser.execute_script(f"return document.getElementById('{name}').onclick != null")
+        )
+        browser.execute_script(f"document.getElementById('{name}').click()")
+        wait_until(lambda text=text: browser.execute_script(said).startswith(text))
+
+
 def test_the_page_reads_a_drawn_digit_with_each_released_model(tmp_path, coordinators, task, bundle, page, browser):
     (x, y), key = scanned(), SigningKey.new(tmp_path / "models.pem")
     params = fitted(x, y)
     threes = np.zeros_like(params)
     threes[640 + 3] = 50
-    with coordinators.local(tmp_path, page=str(page)) as local:
+    with (
+        served(example_site(tmp_path / "web", page), tmp_path) as site,
+        coordinators.local(tmp_path, page=str(page), allowed_origins=site) as local,
+    ):
         made = task(local)
         person = Person(browser, local.url, "p")
         person.sketch(DIGITS[7])
@@ -76,6 +104,8 @@ def test_the_page_reads_a_drawn_digit_with_each_released_model(tmp_path, coordin
         person.waits_for("state", "Done: round 1, 1 example, in the clear")
         person.waits_for("reading", "I read: 3, 100 %")
         await_commit(local, made)
+        task(local)
+        follow_the_example(browser, f"{site}/?{urlencode({'coordinator': local.url, 'population': 'p'})}")
     person.open()
     person.sketch(DIGITS[1])
     person.waits_for("reading", "I read: 3, 100 %")

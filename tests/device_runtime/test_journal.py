@@ -111,12 +111,23 @@ def show(config, *options):
 
 
 def test_people_read_the_journal_as_a_table_and_programs_as_json(coordinator, config):
+    coordinator.lies = {"purpose": "It teaches\x1b[2J a model."}
     run_session(config)
     reject(coordinator, times=2)
     run_session(config)
     run_session(config)
     table = show(config)
-    for word in ("reported", "receipt", "t-1 round 2", "linear", "phones", "10 examples", "rejected ×2", "(no-task)"):
+    for word in (
+        r"It teaches\u001b[2J a model.",
+        "reported",
+        "receipt",
+        "t-1 round 2",
+        "linear",
+        "phones",
+        "10 examples",
+        "rejected ×2",
+        "(no-task)",
+    ):
         assert word in table
     entries = json.loads(show(config, "--json"))
     assert [entry["outcome"] for entry in entries] == ["reported", "rejected"]

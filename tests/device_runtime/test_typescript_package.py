@@ -55,6 +55,15 @@ def test_the_package_holds_javascript_with_types_readme_and_licence(packed):
 
 
 @pytest.mark.long
+def test_the_reference_is_made_and_no_exported_name_lacks_a_comment():
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("no npm")
+    subprocess.run([npm, "run", "--silent", "docs"], cwd=FOLDER, check=True)
+    assert (FOLDER / "dist" / "reference" / "classes" / "web.BrowserDevice.html").is_file()
+
+
+@pytest.mark.long
 def test_hermes_gives_the_answers_of_python():
     npm = shutil.which("npm")
     if npm is None:

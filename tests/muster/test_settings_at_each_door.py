@@ -32,6 +32,7 @@ CLEAR = {
     "max_attempts": 3,
     "max_loss_growth": 4.5,
     "min_examples": 2,
+    "purpose": "This task teaches a model to read.",
     "min_separation_s": 60.0,
     "min_separation_rounds": 2,
     "requires": {
@@ -111,7 +112,14 @@ TUNED = SIMULATED | {"own_examples": True, "fine_tune": 3}
 REFUSED_BY_THE_ALGORITHM = {"same_cohort": True, "clients": 12}
 NO_TEXT = {"text": 3, "path": 3, "mapping": 3, "part": 3}
 """What is bad where values have a type; a command has texts alone."""
-BAD = {"flag": "often", "whole number": -1, "number": -1.0, "choice": "none such", "list": ["", ""], "text": "a/ü"}
+BAD = {
+    "flag": "often",
+    "whole number": -1,
+    "number": -1.0,
+    "choice": "none such",
+    "list": ["", ""],
+    "text": "a/ü\u200b",
+}
 
 
 def named(settings):

@@ -1,5 +1,7 @@
 /** The build of the page into a folder: node page/build.ts [FOLDER [COORDINATOR…]]
  *
+ * `device.js` beside it is `@muster-fl/device/web` for pages of others, as in examples/web.
+ *
  * A page that another server hosts takes part at the coordinators with these URLs and at no others; without any it takes
  * part at the coordinator that serves it.
  */
@@ -22,6 +24,7 @@ async function buildPage(folder: string, coordinators: readonly string[]): Promi
   mkdirSync(folder, { recursive: true });
   const entryPoints = {
     page: join(HERE, "page.ts"),
+    device: join(HERE, "../src/web/device.ts"),
     worker: join(HERE, "../src/web/worker.ts"),
     background: join(HERE, "../src/web/background-worker.ts"),
   };

@@ -306,7 +306,9 @@ class Page {
     element("kinds").textContent = kinds.length === 0 ? "" : `: ${kinds.join(", ")}`;
     const plan = await this.#device.lastPlan();
     if (plan !== null) {
-      const { name, parameters, reportBytes } = plan;
+      const { purpose, name, parameters, reportBytes } = plan;
+      element("purpose").textContent = visible(purpose);
+      element("claim").hidden = purpose === "";
       element("plan").textContent =
         `“${visible(name)}”: a model of ${parameters.toLocaleString()} numbers, trained on your examples. ` +
         `A report has ${size(reportBytes)}.`;

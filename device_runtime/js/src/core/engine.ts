@@ -13,6 +13,7 @@ import { checkGraph } from "./onnx-check.ts";
 /** What an implementation of ONNX Runtime must offer. */
 export interface OnnxRuntime {
   readonly InferenceSession: {
+    /** A session that runs a graph. */
     create(model: Bytes, options?: InferenceSession.SessionOptions): Promise<InferenceSession>;
   };
   readonly Tensor: new (

@@ -18,6 +18,7 @@ export type AbortReason =
 export abstract class DeviceError extends Error {
   abstract readonly reason: string;
   readonly permanent: boolean = false;
+  /** The name of the class. */
   override get name(): string {
     return this.constructor.name;
   }

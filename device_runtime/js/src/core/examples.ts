@@ -3,6 +3,7 @@
 import { type AbortReason, AssignmentError } from "./errors.ts";
 import type { Field, Plan } from "./plan.ts";
 
+/** The values of a field, row by row. */
 export type Values =
   | Float32Array<ArrayBuffer>
   | BigInt64Array<ArrayBuffer>

@@ -1,4 +1,7 @@
-/** The device runtime for apps: sessions, the platform that an app hands in, the owner's policy, and errors. */
+/** The device runtime for apps: sessions, the platform that an app hands in, the owner's policy, and errors.
+ *
+ * @module device
+ */
 
 export type { Conditions } from "./conditions.ts";
 export { Device } from "./device.ts";

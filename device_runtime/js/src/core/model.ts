@@ -94,6 +94,7 @@ export class Model {
     }
   }
 
+  /** Whether `close` was called. */
   get isClosed(): boolean {
     return this.#isClosed;
   }

@@ -9,6 +9,7 @@ import type { RandomSource, SigningKey } from "./primitives.ts";
 
 /** Texts by key that survive restarts. They hold private keys and other devices' shares: protect them like a key. */
 export interface Store {
+  /** The text under a key; null when there is none. */
   get(key: string): Promise<string | null>;
   /** Write texts, and remove keys whose text is null: all or none, durable when the promise resolves. */
   write(changes: Readonly<Record<string, string | null>>): Promise<void>;
@@ -33,7 +34,9 @@ export async function keptJson<T>(store: Store, key: string): Promise<T | null> 
 
 /** Plans and graphs by digest, kept between rounds. They may be lost at any time. */
 export interface BlobCache {
+  /** The blob with a digest, in hex; null when it is not kept. */
   get(sha256: string): Promise<Bytes | null>;
+  /** Keep a blob under its digest. */
   put(sha256: string, data: Bytes): Promise<void>;
   /** Remove blobs, the longest unused first, until the rest has at most `most` bytes. Those to `keep` do not count. */
   trim(most: number, keep: ReadonlySet<string>): Promise<void>;
@@ -49,12 +52,14 @@ export interface Platform {
   readonly signingKey: (name: "device" | "secagg") => Promise<SigningKey>;
   /** Reads the current conditions. Throws PolicyForbids when the owner does not let the device work under them. */
   readonly conditions: () => Promise<Conditions>;
+  /** HTTP, as in browsers, with bodies that are read piece by piece. */
   readonly fetch: typeof fetch;
   readonly random: RandomSource;
   /** Seconds since 1970, by a clock that may be wrong. */
   readonly now: () => number;
   /** Seconds of work, from any start: CPU time if the platform reports it. */
   readonly workSeconds: () => number;
+  /** Resolves after a time. */
   readonly sleep: (seconds: number) => Promise<void>;
   /** The machine's memory in bytes; null when it is not known. */
   readonly memoryBytes: number | null;

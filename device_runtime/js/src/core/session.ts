@@ -45,17 +45,16 @@ const NO_WORK = { collection: "", examples: 0, steps: 0 } as const;
 // Answers to an upload that leave no assignment to give up: unknown, decided, too late.
 const OVER = [404, 409, 410];
 
-/** Where and how a device takes part.
- *
- * waitS: seconds to wait to be selected. stopping: once it is aborted, the session gives up at once. inTurn: runs
- * a session once the platform is free.
- */
+/** Where and how a device takes part. */
 export interface SessionConfig {
   readonly coordinator: URL;
   readonly population: string;
   readonly policy: Policy;
+  /** Seconds to wait to be selected. */
   readonly waitS: number;
+  /** Once it is aborted, the session gives up at once. */
   readonly stopping?: AbortSignal;
+  /** Runs a session once the platform is free. */
   readonly inTurn?: (session: () => Promise<Outcome>) => Promise<Outcome>;
 }
 

@@ -1,4 +1,7 @@
-/** A device in React Native, made from the modules that an app provides. Never run on a phone: docs/phones.md. */
+/** A device in React Native, made from the modules that an app provides. Never run on a phone: docs/phones.md.
+ *
+ * @module native
+ */
 
 import type { ExampleSource } from "../core/examples.ts";
 import type { Platform } from "../core/platform.ts";
@@ -12,7 +15,7 @@ import { Keychain, SealedStore } from "./store.ts";
 export { allowSessions, defineSessions, forbidSessions } from "./background.ts";
 export type * from "./modules.ts";
 
-/** The modules that an app provides. fetch: expo/fetch, since React Native's own gives no body in pieces. */
+/** The modules that an app provides. */
 export interface PhoneModules {
   readonly ort: NativeOrt;
   readonly ortVersion: string;
@@ -21,6 +24,7 @@ export interface PhoneModules {
   readonly battery: BatteryModule;
   readonly network: NetInfo;
   readonly files: FileSystem;
+  /** That of expo/fetch, since React Native's own gives no body in pieces. */
   readonly fetch: typeof fetch;
   readonly random: RandomSource;
   readonly examples: ExampleSource;

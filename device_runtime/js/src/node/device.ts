@@ -1,4 +1,7 @@
-/** The platform of a device on Node: its state in a folder, and this machine's clock, network and engine. */
+/** The platform of a device on Node: its state in a folder, and this machine's clock, network and engine.
+ *
+ * @module node
+ */
 
 import { totalmem } from "node:os";
 import { setTimeout as sleepMs } from "node:timers/promises";
@@ -37,6 +40,7 @@ export class NodePlatform implements Platform {
     this.examples = examples;
   }
 
+  /** Close the state, so that another process can use the folder. */
   close(): void {
     this.store.close();
   }

@@ -1,6 +1,8 @@
 /** The service worker of a device in a browser: woken while no page is open, it runs one session on its own thread.
  *
  * A service worker can start no other worker and import nothing later, so the engine is bundled with it.
+ *
+ * @module web/background-worker
  */
 
 import { StateInUse } from "../core/errors.ts";

@@ -1,4 +1,7 @@
-/** A device in a browser, as a page has it: take part, pause, leave, and what is kept. Training is in a worker. */
+/** A device in a browser, as a page has it: take part, pause, leave, and what is kept. Training is in a worker.
+ *
+ * @module web
+ */
 
 import type { Conditions } from "../core/conditions.ts";
 import { AssignmentKeeper } from "../core/kept-assignment.ts";
@@ -42,10 +45,15 @@ export interface Start extends Target {
   readonly models?: readonly string[];
   readonly once?: boolean;
 }
+/** A message from a page to its worker: begin, or new conditions. */
 export type ToWorker = Start | { readonly conditions: Conditions };
 
-/** The last training of a device: its plan, the number of parameters, and the bytes of an unmasked report. */
+/** The last training of a device: its plan, the number of parameters, and the bytes of an unmasked report.
+ *
+ * purpose: the operator's sentence on it for the device's owner, or empty. It is unchecked text: show it escaped.
+ */
 export interface TrainedPlan {
+  readonly purpose: string;
   readonly name: string;
   readonly parameters: number;
   readonly reportBytes: number;
@@ -102,10 +110,12 @@ export class BrowserDevice {
     return device;
   }
 
+  /** The settings that hold now. */
   get owner(): Owner {
     return this.#owner;
   }
 
+  /** Whether sessions run, or will again after a crash. */
   get takesPart(): boolean {
     return this.#worker !== null || this.#anew !== undefined;
   }
@@ -211,7 +221,8 @@ export class BrowserDevice {
     const kept = last === null ? null : await new CachedBlobs(this.#database).get(last.given.plan.sha256);
     if (last === null || kept === null) return null;
     const plan = decodePlan(kept, last.given.round);
-    return { name: plan.name, parameters: parameterCount(plan), reportBytes: 4 * reportSize(plan.report) };
+    const { purpose } = last.given;
+    return { purpose, name: plan.name, parameters: parameterCount(plan), reportBytes: 4 * reportSize(plan.report) };
   }
 
   /** Stop on all pages, and forget keys, enrolments and what is under way.

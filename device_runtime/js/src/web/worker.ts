@@ -1,6 +1,8 @@
 /** The worker of a device in a browser: it runs sessions until it is terminated, and tells the page how each ended.
  *
  * Another one, of the same script, has a model.
+ *
+ * @module web/worker
  */
 
 import type { Conditions } from "../core/conditions.ts";

@@ -75,6 +75,7 @@ export const assignmentSchema = v.object({
   server: v.nullish(successionSchema, null),
   over_selected: v.optional(v.boolean(), false),
   lost_after_s: v.nullish(seconds, null),
+  purpose: v.optional(v.pipe(v.string(), v.regex(/^.{0,200}$/su)), ""),
 });
 const partiesSchema = v.object({
   server: successionSchema,
