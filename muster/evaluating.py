@@ -36,6 +36,13 @@ class Evaluated(NamedTuple):
         """The settings of a task: an evaluation has one round unless others are asked for."""
         return {**({} if self.model is None else {"rounds": ROUNDS}), **given}
 
+    @property
+    def regularly(self) -> Regularly | None:
+        """The regular evaluation that was asked for, if any. Raises InvalidTask for a half of one."""
+        from coordinator.rules.entities import Regularly
+
+        return Regularly.asked(self.every, self.bundle)
+
 
 @contextmanager
 def starting_from(
@@ -47,9 +54,9 @@ def starting_from(
 
     Raises InvalidTask when a model does not fit the plan, UnknownTask, UnknownRound, and fedcore's errors.
     """
-    from coordinator.rules.entities import NOT_BOTH, Evaluates, Regularly
+    from coordinator.rules.entities import NOT_BOTH, Evaluates
 
-    regular = Regularly.asked(evaluated.every, evaluated.bundle)
+    regular = evaluated.regularly
     if evaluated.model is None:
         if evaluated.against is not None:
             raise InvalidTask("--against goes with --evaluate, which names the model that is compared with it")

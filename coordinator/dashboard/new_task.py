@@ -14,11 +14,12 @@ from coordinator.api.http import read_hashed
 from coordinator.api.service import Service
 from coordinator.dashboard.forms import SHOWN, read_fields, status_of
 from coordinator.dashboard.rendering import HEADERS, Renderer, page_of, redirect
-from coordinator.dashboard.settings_table import from_form, groups
+from coordinator.dashboard.settings_table import from_form, groups, values
 from coordinator.dashboard.web_sessions import CSRF_FIELD, Visitor, WebSessions
-from coordinator.errors import BadToken, InvalidTask, TooLarge
+from coordinator.errors import BadToken, InvalidTask, TooLarge, UnknownTask
 from coordinator.operations import NewTask
-from coordinator.rules.entities import Role, Token
+from coordinator.rules.entities import Evaluates, RegularEvaluation, Role, Token
+from coordinator.rules.private_sums import as_asked
 from fedcore.bundle import Manifest
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WrongBody
@@ -37,12 +38,15 @@ class NewTaskForm:
         self._sessions = sessions
         self._renderer = renderer
 
-    def form(self, request: Request) -> Response:
-        """The form, with every setting, its meaning and its default."""
+    def form(self, request: Request, clone: str = "") -> Response:
+        """The form, with every setting, its meaning and its default. clone: a task whose values fill it in."""
         visitor = self._sessions.visitor(request)
         if not visitor.operates:
             return self._refuse(request, visitor)
-        return self._show(request, visitor, 200, {}, "")
+        try:
+            return self._show(request, visitor, 200, self._fields_of(clone) if clone else {}, "")
+        except UnknownTask as error:
+            return self._show(request, visitor, status_of(error), {}, str(error))
 
     async def upload(self, request: Request, sha256: str) -> Response:
         """Store a blob of a bundle, for an operator's page.
@@ -75,11 +79,36 @@ class NewTaskForm:
                 raise InvalidTask("choose the folder of a bundle, as `muster export` wrote it")
             bundle = _decoded(_MANIFEST, manifest, "a bundle's manifest")
             signed = _decoded(_RELEASE, release, "a release, as `muster task release` writes it") if release else None
-            new = NewTask(bundle, from_form(fields), signed, name or None)
+            new = NewTask(bundle, from_form(fields), signed, name or None, *self._evaluations(fields, bundle))
             task = create_task(self._service, new, operator.signature)
         except SHOWN as error:
             return self._show(request, visitor, status_of(error), fields, str(error))
         return redirect(page_of(task.id))
+
+    def _fields_of(self, task_id: str) -> dict[str, str]:
+        """The fields of the form with which a task like this one is created."""
+        store = self._service.store
+        task = store.task(task_id)
+        fields = {
+            "clone": task_id,
+            "name": task.name,
+            "manifest": msgspec.json.encode(store.manifest(task_id)).decode(),
+        }
+        if task.release is not None:
+            fields["release"] = msgspec.json.encode(task.release).decode()
+        kept = msgspec.to_builtins(as_asked(task.settings))
+        optional = {group.name: "yes" for group in groups() if group.optional and kept[group.name] is not None}
+        return fields | optional | values(as_asked(task.settings))
+
+    def _evaluations(
+        self, fields: dict[str, str], bundle: Manifest
+    ) -> tuple[Evaluates | None, RegularEvaluation | None]:
+        """What a task evaluates, and how its models are: as of the task that it clones, on the same bundle."""
+        store, clone = self._service.store, fields.get("clone")
+        if not clone or bundle != store.manifest(clone):
+            return None, None
+        task = store.task(clone)
+        return task.evaluates, task.evaluation
 
     def _refuse(self, request: Request, visitor: Visitor) -> Response:
         status = 403 if visitor.token else 401

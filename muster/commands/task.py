@@ -12,16 +12,19 @@ import typer
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.validation import build
 from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store, with_store
+from muster.creating import Creation, Signs
 from muster.evaluating import Evaluated, starting_from
 from muster.options.task import (
     ComparedModel,
     EvaluatedModel,
     EvaluateEvery,
     EvaluationBundle,
+    LikeTask,
     ReleaseCounter,
     ReleaseDays,
     ReleaseFile,
     ReleaseKey,
+    Unset,
     with_task_settings,
 )
 from muster.output import Json, answer, at_utc, emit, remark, say, say_next, show_fields, show_table
@@ -52,8 +55,10 @@ FIRST_TASK = ("--population", "demo", "--goal", "20", "--rounds", "10")
 @with_task_settings
 def create(
     *,
-    plan: Annotated[Path, typer.Option(help="The plan bundle to run.")],
+    plan: Annotated[Path | None, typer.Option(help="The plan bundle to run.  [default: that of --like]")] = None,
     settings: dict[str, Any],
+    like: LikeTask = None,
+    unset: Unset = None,
     name: Annotated[str | None, typer.Option(help="Name for people.  [default: the bundle's]")] = None,
     evaluate: EvaluatedModel = None,
     against: ComparedModel = None,
@@ -75,26 +80,28 @@ def create(
 
     With --evaluate, devices measure a model by a bundle of evaluate, compare or personalisation, in one round by
     default. With --evaluate-every, training starts such tasks.
+
+    With --like, another task is begun anew: its bundle as the coordinator has it, its settings, its name and its
+    release. What is given replaces that; with --plan only its settings are taken.
     """
     from coordinator.rules.longest_updates import in_words
     from coordinator.rules.packed_segments import device_noise, report_bytes
     from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
+    from fedcore.plan import Plan
 
-    evaluated = Evaluated(evaluate, against, evaluate_every, None if evaluation is None else Bundle(evaluation))
-    chosen = build(TaskSettings, evaluated.settings(settings), text=True)
-    terms = {"counter": release_counter, "days": release_days}
-    with open_store(db, blobs, coordinator) as store, starting_from(store, Bundle(plan), evaluated) as (bundle, of):
-        signed = None if release is None else read_release(release)
-        if release_key is not None:
-            signed = _release(store, db, bundle, chosen, release_key, evaluation=of, **terms)
-        task = store.register_task(bundle, chosen, signed, name=name, evaluation=of)
-        _describe(store, task.id, json, device_noise(bundle.plan.report, task.settings))
+    own, measuring = (None if folder is None else Bundle(folder) for folder in (plan, evaluation))
+    evaluated = Evaluated(evaluate, against, evaluate_every, measuring)
+    signed = None if release is None else read_release(release)
+    with open_store(db, blobs, coordinator) as store:
+        sign = _signer(store, db, release_key, counter=release_counter, days=release_days)
+        creation = Creation(own, like, unset or (), evaluated, name, signed, sign)
+        task = creation.register(store, settings, text=True)
+        begun = Plan.decode(store.plan_part(task.id))
+        _describe(store, task.id, json, device_noise(begun.report, task.settings))
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
-        size = report_bytes(bundle.plan.report, task.settings).words
-        longest = in_words(bundle.plan, task.settings)
     if not json:
-        remark(f"A report has {size}.{longest}")
+        remark(f"A report has {report_bytes(begun.report, task.settings).words}.{in_words(begun, task.settings)}")
         _say_next(task, url, given_again(db=db, blobs=blobs, coordinator=coordinator))
 
 
@@ -293,6 +300,13 @@ def _release(
 
     lineage, modules = store.lineage().lineage, located(db).algorithm_modules
     return released(bundle, settings, SigningKey.load(key), lineage, algorithm_modules=modules, **more)
+
+
+def _signer(store: TaskStore, db: str | None, key: Path | None, **terms: Any) -> Signs | None:
+    """What signs releases with a key in a file, if one is named. terms: as of `released`."""
+    if key is None:
+        return None
+    return lambda bundle, settings, of: _release(store, db, bundle, settings, key, evaluation=of, **terms)
 
 
 def _say_next(task: Task, url: str | None, where: list[str]) -> None:
