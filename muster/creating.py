@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -39,6 +40,8 @@ class Creation(NamedTuple):
 
     def register(self, store: TaskStore, given: Mapping[str, Any], *, text: bool = False) -> Task:
         """The new task, with the settings that are given. text: they may be text. Raises as `register_task`."""
+        from coordinator.store.starting import trained_round
+
         given = self.evaluated.settings(given)
         if self.like is None:
             if self.bundle is None:
@@ -51,6 +54,10 @@ class Creation(NamedTuple):
             settings = build(TaskSettings, settings_like(original, given, self.unset), text=text)
             if self.bundle is None:
                 return self._begun_anew(store, original, settings)
+        if self.sign is not None and settings.starts_from is not None:
+            # The release is of this round's model, and the store takes no later one.
+            task, number = trained_round(store, settings.starts_from)
+            settings = replace(settings, starts_from=f"{task}@{number}")
         with starting_from(store, self.bundle, self.evaluated) as (bundle, evaluation):
             release = self.release if self.sign is None else self.sign(bundle, settings, evaluation)
             return store.register_task(bundle, settings, release, name=self.name, evaluation=evaluation)

@@ -85,25 +85,12 @@ def starting_from(
         yield Bundle.write(Path(folder), made, [first, *others]), Evaluates(model, against)
 
 
-def round_of(store: TaskStore, source: str, forms: str = "TASK or TASK@ROUND") -> tuple[str, int]:
-    """The task and the round of `TASK@ROUND`; of `TASK`, its last committed round, 0 for none.
-
-    forms: what else a source may be, in words. Raises InvalidTask, and UnknownTask for `TASK`.
-    """
-    from coordinator.rules.states import RoundState
-
-    task, at, number = source.partition("@")
-    if at and not number.isdecimal():
-        raise InvalidTask(f"{source!r} names no round: give {forms}")
-    committed = [] if at else [one.number for one in store.rounds(task) if one.state is RoundState.COMMITTED]
-    return task, int(number) if at else max(committed, default=0)
-
-
 def _model(store: TaskStore, source: str, schema: ParamSchema) -> tuple[ModelSource, Float32]:
     """A model, (D,), with its origin."""
     import safetensors.numpy
 
     from coordinator.rules.entities import ModelSource
+    from coordinator.store.starting import round_of
     from fedcore.errors import SchemaError
 
     if Path(source).is_file():

@@ -31,6 +31,7 @@ PHASES_AFTER_TRAINING = 5
 """Phases of a secure round that follow the training: shares, masked reports, confirmations, shares revealed."""
 Estimator: TypeAlias = Literal["mean", "trimmed-mean", "median", "krum"]
 NAME, GROWTH = "a name of 1 to 200 printable characters", "a number above 1, or 0"
+START = "TASK or TASK@ROUND, with a task's id"
 Seconds = partial(setting, unit="seconds", gt=0)
 """Describes a time that is above 0."""
 
@@ -172,6 +173,10 @@ class TaskSettings:
     population: Annotated[str, setting("Whose devices take part.", min_length=1, max_length=200, allowed=NAME)]
     goal: Annotated[int, setting("Reports that end a round.", ge=1, le=MOST_COUNT)]
     rounds: Annotated[int, setting("Rounds to commit.", ge=1, le=MOST_COUNT)]
+    starts_from: (
+        Annotated[str, setting("Begin at the model of that task.", pattern=r"^\w+(@[1-9]\d{0,9})?$", allowed=START)]
+        | None
+    ) = None
     minimum: Annotated[int, setting("Least reports; by default the goal.", ge=1, le=MOST_COUNT)] | None = None
     clients: Annotated[int, setting("All devices, if the algorithm asks.", ge=1, le=MOST_COUNT)] | None = None
     over_selection: Annotated[float, setting("Devices drawn per report wanted.", ge=1, le=100)] = 1.3

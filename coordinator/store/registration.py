@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.errors import StoreConflict
+from coordinator.errors import StoreConflict, demand
 from coordinator.failpoints import reach
 from coordinator.rules.audit import Action
 from coordinator.rules.entities import Evaluates, RegularEvaluation, Regularly, Snapshot, Task, check_name
@@ -21,6 +21,7 @@ from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.blobs import Blobs
 from coordinator.store.bundles import first_checkpoint, release_of
 from coordinator.store.evaluated import check_evaluated, check_evaluation
+from coordinator.store.starting import started, trained_round
 from fedcore.bundle import Bundle, Manifest
 from fedcore.plan import BlobRef, Plan
 from fedcore.release import Release, Signed
@@ -50,7 +51,25 @@ class Registration:
             if isinstance(evaluation, RegularEvaluation):
                 measuring = self._whole(evaluation.bundle, Path(folder, "evaluation"))
                 evaluation = Regularly(evaluation.every, measuring)
+            whole, settings = self._started(whole, settings, Path(folder, "begun"))
             return self._register(whole, with_least_noise(settings), release, name, evaluation)
+
+    def _started(self, bundle: Bundle, settings: TaskSettings, folder: Path) -> tuple[Bundle, TaskSettings]:
+        """The bundle in the state in which the task starts, and settings that name the model's round.
+
+        A task like one that began at a model has its state already, and says so too.
+        """
+        store, state = self.store, bundle.manifest.state.sha256
+        known = {task.settings.starts_from for task in store.tasks() if task.initial.state_sha256 == state} - {None}
+        if settings.starts_from is None:
+            wording = f"{min(filter(None, known), default='')}: the bundle's state is the model of that task"
+            demand(not known, "starts_from", wording, None)
+            return bundle, settings
+        source, number = trained_round(store, settings.starts_from)
+        settings = replace(settings, starts_from=f"{source}@{number}")
+        if settings.starts_from in known:
+            return bundle, settings
+        return started(store, bundle, settings, store.algorithm(bundle.manifest.algorithm), store.model_file, folder)
 
     def _whole(self, bundle: Bundle | Manifest, folder: Path) -> Bundle:
         return bundle if isinstance(bundle, Bundle) else stored_bundle(self.store.blobs, bundle, folder)
@@ -76,7 +95,7 @@ class Registration:
             evaluates = check_evaluated(store, bundle, settings, evaluation)
         start = BlobRef.of(first).sha256
         with store.database.reading() as records:
-            at, ancestors = records.at, records.attempts.ancestors(settings.population, start)
+            at, ancestors = records.at, records.attempts.ancestors(settings.population, start, settings.starts_from)
         check_descent(settings, ancestors, evaluated=regular is not None)
         task = Task(
             id=secrets.token_hex(8),

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 import safetensors.numpy
+from msgspec import UNSET
 
 from coordinator.errors import NotPrivate, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
 from coordinator.lineage import check_signer, entry
@@ -40,12 +41,14 @@ from coordinator.store.identity import check_same_store
 from coordinator.store.models import ModelStore
 from coordinator.store.registration import Registration
 from coordinator.store.sealed_blobs import SealedBlobs
+from coordinator.store.starting import before, spent_before
 from fedcore import algorithms, checkpoint
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
 from fedcore.plan import Plan
 from fedcore.privacy.accounting import spent
-from fedcore.privacy.certificate import CertifiedLedger, PrivacyCertificate, ledger_digest
+from fedcore.privacy.certificate import Ancestor, CertifiedLedger, PrivacyCertificate, ledger_digest
+from fedcore.privacy.settings import LedgerEntry
 from fedcore.release import Signed
 from fedcore.signing import SigningKey
 
@@ -241,10 +244,16 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
             last = records.snapshot(task, number).number
             rows = records.ledger.entries(task_id, last)  # every round up to that one, those before a rollback too
         if task.settings.privacy is None:
+            spent_there = spent_before(self, task.settings)
+            began = "" if spent_there is None else f"; the model that it began at is of a task with {spent_there.words}"
             raise NotPrivate(
-                f"task {task_id} was created without --privacy: no noise was added, and no certificate exists"
+                f"task {task_id} was created without --privacy: no noise was added, and no certificate exists{began}"
             )
-        privacy = task.settings.promise
+        privacy, ancestors, ledgers = task.settings.promise, [], []
+        for one, number_ in before(self, task.settings):
+            ancestor, its_rows = self._ancestor(one, number_)
+            ancestors.append(ancestor)
+            ledgers += [] if ancestor.privacy is None else [its_rows]
         certificate = PrivacyCertificate(
             task=task_id,
             round=last,
@@ -253,8 +262,21 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
             rounds=len(rows),
             epsilon=spent(rows, privacy.delta),
             ledger=ledger_digest(rows),
+            before=tuple(ancestors) or UNSET,
         )
-        return CertifiedLedger(key.sign_certificate(certificate), rows)
+        return CertifiedLedger(key.sign_certificate(certificate), rows, tuple(ledgers) or UNSET)
+
+    def _ancestor(self, task: Task, number: int) -> tuple[Ancestor, tuple[LedgerEntry, ...]]:
+        """What a certificate says of a task at whose model another one began, and its ledger up to there."""
+        if task.settings.privacy is None:
+            return Ancestor(task=task.id, round=number), ()
+        with self.database.reading() as records:
+            rows = records.ledger.entries(task.id, number)
+        privacy = task.settings.promise
+        epsilon = spent(rows, privacy.delta)
+        digest = ledger_digest(rows)
+        about = Ancestor(task=task.id, round=number, privacy=privacy, rounds=len(rows), epsilon=epsilon, ledger=digest)
+        return about, rows
 
     def devices(self, limit: int = 100, *, revoked: bool = False) -> list[Device]:
         with self.database.reading() as records:

@@ -28,7 +28,7 @@ from muster.options.task import (
     with_task_settings,
 )
 from muster.output import Json, answer, at_utc, emit, remark, say, say_next, show_fields, show_table
-from muster.releasing import FIRST_COUNTER, VALID_DAYS, read_release, release_facts, released
+from muster.releasing import FIRST_COUNTER, VALID_DAYS, read_release, release_facts, released_for
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
@@ -298,8 +298,7 @@ def _release(
     """The release that a key in a file signs. more: as of `released`."""
     from fedcore.signing import SigningKey
 
-    lineage, modules = store.lineage().lineage, located(db).algorithm_modules
-    return released(bundle, settings, SigningKey.load(key), lineage, algorithm_modules=modules, **more)
+    return released_for(store, bundle, settings, SigningKey.load(key), located(db).algorithm_modules, **more)
 
 
 def _signer(store: TaskStore, db: str | None, key: Path | None, **terms: Any) -> Signs | None:
@@ -357,11 +356,15 @@ def _tell(store: TaskStore, task_id: str, json: bool) -> None:
 
 def _describe(store: TaskStore, task_id: str, json: bool, noise: str = "") -> None:
     """noise: what devices add to their reports, in words."""
+    from coordinator.store.starting import spent_before
+
     task, progress = store.task(task_id), store.progress_of(task_id)
     facts = _facts(task, progress) | ({"noise_of_devices": noise} if noise else {})
     if task.settings.privacy is not None:
         spent = store.spent(task_id)
         facts["privacy_spent"] = {"rounds": len(spent), "epsilon": spent[-1].epsilon if spent else 0.0}
+    if (spent_there := spent_before(store, task.settings)) is not None:
+        facts["spent_before"] = spent_there.words
     if json:
         emit(facts)
     else:

@@ -26,7 +26,7 @@ from fedcore.signing import SigningKey
 from muster.creating import Creation
 from muster.evaluating import Evaluated
 from muster.python.arguments import of_kind, with_settings_of
-from muster.releasing import FIRST_COUNTER, released
+from muster.releasing import FIRST_COUNTER, released_for
 from muster.remote import RemoteStore
 
 
@@ -174,5 +174,5 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         of: Evaluates | Regularly | None,
     ) -> Signed:
         bundles = [bundle, of.bundle] if isinstance(of, Regularly) else [bundle]
-        lineage, modules = self._store.lineage().lineage, [module_of(one.manifest.algorithm.name) for one in bundles]
-        return released(bundle, chosen, key, lineage, evaluation=of, counter=counter, algorithm_modules=modules)
+        modules = [module_of(one.manifest.algorithm.name) for one in bundles]
+        return released_for(self._store, bundle, chosen, key, modules, evaluation=of, counter=counter)
