@@ -107,6 +107,7 @@ def settings_of_regular(training: TaskSettings, number: int) -> TaskSettings:
         schedule=ServerSchedule(),
         same_cohort=False,
         buffered=None,
+        starts_at=None,
         starts_from=None,
     )
 

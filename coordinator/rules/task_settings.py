@@ -31,6 +31,8 @@ PHASES_AFTER_TRAINING = 5
 """Phases of a secure round that follow the training: shares, masked reports, confirmations, shares revealed."""
 Estimator: TypeAlias = Literal["mean", "trimmed-mean", "median", "krum"]
 NAME, GROWTH = "a name of 1 to 200 printable characters", "a number above 1, or 0"
+_TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(Z|[+-]\d\d:\d\d)$"
+TIME = "a time with its zone, such as 2026-11-27T06:00:00Z"
 START = "TASK or TASK@ROUND, with a task's id"
 Seconds = partial(setting, unit="seconds", gt=0)
 """Describes a time that is above 0."""
@@ -173,6 +175,7 @@ class TaskSettings:
     population: Annotated[str, setting("Whose devices take part.", min_length=1, max_length=200, allowed=NAME)]
     goal: Annotated[int, setting("Reports that end a round.", ge=1, le=MOST_COUNT)]
     rounds: Annotated[int, setting("Rounds to commit.", ge=1, le=MOST_COUNT)]
+    starts_at: Annotated[str, setting("Draw no device before.", pattern=_TIME, allowed=TIME)] | None = None
     starts_from: (
         Annotated[str, setting("Begin at the model of that task.", pattern=r"^\w+(@[1-9]\d{0,9})?$", allowed=START)]
         | None

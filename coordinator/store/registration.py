@@ -21,6 +21,7 @@ from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.blobs import Blobs
 from coordinator.store.bundles import first_checkpoint, release_of
 from coordinator.store.evaluated import check_evaluated, check_evaluation
+from coordinator.store.start import start_of
 from coordinator.store.starting import started, trained_round
 from fedcore.bundle import Bundle, Manifest
 from fedcore.plan import BlobRef, Plan
@@ -51,6 +52,7 @@ class Registration:
             if isinstance(evaluation, RegularEvaluation):
                 measuring = self._whole(evaluation.bundle, Path(folder, "evaluation"))
                 evaluation = Regularly(evaluation.every, measuring)
+            start_of(settings)
             whole, settings = self._started(whole, settings, Path(folder, "begun"))
             return self._register(whole, with_least_noise(settings), release, name, evaluation)
 

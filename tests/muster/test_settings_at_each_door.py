@@ -25,6 +25,7 @@ CLEAR = {
     "population": "tablets",
     "goal": 12,
     "rounds": 5,
+    "starts_at": "2026-11-27T06:00:00Z",
     "minimum": 9,
     "over_selection": 1.5,
     "selection_timeout_s": 30.0,
