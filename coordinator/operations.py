@@ -76,14 +76,14 @@ class TaskStore(Protocol):
 
     def register_task(
         self,
-        bundle: Bundle,
+        bundle: Bundle | Manifest,
         settings: TaskSettings,
         release: Signed | None = None,
         *,
         name: str | None = None,
-        evaluation: Evaluates | Regularly | None = None,
+        evaluation: Evaluates | Regularly | RegularEvaluation | None = None,
     ) -> Task:
-        """Copy a bundle into the store and start a task on it.
+        """Copy a bundle into the store, or take one whose blobs are there by its manifest, and start a task on it.
 
         release: signed for this bundle and these settings; a task with secure aggregation needs one. name: for people;
         by default that of the bundle. evaluation: of a task that evaluates, the origin of the models from which its
@@ -92,9 +92,9 @@ class TaskStore(Protocol):
 
         Raises InvalidTask when the name may not be, plan, algorithm, initial state and settings do not fit each other,
         a model is not from where `evaluation` says, or the plan does not pass the release check; UnknownTask and
-        UnknownRound for an origin that is not there; fedcore's errors when a blob was altered, a signature is not good,
-        or the algorithm or one of its settings is unknown; StoreConflict when collections take its blobs again and
-        again.
+        UnknownRound for an origin that is not there; UnknownBlob for a manifest's blob; fedcore's errors when a blob
+        was altered, a signature is not good, or the algorithm or one of its settings is unknown; StoreConflict when
+        collections take its blobs again and again.
         """
 
     def tasks(self) -> list[Task]:
@@ -102,6 +102,12 @@ class TaskStore(Protocol):
 
     def task(self, task_id: str) -> Task:
         """One task."""
+
+    def manifest(self, task_id: str) -> Manifest:
+        """The manifest of the bundle that a task runs, by which another task can begin as it did.
+
+        Of what `muster export` wrote, the name of the model and words about compression are not kept.
+        """
 
     def progress(self) -> list[Progress]:
         """Why each task is where it is, oldest first: a reason, and a sentence for people."""
@@ -290,6 +296,7 @@ OPERATIONS = (
     Operation(_VIEWER, "GET", "/releases", TaskStore.releases),
     Operation(_VIEWER, "GET", "/tasks", TaskStore.tasks),
     Operation(_VIEWER, "GET", "/tasks/{task}", TaskStore.task),
+    Operation(_VIEWER, "GET", "/tasks/{task}/manifest", TaskStore.manifest),
     Operation(_VIEWER, "GET", "/progress", TaskStore.progress),
     Operation(_VIEWER, "GET", "/tasks/{task}/progress", TaskStore.progress_of),
     Operation(_VIEWER, "GET", "/tasks/{task}/rounds", TaskStore.rounds),

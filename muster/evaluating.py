@@ -36,6 +36,13 @@ class Evaluated(NamedTuple):
         """The settings of a task: an evaluation has one round unless others are asked for."""
         return {**({} if self.model is None else {"rounds": ROUNDS}), **given}
 
+    @property
+    def regularly(self) -> Regularly | None:
+        """The regular evaluation that was asked for, if any. Raises InvalidTask for a half of one."""
+        from coordinator.rules.entities import Regularly
+
+        return Regularly.asked(self.every, self.bundle)
+
 
 @contextmanager
 def starting_from(
@@ -47,9 +54,9 @@ def starting_from(
 
     Raises InvalidTask when a model does not fit the plan, UnknownTask, UnknownRound, and fedcore's errors.
     """
-    from coordinator.rules.entities import NOT_BOTH, Evaluates, Regularly
+    from coordinator.rules.entities import NOT_BOTH, Evaluates
 
-    regular = Regularly.asked(evaluated.every, evaluated.bundle)
+    regular = evaluated.regularly
     if evaluated.model is None:
         if evaluated.against is not None:
             raise InvalidTask("--against goes with --evaluate, which names the model that is compared with it")
@@ -78,25 +85,12 @@ def starting_from(
         yield Bundle.write(Path(folder), made, [first, *others]), Evaluates(model, against)
 
 
-def round_of(store: TaskStore, source: str, forms: str = "TASK or TASK@ROUND") -> tuple[str, int]:
-    """The task and the round of `TASK@ROUND`; of `TASK`, its last committed round, 0 for none.
-
-    forms: what else a source may be, in words. Raises InvalidTask, and UnknownTask for `TASK`.
-    """
-    from coordinator.rules.states import RoundState
-
-    task, at, number = source.partition("@")
-    if at and not number.isdecimal():
-        raise InvalidTask(f"{source!r} names no round: give {forms}")
-    committed = [] if at else [one.number for one in store.rounds(task) if one.state is RoundState.COMMITTED]
-    return task, int(number) if at else max(committed, default=0)
-
-
 def _model(store: TaskStore, source: str, schema: ParamSchema) -> tuple[ModelSource, Float32]:
     """A model, (D,), with its origin."""
     import safetensors.numpy
 
     from coordinator.rules.entities import ModelSource
+    from coordinator.store.starting import round_of
     from fedcore.errors import SchemaError
 
     if Path(source).is_file():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
@@ -15,6 +16,7 @@ from fedcore.errors import BadRelease
 from fedcore.release import Signed, decode_release
 
 if TYPE_CHECKING:
+    from coordinator.operations import TaskStore
     from coordinator.rules.entities import Evaluates, Regularly
     from coordinator.rules.task_settings import TaskSettings
     from fedcore.bundle import Bundle
@@ -54,6 +56,26 @@ def released(  # noqa: PLR0913  # a release says so much
         evaluation=evaluation.bundle if isinstance(evaluation, Regularly) else None,
     )
     return key.sign_release(release)
+
+
+def released_for(
+    store: TaskStore,
+    bundle: Bundle,
+    settings: TaskSettings,
+    key: SigningKey,
+    algorithm_modules: Sequence[str],
+    **more: Any,
+) -> Signed:
+    """The same for a store, whose lineage key it names, and for the model at which the task begins, if at any."""
+    from coordinator.store.starting import started
+    from fedcore import algorithms
+
+    named = bundle.manifest.algorithm
+    algorithm = algorithms.create(named.name, named.settings, algorithm_modules)
+    with tempfile.TemporaryDirectory(prefix="muster-release-") as folder:
+        bundle, settings = started(store, bundle, settings, algorithm, store.model, Path(folder))
+        lineage = store.lineage().lineage
+        return released(bundle, settings, key, lineage, algorithm_modules=algorithm_modules, **more)
 
 
 def read_release(file: Path) -> Signed:

@@ -10,7 +10,7 @@ from coordinator.errors import InvalidModel, UnknownRound
 from coordinator.rules.model_gate import PREFIX, Gate
 from coordinator.rules.roll_outs import ModelVersion
 from coordinator.rules.states import RoundState
-from muster.evaluating import round_of
+from coordinator.store.starting import round_of
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore

@@ -17,9 +17,9 @@ import msgspec
 from coordinator.api.admin.problems import ADMIN_ERRORS
 from coordinator.errors import BadToken
 from coordinator.operations import OPERATIONS, PREFIX, AdminService, NewTask, TaskStore
-from coordinator.rules.entities import Evaluates, Regularly, Task
+from coordinator.rules.entities import Evaluates, RegularEvaluation, Regularly, Task
 from coordinator.rules.task_settings import TaskSettings
-from fedcore.bundle import Bundle
+from fedcore.bundle import Bundle, Manifest
 from fedcore.decoding import decoder
 from fedcore.errors import WireError
 from fedcore.release import Signed
@@ -90,6 +90,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     releases = _call(TaskStore.releases)
     tasks = _call(TaskStore.tasks)
     task = _call(TaskStore.task)
+    manifest = _call(TaskStore.manifest)
     progress = _call(TaskStore.progress)
     progress_of = _call(TaskStore.progress_of)
     rounds = _call(TaskStore.rounds)
@@ -127,20 +128,22 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
 
     def register_task(
         self,
-        bundle: Bundle,
+        bundle: Bundle | Manifest,
         settings: TaskSettings,
         release: Signed | None = None,
         *,
         name: str | None = None,
-        evaluation: Evaluates | Regularly | None = None,
+        evaluation: Evaluates | Regularly | RegularEvaluation | None = None,
     ) -> Task:
         """Upload the blobs of bundles that the coordinator lacks, and start a task. As of `TaskStore`."""
-        regular = evaluation if isinstance(evaluation, Regularly) else None
-        evaluates = None if isinstance(evaluation, Regularly) else evaluation
-        for ref, data in [*bundle.blobs(), *([] if regular is None else regular.bundle.blobs())]:
+        local = [evaluation.bundle if isinstance(evaluation, Regularly) else None, bundle]
+        for ref, data in (blob for one in local if isinstance(one, Bundle) for blob in one.blobs()):
             if not self.present(ref.sha256):
                 self.upload(ref.sha256, data)
-        return self.create(NewTask(bundle.manifest, settings, release, name, evaluates, regular and regular.stored))
+        manifest = bundle.manifest if isinstance(bundle, Bundle) else bundle
+        regular = evaluation.stored if isinstance(evaluation, Regularly) else evaluation
+        evaluates, regular = (regular, None) if isinstance(regular, Evaluates) else (None, regular)
+        return self.create(NewTask(manifest, settings, release, name, evaluates, regular))
 
     def _ask(self, method: str, path: str, **more: Any) -> httpx2.Response:
         response = self._request(method, path, **more)

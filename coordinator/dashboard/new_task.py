@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+from msgspec.structs import replace
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,11 +15,12 @@ from coordinator.api.http import read_hashed
 from coordinator.api.service import Service
 from coordinator.dashboard.forms import SHOWN, read_fields, status_of
 from coordinator.dashboard.rendering import HEADERS, Renderer, page_of, redirect
-from coordinator.dashboard.settings_table import field_of, folds, from_form, groups
+from coordinator.dashboard.settings_table import field_of, folds, from_form, groups, values
 from coordinator.dashboard.web_sessions import CSRF_FIELD, Visitor, WebSessions
-from coordinator.errors import BadToken, InvalidTask, TooLarge, UnknownBlob
+from coordinator.errors import BadToken, InvalidTask, TooLarge, UnknownBlob, UnknownTask
 from coordinator.operations import NewTask
 from coordinator.rules.entities import Role, Token, check_name
+from coordinator.rules.private_sums import as_asked
 from fedcore.bundle import Manifest
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WrongBody
@@ -35,12 +38,15 @@ class NewTaskForm:
         self._sessions = sessions
         self._renderer = renderer
 
-    def form(self, request: Request) -> Response:
-        """The form, with every setting, its meaning and its default."""
+    def form(self, request: Request, clone: str = "") -> Response:
+        """The form, with every setting, its meaning and its default. clone: a task whose values fill it in."""
         visitor = self._sessions.visitor(request)
         if not visitor.operates:
             return self._refuse(request, visitor)
-        return self._show(request, visitor, 200, {}, {})
+        try:
+            return self._show(request, visitor, 200, self._fields_of(clone) if clone else {}, {})
+        except UnknownTask as error:
+            return self._show(request, visitor, status_of(error), {}, {"": str(error)})
 
     async def upload(self, request: Request, sha256: str) -> Response:
         """Store a blob of a bundle, for an operator's page.
@@ -71,11 +77,33 @@ class NewTaskForm:
             new = _new_task(fields)
             if not isinstance(new, NewTask):
                 return self._show(request, visitor, 422, fields, new)
+            new = self._evaluated(new, fields.get("clone"))
             task = create_task(self._service, new, operator.signature)
         except SHOWN as error:
             where = "manifest" if isinstance(error, UnknownBlob) else field_of(str(error))
             return self._show(request, visitor, status_of(error), fields, {where: str(error)})
         return redirect(page_of(task.id))
+
+    def _fields_of(self, task_id: str) -> dict[str, str]:
+        """The fields of the form with which a task like this one is created."""
+        store = self._service.store
+        task = store.task(task_id)
+        fields = {
+            "clone": task_id,
+            "name": task.name,
+            "manifest": msgspec.json.encode(store.manifest(task_id)).decode(),
+        }
+        if task.release is not None:
+            fields["release"] = msgspec.json.encode(task.release).decode()
+        return fields | values(as_asked(task.settings))
+
+    def _evaluated(self, new: NewTask, clone: str | None) -> NewTask:
+        """A task with what it evaluates, and how its models are: as of the task that it clones, on the same bundle."""
+        store = self._service.store
+        if not clone or new.manifest != store.manifest(clone):
+            return new
+        task = store.task(clone)
+        return replace(new, evaluates=task.evaluates, evaluation=task.evaluation)
 
     def _refuse(self, request: Request, visitor: Visitor) -> Response:
         status = 403 if visitor.token else 401

@@ -100,7 +100,7 @@ class Poller:
         if before is None:  # a key does not change while its process runs
             record = with_lineage_back(self.membership, record, self.lineage, at)
         record = with_good_release(self.membership, record, self.lineage, at)
-        task = load_task(self.membership, record, self.lineage, before)
+        task = load_task(self.membership, record, self.lineage, before, at)
         if task is not None:
             return task
         self._unreadable.add(record.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import zip_longest
 
 import msgspec
 
@@ -12,7 +13,7 @@ from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import ClearReports, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.algorithms.evaluation import EVALUATION
-from fedcore.params import VectorSpec
+from fedcore.params import ParamSchema, VectorSpec
 from fedcore.plan import Plan
 from fedcore.schedule import ServerSchedule
 
@@ -51,11 +52,21 @@ def check_same_model(source: Task, its_plan: Plan, plan: Plan, settings: TaskSet
 
 
 def check_same_tensors(training: str, its_plan: Plan, plan: Plan) -> None:
-    """Raise InvalidTask unless this plan evaluates models that a task, in words, trains with its own plan."""
+    """Raise InvalidTask unless this plan is for models that a task, in words, trains with its own plan."""
     if its_plan.schema != plan.schema:
-        raise InvalidTask(f"{training} trains another model: its tensors are not those of the bundle's plan")
+        difference = _first_difference(its_plan.schema, plan.schema)
+        raise InvalidTask(f"{training} trains another model than the bundle's plan: {difference}")
     if its_plan.frozen != plan.frozen:
         raise InvalidTask(f"{training} has other frozen tensors than the bundle's plan: export it from that model")
+
+
+def _first_difference(theirs: ParamSchema, ours: ParamSchema) -> str:
+    """The first tensor in which two models differ, in words."""
+    for one, other in zip_longest(theirs.tensors, ours.tensors):
+        if one != other:
+            there, here = ("none" if it is None else f"{it.name} {list(it.shape)}" for it in (one, other))
+            return f"it has the tensor {there}, the plan {here}"
+    return f"it keeps {list(theirs.local)} on devices, the plan {list(ours.local)}"
 
 
 def check_regular(
@@ -96,6 +107,8 @@ def settings_of_regular(training: TaskSettings, number: int) -> TaskSettings:
         schedule=ServerSchedule(),
         same_cohort=False,
         buffered=None,
+        starts_at=None,
+        starts_from=None,
     )
 
 

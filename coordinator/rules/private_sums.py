@@ -56,6 +56,20 @@ def with_least_noise(settings: TaskSettings) -> TaskSettings:
     return replace(settings, privacy=replace(budget, noise_multiplier=least))
 
 
+def as_asked(settings: TaskSettings) -> TaskSettings:
+    """The settings without what followed from others: a minimum that is the goal, and the least noise.
+
+    A task with some of them changed has these as they follow then. Raises as `with_least_noise`.
+    """
+    if settings.minimum == settings.goal:
+        settings = replace(settings, minimum=None)
+    if settings.privacy is None:
+        return settings
+    without = replace(settings, privacy=replace(settings.privacy, noise_multiplier=None))
+    found = settings.rounds <= MOST_ROUNDS and settings.privacy.epsilon <= MOST_EPSILON
+    return without if found and with_least_noise(without).privacy == settings.privacy else settings
+
+
 def clip_of(trip: Trip, state: Vectors) -> float:
     """The bound on the l2 norm of a report that the devices of a round were sent."""
     return float(trip.broadcast(state)[CLIP][0])

@@ -27,6 +27,7 @@ class Reason(StrEnum):
     """Why a task is where it is."""
 
     STARTING = "starting"
+    SCHEDULED = "scheduled"
     SELECTING = "selecting"
     REPORTING = "reporting"
     AGGREGATING = "aggregating"
@@ -51,7 +52,7 @@ class Reason(StrEnum):
         return self not in _MOVES and self not in _OVER
 
 
-_MOVES = {Reason.STARTING, Reason.SELECTING, Reason.REPORTING, Reason.AGGREGATING}
+_MOVES = {Reason.STARTING, Reason.SCHEDULED, Reason.SELECTING, Reason.REPORTING, Reason.AGGREGATING}
 _OVER = {Reason.COMPLETED, Reason.PRIVACY_BUDGET_SPENT, Reason.CANCELLED}
 OBSTACLES = {
     "busy": "with an assignment",
@@ -131,6 +132,7 @@ class TaskStatus:
 
     committed: rounds. round: the one that runs, or is held and none runs. driver_seen_at: the last beat of the replica
     that drives the population; None when nobody does. observed: its observation; None when there is none yet.
+    starts_at: before which it draws no device.
     """
 
     task: Task
@@ -139,6 +141,7 @@ class TaskStatus:
     last: LastAttempt | None = None
     driver_seen_at: float | None = None
     observed: Observation | None = None
+    starts_at: float = 0.0
 
     @property
     def label(self) -> str:
@@ -183,6 +186,9 @@ def _explain(status: TaskStatus, now: float) -> Explanation:
     undriven = _undriven(status, now)
     if undriven is not None:
         return undriven
+    if now < status.starts_at:
+        left = _format_duration(status.starts_at - now)
+        return Reason.SCHEDULED, f"starts at {status.task.settings.starts_at}, in {left}"
     if status.observed is None:
         return Reason.STARTING, "the coordinator takes the task up"
     if status.round is not None and status.round.state is not RoundState.SELECTING:

@@ -32,6 +32,9 @@ PHASES_AFTER_TRAINING = 5
 Estimator: TypeAlias = Literal["mean", "trimmed-mean", "median", "krum"]
 NAME, GROWTH = "a name of 1 to 200 printable characters", "a number above 1, or 0"
 SENTENCE = f"at most {LONGEST_SENTENCE} printable characters"
+_TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(Z|[+-]\d\d:\d\d)$"
+TIME = "a time with its zone, such as 2026-11-27T06:00:00Z"
+START = "TASK or TASK@ROUND, with a task's id"
 Seconds = partial(setting, unit="seconds", gt=0)
 """Describes a time that is above 0."""
 
@@ -179,6 +182,11 @@ class TaskSettings:
             "What it is for, in a sentence for the devices' owners.", allowed=SENTENCE, max_length=LONGEST_SENTENCE
         ),
     ] = ""
+    starts_at: Annotated[str, setting("Draw no device before.", pattern=_TIME, allowed=TIME)] | None = None
+    starts_from: (
+        Annotated[str, setting("Begin at the model of that task.", pattern=r"^\w+(@[1-9]\d{0,9})?$", allowed=START)]
+        | None
+    ) = None
     minimum: Annotated[int, setting("Least reports; by default the goal.", ge=1, le=MOST_COUNT)] | None = None
     clients: Annotated[int, setting("All devices, if the algorithm asks.", ge=1, le=MOST_COUNT)] | None = None
     over_selection: Annotated[float, setting("Devices drawn per report wanted.", ge=1, le=100)] = 1.3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -11,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 
 import safetensors.numpy
+from msgspec import UNSET
 
-from coordinator.errors import NotPrivate, StoreConflict, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
-from coordinator.failpoints import reach
+from coordinator.errors import NotPrivate, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
 from coordinator.lineage import check_signer, entry
 from coordinator.operations import LineageKey, TaskStore
 from coordinator.rules.aggregation import Vectors
@@ -25,36 +24,33 @@ from coordinator.rules.entities import (
     Device,
     Evaluates,
     Measured,
+    RegularEvaluation,
     Regularly,
     RoundRecord,
     SessionShape,
-    Snapshot,
     Spent,
     Task,
     Transition,
-    check_name,
 )
-from coordinator.rules.private_sums import with_least_noise
 from coordinator.rules.progress import Progress
-from coordinator.rules.release import check_release, check_signed
 from coordinator.rules.rollback import check_clients, check_participations, check_rollback
-from coordinator.rules.settings_fit import check_descent, check_settings
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
-from coordinator.store.bundles import first_checkpoint, release_of
 from coordinator.store.database import Database
-from coordinator.store.evaluated import check_evaluated, check_evaluation
 from coordinator.store.identity import check_same_store
 from coordinator.store.models import ModelStore
+from coordinator.store.registration import Registration
 from coordinator.store.sealed_blobs import SealedBlobs
+from coordinator.store.starting import before, spent_before
 from fedcore import algorithms, checkpoint
 from fedcore.algorithms.algorithm import Algorithm
-from fedcore.bundle import AlgorithmRef, Bundle
-from fedcore.plan import BlobRef, Plan
+from fedcore.bundle import AlgorithmRef, Bundle, Manifest
+from fedcore.plan import Plan
 from fedcore.privacy.accounting import spent
-from fedcore.privacy.certificate import CertifiedLedger, PrivacyCertificate, ledger_digest
-from fedcore.release import Release, Signed
+from fedcore.privacy.certificate import Ancestor, CertifiedLedger, PrivacyCertificate, ledger_digest
+from fedcore.privacy.settings import LedgerEntry
+from fedcore.release import Signed
 from fedcore.signing import SigningKey
 
 __all__ = [
@@ -99,75 +95,30 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
 
     def register_task(
         self,
-        bundle: Bundle,
+        bundle: Bundle | Manifest,
         settings: TaskSettings,
         release: Signed | None = None,
         by: str = STORE,
         *,
         name: str | None = None,
-        evaluation: Evaluates | Regularly | None = None,
+        evaluation: Evaluates | Regularly | RegularEvaluation | None = None,
     ) -> Task:
-        settings = with_least_noise(settings)
-        plan, _, manifest = bundle.plan, bundle.signer, bundle.manifest
-        name = check_name(manifest.name if name is None else name)
-        first = first_checkpoint(bundle, self.algorithm_modules)
-        check_settings(settings, self.algorithm(manifest.algorithm), plan)
-        check_release(plan, bundle.certificate, settings)
-        evaluates, regular, measuring = None, None, None
-        if isinstance(evaluation, Regularly):
-            regular, measuring = check_evaluation(self, bundle, settings, evaluation), evaluation.bundle
-        elif evaluation is not None:
-            evaluates = check_evaluated(self, bundle, settings, evaluation)
-        start = BlobRef.of(first).sha256
+        return Registration(self, by).register(bundle, settings, release, name, evaluation)
+
+    def manifest(self, task_id: str) -> Manifest:
         with self.database.reading() as records:
-            at, ancestors = records.at, records.attempts.ancestors(settings.population, start)
-        check_descent(settings, ancestors, evaluated=regular is not None)
-        task = Task(
-            id=secrets.token_hex(8),
-            name=name,
-            bundle=manifest.name,
-            state=TaskState.ACTIVE,
-            reason="",
-            settings=settings,
-            algorithm=manifest.algorithm,
-            plan_sha256=manifest.plan.sha256,
-            plan_signature=manifest.signature,
-            certificate_sha256=manifest.certificate.sha256,
-            release=release,
-            initial=Snapshot(0, manifest.state.sha256, start),
-            created_at=at,
-            evaluates=evaluates,
-            evaluation=regular,
+            task = records.task(task_id)
+            digests = task.plan_sha256, task.initial.state_sha256, task.certificate_sha256
+            plan, state, certificate = (records.blob(digest, public=False) for digest in digests)
+        return Manifest(
+            name=task.bundle,
+            model="",
+            algorithm=task.algorithm,
+            plan=plan,
+            state=state,
+            certificate=certificate,
+            signature=task.plan_signature,
         )
-        check_signed(task, self._release(bundle, settings, measuring), at)
-        bundles = [bundle] if measuring is None else [bundle, measuring]
-        try:
-            self._start(task, bundles, first, by)
-        except StoreConflict:  # a collection took older blobs; those written now are new
-            self._start(task, bundles, first, by)
-        return task
-
-    def _release(self, bundle: Bundle, settings: TaskSettings, evaluation: Bundle | None) -> Release | None:
-        """The release that a task needs, apart from what its signer chooses; None without secure aggregation."""
-        if settings.secagg is None:
-            return None
-        modules = self.algorithm_modules
-        free = {"counter": 0, "expires_at": 0}
-        return release_of(bundle, settings, "", **free, algorithm_modules=modules, evaluation=evaluation)
-
-    def _start(self, task: Task, bundles: Sequence[Bundle], first: bytes, by: str) -> None:
-        # Public also where a private blob has the same bytes.
-        public = {ref for bundle in bundles for ref in (bundle.manifest.plan, *bundle.plan.blob_refs)}
-        refs = {self.blobs.put(data): ref in public for bundle in bundles for ref, data in bundle.blobs()}
-        refs[self.blobs.put(first)] = True
-        with self.database.writing() as records:
-            self.add_blobs(records, refs)
-            records.add_task(task, f"created by {by}")
-            if task.release is not None:
-                records.releases.append(task.release)
-            records.audit.append(by, Action.TASK_CREATED, task.id, f"plan {task.plan_sha256}")
-            reach("task.before-commit")
-        reach("task.after-commit")
 
     def lineage(self) -> LineageKey:
         return LineageKey(self.lineage_key().signer)
@@ -294,10 +245,16 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
             last = records.snapshot(task, number).number
             rows = records.ledger.entries(task_id, last)  # every round up to that one, those before a rollback too
         if task.settings.privacy is None:
+            spent_there = spent_before(self, task.settings)
+            began = "" if spent_there is None else f"; the model that it began at is of a task with {spent_there.words}"
             raise NotPrivate(
-                f"task {task_id} was created without --privacy: no noise was added, and no certificate exists"
+                f"task {task_id} was created without --privacy: no noise was added, and no certificate exists{began}"
             )
-        privacy = task.settings.promise
+        privacy, ancestors, ledgers = task.settings.promise, [], []
+        for one, number_ in before(self, task.settings):
+            ancestor, its_rows = self._ancestor(one, number_)
+            ancestors.append(ancestor)
+            ledgers += [] if ancestor.privacy is None else [its_rows]
         certificate = PrivacyCertificate(
             task=task_id,
             round=last,
@@ -306,8 +263,21 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
             rounds=len(rows),
             epsilon=spent(rows, privacy.delta),
             ledger=ledger_digest(rows),
+            before=tuple(ancestors) or UNSET,
         )
-        return CertifiedLedger(key.sign_certificate(certificate), rows)
+        return CertifiedLedger(key.sign_certificate(certificate), rows, tuple(ledgers) or UNSET)
+
+    def _ancestor(self, task: Task, number: int) -> tuple[Ancestor, tuple[LedgerEntry, ...]]:
+        """What a certificate says of a task at whose model another one began, and its ledger up to there."""
+        if task.settings.privacy is None:
+            return Ancestor(task=task.id, round=number), ()
+        with self.database.reading() as records:
+            rows = records.ledger.entries(task.id, number)
+        privacy = task.settings.promise
+        epsilon = spent(rows, privacy.delta)
+        digest = ledger_digest(rows)
+        about = Ancestor(task=task.id, round=number, privacy=privacy, rounds=len(rows), epsilon=epsilon, ledger=digest)
+        return about, rows
 
     def devices(self, limit: int = 100, *, revoked: bool = False) -> list[Device]:
         with self.database.reading() as records:

@@ -85,7 +85,7 @@ def verify(
 
 def _show_verdict(verdict: Verdict) -> None:
     certificate, privacy = verdict.certificate, verdict.certificate.privacy
-    facts = {
+    facts: dict[str, object] = {
         "task": certificate.task,
         "round": certificate.round,
         "epsilon": f"{verdict.epsilon:.6g} at δ {privacy.delta:g}",
@@ -97,6 +97,10 @@ def _show_verdict(verdict: Verdict) -> None:
         "signer": verdict.signer,
         "holds": "no" if verdict.wrong else "yes" if verdict.demanded else "if the signer is the coordinator",
     }
+    for one in certificate.ancestors[:1]:
+        private = "" if verdict.total.private else ", which is not private"
+        facts["began at"] = f"the model of task {one.task}, round {one.round}{private}"
+        facts["with the tasks before"] = verdict.total.words
     show_fields(facts)
 
 

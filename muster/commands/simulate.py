@@ -190,13 +190,13 @@ def _interruptible() -> Iterator[OnRound]:
 
 def _trackers(where: _Where, config: SimulationConfig) -> list[TensorBoard | MLflow]:
     """What else hears of every round."""
-    from simulator.runs.trackers import MLflow, TensorBoard
+    from simulator.runs.config_file import flat_of
+    from simulator.runs.trackers import trackers
 
-    folder = where.folder
-    if folder is None:
+    if where.folder is None:
         return []
-    asked = (where.tensorboard, lambda: TensorBoard(folder)), (where.mlflow, lambda: MLflow(folder, config))
-    return [make() for wanted, make in asked if wanted]
+    again = f"go on with --resume {where.folder}"
+    return trackers(where.folder, flat_of(config), again, tensorboard=where.tensorboard, mlflow=where.mlflow)
 
 
 def _shown_in(bar: Progress, config: SimulationConfig) -> OnRound:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,20 +13,23 @@ import typer
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.validation import build
 from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store, with_store
+from muster.creating import Creation, Signs
 from muster.evaluating import Evaluated, starting_from
 from muster.options.task import (
     ComparedModel,
     EvaluatedModel,
     EvaluateEvery,
     EvaluationBundle,
+    LikeTask,
     ReleaseCounter,
     ReleaseDays,
     ReleaseFile,
     ReleaseKey,
+    Unset,
     with_task_settings,
 )
 from muster.output import Json, answer, at_utc, emit, remark, say, say_next, show_fields, show_table
-from muster.releasing import FIRST_COUNTER, VALID_DAYS, read_release, release_facts, released
+from muster.releasing import FIRST_COUNTER, VALID_DAYS, read_release, release_facts, released_for
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
@@ -52,8 +56,10 @@ FIRST_TASK = ("--population", "demo", "--goal", "20", "--rounds", "10")
 @with_task_settings
 def create(
     *,
-    plan: Annotated[Path, typer.Option(help="The plan bundle to run.")],
+    plan: Annotated[Path | None, typer.Option(help="The plan bundle to run.  [default: that of --like]")] = None,
     settings: dict[str, Any],
+    like: LikeTask = None,
+    unset: Unset = None,
     name: Annotated[str | None, typer.Option(help="Name for people.  [default: the bundle's]")] = None,
     evaluate: EvaluatedModel = None,
     against: ComparedModel = None,
@@ -75,26 +81,28 @@ def create(
 
     With --evaluate, devices measure a model by a bundle of evaluate, compare or personalisation, in one round by
     default. With --evaluate-every, training starts such tasks.
+
+    With --like, another task is begun anew: its bundle as the coordinator has it, its settings, its name and its
+    release. What is given replaces that; with --plan only its settings are taken.
     """
     from coordinator.rules.longest_updates import in_words
     from coordinator.rules.packed_segments import device_noise, report_bytes
     from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
+    from fedcore.plan import Plan
 
-    evaluated = Evaluated(evaluate, against, evaluate_every, None if evaluation is None else Bundle(evaluation))
-    chosen = build(TaskSettings, evaluated.settings(settings), text=True)
-    terms = {"counter": release_counter, "days": release_days}
-    with open_store(db, blobs, coordinator) as store, starting_from(store, Bundle(plan), evaluated) as (bundle, of):
-        signed = None if release is None else read_release(release)
-        if release_key is not None:
-            signed = _release(store, db, bundle, chosen, release_key, evaluation=of, **terms)
-        task = store.register_task(bundle, chosen, signed, name=name, evaluation=of)
-        _describe(store, task.id, json, device_noise(bundle.plan.report, task.settings))
+    own, measuring = (None if folder is None else Bundle(folder) for folder in (plan, evaluation))
+    evaluated = Evaluated(evaluate, against, evaluate_every, measuring)
+    signed = None if release is None else read_release(release)
+    with open_store(db, blobs, coordinator) as store:
+        sign = _signer(store, db, release_key, counter=release_counter, days=release_days)
+        creation = Creation(own, like, unset or (), evaluated, name, signed, sign)
+        task = creation.register(store, settings, text=True)
+        begun = Plan.decode(store.plan_part(task.id))
+        _describe(store, task.id, json, device_noise(begun.report, task.settings))
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
-        size = report_bytes(bundle.plan.report, task.settings).words
-        longest = in_words(bundle.plan, task.settings)
     if not json:
-        remark(f"A report has {size}.{longest}")
+        remark(f"A report has {report_bytes(begun.report, task.settings).words}.{in_words(begun, task.settings)}")
         _say_next(task, url, given_again(db=db, blobs=blobs, coordinator=coordinator))
 
 
@@ -186,6 +194,44 @@ def metrics(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
     if sessions:
         say()
         show_table(("sessions", "what became of them"), [(shape.count, shape.shape) for shape in sessions])
+
+
+@task_app.command()
+@with_store
+def watch(
+    *,
+    task: TaskId,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the watch, for the next two.")] = None,
+    tensorboard: Annotated[bool, typer.Option(help="Write every figure for TensorBoard, below --out.")] = False,
+    mlflow: Annotated[bool, typer.Option(help="Log to MLflow, at MLFLOW_TRACKING_URI.")] = False,
+    store: TaskStore,
+) -> None:
+    """Show every round as it is committed, until the task is over.
+
+    The names of figures are those of `muster simulate`, and their step is the round. This process tells TensorBoard and
+    MLflow, never the coordinator. With the same --out a later watch goes on where this one ended, and nothing is there
+    twice.
+    """
+    from coordinator.dashboard.settings_table import values
+    from muster.watching import figures
+    from simulator.runs.trackers import trackers
+
+    if out is None and (tensorboard or mlflow):
+        raise typer.BadParameter("a watch in a folder is logged: give --out DIR", param_hint="--tensorboard/--mlflow")
+    facts = store.task(task)
+    parameters = {"task": task, "name": facts.name, "algorithm": facts.algorithm.name, **values(facts.settings)}
+    with ExitStack() as stack:
+        told = []
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            told = trackers(out, parameters, "watch again", tensorboard=tensorboard, mlflow=mlflow)
+        for tracker in told:
+            stack.enter_context(closing(tracker))
+        for number, point in figures(store, task):
+            say(f"round {number}: " + ", ".join(f"{name} {value:.4g}" for name, value in sorted(point.items())))
+            for tracker in told:
+                tracker(number, point)
+    say(store.progress_of(task).sentence)
 
 
 @task_app.command()
@@ -291,8 +337,14 @@ def _release(
     """The release that a key in a file signs. more: as of `released`."""
     from fedcore.signing import SigningKey
 
-    lineage, modules = store.lineage().lineage, located(db).algorithm_modules
-    return released(bundle, settings, SigningKey.load(key), lineage, algorithm_modules=modules, **more)
+    return released_for(store, bundle, settings, SigningKey.load(key), located(db).algorithm_modules, **more)
+
+
+def _signer(store: TaskStore, db: str | None, key: Path | None, **terms: Any) -> Signs | None:
+    """What signs releases with a key in a file, if one is named. terms: as of `released`."""
+    if key is None:
+        return None
+    return lambda bundle, settings, of: _release(store, db, bundle, settings, key, evaluation=of, **terms)
 
 
 def _say_next(task: Task, url: str | None, where: list[str]) -> None:
@@ -343,11 +395,15 @@ def _tell(store: TaskStore, task_id: str, json: bool) -> None:
 
 def _describe(store: TaskStore, task_id: str, json: bool, noise: str = "") -> None:
     """noise: what devices add to their reports, in words."""
+    from coordinator.store.starting import spent_before
+
     task, progress = store.task(task_id), store.progress_of(task_id)
     facts = _facts(task, progress) | ({"noise_of_devices": noise} if noise else {})
     if task.settings.privacy is not None:
         spent = store.spent(task_id)
         facts["privacy_spent"] = {"rounds": len(spent), "epsilon": spent[-1].epsilon if spent else 0.0}
+    if (spent_there := spent_before(store, task.settings)) is not None:
+        facts["spent_before"] = spent_there.words
     if json:
         emit(facts)
     else:

@@ -32,7 +32,14 @@ _EVERY = "Evaluate on held-out devices every N rounds."
 EvaluateEvery = Annotated[int | None, typer.Option(metavar="N", help=_EVERY)]
 EvaluationBundle = Annotated[Path | None, typer.Option("--evaluation", help="The bundle for --evaluate-every.")]
 
+_LIKE = "Plan and settings of this task, but for what is given."
+LikeTask = Annotated[str | None, typer.Option("--like", metavar="TASK", help=_LIKE)]
+_UNSET = "With --like: a setting that is as by default again; repeatable."
+Unset = Annotated[list[str] | None, typer.Option("--unset", metavar="SETTING", help=_UNSET)]
+
 with_task_settings = with_settings(
-    TaskSettings, spread=("budget", "secagg", "clear", "buffered"), defaults={"rounds": None}
+    TaskSettings,
+    spread=("budget", "secagg", "clear", "buffered"),
+    defaults={"population": None, "goal": None, "rounds": None},
 )
 """Have a command take the settings of a task as options; its parameter `settings` gets those given, as a mapping."""

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,10 +23,10 @@ from fedcore.algorithms import module_of
 from fedcore.bundle import Bundle
 from fedcore.release import Signed
 from fedcore.signing import SigningKey
-from fedcore.validation import build
-from muster.evaluating import Evaluated, starting_from
+from muster.creating import Creation
+from muster.evaluating import Evaluated
 from muster.python.arguments import of_kind, with_settings_of
-from muster.releasing import FIRST_COUNTER, released
+from muster.releasing import FIRST_COUNTER, released_for
 from muster.remote import RemoteStore
 
 
@@ -127,8 +128,9 @@ class Coordinator(AbstractContextManager["Coordinator"]):
     @with_settings_of(TaskSettings)
     def create(  # noqa: PLR0913  # one keyword for each choice
         self,
-        bundle: Bundle,
+        bundle: Bundle | None = None,
         *,
+        like: str | None = None,
         name: str | None = None,
         evaluate: str | Path | None = None,
         against: str | Path | None = None,
@@ -138,7 +140,10 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         counter: int = FIRST_COUNTER,
         **settings: Any,
     ) -> Task:
-        """Start a task on a plan bundle, which is uploaded.
+        """Start a task on a plan bundle, which is uploaded, or like the task with the id `like`.
+
+        A task like another has what it has and is not given here: settings, name and release, and its bundle, which
+        the coordinator has; with a bundle of its own, only the settings. None for a part leaves it out.
 
         name: for people, by default the bundle's. evaluate, against: the model that devices measure, and the one that
         it is compared with, each as "TASK", "TASK@ROUND" or a file of `checkpoint`'s tensors; for a bundle of an
@@ -150,20 +155,24 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         Raises InvalidTask, naming the setting and what it may be, or what keeps the model from being evaluated. The
         other keywords are the settings of a task:
         """
-        of_kind("bundle", bundle, (Bundle,), "a Bundle, as muster.export gives it; Bundle(folder) reads one")
+        of_kind("bundle", bundle, (Bundle, type(None)), "a Bundle, as muster.export gives it; Bundle(folder) reads one")
+        of_kind("like", like, (str, type(None)), "the id of a task, such as task.id")
         of_kind("evaluation", evaluation, (Bundle, type(None)), "a Bundle that evaluates")
         of_kind("evaluate_every", evaluate_every, (int, type(None)), "a number of rounds")
         model, other = (None if source is None else str(source) for source in (evaluate, against))
         evaluated = Evaluated(model, other, evaluate_every, evaluation)
-        chosen = build(TaskSettings, evaluated.settings(settings))
-        with starting_from(self._store, bundle, evaluated) as (starting, origin):
-            release = None if release_key is None else self._released(starting, chosen, release_key, counter, origin)
-            made = self._store.register_task(starting, chosen, release, name=name, evaluation=origin)
-        return Task(self._store, made.id)
+        sign = None if release_key is None else partial(self._released, release_key, counter)
+        creation = Creation(bundle, like, (), evaluated, name, None, sign)
+        return Task(self._store, creation.register(self._store, settings).id)
 
     def _released(
-        self, bundle: Bundle, chosen: TaskSettings, key: SigningKey, counter: int, of: Evaluates | Regularly | None
+        self,
+        key: SigningKey,
+        counter: int,
+        bundle: Bundle,
+        chosen: TaskSettings,
+        of: Evaluates | Regularly | None,
     ) -> Signed:
         bundles = [bundle, of.bundle] if isinstance(of, Regularly) else [bundle]
-        lineage, modules = self._store.lineage().lineage, [module_of(one.manifest.algorithm.name) for one in bundles]
-        return released(bundle, chosen, key, lineage, evaluation=of, counter=counter, algorithm_modules=modules)
+        modules = [module_of(one.manifest.algorithm.name) for one in bundles]
+        return released_for(self._store, bundle, chosen, key, modules, evaluation=of, counter=counter)

@@ -1,17 +1,17 @@
-"""Trackers: tools of others that show runs. They are told of every round, and need packages that are optional."""
+"""Trackers: tools of others that show runs, and tasks. They are told of every round, and need optional packages."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from simulator.configuration import SimulationConfig
-from simulator.course import Point
 from simulator.errors import RunError
-from simulator.runs.config_file import flat_of
+
+if TYPE_CHECKING:
+    from simulator.course import Point
 
 
 class TensorBoard:
@@ -43,29 +43,40 @@ class TensorBoard:
 
 
 class MLflow:
-    """Logs the configuration and every figure to MLflow, where the variable MLFLOW_TRACKING_URI says.
+    """Logs parameters and every figure to MLflow, where the variable MLFLOW_TRACKING_URI says.
 
-    The file `mlflow-run-id` of the run's folder has MLflow's own id, under which a resumed run goes on. Raises RunError
-    when the package is not installed, and at a call when MLflow does not take what it is told.
+    The file `mlflow-run-id` of the run's folder has MLflow's own id, under which a resumed run goes on: a figure that
+    MLflow has of a round is not logged again. again: how the user goes on, in words. Raises RunError when the package
+    is not installed, and at a call when MLflow does not take what it is told.
     """
 
-    def __init__(self, run: Path, config: SimulationConfig) -> None:
-        self._run, self._config = run, config
+    def __init__(self, run: Path, parameters: Mapping[str, object], again: str) -> None:
+        self._run, self._parameters, self._again = run, parameters, again
         self._mlflow = _installed("mlflow", "mlflow")
-        self._begun = False
+        self._id: str | None = None
+        self._resumed = False
+        self._logged: dict[str, set[int]] = {}
 
     def __call__(self, number: int, point: Point) -> None:
         """Log the figures of a round."""
         with self._reached():
-            if not self._begun:
-                self._begin()
-            self._mlflow.log_metrics(_figures(point), step=number)
+            if self._id is None:
+                self._id = self._begin()
+            new = {name: value for name, value in _figures(point).items() if number not in self._rounds_with(name)}
+            self._mlflow.log_metrics(new, step=number)
 
     def close(self) -> None:
         """End the run in MLflow."""
-        if self._begun:
+        if self._id is not None:
             with self._reached():
                 self._mlflow.end_run()
+
+    def _rounds_with(self, name: str) -> set[int]:
+        """The rounds of which a run that is resumed had a figure before."""
+        if self._resumed and name not in self._logged:
+            history = self._mlflow.MlflowClient().get_metric_history(self._id, name)
+            self._logged[name] = {metric.step for metric in history}
+        return self._logged.get(name, set())
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[None]:
@@ -75,16 +86,27 @@ class MLflow:
         except self._mlflow.exceptions.MlflowException as error:
             raise RunError(
                 f"MLflow at {self._mlflow.get_tracking_uri()} does not take the run in {self._run}: {error}; mend "
-                f"that, or set MLFLOW_TRACKING_URI to another place, and go on with --resume {self._run}"
+                f"that, or set MLFLOW_TRACKING_URI to another place, and {self._again}"
             ) from error
 
-    def _begin(self) -> None:
-        self._begun, kept = True, self._run / "mlflow-run-id"
+    def _begin(self) -> str:
+        kept = self._run / "mlflow-run-id"
         if kept.exists():
+            self._resumed = True
             self._mlflow.start_run(run_id=kept.read_text())
-            return
-        kept.write_text(self._mlflow.start_run(run_name=self._run.name).info.run_id)
-        self._mlflow.log_params(flat_of(self._config))
+            return kept.read_text()
+        id_: str = self._mlflow.start_run(run_name=self._run.name).info.run_id
+        kept.write_text(id_)
+        self._mlflow.log_params(dict(self._parameters))
+        return id_
+
+
+def trackers(
+    run: Path, parameters: Mapping[str, object], again: str, *, tensorboard: bool, mlflow: bool
+) -> list[TensorBoard | MLflow]:
+    """Those that were asked for, of a run in a folder. parameters, again: as of `MLflow`."""
+    asked = (tensorboard, lambda: TensorBoard(run)), (mlflow, lambda: MLflow(run, parameters, again))
+    return [make() for wanted, make in asked if wanted]
 
 
 def _figures(point: Point) -> dict[str, int | float]:

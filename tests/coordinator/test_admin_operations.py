@@ -1,6 +1,7 @@
 """Every operation of the admin API, by walks over the table: what it gives, who may do it, where it is listed."""
 
 import hashlib
+from dataclasses import replace
 from functools import partial
 
 import httpx2
@@ -252,5 +253,8 @@ def test_a_regular_evaluation_is_asked_for_over_http_and_in_python(store, urls, 
         task = coordinator.create(bundle, evaluate_every=2, evaluation=evaluation, hold_out_devices=0.1, **given)
         assert store.task(task.id).evaluation == regular.stored
         assert task.evaluations() == []
+        like = coordinator.create(like=task.id, goal=1)
+        assert store.task(like.id).evaluation == regular.stored
+        assert store.task(like.id).settings == replace(store.task(task.id).settings, goal=1, minimum=1)
         with pytest.raises(InvalidTask, match="evaluate_every must be a whole number from 1"):
             coordinator.create(bundle, evaluate_every=0, evaluation=evaluation, hold_out_devices=0.1, **given)

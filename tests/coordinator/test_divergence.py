@@ -58,6 +58,15 @@ def test_loss_that_explodes_is_named_with_its_bound():
     assert divergence(first, [{"train.accuracy": 9.0}] * 3, 10) == ""
 
 
+@pytest.mark.parametrize(("told", "paused"), [((2.0, 1.9, 1.8, 40, 50, 60), 6), ((2.0, 1.9, 900, 990, 900, 950), 0)])
+def test_a_loss_must_have_been_small_three_times_to_count_as_exploded(told, paused):
+    # Two small values are what two false rounds may say of a task whose loss is large.
+    def says(number):
+        return divergence(losses(*told[: number - 1])[:FIRST_ROUNDS], losses(*told[:number])[-MOST_ROUNDS:], 10)
+
+    assert [number for number in range(1, len(told) + 1) if says(number)] == [paused] * bool(paused)
+
+
 def test_losses_of_two_trips_are_looked_at_apart():
     def in_turns(a, b, rounds):
         return [*losses(a, name="a.loss"), *losses(b, name="b.loss")] * (rounds // 2)

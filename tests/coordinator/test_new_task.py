@@ -4,6 +4,8 @@ import html
 import logging
 import re
 import socket
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import httpx2
 import msgspec
@@ -13,13 +15,26 @@ from coordinator.api.check_in_counts import OTHER, SPAN_S, CheckInCounts
 from coordinator.api.tokens import issue
 from coordinator.dashboard.settings_table import field_of, from_form, groups, values
 from coordinator.recent_lines import RecentLines
-from coordinator.rules.entities import Role
+from coordinator.rules.eligibility import Requires
+from coordinator.rules.entities import Regularly, Role
+from coordinator.rules.task_settings import Buffered, TaskSettings
 from coordinator.settings import Settings
+from tests.coordinator.bundles import make_bundle, make_evaluation_bundle
 from tests.coordinator.devices import CAPABILITIES, speaking_to
 from tests.coordinator.pages import csrf, log_in
 from tests.coordinator.test_api import check_in
 
 GIVEN = {"population": "phones", "goal": "2", "rounds": "3"}
+CLONED = {"population": "phones", "goal": 2, "rounds": 3}
+
+
+def filled_in(page):
+    """What a browser sends of the form of a new task as it is."""
+    texts = re.findall(r'<input (?!type="checkbox")[^>]*name="([^"]+)" value="([^"]*)"', page)
+    texts += re.findall(r'<input type="checkbox" name="([^"]+)" value="(yes)" checked>', page)
+    texts += re.findall(r'<select id="([^"]+)".*?<option selected>([^<]*)<', page, re.DOTALL)
+    texts += re.findall(r'<textarea name="([^"]+)"[^>]*>([^<]*)<', page)
+    return {name: html.unescape(value) for name, value in texts}
 
 
 @pytest.fixture
@@ -73,6 +88,27 @@ def test_form_that_is_wrong_comes_back_as_it_was_filled_in(store, bundle, operat
     assert re.search(f'role="alert">[^<]*{re.escape(words)}', page.text)
     assert 'value="77"' in page.text
     assert store.tasks() == []
+
+
+def test_the_form_is_filled_in_with_what_a_task_has(store, tmp_path, operating):
+    client, _ = operating
+    regular = Regularly(2, make_evaluation_bundle(tmp_path / "evaluation"))
+    given = TaskSettings(**CLONED, hold_out_devices=0.25, requires=Requires(charging=True), buffered=Buffered())
+    task = store.register_task(make_bundle(tmp_path / "plan"), given, name="spring", evaluation=regular)
+    assert f'href="/new?clone={task.id}"' in client.get(f"/tasks/{task.id}").text
+    page = client.get(f"/new?clone={task.id}").text
+    assert '<input id="minimum" name="minimum" value=""' in page  # which follows from the goal
+    made = client.post("/new", data=filled_in(page) | {"goal": "5"})
+    assert made.status_code == 303, made.text
+    clone = store.task(made.headers["location"].rpartition("/")[2])
+    assert (clone.name, clone.settings, clone.evaluation) == (
+        "spring",
+        replace(given, goal=5, minimum=5),
+        task.evaluation,
+    )
+    assert store.manifest(clone.id) == store.manifest(task.id)
+    unknown = client.get("/new?clone=nope")
+    assert (unknown.status_code, "no task" in unknown.text) == (404, True)
 
 
 def test_only_an_operators_page_uploads_and_creates(store, bundle, locked):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from coordinator.commands import AwaitAssignment, CountReport
+from coordinator.errors import InvalidTask
 from coordinator.rules.divergence import DIVERGED
 from coordinator.rules.eligibility import Requires
 from coordinator.rules.progress import OBSTACLES, Observation, Reason
@@ -339,6 +340,23 @@ def test_task_that_diverged_says_in_which_round_and_why(store, register):
     with store.database.writing() as records:
         records.move_task(records.task(task), TaskState.PAUSED, DIVERGED, "diverged in round 7: train.loss is nan")
     assert said(store, task) == ("diverged", "paused: diverged in round 7: train.loss is nan")
+
+
+def test_task_that_starts_later_draws_nobody_before_and_says_when(store, register, desk, bundle):
+    with pytest.raises(InvalidTask, match=r"starts_at must be a time with its zone, .*: day"):
+        register(starts_at="2027-02-30T06:00:00Z")
+    task = register(starts_at="2001-09-09T03:47:40+02:00")
+    at_length(desk, 30)
+    assert said(store, task) == ("scheduled", "starts at 2001-09-09T03:47:40+02:00, in 30 s")
+    rejected = desk.arrive("a")
+    assert (type(rejected), rejected.reason) == (Rejected, "no-task")
+    store.pause(task)
+    assert said(store, task)[0] == "paused"
+    store.resume(task)
+    at_length(desk, 31)
+    assert said(store, task)[0] == "selecting"
+    assert {given.task for given in desk.assign("b", "c")} == {task}
+    assert store.rounds(task)[0].opened_at >= EPOCH + 60
 
 
 def test_every_reason_is_met_here():

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import httpx2
 
 import muster
-from coordinator.errors import InvalidTask
+from coordinator.errors import InvalidTask, UnknownTask
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.settings import Settings
 from coordinator.store.tasks import open_coordinator_store
@@ -71,7 +71,7 @@ class Doors:
         with muster.Coordinator(self.urls.admin, self._token) as coordinator:
             try:
                 return coordinator.create(self.bundle, release_key=key, **settings).id
-            except (InvalidTask, FedcoreError) as error:
+            except (InvalidTask, UnknownTask, FedcoreError) as error:
                 return str(error)
 
     @property

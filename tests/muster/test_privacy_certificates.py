@@ -59,6 +59,14 @@ def test_certificate_is_written_and_verified_here_and_over_http(served, tmp_path
     in_process("task", "checkpoint", task, "--round", 1, "--out", early, *there)
     first = json.loads(in_process("privacy", "verify", early, "--json").stdout)
     assert (first["certificate"]["rounds"], first["epsilon"]) == (1, store.spent(task)[0].epsilon)
+    like = ("task", "create", "--like", task, "--starts-from", f"{task}@1", *there)
+    begun = json.loads(in_process(*like, "--json").stdout)
+    assert (begun["starts_from"], begun["spent_before"]) == (f"{task}@1", f"ε {first['epsilon']:.6g} at δ 1e-06")
+    child = tmp_path / "child.safetensors"
+    in_process("task", "checkpoint", begun["task"], "--out", child, *here)
+    told = in_process("privacy", "verify", child).stdout
+    assert re.search(rf"began at +the model of task {task}, round 1\n", told)
+    assert re.search(rf"with the tasks before +ε {first['epsilon']:.6g} at δ 2e-06", told)
     shown = json.loads(in_process("task", "show", task, *there, "--json").stdout)
     assert shown["privacy_spent"] == {"rounds": 2, "epsilon": store.spent(task)[-1].epsilon}
 

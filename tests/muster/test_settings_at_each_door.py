@@ -25,6 +25,7 @@ CLEAR = {
     "population": "tablets",
     "goal": 12,
     "rounds": 5,
+    "starts_at": "2026-11-27T06:00:00Z",
     "minimum": 9,
     "over_selection": 1.5,
     "selection_timeout_s": 30.0,
@@ -110,6 +111,7 @@ POOLED = SIMULATED | {"baseline": "pooled"}
 PERSONAL = SIMULATED | {"algorithm": "fedper", "local": "*.bias", "own_examples": True}
 TUNED = SIMULATED | {"own_examples": True, "fine_tune": 3}
 REFUSED_BY_THE_ALGORITHM = {"same_cohort": True, "clients": 12}
+OF_ANOTHER_TASK = {"starts_from": "nope@3"}
 NO_TEXT = {"text": 3, "path": 3, "mapping": 3, "part": 3}
 """What is bad where values have a type; a command has texts alone."""
 BAD = {
@@ -160,7 +162,8 @@ def test_every_setting_is_stored_alike_at_each_door(doors, settings):
 
 def test_no_setting_is_left_out_of_these_tests():
     tried = {name for settings in (CLEAR, MASKED, BUFFERED, NOISED) for name in named(settings)} | {
-        *REFUSED_BY_THE_ALGORITHM
+        *REFUSED_BY_THE_ALGORITHM,
+        *OF_ANOTHER_TASK,
     }
     assert tried == {f"{part}.{one.name}".lstrip(".") for part, one in every_setting()}
 
@@ -188,6 +191,8 @@ def test_bad_values_are_refused_in_the_same_words_at_each_door(doors):
             assert f"{wanted} must be " in said, (door.__name__, said)
             asked += 1
     assert asked > 200
+    said = {door.__name__: door(doors, NEEDED | OF_ANOTHER_TASK) for door in DOORS}
+    assert all("there is no task 'nope'" in words for words in said.values()), said
     assert doors.store.tasks() == []
 
 

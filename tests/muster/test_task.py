@@ -16,7 +16,7 @@ from fedcore.codecs.rotation import Rotation
 from fedcore.codecs.subsample import Subsample
 from fedcore.report import Segment
 from fedcore.validation import text_of
-from tests.coordinator.bundles import make_bundle, make_plan
+from tests.coordinator.bundles import make_bundle, make_plan, make_private_bundle
 from tests.muster.test_cli import in_process, muster
 
 SECURE = ("--goal", 9, "--secagg")
@@ -208,3 +208,43 @@ def test_device_that_runs_another_format_is_told_at_check_in_over_http(where, co
         outcome = json.loads(muster(*device, tmp_path / "another", "--json")[1])
     assert (outcome["reason"], outcome["task"], outcome["retryable"]) == ("unsupported-format", "", "permanent")
     assert 0.1 <= outcome["retry"]["min_s"] <= outcome["retry"]["max_s"] == 0.5
+
+
+def test_a_task_like_another_has_all_that_is_not_given_anew(bundle, where):
+    key = ["--release-key", new_key(bundle.parent)]
+    asked = ["--secagg", "--bits", 12, "--goal", 9, "--requires", "charging", "--on-device", "idle", "--seed", 7]
+    made = create(bundle, *asked, *key, "--name", "spring", *where, "--json")
+    task = json.loads(made.stdout)
+    like = ["task", "create", "--like", task["task"], *where, "--json"]
+    clone = json.loads(in_process(*like).stdout)
+    own = ("task", "progress")
+    assert {**clone, **dict.fromkeys(own)} == {**task, **dict.fromkeys(own)}  # also name and release
+    changes = ["--goal", 12, "--secagg", "--clip-norm", 2, "--requires", "min_battery=0.5", "--unset", "seed"]
+    other = json.loads(in_process(*like, "--plan", bundle, *key, *changes).stdout)
+    assert (other["goal"], other["minimum"], other["seed"], other["name"]) == (12, 12, 0, "hand-made")
+    assert other["secagg"] == task["secagg"] | {"clip_norm": 2.0}
+    assert other["requires"] == task["requires"] | {"min_battery": 0.5}
+    for more, words in (
+        (["--bits", 14, "--secagg"], "sign it again"),
+        (key, "name it with --plan"),
+        (["--unset", "goal"], "has no default"),
+        (["--unset", "gaol"], "did you mean goal"),
+    ):
+        refused = in_process(*like, *more)
+        assert refused.exit_code != 0
+        assert words in f"{refused.output}{refused.exception}", words
+    assert "--like" in f"{in_process('task', 'create', *where).exception}"
+
+
+def test_noise_that_was_found_for_a_task_is_found_anew_for_one_like_it(where, tmp_path):
+    plan = make_private_bundle(tmp_path / "plan").folder
+    private = ["--privacy", "epsilon=8,delta=1e-6,users=1000"]
+
+    def noise(*words):
+        return json.loads(in_process("task", "create", *words, *where, "--json").stdout)
+
+    first = noise("--plan", plan, "--population", "p", "--goal", 10, "--rounds", 4, *private)
+    longer = noise("--like", first["task"], "--rounds", 16)
+    assert longer["privacy"]["noise_multiplier"] > 1.5 * first["privacy"]["noise_multiplier"]
+    fixed = noise("--like", first["task"], "--privacy", "noise_multiplier=9")
+    assert noise("--like", fixed["task"], "--rounds", 5)["privacy"] == first["privacy"] | {"noise_multiplier": 9.0}

@@ -12,6 +12,7 @@ import pytest
 from simulator.configuration import SimulationConfig
 from simulator.engines.workers.forked import ended_each
 from simulator.errors import RunError
+from simulator.runs.config_file import flat_of
 from simulator.runs.reading import read_run
 from simulator.runs.running import resume_run, start_run
 from simulator.runs.trackers import MLflow, TensorBoard
@@ -101,12 +102,12 @@ def test_mlflow_has_a_resumed_run_as_one_run(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a store that needs no server
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
     folder = tmp_path / "run"
-    run = killed_and_resumed(folder, lambda: MLflow(folder, CONFIG))
+    run = killed_and_resumed(folder, lambda: MLflow(folder, flat_of(CONFIG), "go on with --resume"))
     client = mlflow.MlflowClient()
     kept = client.get_run((folder / "mlflow-run-id").read_text())
     assert (kept.data.params["model"], kept.info.status, kept.info.run_name) == ("logreg", "FINISHED", "run")
-    losses = {metric.step: metric.value for metric in client.get_metric_history(kept.info.run_id, "test.loss")}
-    assert losses == {point["round"]: point["test.loss"] for point in run.curve}
+    losses = [(metric.step, metric.value) for metric in client.get_metric_history(kept.info.run_id, "test.loss")]
+    assert sorted(losses) == [(point["round"], point["test.loss"]) for point in run.curve]
 
 
 @pytest.mark.filterwarnings("default")  # MLflow's own
@@ -116,7 +117,10 @@ def test_an_mlflow_that_does_not_take_a_run_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mlflow-run-id").write_text("0" * 32)  # of another place
-    with closing(MLflow(tmp_path / "run", CONFIG)) as tracker, pytest.raises(RunError, match=r"mlruns.*--resume"):
+    with (
+        closing(MLflow(tmp_path / "run", {}, "go on with --resume")) as tracker,
+        pytest.raises(RunError, match=r"mlruns.*--resume"),
+    ):
         tracker(1, {"round": 1, "train.loss": 1.0})
 
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 from coordinator.api.service import Service
 from coordinator.errors import InvalidTask
 from coordinator.operations import NewTask
-from coordinator.rules.entities import NOT_BOTH, Evaluates, Regularly, Task
-from fedcore.bundle import Bundle, Manifest
-from fedcore.plan import Plan
+from coordinator.rules.entities import NOT_BOTH, Task
 
 
 def create_task(service: Service, new: NewTask, by: str) -> Task:
@@ -23,29 +18,9 @@ def create_task(service: Service, new: NewTask, by: str) -> Task:
             "secure rounds need an enrolment authority, and this coordinator has none: run `muster authority "
             "serve`, and start the coordinator with --authority and --authority-url"
         )
-    with tempfile.TemporaryDirectory(prefix="muster-bundle-") as folder:
-        bundle = _bundle(service, new.manifest, Path(folder, "plan"))
-        evaluation: Evaluates | Regularly | None = new.evaluates
-        if new.evaluation is not None:
-            if evaluation is not None:
-                raise InvalidTask(NOT_BOTH)
-            by_bundle = _bundle(service, new.evaluation.bundle, Path(folder, "evaluation"))
-            evaluation = Regularly(new.evaluation.every, by_bundle)
-        return service.store.register_task(
-            bundle,
-            new.settings,
-            new.release,
-            by,
-            name=new.name,
-            evaluation=evaluation,
-        )
-
-
-def _bundle(service: Service, manifest: Manifest, folder: Path) -> Bundle:
-    """The bundle with a manifest, in a folder. Raises UnknownBlob, and fedcore's errors."""
-    get = service.store.blobs.get
-    plan = get(manifest.plan.sha256)
-    named = sorted({ref.sha256 for ref in Plan.decode(plan).blob_refs})
-    return Bundle.write(
-        folder, manifest, [plan, get(manifest.state.sha256), get(manifest.certificate.sha256), *map(get, named)]
+    if new.evaluates is not None and new.evaluation is not None:
+        raise InvalidTask(NOT_BOTH)
+    evaluation = new.evaluates or new.evaluation
+    return service.store.register_task(
+        new.manifest, new.settings, new.release, by, name=new.name, evaluation=evaluation
     )

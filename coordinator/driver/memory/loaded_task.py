@@ -15,6 +15,7 @@ from coordinator.rules.selection import LATE_ROUNDS, DeviceHoldOut, Needs
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.records.records import Records
+from coordinator.store.start import start_of
 from coordinator.store.tasks import CoordinatorStore
 from fedcore.errors import AlgorithmError, FedcoreError, PrivacyError
 from fedcore.plan import Plan
@@ -26,15 +27,16 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedTask:
-    """A task as the store has it, with its plan and its needs of a device."""
+    """A task as the store has it, with its plan and its needs of a device. waits: the time to start has not come."""
 
     record: Task
     plan: Plan
     needs: Needs
+    waits: bool = False
 
     @classmethod
-    def of(cls, record: Task, plan: Plan) -> LoadedTask:
-        """The task with its plan."""
+    def of(cls, record: Task, plan: Plan, at: float) -> LoadedTask:
+        """The task with its plan. at: now, in seconds since 1970."""
         settings = record.settings
         needs = Needs(
             frozenset(plan.graphs),
@@ -44,7 +46,7 @@ class LoadedTask:
             _hold_out(settings),
             bool(plan.kept),
         )
-        return cls(record, plan, needs)
+        return cls(record, plan, needs, at < start_of(settings))
 
     @property
     def id(self) -> str:
@@ -64,7 +66,7 @@ class LoadedTask:
     @property
     def active(self) -> bool:
         """Whether new rounds may begin."""
-        return self.record.state is TaskState.ACTIVE
+        return self.record.state is TaskState.ACTIVE and not self.waits
 
     @property
     def offer(self) -> Offer:
@@ -104,21 +106,23 @@ def with_lineage_back(membership: Membership, record: Task, lineage: str, at: fl
     return replace(record, state=TaskState.ACTIVE, reason="")
 
 
-def load_task(membership: Membership, record: Task, lineage: str, before: LoadedTask | None) -> LoadedTask | None:
+def load_task(
+    membership: Membership, record: Task, lineage: str, before: LoadedTask | None, at: float
+) -> LoadedTask | None:
     """The task with its plan; None when its algorithm cannot be made, or a blob that it needs cannot be read.
 
     Or when its privacy cannot be accounted for. Then it is paused, and the others go on.
 
     lineage: the public key with which this coordinator signs checkpoints, and makes noise again.
     before: the task as it was loaded last. When it is new here, or was resumed, all that its next round needs is looked
-    for.
+    for. at: now, in seconds since 1970.
     """
     store = membership.store
     try:
         plan = store.plan(record.plan_sha256)
-        if record.state is TaskState.ACTIVE and (before is None or not before.active):
+        if record.state is TaskState.ACTIVE and (before is None or before.record.state is not TaskState.ACTIVE):
             _look_for(store, record, lineage, plan)
-        return LoadedTask.of(record, plan)
+        return LoadedTask.of(record, plan, at)
     except Unavailable:  # an object store that does not answer now
         return None
     except (AlgorithmError, PrivacyError, KeysDiffer) as error:

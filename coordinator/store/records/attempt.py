@@ -49,23 +49,23 @@ class AttemptRecords(WithinTransaction):
         owners = select(kept.c.task).group_by(kept.c.task).having(func.count() == len(checkpoints))
         return self._connection.scalar(owners.limit(1)) is not None
 
-    def ancestors(self, population: str, checkpoint: str) -> list[Task]:
+    def ancestors(self, population: str, checkpoint: str, starts_from: str | None = None) -> list[Task]:
         """The tasks of a population that trained a checkpoint, one after the other, as long as they keep their models.
 
-        A task that left the model as it was is none of them.
+        A task that left the model as it was is none of them. starts_from: where the checkpoint's model is said to be
+        from, which holds for ever.
         """
         found: dict[str, Task] = {}
-        ends = [checkpoint]
+        ends = [(checkpoint, starts_from)]
         while ends:
-            end = ends.pop()
+            end, source = ends.pop()
             made = select(ROUNDS.c.task).where(ROUNDS.c.checkpoint_sha256 == end)
-            there = (TASKS.c.population == population) & (TASKS.c.checkpoint_sha256 != end)
-            rows = self._connection.execute(
-                select(TASKS).where(there & TASKS.c.id.in_(made) & TASKS.c.id.not_in(list(found)))
-            )
-            tasks = [task_of(row) for row in rows]
+            trained = TASKS.c.id.in_(made) & (TASKS.c.checkpoint_sha256 != end)
+            named = TASKS.c.id == (source or "").partition("@")[0]
+            there = (TASKS.c.population == population) & TASKS.c.id.not_in(list(found))
+            tasks = [task_of(row) for row in self._connection.execute(select(TASKS).where(there & (trained | named)))]
             found |= {task.id: task for task in tasks}
-            ends += [task.initial.checkpoint_sha256 for task in tasks]
+            ends += [(task.initial.checkpoint_sha256, task.settings.starts_from) for task in tasks]
         return list(found.values())
 
     def _metrics(self, task_id: str) -> Select[dict[str, float]]:

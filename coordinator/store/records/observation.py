@@ -11,6 +11,7 @@ from coordinator.rules.entities import LiveRound, Task
 from coordinator.rules.progress import LastAttempt, Observation, TaskStatus
 from coordinator.rules.states import RoundState
 from coordinator.store.records.within_transaction import WithinTransaction
+from coordinator.store.start import start_of
 from coordinator.store.tables import OBSERVATIONS, POPULATIONS, REPLICAS, ROUNDS
 
 
@@ -48,6 +49,7 @@ class ObservationRecords(WithinTransaction):
                     last=ended.get(task.id),
                     driver_seen_at=seen_at,
                     observed=observed.get((task.id, driver)),
+                    starts_at=start_of(task.settings),
                 )
             )
         return statuses

@@ -1,0 +1,156 @@
+"""Registration of tasks: a bundle, or the manifest of one whose blobs are stored, becomes a task."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.errors import StoreConflict, demand
+from coordinator.failpoints import reach
+from coordinator.rules.audit import Action
+from coordinator.rules.entities import Evaluates, RegularEvaluation, Regularly, Snapshot, Task, check_name
+from coordinator.rules.private_sums import with_least_noise
+from coordinator.rules.release import check_release, check_signed
+from coordinator.rules.settings_fit import check_descent, check_settings
+from coordinator.rules.states import TaskState
+from coordinator.rules.task_settings import TaskSettings
+from coordinator.store.blobs import Blobs
+from coordinator.store.bundles import first_checkpoint, release_of
+from coordinator.store.evaluated import check_evaluated, check_evaluation
+from coordinator.store.start import start_of
+from coordinator.store.starting import started, trained_round
+from fedcore.bundle import Bundle, Manifest
+from fedcore.plan import BlobRef, Plan
+from fedcore.release import Release, Signed
+
+if TYPE_CHECKING:
+    from coordinator.store.tasks import CoordinatorStore
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """Registers a task in a store, for an actor. Everything is as `TaskStore.register_task` says."""
+
+    store: CoordinatorStore
+    by: str
+
+    def register(
+        self,
+        bundle: Bundle | Manifest,
+        settings: TaskSettings,
+        release: Signed | None,
+        name: str | None,
+        evaluation: Evaluates | Regularly | RegularEvaluation | None,
+    ) -> Task:
+        """The new task."""
+        with tempfile.TemporaryDirectory(prefix="muster-bundle-") as folder:
+            whole = self._whole(bundle, Path(folder, "plan"))
+            if isinstance(evaluation, RegularEvaluation):
+                measuring = self._whole(evaluation.bundle, Path(folder, "evaluation"))
+                evaluation = Regularly(evaluation.every, measuring)
+            start_of(settings)
+            whole, settings = self._started(whole, settings, Path(folder, "begun"))
+            return self._register(whole, with_least_noise(settings), release, name, evaluation)
+
+    def _started(self, bundle: Bundle, settings: TaskSettings, folder: Path) -> tuple[Bundle, TaskSettings]:
+        """The bundle in the state in which the task starts, and settings that name the model's round.
+
+        A task like one that began at a model has its state already, and says so too.
+        """
+        store, state = self.store, bundle.manifest.state.sha256
+        known = {task.settings.starts_from for task in store.tasks() if task.initial.state_sha256 == state} - {None}
+        if settings.starts_from is None:
+            wording = f"{min(filter(None, known), default='')}: the bundle's state is the model of that task"
+            demand(not known, "starts_from", wording, None)
+            return bundle, settings
+        source, number = trained_round(store, settings.starts_from)
+        settings = replace(settings, starts_from=f"{source}@{number}")
+        if settings.starts_from in known:
+            return bundle, settings
+        return started(store, bundle, settings, store.algorithm(bundle.manifest.algorithm), store.model_file, folder)
+
+    def _whole(self, bundle: Bundle | Manifest, folder: Path) -> Bundle:
+        return bundle if isinstance(bundle, Bundle) else stored_bundle(self.store.blobs, bundle, folder)
+
+    def _register(
+        self,
+        bundle: Bundle,
+        settings: TaskSettings,
+        release: Signed | None,
+        name: str | None,
+        evaluation: Evaluates | Regularly | None,
+    ) -> Task:
+        store = self.store
+        plan, _, manifest = bundle.plan, bundle.signer, bundle.manifest
+        name = check_name(manifest.name if name is None else name)
+        first = first_checkpoint(bundle, store.algorithm_modules)
+        check_settings(settings, store.algorithm(manifest.algorithm), plan)
+        check_release(plan, bundle.certificate, settings)
+        evaluates, regular, measuring = None, None, None
+        if isinstance(evaluation, Regularly):
+            regular, measuring = check_evaluation(store, bundle, settings, evaluation), evaluation.bundle
+        elif evaluation is not None:
+            evaluates = check_evaluated(store, bundle, settings, evaluation)
+        start = BlobRef.of(first).sha256
+        with store.database.reading() as records:
+            at, ancestors = records.at, records.attempts.ancestors(settings.population, start, settings.starts_from)
+        check_descent(settings, ancestors, evaluated=regular is not None)
+        task = Task(
+            id=secrets.token_hex(8),
+            name=name,
+            bundle=manifest.name,
+            state=TaskState.ACTIVE,
+            reason="",
+            settings=settings,
+            algorithm=manifest.algorithm,
+            plan_sha256=manifest.plan.sha256,
+            plan_signature=manifest.signature,
+            certificate_sha256=manifest.certificate.sha256,
+            release=release,
+            initial=Snapshot(0, manifest.state.sha256, start),
+            created_at=at,
+            evaluates=evaluates,
+            evaluation=regular,
+        )
+        check_signed(task, self._release(bundle, settings, measuring), at)
+        bundles = [bundle] if measuring is None else [bundle, measuring]
+        try:
+            self._start(task, bundles, first)
+        except StoreConflict:  # a collection took older blobs; those written now are new
+            self._start(task, bundles, first)
+        return task
+
+    def _release(self, bundle: Bundle, settings: TaskSettings, evaluation: Bundle | None) -> Release | None:
+        """The release that a task needs, apart from what its signer chooses; None without secure aggregation."""
+        if settings.secagg is None:
+            return None
+        modules = self.store.algorithm_modules
+        free = {"counter": 0, "expires_at": 0}
+        return release_of(bundle, settings, "", **free, algorithm_modules=modules, evaluation=evaluation)
+
+    def _start(self, task: Task, bundles: Sequence[Bundle], first: bytes) -> None:
+        store = self.store
+        # Public also where a private blob has the same bytes.
+        public = {ref for bundle in bundles for ref in (bundle.manifest.plan, *bundle.plan.blob_refs)}
+        refs = {store.blobs.put(data): ref in public for bundle in bundles for ref, data in bundle.blobs()}
+        refs[store.blobs.put(first)] = True
+        with store.database.writing() as records:
+            store.add_blobs(records, refs)
+            records.add_task(task, f"created by {self.by}")
+            if task.release is not None:
+                records.releases.append(task.release)
+            records.audit.append(self.by, Action.TASK_CREATED, task.id, f"plan {task.plan_sha256}")
+            reach("task.before-commit")
+        reach("task.after-commit")
+
+
+def stored_bundle(blobs: Blobs, manifest: Manifest, folder: Path) -> Bundle:
+    """The bundle with a manifest, written to a folder from stored blobs. Raises UnknownBlob, and fedcore's errors."""
+    plan = blobs.get(manifest.plan.sha256)
+    named = sorted({ref.sha256 for ref in Plan.decode(plan).blob_refs})
+    others = [manifest.state.sha256, manifest.certificate.sha256, *named]
+    return Bundle.write(folder, manifest, [plan, *map(blobs.get, others)])

@@ -1,0 +1,100 @@
+"""Tasks that begin at a model of another task: where it is, the state that they start from, and what it has spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import safetensors.numpy
+
+from coordinator.errors import InvalidTask
+from coordinator.rules.entities import Task
+from coordinator.rules.evaluated import check_same_tensors
+from coordinator.rules.states import RoundState
+from coordinator.rules.task_settings import TaskSettings
+from fedcore import checkpoint
+from fedcore.algorithms.algorithm import Algorithm
+from fedcore.algorithms.evaluation import EVALUATION
+from fedcore.bundle import Bundle
+from fedcore.plan import BlobRef, Plan
+from fedcore.privacy.certificate import Spending
+
+if TYPE_CHECKING:
+    from coordinator.operations import TaskStore
+
+
+def round_of(store: TaskStore, source: str, forms: str = "TASK or TASK@ROUND") -> tuple[str, int]:
+    """The task and the round of `TASK@ROUND`; of `TASK`, its last committed round, 0 for none.
+
+    forms: what else a source may be, in words. Raises InvalidTask, and UnknownTask for `TASK`.
+    """
+    task, at, number = source.partition("@")
+    if at and not number.isdecimal():
+        raise InvalidTask(f"{source!r} names no round: give {forms}")
+    committed = [] if at else [one.number for one in store.rounds(task) if one.state is RoundState.COMMITTED]
+    return task, int(number) if at else max(committed, default=0)
+
+
+def trained_round(store: TaskStore, source: str) -> tuple[str, int]:
+    """The same of a task that is there, and has trained its model. Raises InvalidTask and UnknownTask."""
+    task, number = round_of(store, source)
+    store.task(task)
+    if number == 0:
+        raise InvalidTask(f"task {task} has committed no round yet: there is no trained model to begin at")
+    return task, number
+
+
+def started(
+    store: TaskStore,
+    bundle: Bundle,
+    settings: TaskSettings,
+    algorithm: Algorithm,
+    read: Callable[[str, int], bytes],
+    folder: Path,
+) -> tuple[Bundle, TaskSettings]:
+    """The bundle in the state in which a task with these settings starts, and the settings with the model's round.
+
+    algorithm: of the bundle. read: gives the model of a task after a round, as `TaskStore.model` does. folder: where
+    the bundle is written, if the task begins at a model.
+
+    Raises InvalidTask when the tensors differ, or the algorithm trains no model; UnknownTask; UnknownRound.
+    """
+    if settings.starts_from is None:
+        return bundle, settings
+    if algorithm.family == EVALUATION:
+        raise InvalidTask(f"{algorithm.name} evaluates a model and begins at none: leave starts_from out")
+    source, number = trained_round(store, settings.starts_from)
+    plan, manifest = bundle.plan, bundle.manifest
+    check_same_tensors(f"task {source}", Plan.decode(store.plan_part(source)), plan)
+    params_D = plan.schema.flatten(safetensors.numpy.load(read(source, number)))
+    state = checkpoint.encode(algorithm.init(params_D))
+    others = [data for ref, data in bundle.blobs() if ref != manifest.state]
+    made = Bundle.write(folder, msgspec.structs.replace(manifest, state=BlobRef.of(state)), [state, *others])
+    return made, replace(settings, starts_from=f"{source}@{number}")
+
+
+def before(store: TaskStore, settings: TaskSettings) -> Iterator[tuple[Task, int]]:
+    """The tasks before one with these settings, each with the round at whose model the next one began; nearest first.
+
+    Of tasks before one without privacy nothing is said: no certificate bounds what their models reveal.
+    """
+    while settings.starts_from is not None:
+        source, number = round_of(store, settings.starts_from)
+        task = store.task(source)
+        yield task, number
+        if task.settings.privacy is None:
+            return
+        settings = task.settings
+
+
+def spent_before(store: TaskStore, settings: TaskSettings) -> Spending | None:
+    """What the tasks before one with these settings have spent, all together; None where there are none."""
+    total: Spending | None = None
+    for task, number in before(store, settings):
+        privacy, epsilon = task.settings.privacy, [one.epsilon for one in store.spent(task.id) if one.number <= number]
+        own = Spending.unbounded() if privacy is None else Spending(max(epsilon, default=0.0), privacy.delta)
+        total = own if total is None else total.with_(own)
+    return total
