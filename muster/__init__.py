@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from muster.python.demonstrating import demo
     from muster.python.exporting import export, export_model
     from muster.python.operating import Coordinator, Task
-    from muster.python.simulating import Run, simulate
-    from simulator.datasets import load
+    from muster.python.simulating import Run, load, simulate
     from simulator.population import Population
 
 __all__ = ["Coordinator", "Population", "Run", "Task", "demo", "export", "export_model", "load", "simulate"]
@@ -33,7 +32,7 @@ _HOMES = {
     "demo": "muster.python.demonstrating",
     "export": "muster.python.exporting",
     "export_model": "muster.python.exporting",
-    "load": "simulator.datasets",
+    "load": "muster.python.simulating",
     "simulate": "muster.python.simulating",
 }
 

@@ -200,7 +200,7 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
         check_two_trips(algorithm)
     users = given.users or _users(config)
     plan = None if config.plan is None else SimulatedPlan(config.plan)
-    model = _model(config, plan, users, given.model)
+    model = _model(config, plan, users, given)
     algorithm = for_model(algorithm, model.metrics[1:], model.schema)
     _check_own_models(config, algorithm)
     local = config.baseline == "local"
@@ -237,13 +237,18 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
     return training
 
 
-def _model(config: SimulationConfig, plan: SimulatedPlan | None, users: Population, given: ModelSpec | None) -> Model:
-    """The model to train, with the parameters that it starts from. Raises as `simulate`."""
+def model_of(config: SimulationConfig, given: Overrides = Overrides()) -> Model:
+    """The model that a configuration trains, with the parameters that it starts from. Raises as `simulate`."""
+    plan = None if config.plan is None else SimulatedPlan(config.plan)
+    return _model(config, plan, given.users or _users(config), given)
+
+
+def _model(config: SimulationConfig, plan: SimulatedPlan | None, users: Population, given: Overrides) -> Model:
     if plan is None:
-        spec = given or load_model(config.model, users.shape, users.classes)
+        spec = given.model or load_model(config.model, users.shape, users.classes)
         model = Model(spec.with_local(config.local), config.seed)
     else:
-        model = plan.model(given or config.model, config.seed)
+        model = plan.model(given.model or config.model, config.seed)
     if config.start is not None:
         model.initial = read_model(config.start, model.schema)
     if config.target_accuracy is not None and "accuracy" not in model.metrics:
@@ -311,7 +316,7 @@ def _computing(config: SimulationConfig) -> Computing:
     numbered = config.device not in {"cpu", "cuda", EVERY_GPU}
     if numbered and (config.ray is not None or (config.processes or 1) > 1):
         raise EngineError(
-            f"{config.device!r} is one GPU, which several processes do not share; take --device {EVERY_GPU}"
+            f"{config.device!r} is one GPU, which several processes do not share; take --device={EVERY_GPU}"
         )
     device = "cuda" if config.device == EVERY_GPU else config.device
     if config.ray is not None:

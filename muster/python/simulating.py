@@ -3,38 +3,44 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import safetensors.numpy
+import torch
 
-from export.model import ModelSpec
+from export.model import Model, ModelSpec
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.names import offered
 from fedcore.params import Float32
-from muster.python.arguments import check_trained, of_kind, with_settings_of
+from fedcore.private_files import write_whole
+from muster.python.arguments import check_trained, of_kind, speaking_python, with_settings_of
+from simulator import datasets
 from simulator.configuration import SimulationConfig, to_config
 from simulator.course import ACCURACY, Point
-from simulator.errors import EngineError
+from simulator.errors import EngineError, RunError
 from simulator.planned import completed_by_plan
 from simulator.population import Population
-from simulator.runs.reading import read_run
-from simulator.simulation import OnRound, Overrides, SimulationResult, advance, training_of
+from simulator.runs.reading import read_run, read_tensors
+from simulator.simulation import OnRound, Overrides, SimulationResult, advance, model_of, training_of
+from simulator.training import Tensors
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from muster.pictures.picture import Picture
 
-MODEL = "server.params"
+PARAMS = "server.params"
 DEFAULT_ALGORITHM = "fedavg"
 CALLED = {"dataset": "users"}
 """Arguments that have another name here than in the file of a run."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Run:
     """A simulation that is done.
 
@@ -47,7 +53,9 @@ class Run:
     result: SimulationResult
     points: list[Point]
     params: Float32 | None
-    folder: Path | None = None
+    folder: Path | None
+    _tensors: Tensors
+    _untrained: Callable[[], Model]
 
     def __repr__(self) -> str:
         result = self.result
@@ -74,6 +82,27 @@ class Run:
         """The accuracy per example of all held-out users at the end; None where the model has no such metric."""
         return self.result.test_accuracy
 
+    def tensors(self) -> Tensors:
+        """The model as named tensors. Raises EngineError with a baseline that trains another kind of model, or many."""
+        if not self._tensors:
+            each = (
+                "a model for each user: take `run.params`" if self.params is not None else "a linear model, not torch's"
+            )
+            raise EngineError(f"the baseline {self.result.baseline} has no tensors, as it trains {each}")
+        return self._tensors
+
+    def model(self) -> torch.nn.Module:
+        """The trained model as a torch module in eval mode, built by its spec. Raises as `tensors`."""
+        tensors, model = self.tensors(), self._untrained()
+        return model.trained(model.schema.flatten(tensors)).module
+
+    def save(self, path: Path | str) -> None:
+        """Write the tensors in safetensors' format, as a run in a folder has them. Raises as `tensors`, and NotWritten.
+
+        `start` of `muster.simulate` reads such a file.
+        """
+        write_whole(Path(path), safetensors.numpy.save(self.tensors()))
+
     def plot(self, y: str = ACCURACY, out: Path | str | None = None) -> Picture:
         """A figure over rounds, which a notebook shows; written to `out` too, a .svg or a .png.
 
@@ -91,6 +120,7 @@ class Run:
         return picture
 
 
+@speaking_python
 @with_settings_of(SimulationConfig, but=("model", "dataset", "algorithm", "settings"))
 def simulate(
     model: str | ModelSpec,
@@ -115,6 +145,7 @@ def simulate(
     _check_names(options)
     check_trained(model, algorithm, settings)
     of_kind("users", users, (str, Population), "a data set's name, or a Population: Population.of(names, shards)")
+    of_kind("on_round", on_round, (Callable,), "a function of a round's number and its point")
     given = Overrides(
         users=None if isinstance(users, str) else users,
         model=None if isinstance(model, str) else model,
@@ -136,9 +167,20 @@ def simulate(
         )
     from muster.run_folders import start  # draws
 
-    result = start(Path(out), config, on_round)
-    kept = read_run(out)
-    return Run(result, list(kept.points), _model(kept.vectors()), Path(out))
+    start(Path(out), config, on_round)
+    return kept_in(Path(out), given)
+
+
+def kept_in(folder: Path, given: Overrides) -> Run:
+    """The run in a folder, which is done. given: what its configuration does not name."""
+    run = read_run(folder)
+    if run.result is None:
+        raise RunError(f"the run in {folder} has no result yet; go on with it by --resume={folder}")
+    untrained = partial(model_of, run.config, given)
+    return Run(run.result, list(run.points), _params(run.vectors()), folder, read_tensors(folder), untrained)
+
+
+load = speaking_python(datasets.load)
 
 
 def _check_names(options: Iterable[str]) -> None:
@@ -163,9 +205,10 @@ def _completed(values: dict[str, Any], given: Overrides) -> dict[str, Any]:
 def _in_memory(config: SimulationConfig, given: Overrides, on_round: OnRound) -> Run:
     training, points = training_of(config, given=given), list[Point]()
     result = advance(config, training, points, on_round)
-    return Run(result, points, _model(training.vectors()))
+    params, untrained = _params(training.vectors()), partial(model_of, config, given)
+    return Run(result, points, params, None, training.tensors(), untrained)
 
 
-def _model(vectors: Mapping[str, Any]) -> Float32 | None:
+def _params(vectors: Mapping[str, Any]) -> Float32 | None:
     """The model among the vectors of a training; None with a linear baseline."""
-    return np.asarray(vectors[MODEL], np.float32) if MODEL in vectors else None
+    return np.asarray(vectors[PARAMS], np.float32) if PARAMS in vectors else None

@@ -114,10 +114,10 @@ def load(
     if dataset.on_disk:
         if data is None:
             raise DatasetError(
-                f"data set {name!r} lies on disk: say where with --data DIR (the folder that holds {name}/)"
+                f"data set {name!r} lies on disk: say where with --data=DIR (the folder that holds {name}/)"
             )
         if not Path(data, name).is_dir():
-            raise DatasetError(f"{data} holds no folder {name}; --data must name the folder that holds {name}/")
+            raise DatasetError(f"{data} holds no folder {name}; name the folder that holds {name}/ with --data")
         arguments.append(Path(data))
     if dataset.sized:
         arguments.append(count if partition is None else dataset.clients)
@@ -129,7 +129,7 @@ def load(
     if clients > len(population):
         raise DatasetError(
             f"data set {name!r} has {len(population)} users; to deal their examples to {clients} clients, say how, "
-            f"as with --partition {PARTITION}"
+            f"as with --partition={PARTITION}"
         )
     return population.subset(sorted(draw(len(population), clients, seed=0)))
 

@@ -62,7 +62,7 @@ def resume_run(
     if different:
         raise RunError(
             f"{path} holds a run of another configuration; it and this one differ in {', '.join(different)}. Resume it "
-            f"with its own, by --resume {path} alone, or take another folder"
+            f"with its own, by --resume={path} alone, or take another folder"
         )
     with contextlib.closing(RunFolder.open(path)) as folder:
         done = read_result(path)
@@ -112,7 +112,7 @@ class _Run:
         try:
             advanced = advance(config, self._training, course, self._keep)
         except ProcessDied as died:
-            raise ProcessDied(f"{died}; go on with --resume {self._folder.path}") from died
+            raise ProcessDied(f"{died}; go on with --resume={self._folder.path}") from died
         result = replace(advanced, engine_reason=engine.reason)
         self._folder.save(len(course), self._training.vectors())
         self._folder.finish(result, self._training.tensors())

@@ -75,7 +75,7 @@ class MLflow:
         except self._mlflow.exceptions.MlflowException as error:
             raise RunError(
                 f"MLflow at {self._mlflow.get_tracking_uri()} does not take the run in {self._run}: {error}; mend "
-                f"that, or set MLFLOW_TRACKING_URI to another place, and go on with --resume {self._run}"
+                f"that, or set MLFLOW_TRACKING_URI to another place, and go on with --resume={self._run}"
             ) from error
 
     def _begin(self) -> None:

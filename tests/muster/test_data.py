@@ -48,7 +48,7 @@ def test_show_draws_the_mix_of_classes(typed, tmp_path, ending):
     ("arguments", "message"),
     [
         (("nowhere",), "no data set is called 'nowhere'"),
-        (("wisdm",), "say where with --data DIR"),
+        (("wisdm",), "say where with --data=DIR"),
         (("digits", "--out", "mix.pdf"), "must end in .svg or .png"),
         (("quadratics", "--out", "mix.png"), "quadratics has no classes to draw"),
         (("digits", "--out", "none/mix.png"), "error: none/mix.png cannot be written: No such file or directory"),

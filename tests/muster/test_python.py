@@ -1,5 +1,6 @@
 """`import muster`, as a program or a notebook uses it."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -8,16 +9,21 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file
 
 import muster
 from coordinator.errors import InvalidTask
 from export.errors import ExportError
+from export.model import ModelSpec, cross_entropy
 from export.models import load as built_in
 from fedcore.algorithms.fed_adam import FedAdam
-from fedcore.errors import NotWritten
+from fedcore.errors import FedcoreError, NotWritten, SchemaError
+from fedcore.plan import Field
+from muster.options.names import in_python
 from muster.remote import RemoteError
 from simulator import read_run
-from simulator.errors import EngineError, RunError
+from simulator.errors import EngineError, RunError, SimulatorError
 from tests.coordinator.bundles import make_bundle, make_evaluation_bundle, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.replicas import until
@@ -29,6 +35,53 @@ from tools import make_python_reference
 __all__ = ["served"]
 PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHORT = {"rounds": 2, "cohort": 4, "evaluate_every": 1, "processes": 1, "engine": "torch"}
+
+
+class Weights(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(4))
+
+
+HAND_MADE = ModelSpec("hand-made", Weights, cross_entropy, (), Field("x", "float32", (2,)))
+BAD = {
+    "model": "mpl",
+    "users": "wisdm",
+    "algorithm": "fedper",  # which needs local parameters
+    "settings": {"settings": {"client_lr": -1}},
+    "out": "run",
+    "on_round": 3,
+    "plan": "none",
+    "start": "none",
+    "against": {"against": "none", "baseline": "pooled"},
+    "local": "9.*",
+    "data": {"data": "none", "users": "wisdm"},
+    "partition": "dirichlet:x",
+    "clients": 2_000,
+    "baseline": "cocoa",
+    "privacy": {"privacy": {"epsilon": 1}},
+    "rounds": 0,
+    "cohort": 1_000,
+    "held_out": 1,
+    "own_examples": 1,
+    "fine_tune": 1,
+    "hold_out_examples": 1,
+    "on_held_out_examples": True,
+    "evaluate_every": 0,
+    "target_accuracy": 2,
+    "patience": 0,
+    "engine": "graph",
+    "device": {"device": "cuda:1", "processes": 2},
+    "processes": 0,
+    "at_once": 0,
+    "ray": 3,
+    "compress": "bits=3",
+    "seed": -1,
+    "schedule": {"schedule": {"server_lr": 1}},
+    "same_cohort": True,
+    "secagg": {"secagg": {"bit": 12}},
+}
+"""For each keyword of `simulate` a bad value, or arguments that make it one."""
 
 
 def programs():
@@ -68,6 +121,8 @@ def test_objects_train_as_their_names_do():
     given = muster.simulate(spec, users, FedAdam(client_lr=0.2), **SHORT)
     assert given.params.tobytes() == named.params.tobytes()
     assert given.points == named.points
+    x = torch.from_numpy(users.fields["x"])
+    assert torch.equal(given.model()(x), named.model()(x))
     assert given.result.settings == named.result.settings
     assert repr(named) == repr(given) == f"Run(mlp, fedadam, 2 rounds, accuracy {named.accuracy:.3f} of held-out users)"
 
@@ -107,6 +162,12 @@ def test_a_run_in_a_folder_has_the_model_of_one_in_memory(tmp_path):
     loose = muster.simulate("logreg", **SHORT)
     assert kept.params.tobytes() == loose.params.tobytes()
     assert kept.folder == tmp_path / "run"
+    loose.save(tmp_path / "model.safetensors")
+    assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert {name: tensor.shape for name, tensor in kept.tensors().items()} == {"1.weight": (10, 64), "1.bias": (10,)}
+    for run in (kept, loose):
+        trained = torch.cat([tensor.reshape(-1) for tensor in run.model().parameters()])
+        assert trained.detach().numpy().tobytes() == run.params.tobytes()
     with pytest.raises(RunError, match="run"):
         muster.simulate("logreg", out=tmp_path / "run", **SHORT)
 
@@ -154,8 +215,39 @@ def test_wrong_arguments_are_named_before_any_work(tmp_path, monkeypatch, argume
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_bad_value_of_every_keyword_is_told_in_words_of_python(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").touch()
+    assert set(BAD) == set(inspect.signature(muster.simulate).parameters)
+    told = {}
+    for name, given in BAD.items():
+        with pytest.raises((TypeError, SimulatorError, ExportError, FedcoreError)) as refused:
+            muster.simulate(**{"model": "logreg", **(given if isinstance(given, dict) else {name: given})})
+        told[name] = str(refused.value)
+    assert {name: words for name, words in told.items() if "--" in words or "\n" in words} == {}
+    assert told["out"] == "run exists already; go on with it by simulator.resume_run('run'), or take another folder"
+    assert told["device"].endswith("which several processes do not share; take device='cuda:all'")
+    assert told["algorithm"].endswith("by local, such as local='1.bias'")
+    assert told["data"].endswith("name the folder that holds wisdm/ with data=")
+
+
+def test_commands_in_messages_stay_commands():
+    words = (
+        "`muster key new --out a.pem` makes one; or leave --release-key out, or take --set, --at-once=2 or --data=DIR."
+    )
+    assert in_python(words) == (
+        "`muster key new --out a.pem` makes one; or leave release_key= out, or take settings=, at_once=2 or data=DIR."
+    )
+
+
 def test_users_alone_have_a_model_each():
-    assert muster.simulate("logreg", baseline="local", rounds=1).params.shape == (75, 650)
+    run = muster.simulate("logreg", baseline="local", clients=4, rounds=1)
+    assert run.params.shape == (4, 650)
+    with pytest.raises(
+        EngineError, match=r"the baseline local has no tensors, as it trains a model for each user: take"
+    ):
+        run.model()
 
 
 def test_a_plan_is_not_replaced_unasked(tmp_path):
@@ -204,13 +296,19 @@ def test_a_task_is_created_watched_and_operated(tmp_path, served):
         follower.join(30)
         assert [(record.number, record.reported) for record in watched] == [(1, 2), (2, 2)]
         assert task.state == "completed"
-        assert all(np.isfinite(tensor).all() for tensor in task.checkpoint(1).values())
-        assert task.checkpoint().keys() == task.checkpoint(1).keys()
+        assert all(np.isfinite(tensor).all() for tensor in task.tensors(1).values())
+        assert task.tensors().keys() == task.tensors(1).keys()
+        module = task.model(HAND_MADE, 1)
+        assert module.w.tolist() == task.tensors(1)["w"].tolist() != task.model(HAND_MADE).w.tolist()
+        with pytest.raises(SchemaError, match="is of another model than logreg; name its model with model="):
+            task.model("logreg")
+        task.save(tmp_path / "model.safetensors")
+        assert load_file(tmp_path / "model.safetensors")["w"].tolist() == task.tensors()["w"].tolist()
         evaluation = make_evaluation_bundle(tmp_path / "evaluation")
         measured = coordinator.create(evaluation, evaluate=f"{task.id}@1", population="phones", goal=2)
         assert (measured.facts.settings.rounds, measured.facts.evaluates.words) == (1, f"task {task.id}, round 1")
-        assert {name: value.tolist() for name, value in measured.checkpoint().items()} == {
-            name: value.tolist() for name, value in task.checkpoint(1).items()
+        assert {name: value.tolist() for name, value in measured.tensors().items()} == {
+            name: value.tolist() for name, value in task.tensors(1).items()
         }
         measured.cancel()
         other = coordinator.create(bundle, population="phones", goal=2, rounds=2)
