@@ -17,6 +17,7 @@ from fedcore.algorithms.partly_local import PartlyLocal
 from fedcore.algorithms.settings import parse
 from fedcore.codecs.compression import Compression
 from fedcore.hold_out import HoldOut
+from fedcore.notebook import facts_of
 from fedcore.params import Float32
 from fedcore.plan import ExampleSpec
 from simulator import datasets
@@ -70,7 +71,7 @@ class Overrides:
         return config
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SimulationResult:
     """The outcome, JSON-ready. `per_user` holds percentiles of users' accuracy, and `user_mean` its mean over users.
 
@@ -105,6 +106,23 @@ class SimulationResult:
     per_user: dict[str, float]
     curve: list[Point]
     params_sha256: str
+
+    def __repr__(self) -> str:
+        return f"SimulationResult({self.words})"
+
+    @property
+    def words(self) -> str:
+        """The result in a line."""
+        accuracy = self.test_accuracy
+        reached = f"loss {self.test_loss:.3f}" if accuracy is None else f"accuracy {accuracy:.3f}"
+        by = self.baseline or self.algorithm
+        return f"{self.model} on {self.dataset}, {by}, {self.rounds} rounds: {reached} of {self.test_users} users"
+
+    def _repr_html_(self) -> str:
+        shown = ("model", "dataset", "baseline", "algorithm", "settings", "rounds", "ended_by", "parameters")
+        measured = ("epsilon", "train_users", "test_users", "test_accuracy", "test_loss", "user_mean")
+        facts = {name.replace("_", " "): getattr(self, name) for name in (*shown, *measured)}
+        return facts_of("Simulation", facts | {f"users' {name}": value for name, value in self.per_user.items()})
 
 
 def simulate(
@@ -165,18 +183,20 @@ def result_of(
     )
 
 
-def completed(config: SimulationConfig) -> SimulationConfig:
+def completed(config: SimulationConfig, given: Overrides = Overrides()) -> SimulationConfig:
     """The same configuration with every setting of its algorithm or baseline, and the whole paths of its data.
 
     Raises AlgorithmError for a setting that is wrong, and DatasetError or UnknownModel for a name that is.
     """
-    datasets.describe(config.dataset)
+    config = given.named(config)
+    if given.users is None:
+        datasets.describe(config.dataset)
     if config.partition is not None:
         read_partition(config.partition)
-    if config.baseline not in METHODS:
+    if config.baseline not in METHODS and given.model is None:
         check_model_name(config.model)
     method = METHODS.get(config.baseline or "")
-    settings = asdict(parse(method, config.settings)) if method else settings_of(_algorithm(config))
+    settings = asdict(parse(method, config.settings)) if method else settings_of(given.algorithm or _algorithm(config))
     own = Path(config.dataset)
     dataset = str(own.resolve()) if config.dataset not in datasets.DATASETS and own.exists() else config.dataset
     paths = {name: getattr(config, name) for name in ("data", "plan", "start", "against")}

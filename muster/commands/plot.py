@@ -49,6 +49,6 @@ def plot(
             errors.append(error)
     if not curves:
         raise errors[0]
-    draw_curves(curves, Axes(x=x, y=y)).write(out)
+    draw_curves(curves, Axes(x=x, y=y)).save(out)
     for line in [*(f"left out: {error}" for error in errors), f"curves: {out}"]:
         remark(line)

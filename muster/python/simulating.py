@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,11 @@ from fedcore.names import offered
 from fedcore.params import Float32
 from fedcore.private_files import write_whole
 from muster.python.arguments import check_trained, of_kind, speaking_python, with_settings_of
+from muster.python.progress import progress_line
 from simulator import datasets
 from simulator.configuration import SimulationConfig, to_config
-from simulator.course import ACCURACY, Point
-from simulator.errors import EngineError, RunError
+from simulator.course import ACCURACY, Point, noting
+from simulator.errors import EngineError
 from simulator.planned import completed_by_plan
 from simulator.population import Population
 from simulator.runs.reading import read_run, read_tensors
@@ -38,6 +39,10 @@ PARAMS = "server.params"
 DEFAULT_ALGORITHM = "fedavg"
 CALLED = {"dataset": "users"}
 """Arguments that have another name here than in the file of a run."""
+NAMES_ALONE = (
+    "a run in a folder is loaded again when it is resumed, so it takes names alone: give model, users and algorithm as "
+    "package.module:function (docs/simulation.md), or leave `out` out"
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -58,9 +63,10 @@ class Run:
     _untrained: Callable[[], Model]
 
     def __repr__(self) -> str:
-        result = self.result
-        reached = f"loss {result.test_loss:.3f}" if self.accuracy is None else f"accuracy {self.accuracy:.3f}"
-        return f"Run({result.model}, {result.algorithm}, {result.rounds} rounds, {reached} of held-out users)"
+        return f"Run({self.result.words})"
+
+    def _repr_html_(self) -> str:
+        return self.result._repr_html_()
 
     @property
     def curve(self) -> pd.DataFrame:
@@ -68,14 +74,7 @@ class Run:
 
         Raises ModuleNotFoundError without pandas.
         """
-        try:
-            import pandas as pd  # nothing else needs it
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "`run.curve` is a table of pandas: pip install pandas, or take `run.result.curve`, a list",
-                name="pandas",
-            ) from error
-        return pd.DataFrame(self.result.curve).set_index("round")
+        return frame_of(self.result.curve, "run.curve", "run.result.curve").set_index("round")
 
     @property
     def accuracy(self) -> float | None:
@@ -103,21 +102,11 @@ class Run:
         """
         write_whole(Path(path), safetensors.numpy.save(self.tensors()))
 
-    def plot(self, y: str = ACCURACY, out: Path | str | None = None) -> Picture:
-        """A figure over rounds, which a notebook shows; written to `out` too, a .svg or a .png.
+    def plot(self, metric: str = ACCURACY) -> Picture:
+        """A figure over rounds, as `muster.plot` draws it."""
+        from muster.python.plotting import plot  # half as long to load as all the rest
 
-        Raises EngineError for a figure that no point has, NotWritten, and ModuleNotFoundError for a .png without resvg.
-        """
-        from muster.pictures.curves import Axes, draw_curves  # half as long to load as all the rest
-
-        measured = [(point["round"], point[y]) for point in self.points if y in point]
-        if not measured:
-            names = sorted({name for point in self.points for name in point} - {"round"})
-            raise EngineError(f"no point of the run has a figure {y!r}; {offered(y, names)}; `out` names a file")
-        picture = draw_curves({f"{self.result.model}, {self.result.algorithm}": measured}, Axes(x="rounds", y=y))
-        if out is not None:
-            picture.write(Path(out))
-        return picture
+        return plot(self, metric)
 
 
 @speaking_python
@@ -142,10 +131,36 @@ def simulate(
     Raises TypeError for an unknown keyword, and SimulatorError, ExportError, AlgorithmError or CompressionError, naming
     what is wrong. The other keywords are the settings of a simulation:
     """
+    of_kind("on_round", on_round, (Callable,), "a function of a round's number and its point")
+    values, given = arguments_of(model, users, algorithm, settings, options)
+    config = to_config(values)
+    if out is not None and given != Overrides():
+        raise EngineError(NAMES_ALONE)
+    with progress_line() as tell:
+        note = noting()
+
+        def heard(number: int, point: Point) -> None:
+            tell(f"{config.model}, {config.baseline or config.algorithm}: round {number}, {note(point)}")
+            on_round(number, point)
+
+        if out is None:
+            return _in_memory(given.named(config), given, heard)
+        from muster.run_folders import start  # draws
+
+        return kept_in(Path(out), given, start(Path(out), config, heard))
+
+
+def arguments_of(
+    model: str | ModelSpec,
+    users: str | Population,
+    algorithm: str | Algorithm,
+    settings: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> tuple[dict[str, Any], Overrides]:
+    """The arguments of a simulation as plain values, completed by those of a plan, and the objects among them."""
     _check_names(options)
     check_trained(model, algorithm, settings)
     of_kind("users", users, (str, Population), "a data set's name, or a Population: Population.of(names, shards)")
-    of_kind("on_round", on_round, (Callable,), "a function of a round's number and its point")
     given = Overrides(
         users=None if isinstance(users, str) else users,
         model=None if isinstance(model, str) else model,
@@ -157,30 +172,27 @@ def simulate(
         "algorithm": algorithm if isinstance(algorithm, str) else algorithm.name,
         "settings": dict(settings or {}),
     }
-    config = to_config(_completed({**named, **options}, given))
-    if out is None:
-        return _in_memory(given.named(config), given, on_round)
-    if given != Overrides():
-        raise EngineError(
-            "a run in a folder is loaded again when it is resumed, so it takes names alone: give model, users and "
-            "algorithm as package.module:function (docs/simulation.md), or leave `out` out"
-        )
-    from muster.run_folders import start  # draws
-
-    start(Path(out), config, on_round)
-    return kept_in(Path(out), given)
+    return _completed({**named, **options}, given), given
 
 
-def kept_in(folder: Path, given: Overrides) -> Run:
+def kept_in(folder: Path, given: Overrides, result: SimulationResult) -> Run:
     """The run in a folder, which is done. given: what its configuration does not name."""
     run = read_run(folder)
-    if run.result is None:
-        raise RunError(f"the run in {folder} has no result yet; go on with it by --resume={folder}")
     untrained = partial(model_of, run.config, given)
-    return Run(run.result, list(run.points), _params(run.vectors()), folder, read_tensors(folder), untrained)
+    return Run(result, list(run.points), _params(run.vectors()), folder, read_tensors(folder), untrained)
 
 
 load = speaking_python(datasets.load)
+
+
+def frame_of(rows: Sequence[Mapping[str, Any]], name: str, other: str) -> pd.DataFrame:
+    """Rows as a table of pandas. name, other: what it is, and where the rows are without pandas."""
+    try:
+        import pandas as pd  # nothing else needs it
+    except ModuleNotFoundError as error:
+        words = f"`{name}` is a table of pandas: pip install pandas, or take `{other}`, a list"
+        raise ModuleNotFoundError(words, name="pandas") from error
+    return pd.DataFrame(rows)
 
 
 def _check_names(options: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from simulator.errors import ProcessDied, RunError
 from simulator.runs.config_file import differences
 from simulator.runs.folder import RunFolder, check_free
 from simulator.runs.reading import SECONDS, KeptEngine, read_config, read_engine, read_result
-from simulator.simulation import OnRound, SimulationResult, advance, completed, training_of
+from simulator.simulation import OnRound, Overrides, SimulationResult, advance, completed, training_of
 from simulator.training import Tensors, Training, Vectors
 
 # Rounds may take milliseconds or minutes, so checkpoints follow the clock. After a kill so much work is done again.
@@ -27,16 +27,18 @@ def start_run(
     on_round: OnRound = lambda number, point: None,
     *,
     checkpoint_after_s: float = CHECKPOINT_AFTER_S,
+    given: Overrides = Overrides(),
 ) -> SimulationResult:
     """Run a simulation in a new folder.
 
-    checkpoint_after_s: seconds between checkpoints. Raises RunError when the folder exists, RunNotKept when it cannot
-    be written to, and what `simulate` raises. What is raised before the first round leaves no folder.
+    checkpoint_after_s: seconds between checkpoints. given: objects, with which the run cannot be resumed. Raises
+    RunError when the folder exists, RunNotKept when it cannot be written to, and what `simulate` raises. What is raised
+    before the first round leaves no folder.
     """
     path = Path(path)
     check_free(path)
-    config = completed(config)
-    training = training_of(config)
+    config = completed(config, given)
+    training = training_of(config, given=given)
     engine = KeptEngine(training.facts.engine, training.facts.engine_reason)
     with contextlib.closing(RunFolder.create(path, config, engine)) as folder:
         run = _Run(folder, training, on_round, checkpoint_after_s)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+import types
 from xml.etree import ElementTree
 
 import numpy as np
@@ -19,8 +20,10 @@ from export.model import ModelSpec, cross_entropy
 from export.models import load as built_in
 from fedcore.algorithms.fed_adam import FedAdam
 from fedcore.errors import FedcoreError, NotWritten, SchemaError
+from fedcore.notebook import table_of
 from fedcore.plan import Field
 from muster.options.names import in_python
+from muster.python.progress import progress_line
 from muster.remote import RemoteError
 from simulator import read_run
 from simulator.errors import EngineError, RunError, SimulatorError
@@ -124,7 +127,16 @@ def test_objects_train_as_their_names_do():
     x = torch.from_numpy(users.fields["x"])
     assert torch.equal(given.model()(x), named.model()(x))
     assert given.result.settings == named.result.settings
-    assert repr(named) == repr(given) == f"Run(mlp, fedadam, 2 rounds, accuracy {named.accuracy:.3f} of held-out users)"
+    measured = f"accuracy {named.accuracy:.3f} of 15 users"
+    assert repr(given) == f"Run(mlp on given, fedadam, 2 rounds: {measured})"
+    assert repr(named.result) == f"SimulationResult(mlp on digits, fedadam, 2 rounds: {measured})"
+    both = "".join(ElementTree.fromstring(muster.plot([named, given], "train.loss").svg).itertext())
+    assert "digits" in both
+    assert "given" in both
+    assert "train.loss" in both
+    (swept,) = muster.sweep(spec, users, FedAdam(client_lr=0.2), grid={"cohort": [4]}, **SHORT).runs.values()
+    assert swept.params.tobytes() == given.params.tobytes()
+    assert torch.equal(swept.model()(x), given.model()(x))
 
 
 @pytest.mark.parametrize(
@@ -157,9 +169,14 @@ def test_arguments_of_wrong_types_are_named_with_what_is_expected(call, words):
         call()
 
 
-def test_a_run_in_a_folder_has_the_model_of_one_in_memory(tmp_path):
+@pytest.fixture(scope="module")
+def loose():
+    """A run in memory."""
+    return muster.simulate("logreg", **SHORT)
+
+
+def test_a_run_in_a_folder_has_the_model_of_one_in_memory(tmp_path, loose):
     kept = muster.simulate("logreg", out=tmp_path / "run", **SHORT)
-    loose = muster.simulate("logreg", **SHORT)
     assert kept.params.tobytes() == loose.params.tobytes()
     assert kept.folder == tmp_path / "run"
     loose.save(tmp_path / "model.safetensors")
@@ -172,24 +189,25 @@ def test_a_run_in_a_folder_has_the_model_of_one_in_memory(tmp_path):
         muster.simulate("logreg", out=tmp_path / "run", **SHORT)
 
 
-def test_a_run_is_drawn_and_tabulated(tmp_path, monkeypatch):
-    run = muster.simulate("logreg", **SHORT)
+def test_a_run_is_drawn_and_tabulated(tmp_path, monkeypatch, loose):
+    run = loose
     assert run.curve.reset_index().to_dict("records") == run.result.curve
     with monkeypatch.context() as bare:
         bare.setitem(sys.modules, "pandas", None)
         with pytest.raises(ModuleNotFoundError, match=r"pip install pandas, or take `run\.result\.curve`"):
             run.curve  # noqa: B018 - the attribute is the test
-    picture = run.plot(out=tmp_path / "accuracy.png")
+    picture = run.plot()
+    picture.save(str(tmp_path / "accuracy.png"))
     assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert "test.accuracy" in "".join(
         ElementTree.fromstring(picture._repr_svg_()).itertext()
     )  # what a notebook asks for
     with pytest.raises(
-        EngineError, match=r"no point of the run has a figure 'accurancy'; did you mean test\.accuracy\? there"
+        EngineError, match=r"no run has a figure 'accurancy'; did you mean test\.accuracy\? there are examples"
     ):
         run.plot("accurancy")
     with pytest.raises(NotWritten, match=r"^\S*none/a\.png cannot be written: No such file or directory$"):
-        run.plot(out=tmp_path / "none" / "a.png")
+        picture.save(tmp_path / "none" / "a.png")
 
 
 @pytest.mark.parametrize(
@@ -232,6 +250,59 @@ def test_a_bad_value_of_every_keyword_is_told_in_words_of_python(tmp_path, monke
     assert told["data"].endswith("name the folder that holds wisdm/ with data=")
 
 
+def test_a_sweep_is_a_table_and_a_picture_with_bands_over_seeds(monkeypatch):
+    users = muster.Population.of(
+        ["<b>", "c", "d", "e"], [{"x": np.eye(3, dtype=np.float32), "y": np.arange(3) % 2}] * 4
+    )
+    options = {"users": users, "baseline": "dane", "rounds": 2, "evaluate_every": 1}
+    made = muster.sweep("logistic", grid={"settings": {"eta": (0.5, 1.0)}}, seeds=2, **options)
+    assert repr(made) == "Sweep(4 runs of 2 combinations)"
+    assert [(row["settings.eta"], row["seeds"]) for row in made.means] == [(0.5, 2), (1.0, 2)]
+    assert made.table.to_dict("records") == made.means
+    assert made.plot("test.loss").svg == muster.plot(made, "test.loss").svg
+    assert {"eta=0.5", "eta=1.0"} <= set(ElementTree.fromstring(made.plot("test.loss").svg).itertext())
+    alone = muster.simulate("logistic", settings={"eta": 0.5}, seed=1, **options)
+    assert made.runs["eta=0.5,seed=1"].result == alone.result
+    assert made.runs["eta=0.5,seed=1"].folder is None
+    for wrong, words in (
+        ({"grid": {"cohrt": [1]}}, "the run cohrt=1 cannot be: there is no 'cohrt'; did you mean cohort"),
+        ({"grid": {"cohort": 3}}, "grid.cohort must be a list of values, not 3"),
+        ({"grid": {"users": ["digits"]}}, "users cannot vary where it was given as an object"),
+        ({"grid": {"cohort": [3]}, "seeds": 0}, "seeds must be a whole number from 1, not 0"),
+        ({"grid": {"cohort": [3]}, "out": "x"}, "takes names alone"),
+        ({"grid": {}}, "a sweep varies something: give its grid lists of values"),
+    ):
+        with pytest.raises((RunError, EngineError), match=words):
+            muster.sweep("logistic", **options | wrong)
+
+
+def test_tables_of_notebooks_escape_what_is_in_them(loose):
+    assert table_of(["<b>"], [["<script>\u202e", 0.12345, 12345, None, {"a": "&"}]]) == (
+        "<table><thead><tr><th>&lt;b&gt;</th></tr></thead><tbody><tr><td>&lt;script&gt;\\u202e</td><td>0.1235</td>"
+        "<td>12,345</td><td></td><td>a=&amp;</td></tr></tbody></table>"
+    )
+    shown = loose._repr_html_()
+    assert "<td>logreg</td>" in shown
+    assert "<td>fedavg</td>" in shown
+    users = muster.Population.of(["a"], [{"<i>": np.zeros((2, 3))}])
+    assert repr(users) == "Population(1 clients, 2 examples: <i> float64[3])"
+    assert "field &lt;i&gt;</td><td>float64[3]" in users._repr_html_()
+
+
+def test_progress_is_one_line_in_ipython_and_nothing_elsewhere(monkeypatch, capsys):
+    with progress_line() as tell:
+        tell("unseen")
+    shells = types.SimpleNamespace(get_ipython=lambda: None)
+    monkeypatch.setitem(sys.modules, "IPython", shells)
+    with progress_line() as tell:
+        tell("unseen")
+    shells.get_ipython = object
+    with progress_line() as tell:
+        for text in ("first", "too soon", "last"):
+            tell(text)
+    assert capsys.readouterr() == ("", "\r\x1b[Kfirst\r\x1b[Klast\n")
+
+
 def test_commands_in_messages_stay_commands():
     words = (
         "`muster key new --out a.pem` makes one; or leave --release-key out, or take --set, --at-once=2 or --data=DIR."
@@ -254,6 +325,10 @@ def test_a_plan_is_not_replaced_unasked(tmp_path):
     spec = built_in("logreg")
     made = muster.export(spec, FedAdam(), tmp_path / "plan")
     assert made.manifest.algorithm.name == "fedadam"
+    assert repr(made) == f"Bundle(logreg, fedadam, in '{tmp_path}/plan')"
+    assert repr(made.plan) == "Plan('logreg-fedadam', 650 parameters, x float32[1, 8, 8], y int64[]; onnx)"
+    assert "<td>650</td>" in made.plan._repr_html_()
+    assert "<td>fedadam</td>" in made._repr_html_()
     assert made.certificate.worst < 1e-5
     with pytest.raises(ExportError, match="holds a plan already; name another folder with out=, or replace it with"):
         muster.export(spec, "fedavg", tmp_path / "plan")

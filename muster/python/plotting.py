@@ -1,0 +1,82 @@
+"""Pictures of runs from Python: the curves of one or several, or of a sweep with its seeds as bands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedcore.names import offered
+from muster.pictures.curves import Axes, draw_bands, draw_curves, ends_and_mean
+from muster.python.simulating import Run
+from simulator.course import ACCURACY
+from simulator.errors import EngineError
+
+if TYPE_CHECKING:
+    from muster.pictures.picture import Picture
+    from muster.python.sweeping import Sweep
+
+Series = dict[int, float]
+
+
+def plot(runs: Run | Sweep | Sequence[Run] | Mapping[str, Run], metric: str = ACCURACY) -> Picture:
+    """A figure of runs over rounds, such as `train.loss`, which a notebook shows; `save(path)` writes a .svg or .png.
+
+    runs: one, several, or several by the names that they have in the picture; by default what they differ in. Of a
+    sweep, each combination is a curve: the mean over seeds, in a band from the lowest to the highest. Raises
+    EngineError where there is no run, or none has the figure.
+    """
+    groups = {name: [_series(run, metric) for run in group] for name, group in _groups(runs).items()}
+    groups = {name: [series for series in group if series] for name, group in groups.items()}
+    if not any(groups.values()):
+        names = sorted(
+            {name for group in _groups(runs).values() for run in group for point in run.points for name in point}
+        )
+        why = offered(metric, [name for name in names if name != "round"]) if names else "there is none"
+        raise EngineError(f"no run has a figure {metric!r}; {why}")
+    axes = Axes(x="rounds", y=metric)
+    if all(len(group) <= 1 for group in groups.values()):
+        return draw_curves({name: list(group[0].items()) for name, group in groups.items() if group}, axes)
+    return draw_bands({name: _band(group) for name, group in groups.items() if group}, axes)
+
+
+def _series(run: Run, metric: str) -> Series:
+    return {int(point["round"]): point[metric] for point in run.points if metric in point}
+
+
+def _band(group: Sequence[Series]) -> list[tuple[float, float, float, float]]:
+    """Rounds that all have, with the lowest figure, the mean and the highest."""
+    common = sorted(set.intersection(*map(set, group)))
+    return [(number, *ends_and_mean([series[number] for series in group])) for number in common]
+
+
+def _groups(runs: Run | Sweep | Sequence[Run] | Mapping[str, Run]) -> dict[str, list[Run]]:
+    """Runs by the names of their curves."""
+    if isinstance(runs, Run):
+        return {f"{runs.result.model}, {runs.result.baseline or runs.result.algorithm}": [runs]}
+    if isinstance(runs, Mapping):
+        return {name: [run] for name, run in runs.items()}
+    if isinstance(runs, Sequence):
+        return {name: [run] for name, run in zip(_differences(runs), runs, strict=True)}
+    groups: dict[str, list[Run]] = {}
+    for name, run in runs.named:
+        groups.setdefault(name, []).append(run)
+    return groups
+
+
+def _differences(runs: Sequence[Run]) -> list[str]:
+    """A name for each run: the settings in which they differ, and its place where another has the same."""
+    facts: list[dict[str, Any]] = [
+        {name: getattr(run.result, name) for name in ("model", "dataset", "baseline", "algorithm", "cohort", "seed")}
+        | run.result.settings
+        for run in runs
+    ]
+    every = dict.fromkeys(name for one in facts for name in one)
+    varied = [name for name in every if len({repr(one.get(name)) for one in facts}) > 1] or ["model", "algorithm"]
+    bare = {"model", "dataset", "baseline", "algorithm"}
+    words = [
+        ", ".join(
+            str(one[name]) if name in bare else f"{name}={one[name]}" for name in varied if one.get(name) is not None
+        )
+        for one in facts
+    ]
+    return [word if words.count(word) == 1 else f"{word} ({place})" for place, word in enumerate(words, 1)]
