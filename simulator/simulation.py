@@ -62,7 +62,7 @@ class Overrides:
         """The configuration with the names of the objects, for its result. Raises DatasetError for the users."""
         if self.users is not None:
             verified(self.users, "users")
-            config = replace(config, dataset="given")
+            config = replace(config, dataset="own users")
         if self.model is not None:
             config = replace(config, model=self.model.name)
         if self.algorithm is not None:

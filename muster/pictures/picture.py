@@ -24,11 +24,14 @@ _WORD = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Picture:
     """A picture. svg: its text; equal figures give equal text."""
 
     svg: str
+
+    def __repr__(self) -> str:
+        return f"Picture({len(self.svg):,} characters of SVG)"
 
     def _repr_svg_(self) -> str:
         return self.svg

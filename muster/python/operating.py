@@ -70,6 +70,12 @@ class Task:
         """Every attempt at every round, in order: who reported, how long it took, the mean metrics of training."""
         return self._store.rounds(self.id)
 
+    @property
+    def points(self) -> list[dict[str, float]]:
+        """The figures of every committed round, as those of a run, which `muster.plot` draws."""
+        committed = [record for record in self.metrics() if record.state is RoundState.COMMITTED]
+        return [{"round": record.number, **record.metrics} for record in committed]
+
     def evaluations(self) -> list[Measured]:
         """The evaluations of its models, by round, with their figures."""
         return self._store.evaluations(self.id)

@@ -8,39 +8,41 @@ from typing import TYPE_CHECKING, Any
 from fedcore.names import offered
 from muster.pictures.curves import Axes, draw_bands, draw_curves, ends_and_mean
 from muster.python.simulating import Run
+from muster.python.sweeping import Sweep
 from simulator.course import ACCURACY
 from simulator.errors import EngineError
 
 if TYPE_CHECKING:
     from muster.pictures.picture import Picture
-    from muster.python.sweeping import Sweep
+    from muster.python.operating import Task
 
 Series = dict[int, float]
 
 
-def plot(runs: Run | Sweep | Sequence[Run] | Mapping[str, Run], metric: str = ACCURACY) -> Picture:
+def plot(runs: Run | Task | Sweep | Sequence[Run] | Mapping[str, Run | Task], metric: str = ACCURACY) -> Picture:
     """A figure of runs over rounds, such as `train.loss`, which a notebook shows; `save(path)` writes a .svg or .png.
 
-    runs: one, several, or several by the names that they have in the picture; by default what they differ in. Of a
-    sweep, each combination is a curve: the mean over seeds, in a band from the lowest to the highest. Raises
-    EngineError where there is no run, or none has the figure.
+    runs: one, several, or several by the names that they have in the picture, which are by default what they differ in;
+    or tasks of a coordinator. Of a sweep, each combination is a curve: the mean over seeds, in a band from the lowest
+    to the highest. Raises EngineError where there is no run, or none has the figure.
     """
-    groups = {name: [_series(run, metric) for run in group] for name, group in _groups(runs).items()}
-    groups = {name: [series for series in group if series] for name, group in groups.items()}
-    if not any(groups.values()):
-        names = sorted(
-            {name for group in _groups(runs).values() for run in group for point in run.points for name in point}
+    courses = {name: [run.points for run in group] for name, group in _groups(runs).items()}
+    series = {
+        name: [one for one in (_series(points, metric) for points in each) if one] for name, each in courses.items()
+    }
+    if not any(series.values()):
+        names = {name for each in courses.values() for points in each for point in points for name in point} - {"round"}
+        raise EngineError(
+            f"no run has a figure {metric!r}; {offered(metric, sorted(names)) if names else 'there is none'}"
         )
-        why = offered(metric, [name for name in names if name != "round"]) if names else "there is none"
-        raise EngineError(f"no run has a figure {metric!r}; {why}")
     axes = Axes(x="rounds", y=metric)
-    if all(len(group) <= 1 for group in groups.values()):
-        return draw_curves({name: list(group[0].items()) for name, group in groups.items() if group}, axes)
-    return draw_bands({name: _band(group) for name, group in groups.items() if group}, axes)
+    if all(len(group) <= 1 for group in series.values()):
+        return draw_curves({name: list(group[0].items()) for name, group in series.items() if group}, axes)
+    return draw_bands({name: _band(group) for name, group in series.items() if group}, axes)
 
 
-def _series(run: Run, metric: str) -> Series:
-    return {int(point["round"]): point[metric] for point in run.points if metric in point}
+def _series(points: Sequence[Mapping[str, float]], metric: str) -> Series:
+    return {int(point["round"]): point[metric] for point in points if metric in point}
 
 
 def _band(group: Sequence[Series]) -> list[tuple[float, float, float, float]]:
@@ -49,7 +51,9 @@ def _band(group: Sequence[Series]) -> list[tuple[float, float, float, float]]:
     return [(number, *ends_and_mean([series[number] for series in group])) for number in common]
 
 
-def _groups(runs: Run | Sweep | Sequence[Run] | Mapping[str, Run]) -> dict[str, list[Run]]:
+def _groups(
+    runs: Run | Task | Sweep | Sequence[Run] | Mapping[str, Run | Task],
+) -> Mapping[str, Sequence[Run | Task]]:
     """Runs by the names of their curves."""
     if isinstance(runs, Run):
         return {f"{runs.result.model}, {runs.result.baseline or runs.result.algorithm}": [runs]}
@@ -57,6 +61,8 @@ def _groups(runs: Run | Sweep | Sequence[Run] | Mapping[str, Run]) -> dict[str, 
         return {name: [run] for name, run in runs.items()}
     if isinstance(runs, Sequence):
         return {name: [run] for name, run in zip(_differences(runs), runs, strict=True)}
+    if not isinstance(runs, Sweep):
+        return {runs.name: [runs]}
     groups: dict[str, list[Run]] = {}
     for name, run in runs.named:
         groups.setdefault(name, []).append(run)

@@ -168,7 +168,7 @@ def arguments_of(
     )
     named: dict[str, Any] = {
         "model": model if isinstance(model, str) else model.name,
-        "dataset": users if isinstance(users, str) else "given",
+        "dataset": users if isinstance(users, str) else "own users",
         "algorithm": algorithm if isinstance(algorithm, str) else algorithm.name,
         "settings": dict(settings or {}),
     }

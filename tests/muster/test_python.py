@@ -128,11 +128,11 @@ def test_objects_train_as_their_names_do():
     assert torch.equal(given.model()(x), named.model()(x))
     assert given.result.settings == named.result.settings
     measured = f"accuracy {named.accuracy:.3f} of 15 users"
-    assert repr(given) == f"Run(mlp on given, fedadam, 2 rounds: {measured})"
+    assert repr(given) == f"Run(mlp on own users, fedadam, 2 rounds: {measured})"
     assert repr(named.result) == f"SimulationResult(mlp on digits, fedadam, 2 rounds: {measured})"
     both = "".join(ElementTree.fromstring(muster.plot([named, given], "train.loss").svg).itertext())
     assert "digits" in both
-    assert "given" in both
+    assert "own users" in both
     assert "train.loss" in both
     (swept,) = muster.sweep(spec, users, FedAdam(client_lr=0.2), grid={"cohort": [4]}, **SHORT).runs.values()
     assert swept.params.tobytes() == given.params.tobytes()
@@ -373,6 +373,8 @@ def test_a_task_is_created_watched_and_operated(tmp_path, served):
         assert task.state == "completed"
         assert all(np.isfinite(tensor).all() for tensor in task.tensors(1).values())
         assert task.tensors().keys() == task.tensors(1).keys()
+        assert [point["round"] for point in task.points] == [1, 2]
+        assert "spring" in ElementTree.fromstring(muster.plot(task, "train.loss").svg).itertext()
         module = task.model(HAND_MADE, 1)
         assert module.w.tolist() == task.tensors(1)["w"].tolist() != task.model(HAND_MADE).w.tolist()
         with pytest.raises(SchemaError, match="is of another model than logreg; name its model with model="):
