@@ -84,7 +84,7 @@ def run(options: PacingOptions, say: Say) -> PacingCourses:
             courses.append(course(scene, options.days, options.seed, paced=paced))
     result = PacingCourses(days=options.days, scenes=list(SCENES), courses=courses)
     if options.plot is not None:
-        draw(result).write(options.plot)
+        draw(result).save(options.plot)
     return result
 
 

@@ -212,6 +212,14 @@ class Model:
             for name, value in self.frozen.items():
                 value.copy_(torch.from_numpy(vectors[name]).reshape(value.shape))
 
+    def trained(self, params_D: Float32) -> Model:
+        """The same model in eval mode, with these parameters in its module, which is a copy."""
+        other = self.evaluating()
+        with torch.no_grad():
+            for name, value in self.tensors(torch.from_numpy(params_D)).items():
+                other.module.get_parameter(name).copy_(value)
+        return other
+
     def tensors(self, params: Tensor) -> dict[str, Tensor]:
         """Views of a vector (D,) or (K, D) as the module's tensors, each with the same leading axes."""
         parts = torch.split(params, [spec.size for spec in self.schema.tensors], -1)

@@ -127,6 +127,17 @@ class Bundle:
             raise PlanError(f"{folder} is not a plan bundle: it has no manifest.json")
         self.manifest = decode_versioned(path.read_bytes(), _MANIFEST, MANIFEST_VERSION, "manifest")
 
+    def __repr__(self) -> str:
+        return f"Bundle({self.manifest.model}, {self.manifest.algorithm.name}, in {str(self.folder)!r})"
+
+    def _repr_html_(self) -> str:
+        from fedcore.notebook import facts_of  # devices show no tables
+
+        said = self.manifest
+        made = {"model": said.model, "algorithm": said.algorithm.name, "settings": said.algorithm.settings}
+        proof = {"worst distance from torch": self.certificate.worst, "folder": str(self.folder)}
+        return facts_of("Bundle", {**made, **self.plan.facts, "reports": said.compress, **proof})
+
     @property
     def plan(self) -> Plan:
         """The plan that devices receive."""

@@ -240,6 +240,22 @@ class Plan(TripPlan, frozen=True, kw_only=True):
             raise PlanError(f"plan {self.name!r} has graphs in {formats}; both need the same formats")
 
     @property
+    def facts(self) -> dict[str, object]:
+        """What people ask of a plan first."""
+        read = ", ".join(f"{item.name} {item.dtype}{list(item.shape)}" for item in self.examples.fields)
+        return {"plan": self.name, "parameters": self.schema.size, "examples": read, "formats": ", ".join(self.graphs)}
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.name!r}, {self.schema.size:,} parameters, {self.facts['examples']}; {', '.join(self.graphs)})"
+        )
+
+    def _repr_html_(self) -> str:
+        from fedcore.notebook import facts_of  # devices show no tables
+
+        return facts_of("Plan", self.facts)
+
+    @property
     def trips(self) -> tuple[Plan, ...]:
         """Every trip as a plan of its own, in order; `(self,)` where there is one."""
         if self.second is None:

@@ -19,22 +19,39 @@ if TYPE_CHECKING:
     from muster.python.demonstrating import demo
     from muster.python.exporting import export, export_model
     from muster.python.operating import Coordinator, Task
-    from muster.python.simulating import Run, simulate
-    from simulator.datasets import load
+    from muster.python.plotting import plot
+    from muster.python.simulating import Run, load, simulate
+    from muster.python.sweeping import Sweep, sweep
     from simulator.population import Population
 
-__all__ = ["Coordinator", "Population", "Run", "Task", "demo", "export", "export_model", "load", "simulate"]
+__all__ = [
+    "Coordinator",
+    "Population",
+    "Run",
+    "Sweep",
+    "Task",
+    "demo",
+    "export",
+    "export_model",
+    "load",
+    "plot",
+    "simulate",
+    "sweep",
+]
 
 _HOMES = {
     "Coordinator": "muster.python.operating",
     "Population": "simulator.population",
     "Run": "muster.python.simulating",
+    "Sweep": "muster.python.sweeping",
     "Task": "muster.python.operating",
     "demo": "muster.python.demonstrating",
     "export": "muster.python.exporting",
     "export_model": "muster.python.exporting",
-    "load": "simulator.datasets",
+    "load": "muster.python.simulating",
+    "plot": "muster.python.plotting",
     "simulate": "muster.python.simulating",
+    "sweep": "muster.python.sweeping",
 }
 
 

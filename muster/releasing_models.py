@@ -14,6 +14,7 @@ from coordinator.store.starting import round_of
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
+    from export.inference.trained import Trained
     from fedcore.bundle import Bundle
     from fedcore.model_release import ModelRelease
     from fedcore.params import Float32
@@ -36,6 +37,20 @@ class Source(NamedTuple):
         if number == 0 and "@" not in text:
             raise UnknownRound(f"task {task} has committed no round yet: there is no trained model to release")
         return cls(task, number)
+
+
+def trained_in(store: TaskStore, task_id: str, number: int | None) -> Trained:
+    """The model after a round of a task, by default the last."""
+    import safetensors.numpy
+
+    from coordinator.rules.roll_outs import predicting
+    from export.inference.trained import Trained
+    from fedcore.plan import Plan
+
+    plan = Plan.decode(store.plan_part(task_id))
+    tensors = safetensors.numpy.load(store.model(task_id, number))
+    read = {ref: ref.check(store.plan_part(task_id, ref.sha256)) for ref in predicting(plan)}
+    return Trained(plan, plan.schema.flatten(tensors), read.__getitem__)
 
 
 def next_release(  # noqa: PLR0913  # a release says so much

@@ -31,5 +31,5 @@ def _drawn(path: Path, result: SimulationResult) -> SimulationResult:
     name = f"{result.model}, {result.baseline or result.algorithm}"
     title = f"{result.model} on {Path(result.dataset).name}"
     with writing(path):
-        draw_measured({name: read_run(path).points}, title).write(path / PICTURE)
+        draw_measured({name: read_run(path).points}, title).save(path / PICTURE)
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,6 +42,20 @@ def measured(per_user: PerUser, test: Population) -> Point:
 def overall(per_user: NDArray[np.float64], population: Population) -> float:
     """The per-example mean of a per-user mean."""
     return float(np.average(per_user, weights=population.sizes))
+
+
+def noting() -> Callable[[Point], str]:
+    """What says of each point in order its training loss, and what held-out users measured last."""
+    last: dict[str, str] = {}
+
+    def note(point: Point) -> str:
+        loss = next(value for name, value in point.items() if name.endswith(".loss"))
+        for name, words in ((LOSS, "held-out loss"), (ACCURACY, "accuracy")):
+            if name in point:
+                last[name] = f"{words} {point[name]:.3f}"
+        return ", ".join([f"train loss {loss:.3f}", *last.values()])
+
+    return note
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,8 +111,8 @@ class SimulatedPlan:
             raise EngineError(f"the graphs of a plan run on the CPU, not on {computing.device}; leave --device out")
         if "onnx" not in self._plan.graphs:
             raise EngineError(
-                f"the plan in {self._bundle.folder} has graphs for {', '.join(self._plan.graphs)} alone; export it "
-                "with --format onnx too"
+                f"the plan in {self._bundle.folder} has graphs for {', '.join(self._plan.graphs)} only; export it "
+                "again with onnx among --format"
             )
         graphs = graphs_of(self._plan, self._bundle.read)
         return Choice(replace(computing, graphs=graphs), "the graphs of the plan")

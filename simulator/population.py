@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.notebook import facts_of
 from fedcore.plan import ExampleSpec, Field
 from simulator.errors import DatasetError, EngineError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Array = NDArray[np.generic]
 MOST_CLASSES = 1 << 20
 """More classes count as a mistake: tables by class would not fit in memory."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Population:
     """Clients and their examples.
 
@@ -52,6 +57,26 @@ class Population:
         elif largest >= self.classes:
             raise DatasetError(f"a label is {largest}, but there are {self.classes} classes, from 0")
 
+    def __repr__(self) -> str:
+        classes = "" if self.classes is None else f", {self.classes:,} classes"
+        fields = ", ".join(f"{name} {kind}" for name, kind in self._kinds.items())
+        return f"Population({len(self):,} clients, {self.starts[-1]:,} examples: {fields}{classes})"
+
+    def _repr_html_(self) -> str:
+        each = self.sizes
+        spread = f"{each.min():,} to {each.max():,}, {each.mean():.1f} in the mean"
+        counts = {
+            "clients": len(self),
+            "examples": int(self.starts[-1]),
+            "of a client": spread,
+            "classes": self.classes,
+        }
+        return facts_of("Population", counts | {f"field {name}": kind for name, kind in self._kinds.items()})
+
+    @property
+    def _kinds(self) -> dict[str, str]:
+        return {name: f"{array.dtype}{list(array.shape[1:])}" for name, array in self.fields.items()}
+
     def __len__(self) -> int:
         return len(self.clients)
 
@@ -83,6 +108,27 @@ class Population:
         starts = np.concatenate([[0], np.cumsum([len(shard[names[0]]) for shard in shards])]).astype(np.int64)
         fields = {name: np.concatenate([shard[name] for shard in shards]) for name in names}
         return cls(tuple(clients), fields, starts, classes)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: pd.DataFrame,
+        *,
+        user: str,
+        inputs: str | Sequence[str],
+        label: str,
+        shape: Sequence[int] | None = None,
+    ) -> Population:
+        """The population of a table of pandas with a row for each example.
+
+        user: the column that says whose the example is; users keep the order in which they first come. inputs: columns
+        of numbers, which become `x`, float32 (N, columns), or (N, *shape). label: a column that becomes `y`, int64 for
+        whole numbers (classes) and booleans, else float32. Raises DatasetError, naming the column, for one that is
+        missing or holds something else than finite numbers, and for a user without rows.
+        """
+        from simulator.frames import population_of  # makes populations
+
+        return population_of(frame, user, inputs, label, shape)
 
     def shard(self, client: int) -> dict[str, Array]:
         """One client's examples."""

@@ -17,6 +17,7 @@ from fedcore.algorithms.partly_local import PartlyLocal
 from fedcore.algorithms.settings import parse
 from fedcore.codecs.compression import Compression
 from fedcore.hold_out import HoldOut
+from fedcore.notebook import facts_of
 from fedcore.params import Float32
 from fedcore.plan import ExampleSpec
 from simulator import datasets
@@ -61,7 +62,7 @@ class Overrides:
         """The configuration with the names of the objects, for its result. Raises DatasetError for the users."""
         if self.users is not None:
             verified(self.users, "users")
-            config = replace(config, dataset="given")
+            config = replace(config, dataset="own users")
         if self.model is not None:
             config = replace(config, model=self.model.name)
         if self.algorithm is not None:
@@ -70,7 +71,7 @@ class Overrides:
         return config
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SimulationResult:
     """The outcome, JSON-ready. `per_user` holds percentiles of users' accuracy, and `user_mean` its mean over users.
 
@@ -107,6 +108,25 @@ class SimulationResult:
     curve: list[Point]
     params_sha256: str
     diverged: str | None = None
+
+    def __repr__(self) -> str:
+        return f"SimulationResult({self.words})"
+
+    @property
+    def words(self) -> str:
+        """The result in a line."""
+        accuracy = self.test_accuracy
+        reached = f"loss {self.test_loss:.3f}" if accuracy is None else f"accuracy {accuracy:.3f}"
+        by = self.baseline or self.algorithm
+        diverged = f"; {self.diverged}" if self.diverged else ""
+        trained = f"{self.model} on {self.dataset}, {by}, {self.rounds} rounds"
+        return f"{trained}: {reached} of {self.test_users} users{diverged}"
+
+    def _repr_html_(self) -> str:
+        shown = ("model", "dataset", "baseline", "algorithm", "settings", "rounds", "ended_by", "parameters")
+        measured = ("epsilon", "train_users", "test_users", "test_accuracy", "test_loss", "user_mean")
+        facts = {name.replace("_", " "): getattr(self, name) for name in (*shown, *measured)}
+        return facts_of("Simulation", facts | {f"users' {name}": value for name, value in self.per_user.items()})
 
 
 def simulate(
@@ -168,18 +188,20 @@ def result_of(
     )
 
 
-def completed(config: SimulationConfig) -> SimulationConfig:
+def completed(config: SimulationConfig, given: Overrides = Overrides()) -> SimulationConfig:
     """The same configuration with every setting of its algorithm or baseline, and the whole paths of its data.
 
     Raises AlgorithmError for a setting that is wrong, and DatasetError or UnknownModel for a name that is.
     """
-    datasets.describe(config.dataset)
+    config = given.named(config)
+    if given.users is None:
+        datasets.describe(config.dataset)
     if config.partition is not None:
         read_partition(config.partition)
-    if config.baseline not in METHODS:
+    if config.baseline not in METHODS and given.model is None:
         check_model_name(config.model)
     method = METHODS.get(config.baseline or "")
-    settings = asdict(parse(method, config.settings)) if method else settings_of(_algorithm(config))
+    settings = asdict(parse(method, config.settings)) if method else settings_of(given.algorithm or _algorithm(config))
     own = Path(config.dataset)
     dataset = str(own.resolve()) if config.dataset not in datasets.DATASETS and own.exists() else config.dataset
     paths = {name: getattr(config, name) for name in ("data", "plan", "start", "against")}
@@ -203,7 +225,7 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
         check_two_trips(algorithm)
     users = given.users or _users(config)
     plan = None if config.plan is None else SimulatedPlan(config.plan)
-    model = _model(config, plan, users, given.model)
+    model = _model(config, plan, users, given)
     algorithm = for_model(algorithm, model.metrics[1:], model.schema)
     _check_own_models(config, algorithm)
     local = config.baseline == "local"
@@ -240,13 +262,18 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
     return training
 
 
-def _model(config: SimulationConfig, plan: SimulatedPlan | None, users: Population, given: ModelSpec | None) -> Model:
-    """The model to train, with the parameters that it starts from. Raises as `simulate`."""
+def model_of(config: SimulationConfig, given: Overrides = Overrides()) -> Model:
+    """The model that a configuration trains, with the parameters that it starts from. Raises as `simulate`."""
+    plan = None if config.plan is None else SimulatedPlan(config.plan)
+    return _model(config, plan, given.users or _users(config), given)
+
+
+def _model(config: SimulationConfig, plan: SimulatedPlan | None, users: Population, given: Overrides) -> Model:
     if plan is None:
-        spec = given or load_model(config.model, users.shape, users.classes)
+        spec = given.model or load_model(config.model, users.shape, users.classes)
         model = Model(spec.with_local(config.local), config.seed)
     else:
-        model = plan.model(given or config.model, config.seed)
+        model = plan.model(given.model or config.model, config.seed)
     if config.start is not None:
         model.initial = read_model(config.start, model.schema)
     if config.target_accuracy is not None and "accuracy" not in model.metrics:
@@ -314,7 +341,7 @@ def _computing(config: SimulationConfig) -> Computing:
     numbered = config.device not in {"cpu", "cuda", EVERY_GPU}
     if numbered and (config.ray is not None or (config.processes or 1) > 1):
         raise EngineError(
-            f"{config.device!r} is one GPU, which several processes do not share; take --device {EVERY_GPU}"
+            f"{config.device!r} is one GPU, which several processes do not share; take --device={EVERY_GPU}"
         )
     device = "cuda" if config.device == EVERY_GPU else config.device
     if config.ray is not None:

@@ -31,7 +31,7 @@ def check_evaluates(algorithm: Algorithm, state: tuple[VectorSpec, ...], against
     """Raise InvalidTask unless the algorithm, with such a state, evaluates a model, or two with one to compare with."""
     if algorithm.family != EVALUATION:
         raise InvalidTask(
-            f"{algorithm.name} trains a model and does not evaluate one: export the model with --algorithm evaluate, "
+            f"{algorithm.name} trains a model and does not evaluate one: export the model with --algorithm=evaluate, "
             "compare or personalisation"
         )
     compares = VECTORS["against"] in [spec.name for spec in state]

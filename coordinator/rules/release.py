@@ -74,8 +74,8 @@ def check_signed(task: Task, wanted: Release | None, at: float) -> None:
     if signed is None:
         raise InvalidTask(
             "a task with secagg needs a signed release, or devices refuse it: make a key with `muster key new`, keep "
-            "it apart from the coordinator, and sign with it: --release-key, or `muster task release` for --release "
-            "and the dashboard"
+            "it apart from the coordinator, and sign with it: --release-key, or `muster task release`, for "
+            "`muster task create --release` and the dashboard"
         )
     release = verified_release(signed)
     for name in ("population", "plan", "checkpoint", "bounds", "evaluation", "seed"):

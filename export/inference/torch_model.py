@@ -44,11 +44,8 @@ def module_of(trained: Trained, source: str | ModelSpec) -> Model:
     model = Model(spec)
     if model.schema != plan.schema or set(model.frozen_vectors) != set(trained.frozen):
         raise SchemaError(other)
-    with torch.no_grad():
-        for name, value in model.tensors(torch.from_numpy(trained.params)).items():
-            model.module.get_parameter(name).copy_(value)
     model.freeze(trained.frozen)
-    return model.evaluating()
+    return model.trained(trained.params)
 
 
 def to_torch(trained: Trained, model: Model) -> bytes:

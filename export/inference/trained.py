@@ -56,7 +56,7 @@ class Trained:
         if form not in self.predict.graphs:
             raise PlanError(
                 f"plan {self.plan.name} has graphs in {', '.join(sorted(self.predict.graphs))} only; export it again "
-                f"with --format {form}"
+                f"with {form} among --format"
             )
         return self.read(self.predict.graphs[form])
 

@@ -54,7 +54,7 @@ def _local(algorithm: PartlyLocal, schema: ParamSchema) -> str:
     if not schema.local:
         raise InvalidSetting(
             f"{algorithm.name} keeps parameters on clients, and this model names none: choose some of "
-            f"{', '.join(names)} by local, such as --local '{names[-1]}'"
+            f"{', '.join(names)} by local, such as --local='{names[-1]}'"
         )
     ranges = text_of_ranges(schema.local_ranges)
     if algorithm.local not in {AUTO, ranges}:

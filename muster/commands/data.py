@@ -158,4 +158,4 @@ def _draw(users: Population, title: str, path: Path) -> None:
     counts = label_counts(users)
     if counts is None:
         raise DatasetError(f"{title} has no classes to draw: `y` holds no integers")
-    draw_label_mix(counts, title).write(path)
+    draw_label_mix(counts, title).save(path)

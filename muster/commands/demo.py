@@ -79,7 +79,7 @@ def demo(
     secure = devices >= LEAST_COHORT and not plain
     result = _trained(names, rounds, devices, seed, secure=secure, out=out)
     picture = (out or Path()) / PICTURE
-    draw_measured({run.algorithm: run.points for run in result.algorithms}, TITLE).write(picture)
+    draw_measured({run.algorithm: run.points for run in result.algorithms}, TITLE).save(picture)
     if json:
         emit(_summary(result, picture) | {"secure_aggregation": secure})
     else:

@@ -11,7 +11,6 @@ from muster.commands.stores import Blobs, Database, Remote, open_store
 from muster.output import Json, answer, doing, remark
 
 if TYPE_CHECKING:
-    from coordinator.operations import TaskStore
     from export.inference.int8 import Cost
     from export.inference.trained import Trained
     from export.outputs import Arrays
@@ -82,6 +81,8 @@ def export(
         else:
             if checkpoint is not None:
                 raise typer.BadParameter(f"{source} is not a plan bundle; a task has a --round", param_hint="SOURCE")
+            from muster.releasing_models import trained_in
+
             with open_store(db, blobs, coordinator) as store:
                 trained = trained_in(store, source, round_number)
         examples = None if data is None else _examples(trained, data)
@@ -127,20 +128,6 @@ def _of_bundle(folder: Path, checkpoint: Path | None) -> tuple[Trained, Bundle]:
         raise SchemaError(f"{checkpoint} is not a file of `muster task checkpoint`: {error}") from error
     except SchemaError as error:
         raise SchemaError(f"{checkpoint} is of another model than the plan in {folder}: {error}") from error
-
-
-def trained_in(store: TaskStore, task_id: str, number: int | None) -> Trained:
-    """The model after a round of a task."""
-    import safetensors.numpy
-
-    from coordinator.rules.roll_outs import predicting
-    from export.inference.trained import Trained
-    from fedcore.plan import Plan
-
-    plan = Plan.decode(store.plan_part(task_id))
-    tensors = safetensors.numpy.load(store.model(task_id, number))
-    read = {ref: ref.check(store.plan_part(task_id, ref.sha256)) for ref in predicting(plan)}
-    return Trained(plan, plan.schema.flatten(tensors), read.__getitem__)
 
 
 def _module(to: str, bundle: Bundle | None, named: str | None) -> str | None:

@@ -59,7 +59,7 @@ def plot(
     curves = {
         label: [list(zip(*run.series(x, y), strict=True)) for run in group] for label, group in grouped(drawn).items()
     }
-    draw_repeated(curves, Axes(x=x, y=y, title=_title(drawn, {*map(len, curves.values())}))).write(out)
+    draw_repeated(curves, Axes(x=x, y=y, title=_title(drawn, {*map(len, curves.values())}))).save(out)
     for line in [*(f"left out: {error}" for error in errors), f"curves: {out}"]:
         remark(line)
 

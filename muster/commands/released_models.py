@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.commands.model import model_app, trained_in
+from muster.commands.model import model_app
 from muster.commands.stores import Blobs, Database, Remote, given_again, open_store, with_store
 from muster.output import Json, answer, at_utc, emit, remark, say, say_next, show_fields, show_table
 
@@ -79,7 +79,7 @@ def release(
     """
     from fedcore.bundle import Bundle
     from fedcore.signing import SigningKey
-    from muster.releasing_models import Source, evaluation_of, keep, next_release, pass_gate, plan_of
+    from muster.releasing_models import Source, evaluation_of, keep, next_release, pass_gate, plan_of, trained_in
 
     rule = _gate(gate, evaluation)
     first = None if share is None else _share(share)

@@ -195,20 +195,18 @@ def _trackers(where: _Where, config: SimulationConfig) -> list[TensorBoard | MLf
 
     if where.folder is None:
         return []
-    again = f"go on with --resume {where.folder}"
+    again = f"go on with --resume={where.folder}"
     return trackers(where.folder, flat_of(config), again, tensorboard=where.tensorboard, mlflow=where.mlflow)
 
 
 def _shown_in(bar: Progress, config: SimulationConfig) -> OnRound:
-    """What shows every round in a bar: the training loss, and what held-out users measured last."""
+    """What shows every round in a bar."""
+    from simulator.course import noting
+
     task = bar.add_task(f"{config.model} · {config.baseline or config.algorithm}", total=config.rounds, note="")
-    measured: dict[str, str] = {}
+    note = noting()
 
     def on_round(number: int, point: Point) -> None:
-        loss = next(value for name, value in point.items() if name.endswith(".loss"))
-        for name, words in (("test.loss", "held-out loss"), ("test.accuracy", "accuracy")):
-            if name in point:
-                measured[name] = f"{words} {point[name]:.3f}"
-        bar.update(task, completed=number, note=", ".join([f"train loss {loss:.3f}", *measured.values()]))
+        bar.update(task, completed=number, note=note(point))
 
     return on_round

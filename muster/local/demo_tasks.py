@@ -21,6 +21,7 @@ from fedcore.algorithms import create, module_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.algorithms.rehearsal import moves_by_participation
 from fedcore.bundle import Bundle
+from fedcore.notebook import table_of
 from fedcore.plan import prefixed
 from fedcore.signing import SigningKey
 from muster.local.demo_app import AppResult, AppTrip, DemoFailed, choose_keys
@@ -111,7 +112,7 @@ class AlgorithmResult:
     points: list[Point]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class DemoResult:
     """All runs, what came of the best model, and mean seconds of the steps of their rounds in the coordinator.
 
@@ -121,6 +122,15 @@ class DemoResult:
     algorithms: list[AlgorithmResult]
     app: AppResult
     round_steps: dict[str, float]
+
+    def __repr__(self) -> str:
+        reached = ", ".join(f"{run.algorithm} {run.test_accuracy:.3f}" for run in self.algorithms)
+        return f"DemoResult({reached}; {self.app.name} version {self.app.version} by {self.app.algorithm} in the app)"
+
+    def _repr_html_(self) -> str:
+        columns = ("algorithm", "rounds", "test_accuracy", "agreement", "bytes_up_per_device", "bytes_down_per_device")
+        rows = [[getattr(run, name) for name in columns] for run in self.algorithms]
+        return table_of([name.replace("_", " ") for name in columns], rows)
 
 
 OnProgress = Callable[[str, int, str], None]

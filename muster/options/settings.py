@@ -12,6 +12,7 @@ import typer
 from fedcore.validation import Setting, settings_of
 from muster.options.fields import Command, with_parameters
 from muster.options.key_values import parse_key_values
+from muster.options.names import option_of
 
 _METAVARS = {
     "whole number": "<int>",
@@ -21,8 +22,6 @@ _METAVARS = {
     "mapping": "KEY=VALUE",
     "part": "KEY=VALUE",
 }
-_NAMES = {"settings": "--set", "server_keys": "--server-key"}
-"""Options that have another name than their setting."""
 
 
 def with_settings(
@@ -41,11 +40,6 @@ def with_settings(
     ]
     options = list(_options(chosen, spread))
     return with_parameters("settings", (option.parameter for option in options), lambda given: _mapping(options, given))
-
-
-def option_of(name: str) -> str:
-    """The option of a setting."""
-    return _NAMES.get(name, f"--{name.replace('_', '-')}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,21 +24,25 @@ _WORD = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Picture:
     """A picture. svg: its text; equal figures give equal text."""
 
     svg: str
 
+    def __repr__(self) -> str:
+        return f"Picture({len(self.svg):,} characters of SVG)"
+
     def _repr_svg_(self) -> str:
         return self.svg
 
-    def write(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write it in the format of the path's ending, one of FORMATS.
 
         Raises NotWritten, also for another ending, and for a PNG file without an installed font; for one without resvg
         ModuleNotFoundError.
         """
+        path = Path(path)
         if path.suffix not in FORMATS:
             raise NotWritten(errno.EINVAL, f"a picture ends in {' or '.join(FORMATS)}", str(path))
         write_whole(path, self.svg.encode() if path.suffix == ".svg" else self._png(path))
@@ -54,9 +58,9 @@ class Picture:
 def write_svg_and_png(pictures: Mapping[Path, Picture]) -> None:
     """Write each picture to its path, an SVG file; where resvg is installed, as a PNG file beside it too."""
     for path, picture in pictures.items():
-        picture.write(path)
+        picture.save(path)
     if find_spec("resvg_py") is None:
         return remark("PNG files need resvg-py: pip install 'muster-fl[plot]'")
     for path, picture in pictures.items():
-        picture.write(path.with_suffix(".png"))
+        picture.save(path.with_suffix(".png"))
     return None

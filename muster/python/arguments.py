@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fedcore.validation import Setting, settings_of
+from muster.cli import OURS
+from muster.options.names import in_python
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -51,7 +54,22 @@ def _annotation(setting: Setting) -> str:
     return f"{kind} | None" if setting.optional else kind
 
 
-def of_kind(name: str, value: object, kinds: tuple[type, ...], expected: str) -> None:
+def speaking_python(act: Function) -> Function:
+    """Have our errors, which name options of commands, name keywords in their place."""
+
+    @functools.wraps(act)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return act(*args, **kwargs)
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] in OURS:
+                error.args = tuple(in_python(words) if isinstance(words, str) else words for words in error.args)
+            raise
+
+    return cast("Function", call)
+
+
+def of_kind(name: str, value: object, kinds: tuple[Any, ...], expected: str) -> None:
     """Raise TypeError, saying what is expected, unless the value of an argument is of one of the kinds."""
     if not isinstance(value, kinds):
         given = f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"

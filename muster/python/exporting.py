@@ -23,9 +23,10 @@ from fedcore.bundle import Bundle
 from fedcore.codecs.compression import Compression
 from fedcore.hold_out import HoldOut
 from fedcore.own_code import own_name
-from muster.python.arguments import check_trained, of_kind
+from muster.python.arguments import check_trained, of_kind, speaking_python
 
 
+@speaking_python
 def export(  # noqa: PLR0913  # what is exported, how, and where it goes
     model: str | ModelSpec,
     algorithm: str | Algorithm = "fedavg",
@@ -69,6 +70,7 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
     return export_bundle(*made, compression=compression, hold_out=hold_out)
 
 
+@speaking_python
 def export_model(  # noqa: PLR0913  # which model, in which form, and where it goes
     bundle: Bundle,
     checkpoint: Mapping[str, NDArray[np.float32]] | Path | str,
@@ -82,7 +84,7 @@ def export_model(  # noqa: PLR0913  # which model, in which form, and where it g
 ) -> InferenceModel:
     """Write a trained model as a file that apps load without Muster, with the weights inside.
 
-    checkpoint: its tensors, as `Task.checkpoint` gives them, or a file of `muster task checkpoint`. out: the file; by
+    checkpoint: its tensors, as `Task.tensors` and `Run.tensors` give them, or a file of their `save`. out: the file; by
     default model.onnx, model.pte or model.pt2. to: onnx, executorch, or torch, for torch.export.load. int8: have ONNX
     Runtime quantise the weights; `.cost` of the result is what that costs on `examples`, with a label or without, by
     default on random ones. model: for executorch and torch the model's own source, unless it is built in. force:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.numpy
@@ -21,13 +21,20 @@ from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.algorithms import module_of
 from fedcore.bundle import Bundle
+from fedcore.private_files import write_whole
 from fedcore.release import Signed
 from fedcore.signing import SigningKey
 from muster.creating import Creation
 from muster.evaluating import Evaluated
-from muster.python.arguments import of_kind, with_settings_of
+from muster.python.arguments import of_kind, speaking_python, with_settings_of
 from muster.releasing import FIRST_COUNTER, released_for
+from muster.releasing_models import trained_in
 from muster.remote import RemoteStore
+
+if TYPE_CHECKING:
+    import torch
+
+    from export.model import ModelSpec
 
 
 class Task:
@@ -64,6 +71,12 @@ class Task:
         """Every attempt at every round, in order: who reported, how long it took, the mean metrics of training."""
         return self._store.rounds(self.id)
 
+    @property
+    def points(self) -> list[dict[str, float]]:
+        """The figures of every committed round, as those of a run, which `muster.plot` draws."""
+        committed = [record for record in self.metrics() if record.state is RoundState.COMMITTED]
+        return [{"round": record.number, **record.metrics} for record in committed]
+
     def evaluations(self) -> list[Measured]:
         """The evaluations of its models, by round, with their figures."""
         return self._store.evaluations(self.id)
@@ -80,9 +93,24 @@ class Task:
                 return
             time.sleep(every_s)
 
-    def checkpoint(self, number: int | None = None) -> dict[str, NDArray[np.float32]]:
+    def tensors(self, number: int | None = None) -> dict[str, NDArray[np.float32]]:
         """The model as named tensors, after a round or, by default, the last one."""
         return safetensors.numpy.load(self._store.model(self.id, number))
+
+    @speaking_python
+    def model(self, source: str | ModelSpec, number: int | None = None) -> torch.nn.Module:
+        """The model as a torch module in eval mode, after a round or, by default, the last one.
+
+        source: its ModelSpec, or its name, as a plan's word for what code to import is not to be trusted. Raises
+        SchemaError when it is another model.
+        """
+        from export.inference.torch_model import module_of  # needs torch, which a coordinator has not
+
+        return module_of(trained_in(self._store, self.id, number), source).module
+
+    def save(self, path: Path | str, number: int | None = None) -> None:
+        """Write the tensors in safetensors' format, as `muster task checkpoint` does. Raises NotWritten."""
+        write_whole(Path(path), self._store.model(self.id, number))
 
     def pause(self) -> None:
         """Open no new round; the running one finishes."""
@@ -125,6 +153,7 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         """One task. Raises UnknownTask when there is none."""
         return Task(self._store, self._store.task(task_id).id)
 
+    @speaking_python
     @with_settings_of(TaskSettings)
     def create(  # noqa: PLR0913  # one keyword for each choice
         self,
@@ -146,7 +175,7 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         the coordinator has; with a bundle of its own, only the settings. None for a part leaves it out.
 
         name: for people, by default the bundle's. evaluate, against: the model that devices measure, and the one that
-        it is compared with, each as "TASK", "TASK@ROUND" or a file of `checkpoint`'s tensors; for a bundle of an
+        it is compared with, each as "TASK", "TASK@ROUND" or a file of `save`; for a bundle of an
         algorithm that evaluates, whose task has one round by default. evaluate_every, evaluation: after every so many
         rounds of a training, evaluate its model on the held-out devices by a bundle that evaluates. release_key: signs
         the release that a task with `secagg` needs, with `counter` as its number. A part, such as `secagg`, is an

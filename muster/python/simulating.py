@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import safetensors.numpy
+import torch
 
-from export.model import ModelSpec
+from export.model import Model, ModelSpec
 from fedcore.algorithms import name_of, setting_meant
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.names import offered
 from fedcore.params import Float32
-from muster.python.arguments import check_trained, of_kind, with_settings_of
+from fedcore.private_files import write_whole
+from muster.python.arguments import check_trained, of_kind, speaking_python, with_settings_of
+from muster.python.progress import progress_line
+from simulator import datasets
 from simulator.configuration import SimulationConfig, to_config
-from simulator.course import ACCURACY, Point
+from simulator.course import ACCURACY, Point, noting
 from simulator.errors import EngineError
 from simulator.planned import completed_by_plan
 from simulator.population import Population
-from simulator.runs.reading import read_run
-from simulator.simulation import OnRound, Overrides, SimulationResult, advance, training_of
-from simulator.training import START
+from simulator.runs.reading import read_run, read_tensors
+from simulator.simulation import OnRound, Overrides, SimulationResult, advance, model_of, training_of
+from simulator.training import START, Tensors
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from muster.pictures.picture import Picture
 
-MODEL = "server.params"
+PARAMS = "server.params"
 DEFAULT_ALGORITHM = "fedavg"
 CALLED = {"dataset": "users"}
 """Arguments that have another name here than in the file of a run."""
+NAMES_ALONE = (
+    "a run in a folder is loaded again when it is resumed, so it takes names alone: give model, users and algorithm as "
+    "package.module:function (docs/simulation.md), or leave `out` out"
+)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Run:
     """A simulation that is done.
 
@@ -49,13 +59,15 @@ class Run:
     result: SimulationResult
     points: list[Point]
     params: Float32 | None
-    folder: Path | None = None
+    folder: Path | None
+    _tensors: Tensors
+    _untrained: Callable[[], Model]
 
     def __repr__(self) -> str:
-        result = self.result
-        reached = f"loss {result.test_loss:.3f}" if self.accuracy is None else f"accuracy {self.accuracy:.3f}"
-        diverged = f"; {result.diverged}" if result.diverged else ""
-        return f"Run({result.model}, {result.algorithm}, {result.rounds} rounds, {reached} of held-out users{diverged})"
+        return f"Run({self.result.words})"
+
+    def _repr_html_(self) -> str:
+        return self.result._repr_html_()
 
     @property
     def curve(self) -> pd.DataFrame:
@@ -63,38 +75,44 @@ class Run:
 
         Raises ModuleNotFoundError without pandas.
         """
-        try:
-            import pandas as pd  # nothing else needs it
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "`run.curve` is a table of pandas: pip install pandas, or take `run.result.curve`, a list",
-                name="pandas",
-            ) from error
         # The figure that only round 1 has would be a column of NaN.
-        return pd.DataFrame(self.result.curve).drop(columns=START, errors="ignore").set_index("round")
+        curve = frame_of(self.result.curve, "run.curve", "run.result.curve")
+        return curve.drop(columns=START, errors="ignore").set_index("round")
 
     @property
     def accuracy(self) -> float | None:
         """The accuracy per example of all held-out users at the end; None where the model has no such metric."""
         return self.result.test_accuracy
 
-    def plot(self, y: str = ACCURACY, out: Path | str | None = None) -> Picture:
-        """A figure over rounds, which a notebook shows; written to `out` too, a .svg or a .png.
+    def tensors(self) -> Tensors:
+        """The model as named tensors. Raises EngineError with a baseline that trains another kind of model, or many."""
+        if not self._tensors:
+            each = (
+                "a model for each user: take `run.params`" if self.params is not None else "a linear model, not torch's"
+            )
+            raise EngineError(f"the baseline {self.result.baseline} has no tensors, as it trains {each}")
+        return self._tensors
 
-        Raises EngineError for a figure that no point has, NotWritten, and ModuleNotFoundError for a .png without resvg.
+    def model(self) -> torch.nn.Module:
+        """The trained model as a torch module in eval mode, built by its spec. Raises as `tensors`."""
+        tensors, model = self.tensors(), self._untrained()
+        return model.trained(model.schema.flatten(tensors)).module
+
+    def save(self, path: Path | str) -> None:
+        """Write the tensors in safetensors' format, as a run in a folder has them. Raises as `tensors`, and NotWritten.
+
+        `start` of `muster.simulate` reads such a file.
         """
-        from muster.pictures.curves import Axes, draw_curves  # half as long to load as all the rest
+        write_whole(Path(path), safetensors.numpy.save(self.tensors()))
 
-        measured = [(point["round"], point[y]) for point in self.points if y in point]
-        if not measured:
-            names = sorted({name for point in self.points for name in point} - {"round"})
-            raise EngineError(f"no point of the run has a figure {y!r}; {offered(y, names)}; `out` names a file")
-        picture = draw_curves({f"{self.result.model}, {self.result.algorithm}": measured}, Axes(x="rounds", y=y))
-        if out is not None:
-            picture.write(Path(out))
-        return picture
+    def plot(self, metric: str = ACCURACY) -> Picture:
+        """A figure over rounds, as `muster.plot` draws it."""
+        from muster.python.plotting import plot  # half as long to load as all the rest
+
+        return plot(self, metric)
 
 
+@speaking_python
 @with_settings_of(SimulationConfig, but=("model", "dataset", "algorithm", "settings"))
 def simulate(
     model: str | ModelSpec,
@@ -116,6 +134,33 @@ def simulate(
     Raises TypeError for an unknown keyword, and SimulatorError, ExportError, AlgorithmError or CompressionError, naming
     what is wrong. The other keywords are the settings of a simulation:
     """
+    of_kind("on_round", on_round, (Callable,), "a function of a round's number and its point")
+    values, given = arguments_of(model, users, algorithm, settings, options)
+    config = to_config(values)
+    if out is not None and given != Overrides():
+        raise EngineError(NAMES_ALONE)
+    with progress_line() as tell:
+        note = noting()
+
+        def heard(number: int, point: Point) -> None:
+            tell(f"{config.model}, {config.baseline or config.algorithm}: round {number}, {note(point)}")
+            on_round(number, point)
+
+        if out is None:
+            return _in_memory(given.named(config), given, heard)
+        from muster.run_folders import start  # draws
+
+        return kept_in(Path(out), given, start(Path(out), config, heard))
+
+
+def arguments_of(
+    model: str | ModelSpec,
+    users: str | Population,
+    algorithm: str | Algorithm,
+    settings: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> tuple[dict[str, Any], Overrides]:
+    """The arguments of a simulation as plain values, completed by those of a plan, and the objects among them."""
     _check_names(options, algorithm)
     check_trained(model, algorithm, settings)
     of_kind("users", users, (str, Population), "a data set's name, or a Population: Population.of(names, shards)")
@@ -126,23 +171,31 @@ def simulate(
     )
     named: dict[str, Any] = {
         "model": model if isinstance(model, str) else model.name,
-        "dataset": users if isinstance(users, str) else "given",
+        "dataset": users if isinstance(users, str) else "own users",
         "algorithm": algorithm if isinstance(algorithm, str) else algorithm.name,
         "settings": dict(settings or {}),
     }
-    config = to_config(_completed({**named, **options}, given))
-    if out is None:
-        return _in_memory(given.named(config), given, on_round)
-    if given != Overrides():
-        raise EngineError(
-            "a run in a folder is loaded again when it is resumed, so it takes names alone: give model, users and "
-            "algorithm as package.module:function (docs/simulation.md), or leave `out` out"
-        )
-    from muster.run_folders import start  # draws
+    return _completed({**named, **options}, given), given
 
-    result = start(Path(out), config, on_round)
-    kept = read_run(out)
-    return Run(result, list(kept.points), _model(kept.vectors()), Path(out))
+
+def kept_in(folder: Path, given: Overrides, result: SimulationResult) -> Run:
+    """The run in a folder, which is done. given: what its configuration does not name."""
+    run = read_run(folder)
+    untrained = partial(model_of, run.config, given)
+    return Run(result, list(run.points), _params(run.vectors()), folder, read_tensors(folder), untrained)
+
+
+load = speaking_python(datasets.load)
+
+
+def frame_of(rows: Sequence[Mapping[str, Any]], name: str, other: str) -> pd.DataFrame:
+    """Rows as a table of pandas. name, other: what it is, and where the rows are without pandas."""
+    try:
+        import pandas as pd  # nothing else needs it
+    except ModuleNotFoundError as error:
+        words = f"`{name}` is a table of pandas: pip install pandas, or take `{other}`, a list"
+        raise ModuleNotFoundError(words, name="pandas") from error
+    return pd.DataFrame(rows)
 
 
 def _check_names(options: Mapping[str, Any], algorithm: str | Algorithm) -> None:
@@ -171,9 +224,10 @@ def _completed(values: dict[str, Any], given: Overrides) -> dict[str, Any]:
 def _in_memory(config: SimulationConfig, given: Overrides, on_round: OnRound) -> Run:
     training, points = training_of(config, given=given), list[Point]()
     result = advance(config, training, points, on_round)
-    return Run(result, points, _model(training.vectors()))
+    params, untrained = _params(training.vectors()), partial(model_of, config, given)
+    return Run(result, points, params, None, training.tensors(), untrained)
 
 
-def _model(vectors: Mapping[str, Any]) -> Float32 | None:
+def _params(vectors: Mapping[str, Any]) -> Float32 | None:
     """The model among the vectors of a training; None with a linear baseline."""
-    return np.asarray(vectors[MODEL], np.float32) if MODEL in vectors else None
+    return np.asarray(vectors[PARAMS], np.float32) if PARAMS in vectors else None

@@ -114,10 +114,10 @@ def load(
     arguments: list[Path | int | None] = []
     if dataset.on_disk:
         if data is None:
-            words = f"data set {name!r} lies on disk: say where with --data DIR (the folder that holds {name}/)"
+            words = f"data set {name!r} lies on disk: say where with --data=DIR (the folder that holds {name}/)"
             raise DatasetError(f"{words}; {_get(name)}")
         if not Path(data, name).is_dir():
-            words = f"{data} holds no folder {name}; --data must name the folder that holds {name}/"
+            words = f"{data} holds no folder {name}; name the folder that holds {name}/ with --data"
             raise DatasetError(f"{words}; {_get(name)}")
         arguments.append(Path(data))
     if dataset.sized:
@@ -130,7 +130,7 @@ def load(
     if clients > len(population):
         raise DatasetError(
             f"data set {name!r} has {len(population)} users; to deal their examples to {clients} clients, say how, "
-            f"as with --partition {PARTITION}"
+            f"as with --partition={PARTITION}"
         )
     return population.subset(sorted(draw(len(population), clients, seed=0)))
 

@@ -48,7 +48,7 @@ def choose(wanted: Wanted, model: Model, algorithm: Algorithm, users: Population
         try:
             on_graphs = _on_graphs(model, algorithm, users, torch_alone)
         except ExportError as none:
-            raise EngineError(f"{error}; nor are there graphs of it: {none}; try --at-once 1") from error
+            raise EngineError(f"{error}; nor are there graphs of it: {none}; try --at-once=1") from error
         reason = f"torch cannot train several clients together: {error}"
         log.warning("the engine graphs trains, because %s", reason)
         return Choice(on_graphs, reason)

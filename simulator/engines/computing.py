@@ -124,5 +124,5 @@ def gpus() -> int:
     # Counted in another process, as a process that has looked at GPUs cannot fork one that trains on a GPU.
     count = compute_apart(torch.cuda.device_count, _COUNT)
     if not count:
-        raise EngineError(f"torch sees no GPU here, so nothing computes on {EVERY_GPU!r}; take --device cpu")
+        raise EngineError(f"torch sees no GPU here, so nothing computes on {EVERY_GPU!r}; take --device=cpu")
     return count

@@ -139,7 +139,7 @@ def check_free(path: Path) -> None:
     """Raise RunError when a new run cannot have the folder, as there is something already."""
     if path.exists() or path.is_symlink():
         is_run = (path / CONFIG).is_file()
-        remedy = f"go on with it by --resume {path}, or take" if is_run else "take"
+        remedy = f"go on with it by --resume={path}, or take" if is_run else "take"
         raise RunError(f"{path} exists already; {remedy} another folder")
 
 
@@ -150,7 +150,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         began = (path / CONFIG).is_file()
-        remedy = f"; once that is mended, go on with --resume {path}" if began else ""
+        remedy = f"; once that is mended, go on with --resume={path}" if began else ""
         why = f"{error.strerror}: {error.filename or path}"
         raise RunNotKept(f"the run in {path} cannot be kept: {why}{remedy}") from error
 

@@ -22,7 +22,7 @@ from simulator.course import LOSS, Point
 from simulator.engines.computing import EngineName
 from simulator.errors import EngineError, RunError
 from simulator.simulation import SimulationResult
-from simulator.training import Vectors
+from simulator.training import Tensors, Vectors
 
 CONFIG, ENGINE, METRICS, RESULT, LOCK = "config.toml", "engine.json", "metrics.jsonl", "result.json", "lock"
 CHECKPOINT, MODEL = "checkpoint-*.safetensors", "model.safetensors"
@@ -152,6 +152,15 @@ def read_vectors(path: Path) -> Vectors | None:
     except (safetensors.SafetensorError, OSError):
         return None
     return {name: array.copy() for name, array in arrays.items()}
+
+
+def read_tensors(path: Path) -> Tensors:
+    """The model of the run in a folder as named tensors; empty without one, or before the end. Raises RunError."""
+    file = path / MODEL
+    try:
+        return safetensors.numpy.load(file.read_bytes()) if file.exists() else {}
+    except (safetensors.SafetensorError, OSError) as error:
+        raise RunError(f"{file} cannot be read: {why(error)}") from error
 
 
 def course_of(lines: Sequence[bytes]) -> list[Point]:

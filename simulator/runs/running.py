@@ -14,7 +14,7 @@ from simulator.errors import ProcessDied, RunError
 from simulator.runs.config_file import differences
 from simulator.runs.folder import RunFolder, check_free
 from simulator.runs.reading import SECONDS, KeptEngine, read_config, read_engine, read_result
-from simulator.simulation import OnRound, SimulationResult, advance, completed, training_of
+from simulator.simulation import OnRound, Overrides, SimulationResult, advance, completed, training_of
 from simulator.training import Tensors, Training, Vectors
 
 # Rounds may take milliseconds or minutes, so checkpoints follow the clock. After a kill so much work is done again.
@@ -27,17 +27,19 @@ def start_run(
     on_round: OnRound = lambda number, point: None,
     *,
     checkpoint_after_s: float = CHECKPOINT_AFTER_S,
+    given: Overrides = Overrides(),
 ) -> SimulationResult:
     """Run a simulation in a new folder.
 
     on_round: a KeyboardInterrupt that it raises leaves a checkpoint of that round. checkpoint_after_s: seconds between
-    checkpoints. Raises RunError when the folder exists, RunNotKept when it cannot
-    be written to, and what `simulate` raises. What is raised before the first round leaves no folder.
+    checkpoints. given: objects, with which the run cannot be resumed. Raises RunError when the folder exists,
+    RunNotKept when it cannot be written to, and what `simulate` raises. What is raised before the first round leaves no
+    folder.
     """
     path = Path(path)
     check_free(path)
-    config = completed(config)
-    training = training_of(config)
+    config = completed(config, given)
+    training = training_of(config, given=given)
     engine = KeptEngine(training.facts.engine, training.facts.engine_reason)
     with contextlib.closing(RunFolder.create(path, config, engine)) as folder:
         run = _Run(folder, training, on_round, checkpoint_after_s)
@@ -65,7 +67,7 @@ def resume_run(
     if different:
         raise RunError(
             f"{path} holds a run of another configuration; it and this one differ in {', '.join(different)}. Resume it "
-            f"with its own, by --resume {path} alone, or take another folder"
+            f"with its own, by --resume={path} alone, or take another folder"
         )
     with contextlib.closing(RunFolder.open(path)) as folder:
         done = read_result(path)
@@ -116,7 +118,7 @@ class _Run:
         try:
             advanced = advance(config, self._training, course, self._keep)
         except ProcessDied as died:
-            raise ProcessDied(f"{died}; go on with --resume {self._folder.path}") from died
+            raise ProcessDied(f"{died}; go on with --resume={self._folder.path}") from died
         result = replace(advanced, engine_reason=engine.reason)
         self._folder.save(len(course), self._training.vectors())
         self._folder.finish(result, self._training.tensors())

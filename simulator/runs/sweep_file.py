@@ -20,7 +20,7 @@ from fedcore.errors import AlgorithmError, ScheduleError, why
 from simulator.configuration import SimulationConfig, to_config
 from simulator.engines.computing import EVERY_GPU
 from simulator.errors import RunError, SimulatorError
-from simulator.simulation import completed
+from simulator.simulation import Overrides, completed
 
 
 class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,7 +41,9 @@ class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return int(value) if whole else float(f"{value:.4g}")
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a sweep varies, by names of options, and the options that all its runs share."""
+
     options: dict[str, Any]
     grid: dict[str, Any] = {}
     random: dict[str, Any] = {}
@@ -49,33 +51,39 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     draw_seed: int = 0
 
 
-_to_file, _to_interval = converter(_File), converter(Interval)
+_to_file, _to_interval = converter(SweepFile), converter(Interval)
 
 
 @dataclass(frozen=True, slots=True)
 class SweepRun:
-    """A run of a sweep. varied: its values of the options in which runs differ, by dotted name."""
+    """A run of a sweep. varied: its values of the options in which runs differ, by dotted name.
+
+    given: objects in place of what the configuration names; such a run cannot be resumed.
+    """
 
     name: str
     varied: Mapping[str, Any]
     config: SimulationConfig
+    given: Overrides = Overrides()
 
 
 def read_sweep(path: Path) -> list[SweepRun]:
-    """The runs that a sweep's file asks for (docs/simulation.md), equal ones once.
-
-    Raises RunError, naming the run and its option.
-    """
+    """The runs that a sweep's file asks for (docs/simulation.md). Raises RunError, naming the run and its option."""
     try:
         file = _to_file(tomllib.loads(path.read_text()))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise RunError(f"cannot read {path}: {why(error)}") from error
+    return runs_of(file)
+
+
+def runs_of(sweep: SweepFile, given: Overrides = Overrides()) -> list[SweepRun]:
+    """The runs of a sweep, equal ones once. given: objects that all share. Raises as `read_sweep`."""
     runs: dict[str, SweepRun] = {}
-    for varied in _combinations(file):
+    for varied in _combinations(sweep):
         name = _name_of(varied)
         if name in runs and runs[name].varied != varied:
-            raise RunError(f"{path}: two runs would share the folder {name}; rename what differs in them")
-        config = _config(file.options, varied, name)
+            raise RunError(f"two runs would share the folder {name}; rename what differs in them")
+        config = _config(sweep.options, varied, name, given)
         if config.device == EVERY_GPU:
             raise RunError(f"the run {name} cannot have all GPUs: every run of a sweep trains on one, such as cuda:0")
         if (config.processes or 1) > 1:
@@ -83,15 +91,17 @@ def read_sweep(path: Path) -> list[SweepRun]:
                 f"the run {name} cannot have {config.processes} processes: the runs of a sweep train in one process "
                 "each, and --processes of muster sweep says how many of them at a time"
             )
-        runs[name] = SweepRun(name, varied, config)
+        runs[name] = SweepRun(name, varied, config, given)
     return list(runs.values())
 
 
-def _combinations(file: _File) -> list[dict[str, Any]]:
+def _combinations(file: SweepFile) -> list[dict[str, Any]]:
     """The varied options of every run: each combination of the grid, with each draw."""
     grid, random = _flat(file.grid), _flat(file.random)
     if not grid and not random:
-        raise RunError("a sweep varies something: give it [grid] with lists of values, or [random] and draws")
+        raise RunError(
+            "a sweep varies something: give its grid lists of values, or say what is random, and how many draws"
+        )
     if bool(random) != (file.draws > 0):
         raise RunError("[random] says what is drawn and `draws` how often: a sweep has both or none of them")
     for name, values in grid.items():
@@ -136,7 +146,7 @@ def _value_at(name: str, values: Any, share: float) -> Any:
     return interval.at(share)
 
 
-def _config(options: Mapping[str, Any], varied: Mapping[str, Any], name: str) -> SimulationConfig:
+def _config(options: Mapping[str, Any], varied: Mapping[str, Any], name: str, given: Overrides) -> SimulationConfig:
     values = {key: dict(value) if isinstance(value, dict) else value for key, value in options.items()}
     for key, value in varied.items():
         table, _, option = key.rpartition(".")
@@ -147,7 +157,7 @@ def _config(options: Mapping[str, Any], varied: Mapping[str, Any], name: str) ->
     if values.get("baseline") in {None, "pooled"}:
         values.setdefault("processes", 1)  # runs are parallel, not what one does
     try:
-        return completed(to_config(values))
+        return completed(to_config(values), given)
     except (SimulatorError, AlgorithmError, ScheduleError, UnknownModel) as error:
         raise RunError(f"the run {name} cannot be: {error}") from error
 

@@ -145,7 +145,8 @@ def _check_users(runs: Sequence[SweepRun]) -> None:
     for run in runs:
         config = run.config
         try:
-            check_users(config, load(config.dataset, config.data, config.clients, config.partition))
+            users = run.given.users or load(config.dataset, config.data, config.clients, config.partition)
+            check_users(config, users)
         except SimulatorError as error:
             raise RunError(f"the run {run.name} cannot be: {error}") from error
 
@@ -155,7 +156,7 @@ def _run(run: SweepRun, path: Path) -> _End:
         if path.exists():
             resume_run(path, run.config)
         else:
-            start_run(path, run.config)
+            start_run(path, run.config, given=run.given)
     except Diverged as error:
         return _End("diverged", str(error))
     return _End("done")

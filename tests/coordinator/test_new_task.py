@@ -5,7 +5,6 @@ import logging
 import re
 import socket
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
 import httpx2
 import msgspec

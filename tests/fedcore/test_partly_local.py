@@ -86,7 +86,7 @@ def test_the_places_come_from_the_model_and_make_it_again(name):
 @pytest.mark.parametrize(
     ("name", "schema", "settings", "says"),
     [
-        ("fedper", ParamSchema(TENSORS), {}, r"this model names none: choose some of body, .* as --local 's'"),
+        ("fedper", ParamSchema(TENSORS), {}, r"this model names none: choose some of body, .* as --local='s'"),
         ("fedrep", SCHEMA, {"local": "0..2"}, r"local is 0..2, and the model's is 2..5; leave it out"),
         ("fedavg", SCHEMA, {}, r"shares all parameters, and of this model head.w, head.b stay on clients: take fedper"),
         ("fedavg", SCHEMA, {"clip_norm": 1, "weighting": "uniform"}, "shares all parameters"),

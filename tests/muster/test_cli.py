@@ -290,7 +290,7 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (("simulate", "--model", "mlp", "--compress", "rotation=2"), 2, "write rotation without a number, not 2"),
         (("demo", "--algorithms", "sgd"), 2, "no algorithm is called 'sgd'"),
         (("simulate", "--model", "mlp", "--dataset", "imagenet"), 2, "no data set is called 'imagenet'"),
-        (("simulate", "--model", "mlp", "--dataset", "wisdm"), 2, "--data DIR"),
+        (("simulate", "--model", "mlp", "--dataset", "wisdm"), 2, "--data=DIR"),
         (
             ("simulate", "--model", "mlp", "--cohort", "1000"),
             2,

@@ -52,9 +52,10 @@ def test_show_draws_the_mix_of_classes(typed, tmp_path, ending):
     ("arguments", "message"),
     [
         (("nowhere",), "no data set is called 'nowhere'"),
+        (("wisdm",), "say where with --data=DIR"),
         (
             ("wisdm", "--data", "."),
-            "must name the folder that holds wisdm/; `muster data show wisdm` says where it comes from",
+            "name the folder that holds wisdm/ with --data; `muster data show wisdm` says where it comes from",
         ),
         (("digits", "--out", "mix.pdf"), "must end in .svg or .png"),
         (("quadratics", "--out", "mix.png"), "quadratics has no classes to draw"),

@@ -114,7 +114,7 @@ def test_what_cannot_be_drawn_is_named_with_what_can(runs, typed, tmp_path):
 def test_a_png_file_without_a_font_is_refused_and_not_drawn_without_words(tmp_path, monkeypatch):
     monkeypatch.setattr("muster.pictures.picture._WORD", picture._WORD.replace(picture.FONTS, "Nowhere"))
     with pytest.raises(NotWritten, match=r"curves\.png cannot be written: no font is installed; install DejaVu Sans"):
-        draw_curves({"one": [(1, 2), (2, 3)]}, Axes(x="x", y="y")).write(tmp_path / "curves.png")
+        draw_curves({"one": [(1, 2), (2, 3)]}, Axes(x="x", y="y")).save(tmp_path / "curves.png")
 
 
 def test_more_curves_than_colours_lie_in_bands_of_their_own(tmp_path):

@@ -1,23 +1,32 @@
 """`import muster`, as a program or a notebook uses it."""
 
+import inspect
 import re
 import subprocess
 import sys
 import threading
+import types
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file
 
 import muster
 from coordinator.errors import InvalidTask
 from export.errors import ExportError
+from export.model import ModelSpec, cross_entropy
 from export.models import load as built_in
 from fedcore.algorithms.fed_adam import FedAdam
-from fedcore.errors import NotWritten
+from fedcore.errors import FedcoreError, NotWritten, SchemaError
+from fedcore.notebook import table_of
+from fedcore.plan import Field
+from muster.options.names import in_python
+from muster.python.progress import progress_line
 from muster.remote import RemoteError
 from simulator import read_run
-from simulator.errors import EngineError, RunError
+from simulator.errors import EngineError, RunError, SimulatorError
 from tests.coordinator.bundles import make_bundle, make_evaluation_bundle, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.replicas import until
@@ -29,6 +38,53 @@ from tools import make_python_reference
 __all__ = ["served"]
 PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHORT = {"rounds": 2, "cohort": 4, "evaluate_every": 1, "processes": 1, "engine": "torch"}
+
+
+class Weights(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(4))
+
+
+HAND_MADE = ModelSpec("hand-made", Weights, cross_entropy, (), Field("x", "float32", (2,)))
+BAD = {
+    "model": "mpl",
+    "users": "wisdm",
+    "algorithm": "fedper",  # which needs local parameters
+    "settings": {"settings": {"client_lr": -1}},
+    "out": "run",
+    "on_round": 3,
+    "plan": "none",
+    "start": "none",
+    "against": {"against": "none", "baseline": "pooled"},
+    "local": "9.*",
+    "data": {"data": "none", "users": "wisdm"},
+    "partition": "dirichlet:x",
+    "clients": 2_000,
+    "baseline": "cocoa",
+    "privacy": {"privacy": {"epsilon": 1}},
+    "rounds": 0,
+    "cohort": 1_000,
+    "held_out": 1,
+    "own_examples": 1,
+    "fine_tune": 1,
+    "hold_out_examples": 1,
+    "on_held_out_examples": True,
+    "evaluate_every": 0,
+    "target_accuracy": 2,
+    "patience": 0,
+    "engine": "graph",
+    "device": {"device": "cuda:1", "processes": 2},
+    "processes": 0,
+    "at_once": 0,
+    "ray": 3,
+    "compress": "bits=3",
+    "seed": -1,
+    "schedule": {"schedule": {"server_lr": 1}},
+    "same_cohort": True,
+    "secagg": {"secagg": {"bit": 12}},
+}
+"""For each keyword of `simulate` a bad value, or arguments that make it one."""
 
 
 def programs():
@@ -68,8 +124,19 @@ def test_objects_train_as_their_names_do():
     given = muster.simulate(spec, users, FedAdam(client_lr=0.2), **SHORT)
     assert given.params.tobytes() == named.params.tobytes()
     assert given.points == named.points
+    x = torch.from_numpy(users.fields["x"])
+    assert torch.equal(given.model()(x), named.model()(x))
     assert given.result.settings == named.result.settings
-    assert repr(named) == repr(given) == f"Run(mlp, fedadam, 2 rounds, accuracy {named.accuracy:.3f} of held-out users)"
+    measured = f"accuracy {named.accuracy:.3f} of 15 users"
+    assert repr(given) == f"Run(mlp on own users, fedadam, 2 rounds: {measured})"
+    assert repr(named.result) == f"SimulationResult(mlp on digits, fedadam, 2 rounds: {measured})"
+    both = "".join(ElementTree.fromstring(muster.plot([named, given], "train.loss").svg).itertext())
+    assert "digits" in both
+    assert "own users" in both
+    assert "train.loss" in both
+    (swept,) = muster.sweep(spec, users, FedAdam(client_lr=0.2), grid={"cohort": [4]}, **SHORT).runs.values()
+    assert swept.params.tobytes() == given.params.tobytes()
+    assert torch.equal(swept.model()(x), given.model()(x))
 
 
 @pytest.mark.parametrize(
@@ -102,17 +169,28 @@ def test_arguments_of_wrong_types_are_named_with_what_is_expected(call, words):
         call()
 
 
-def test_a_run_in_a_folder_has_the_model_of_one_in_memory(tmp_path):
+@pytest.fixture(scope="module")
+def loose():
+    """A run in memory."""
+    return muster.simulate("logreg", **SHORT)
+
+
+def test_a_run_in_a_folder_has_the_model_of_one_in_memory(tmp_path, loose):
     kept = muster.simulate("logreg", out=tmp_path / "run", **SHORT)
-    loose = muster.simulate("logreg", **SHORT)
     assert kept.params.tobytes() == loose.params.tobytes()
     assert kept.folder == tmp_path / "run"
+    loose.save(tmp_path / "model.safetensors")
+    assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert {name: tensor.shape for name, tensor in kept.tensors().items()} == {"1.weight": (10, 64), "1.bias": (10,)}
+    for run in (kept, loose):
+        trained = torch.cat([tensor.reshape(-1) for tensor in run.model().parameters()])
+        assert trained.detach().numpy().tobytes() == run.params.tobytes()
     with pytest.raises(RunError, match="run"):
         muster.simulate("logreg", out=tmp_path / "run", **SHORT)
 
 
-def test_a_run_is_drawn_and_tabulated(tmp_path, monkeypatch):
-    run = muster.simulate("logreg", **SHORT)
+def test_a_run_is_drawn_and_tabulated(tmp_path, monkeypatch, loose):
+    run = loose
     first = run.result.curve[0]
     assert run.curve.reset_index().to_dict("records") == [
         {name: value for name, value in first.items() if name != "start.loss"},
@@ -122,17 +200,18 @@ def test_a_run_is_drawn_and_tabulated(tmp_path, monkeypatch):
         bare.setitem(sys.modules, "pandas", None)
         with pytest.raises(ModuleNotFoundError, match=r"pip install pandas, or take `run\.result\.curve`"):
             run.curve  # noqa: B018 - the attribute is the test
-    picture = run.plot(out=tmp_path / "accuracy.png")
+    picture = run.plot()
+    picture.save(str(tmp_path / "accuracy.png"))
     assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert "test.accuracy" in "".join(
         ElementTree.fromstring(picture._repr_svg_()).itertext()
     )  # what a notebook asks for
     with pytest.raises(
-        EngineError, match=r"no point of the run has a figure 'accurancy'; did you mean test\.accuracy\? there"
+        EngineError, match=r"no run has a figure 'accurancy'; did you mean test\.accuracy\? there are examples"
     ):
         run.plot("accurancy")
     with pytest.raises(NotWritten, match=r"^\S*none/a\.png cannot be written: No such file or directory$"):
-        run.plot(out=tmp_path / "none" / "a.png")
+        picture.save(tmp_path / "none" / "a.png")
 
 
 @pytest.mark.parametrize(
@@ -159,14 +238,102 @@ def test_wrong_arguments_are_named_before_any_work(tmp_path, monkeypatch, argume
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_bad_value_of_every_keyword_is_told_in_words_of_python(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").touch()
+    assert set(BAD) == set(inspect.signature(muster.simulate).parameters)
+    told = {}
+    for name, given in BAD.items():
+        with pytest.raises((TypeError, SimulatorError, ExportError, FedcoreError)) as refused:
+            muster.simulate(**{"model": "logreg", **(given if isinstance(given, dict) else {name: given})})
+        told[name] = str(refused.value)
+    assert {name: words for name, words in told.items() if "--" in words or "\n" in words} == {}
+    assert told["out"] == "run exists already; go on with it by simulator.resume_run('run'), or take another folder"
+    assert told["device"].endswith("which several processes do not share; take device='cuda:all'")
+    assert told["algorithm"].endswith("by local, such as local='1.bias'")
+    assert told["data"].endswith("name the folder that holds wisdm/ with data=")
+
+
+def test_a_sweep_is_a_table_and_a_picture_with_bands_over_seeds(monkeypatch):
+    users = muster.Population.of(
+        ["<b>", "c", "d", "e"], [{"x": np.eye(3, dtype=np.float32), "y": np.arange(3) % 2}] * 4
+    )
+    options = {"users": users, "baseline": "dane", "rounds": 2, "evaluate_every": 1}
+    made = muster.sweep("logistic", grid={"settings": {"eta": (0.5, 1.0)}}, seeds=2, **options)
+    assert repr(made) == "Sweep(4 runs of 2 combinations)"
+    assert [(row["settings.eta"], row["seeds"]) for row in made.means] == [(0.5, 2), (1.0, 2)]
+    assert made.table.to_dict("records") == made.means
+    assert made.plot("test.loss").svg == muster.plot(made, "test.loss").svg
+    assert {"eta=0.5", "eta=1.0"} <= set(ElementTree.fromstring(made.plot("test.loss").svg).itertext())
+    alone = muster.simulate("logistic", settings={"eta": 0.5}, seed=1, **options)
+    assert made.runs["eta=0.5,seed=1"].result == alone.result
+    assert made.runs["eta=0.5,seed=1"].folder is None
+    for wrong, words in (
+        ({"grid": {"cohrt": [1]}}, "the run cohrt=1 cannot be: there is no 'cohrt'; did you mean cohort"),
+        ({"grid": {"cohort": 3}}, "grid.cohort must be a list of values, not 3"),
+        ({"grid": {"users": ["digits"]}}, "users cannot vary where it was given as an object"),
+        ({"grid": {"cohort": [3]}, "seeds": 0}, "seeds must be a whole number from 1, not 0"),
+        ({"grid": {"cohort": [3]}, "out": "x"}, "takes names alone"),
+        ({"grid": {}}, "a sweep varies something: give its grid lists of values"),
+    ):
+        with pytest.raises((RunError, EngineError), match=words):
+            muster.sweep("logistic", **options | wrong)
+
+
+def test_tables_of_notebooks_escape_what_is_in_them(loose):
+    assert table_of(["<b>"], [["<script>\u202e", 0.12345, 12345, None, {"a": "&"}]]) == (
+        "<table><thead><tr><th>&lt;b&gt;</th></tr></thead><tbody><tr><td>&lt;script&gt;\\u202e</td><td>0.1235</td>"
+        "<td>12,345</td><td></td><td>a=&amp;</td></tr></tbody></table>"
+    )
+    shown = loose._repr_html_()
+    assert "<td>logreg</td>" in shown
+    assert "<td>fedavg</td>" in shown
+    users = muster.Population.of(["a"], [{"<i>": np.zeros((2, 3))}])
+    assert repr(users) == "Population(1 clients, 2 examples: <i> float64[3])"
+    assert "field &lt;i&gt;</td><td>float64[3]" in users._repr_html_()
+
+
+def test_progress_is_one_line_in_ipython_and_nothing_elsewhere(monkeypatch, capsys):
+    with progress_line() as tell:
+        tell("unseen")
+    shells = types.SimpleNamespace(get_ipython=lambda: None)
+    monkeypatch.setitem(sys.modules, "IPython", shells)
+    with progress_line() as tell:
+        tell("unseen")
+    shells.get_ipython = object
+    with progress_line() as tell:
+        for text in ("first", "too soon", "last"):
+            tell(text)
+    assert capsys.readouterr() == ("", "\r\x1b[Kfirst\r\x1b[Klast\n")
+
+
+def test_commands_in_messages_stay_commands():
+    words = (
+        "`muster key new --out a.pem` makes one; or leave --release-key out, or take --set, --at-once=2 or --data=DIR."
+    )
+    assert in_python(words) == (
+        "`muster key new --out a.pem` makes one; or leave release_key= out, or take settings=, at_once=2 or data=DIR."
+    )
+
+
 def test_users_alone_have_a_model_each():
-    assert muster.simulate("logreg", baseline="local", rounds=1).params.shape == (75, 650)
+    run = muster.simulate("logreg", baseline="local", clients=4, rounds=1)
+    assert run.params.shape == (4, 650)
+    with pytest.raises(
+        EngineError, match=r"the baseline local has no tensors, as it trains a model for each user: take"
+    ):
+        run.model()
 
 
 def test_a_plan_is_not_replaced_unasked(tmp_path):
     spec = built_in("logreg")
     made = muster.export(spec, FedAdam(), tmp_path / "plan")
     assert made.manifest.algorithm.name == "fedadam"
+    assert repr(made) == f"Bundle(logreg, fedadam, in '{tmp_path}/plan')"
+    assert repr(made.plan) == "Plan('logreg-fedadam', 650 parameters, x float32[1, 8, 8], y int64[]; onnx)"
+    assert "<td>650</td>" in made.plan._repr_html_()
+    assert "<td>fedadam</td>" in made._repr_html_()
     assert made.certificate.worst < 1e-5
     with pytest.raises(ExportError, match="holds a plan already; name another folder with out=, or replace it with"):
         muster.export(spec, "fedavg", tmp_path / "plan")
@@ -209,13 +376,21 @@ def test_a_task_is_created_watched_and_operated(tmp_path, served):
         follower.join(30)
         assert [(record.number, record.reported) for record in watched] == [(1, 2), (2, 2)]
         assert task.state == "completed"
-        assert all(np.isfinite(tensor).all() for tensor in task.checkpoint(1).values())
-        assert task.checkpoint().keys() == task.checkpoint(1).keys()
+        assert all(np.isfinite(tensor).all() for tensor in task.tensors(1).values())
+        assert task.tensors().keys() == task.tensors(1).keys()
+        assert [point["round"] for point in task.points] == [1, 2]
+        assert "spring" in ElementTree.fromstring(muster.plot(task, "train.loss").svg).itertext()
+        module = task.model(HAND_MADE, 1)
+        assert module.w.tolist() == task.tensors(1)["w"].tolist() != task.model(HAND_MADE).w.tolist()
+        with pytest.raises(SchemaError, match="is of another model than logreg; name its model with model="):
+            task.model("logreg")
+        task.save(tmp_path / "model.safetensors")
+        assert load_file(tmp_path / "model.safetensors")["w"].tolist() == task.tensors()["w"].tolist()
         evaluation = make_evaluation_bundle(tmp_path / "evaluation")
         measured = coordinator.create(evaluation, evaluate=f"{task.id}@1", population="phones", goal=2)
         assert (measured.facts.settings.rounds, measured.facts.evaluates.words) == (1, f"task {task.id}, round 1")
-        assert {name: value.tolist() for name, value in measured.checkpoint().items()} == {
-            name: value.tolist() for name, value in task.checkpoint(1).items()
+        assert {name: value.tolist() for name, value in measured.tensors().items()} == {
+            name: value.tolist() for name, value in task.tensors(1).items()
         }
         measured.cancel()
         other = coordinator.create(bundle, population="phones", goal=2, rounds=2)

@@ -150,7 +150,7 @@ def test_a_custom_gradient_without_graphs_is_refused_in_torchs_words(name, devic
 
 def test_what_neither_engine_runs_is_refused_with_both_reasons():
     spec = with_loss_of(lambda outputs: outputs * float(outputs.sum() > -1e9))
-    with pytest.raises(EngineError, match=r"does not run here.*vmap.*no.* graphs of it.*branches.*--at-once 1"):
+    with pytest.raises(EngineError, match=r"does not run here.*vmap.*no.* graphs of it.*branches.*--at-once=1"):
         chosen("auto", spec=spec)
     choice = chosen("auto", computing=Computing(at_once=1), spec=spec)
     assert choice.computing.engine == "torch"

@@ -206,7 +206,7 @@ def test_memory_that_is_too_small_names_the_option_that_helps():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize(
     ("device", "says"),
-    [("cuda", "cannot compute on 'cuda' here"), ("cuda:all", "torch sees no GPU here, .* take --device cpu")],
+    [("cuda", "cannot compute on 'cuda' here"), ("cuda:all", "torch sees no GPU here, .* take --device=cpu")],
 )
 def test_a_machine_without_a_gpu_says_so(device, says):
     with pytest.raises(EngineError, match=says):

@@ -80,7 +80,7 @@ def test_a_run_on_a_plan_is_kept_and_resumed_to_the_same_bits(plan, tmp_path):
         ({"compress": "bits=8"}, "compress is 'rotation,subsample=0.5' in .*plan, not 'bits=8'"),
         ({"engine": "torch"}, "a plan trains by its own graphs, not by the engine torch"),
         ({"baseline": "pooled"}, "a plan trains by its own graphs, not by the baseline pooled"),
-        ({"device": "cuda"}, "the graphs of a plan run on the CPU, not on cuda; leave --device out"),
+        ({"device": "cuda"}, "the graphs of a plan run on the CPU, not on cuda; leave device= out"),
         ({"model": built_in("logreg", (3,), 10)}, "the model logreg has other parameters or fields than the plan in"),
     ],
 )

@@ -3,6 +3,7 @@
 import hashlib
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from simulator import datasets
@@ -96,9 +97,9 @@ def test_mnist_is_partitioned_over_as_many_clients_as_asked(data):
 def test_unknown_absent_and_malformed_data_sets_are_named(tmp_path):
     with pytest.raises(DatasetError, match="digits, wisdm, omniglot, shakespeare, mnist_10k"):
         datasets.load("imagenet")
-    with pytest.raises(DatasetError, match="--data DIR"):
+    with pytest.raises(DatasetError, match="--data=DIR"):
         datasets.load("wisdm")
-    with pytest.raises(DatasetError, match="holds no folder wisdm; --data must name the folder that holds wisdm/"):
+    with pytest.raises(DatasetError, match="holds no folder wisdm; name the folder that holds wisdm/"):
         datasets.load("wisdm", str(tmp_path))
     (tmp_path / "wisdm").mkdir()
     with pytest.raises(DatasetError, match=r"wisdm_ar_v1\.1\.npz does not exist"):
@@ -106,3 +107,47 @@ def test_unknown_absent_and_malformed_data_sets_are_named(tmp_path):
     (tmp_path / "wisdm" / "wisdm_ar_v1.1.npz").write_bytes(b"not an archive")
     with pytest.raises(DatasetError, match="is not the data set it should be: it is no npz file"):
         datasets.load("wisdm", tmp_path)
+
+
+FRAME = pd.DataFrame(
+    {"who": ["b", "a", "b"], "h": [1.5, 2.0, 3.0], "w": [1, 2, 3], "ok": [True, False, True], "s": ["x", "y", "z"]}
+)
+
+
+def test_a_frame_is_a_population_with_its_users_in_their_order():
+    users = Population.from_frame(FRAME, user="who", inputs=["h", "w"], label="ok")
+    assert (users.clients, users.classes, users.sizes.tolist()) == (("b", "a"), 2, [2, 1])
+    assert users.fields["x"].tolist() == [[1.5, 1], [3, 3], [2, 2]]
+    assert users.fields["y"].tolist() == [1, 1, 0]
+    nullable = FRAME.astype({"who": "category", "h": "Float64", "w": "Int64"})
+    shaped = Population.from_frame(nullable, user="who", inputs=["h", "w"], label="h", shape=(1, 2))
+    assert (shaped.shape, shaped.fields["x"].dtype, shaped.fields["y"].dtype) == ((1, 2), np.float32, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"inputs": ["h", "v"]}, "the frame has no column 'v'; there are who, h, w, ok, s"),
+        ({"user": "whom"}, "the frame has no column 'whom'"),
+        ({"frame": pd.concat([FRAME, FRAME], axis=1)}, "the frame has 2 columns 'who'"),
+        ({"inputs": ["s"]}, "column 's' is of type .*, not of numbers; make it numbers first"),
+        ({"frame": FRAME.astype({"h": object})}, "column 'h' is of type object, not of numbers"),
+        ({"frame": FRAME.assign(h=[1, np.nan, 2])}, "column 'h' holds nan in row 1, which is no finite number"),
+        ({"frame": FRAME.assign(h=[1, 1e300, 2])}, "column 'h' holds 1e[+]300 in row 1"),
+        ({"frame": FRAME.assign(w=pd.array([1, 2, None]))}, "column 'w' holds <NA> in row 2"),
+        ({"frame": FRAME.assign(who=["a", None, "b"])}, "column 'who' has no user in row 1"),
+        (
+            {"frame": FRAME.assign(who=pd.Categorical(["b", "a", "b"], ["a", "b", "c"]))},
+            "user 'c' has no rows, one of 1 such",
+        ),
+        ({"frame": FRAME.assign(who=[1, "1", 1])}, "two clients are called '1'"),
+        ({"shape": (3,)}, r"2 columns of inputs do not fill an example of shape \[3\]"),
+        ({"frame": FRAME[:0]}, "the frame has no rows"),
+        ({"frame": FRAME["h"]}, "the frame is of type Series; expected a DataFrame"),
+    ],
+)
+def test_a_frame_that_is_no_population_is_named_in_a_line(given, words):
+    arguments = {"frame": FRAME, "user": "who", "inputs": ["h", "w"], "label": "ok"} | given
+    with pytest.raises(DatasetError, match=words) as refused:
+        Population.from_frame(arguments.pop("frame"), **arguments)
+    assert "\n" not in str(refused.value)

@@ -298,7 +298,7 @@ def test_a_run_whose_worker_is_killed_says_how_to_go_on(tmp_path):
             child.kill()
             child.join()
 
-    with pytest.raises(ProcessDied, match=f"exit code -9; .*; go on with --resume {tmp_path}/run$"):
+    with pytest.raises(ProcessDied, match=f"exit code -9; .*; go on with --resume={tmp_path}/run$"):
         start_run(tmp_path / "run", config, on_round)
     assert resume_run(tmp_path / "run").rounds == 2
 
