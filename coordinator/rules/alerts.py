@@ -189,9 +189,9 @@ def of_expiry(what: str, expires_at: float, when: str, now: float, task: Task | 
     return [Finding(AlertKind.EXPIRES, f"{what} {does}, {when}: renew it", task, what)]
 
 
-def of_unreadable(what: str, place: object, why: Exception) -> Finding:
+def of_unreadable(what: str, place: object, why: Exception, remedy: str) -> Finding:
     """The finding when something, such as "the TLS certificate", cannot be read."""
-    return Finding(AlertKind.UNREADABLE, f"{what} {place} cannot be read: {why}; put a good one there", subject=what)
+    return Finding(AlertKind.UNREADABLE, f"{what} {place} cannot be read: {why}", subject=what, remedy=remedy)
 
 
 def of_disk(place: str, free_bytes: int, total_bytes: int) -> list[Finding]:

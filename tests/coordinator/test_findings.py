@@ -34,7 +34,7 @@ def test_what_expires_and_which_disk_is_nearly_full_is_found():
 
 
 def test_a_release_that_expires_soon_is_found(store, bundle):
-    for days in (13, 15):
+    for days in (13, 15, 10**7):  # the last is after the year 9999
         store.register_task(bundle, SETTINGS, sign(bundle, days=days), name=f"for {days} days")
     with store.database.reading() as records:
         found = [one for one in findings_of_tasks(records) if one.kind == AlertKind.EXPIRES]
@@ -50,6 +50,12 @@ def test_a_certificate_that_is_no_good_is_found(tmp_path, content):
     given.unlink() if content is None else given.write_bytes(content)
     (found,) = [one for one in findings_here(settings, 0.0) if one.kind == AlertKind.UNREADABLE]
     assert found.text.startswith(f"the TLS certificate {given} cannot be read: ")
+
+
+def test_a_place_that_cannot_be_read_is_found_and_hides_nothing_else(tmp_path):
+    settings = Settings(blobs=tmp_path / ("b" * 300), database=f"sqlite:///{tmp_path}/state.db")
+    (found,) = [one for one in findings_here(settings, 0.0) if one.kind == AlertKind.UNREADABLE]
+    assert (found.subject, found.text.partition(": ")[0]) == ("the blobs", f"the blobs {settings.blobs} cannot be read")
 
 
 def test_a_certificate_that_expires_is_found(tmp_path):
