@@ -20,6 +20,9 @@ LEAST_FREE, LEAST_FREE_BYTES = 0.1, 1 << 30
 CLEARED_AFTER_S = 60.0
 """How long an alert must not be found before it is cleared: what comes and goes, or a restart, is one alert."""
 
+_LONGEST_TEXT = 1000
+"""Characters of a text. That of an exception may be long, and no event may be more than its receiver takes."""
+
 
 class AlertKind(StrEnum):
     """What an alert is about, where it is not a task that is stalled: that has its reason as its kind."""
@@ -171,10 +174,14 @@ _REMEDIES = {
 def of_tasks(tasks: Iterable[tuple[Task, Progress]]) -> list[Finding]:
     """A finding for every task that is stalled, unless an operator paused it."""
     return [
-        Finding(progress.reason, progress.sentence, task, remedy=_REMEDIES[progress.reason])
+        Finding(progress.reason, _shortened(progress.sentence), task, remedy=_REMEDIES[progress.reason])
         for task, progress in tasks
         if progress.stalled and progress.reason not in _WANTED
     ]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
 
 
 def of_expiry(what: str, expires_at: float, when: str, now: float, task: Task | None = None) -> list[Finding]:

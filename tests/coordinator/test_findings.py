@@ -23,6 +23,11 @@ def test_tasks_that_need_somebody_are_found_and_no_others():
     assert {one.kind for one in found} == {reason for reason in Reason if reason.stalled} - {Reason.PAUSED}
 
 
+def test_a_long_exception_makes_no_event_that_a_receiver_refuses():
+    (found,) = of_tasks([("its task", Progress("t", Reason.DIVERGED, "paused: " + "x" * 10**6, True))])
+    assert (found.text[:9], found.text[-2:], len(found.text)) == ("paused: x", "x…", 1000)
+
+
 def test_what_expires_and_which_disk_is_nearly_full_is_found():
     assert of_expiry("the TLS certificate", 15 * 86_400, "then", 0.0) == []
     (soon,) = of_expiry("the TLS certificate", 7 * 86_400, "on 8 January", 0.0)
