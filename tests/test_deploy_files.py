@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
@@ -261,6 +262,18 @@ def test_units_give_a_coordinator_what_its_settings_need():
     assert int(given["LimitNOFILE"]) == 2 * Settings().connection_limit
     assert int(given["MemoryMax"].removesuffix("G")) * GIB >= 1.5 * Settings().most_bytes
     assert int(given["TimeoutStopSec"].removesuffix("s")) > Settings().drain_s
+
+
+def test_commands_beside_a_unit_find_its_keys_and_its_blobs():
+    unit = (SYSTEMD / "muster-coordinator.service").read_text()
+    own = Path("/var/lib") / re.search(r"^StateDirectory=(.*)$", unit, re.MULTILINE)[1]
+    told = section(read("docs/how-to/deploy.md"), "Machines with systemd")
+    shown = "\n".join(re.findall(r"^    (\w+ = .*)$", told, re.MULTILINE))
+    settings = tomllib.loads(shown)
+    assert settings.keys() <= Settings.model_fields.keys()
+    assert {Path(settings[name]).parent for name in ("keys", "blobs")} == {own}
+    # The environment comes before the file, and commands do not have the unit's.
+    assert set(re.findall(r"\bMUSTER_\w+", unit)) == {"MUSTER_CONFIG", "MUSTER_LOG_FORMAT"}
 
 
 def test_the_authority_reads_only_credentials_that_its_unit_loads():

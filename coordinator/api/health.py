@@ -50,7 +50,9 @@ def metrics_router(service: Service) -> APIRouter:
         try:
             service.metrics.tasks_are(service.store.progress())
         except Unavailable:
-            # The other metrics do not need the database; without it the state of the tasks is unknown.
+            # The other metrics do not need the database, but tokens do: without it only the loopback viewer comes here.
+            # A token that was good a moment ago is not believed: it may be revoked, and the example's alert that no
+            # coordinator gives its metrics is how people learn that the database is away.
             service.metrics.stalled.clear()
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 

@@ -42,7 +42,11 @@ from fedcore.release import decode_release
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _EVERY_S = 10.0
-"""The interval between looks."""
+"""The interval between looks, and how long one tells of events."""
+_MOST_EVENTS = 100
+"""Events that are read at once."""
+_LAST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+"""The last day that can be written: a release may name a later one."""
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 10.0, 900.0
 """The wait after a try that failed: doubled each time, up to the longest."""
 
@@ -102,13 +106,19 @@ class Courier:
     """The last event that was taken: not sent again while that cannot be written."""
 
     async def deliver(self) -> None:
-        """Send what is due until a try fails; then nothing for a while, which is longer each time."""
-        if self.clock() < self._next:
+        """Send what is due until a try fails; then nothing for a while, which is longer each time.
+
+        What a slow receiver, or many events, leave for the next look waits until that was taken: the lease may be gone.
+        """
+        began = self.clock()
+        if began < self._next:
             return
         for event in await _in_thread(self._due):
             if event.id != self._told and not await self._tell(event):
                 return
             await _in_thread(partial(self._delivered, event))
+            if self.clock() - began >= _EVERY_S:
+                return
 
     async def _tell(self, event: AlertEvent) -> bool:
         """Try to send an event; whether it was taken."""
@@ -126,7 +136,7 @@ class Courier:
 
     def _due(self) -> list[AlertEvent]:
         with self.database.reading() as records:
-            return records.alerts.due()
+            return records.alerts.due(_MOST_EVENTS)
 
     def _delivered(self, event: AlertEvent) -> None:
         with self.database.writing() as records:
@@ -168,12 +178,21 @@ def findings_here(settings: Settings, now: float) -> list[Finding]:
     Object stores and database servers have their own monitoring.
     """
     found = [] if settings.tls_cert is None else _certificate(settings.tls_cert, now)
-    places = {"the blobs": Path(settings.blobs), "the database": sqlite_path(settings.database)}
-    for name, place in places.items():
-        if place is not None and place.exists():
-            usage = shutil.disk_usage(place)
-            found += of_disk(name, usage.free, usage.total)
+    blobs = None if "://" in settings.blobs else Path(settings.blobs)
+    for name, place in {"the blobs": blobs, "the database": sqlite_path(settings.database)}.items():
+        if place is not None:
+            found += _disk(name, place)
     return found
+
+
+def _disk(name: str, place: Path) -> list[Finding]:
+    try:
+        usage = shutil.disk_usage(place)
+    except FileNotFoundError:  # not made yet
+        return []
+    except OSError as error:  # such as a network's file system that is away
+        return [of_unreadable(name, place, error, "mount it again, or let the coordinator's user read it")]
+    return of_disk(name, usage.free, usage.total)
 
 
 def _certificate(path: Path, now: float) -> list[Finding]:
@@ -181,13 +200,13 @@ def _certificate(path: Path, now: float) -> list[Finding]:
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
-        return [of_unreadable(what, path, error)]
+        return [of_unreadable(what, path, error, "put a good one there")]
     expires_at = certificate.not_valid_after_utc.timestamp()
     return of_expiry(what, expires_at, _at_utc(expires_at), now)
 
 
 def _at_utc(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+    return f"{datetime.fromtimestamp(min(at, _LAST), UTC):%Y-%m-%d %H:%M} UTC"
 
 
 async def _in_thread(act: Callable[[], T]) -> T:

@@ -20,6 +20,9 @@ LEAST_FREE, LEAST_FREE_BYTES = 0.1, 1 << 30
 CLEARED_AFTER_S = 60.0
 """How long an alert must not be found before it is cleared: what comes and goes, or a restart, is one alert."""
 
+_LONGEST_TEXT = 1000
+"""Characters of a text. That of an exception may be long, and no event may be more than its receiver takes."""
+
 
 class AlertKind(StrEnum):
     """What an alert is about, where it is not a task that is stalled: that has its reason as its kind."""
@@ -171,10 +174,14 @@ _REMEDIES = {
 def of_tasks(tasks: Iterable[tuple[Task, Progress]]) -> list[Finding]:
     """A finding for every task that is stalled, unless an operator paused it."""
     return [
-        Finding(progress.reason, progress.sentence, task, remedy=_REMEDIES[progress.reason])
+        Finding(progress.reason, _shortened(progress.sentence), task, remedy=_REMEDIES[progress.reason])
         for task, progress in tasks
         if progress.stalled and progress.reason not in _WANTED
     ]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
 
 
 def of_expiry(what: str, expires_at: float, when: str, now: float, task: Task | None = None) -> list[Finding]:
@@ -189,9 +196,9 @@ def of_expiry(what: str, expires_at: float, when: str, now: float, task: Task | 
     return [Finding(AlertKind.EXPIRES, f"{what} {does}, {when}: renew it", task, what)]
 
 
-def of_unreadable(what: str, place: object, why: Exception) -> Finding:
+def of_unreadable(what: str, place: object, why: Exception, remedy: str) -> Finding:
     """The finding when something, such as "the TLS certificate", cannot be read."""
-    return Finding(AlertKind.UNREADABLE, f"{what} {place} cannot be read: {why}; put a good one there", subject=what)
+    return Finding(AlertKind.UNREADABLE, f"{what} {place} cannot be read: {why}", subject=what, remedy=remedy)
 
 
 def of_disk(place: str, free_bytes: int, total_bytes: int) -> list[Finding]:

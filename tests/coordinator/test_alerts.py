@@ -1,9 +1,11 @@
 """Alerts: raised once and cleared once, by one replica, and told to a webhook at least once."""
 
 import asyncio
+import itertools
 import json
 import logging
 import re
+import ssl
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +27,7 @@ from coordinator.store.tasks import open_coordinator_store
 from coordinator.webhook import HEADER, Webhook, send_trial
 from tests.coordinator.conftest import Desk
 from tests.coordinator.receiver import receiving
+from tests.coordinator.test_operations import self_made_certificate
 from tests.coordinator.test_store import tables
 from tests.muster.test_cli import in_process
 from tests.servers import serving_both
@@ -115,7 +118,7 @@ def deliver(courier):
 
 def due(store):
     with store.database.reading() as records:
-        return records.alerts.due()
+        return records.alerts.due(1000)
 
 
 def secret_file(folder):
@@ -255,6 +258,9 @@ def test_an_event_is_told_once_signed_and_as_documented(store, stuck, watch, rec
         (sent.headers[HEADER], sent.body + b" ", SECRET),
         (sent.headers[HEADER], sent.body, b"another secret of sixteen bytes"),
         (old, sent.body, SECRET),
+        ("", sent.body, SECRET),
+        (sent.headers[HEADER].partition(",")[2], sent.body, SECRET),
+        ("t=1,v1=é", sent.body, SECRET),
     ):
         with pytest.raises(ValueError, match="not signed"):
             event_of(header, body, secret)
@@ -331,6 +337,41 @@ def test_a_slow_receiver_is_cut_at_the_limit(store, watch, receiver):
     assert (count(courier, "failed"), len(due(store))) == (1, 1)
 
 
+def test_many_events_and_a_slow_receiver_keep_no_look_waiting(store, watch, register, receiver, courier, clock):
+    for name in ("a", "b", "c", "d"):
+        stop(store, register(name=name))
+    watch.look()
+    courier.clock = itertools.count(1e9, 4.0).__next__  # a try takes 4 s
+    sent = []
+    for _ in range(3):
+        deliver(courier)
+        sent.append(len(receiver.sent))
+    assert sent == [3, 5, 5]
+    assert due(store) == []
+
+
+@pytest.mark.every_engine
+def test_only_the_first_events_are_read_in_order(store, stuck, watch, clock, register):
+    watch.look()
+    store.cancel(stuck)
+    look_after(watch, clock, 1)
+    stop(store, register(name="later"))
+    look_after(watch, clock, 60)
+    every = due(store)
+    assert sorted(event.cleared for event in every) == [False, False, True]
+    for limit in range(4):
+        with store.database.reading() as records:
+            assert records.alerts.due(limit) == every[:limit]
+
+
+def test_a_clock_that_is_behind_clears_nothing_before_it_was_raised(store, stuck, watch, clock):
+    watch.look()
+    store.cancel(stuck)
+    for seconds in (-3600, 60):
+        look_after(watch, clock, seconds)
+    assert [event.word for event in due(store)] == ["raised", "cleared"]
+
+
 def test_an_endless_answer_is_not_read(store, watch, receiver, courier):
     receiver.answers.append("endless")
     watch.look()
@@ -354,6 +395,26 @@ def test_a_receiver_that_is_not_there_is_named_by_its_host_only():
         send_trial(Webhook("https://älerts..example/t0k3n", SECRET))
     with pytest.raises(WebhookFailed, match="no webhook is set: set alert_webhook and alert_webhook_secret_file"):
         send_trial(None)
+
+
+def test_a_receiver_with_the_certificate_of_another_gets_nothing(store, watch, tmp_path):
+    certificate, key = self_made_certificate(tmp_path)
+    own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    own.load_cert_chain(certificate, key)
+    watch.look()
+    (event,) = due(store)
+    with receiving() as server:
+        server.socket = own.wrap_socket(server.socket, server_side=True)
+        for host, trusted in (
+            ("127.0.0.1", ssl.create_default_context()),
+            ("localhost", ssl.create_default_context(cafile=certificate)),  # the certificate is for 127.0.0.1
+        ):
+            hook = Webhook(f"https://{host}:{server.server_port}/", SECRET, _trusted=trusted)
+            with pytest.raises(WebhookFailed, match="cannot be reached: ConnectError"):
+                asyncio.run(hook.send(event))
+        assert server.sent == []
+        asyncio.run(Webhook(f"https://{server.address}/", SECRET, _trusted=trusted).send(event))
+        assert len(server.sent) == 1
 
 
 def test_a_coordinator_tells_of_alerts_and_shows_them(store, stuck, receiver, clock, tmp_path):

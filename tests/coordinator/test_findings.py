@@ -23,6 +23,11 @@ def test_tasks_that_need_somebody_are_found_and_no_others():
     assert {one.kind for one in found} == {reason for reason in Reason if reason.stalled} - {Reason.PAUSED}
 
 
+def test_a_long_exception_makes_no_event_that_a_receiver_refuses():
+    (found,) = of_tasks([("its task", Progress("t", Reason.DIVERGED, "paused: " + "x" * 10**6, True))])
+    assert (found.text[:9], found.text[-2:], len(found.text)) == ("paused: x", "x…", 1000)
+
+
 def test_what_expires_and_which_disk_is_nearly_full_is_found():
     assert of_expiry("the TLS certificate", 15 * 86_400, "then", 0.0) == []
     (soon,) = of_expiry("the TLS certificate", 7 * 86_400, "on 8 January", 0.0)
@@ -34,7 +39,7 @@ def test_what_expires_and_which_disk_is_nearly_full_is_found():
 
 
 def test_a_release_that_expires_soon_is_found(store, bundle):
-    for days in (13, 15):
+    for days in (13, 15, 10**7):  # the last is after the year 9999
         store.register_task(bundle, SETTINGS, sign(bundle, days=days), name=f"for {days} days")
     with store.database.reading() as records:
         found = [one for one in findings_of_tasks(records) if one.kind == AlertKind.EXPIRES]
@@ -50,6 +55,12 @@ def test_a_certificate_that_is_no_good_is_found(tmp_path, content):
     given.unlink() if content is None else given.write_bytes(content)
     (found,) = [one for one in findings_here(settings, 0.0) if one.kind == AlertKind.UNREADABLE]
     assert found.text.startswith(f"the TLS certificate {given} cannot be read: ")
+
+
+def test_a_place_that_cannot_be_read_is_found_and_hides_nothing_else(tmp_path):
+    settings = Settings(blobs=tmp_path / ("b" * 300), database=f"sqlite:///{tmp_path}/state.db")
+    (found,) = [one for one in findings_here(settings, 0.0) if one.kind == AlertKind.UNREADABLE]
+    assert (found.subject, found.text.partition(": ")[0]) == ("the blobs", f"the blobs {settings.blobs} cannot be read")
 
 
 def test_a_certificate_that_expires_is_found(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from sqlalchemy import Row, Select, insert, select, update
+from sqlalchemy import Column, Row, Select, insert, select, update
 
 from coordinator.rules.alerts import Alert, AlertEvent, Finding, Watcher, unwatched
 from coordinator.store.records.within_transaction import WithinTransaction
@@ -35,12 +35,17 @@ class AlertRecords(WithinTransaction):
         """What people see: that nobody evaluates alerts, if so, then open ones, then cleared ones, the newest first."""
         return [*unwatched(self.watcher(), self.at), *self._read(_ALERTS.limit(limit))]
 
-    def due(self) -> list[AlertEvent]:
-        """Events of which the webhook is still to be told, in order of time."""
-        alerts = self._connection.execute(_ALERTS.where(ALERTS.c.raised_due | ALERTS.c.cleared_due)).all()
-        timed = [(row.raised_at, AlertEvent(_alert(row), cleared=False)) for row in alerts if row.raised_due]
-        timed += [(row.cleared_at, AlertEvent(_alert(row), cleared=True)) for row in alerts if row.cleared_due]
-        return [event for _, event in sorted(timed, key=lambda pair: pair[0])]
+    def due(self, limit: int) -> list[AlertEvent]:
+        """The first events of which the webhook is still to be told, in order of time."""
+        raised = self._timed(ALERTS.c.raised_due, ALERTS.c.raised_at, limit)
+        timed = [(at, AlertEvent(alert, cleared=False)) for at, alert in raised]
+        cleared = self._timed(ALERTS.c.cleared_due, ALERTS.c.cleared_at, limit)
+        timed += [(at, AlertEvent(alert, cleared=True)) for at, alert in cleared]
+        return [event for _, event in sorted(timed, key=lambda pair: pair[0])][:limit]
+
+    def _timed(self, due: Column[bool], at: Column[float], limit: int) -> list[tuple[float, Alert]]:
+        rows = self._connection.execute(_ALERTS.where(due).order_by(at, ALERTS.c.id).limit(limit))
+        return [(getattr(row, at.name), _alert(row)) for row in rows]
 
     def add(self, found: Finding, *, due: bool) -> None:
         """Raise the alert of a finding."""
@@ -56,9 +61,9 @@ class AlertRecords(WithinTransaction):
         self._connection.execute(insert(ALERTS), values)
 
     def clear(self, alert: Alert, *, due: bool) -> None:
-        """Clear an open alert."""
+        """Clear an open alert: not before it was raised, perhaps by a replica whose clock is ahead."""
         this = update(ALERTS).where(ALERTS.c.id == alert.id)
-        self._connection.execute(this.values(cleared_at=self.at, cleared_due=due))
+        self._connection.execute(this.values(cleared_at=max(self.at, alert.raised_at), cleared_due=due))
 
     def delivered(self, event: AlertEvent) -> None:
         """Write that the webhook was told."""
