@@ -29,6 +29,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests start coordinators side by side: each takes a free port for its operators.
 os.environ.setdefault("MUSTER_ADMIN_PORT", "0")
 os.environ.setdefault("MUSTER_ACCEPT_UNATTESTED", "1")
+# Node keeps what it made of TypeScript: to start with it takes a third of the CPU time.
+os.environ.setdefault("NODE_COMPILE_CACHE", str(Path(__file__).parents[1] / ".pytest_cache" / "node"))
 if roomy := memory_folder():
     # Thousands of small databases sync their files all the time.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", roomy)

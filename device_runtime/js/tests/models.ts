@@ -4,6 +4,7 @@
  * process is killed at the write of the state that comes after so many; "web" for STEPS takes browsers' engine.
  */
 
+import { flushCompileCache } from "node:module";
 import { createInterface } from "node:readline";
 import { Device } from "../src/core/device.ts";
 import { DeviceError } from "../src/core/errors.ts";
@@ -27,6 +28,7 @@ interface Order {
   readonly calls?: number;
 }
 
+flushCompileCache(); // now, since this process is killed
 const [state = "", url = "", policy = "{}", steps] = process.argv.slice(2);
 const platform = new NodePlatform(state, new NpzExamples(`${state}/../examples.npz`));
 if (steps === "web") {
