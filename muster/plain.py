@@ -37,6 +37,12 @@ def remark(line: str) -> None:
     _write(line, sys.stderr)
 
 
+def rewrite(line: str, end: str = "") -> None:
+    """Show a line on standard error in place of the one that stands there."""
+    sys.stderr.write(f"\r\x1b[K{visible(line)}{end}")
+    sys.stderr.flush()
+
+
 class Lines(tuple[str, ...]):
     """A cell of several lines."""
 

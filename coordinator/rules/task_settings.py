@@ -34,7 +34,7 @@ NAME, GROWTH = "a name of 1 to 200 printable characters", "a number above 1, or 
 SENTENCE = f"at most {LONGEST_SENTENCE} printable characters"
 _TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(Z|[+-]\d\d:\d\d)$"
 TIME = "a time with its zone, such as 2026-11-27T06:00:00Z"
-START = "TASK or TASK@ROUND, with a task's id"
+START = "TASK or TASK@ROUND"
 Seconds = partial(setting, unit="seconds", gt=0)
 """Describes a time that is above 0."""
 
@@ -95,9 +95,7 @@ class Secagg:
     bits: Annotated[int, setting("Precision of each value, in bits.", ge=2, le=20)] = 20
     max_examples: Annotated[int, setting("Greatest weight of a device.", ge=1, le=2**20)] = 100
     phase_s: Annotated[float, Seconds("How long each later phase waits for devices.")] = 30.0
-    group_size: Annotated[
-        int, setting("Most devices in a sum; a larger cohort is divided into groups.", ge=LEAST_GROUP, le=MOST_GROUP)
-    ] = 200
+    group_size: Annotated[int, setting("Most devices in the sum of a group.", ge=LEAST_GROUP, le=MOST_GROUP)] = 200
 
     def __post_init__(self) -> None:
         check(self)
@@ -178,14 +176,11 @@ class TaskSettings:
     rounds: Annotated[int, setting("Rounds to commit.", ge=1, le=MOST_COUNT)]
     purpose: Annotated[
         str,
-        setting(
-            "What it is for, in a sentence for the devices' owners.", allowed=SENTENCE, max_length=LONGEST_SENTENCE
-        ),
+        setting("A sentence for the devices' owners.", allowed=SENTENCE, max_length=LONGEST_SENTENCE),
     ] = ""
     starts_at: Annotated[str, setting("Draw no device before.", pattern=_TIME, allowed=TIME)] | None = None
     starts_from: (
-        Annotated[str, setting("Begin at the model of that task.", pattern=r"^\w+(@[1-9]\d{0,9})?$", allowed=START)]
-        | None
+        Annotated[str, setting("Begin at this model.", pattern=r"^\w+(@[1-9]\d{0,9})?$", allowed=START)] | None
     ) = None
     minimum: Annotated[int, setting("Least reports; by default the goal.", ge=1, le=MOST_COUNT)] | None = None
     clients: Annotated[int, setting("All devices, if the algorithm asks.", ge=1, le=MOST_COUNT)] | None = None
@@ -197,7 +192,7 @@ class TaskSettings:
     max_attempts: Annotated[int, setting("Failed attempts at a round that pause the task.", ge=1, le=MOST_COUNT)] = 5
     max_loss_growth: Annotated[
         float,
-        setting("Pause when the loss exceeds this multiple of its first values; 0 disables.", allowed=GROWTH, ge=0),
+        setting("Pause above this multiple of first losses; 0: never.", allowed=GROWTH, ge=0),
     ] = 10.0
     min_examples: Annotated[int, setting("Examples a device needs.", ge=1, le=MOST_COUNT)] = 1
     min_separation_s: Annotated[
@@ -206,9 +201,7 @@ class TaskSettings:
     min_separation_rounds: Annotated[
         int, setting("Least rounds between two participations; 1 is none.", ge=1, le=MOST_COUNT)
     ] = 1
-    requires: Annotated[Requires, setting("Rules on what a device states at check-in.")] = field(
-        default_factory=Requires
-    )
+    requires: Annotated[Requires, setting("Rules on what devices state.")] = field(default_factory=Requires)
     on_device: Annotated[OnDevice, setting("Rules that only the device checks, telling nobody.")] = field(
         default_factory=OnDevice
     )
@@ -226,7 +219,7 @@ class TaskSettings:
     clear: Annotated[ClearReports, setting("Bounds on reports that are not masked, and their estimate.")] = field(
         default_factory=ClearReports
     )
-    schedule: Annotated[ServerSchedule, setting("How learning rate and goal change from round to round.")] = field(
+    schedule: Annotated[ServerSchedule, setting("How learning rate and goal change.")] = field(
         default_factory=ServerSchedule
     )
     same_cohort: Annotated[bool, setting("Draw second trips from the first's devices.")] = False

@@ -56,7 +56,7 @@ FIRST_TASK = ("--population", "demo", "--goal", "20", "--rounds", "10")
 @with_task_settings
 def create(
     *,
-    plan: Annotated[Path | None, typer.Option(help="The plan bundle to run.  [default: that of --like]")] = None,
+    plan: Annotated[Path | None, typer.Option(help="The plan bundle.  [default: that of --like]")] = None,
     settings: dict[str, Any],
     like: LikeTask = None,
     unset: Unset = None,
@@ -74,16 +74,10 @@ def create(
     coordinator: Remote = None,
     json: Json = False,
 ) -> None:
-    """Register a plan bundle as a task.
+    """Register a task, which a running coordinator starts within a second.
 
-    A running coordinator starts it within a second. With --secagg it needs a release, by --release or --release-key,
-    and only devices whose policy names that key take part. docs/settings.md explains the settings.
-
-    With --evaluate, devices measure a model by a bundle of evaluate, compare or personalisation, in one round by
-    default. With --evaluate-every, training starts such tasks.
-
-    With --like, another task is begun anew: its bundle as the coordinator has it, its settings, its name and its
-    release. What is given replaces that; with --plan only its settings are taken.
+    With --secagg it needs a release. With --evaluate, devices measure a model by a bundle that evaluates.
+    docs/settings.md explains the settings.
     """
     from coordinator.rules.longest_updates import in_words
     from coordinator.rules.packed_segments import device_noise, report_bytes
@@ -94,6 +88,8 @@ def create(
     own, measuring = (None if folder is None else Bundle(folder) for folder in (plan, evaluation))
     evaluated = Evaluated(evaluate, against, evaluate_every, measuring)
     signed = None if release is None else read_release(release)
+    if own is not None and like is None:  # what is wrong with a setting is said before the store is opened
+        build(TaskSettings, evaluated.settings(settings), text=True)
     with open_store(db, blobs, coordinator) as store:
         sign = _signer(store, db, release_key, counter=release_counter, days=release_days)
         creation = Creation(own, like, unset or (), evaluated, name, signed, sign)

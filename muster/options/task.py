@@ -32,9 +32,9 @@ _EVERY = "Evaluate on held-out devices every N rounds."
 EvaluateEvery = Annotated[int | None, typer.Option(metavar="N", help=_EVERY)]
 EvaluationBundle = Annotated[Path | None, typer.Option("--evaluation", help="The bundle for --evaluate-every.")]
 
-_LIKE = "Plan and settings of this task, but for what is given."
+_LIKE = "Plan and settings of TASK, unless given."
 LikeTask = Annotated[str | None, typer.Option("--like", metavar="TASK", help=_LIKE)]
-_UNSET = "With --like: a setting that is as by default again; repeatable."
+_UNSET = "With --like: take the default; repeatable."
 Unset = Annotated[list[str] | None, typer.Option("--unset", metavar="SETTING", help=_UNSET)]
 
 with_task_settings = with_settings(

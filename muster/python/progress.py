@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
+from muster.plain import rewrite
+
 EVERY_S = 0.2
 """Seconds from one line to the next, at least: a round may take a millisecond."""
 
@@ -19,7 +21,7 @@ def progress_line() -> Iterator[Callable[[str], None]]:
     if shell is None:
         yield lambda text: None
         return
-    show = _in_notebook() if hasattr(shell, "kernel") else _on_terminal
+    show = _in_notebook() if hasattr(shell, "kernel") else rewrite
     latest, shown_at = "", -EVERY_S
 
     def tell(text: str) -> None:
@@ -34,11 +36,6 @@ def progress_line() -> Iterator[Callable[[str], None]]:
     finally:
         if latest:
             show(latest, "\n")
-
-
-def _on_terminal(text: str, end: str = "") -> None:
-    sys.stderr.write(f"\r\x1b[K{text}{end}")
-    sys.stderr.flush()
 
 
 def _in_notebook() -> Callable[..., None]:

@@ -30,9 +30,9 @@ CLONED = {"population": "phones", "goal": 2, "rounds": 3}
 def filled_in(page):
     """What a browser sends of the form of a new task as it is."""
     texts = re.findall(r'<input (?!type="checkbox")[^>]*name="([^"]+)" value="([^"]*)"', page)
-    texts += re.findall(r'<input type="checkbox" name="([^"]+)" value="(yes)" checked>', page)
+    texts += re.findall(r'<input type="checkbox"[^>]* name="([^"]+)" value="(yes)" checked>', page)
     texts += re.findall(r'<select id="([^"]+)".*?<option selected>([^<]*)<', page, re.DOTALL)
-    texts += re.findall(r'<textarea name="([^"]+)"[^>]*>([^<]*)<', page)
+    texts += re.findall(r'<textarea[^>]* name="([^"]+)"[^>]*>([^<]*)<', page)
     return {name: html.unescape(value) for name, value in texts}
 
 

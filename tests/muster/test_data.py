@@ -52,7 +52,6 @@ def test_show_draws_the_mix_of_classes(typed, tmp_path, ending):
     ("arguments", "message"),
     [
         (("nowhere",), "no data set is called 'nowhere'"),
-        (("wisdm",), "say where with --data=DIR"),
         (
             ("wisdm", "--data", "."),
             "name the folder that holds wisdm/ with --data; `muster data show wisdm` says where it comes from",

@@ -252,7 +252,7 @@ def test_a_bad_value_of_every_keyword_is_told_in_words_of_python(tmp_path, monke
     assert told["out"] == "run exists already; go on with it by simulator.resume_run('run'), or take another folder"
     assert told["device"].endswith("which several processes do not share; take device='cuda:all'")
     assert told["algorithm"].endswith("by local, such as local='1.bias'")
-    assert told["data"].endswith("name the folder that holds wisdm/ with data=")
+    assert "name the folder that holds wisdm/ with data=; " in told["data"]
 
 
 def test_a_sweep_is_a_table_and_a_picture_with_bands_over_seeds(monkeypatch):

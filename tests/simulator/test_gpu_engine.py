@@ -214,7 +214,7 @@ def test_a_machine_without_a_gpu_says_so(device, says):
 
 
 def test_one_gpu_by_number_cannot_be_several_processes():
-    with pytest.raises(EngineError, match=r"'cuda:1' is one GPU, which several processes .* cuda:all"):
+    with pytest.raises(EngineError, match=r"'cuda:1' is one GPU, which several processes .* --device=cuda:all"):
         training_of(SimulationConfig(model="logreg", device="cuda:1", processes=2))
 
 
