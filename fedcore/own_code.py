@@ -27,4 +27,10 @@ def import_own(module: str) -> ModuleType:
         raise ImportError(f"{module} is not in the working folder; go to {Path(module).resolve().parent} for it")
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-    return importlib.import_module(module)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports one that is not
+        words = f"no module named {module!r}; the working folder has no {module.replace('.', '/')}.py"
+        raise ModuleNotFoundError(words, name=error.name) from error

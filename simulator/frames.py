@@ -63,13 +63,16 @@ def _check_all_there(column: Any, users: Any) -> None:
         )
 
 
-def _numbers(column: Any, name: str) -> NDArray[Any]:
-    """The numbers of a column. Raises DatasetError for one of something else, and for a number that is not finite."""
+def _numbers(column: Any, name: str, words: str = "pandas.get_dummies") -> NDArray[Any]:
+    """The numbers of a column. words: what would make numbers of words.
+
+    Raises DatasetError for a column of something else, and for a number that is not finite.
+    """
     kind = getattr(column.dtype, "numpy_dtype", column.dtype)  # pandas has types of its own, which may lack values
     if getattr(kind, "kind", "O") not in "biuf":
         raise DatasetError(
             f"column {name!r} is of type {column.dtype}, not of numbers; make it numbers first, as by "
-            f"frame[{name!r}].astype('float32') or pandas.get_dummies"
+            f"frame[{name!r}].astype('float32') or, for words, {words}"
         )
     bad = np.flatnonzero(column.isna().to_numpy())
     values = column.to_numpy(dtype=kind) if not bad.size else np.empty(0)
@@ -86,5 +89,5 @@ def _numbers(column: Any, name: str) -> NDArray[Any]:
 
 def _label(column: Any, name: str) -> NDArray[Any]:
     """Labels: whole numbers, which are classes, or others."""
-    values = _numbers(column, name)
+    values = _numbers(column, name, f"pandas.factorize(frame[{name!r}])[0]")
     return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)

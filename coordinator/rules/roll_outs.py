@@ -156,7 +156,10 @@ def share_of(text: str) -> float:
 def check_share(share: float) -> None:
     """Raise InvalidModel unless a roll-out may be to this share of the devices."""
     if not 0 < share <= 1:
-        raise InvalidModel(f"a share of {share:g} of the devices cannot be: it is above 0 and at most 1, which is all")
+        raise InvalidModel(
+            f"a share of {share:g} of the devices cannot be: it is above 0 and at most 1, which is all; of a hundred, "
+            "write 5%"
+        )
 
 
 def check_promotion(roll_outs: Sequence[RollOut], number: int, share: float) -> None:

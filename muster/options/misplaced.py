@@ -1,4 +1,4 @@
-"""Settings of algorithms that were typed as options, such as --client-lr: an error says how to give them."""
+"""Settings of algorithms that were typed as options, or options as settings: an error says how to give them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ class CommandWithSet(TyperCommand):
     """A command with the options --set and --algorithm."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Raises InvalidSetting for an unknown option, or a bare KEY=VALUE, that is a setting of an algorithm."""
+        """Raises InvalidSetting for an option, or a bare KEY=VALUE, that is a setting, or for the reverse."""
         from fedcore.algorithms import setting_meant
         from fedcore.errors import InvalidSetting
 
         algorithm = _value_of("--algorithm", args) or "fedavg"
+        for given in _values_of("--set", args):
+            name, _, value = given.partition("=")
+            option = f"--{name.replace('_', '-')}"
+            if any(option in param.opts for param in self.params) and setting_meant(name, algorithm) is None:
+                raise InvalidSetting(f"{name} is no setting of {algorithm} but an option: {option} {value}".rstrip())
         for word, value in self._strange(args):
             found = setting_meant(word.lstrip("-").replace("-", "_"), algorithm)
             if found is not None:
@@ -37,6 +42,11 @@ class CommandWithSet(TyperCommand):
 
 
 def _value_of(option: str, args: Sequence[str]) -> str:
-    """What an option is given; empty without it."""
+    """What an option is given first; empty without it."""
+    return next(iter(_values_of(option, args)), "")
+
+
+def _values_of(option: str, args: Sequence[str]) -> list[str]:
+    """What an option is given, each time that it is there."""
     joined = [word.partition("=")[2] for word in args if word.startswith(f"{option}=")]
-    return next(iter(joined + [value for name, value in pairwise(args) if name == option]), "")
+    return joined + [value for name, value in pairwise(args) if name == option]

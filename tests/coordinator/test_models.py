@@ -327,7 +327,7 @@ def test_the_parts_of_a_plan_that_apps_need_are_read_by_digest(store, task):
 
 @pytest.mark.parametrize("share", [0, -0.1, 1.01, 5, float("nan"), float("inf")])
 def test_a_share_that_is_none_is_refused(share, store, released):
-    with pytest.raises(InvalidModel, match="it is above 0 and at most 1, which is all"):
+    with pytest.raises(InvalidModel, match="at most 1, which is all; of a hundred, write 5%"):
         store.promote_model(*KEYBOARD, 1, share)
 
 

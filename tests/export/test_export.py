@@ -658,6 +658,8 @@ def test_models_are_found_by_path_and_an_unknown_name_lists_the_known():
     assert load("tests/export/models.py:strided").name == "test"
     with pytest.raises(UnknownModel, match=r"/x/models.py is not in the working folder; go to /x for it"):
         load("/x/models.py:strided")
+    with pytest.raises(UnknownModel, match=r"the working folder has no tests/export/absent\.py"):
+        load("tests/export/absent.py:strided")
     with pytest.raises(InvalidModel, match="returned Linear"):
         load("tests.export.models:not_a_spec")
 

@@ -131,6 +131,7 @@ def test_a_frame_is_a_population_with_its_users_in_their_order():
         ({"user": "whom"}, "the frame has no column 'whom'"),
         ({"frame": pd.concat([FRAME, FRAME], axis=1)}, "the frame has 2 columns 'who'"),
         ({"inputs": ["s"]}, "column 's' is of type .*, not of numbers; make it numbers first"),
+        ({"label": "s"}, r"for words, pandas.factorize\(frame\['s'\]\)\[0\]"),
         ({"frame": FRAME.astype({"h": object})}, "column 'h' is of type object, not of numbers"),
         ({"frame": FRAME.assign(h=[1, np.nan, 2])}, "column 'h' holds nan in row 1, which is no finite number"),
         ({"frame": FRAME.assign(h=[1, 1e300, 2])}, "column 'h' holds 1e[+]300 in row 1"),
