@@ -32,7 +32,8 @@ def new(
     else:
         say(signer)
         say_next("sign a plan with it", ["muster", "plan", "sign", "plan", "--key", out])
-        say_next("release a plan for secure rounds", ["muster", "task", "create", "--secagg", "--release-key", out])
+        task = ["--plan", "plan", "--population", "phones", "--goal", 10, "--rounds", 20]
+        say_next("start a secure task with it", ["muster", "task", "create", *task, "--secagg", "--release-key", out])
         remark("on devices, in policy.toml:")
         remark(f'  signers = ["{signer}"]')
 
