@@ -74,7 +74,7 @@ def create(
     coordinator: Remote = None,
     json: Json = False,
 ) -> None:
-    """Register a task, which a running coordinator starts within a second.
+    """Start a task on a plan bundle.
 
     With --secagg it needs a release. With --evaluate, devices measure a model by a bundle that evaluates.
     docs/settings.md explains the settings.
@@ -85,11 +85,11 @@ def create(
     from fedcore.bundle import Bundle
     from fedcore.plan import Plan
 
-    own, measuring = (None if folder is None else Bundle(folder) for folder in (plan, evaluation))
-    evaluated = Evaluated(evaluate, against, evaluate_every, measuring)
-    signed = None if release is None else read_release(release)
-    if own is not None and like is None:  # what is wrong with a setting is said before the store is opened
+    evaluated = Evaluated(evaluate, against, evaluate_every, None if evaluation is None else Bundle(evaluation))
+    if plan is not None and like is None:  # what is wrong with a setting is said before any file is opened
         build(TaskSettings, evaluated.settings(settings), text=True)
+    own = None if plan is None else Bundle(plan)
+    signed = None if release is None else read_release(release)
     with open_store(db, blobs, coordinator) as store:
         sign = _signer(store, db, release_key, counter=release_counter, days=release_days)
         creation = Creation(own, like, unset or (), evaluated, name, signed, sign)
