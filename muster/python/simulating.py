@@ -161,7 +161,7 @@ def arguments_of(
     options: Mapping[str, Any],
 ) -> tuple[dict[str, Any], Overrides]:
     """The arguments of a simulation as plain values, completed by those of a plan, and the objects among them."""
-    _check_names(options, algorithm)
+    check_names(options, algorithm)
     check_trained(model, algorithm, settings)
     of_kind("users", users, (str, Population), "a data set's name, or a Population: Population.of(names, shards)")
     given = Overrides(
@@ -198,16 +198,24 @@ def frame_of(rows: Sequence[Mapping[str, Any]], name: str, other: str) -> pd.Dat
     return pd.DataFrame(rows)
 
 
-def _check_names(options: Mapping[str, Any], algorithm: str | Algorithm) -> None:
+def check_names(options: Mapping[str, Any], algorithm: str | Algorithm, *, grid: bool = False) -> None:
+    """Raise TypeError for a setting of an algorithm that is given as an option, saying where it belongs.
+
+    grid: whether these are lists of values of a sweep, which names other mistakes itself. Otherwise also for a name
+    that is no option.
+    """
     keywords = list(inspect.signature(simulate).parameters)
     for name in options:
         if name not in keywords:
             found = setting_meant(name, algorithm if isinstance(algorithm, str) else name_of(algorithm))
             if found is not None and name not in CALLED:
-                setting = f"settings={{{found[0]!r}: {options[name]!r}}}"
-                raise TypeError(f"simulate(): {found[0]} is a setting of {found[1]}: {setting}")
-            meant = CALLED.get(name, name)
-            raise TypeError(f"simulate() has no option {name!r}; {offered(meant, keywords)}")
+                own = f"{{{found[0]!r}: {options[name]!r}}}"
+                setting = f"grid={{'settings': {own}}}" if grid else f"settings={own}"
+                raise TypeError(
+                    f"{'sweep' if grid else 'simulate'}(): {found[0]} is a setting of {found[1]}: {setting}"
+                )
+            if not grid:
+                raise TypeError(f"simulate() has no option {name!r}; {offered(CALLED.get(name, name), keywords)}")
 
 
 def _completed(values: dict[str, Any], given: Overrides) -> dict[str, Any]:

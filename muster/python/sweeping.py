@@ -13,7 +13,16 @@ from fedcore.algorithms.algorithm import Algorithm
 from fedcore.notebook import table_of
 from muster.python.arguments import of_kind, speaking_python
 from muster.python.progress import progress_line
-from muster.python.simulating import CALLED, DEFAULT_ALGORITHM, NAMES_ALONE, Run, arguments_of, frame_of, kept_in
+from muster.python.simulating import (
+    CALLED,
+    DEFAULT_ALGORITHM,
+    NAMES_ALONE,
+    Run,
+    arguments_of,
+    check_names,
+    frame_of,
+    kept_in,
+)
 from simulator.configuration import without_numpy
 from simulator.course import ACCURACY
 from simulator.engines.threads import one_thread
@@ -104,6 +113,7 @@ def sweep(  # noqa: PLR0913  # what runs, what varies, and where it is kept
         if most < 1:
             raise EngineError(f"{name} must be a whole number from 1, not {most}")
     values, given = arguments_of(model, users, algorithm, settings, options)
+    check_names(grid, algorithm, grid=True)
     named = {here: there for there, here in CALLED.items()}
     varied = {named.get(name, name): _values(each) for name, each in grid.items()}
     _check_objects(varied, given)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+import muster
 from simulator.errors import RunError
 from simulator.runs.running import start_run
 from simulator.runs.sweep_file import read_sweep
@@ -200,3 +201,10 @@ def test_edges_of_the_heat_map_are_options_that_vary(typed, tmp_path):
         status, _, err = typed("sweep", tmp_path / "sweep.toml", "--out", tmp_path / "out", "--heat-map", edges)
         assert (status, words in err) == (2, True), err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_setting_in_the_grid_of_python_is_told_its_place():
+    with pytest.raises(TypeError) as refused:
+        muster.sweep("logreg", grid={"client_lr": [0.1, 0.2]})
+    words = "client_lr is a setting of fedavg: grid={'settings': {'client_lr': [0.1, 0.2]}}"
+    assert str(refused.value) == f"sweep(): {words}"
