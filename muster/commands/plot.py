@@ -57,7 +57,8 @@ def plot(
     if not drawn:
         raise errors[0]
     curves = {
-        label: [list(zip(*run.series(x, y), strict=True)) for run in group] for label, group in grouped(drawn).items()
+        label: [list(zip(*run.series(x, y), strict=True)) for run in group]
+        for label, group in grouped(drawn, _places(drawn)).items()
     }
     draw_repeated(curves, Axes(x=x, y=y, title=_title(drawn, {*map(len, curves.values())}))).save(out)
     for line in [*(f"left out: {error}" for error in errors), f"curves: {out}"]:
@@ -72,3 +73,9 @@ def _title(runs: Sequence[Run], seeds: Collection[int]) -> str:
         return title
     count = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
     return f"{title}, mean and range of {count} seeds".removeprefix(", ")
+
+
+def _places(runs: Sequence[Run]) -> list[str]:
+    """The folders of runs, by their names alone where these differ."""
+    names = [run.path.name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.path) for run in runs]

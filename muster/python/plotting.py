@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedcore.names import offered
 from muster.pictures.curves import Axes, draw_repeated
@@ -11,6 +11,7 @@ from muster.python.simulating import Run
 from muster.python.sweeping import Sweep
 from simulator.course import ACCURACY
 from simulator.errors import EngineError
+from simulator.runs.grouping import grouped
 
 if TYPE_CHECKING:
     from muster.pictures.picture import Picture
@@ -22,9 +23,9 @@ Series = dict[int, float]
 def plot(runs: Run | Task | Sweep | Sequence[Run] | Mapping[str, Run | Task], metric: str = ACCURACY) -> Picture:
     """A figure of runs over rounds, such as `train.loss`, which a notebook shows; `save(path)` writes a .svg or .png.
 
-    runs: one, several, or several by the names that they have in the picture, which are by default what they differ in;
-    or tasks of a coordinator. Of a sweep, each combination is a curve: the mean over seeds, in a band from the lowest
-    to the highest. Raises EngineError where there is no run, or none has the figure.
+    runs: one, several, a sweep, or several by the names that they have in the picture; or tasks of a coordinator. By
+    default curves are named for the settings that differ, and runs that differ only in the seed are one: their mean, in
+    a band from the lowest to the highest. Raises EngineError where there is no run, or none has the figure.
     """
     courses = {name: [run.points for run in group] for name, group in _groups(runs).items()}
     series = {
@@ -47,34 +48,12 @@ def _groups(
     runs: Run | Task | Sweep | Sequence[Run] | Mapping[str, Run | Task],
 ) -> Mapping[str, Sequence[Run | Task]]:
     """Runs by the names of their curves."""
-    if isinstance(runs, Run):
-        return {f"{runs.result.model}, {runs.result.baseline or runs.result.algorithm}": [runs]}
     if isinstance(runs, Mapping):
         return {name: [run] for name, run in runs.items()}
-    if isinstance(runs, Sequence):
-        return {name: [run] for name, run in zip(_differences(runs), runs, strict=True)}
-    if not isinstance(runs, Sweep):
+    if isinstance(runs, Sweep):
+        runs = list(runs.runs.values())
+    elif isinstance(runs, Run):
+        runs = [runs]
+    elif not isinstance(runs, Sequence):
         return {runs.name: [runs]}
-    groups: dict[str, list[Run]] = {}
-    for name, run in runs.named:
-        groups.setdefault(name, []).append(run)
-    return groups
-
-
-def _differences(runs: Sequence[Run]) -> list[str]:
-    """A name for each run: the settings in which they differ, and its place where another has the same."""
-    facts: list[dict[str, Any]] = [
-        {name: getattr(run.result, name) for name in ("model", "dataset", "baseline", "algorithm", "cohort", "seed")}
-        | run.result.settings
-        for run in runs
-    ]
-    every = dict.fromkeys(name for one in facts for name in one)
-    varied = [name for name in every if len({repr(one.get(name)) for one in facts}) > 1] or ["model", "algorithm"]
-    bare = {"model", "dataset", "baseline", "algorithm"}
-    words = [
-        ", ".join(
-            str(one[name]) if name in bare else f"{name}={one[name]}" for name in varied if one.get(name) is not None
-        )
-        for one in facts
-    ]
-    return [word if words.count(word) == 1 else f"{word} ({place})" for place, word in enumerate(words, 1)]
+    return grouped(runs, [f"run {number}" for number in range(1, len(runs) + 1)])

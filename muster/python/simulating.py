@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,13 +53,14 @@ class Run:
     points: figures of every round, such as `train.loss`; those at which held-out users measured have `test.accuracy`,
     `test.loss` and percentiles over users too, and `result.curve` has these alone. params: the model, flat (D,); with
     the baseline `local` that of every user (users, D); None with a linear baseline. folder: where the run is kept, if
-    anywhere.
+    anywhere. config: what it was made of, with the names of objects.
     """
 
     result: SimulationResult
     points: list[Point]
     params: Float32 | None
     folder: Path | None
+    config: SimulationConfig
     _tensors: Tensors
     _untrained: Callable[[], Model]
 
@@ -161,7 +162,7 @@ def arguments_of(
     options: Mapping[str, Any],
 ) -> tuple[dict[str, Any], Overrides]:
     """The arguments of a simulation as plain values, completed by those of a plan, and the objects among them."""
-    check_names(options, algorithm)
+    check_keywords(options, algorithm)
     check_trained(model, algorithm, settings)
     of_kind("users", users, (str, Population), "a data set's name, or a Population: Population.of(names, shards)")
     given = Overrides(
@@ -182,7 +183,7 @@ def kept_in(folder: Path, given: Overrides, result: SimulationResult) -> Run:
     """The run in a folder, which is done. given: what its configuration does not name."""
     run = read_run(folder)
     untrained = partial(model_of, run.config, given)
-    return Run(result, list(run.points), _params(run.vectors()), folder, read_tensors(folder), untrained)
+    return Run(result, list(run.points), _params(run.vectors()), folder, run.config, read_tensors(folder), untrained)
 
 
 load = speaking_python(datasets.load)
@@ -198,7 +199,7 @@ def frame_of(rows: Sequence[Mapping[str, Any]], name: str, other: str) -> pd.Dat
     return pd.DataFrame(rows)
 
 
-def check_names(options: Mapping[str, Any], algorithm: str | Algorithm, *, grid: bool = False) -> None:
+def check_keywords(options: Mapping[str, Any], algorithm: str | Algorithm, *, grid: bool = False) -> None:
     """Raise TypeError for a setting of an algorithm that is given as an option, saying where it belongs.
 
     grid: whether these are lists of values of a sweep, which names other mistakes itself. Otherwise also for a name
@@ -233,7 +234,8 @@ def _in_memory(config: SimulationConfig, given: Overrides, on_round: OnRound) ->
     training, points = training_of(config, given=given), list[Point]()
     result = advance(config, training, points, on_round)
     params, untrained = _params(training.vectors()), partial(model_of, config, given)
-    return Run(result, points, params, None, training.tensors(), untrained)
+    made_of = replace(config, settings=result.settings)
+    return Run(result, points, params, None, made_of, training.tensors(), untrained)
 
 
 def _params(vectors: Mapping[str, Any]) -> Float32 | None:

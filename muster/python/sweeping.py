@@ -19,7 +19,7 @@ from muster.python.simulating import (
     NAMES_ALONE,
     Run,
     arguments_of,
-    check_names,
+    check_keywords,
     frame_of,
     kept_in,
 )
@@ -74,16 +74,6 @@ class Sweep:
 
         return plot(self, metric)
 
-    @property
-    def named(self) -> list[tuple[str, Run]]:
-        """Each run that is done, with the name of its combination."""
-        return [(_words(outcome.run), self.runs[outcome.run.name]) for outcome in self.outcomes if outcome.result]
-
-
-def _words(run: SweepRun) -> str:
-    varied = [f"{name.rpartition('.')[2]}={value}" for name, value in run.varied.items() if name != SEED]
-    return ", ".join(varied) or run.config.algorithm
-
 
 @speaking_python
 def sweep(  # noqa: PLR0913  # what runs, what varies, and where it is kept
@@ -113,7 +103,7 @@ def sweep(  # noqa: PLR0913  # what runs, what varies, and where it is kept
         if most < 1:
             raise EngineError(f"{name} must be a whole number from 1, not {most}")
     values, given = arguments_of(model, users, algorithm, settings, options)
-    check_names(grid, algorithm, grid=True)
+    check_keywords(grid, algorithm, grid=True)
     named = {here: there for there, here in CALLED.items()}
     varied = {named.get(name, name): _values(each) for name, each in grid.items()}
     _check_objects(varied, given)

@@ -72,7 +72,8 @@ def test_labels_name_only_the_settings_that_differ(tmp_path):
             Run(tmp_path / str(at), completed(SimulationConfig(model="mlp", cohort=5, **one)), [], None)
             for at, one in enumerate(options)
         ]
-        return {name: [int(run.path.name) for run in group] for name, group in grouped(runs).items()}
+        groups = grouped(runs, [run.path.name for run in runs])
+        return {name: [int(run.path.name) for run in group] for name, group in groups.items()}
 
     rates = [{"settings": {"client_lr": rate}, "seed": seed} for rate in (0.1, 0.3) for seed in (0, 1)]
     assert label(*rates) == {"client_lr=0.1": [0, 1], "client_lr=0.3": [2, 3]}

@@ -265,7 +265,7 @@ def test_a_sweep_is_a_table_and_a_picture_with_bands_over_seeds(monkeypatch):
     assert [(row["settings.eta"], row["seeds"]) for row in made.means] == [(0.5, 2), (1.0, 2)]
     assert made.table.to_dict("records") == made.means
     assert made.plot("test.loss").svg == muster.plot(made, "test.loss").svg
-    assert {"eta=0.5", "eta=1.0"} <= set(ElementTree.fromstring(made.plot("test.loss").svg).itertext())
+    assert {"eta=0.5", "eta=1"} <= set(ElementTree.fromstring(made.plot("test.loss").svg).itertext())
     alone = muster.simulate("logistic", settings={"eta": 0.5}, seed=1, **options)
     assert made.runs["eta=0.5,seed=1"].result == alone.result
     assert made.runs["eta=0.5,seed=1"].folder is None
