@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ import typer
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.validation import build
 from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store, with_store
+from muster.commands.watch import watch
 from muster.creating import Creation, Signs
 from muster.evaluating import Evaluated, starting_from
 from muster.options.task import (
@@ -25,6 +25,7 @@ from muster.options.task import (
     ReleaseDays,
     ReleaseFile,
     ReleaseKey,
+    TaskId,
     Unset,
     with_task_settings,
 )
@@ -46,7 +47,6 @@ task_app = typer.Typer(
     help="Create and operate tasks.\n\n"
     "Run it where the coordinator's files are, or over HTTP with --coordinator and a token in MUSTER_TOKEN.",
 )
-TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The task's id, from `muster task list`.")]
 
 # Placeholders in suggested commands.
 FIRST_TASK = ("--population", "demo", "--goal", "20", "--rounds", "10")
@@ -192,42 +192,7 @@ def metrics(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
         show_table(("sessions", "what became of them"), [(shape.count, shape.shape) for shape in sessions])
 
 
-@task_app.command()
-@with_store
-def watch(
-    *,
-    task: TaskId,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the watch, for the next two.")] = None,
-    tensorboard: Annotated[bool, typer.Option(help="Write every figure for TensorBoard, below --out.")] = False,
-    mlflow: Annotated[bool, typer.Option(help="Log to MLflow, at MLFLOW_TRACKING_URI.")] = False,
-    store: TaskStore,
-) -> None:
-    """Show every round as it is committed, until the task is over.
-
-    The names of figures are those of `muster simulate`, and their step is the round. This process tells TensorBoard and
-    MLflow, never the coordinator. With the same --out a later watch goes on where this one ended, and nothing is there
-    twice.
-    """
-    from coordinator.dashboard.settings_table import values
-    from muster.watching import figures
-    from simulator.runs.trackers import trackers
-
-    if out is None and (tensorboard or mlflow):
-        raise typer.BadParameter("a watch in a folder is logged: give --out DIR", param_hint="--tensorboard/--mlflow")
-    facts = store.task(task)
-    parameters = {"task": task, "name": facts.name, "algorithm": facts.algorithm.name, **values(facts.settings)}
-    with ExitStack() as stack:
-        told = []
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-            told = trackers(out, parameters, "watch again", tensorboard=tensorboard, mlflow=mlflow)
-        for tracker in told:
-            stack.enter_context(closing(tracker))
-        for number, point in figures(store, task):
-            say(f"round {number}: " + ", ".join(f"{name} {value:.4g}" for name, value in sorted(point.items())))
-            for tracker in told:
-                tracker(number, point)
-    say(store.progress_of(task).sentence)
+task_app.command()(watch)
 
 
 @task_app.command()

@@ -37,6 +37,8 @@ LikeTask = Annotated[str | None, typer.Option("--like", metavar="TASK", help=_LI
 _UNSET = "With --like: take the default; repeatable."
 Unset = Annotated[list[str] | None, typer.Option("--unset", metavar="SETTING", help=_UNSET)]
 
+TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The task's id, from `muster task list`.")]
+
 with_task_settings = with_settings(
     TaskSettings,
     spread=("budget", "secagg", "clear", "buffered"),
