@@ -41,7 +41,7 @@ __all__ = [
     "show_table",
 ]
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one value, on standard output and nothing else there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, and nothing else.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the algorithm; may be repeated.")
 ]

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.rules.task_settings import MOST_LOSS_GROWTH
 from simulator.diagnose_loss import DIVERGED
 from simulator.population import Population
 from simulator.training import START, PerUser
@@ -22,8 +23,6 @@ Ending = Literal["rounds", "target_accuracy", "patience"]
 
 PERCENTILES = (5, 25, 50, 75, 95)
 LOSS, ACCURACY, USER_MEAN, PER_USER = "test.loss", "test.accuracy", "test.user_mean", "test.user_p"
-MOST_GROWTH = 10
-"""A loss that is more than so many times the one before training has exploded: the default factor of a task."""
 _WATCHED = ("train.loss", LOSS)
 
 
@@ -101,7 +100,7 @@ class Watch:
             self._first[START] = point[START]
         for name in (name for name in _WATCHED if name in point and self.words is None):
             value, first = point[name], self._first.setdefault(name, self._first.get(START, point[name]))
-            if not math.isfinite(value) or value > MOST_GROWTH * abs(first) > 0:
+            if not math.isfinite(value) or value > MOST_LOSS_GROWTH * abs(first) > 0:
                 self.words = f"round {point['round']}: {name} is {value:.4g}, and was {first:.4g} at first: {DIVERGED}"
                 return True
         return False

@@ -21,6 +21,8 @@ from fedcore.schedule import LONGEST_REPORTING_S, ServerSchedule, first_of_pair
 from fedcore.validation import LONGEST_SENTENCE, check, checked, setting
 from secagg.parameters import LEAST_COHORT, least_honest
 
+MOST_LOSS_GROWTH = 10.0
+"""A loss that is above so many times the first has exploded, unless a task says otherwise."""
 LEAST_GROUP, MOST_GROUP = 2 * LEAST_COHORT, 500
 """Bounds on the size of a group in a secure round: a group of one too many, halved, still holds LEAST_COHORT."""
 MOST_COUNT = 2**31 - 1
@@ -95,7 +97,7 @@ class Secagg:
     bits: Annotated[int, setting("Precision of each value, in bits.", ge=2, le=20)] = 20
     max_examples: Annotated[int, setting("Greatest weight of a device.", ge=1, le=2**20)] = 100
     phase_s: Annotated[float, Seconds("How long each later phase waits for devices.")] = 30.0
-    group_size: Annotated[int, setting("Most devices in the sum of a group.", ge=LEAST_GROUP, le=MOST_GROUP)] = 200
+    group_size: Annotated[int, setting("Most devices in a sum; above it, groups.", ge=LEAST_GROUP, le=MOST_GROUP)] = 200
 
     def __post_init__(self) -> None:
         check(self)
@@ -176,7 +178,7 @@ class TaskSettings:
     rounds: Annotated[int, setting("Rounds to commit.", ge=1, le=MOST_COUNT)]
     purpose: Annotated[
         str,
-        setting("A sentence for the devices' owners.", allowed=SENTENCE, max_length=LONGEST_SENTENCE),
+        setting("What it is for, in a sentence for owners.", allowed=SENTENCE, max_length=LONGEST_SENTENCE),
     ] = ""
     starts_at: Annotated[str, setting("Draw no device before.", pattern=_TIME, allowed=TIME)] | None = None
     starts_from: (
@@ -192,8 +194,8 @@ class TaskSettings:
     max_attempts: Annotated[int, setting("Failed attempts at a round that pause the task.", ge=1, le=MOST_COUNT)] = 5
     max_loss_growth: Annotated[
         float,
-        setting("Pause above this multiple of first losses; 0: never.", allowed=GROWTH, ge=0),
-    ] = 10.0
+        setting("Pause when the loss is above this multiple of the first; 0 disables.", allowed=GROWTH, ge=0),
+    ] = MOST_LOSS_GROWTH
     min_examples: Annotated[int, setting("Examples a device needs.", ge=1, le=MOST_COUNT)] = 1
     min_separation_s: Annotated[
         float, setting("Least time between two participations of a device.", unit="seconds", ge=0)
@@ -201,7 +203,7 @@ class TaskSettings:
     min_separation_rounds: Annotated[
         int, setting("Least rounds between two participations; 1 is none.", ge=1, le=MOST_COUNT)
     ] = 1
-    requires: Annotated[Requires, setting("Rules on what devices state.")] = field(default_factory=Requires)
+    requires: Annotated[Requires, setting("Rules on what devices state at check-in.")] = field(default_factory=Requires)
     on_device: Annotated[OnDevice, setting("Rules that only the device checks, telling nobody.")] = field(
         default_factory=OnDevice
     )
@@ -219,7 +221,7 @@ class TaskSettings:
     clear: Annotated[ClearReports, setting("Bounds on reports that are not masked, and their estimate.")] = field(
         default_factory=ClearReports
     )
-    schedule: Annotated[ServerSchedule, setting("How learning rate and goal change.")] = field(
+    schedule: Annotated[ServerSchedule, setting("How learning rate and goal change over rounds.")] = field(
         default_factory=ServerSchedule
     )
     same_cohort: Annotated[bool, setting("Draw second trips from the first's devices.")] = False

@@ -86,8 +86,14 @@ def database(request, tmp_path):
 
 
 @pytest.fixture
-def store(database, tmp_path):
-    with open_coordinator_store(database, tmp_path / "blobs") as opened:
+def clock():
+    """What gives the store the seconds since 1970; tests that move time have their own."""
+    return time.time
+
+
+@pytest.fixture
+def store(database, tmp_path, clock):
+    with open_coordinator_store(database, tmp_path / "blobs", clock=clock) as opened:
         opened.lineage_key = lambda: LINEAGE
         yield opened
 

@@ -52,12 +52,6 @@ def clock():
 
 
 @pytest.fixture
-def store(database, tmp_path, clock):
-    with open_coordinator_store(database, tmp_path / "blobs", clock=clock) as opened:
-        yield opened
-
-
-@pytest.fixture
 def stuck(store, register):
     """The id of a task that needs somebody."""
     task = register(name="keyboard")

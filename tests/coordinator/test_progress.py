@@ -14,7 +14,6 @@ from coordinator.rules.eligibility import Requires
 from coordinator.rules.progress import OBSTACLES, Observation, Reason
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import PrivacyBudget
-from coordinator.store.tasks import open_coordinator_store
 from fedcore.conditions import StatedConditions
 from fedcore.wire.messages import Rejected
 from tests.coordinator.bundles import make_private_bundle
@@ -38,12 +37,6 @@ class Clock:
 @pytest.fixture
 def clock():
     return Clock()
-
-
-@pytest.fixture
-def store(database, tmp_path, clock):
-    with open_coordinator_store(database, tmp_path / "blobs", clock=clock) as opened:
-        yield opened
 
 
 @pytest.fixture
