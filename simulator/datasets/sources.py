@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _TFF = "TensorFlow Federated, https://storage.googleapis.com/tff-datasets-public/, unpacked"
+_ASK = "ask its publisher"
 _LEAF = "LEAF, https://github.com/TalwalkarLab/leaf, as its preprocessing writes it"
 
 
@@ -69,12 +70,12 @@ SOURCES = {
     "svmlight": Source("you, in svmlight format", "yours", (("*.svm",),)),
     "federated_emnist": Source(
         f"{_TFF}; of NIST Special Database 19",
-        "none formal; cite Cohen, Afshar, Tapson, van Schaik 2017",
+        _ASK,
         (("emnist_all.sqlite",), ("fed_emnist_train.h5", "fed_emnist_test.h5")),
     ),
     "cifar100": Source(
         _TFF,
-        "none formal; cite Krizhevsky 2009",
+        _ASK,
         (("cifar100.sqlite",), ("fed_cifar100_train.h5", "fed_cifar100_test.h5")),
     ),
     "tff_shakespeare": Source(
@@ -82,7 +83,7 @@ SOURCES = {
     ),
     "stackoverflow": Source(
         _TFF,
-        "CC BY-SA 3.0",
+        _ASK,
         (
             ("stackoverflow.sqlite", "stackoverflow.word_count"),
             (
@@ -93,9 +94,7 @@ SOURCES = {
             ),
         ),
     ),
-    "leaf_femnist": Source(
-        f"{_LEAF}; of NIST Special Database 19", "none formal; cite Caldas et al. 2018", (("**/*.json",),)
-    ),
+    "leaf_femnist": Source(f"{_LEAF}; of NIST Special Database 19", _ASK, (("**/*.json",),)),
     "leaf_shakespeare": Source(_LEAF, "public domain", (("**/*.json",),)),
 }
 """By the name of the data set."""

@@ -87,7 +87,7 @@ def test_each_data_set_on_disk_says_its_source_and_its_files(typed):
     assert code == 0, words
     for says in (
         "https://storage.googleapis.com",
-        "CC BY-SA 3.0",
+        "ask its publisher",
         "stackoverflow.word_count or stackoverflow_train.h5 and",
         "DIR/stackoverflow/",
     ):
