@@ -129,8 +129,8 @@ def alert_changes(
     open_: Sequence[Alert], found: Iterable[Finding], absent: Mapping[str, float], now: float
 ) -> AlertChanges:
     """The changes to the open alerts after a look that found these; `absent` as the look before gave it."""
-    findings = {finding.key: finding for finding in found}
-    raised = [finding for key, finding in findings.items() if key not in {alert.key for alert in open_}]
+    findings, there = {finding.key: finding for finding in found}, {alert.key for alert in open_}
+    raised = [finding for key, finding in findings.items() if key not in there]
     gone = [alert for alert in open_ if alert.key not in findings]
     since = {alert.id: absent.get(alert.id, now) for alert in gone}
     cleared = [alert for alert in gone if now - since[alert.id] >= CLEARED_AFTER_S]
