@@ -19,7 +19,7 @@ INCOMPLETE = (
 
 def sphinx(folder, *options):
     """Run Sphinx with its state in a folder; what it returns and warns of."""
-    command = [sys.executable, "-m", "sphinx", "-q", "-c", "docs", "-d", folder / "kept", *options]
+    command = [sys.executable, "-m", "sphinx", "-q", "--no-color", "-c", "docs", "-d", folder / "kept", *options]
     done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
     return done.returncode, done.stderr
 

@@ -75,7 +75,7 @@ def test_the_page_of_a_population_has_the_link_to_the_page(register, served):
     assert httpx2.get(link).status_code == 200
     assert shown.count('role="img" aria-label="QR code') == 1
     assert "names no signer" in shown
-    assert "Phones need a link by HTTPS" in shown
+    assert "Phones need an HTTPS link" in shown
 
 
 def test_the_link_to_the_page_names_its_address_and_who_releases_plans(store, register, database, tmp_path):
