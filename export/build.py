@@ -36,6 +36,7 @@ from fedcore.algorithms.algorithm import Algorithm, State, Trip, keeps_client_st
 from fedcore.algorithms.check import check
 from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.fitting import for_model
+from fedcore.algorithms.question import QUESTION, text_of
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
 from fedcore.checkpoint import encode, specs_of
 from fedcore.codecs.compression import Compression
@@ -94,12 +95,13 @@ def export_bundle(  # noqa: PLR0913  # what is exported, how, and where it goes
     state = {name: vector.numpy() for name, vector in algorithm.init(torch.from_numpy(model.initial)).items()}
     plan, graphs = build_plan(model, algorithm, targets, progress)
     plan, no_predict = with_hold_out(compression.applied(plan), hold_out), ""
-    try:
-        predict, written = build_predict(model, targets, progress)
-    except ExportError as error:  # devices can train it all the same
-        no_predict = str(error)
-    else:
-        plan, graphs = msgspec.structs.replace(plan, predict=predict), graphs | written
+    if plan.question is UNSET:  # whose model is no function of examples
+        try:
+            predict, written = build_predict(model, targets, progress)
+        except ExportError as error:  # devices can train it all the same
+            no_predict = str(error)
+        else:
+            plan, graphs = msgspec.structs.replace(plan, predict=predict), graphs | written
     certificate = msgspec.json.encode(certify(model, algorithm, plan, graphs, progress))
     blobs = [plan.encode(), encode(state), certificate]
     settings = settings_of(algorithm)
@@ -137,6 +139,7 @@ def build_plan(
         examples=ExampleSpec(model.spec.fields),
         frozen=writer.add_frozen(model.frozen_vectors),
         second=others[0] if others else None,
+        question=text_of(algorithm) or UNSET,
         **msgspec.structs.asdict(first),
     )
     return plan, writer.blobs
@@ -161,6 +164,7 @@ def _build_trip(model: Model, algorithm: Algorithm, trip: Trip, state: State, wr
     writer.begin_trip()
     broadcast = tuple(VectorSpec(name, vector.numel()) for name, vector in trip.broadcast(state).items())
     passes, metrics, bounded, kept = [], [], isinstance(algorithm, Clipped), tuple[VectorSpec, ...]()
+    asks = algorithm.family == QUESTION
     if keeps_client_state(algorithm):
         first = functools.partial(capture_first, algorithm, Received(broadcast, {}))
         kept = writer.write(FIRST_KEPT, first).specs
@@ -172,7 +176,9 @@ def _build_trip(model: Model, algorithm: Algorithm, trip: Trip, state: State, wr
         ports = writer.write_step(item.name, step, item.loop.batch_size).inputs
         noisy = any(port.name == NOISE for port in ports)
         passes.append(PassPlan(item.name, item.loop, begin.specs, model.metrics, noisy))
-        if not bounded:  # sums of losses would reveal what a report that is clipped for privacy hides
+        # Sums of losses would reveal what a report that is clipped for privacy hides, and those of rows what a question
+        # bounds.
+        if not bounded and not asks:
             metrics.append(Segment(metrics_segment(item.name), len(model.metrics), "sum", model.metrics))
         carries[item.name] = begin.specs
     received = Received(broadcast, carries, kept)

@@ -62,7 +62,8 @@ class ModelSpec:
 
     make: builds the module; its initial weights are drawn under the seed given to `Model`.
     loss: per example, never averaged over the batch: the framework takes the masked mean, so that padding does not
-    count. metrics: more per-example numbers, averaged for the learning curve.
+    count. metrics: more per-example numbers, averaged for the learning curve; under a tuple of n names, n of them at
+    once, (B, n).
     inputs: the module's positional arguments, as fields of an example. label: the field the loss compares with.
     Parameters that do not require a gradient, and float32 buffers, are frozen: they are no part of the flat vector, and
     reach devices once. checkpoint: the values to start from, instead of those that `make` gives.
@@ -76,7 +77,7 @@ class ModelSpec:
     loss: PerExample
     inputs: tuple[Field, ...]
     label: Field
-    metrics: Mapping[str, PerExample] = field(default_factory=dict)
+    metrics: Mapping[str | tuple[str, ...], PerExample] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
     examples: Callable[[int, np.random.Generator], Mapping[str, np.ndarray]] | None = None
     local: Sequence[str] = ()
@@ -87,6 +88,12 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         _check_types(self)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The names of all metrics: those of one number first."""
+        single = [key for key in self.metrics if isinstance(key, str)]
+        return (*single, *(name for key in self.metrics if not isinstance(key, str) for name in key))
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -162,7 +169,7 @@ class Model:
                 raise InvalidModel(f"{spec.name}: the initial weights of {name} hold a number that is not finite")
         self._given: Mapping[str, Tensor] = {}
         self._device = torch.device("cpu")
-        self.metrics = ("examples", "loss", *spec.metrics)
+        self.metrics = ("examples", "loss", *spec.metric_names)
 
     @functools.cached_property
     def noisy(self) -> bool:
@@ -230,8 +237,8 @@ class Model:
 
     def measure(
         self, tensors: Mapping[str, Tensor], batch: Mapping[str, Tensor], noise: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """The loss and every metric, per example (B,).
+    ) -> dict[str | tuple[str, ...], Tensor]:
+        """The loss and every metric, per example (B,), or (B, n) of n at once.
 
         batch: fields (B, …). noise: int32 (B,), the source of dropout and random numbers; without it nothing is drawn.
         Missing parameters are the module's own. Raises InvalidModel when the loss or a metric is not one number per
@@ -241,12 +248,12 @@ class Model:
         # A small type saves room on the device; torch's losses want int64, and uint8 would wrap.
         label = label if label.is_floating_point() else label.long()
         outputs = self._called(tensors, batch, noise)
-        values = {"loss": self.spec.loss(outputs, label)}
+        values: dict[str | tuple[str, ...], Tensor] = {"loss": self.spec.loss(outputs, label)}
         values |= {name: metric(outputs, label) for name, metric in self.spec.metrics.items()}
         for name, value in values.items():
             if not isinstance(value, Tensor):
                 raise InvalidModel(f"{self.spec.name}: {name} is {type(value).__name__}, not one number per example")
-            if value.shape != label.shape[:1]:
+            if value.shape != (label.shape[0], *(() if isinstance(name, str) else (len(name),))):
                 raise InvalidModel(
                     f"{self.spec.name}: {name} has shape {_shape(value, label)}, of outputs {_shape(outputs, label)} "
                     f"and labels {_shape(label, label)}; expected [B], one number per example: a torch loss does that "
@@ -285,7 +292,12 @@ class Model:
         mask: float32 (B,) of zeros and ones, not all zero. Raises InvalidModel as `measure` does.
         """
         values = self.measure(tensors, batch, noise)
-        sums = torch.stack([mask.sum(), *((value.detach() * mask).sum() for value in values.values())])
+        single = [(value.detach() * mask).sum() for name, value in values.items() if isinstance(name, str)]
+        several = [
+            (value.detach() * mask[:, None]).sum(0) for name, value in values.items() if not isinstance(name, str)
+        ]
+        sums = torch.stack([mask.sum(), *single])
+        sums = torch.cat([sums, *several]) if several else sums
         return (values["loss"] * mask).sum() / mask.sum(), sums
 
 
@@ -358,7 +370,7 @@ def _check_names(spec: ModelSpec) -> None:
         if item.dtype not in get_args(Dtype):
             raise InvalidModel(f"field {item.name!r} is {item.dtype}; there are {', '.join(get_args(Dtype))}")
     for name in ("examples", "loss"):
-        if name in spec.metrics:
+        if name in spec.metric_names:
             raise InvalidModel(f"{spec.name}: a metric is called {name!r}, which is always measured; rename it")
 
 

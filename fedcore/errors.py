@@ -141,6 +141,10 @@ class ScheduleError(FedcoreError):
     """A server schedule has a value out of range, or lacks one that another needs."""
 
 
+class QuestionError(FedcoreError):
+    """A question to devices cannot be asked or answered like this."""
+
+
 class AlgorithmError(FedcoreError):
     """An algorithm cannot be used as requested."""
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask
 from fedcore.algorithms.algorithm import Algorithm, Report, ServerStep, trips_of
-from fedcore.algorithms.partly_local import for_any_model
+from fedcore.algorithms.rehearsal import for_any_model
 from fedcore.algorithms.rehearsal import Bowl, contribute, received
 
 _VALUES, _DEVICES, _ROUNDS = 256, 8, 3

@@ -36,6 +36,7 @@ from fedcore.algorithms.mime_lite import MimeLite
 from fedcore.algorithms.norm_fed_avg import NormFedAvg
 from fedcore.algorithms.own import module_of, own_algorithm
 from fedcore.algorithms.personalisation import Personalisation
+from fedcore.algorithms.question import Ask
 from fedcore.algorithms.scaffold import Scaffold
 from fedcore.algorithms.settings import parse
 from fedcore.errors import AlgorithmError, InvalidAlgorithm, InvalidSetting, UnknownAlgorithm
@@ -74,6 +75,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         Evaluate,
         Compare,
         Personalisation,
+        Ask,
     )
 }
 

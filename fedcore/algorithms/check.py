@@ -26,9 +26,8 @@ from fedcore.algorithms.algorithm import (
     ranges_of,
     trips_of,
 )
-from fedcore.algorithms.partly_local import for_any_model
 from fedcore.algorithms.probe import NotAnOperator, Probe
-from fedcore.algorithms.rehearsal import Bowl, carried, contribute, received, rehearse
+from fedcore.algorithms.rehearsal import Bowl, carried, contribute, for_any_model, received, rehearse
 from fedcore.errors import InvalidAlgorithm
 from fedcore.ranges import Range
 from fedcore.report import WEIGHT, Weighting

@@ -16,8 +16,8 @@ import numpy as np
 
 from fedcore.algorithms.algorithm import Algorithm, ClientState, State, Vector, keeps_client_state, trips_of
 from fedcore.algorithms.clipped import Clipped
-from fedcore.algorithms.partly_local import OWN, PartlyLocal, for_any_model
-from fedcore.algorithms.rehearsal import rehearse
+from fedcore.algorithms.partly_local import OWN, PartlyLocal
+from fedcore.algorithms.rehearsal import for_any_model, rehearse
 
 _TRIED = (3, 5)
 """Two sizes of a model, from which follows how every size depends on that of the model."""

@@ -16,11 +16,11 @@ that is drawn rarely has a v_i of an old w.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, ClientState, Report, ServerStep, State, Vector
+from fedcore.algorithms.algorithm import Broadcast, Carry, ClientState, Report, ServerStep, State, Vector
 from fedcore.algorithms.local_training import LocalTraining
 from fedcore.algorithms.settings import text
 
@@ -118,8 +118,3 @@ class PartlyLocal(LocalTraining):
         """Every range of the flat vector, with its place in v."""
         ends = list(accumulate((where.stop - where.start for where in self.where), initial=0))
         return list(zip(self.where, map(slice, ends, ends[1:]), strict=True))
-
-
-def for_any_model(algorithm: Algorithm) -> Algorithm:
-    """The algorithm as it is for a model of any size, such as the small ones of rehearsals."""
-    return replace(algorithm, local=AUTO) if isinstance(algorithm, PartlyLocal) else algorithm

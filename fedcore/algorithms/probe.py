@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-OPERATORS = "+ - * / ** abs, comparisons, slices and .sum(-1)"
+OPERATORS = "+ - * / // ** abs, comparisons, slices and .sum(-1)"
 _NUMBERS = (bool, int, float, np.generic)
 _UFUNCS = {
     np.add: operator.add,
@@ -76,6 +76,7 @@ class Probe:
     __add__, __radd__, __iadd__ = _binary(operator.add), _reflected(operator.add), _in_place(operator.iadd)
     __sub__, __rsub__, __isub__ = _binary(operator.sub), _reflected(operator.sub), _in_place(operator.isub)
     __mul__, __rmul__, __imul__ = _binary(operator.mul), _reflected(operator.mul), _in_place(operator.imul)
+    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _reflected(operator.floordiv)
     __truediv__, __rtruediv__, __itruediv__ = (
         _binary(operator.truediv),
         _reflected(operator.truediv),

@@ -7,7 +7,7 @@ forward pass is the mean loss of the bowl. One device makes the whole cohort.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -26,8 +26,10 @@ from fedcore.algorithms.algorithm import (
     trips_of,
     with_carries,
 )
+from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.constants import constants
-from fedcore.algorithms.partly_local import for_any_model
+from fedcore.algorithms.partly_local import AUTO, PartlyLocal
+from fedcore.algorithms.question import Ask
 
 Call: TypeAlias = Callable[..., dict[str, Vector]]
 """call(what, function, *arguments) gives function(*arguments); `what` names the function for a message."""
@@ -108,6 +110,15 @@ def moves_by_participation(algorithm: Algorithm) -> bool:
             for whole, half in pairs
             for name, vector in whole.items()
         )
+
+
+def for_any_model(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with settings that suit a model of any size, such as the small ones of rehearsals."""
+    if isinstance(algorithm, Clipped):
+        return replace(algorithm, inner=for_any_model(algorithm.inner))
+    if isinstance(algorithm, PartlyLocal):
+        return replace(algorithm, local=AUTO)
+    return replace(algorithm, question=AUTO) if isinstance(algorithm, Ask) else algorithm
 
 
 def received(algorithm: Any, broadcast: Broadcast, call: Call = plainly) -> Broadcast:

@@ -14,6 +14,7 @@ from fedcore.algorithms.evaluation import EVALUATION
 from fedcore.algorithms.fed_adam import FedAdam
 from fedcore.algorithms.fed_avg import FedAvg
 from fedcore.algorithms.mime_lite import MimeLite
+from fedcore.algorithms.question import QUESTION
 from fedcore.batching import StreamKey
 from fedcore.errors import InvalidSetting, UnknownAlgorithm
 from tests.fedcore.quadratics import gradient_oracle, mean_report, run_cohort, run_device, run_round
@@ -36,7 +37,7 @@ def x0():
 
 def test_the_variants_cover_stateless_algorithms_of_one_trip_that_train():
     others = {name for name, one in algorithms.ALGORITHMS.items() if hasattr(one, "trips") or keeps_client_state(one())}
-    others |= {name for name, one in algorithms.ALGORITHMS.items() if one.family == EVALUATION}
+    others |= {name for name, one in algorithms.ALGORITHMS.items() if one.family in (EVALUATION, QUESTION)}
     assert {one.name for one in VARIANTS} == set(algorithms.ALGORITHMS) - others
 
 

@@ -59,8 +59,10 @@ def modulo(graph: GraphBuilder, node: fx.Node) -> str:
 
 
 def floor_divide(graph: GraphBuilder, node: fx.Node) -> str:
-    """The value without the remainder, divided, because Div truncates towards 0. Raises as `modulo`."""
+    """Floor of a quotient. Of whole numbers the value without the remainder is divided, as Div truncates towards 0."""
     divided, divisor = (graph.value(item, dtype_of(node)) for item in node.args)
+    if dtype_of(node).is_floating_point:
+        return graph.emit("Floor", [graph.emit("Div", [divided, divisor])])
     return graph.emit("Div", [graph.emit("Sub", [divided, modulo(graph, node)]), divisor])
 
 

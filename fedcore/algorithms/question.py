@@ -1,0 +1,212 @@
+"""A question: devices count and add up what is asked of their rows, and the model of the task is the answer so far.
+
+Corrigan-Gibbs and Boneh, "Prio: private, robust, and scalable computation of aggregate statistics", NSDI 2017, for
+statistics from sums alone. With S the sums over a device's rows of what the graph computes of each
+(`fedcore.questions.question`):
+
+    on the phone    S in one sweep; where rows are bounded, over so many that are drawn at random
+                    b, the blocks of the question, made of S
+    on the server   T ← T + Σ b, and n ← n + the number of devices
+
+The model holds n and T as two float32 numbers each, h + l with h a multiple of 2²⁴, so that whole numbers are exact to
+2⁴⁸. Devices receive zeros instead: what others answered is none of their business.
+
+Traps: under noise every block is divided by the norm that one device's block has at most, lest the largest take the
+whole clip; the server multiplies it again. Answers of several rounds add up: a device that takes part in two of them
+counts twice.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Measure, Pass, Report, ServerStep, State, Vector
+from fedcore.algorithms.clamping import indicator
+from fedcore.algorithms.clipped import Clipped
+from fedcore.algorithms.constants import constants
+from fedcore.algorithms.settings import count, text
+from fedcore.errors import QuestionError
+from fedcore.loop import Loop
+from fedcore.questions.question import WORD, Question, words_of
+from fedcore.ranges import MOST_BITS, Range
+
+if TYPE_CHECKING:
+    from fedcore.report import Weighting
+
+QUESTION = "question"
+"""The family of algorithms that ask devices for statistics, and the name of the only one that takes any question."""
+AUTO = "auto"
+PASS, CELLS = "ask", "c"
+_HALF, _FAR = 2.0**24, 1e38
+_decoded = functools.lru_cache(maxsize=8)(Question.decode)
+_COUNTED = Question.decode(
+    '{"text":"SELECT COUNT(DISTINCT DEVICE) FROM examples","rows":[{"name":"row"}],"voters":"devices",'
+    '"blocks":[{"name":"devices","of":"row","kind":"any","high":1}],'
+    '"columns":[{"name":"devices","value":{"type":"cell","block":"devices"}}]}'
+)
+"""The question of rehearsals, which have models of a few parameters: how many devices have a row."""
+
+
+def _written(question: str) -> str:
+    """The same question in the one way to write it. Raises ValueError."""
+    if question == AUTO:
+        return AUTO
+    try:
+        return Question.decode(question).encode()
+    except QuestionError as error:
+        raise ValueError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Down: d zeros. Up: V numbers. Server state: the answer, in d = 2 (V + 1) numbers.
+
+    question: as `muster ask` writes it, in JSON; "auto" counts devices.
+    batch_size: rows of a step.
+    """
+
+    name: ClassVar[str] = QUESTION
+    family: ClassVar[str] = QUESTION
+    weighting: ClassVar[Weighting] = "uniform"
+
+    question: str = text(AUTO, _written, "a question in JSON, as `muster ask` writes it, or auto")
+    batch_size: int = count(64)
+
+    @property
+    def asked(self) -> Question:
+        """The question."""
+        return _COUNTED if self.question == AUTO else _decoded(self.question)
+
+    @property
+    def text(self) -> str:
+        """What owners of devices read."""
+        return self.asked.text
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        asked = self.asked
+        places = rows_of(asked)
+
+        def begin(received: Broadcast) -> Carry:
+            # The answer is longer than what it is made of.
+            return {name: 0.0 * received["params"][..., : where.stop - where.start] for name, where in places.items()}
+
+        def step(carry: Carry, received: Broadcast, measure: Measure) -> Carry:
+            cells_R = measure(received["params"])[..., 2:]
+            return _in_words(asked, {name: carry[name] + cells_R[..., where] for name, where in places.items()})
+
+        # One batch of a shuffled sweep is a draw without replacement.
+        most = asked.most_rows
+        loop = Loop(batch_size=self.batch_size, shuffle=False) if most is None else Loop(batch_size=most, steps=1)
+        return (Pass(PASS, loop, begin, step, ("loss", *cells_of(asked))),)
+
+    @property
+    def ranges(self) -> dict[str, Range]:
+        """The bounds and the precision of what devices report, of blocks with bounds (docs/spec/plan.md §5.3)."""
+        asked, ranges = self.asked, dict[str, Range]()
+        for block in () if asked.private else asked.blocks:
+            if block.low is not None and block.high is not None:
+                names = asked.vectors(block)
+                ranges |= dict.fromkeys(names, _range(block.low, block.high, block.whole))
+                if len(names) == 2:  # words
+                    ends = block.low // WORD, block.high // WORD + 1
+                    ranges |= {names[0]: _range(0, WORD - 1, whole=True), names[1]: _range(*ends, whole=True)}
+        return ranges
+
+    def init(self, params_D: Vector) -> State:
+        bins = [block for block in self.asked.blocks if block.kind == "bins"]
+        return {"params": 0.0 * params_D} | {
+            f"edges_{block.name}": constants(params_D, [-_FAR, *block.edges, _FAR]) for block in bins
+        }
+
+    def broadcast(self, state: State) -> Broadcast:
+        return {**state, "params": 0.0 * state["params"]}
+
+    def report(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
+        asked, sums, report = self.asked, carries[PASS], dict[str, Vector]()
+        for block in asked.blocks:
+            if len(asked.vectors(block)) == 2:
+                report |= {
+                    name: sums[word] for name, word in zip(asked.vectors(block), words_of(block.of), strict=True)
+                }
+                continue
+            S = sums[block.of]
+            if block.kind == "any":
+                S = indicator(S > 0.5, S)
+            if block.kind == "bins":
+                edges = broadcast[f"edges_{block.name}"]
+                S = indicator(edges[..., :-1] <= S, S) * (edges[..., 1:] > S)
+            S = _held(S, block.low, block.high)
+            report[block.name] = S / block.norm if asked.private else S
+        return report
+
+    def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
+        asked, devices = self.asked, step.devices
+        half = 1 + sum(asked.block_sizes.values())
+        answer = state["params"][..., :half] + state["params"][..., half : 2 * half]
+        answer[..., :1] += devices
+        start = 1
+        for block in asked.blocks:
+            for name in asked.vectors(block):
+                size = asked.block_sizes[name]
+                norm = block.norm if asked.private else 1.0
+                answer[..., start : start + size] += mean[name] * devices * norm
+                start += size
+        params_D = 0.0 * state["params"]
+        params_D[..., :half] = answer // _HALF * _HALF
+        params_D[..., half : 2 * half] = answer - params_D[..., :half]
+        return {**state, "params": params_D}
+
+    def figures(self, mean: Report, step: ServerStep) -> dict[str, float]:
+        """How many devices answered in this round."""
+        return {f"{QUESTION}.devices": float(step.devices)}
+
+
+def text_of(algorithm: Algorithm) -> str:
+    """The question that an algorithm asks, in words; empty where it asks none."""
+    asking = algorithm.inner if isinstance(algorithm, Clipped) else algorithm
+    return str(getattr(asking, "text", "")) if asking.family == QUESTION else ""
+
+
+def rows_of(asked: Question) -> dict[str, slice]:
+    """The place of every vector of row numbers among all of them, by name; of words there are two vectors."""
+    places, start = dict[str, slice](), 0
+    for rows in asked.rows:
+        for name in words_of(rows.name) if rows.words else (rows.name,):
+            places[name] = slice(start, start + rows.size)
+            start += rows.size
+    return places
+
+
+def cells_of(asked: Question) -> tuple[str, ...]:
+    """The names of the row numbers, as metrics of the model."""
+    return tuple(f"{CELLS}{index}" for index in range(asked.row_numbers))
+
+
+def _in_words(asked: Question, sums: Carry) -> Carry:
+    """The same sums, with low words below WORD."""
+    for low, high in (words_of(rows.name) for rows in asked.rows if rows.words):
+        over = sums[low] // WORD
+        sums |= {low: sums[low] - WORD * over, high: sums[high] + over}
+    return sums
+
+
+def _held(values: Vector, low: float | None, high: float | None) -> Vector:
+    """Values held to low … high, where there are such bounds: those between stay as they are, to the bit."""
+    if low is not None:
+        values = values * (values >= low) + low * indicator(values < low, values)
+    if high is not None:
+        values = values * (values <= high) + high * indicator(values > high, values)
+    return values
+
+
+def _range(low: float, high: float, whole: bool) -> Range:
+    """A range that holds low … high; of whole numbers in steps of 1, if 20 bits have so many."""
+    steps = int(high) - int(low) + 1
+    bits = max(steps - 1, 1).bit_length()
+    if whole and bits <= MOST_BITS:
+        return Range(float(low), float(low + 2**bits - 1), bits)
+    return Range(low, high, MOST_BITS)
