@@ -3,7 +3,8 @@
 An algorithm is a few pure functions on flat vectors that use nothing but operators (`+ - * / // **`, comparisons,
 `abs`, slicing, `.sum(-1)`): the same source runs on NumPy float64 arrays (coordinator, tests), on torch tensors with a
 leading client axis (simulator), and under tracing (export). Shapes: `x_D` is `(D,)` or, batched over K clients,
-`(K, D)`. A scalar is a vector of size 1, `(1,)` or `(K, 1)`, so both cases broadcast. Functions never write into an argument.
+`(K, D)`. A scalar is a vector of size 1, `(1,)` or `(K, 1)`, so both cases broadcast. Functions never write into an
+argument.
 
 An algorithm works in *trips*: one exchange with the devices of a cohort each. Most have one, and are it themselves. An
 algorithm of two, such as Mime, gives them in `trips`; both read and move the same state, and rounds take them in turn.

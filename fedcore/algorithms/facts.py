@@ -19,7 +19,7 @@ from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.partly_local import OWN, PartlyLocal
 from fedcore.algorithms.rehearsal import for_any_model, rehearse
 
-_TRIED = (3, 5)
+_TRIED = (5, 7)
 """Two sizes of a model, from which follows how every size depends on that of the model."""
 _CITATION = re.compile(r'^([^\s,]+)[^"]*"[^"]+",? ?(.*?\b(?:19|20)\d\d\b(?!\.\d))(?:, (.*?))?(?:[.;] |[.;]?$)')
 _MEANING = re.compile(r"^(\w+(?:, \w+)*): (.*(?:\n(?!\w+(?:, \w+)*: |\n).*)*)", re.MULTILINE)

@@ -100,7 +100,7 @@ def moves_by_participation(algorithm: Algorithm) -> bool:
     algorithm = for_any_model(algorithm)
 
     def moved(share: float) -> list[State]:
-        pairs = zip(trips_of(algorithm), rehearse(algorithm, np.linspace(-1.0, 1.0, 3)), strict=True)
+        pairs = zip(trips_of(algorithm), rehearse(algorithm, np.linspace(-1.0, 1.0, 5)), strict=True)
         return [trip.update(one.before, one.report, ServerStep(participation=share)) for trip, one in pairs]
 
     with np.errstate(all="ignore"):
