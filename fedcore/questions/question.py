@@ -25,6 +25,8 @@ from msgspec.structs import force_setattr
 
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import QuestionError
+from fedcore.names import offered
+from fedcore.questions.functions import FUNCTIONS
 
 WORD = 4096
 """The base of the words of large whole numbers: 4,096 low words add up exactly in float32."""
@@ -72,9 +74,9 @@ class Key(msgspec.Struct, frozen=True):
 
 
 class Number(msgspec.Struct, frozen=True, tag="number"):
-    """A constant."""
+    """A constant, or several."""
 
-    value: Literals
+    value: Literals | tuple[Literals, ...]
 
 
 class Cell(msgspec.Struct, frozen=True, tag="cell"):
@@ -237,6 +239,8 @@ def _check_value(value: Value, question: Question, depth: int = 0) -> None:
         raise QuestionError(f"a column shows {value.block}, which is no block")
     if isinstance(value, Group) and not 0 <= value.key < len(question.keys):
         raise QuestionError(f"a column shows key {value.key}; there are {len(question.keys)}")
+    if isinstance(value, Call) and value.function not in FUNCTIONS:
+        raise QuestionError(f"a column calls {value.function!r}; {offered(value.function, FUNCTIONS)}")
     for argument in value.arguments if isinstance(value, Call) else ():
         _check_value(argument, question, depth + 1)
 

@@ -1,0 +1,147 @@
+"""Functions of a question's columns, with the rules of SQLite: NULL is None, and whole numbers stay whole.
+
+https://sqlite.org/lang_expr.html, read in 2026. `%` takes the sign of the dividend, `/` of whole numbers truncates
+towards zero, and a division by zero is NULL, as is every arithmetic with NULL.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+Scalar: TypeAlias = int | float | str | None
+Function: TypeAlias = Callable[..., Any]
+
+
+def _strict(function: Function) -> Function:
+    """The function, NULL where an argument is."""
+    return lambda *values: None if any(value is None for value in values) else function(*values)
+
+
+def _arithmetic(function: Function) -> Function:
+    """The function of numbers, NULL where an argument is. Raises TypeError for text, which Python would repeat."""
+
+    def checked(*values: Any) -> Any:
+        if any(isinstance(value, str | tuple) for value in values):
+            raise TypeError("text is no number")
+        return function(*values)
+
+    return _strict(checked)
+
+
+def _divided(left: float, right: float) -> float | None:
+    if right == 0:
+        return None
+    if isinstance(left, int) and isinstance(right, int):
+        whole = abs(left) // abs(right)
+        return whole if (left < 0) == (right < 0) else -whole
+    return left / right
+
+
+def _remainder(left: float, right: float) -> float | None:
+    """SQLite makes both whole first, and gives a real where one of them is."""
+    one, other = int(left), int(right)
+    if other == 0:
+        return None
+    kept = int(math.fmod(one, other))
+    return kept if isinstance(left, int) and isinstance(right, int) else float(kept)
+
+
+def _and(*values: Scalar) -> int | None:
+    if any(value == 0 for value in values if value is not None):
+        return 0
+    return None if None in values else 1
+
+
+def _or(*values: Scalar) -> int | None:
+    if any(value != 0 for value in values if value is not None):
+        return 1
+    return None if None in values else 0
+
+
+def _case(*values: Scalar) -> Scalar:
+    """case(condition, value, condition, value, …, otherwise)."""
+    for condition, value in zip(values[:-1:2], values[1::2], strict=False):
+        if condition:
+            return value
+    return values[-1]
+
+
+def _mean(total: float | None, count: float) -> float | None:
+    """A sum over so many, as a real; NULL of none."""
+    return None if total is None or count <= 0 else total / count
+
+
+def _variance(total: float, squares: float, count: float, less: int) -> float | None:
+    """The variance from Σx, Σx² and n, divided by n − `less`; NULL where that is 0 or less. Noise may not make it
+    negative.
+    """
+    return None if count - less <= 0 else max((squares - total * total / count) / (count - less), 0.0)
+
+
+def _correlation(count: float, x: float, y: float, xx: float, yy: float, xy: float) -> float | None:
+    """Pearson's correlation from n, Σx, Σy, Σx², Σy² and Σxy; NULL where one of both does not vary."""
+    if count <= 0:
+        return None
+    spread = (xx - x * x / count) * (yy - y * y / count)
+    return None if spread <= 0 else max(min((xy - x * y / count) / math.sqrt(spread), 1.0), -1.0)
+
+
+def _least(counts: Sequence[float], wanted: float, values: Sequence[Scalar]) -> Scalar:
+    """The first value that at least `wanted` have; NULL if there is none."""
+    return next((value for count, value in zip(counts, values, strict=True) if count >= wanted), None)
+
+
+def _quantile(counts: Sequence[float], share: float, edges: Sequence[float]) -> float | None:
+    """The value below which a share of all lies, from counts of bins between edges, one more than bins.
+
+    Within a bin it is taken as a straight line. Noise may make counts negative: they are 0 then.
+    """
+    below = list(accumulate((max(count, 0.0) for count in counts), initial=0.0))
+    if below[-1] <= 0:
+        return None
+    wanted = share * below[-1]
+    index = next(index for index in range(len(counts)) if below[index + 1] >= wanted and counts[index] > 0)
+    part = (wanted - below[index]) / (below[index + 1] - below[index])
+    return edges[index] + max(part, 0.0) * (edges[index + 1] - edges[index])
+
+
+FUNCTIONS: Mapping[str, Function] = {
+    "+": _arithmetic(lambda left, right: left + right),
+    "-": _arithmetic(lambda left, right: left - right),
+    "*": _arithmetic(lambda left, right: left * right),
+    "/": _arithmetic(_divided),
+    "%": _arithmetic(_remainder),
+    "negative": _arithmetic(lambda value: -value),
+    "=": _strict(lambda left, right: int(left == right)),
+    "<>": _strict(lambda left, right: int(left != right)),
+    "<": _strict(lambda left, right: int(left < right)),
+    "<=": _strict(lambda left, right: int(left <= right)),
+    ">": _strict(lambda left, right: int(left > right)),
+    ">=": _strict(lambda left, right: int(left >= right)),
+    "and": _and,
+    "or": _or,
+    "not": _strict(lambda value: int(not value)),
+    "is_null": lambda value: int(value is None),
+    "case": _case,
+    "coalesce": lambda *values: next((value for value in values if value is not None), None),
+    "abs": _strict(abs),
+    "min": _strict(min),
+    "max": _strict(max),
+    "integer": _strict(int),
+    "real": _strict(float),
+    "null_if_none": lambda value, count: value if count > 0 else None,
+    "mean": _mean,
+    "variance": lambda total, squares, count: _variance(total, squares, count, 1),
+    "variance_of_all": lambda total, squares, count: _variance(total, squares, count, 0),
+    "root": _strict(lambda value: math.sqrt(max(value, 0.0))),
+    "correlation": _correlation,
+    "least": _least,
+    "greatest": lambda counts, wanted, values: _least(counts[::-1], wanted, values[::-1]),
+    "quantile": _quantile,
+    "total": sum,
+    "item": lambda values, index: values[index],
+}
+"""By the name in a `Call`. Trap: min and max are SQLite's of two values and more, not aggregates."""

@@ -1,0 +1,137 @@
+"""The answer to a question: read from parameters, with SQLite's rules, thresholds, words, order and errors."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedcore.errors import QuestionError
+from fedcore.questions.answer import answer
+from fedcore.questions.functions import FUNCTIONS
+from fedcore.questions.question import Block, Call, Cell, Column, Group, Key, Number, Order, Question, Rows
+
+QUESTION = Question(
+    text="SELECT y, COUNT(*), SUM(x), AVG(x) FROM examples GROUP BY y",
+    rows=(Rows("n", 3), Rows("x", 3, words=True)),
+    blocks=(Block("voters", "n", "any", 0, 1), Block("n", "n"), Block("x", "x")),
+    keys=(Key("y", (0, 1, None)),),
+    columns=(
+        Column("y", Group(0)),
+        Column("COUNT(*)", Cell("n")),
+        Column("SUM(x)", Cell("x")),
+        Column("AVG(x)", Call("mean", (Cell("x"), Cell("n")))),
+    ),
+    voters="voters",
+    minimum_devices=3,
+)
+
+
+def params(devices, voters, counts, low, high, question=QUESTION):
+    total = np.array([devices, *voters, *counts, *low, *high], np.float64)
+    whole = total // 2**24 * 2**24
+    return np.concatenate([whole, total - whole]).astype(np.float32)
+
+
+def test_an_answer_is_a_table_of_groups_with_enough_devices():
+    found = answer(QUESTION, params(9, [5, 2, 3], [50, 2, 7], [2**25 + 1, 0, 3], [1, 0, 2**20]))
+    assert found.columns == ("y", "COUNT(*)", "SUM(x)", "AVG(x)")
+    assert found.rows == (
+        (0, 50, 2**25 + 1 + 4096, (2**25 + 1 + 4096) / 50),
+        (None, 7, 3 + 4096 * 2**20, (3 + 4096 * 2**20) / 7),
+    )
+    assert (found.devices, found.hidden, found.errors) == (9, 1, None)
+
+
+def test_rows_are_sorted_with_null_first_and_cut_off():
+    asked = QUESTION.__class__.decode(QUESTION.encode())
+    assert asked == QUESTION
+    sorted_ = Question(
+        **{**{name: getattr(asked, name) for name in asked.__struct_fields__}, "order": (Order(0, True),)}
+    )
+    given = params(9, [5, 4, 3], [50, 2, 7], [0, 0, 0], [0, 0, 0])
+    assert [row[0] for row in answer(sorted_, given).rows] == [1, 0, None]
+
+
+def test_parameters_of_another_question_are_refused():
+    with pytest.raises(QuestionError, match="has 26 numbers, not 4"):
+        answer(QUESTION, np.zeros(4, np.float32))
+
+
+def test_errors_hold_the_truth_in_95_of_100_answers():
+    asked = Question(
+        text="SELECT COUNT(*), AVG(x) FROM examples",
+        rows=(Rows("n"), Rows("x")),
+        blocks=(Block("v", "n", "any", 0, 1), Block("n", "n", norm=20), Block("x", "x", norm=200, whole=False)),
+        columns=(Column("n", Cell("n")), Column("mean", Call("mean", (Cell("x"), Cell("n"))))),
+        voters="v",
+        private=True,
+    )
+    source, truth, within = np.random.default_rng(1), np.array([100, 100, 2000, 9000.0]), np.zeros(2)
+    scale = np.array([0, 1, 20, 200.0])
+    for _ in range(1000):
+        total = truth + 1.5 * scale * source.standard_normal(4)
+        found = answer(asked, np.concatenate([total, 0 * total]).astype(np.float32), 1.5)
+        apart = np.abs(np.array(found.rows[0]) - np.array([2000, 4.5]))
+        within += apart <= np.array(found.errors[0])
+    assert (within >= 935).all(), within
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("/", (-7, 2), -3),
+        ("/", (7, -2), -3),
+        ("/", (7, 0), None),
+        ("/", (7, 2.0), 3.5),
+        ("%", (-7, 3), -1),
+        ("%", (7, -3), 1),
+        ("%", (7.9, 3), 1.0),
+        ("+", (None, 1), None),
+        ("and", (None, 0), 0),
+        ("and", (None, 1), None),
+        ("or", (None, 1), 1),
+        ("case", (None, 1, 0, 2, 3), 3),
+        ("mean", (5, 0), None),
+        ("variance", (6, 14, 3), 1.0),
+        ("variance", (6, 14, 1), None),
+        ("least", ((0, 2, 5), 3, (10, 20, 30)), 30),
+        ("greatest", ((5, 2, 0), 3, (10, 20, 30)), 10),
+        ("quantile", ((10, 0, 10), 0.5, (0.0, 1.0, 2.0, 3.0)), 1.0),
+        ("quantile", ((0, -3), 0.5, (0.0, 1.0, 2.0)), None),
+        ("correlation", (3, 6, 6, 14, 14, 14), 1.0),
+    ],
+)
+def test_functions_follow_sqlite(name, arguments, expected):
+    found = FUNCTIONS[name](*arguments)
+    assert found == expected and type(found) is type(expected)
+
+
+def test_text_in_arithmetic_is_refused_not_repeated():
+    asked = Question(
+        text="SELECT 'a' * 1000000000 FROM examples",
+        rows=(Rows("n"),),
+        blocks=(Block("v", "n", "any", 0, 1),),
+        columns=(Column("a", Call("*", (Number("a"), Number(10**9)))),),
+        voters="v",
+    )
+    with pytest.raises(QuestionError, match="text is no number"):
+        answer(asked, np.array([1, 1, 0, 0], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"voters": "n"}, "voters must name"),
+        ({"rows": (Rows("n", 9000),)}, "block x is of x"),
+        ({"columns": (Column("a", Cell("b")),)}, "shows b, which is no block"),
+        ({"columns": (Column("a", Call("eval", ())),)}, "calls 'eval'"),
+        ({"columns": (Column("a", Group(1)),)}, "shows key 1"),
+        ({"blocks": (Block("v", "n", "bins", edges=(2.0, 1.0)),)}, "edges in ascending order"),
+        ({"blocks": (Block("v", "n", norm=math.nan),)}, "not finite"),
+        ({"text": ""}, "0 characters"),
+    ],
+)
+def test_a_question_whose_parts_do_not_fit_is_refused(change, message):
+    fields = {name: getattr(QUESTION, name) for name in QUESTION.__struct_fields__}
+    with pytest.raises(QuestionError, match=message):
+        Question(**{**fields, **change})
