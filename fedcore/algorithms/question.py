@@ -8,7 +8,7 @@ statistics from sums alone. With S the sums over a device's rows of what the gra
                     b, the blocks of the question, made of S
     on the server   T ← T + Σ b, and n ← n + the number of devices
 
-The model holds n and T as two float32 numbers each, h + l with h a multiple of 2²⁴, so that whole numbers are exact to
+The model holds n and T as two float32 numbers each, h + l with h a multiple of 2²⁴ towards 0, so that whole numbers are exact to
 2⁴⁸. Devices receive zeros instead: what others answered is none of their business.
 
 Traps: under noise every block is divided by the norm that one device's block has at most, lest the largest take the
@@ -112,7 +112,7 @@ class Ask:
                 names = asked.vectors(block)
                 ranges |= dict.fromkeys(names, _range(block.low, block.high, block.whole))
                 if len(names) == 2:  # words
-                    ends = block.low // WORD, block.high // WORD + 1
+                    ends = block.low // WORD, block.high // WORD
                     ranges |= {names[0]: _range(0, WORD - 1, whole=True), names[1]: _range(*ends, whole=True)}
         return ranges
 
@@ -156,7 +156,7 @@ class Ask:
                 answer[..., start : start + size] += mean[name] * devices * norm
                 start += size
         params_D = 0.0 * state["params"]
-        params_D[..., :half] = answer // _HALF * _HALF
+        params_D[..., :half] = abs(answer) // _HALF * _HALF * (1.0 - 2.0 * (answer < 0))  # towards 0
         params_D[..., half : 2 * half] = answer - params_D[..., :half]
         return {**state, "params": params_D}
 
