@@ -8,8 +8,8 @@ statistics from sums alone. With S the sums over a device's rows of what the gra
                     b, the blocks of the question, made of S
     on the server   T ← T + Σ b, and n ← n + the number of devices
 
-The model holds n and T as two float32 numbers each, h + l with h a multiple of 2²⁴ towards 0, so that whole numbers are exact to
-2⁴⁸. Devices receive zeros instead: what others answered is none of their business.
+The model holds n and T as two float32 numbers each, h + l with h the next multiple of 2²⁴ towards 0, so that whole
+numbers are exact to 2⁴⁸. Devices receive zeros instead: what others answered is none of their business.
 
 Traps: under noise every block is divided by the norm that one device's block has at most, lest the largest take the
 whole clip; the server multiplies it again. Answers of several rounds add up: a device that takes part in two of them
