@@ -23,12 +23,12 @@ def _strict(function: Function) -> Function:
 def _arithmetic(function: Function) -> Function:
     """The function of numbers, NULL where an argument is. Raises TypeError for text, which Python would repeat."""
 
-    def checked(*values: Any) -> Any:
+    def of_numbers(*values: Any) -> Any:
         if any(isinstance(value, str | tuple) for value in values):
             raise TypeError("text is no number")
         return function(*values)
 
-    return _strict(checked)
+    return _strict(of_numbers)
 
 
 def _divided(left: float, right: float) -> float | None:
