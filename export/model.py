@@ -237,8 +237,8 @@ class Model:
 
     def measure(
         self, tensors: Mapping[str, Tensor], batch: Mapping[str, Tensor], noise: Tensor | None = None
-    ) -> dict[str | tuple[str, ...], Tensor]:
-        """The loss and every metric, per example (B,), or (B, n) of n at once.
+    ) -> dict[Any, Tensor]:
+        """The loss and every metric by its key, per example (B,), or (B, n) of n at once.
 
         batch: fields (B, …). noise: int32 (B,), the source of dropout and random numbers; without it nothing is drawn.
         Missing parameters are the module's own. Raises InvalidModel when the loss or a metric is not one number per
@@ -248,7 +248,7 @@ class Model:
         # A small type saves room on the device; torch's losses want int64, and uint8 would wrap.
         label = label if label.is_floating_point() else label.long()
         outputs = self._called(tensors, batch, noise)
-        values: dict[str | tuple[str, ...], Tensor] = {"loss": self.spec.loss(outputs, label)}
+        values: dict[Any, Tensor] = {"loss": self.spec.loss(outputs, label)}
         values |= {name: metric(outputs, label) for name, metric in self.spec.metrics.items()}
         for name, value in values.items():
             if not isinstance(value, Tensor):

@@ -228,7 +228,7 @@ def _mixer(model: Model, examples: Mapping[str, np.ndarray]) -> str:
     return "the loss" if metric == "loss" else f"the metric {metric!r}"
 
 
-def _calls(model: Model, sample: Sample) -> tuple[list[tuple[str, Any, Any]], dict[str | tuple[str, ...], Tensor]]:
+def _calls(model: Model, sample: Sample) -> tuple[list[tuple[str, Any, Any]], dict[Any, Tensor]]:
     """The calls of layers in the order of their ends (path, inputs, outputs), and loss and metrics by example."""
     calls: list[tuple[str, Any, Any]] = []
     with contextlib.ExitStack() as hooks:
