@@ -30,7 +30,7 @@ from fedcore.algorithms.constants import constants
 from fedcore.algorithms.settings import count, text
 from fedcore.errors import QuestionError
 from fedcore.loop import Loop
-from fedcore.questions.question import WORD, Question, words_of
+from fedcore.questions.question import WORD, Block, Question, words_of
 from fedcore.ranges import MOST_BITS, Range
 
 if TYPE_CHECKING:
