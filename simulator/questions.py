@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol
 
+import torch
+
 from export.model import Model, ModelSpec
 from fedcore.algorithms.algorithm import Algorithm
-from fedcore.algorithms.clipped import Clipped
 from fedcore.params import Float32
 from simulator.cohorts import Cohorts
 from simulator.configuration import PrivateTraining
@@ -27,10 +28,10 @@ class Asks(Protocol):
 
 
 class Found(NamedTuple):
-    """An answer's parameters, and the standard deviation of the noise in each of its sums; 0 without noise."""
+    """The model that is the answer, by its tensors, and the noise in each sum over the clip; 0 without noise."""
 
-    params: Float32
-    deviation: float
+    tensors: dict[str, Float32]
+    noise_multiplier: float
 
 
 def ask_population(
@@ -52,16 +53,9 @@ def ask_population(
     if epsilon:
         private = PrivateTraining(epsilon=epsilon, delta=delta)
         promise = promise_of(private, clients, Cohorts(clients), rounds)
-    algorithm = asked.algorithm()
     sums = None if promise is None else PrivateSums(promise, seed)
-    engine = Engine(model, algorithm, population, seed=seed, private=sums)
+    engine = Engine(model, asked.algorithm(), population, seed=seed, private=sums)
     for number in range(1, rounds + 1):
         engine.run_round(number, range(clients))
-    if not isinstance(algorithm, Clipped) or promise is None:
-        return Found(engine.state["params"], 0.0)
-    return Found(engine.state["params"], deviation_of(promise.noise_multiplier, algorithm, rounds))
-
-
-def deviation_of(noise_multiplier: float, algorithm: Clipped, rounds: int) -> float:
-    """The standard deviation of the noise in each sum of so many rounds, before blocks are multiplied by norms."""
-    return noise_multiplier * algorithm.clipping.clip_norm * math.sqrt(rounds)
+    tensors = {name: one.numpy() for name, one in model.tensors(torch.from_numpy(engine.state["params"])).items()}
+    return Found(tensors, 0.0 if promise is None else promise.noise_multiplier * math.sqrt(rounds))
