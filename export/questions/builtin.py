@@ -10,6 +10,10 @@
 Of a field that is an array every element counts. NaN is NULL, which is in no bin and no mean. What bounds a device's
 part of an answer is in `export.questions.draft`.
 
+In words, options are KEY=VALUE, two values with a comma between, and the end is that of SQL:
+
+    muster ask histogram duration_s low=0 high=600 bins=12 MAX 20 ROWS PER DEVICE
+
 A mean is computed of units of half the range from its middle, so that neither float32 on a device nor quantisation
 loses digits to an offset: with u = (x − middle) / half, mean = middle + half · E[u], and the deviation is
 half · √(E[u²] − E[u]²).
@@ -17,6 +21,7 @@ half · √(E[u²] − E[u]²).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -36,7 +41,9 @@ LARGEST_SIZE = 2**16
 """Rows of a device, from which on sizes are in one bin, unless it is said."""
 BINS, FINE_BINS = 20, 100
 PERCENTILES = (10, 25, 50, 75, 90)
-DOUBLES = "field", "element", "mean", "deviation", "values"
+_BOUNDS = "low", "high"
+_MOST_ROWS = re.compile(r"\s+MAX\s+(\d{1,12})\s+ROWS?\s+PER\s+DEVICE\s*$", re.IGNORECASE)
+NORMALISER = "field", "element", "mean", "deviation", "values"
 """The columns of a normaliser."""
 
 
@@ -57,6 +64,45 @@ class BuiltIn:
     overall: bool = False
     most_rows: int | None = None
 
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> BuiltIn:
+        """The question in words. Raises QuestionError."""
+        text = " ".join(words)
+        clause = _MOST_ROWS.search(text)
+        first, *rest = (text[: clause.start()] if clause else text).split()
+        given = dict(word.split("=", 1) for word in rest if "=" in word)
+        unknown = next((key for key in given if key not in ("bins", *_BOUNDS)), None)
+        if unknown is not None:
+            raise QuestionError(f"there is no {unknown}=; {offered(unknown, ('bins=', 'low=', 'high=', 'overall'))}")
+        try:
+            low, high = (tuple(map(_number, given[end].split(","))) if end in given else () for end in _BOUNDS)
+            bins = int(given["bins"]) if "bins" in given else None
+        except ValueError as error:
+            raise QuestionError(f"bins, low and high are numbers, as low=0 high=600 bins=12: {error}") from None
+        return cls(
+            first,
+            tuple(word for word in rest if "=" not in word and word != "overall"),
+            bins=bins,
+            low=low,
+            high=high,
+            overall="overall" in rest,
+            most_rows=int(clause[1]) if clause else None,
+        )
+
+
+def builtin(
+    word: str,
+    rest: Sequence[str],
+    fields: Sequence[Field],
+    *,
+    minimum_devices: int = 20,
+    private: bool = False,
+    secure: bool = False,
+) -> Asked:
+    """The question in words, to devices that have these fields. Raises as `compile_built_in`."""
+    asked = BuiltIn.parse([word, *rest])
+    return compile_built_in(asked, fields, minimum_devices=minimum_devices, private=private, secure=secure)
+
 
 def compile_built_in(
     asked: BuiltIn,
@@ -71,9 +117,9 @@ def compile_built_in(
     private: noise is to come. secure: reports will be masked. Raises QuestionError for a word or field that is not
     there, an option that the question does not take, and bounds that are missing.
     """
-    kind = BUILT_INS.get(asked.word)
+    kind = BUILTIN.get(asked.word)
     if kind is None:
-        raise QuestionError(f"no built-in question is called {asked.word!r}; {offered(asked.word, BUILT_INS)}")
+        raise QuestionError(f"no built-in question is called {asked.word!r}; {offered(asked.word, BUILTIN)}")
     if len(asked.of) != kind.fields:
         raise QuestionError(f"{asked.word} asks about {kind.fields} fields, not {len(asked.of)}")
     for option in ("bins", "low", "high", "overall"):
@@ -212,7 +258,7 @@ def _normaliser(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> A
         *(Number(of.field.name), element),
         *(Call("+", (Number(of.middle), _scaled(of, Call("mean", (sums, values))))), _scaled(of, deviation), values),
     )
-    columns = [Column(name, value) for name, value in zip(DOUBLES, cells, strict=True)]
+    columns = [Column(name, value) for name, value in zip(NORMALISER, cells, strict=True)]
     of_each = "" if size == 1 else " of each element"
     held = "" if of.low is None else f", of values held to {of.low:g} … {of.high:g}"
     text = f"What are mean and standard deviation{of_each} of {of.field.name}{held}?"
@@ -268,6 +314,11 @@ def _few_enough(of: Measured, groups: int, each: int, otherwise: str) -> int:
     return groups
 
 
+def _number(text: str) -> float:
+    """A number; a whole one to the bit. Raises ValueError."""
+    return int(text) if text.lstrip("+-").isdecimal() else float(text)
+
+
 class _Kind(NamedTuple):
     """A built-in question: how many fields it is about, its options, and what makes it."""
 
@@ -276,8 +327,7 @@ class _Kind(NamedTuple):
     ask: Callable[[BuiltIn, Terms, Sequence[Measured]], Asked]
 
 
-_BOUNDS = "low", "high"
-BUILT_INS: Mapping[str, _Kind] = {
+BUILTIN: Mapping[str, _Kind] = {
     "labels": _Kind(1, (), _labels),
     "histogram": _Kind(1, ("bins", *_BOUNDS), _histogram),
     "quantiles": _Kind(1, ("bins", *_BOUNDS), _quantiles),

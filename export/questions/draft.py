@@ -43,7 +43,7 @@ class Terms:
 
     def __post_init__(self) -> None:
         if self.minimum_devices < 1 or (self.most_rows is not None and self.most_rows < 1):
-            raise QuestionError("minimum_devices and most_rows are 1 or more")
+            raise QuestionError("a shown group has 1 device or more, and 1 row of a device or more counts")
 
     @property
     def bounded(self) -> bool:
@@ -54,7 +54,7 @@ class Terms:
         """The most rows of a device. Raises QuestionError where all count."""
         if self.most_rows is None:
             why = "noise (epsilon) hides" if self.private else "secure aggregation adds"
-            raise QuestionError(f"{why} what is bounded: say how many rows of a device count, most_rows")
+            raise QuestionError(f"{why} what is bounded: say how many rows of a device count: MAX n ROWS PER DEVICE")
         return self.most_rows
 
 

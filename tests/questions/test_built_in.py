@@ -8,7 +8,7 @@ import torch
 
 from export.build import export_bundle
 from export.model import Model
-from export.questions.builtin import BUILT_INS, BuiltIn, compile_built_in
+from export.questions.builtin import BUILTIN, BuiltIn, builtin, compile_built_in
 from fedcore.algorithms.question import PASS
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
@@ -61,9 +61,15 @@ def users():
     return Population.of([f"user {user}" for user in range(40)], shards)
 
 
+def answered(made, users, **promise):
+    found = ask_population(made, users, **promise)
+    params_D = np.concatenate([found.tensors["high"], found.tensors["low"]])
+    return answer(made.question, params_D, found.noise_multiplier * made.question.clip)
+
+
 def asked_of(users, asked, minimum_devices=1, **terms):
     made = compile_built_in(asked, FIELDS, minimum_devices=minimum_devices, **terms)
-    return answer(made.question, ask_population(made, users).params)
+    return answered(made, users)
 
 
 def test_sizes_are_devices_by_doubling_bins_with_total_and_mean(users):
@@ -144,7 +150,7 @@ def test_the_least_and_greatest_values_are_those_of_enough_devices():
     shards = [{"y": np.full(3, label, np.uint8)} for label in (0, 1, 1, 1, 2, 2, 4)]
     users = Population.of(list("abcdefg"), shards, 5)
     made = compile_built_in(BuiltIn("quantiles", ("y",)), FIELDS[-1:], minimum_devices=2)
-    found = answer(made.question, ask_population(made, users).params)
+    found = answered(made, users)
     assert (found.rows[0][0], found.rows[0][6]) == (1, 2)
 
 
@@ -156,7 +162,7 @@ def test_normalisers_are_numpys_of_each_element_far_from_0_too(offset):
     users = Population.of([str(user) for user in range(30)], shards)
     asked = BuiltIn("normaliser", ("x",), low=(offset - 20,), high=(offset + 20,))
     made = compile_built_in(asked, [Field("x", "float32", (3,))])
-    found = answer(made.question, ask_population(made, users).params)
+    found = answered(made, users)
     x = users.fields["x"].astype(np.float64)
     assert [row[:2] for row in found.rows] == [("x", 0), ("x", 1), ("x", 2)]
     np.testing.assert_allclose([row[2] for row in found.rows], np.nanmean(x, 0), rtol=1e-6, atol=1e-6)
@@ -256,8 +262,8 @@ def test_owners_read_what_is_asked_and_its_bounds():
         (BuiltIn("labels", ("f",)), {}, "f holds real numbers, .* ask for its histogram"),
         (BuiltIn("labels", ("steps",)), {}, "steps has 1,000,000,000,000 groups; there is room for 4,096"),
         (BuiltIn("labels", ("y",), bins=3), {}, "labels takes no bins"),
-        (BuiltIn("labels", ("y",)), {"private": True}, "say how many rows of a device count, most_rows"),
-        (BuiltIn("sizes"), {"private": True}, "say how many rows of a device count, most_rows"),
+        (BuiltIn("labels", ("y",)), {"private": True}, "say how many rows of a device count: MAX n ROWS PER DEVICE"),
+        (BuiltIn("sizes"), {"private": True}, "say how many rows of a device count: MAX n ROWS PER DEVICE"),
         (BuiltIn("sizes", high=(0,)), {}, "the largest size is a whole number from 1, not 0"),
         (BuiltIn("histogram", ("f",)), {}, "say between which bounds f lies: low and high"),
         (BuiltIn("histogram", ("f",), low=(1.0,)), {}, "f has one bound; say both"),
@@ -272,7 +278,7 @@ def test_owners_read_what_is_asked_and_its_bounds():
         (BuiltIn("normaliser", ("y",), low=(0, 1)), {}, "normaliser takes one low for each of its fields"),
         (BuiltIn("correlation", ("f", "image")), {}, "two fields of one number each"),
         (BuiltIn("correlation", ("f", "f")), {}, "two fields of one number each"),
-        (BuiltIn("labels", ("y",), most_rows=0), {}, "minimum_devices and most_rows are 1 or more"),
+        (BuiltIn("labels", ("y",), most_rows=0), {}, "1 row of a device or more counts"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(asked, terms, message):
@@ -288,8 +294,40 @@ def test_an_array_too_long_for_a_report_is_asked_for_overall():
     compile_built_in(BuiltIn("normaliser", ("x",)), [Field("x", "uint8", (3, 32, 32), 256)])
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("sizes", BuiltIn("sizes")),
+        ("labels y max 20 rows per device", BuiltIn("labels", ("y",), most_rows=20)),
+        ("histogram f low=-0.5 high=600 bins=12", BuiltIn("histogram", ("f",), bins=12, low=(-0.5,), high=(600,))),
+        ("normaliser image overall", BuiltIn("normaliser", ("image",), overall=True)),
+        (
+            "correlation f steps low=0,0 high=1,9007199254740991 MAX 1 ROW PER DEVICE",
+            BuiltIn("correlation", ("f", "steps"), low=(0, 0), high=(1, 2**53 - 1), most_rows=1),
+        ),
+    ],
+)
+def test_questions_in_words_have_options_and_the_end_of_sql(words, expected):
+    assert BuiltIn.parse([words]) == BuiltIn.parse(words.split()) == expected
+    assert builtin(words.split()[0], words.split()[1:], FIELDS).question.minimum_devices == 20
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("histogram f low=a high=1", "bins, low and high are numbers"),
+        ("histogram f lo=0 high=1", "there is no lo=; did you mean low="),
+        ("histogram f low=0 high=1 bins=1.5", "bins, low and high are numbers"),
+        ("labels y MAX 20 ROWS", "labels asks about 1 fields, not 4"),
+    ],
+)
+def test_words_that_say_nothing_are_refused(words, message):
+    with pytest.raises(QuestionError, match=message):
+        builtin(words.split()[0], words.split()[1:], FIELDS)
+
+
 def test_every_built_in_question_is_among_those_of_the_tests():
-    assert {asked.word for asked in ALL} == set(BUILT_INS)
+    assert {asked.word for asked in ALL} == set(BUILTIN)
 
 
 @pytest.mark.parametrize("asked", ALL, ids=lambda asked: f"{asked.word}-{'-'.join(asked.of)}")
