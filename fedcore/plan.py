@@ -27,6 +27,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from fedcore.decoding import UNDECODABLE, decoder
@@ -41,6 +42,8 @@ from fedcore.validation import Digest
 PLAN_VERSION = 1
 # The longest plan, in bytes of JSON.
 MOST_PLAN_BYTES = 4 * 2**20
+LONGEST_QUESTION = 4_000
+"""The most characters of a question."""
 T = TypeVar("T")
 Dtype = Literal["float32", "int64", "int32", "uint8"]
 
@@ -214,7 +217,8 @@ class Plan(TripPlan, frozen=True, kw_only=True):
 
     Its own members are those of the first trip. `second` is there for an algorithm of two trips: rounds 1, 3, 5, … run
     the first, rounds 2, 4, 6, … the second. All graphs share `frozen`, which is None where nothing is frozen. `predict`
-    is for apps that use the model; devices that train do not fetch it.
+    is for apps that use the model; devices that train do not fetch it. `question` is what the plan asks of devices, as
+    a person typed it; absent in plans that train.
     """
 
     version: int = PLAN_VERSION
@@ -224,6 +228,7 @@ class Plan(TripPlan, frozen=True, kw_only=True):
     frozen: FrozenVectors | None = None
     second: TripPlan | None = None
     predict: PredictPlan | None = None
+    question: Annotated[str, msgspec.Meta(max_length=LONGEST_QUESTION)] | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         super().__post_init__()
