@@ -6,9 +6,11 @@ Pure. What counts, and how it adds up: docs/decisions/0097-one-budget-for-a-popu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -208,27 +210,28 @@ def _spenders(population: str, counted: Sequence[Counted], budget: PopulationBud
         return "no task has spent any"
     words = ", ".join(f"{task.name!r} ({task.id}) {epsilon:.4g}" for epsilon, task in most)
     more = f" and {len(spent) - len(most)} more" if len(spent) > len(most) else ""
-    return f"spent by {words}{more}: muster privacy budget --population {population}"
+    return f"spent by {words}{more}: muster privacy budget --population {shlex.quote(population)}"
 
 
 def _epsilon_of(counted: Sequence[Counted], delta: float) -> float:
-    return _totals(counted, delta)[-1]
+    """ε of all tasks together: of the device, wherever its hash lies, with the most."""
+    return max(
+        _epsilon(sum((one.loss for one in counted if one.draws(place)), Loss()), delta) for place in _places(counted)
+    )
 
 
 def _totals(counted: Sequence[Counted], delta: float | None) -> list[float]:
-    """ε of the first n tasks together, n from 0: of the device, wherever its hash lies, with the most."""
-    places = sorted({0.0, *(one.task.settings.hold_out_devices for one in counted)})
-    lines = [_running(counted, place, delta) for place in places]
+    """The same of the first n tasks, n from 0."""
+    lines = []
+    for place in _places(counted):
+        losses = (one.loss if one.draws(place) else Loss() for one in counted)
+        lines.append([_epsilon(loss, delta) for loss in accumulate(losses, initial=Loss())])
     return [max(together) for together in zip(*lines, strict=True)]
 
 
-def _running(counted: Sequence[Counted], place: float, delta: float | None) -> Iterator[float]:
-    loss = Loss()
-    yield 0.0
-    for one in counted:
-        if one.draws(place):
-            loss += one.loss
-        yield _epsilon(loss, delta)
+def _places(counted: Sequence[Counted]) -> set[float]:
+    """A place on the line of hashes for each set of tasks that may draw one device."""
+    return {0.0, *(one.task.settings.hold_out_devices for one in counted)}
 
 
 def _within(promise: Privacy, least: int, most: int) -> int:
@@ -251,7 +254,7 @@ def _loss(noise: Noise, rounds: int) -> Loss:
     return loss_of_rounds(noise, rounds)
 
 
-@lru_cache(maxsize=1000)  # the sums over tasks that are over stay as they are
+@lru_cache(maxsize=4000)  # the sums over tasks that are over stay as they are
 def _epsilon(loss: Loss, delta: float | None) -> float:
     # A loss that needs no δ has the same ε at any.
     return loss.epsilon(0.5 if delta is None else delta)

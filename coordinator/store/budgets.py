@@ -83,6 +83,7 @@ def change_budget(store: CoordinatorStore, population: str, budget: PopulationBu
             _check_known(records, population)
             records.audit.append(by, Action.BUDGET_REMOVED, population)
         records.budgets.set(population, budget)
+    with store.database.reading() as records:
         return _report(store, records, population)
 
 

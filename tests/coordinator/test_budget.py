@@ -6,17 +6,20 @@ import math
 import threading
 
 import httpx2
+import msgspec
 import pytest
+from dp_accounting import GaussianDpEvent, pld
 
 from coordinator.errors import BudgetExceeded, InvalidBudget, UnknownPopulation
 from coordinator.rules.budget import PopulationBudget
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import PrivacyBudget, TaskSettings
+from coordinator.store import registration
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.privacy.accounting import Loss, loss_of, loss_of_rounds, spent
 from fedcore.privacy.settings import LedgerEntry, Noise
-from tests.coordinator.bundles import make_evaluation_bundle, make_private_bundle
-from tests.coordinator.test_privacy import BUDGET, promise, train
+from tests.coordinator.bundles import make_bundle, make_evaluation_bundle, make_plan, make_private_bundle
+from tests.coordinator.test_privacy import BUDGET, fail, promise, train
 
 ONE = {"epsilon": 1.0, "delta": 1e-6, "users": 1000}
 DELTA = 1e-6
@@ -59,6 +62,21 @@ def test_tasks_together_are_less_than_their_sum_and_above_each():
     eighteen = spent([Noise(noise_multiplier=4.0)] * 18, DELTA)
     assert (gaussian + gaussian).epsilon(DELTA) == pytest.approx(eighteen, rel=1e-9)
     assert (masked + Loss.unbounded()).epsilon(DELTA) == math.inf
+
+
+def test_losses_of_gaussian_noise_are_those_of_an_independent_accountant():
+    events = [(3.0, 10), (7.0, 40), (1.5, 1)]
+    accountant = pld.PLDAccountant(value_discretization_interval=1e-3)
+    together = Loss()
+    for multiplier, rounds in events:
+        accountant.compose(GaussianDpEvent(multiplier), rounds)
+        together += loss_of_rounds(Noise(noise_multiplier=multiplier), rounds)
+    for delta in (1e-9, 1e-6, 1e-3):
+        assert together.epsilon(delta) == pytest.approx(accountant.get_epsilon(delta), rel=2e-3)
+    # Noise of devices with fine steps is Gaussian nearly, and bounded by divergences: never less.
+    masked = together + loss_of_rounds(Noise(noise_multiplier=3.0, mechanism="distributed"), 10)
+    accountant.compose(GaussianDpEvent(3.0), 10)
+    assert accountant.get_epsilon(1e-6) < masked.epsilon(1e-6) < 1.15 * accountant.get_epsilon(1e-6)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 0.0, 1e300])
@@ -176,6 +194,17 @@ def test_a_task_that_was_cancelled_before_its_first_round_gives_all_back(store, 
     assert store.set_budget("phones", 1.0, DELTA).epsilon == pytest.approx(1.0)
 
 
+@pytest.mark.every_engine
+def test_a_task_whose_writing_fails_reserves_nothing(store, ask, monkeypatch):
+    store.set_budget("phones", 1.0, DELTA)
+    with monkeypatch.context() as patch:
+        patch.setattr(registration, "reach", fail)
+        with pytest.raises(OSError, match="No space left"):
+            ask()
+    assert store.budget("phones").tasks == ()
+    ask()
+
+
 def test_a_task_that_was_cancelled_while_a_round_ran_counts_with_it(store, ask, desk):
     task = ask(rounds=9)
     desk.assign("a", "b")
@@ -260,10 +289,13 @@ def test_more_rounds_than_an_accountant_could_list_are_counted(store, ask):
 def test_the_report_says_what_each_task_is(store, ask, register, tmp_path, desk):
     ask(name="trains")
     register(make_evaluation_bundle(tmp_path / "evaluation"), name="measures", hold_out_devices=0.1, on_held_out=True)
+    plan = msgspec.structs.replace(make_plan(), question="SELECT COUNT(*) FROM examples")
+    register(make_bundle(tmp_path / "question", plan), name="asks")
     report = store.budget("phones")
     assert [(one.name, one.kind, one.mechanism) for one in report.tasks] == [
         ("trains", "training", "gaussian"),
         ("measures", "evaluation", ""),
+        ("asks", "question", ""),
     ]
     assert (report.epsilon, report.left, report.delta) == (None, None, DELTA)
     assert (report.tasks[1].epsilon, report.tasks[1].adds) == (None, None)
