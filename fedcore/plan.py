@@ -43,7 +43,6 @@ from fedcore.validation import Digest
 PLAN_VERSION = 1
 # The longest plan, in bytes of JSON.
 MOST_PLAN_BYTES = 4 * 2**20
-"""The most characters of a question."""
 T = TypeVar("T")
 Dtype = Literal["float32", "int64", "int32", "uint8"]
 
