@@ -26,7 +26,8 @@ from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef
 from secagg import errors as secagg_errors
 from tests.device_runtime.node import FOLDER, IS_NEW, command
-from tests.questions.hand_made import LABELS, asked
+from tests.questions.hand_made import asked
+from tests.questions.labels import LABELS
 
 EXAMPLES, BATCH = 23, 10
 KEY = StreamKey(seed=2**53 + 3, round=1, slot=7)
