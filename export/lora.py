@@ -19,13 +19,22 @@ M = TypeVar("M", bound=nn.Module)
 DOWN, UP = "lora_down", "lora_up"
 
 
-def lora(module: M, rank: int, layers: Sequence[str] = ("*",), train: Sequence[str] = (), scale: float = 1.0) -> M:
+def lora(
+    module: M,
+    rank: int,
+    layers: Sequence[str] = ("*",),
+    train: Sequence[str] = (),
+    scale: float = 1.0,
+    *,
+    freeze_a: bool = False,
+) -> M:
     """The same module, frozen, with adapters in the dense and convolutional layers that `layers` names.
 
     rank: r, the size between A and B. layers: paths of layers, or patterns of them such as "blocks.*.mlp.*". train:
     names or patterns of parameters that are trained as a whole, such as "head.*"; their layers get no adapters. scale:
-    s, which the paper calls α / r. Adapters become `lora_down` and `lora_up` in their layer; other names stay, so a
-    checkpoint of the module still fits.
+    s, which the paper calls α / r. freeze_a: train B alone, under a random A: then the mean of devices' products is the
+    product of their means, and reports have half the size (FFA-LoRA: Sun, Li, Li, Ding 2024).
+    Adapters become `lora_down` and `lora_up` in their layer; other names stay, so a checkpoint of the module fits.
     Raises InvalidModel for a rank below 1, and for a pattern that matches no layer or parameter.
     """
     if rank < 1:
@@ -37,7 +46,7 @@ def lora(module: M, rank: int, layers: Sequence[str] = ("*",), train: Sequence[s
         parameter.requires_grad_(name in trained)
     for path in chosen:
         if not adapted[path].weight.requires_grad:
-            _adapt(adapted[path], rank, scale)
+            _adapt(adapted[path], rank, scale, freeze_a=freeze_a)
     return module
 
 
@@ -60,12 +69,19 @@ FORMS: dict[type[nn.Module], Callable[[Any, int], tuple[nn.Module, nn.Module]]] 
 }
 
 
-def _adapt(layer: nn.Module, rank: int, scale: float) -> None:
+def _adapt(layer: nn.Module, rank: int, scale: float, *, freeze_a: bool) -> None:
     down, up = FORMS[type(layer)](layer, rank)
+    down.requires_grad_(not freeze_a)
     nn.init.zeros_(up.weight)  # type: ignore[arg-type]
     layer.register_module(DOWN, down)
     layer.register_module(UP, up)
     layer.register_forward_hook(functools.partial(_add, scale))
+
+
+def scale_of(layer: nn.Module) -> float:
+    """s of a layer with adapters."""
+    hooks = (hook for hook in layer._forward_hooks.values() if isinstance(hook, functools.partial))
+    return float(next(hook.args[0] for hook in hooks if hook.func is _add))
 
 
 def _add(scale: float, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

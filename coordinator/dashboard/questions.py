@@ -9,13 +9,12 @@ from coordinator.dashboard.answers import Picture, pictures
 from coordinator.errors import UnknownBlob
 from coordinator.rules.entities import Task
 from coordinator.rules.kinds import QUESTIONS, question_of
-from coordinator.rules.questions import TaskAnswer, answers_twice
-from coordinator.store.questions import answer_of
+from coordinator.rules.questions import TaskAnswer, answers_twice, question_in
+from coordinator.store.questions import read_answer
 from coordinator.store.records.records import Records
 from coordinator.store.tasks import CoordinatorStore
 from fedcore.errors import FedcoreError
 from fedcore.questions.question import Group
-from fedcore.questions.reading import asked_by
 
 _MOST_ROWS = 200
 _MOST_OTHERS = 20
@@ -52,7 +51,7 @@ def asked_part(store: CoordinatorStore, records: Records, task: Task) -> AskedPa
     """The part of a page that is about the question of a task."""
     answer, why, drawn = None, "", list[Picture]()
     try:
-        answer = answer_of(store, records, task)
+        answer = read_answer(store, records, task)
         drawn = pictures(answer, _keys(store, task))
     except UnknownBlob:
         why = "The answer of the last round is not readable yet."
@@ -80,7 +79,9 @@ def asked_part(store: CoordinatorStore, records: Records, task: Task) -> AskedPa
 def again(task: Task, answer: TaskAnswer | None) -> str:
     """The command that asks the question of a task once more."""
     settings = task.settings
-    words = ["muster", "ask", question_of(task.algorithm), "--population", settings.population, "--goal", settings.goal]
+    text = question_of(task.algorithm)
+    asked = [text] if text.upper().startswith("SELECT") else text.split()  # by name, with fields
+    words = ["muster", "ask", *asked, "--population", settings.population, "--goal", settings.goal]
     words += [] if answer is None else ["--minimum-devices", answer.minimum_devices]
     words += ["--rounds", settings.rounds] if settings.rounds > 1 else []
     words += ["--secagg"] if settings.secagg else []
@@ -92,5 +93,7 @@ def again(task: Task, answer: TaskAnswer | None) -> str:
 
 def _keys(store: CoordinatorStore, task: Task) -> list[int]:
     """The places of the columns that name the groups."""
-    columns = asked_by(store.algorithm(task.algorithm)).asked.columns
-    return [place for place, column in enumerate(columns) if isinstance(column.value, Group)]
+    asked = question_in(store.algorithm(task.algorithm))
+    if asked is None:
+        return [0]
+    return [place for place, column in enumerate(asked.columns) if isinstance(column.value, Group)]

@@ -10,8 +10,10 @@ import msgspec
 from coordinator.errors import InvalidTask, demand
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.algorithms.algorithm import Algorithm
-from fedcore.algorithms.question import QUESTION
+from fedcore.algorithms.clipped import Clipped
+from fedcore.algorithms.question import QUESTION, Ask
 from fedcore.questions.answer import Answer
+from fedcore.questions.question import Question
 
 _LARGEST = 2**63
 """Whole numbers beyond it become real ones, as in SQLite."""
@@ -66,6 +68,18 @@ def check_question(settings: TaskSettings, algorithm: Algorithm) -> None:
         wording = "gaussian, or distributed with secagg, in a question: other noise is taken back by later rounds"
         mechanism = settings.privacy.mechanism
         demand(mechanism in ("gaussian", "distributed"), "mechanism", wording, mechanism)
+
+
+def minimum_devices(algorithm: Algorithm) -> int:
+    """The least devices of a group that is shown; 1 where the algorithm hides none."""
+    asked = question_in(algorithm)
+    return 1 if asked is None else asked.minimum_devices
+
+
+def question_in(algorithm: Algorithm) -> Question | None:
+    """The question of an algorithm that takes any; None of another one."""
+    asking = algorithm.inner if isinstance(algorithm, Clipped) else algorithm
+    return asking.asked if isinstance(asking, Ask) else None
 
 
 def answers_twice(settings: TaskSettings) -> bool:

@@ -41,7 +41,7 @@ from coordinator.store.blobs import Blobs
 from coordinator.store.database import Database
 from coordinator.store.identity import check_same_store
 from coordinator.store.models import ModelStore
-from coordinator.store.questions import answer_of, check_has_model
+from coordinator.store.questions import check_has_model, read_answer
 from coordinator.store.registration import Registration
 from coordinator.store.sealed_blobs import SealedBlobs
 from coordinator.store.starting import before, spent_before
@@ -238,7 +238,7 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
 
     def answer(self, task_id: str) -> TaskAnswer:
         with self.database.reading() as records:
-            return answer_of(self, records, records.task(task_id))
+            return read_answer(self, records, records.task(task_id))
 
     def model_file(self, task_id: str, number: int | None = None) -> bytes:
         """The model after a round, as named tensors in safetensors' format. Raises UnknownRound, as `checkpoint`."""

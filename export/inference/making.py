@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from export.errors import UnknownFormat, UnknownModel
+from export.huggingface.written import write_adapters, write_merged
 from export.inference.trained import Trained, check_alike
 from export.outputs import SIZES, Arrays
 from fedcore.names import offered
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 SUFFIXES = {"onnx": ".onnx", "executorch": ".pte", "torch": ".pt2"}
 """The forms of an inference model, and the endings of their files."""
+FOLDERS = {"peft": write_adapters, "transformers": write_merged}
+"""The forms of a pretrained model, which are folders."""
 DRAWN = 256
 """Examples to measure what int8 costs, where none are given."""
 
@@ -31,8 +34,9 @@ class InferenceModel:
 
 def check_form(to: str, *, int8: bool) -> None:
     """Raise UnknownFormat for a form that there is not, or int8 where it is not offered."""
-    if to not in SUFFIXES:
-        raise UnknownFormat(f"no inference model is called {to!r}; {offered(to, SUFFIXES)}")
+    forms = (*SUFFIXES, *FOLDERS)
+    if to not in forms:
+        raise UnknownFormat(f"no inference model is called {to!r}; {offered(to, forms)}")
     if int8 and to != "onnx":
         raise UnknownFormat(f"int8 is made by ONNX Runtime's quantiser, so for onnx and not for {to}")
 

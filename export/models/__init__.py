@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from export.errors import ExportError, InvalidModel, UnknownModel, reason
+from export.huggingface.folder import FOLDER, Pretrained, spec_of
 from export.model import ModelSpec
 from export.models.char_lstm import char_lstm
 from export.models.digits_cnn import digits_cnn
@@ -40,12 +41,13 @@ def check_name(name: str) -> None:
     if name not in MODELS and ":" not in name:
         raise UnknownModel(
             f"no model is called {name!r}; {offered(name, MODELS)}, or give your own as package.module:function or "
-            "file.py:function"
+            "file.py:function, or a pretrained one as hf:FOLDER"
         )
 
 
 def load(name: str, shape: tuple[int, ...] | None = None, classes: int | None = None) -> ModelSpec:
-    """A built-in model, sized for `shape` and `classes` when given, or what one's own function returns.
+    """A built-in model, sized for `shape` and `classes` when given, a pretrained one as `hf:FOLDER`, or what one's own
+    function returns.
 
     Modules are looked up in the working folder too. Raises UnknownModel or InvalidModel.
     """
@@ -53,6 +55,8 @@ def load(name: str, shape: tuple[int, ...] | None = None, classes: int | None = 
     if name in MODELS:
         sizes = {key: value for key, value in (("shape", shape), ("classes", classes)) if value is not None}
         return MODELS[name](**sizes)
+    if name.startswith(FOLDER):
+        return spec_of(Pretrained.parse(name))
     module, _, function = name.partition(":")
     try:
         make = getattr(import_own(module), function)

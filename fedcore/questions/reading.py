@@ -1,43 +1,48 @@
-"""The answer in the model of a task that asks, by the algorithm of the task, and as CSV."""
+"""The answer that a task's model holds, whichever algorithm asked; and an answer as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from fedcore.algorithms.algorithm import Algorithm
+import numpy as np
+
+from fedcore.algorithms import create
 from fedcore.algorithms.clipped import Clipped
-from fedcore.algorithms.question import Ask
+from fedcore.algorithms.question import QUESTION, Ask
+from fedcore.bundle import AlgorithmRef
 from fedcore.errors import QuestionError
-from fedcore.params import Float32
 from fedcore.questions.answer import Answer, answer
 from fedcore.visible import visible
 
 _FORMULA = ("=", "+", "-", "@")
 
 
-def asked_by(algorithm: Algorithm) -> Ask:
-    """The algorithm that asks, without its clipping. Raises QuestionError for one that asks no question."""
-    asking = algorithm.inner if isinstance(algorithm, Clipped) else algorithm
-    if not isinstance(asking, Ask):
-        raise QuestionError(f"{algorithm.name} asks no question whose answer can be read")
-    return asking
+def answer_of(algorithm: AlgorithmRef, tensors: Mapping[str, Any], noise_multiplier: float = 0.0) -> Answer:
+    """The answer in a model, by the names of its tensors.
 
-
-def read(algorithm: Algorithm, params_D: Float32, deviation: float = 0.0) -> Answer:
-    """The answer in the parameters of a task that asks. deviation: as of `answer`, whose errors it raises."""
-    return answer(asked_by(algorithm).asked, params_D, deviation)
+    noise_multiplier: of the sum of all rounds: its noise over the clip. Raises QuestionError for an algorithm that asks
+    nothing, and for the model of another question.
+    """
+    made = create(algorithm.name, algorithm.settings)
+    asking, clip = (made.inner, made.clipping.clip_norm) if isinstance(made, Clipped) else (made, 0.0)
+    if asking.family != QUESTION:
+        raise QuestionError(f"{algorithm.name} trains or evaluates a model, and asks no question")
+    if not isinstance(asking, Ask) or not {"high", "low"} <= tensors.keys():
+        raise QuestionError("the model is not one of this question")
+    return answer(asking.asked, np.concatenate([tensors["high"], tensors["low"]]), noise_multiplier * clip)
 
 
 def as_csv(columns: Sequence[str], rows: Sequence[Sequence[object]], errors: Sequence[Sequence[object]] | None) -> str:
-    """A table as CSV (RFC 4180). A column that noise moves is followed by one with its error; NULL is an empty field.
+    """A table as CSV. A column that noise moves is followed by one with its errors; NULL is an empty field.
 
     Text that a spreadsheet would take for a formula begins with an apostrophe: names of groups may be strangers'.
     """
     noisy = {place for row in errors or () for place, error in enumerate(row) if error is not None}
     text = io.StringIO()
-    writer = csv.writer(text)
+    writer = csv.writer(text, lineterminator="\n")
     writer.writerow([part for place, name in enumerate(columns) for part in _with(name, f"{name} ±", place in noisy)])
     for number, row in enumerate(rows):
         beside = errors[number] if errors else (None,) * len(row)

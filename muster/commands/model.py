@@ -11,24 +11,28 @@ from muster.commands.stores import Blobs, Database, Remote, open_store
 from muster.output import Json, answer, doing, remark
 
 if TYPE_CHECKING:
+    from export.huggingface.folder import Pretrained
     from export.inference.int8 import Cost
     from export.inference.trained import Trained
     from export.outputs import Arrays
     from fedcore.bundle import Bundle
 
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A task's id, or a bundle's folder with --checkpoint.")]
-Form = Annotated[str, typer.Option(help="onnx, executorch or torch.")]
+Form = Annotated[str, typer.Option(help="onnx, executorch or torch; of a pretrained model peft or transformers.")]
 Int8 = Annotated[bool, typer.Option("--int8", help="Weights in a byte each, by ONNX Runtime; says the cost.")]
 Data = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Examples to measure what --int8 costs: an .npz, as devices have it."),
 ]
-Out = Annotated[Path | None, typer.Option(help="The file to write.  [default: model.onnx, .pte or .pt2]")]
+Out = Annotated[
+    Path | None, typer.Option(help="The file to write, or the folder.  [default: model.onnx, .pte, .pt2, or model]")
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file that is there.")]
 Round = Annotated[int | None, typer.Option("--round", help="The task's round whose model it is.  [default: the last]")]
 CheckpointFile = Annotated[Path | None, typer.Option(metavar="FILE", help="The model, from `muster task checkpoint`.")]
 ModuleSource = Annotated[
-    str | None, typer.Option(help="For executorch and torch: the model's source, as package.module:function.")
+    str | None,
+    typer.Option(help="But for onnx: the model's source, as package.module:function, or as hf:FOLDER of a pretrained."),
 ]
 
 model_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Use trained models in apps.")
@@ -59,17 +63,21 @@ def export(
 
     The weights are inside, dropout is off. onnx: any batch size, inputs named as the fields of an example, for stock
     ONNX Runtime. executorch: one example a call. torch: for torch.export.load. Before the file is written, its outputs
-    are compared with those of the model that it is made of. Examples:
+    are compared with those of the model that it is made of. peft: a folder with the adapters of a pretrained model.
+    transformers: one with all of its weights, adapters included. Examples:
 
     muster model export 4f1c… --round 20 --int8 --data test.npz
 
     muster model export plan --checkpoint model.safetensors --to torch
+
+    muster model export 4f1c… --to peft --model hf:models/smollm,task=causal-lm --out adapters
     """
-    from export.inference.making import SUFFIXES, check_form, inference_model
+    from export.huggingface.written import Values
+    from export.inference.making import FOLDERS, SUFFIXES, check_form, inference_model
 
     check_form(to, int8=int8)
-    out = out or Path(f"model{SUFFIXES[to]}")
-    if out.exists() and not force:
+    out = out or Path(f"model{SUFFIXES.get(to, '')}")
+    if out.exists() and not force and to not in FOLDERS:
         raise typer.BadParameter(f"{out} exists; name another file, or replace it with --force", param_hint="--out")
     if data is not None and not int8:
         raise typer.BadParameter("examples are for measuring what --int8 costs", param_hint="--data")
@@ -85,11 +93,25 @@ def export(
 
             with open_store(db, blobs, coordinator) as store:
                 trained = trained_in(store, source, round_number)
+        if to in FOLDERS:
+            note(f"write for {to}")
+            FOLDERS[to](_pretrained(model), Values(trained.plan.schema, trained.params, trained.frozen), out)
+            answer({"folder": str(out), "to": to, "files": sorted(file.name for file in out.iterdir())}, json)
+            return
         examples = None if data is None else _examples(trained, data)
         note(f"write for {to}")
         made = inference_model(trained, to, source=_module(to, bundle, model), int8=int8, examples=examples)
     out.write_bytes(made.data)
     _report({"file": str(out), "to": to, "bytes": len(made.data)}, trained, made.cost, json)
+
+
+def _pretrained(source: str | None) -> Pretrained:
+    """The pretrained model that was named."""
+    from export.huggingface.folder import FOLDER, Pretrained
+
+    if source is None or not source.startswith(FOLDER):
+        raise typer.BadParameter("name the pretrained model as it was exported: hf:FOLDER,…", param_hint="--model")
+    return Pretrained.parse(source)
 
 
 def _report(facts: dict[str, Any], trained: Trained, cost: Cost | None, json: bool) -> None:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 
 import httpx2
 import pytest
@@ -179,5 +178,5 @@ def test_nothing_is_drawn_of_one_row_of_text_or_of_no_row():
 
 def test_csv_has_errors_beside_numbers_and_null_as_nothing():
     found = as_csv(("y", "n"), (("a,b", 3), (None, (1, 2))), ((None, 0.25), (None, None)))
-    assert found == 'y,n,n ±\r\n"a,b",3,0.25\r\n,1 2,\r\n'
-    assert json.dumps(as_csv(("=y",), (("-x",),), None)) == json.dumps("'=y\r\n'-x\r\n")
+    assert found == 'y,n,n ±\n"a,b",3,0.25\n,1 2,\n'
+    assert as_csv(("=y",), (("-x",), (-1,)), None) == "'=y\n'-x\n-1\n"

@@ -1,0 +1,236 @@
+"""A folder of a pretrained model as a ModelSpec: frozen, with adapters of low rank, and a trained head if it has one.
+
+The folder is what `save_pretrained` of `transformers` writes: `config.json` and safetensors, in one file or in shards.
+Its own Python code, if any, is not run.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from export.errors import InvalidModel, reason
+from export.lora import FORMS, lora
+from export.model import ModelSpec, PerExample, accuracy, cross_entropy
+from export.quiet import quiet
+from fedcore.names import offered
+from fedcore.plan import Field
+
+Task = Literal["classification", "causal-lm"]
+TOKENS, NEXT, LABEL = "tokens", "next", "label"
+"""The fields of an example."""
+QUERIES = {"query", "q_proj", "q_lin", "query_proj", "q"}
+VALUES = {"value", "v_proj", "v_lin", "value_proj", "v"}
+ATTENTION = QUERIES | VALUES | {"Wqkv", "qkv_proj", "c_attn", "in_proj"}
+"""The names of the layers that get adapters: projections to queries and values, by architecture."""
+FOLDER = "hf:"
+INSTALL = "pip install 'muster-fl[huggingface]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Pretrained:
+    """How a folder becomes a model.
+
+    task: classification of a text in `classes`, or causal-lm, the next token at every place. rank: of the adapters.
+    tokens: the length of a text; shorter ones are padded. layers: names of the adapted layers, by default those of
+    attention. freeze_a: train B alone, so that averaging adapters averages their products (FFA-LoRA, Sun et al. 2024).
+    """
+
+    folder: str
+    task: Task = "classification"
+    classes: int = 2
+    rank: int = 8
+    tokens: int = 64
+    layers: tuple[str, ...] = ()
+    freeze_a: bool = False
+
+    @classmethod
+    def parse(cls, source: str) -> Pretrained:
+        """From `hf:FOLDER,task=causal-lm,rank=8,…`. Raises InvalidModel, naming what is wrong."""
+        folder, *settings = source.removeprefix(FOLDER).split(",")
+        values: dict[str, Any] = {}
+        kinds: dict[str, Callable[[str], Any]] = {
+            "task": str,
+            "classes": int,
+            "rank": int,
+            "tokens": int,
+            "layers": _names,
+            "freeze_a": _truth,
+        }
+        for setting in settings:
+            name, _, text = setting.partition("=")
+            if name not in kinds:
+                raise InvalidModel(f"{source}: a pretrained model has no setting {name!r}; {offered(name, kinds)}")
+            try:
+                values[name] = kinds[name](text)
+            except ValueError as error:
+                raise InvalidModel(f"{source}: {name} cannot be {text!r}") from error
+        return cls(folder, **values)
+
+    def __post_init__(self) -> None:
+        if self.task not in get_args(Task):
+            raise InvalidModel(f"{self.folder}: no task is called {self.task!r}; {offered(self.task, get_args(Task))}")
+        for name, least in {"classes": 2, "rank": 1, "tokens": 2}.items():
+            if getattr(self, name) < least:
+                raise InvalidModel(f"{self.folder}: {name} is {getattr(self, name)}; the least is {least}")
+
+
+def load(folder: str | Path, **settings: Any) -> ModelSpec:
+    """The model in a folder; settings: those of `Pretrained`. Raises InvalidModel, naming what is missing."""
+    return spec_of(Pretrained(str(folder), **settings))
+
+
+def spec_of(pretrained: Pretrained) -> ModelSpec:
+    """The model as a ModelSpec. Raises InvalidModel."""
+    config = _config(pretrained)
+    vocabulary, padding = int(config.vocab_size), padding_of(config)
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and pretrained.tokens > longest:
+        raise InvalidModel(f"{pretrained.folder} reads {longest} tokens at most, not {pretrained.tokens}")
+    text = Field(TOKENS, "int32", (pretrained.tokens,), vocabulary)
+    name = "".join(letter if letter.isalnum() else "_" for letter in str(config.model_type))
+    if pretrained.task == "classification":
+        label = Field(LABEL, "int64", (), pretrained.classes)
+        return ModelSpec(
+            name, functools.partial(build, pretrained), cross_entropy, (text,), label, {"accuracy": accuracy}
+        )
+    following = Field(NEXT, "int32", (pretrained.tokens,), vocabulary)
+    loss, right = _of_tokens(padding)
+    return ModelSpec(name, functools.partial(build, pretrained), loss, (text,), following, {"accuracy": right})
+
+
+def padding_of(config: Any) -> int:
+    """The token that fills short texts: that of the configuration, else its end of a text, else 0."""
+    for name in ("pad_token_id", "eos_token_id"):
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return 0
+
+
+class Text(nn.Module):
+    """A pretrained model of tokens. Padding is masked out."""
+
+    def __init__(self, model: nn.Module, padding: int) -> None:
+        super().__init__()
+        self.model, self.padding = model, padding
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits: (B, classes), or (B, T, vocabulary)."""
+        ids = tokens.long()
+        logits: Tensor = self.model(input_ids=ids, attention_mask=(ids != self.padding).long()).logits
+        return logits
+
+
+def build(pretrained: Pretrained) -> nn.Module:
+    """The frozen module with adapters, and a head of its own for classes. Raises InvalidModel."""
+    model = unadapted(pretrained)
+    names = [path for path, layer in model.named_modules() if type(layer) in _forms()]
+    chosen = pretrained.layers or tuple(sorted({path.rpartition(".")[2] for path in names} & ATTENTION))
+    if not chosen:
+        raise InvalidModel(
+            f"{pretrained.folder}: no layer of {type(model).__name__} is known to be one of attention; name some of "
+            f"{', '.join(sorted({path.rpartition('.')[2] for path in names}))} by layers"
+        )
+    inside = f"model.{model.base_model_prefix}."
+    text = Text(model, padding_of(model.config))
+    head = [name for name, _ in text.named_parameters() if not name.startswith(inside)]
+    train = head if pretrained.task == "classification" else ()
+    return lora(text, pretrained.rank, [f"{inside}*.{name}" for name in chosen], train, freeze_a=pretrained.freeze_a)
+
+
+def unadapted(pretrained: Pretrained) -> Any:
+    """The model of `transformers`, in float32, as it is in the folder. Raises InvalidModel."""
+    transformers, config = _transformers(), _config(pretrained)
+    config.pad_token_id, config.use_cache = padding_of(config), False
+    kind = transformers.AutoModelForCausalLM
+    if pretrained.task == "classification":
+        kind, config.num_labels = transformers.AutoModelForSequenceClassification, pretrained.classes
+    try:
+        with quiet("torchao"), quiet("torch.utils._pytree"):
+            return kind.from_pretrained(
+                pretrained.folder,
+                config=config,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                ignore_mismatched_sizes=pretrained.task == "classification",  # a head of other classes is a new one
+            )
+    except Exception as error:  # whatever the library raises for what it finds
+        raise InvalidModel(f"{pretrained.folder} has no weights for {pretrained.task}: {reason(error)}") from error
+
+
+def _config(pretrained: Pretrained) -> Any:
+    if not (Path(pretrained.folder) / "config.json").is_file():
+        raise InvalidModel(
+            f"{pretrained.folder} has no config.json; give the folder of a model of Hugging Face's transformers, as "
+            "save_pretrained writes it"
+        )
+    try:
+        config = _transformers().AutoConfig.from_pretrained(pretrained.folder, local_files_only=True)
+    except Exception as error:  # whatever the library raises for what it finds
+        raise InvalidModel(f"{pretrained.folder} is of no architecture that is known here: {reason(error)}") from error
+    if not isinstance(getattr(config, "vocab_size", None), int):
+        raise InvalidModel(
+            f"{pretrained.folder} is a {config.model_type}, which reads no tokens; only models of text do"
+        )
+    return config
+
+
+def _transformers() -> Any:
+    os.environ["HF_HUB_OFFLINE"] = "1"  # a folder is given, and nothing else is looked up
+    try:
+        import transformers
+    except ImportError as error:
+        raise InvalidModel(f"a pretrained model needs Hugging Face's transformers: {INSTALL}") from error
+    logging: Any = transformers.logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    _forms()
+    return transformers
+
+
+@functools.cache
+def _forms() -> Mapping[type[nn.Module], Any]:
+    """The kinds of layers that can be adapted, with GPT-2's own."""
+    from transformers.pytorch_utils import Conv1D
+
+    FORMS[Conv1D] = lambda layer, rank: (
+        nn.Linear(layer.nx, rank, bias=False),
+        nn.Linear(rank, layer.nf, bias=False),
+    )
+    return FORMS
+
+
+def _of_tokens(padding: int) -> tuple[PerExample, PerExample]:
+    """The loss and the accuracy of next tokens, means over the real ones of an example (B,)."""
+
+    def mean(values: Tensor, following: Tensor) -> Tensor:
+        real = (following != padding).to(torch.float32)
+        return (values * real).sum(1) / real.sum(1).clamp(min=1)
+
+    def loss(logits: Tensor, following: Tensor) -> Tensor:
+        each = nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
+        return mean(each.reshape(following.shape), following)
+
+    def right(logits: Tensor, following: Tensor) -> Tensor:
+        return mean((logits.argmax(-1) == following).to(torch.float32), following)
+
+    return loss, right
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split("+"))
+
+
+def _truth(text: str) -> bool:
+    return bool(("false", "true").index(text.lower()))

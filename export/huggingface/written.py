@@ -1,0 +1,103 @@
+"""A trained model as Hugging Face's libraries read it: adapters for `peft`, or merged weights for `transformers`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from export.errors import InvalidModel
+from export.huggingface.folder import Pretrained, spec_of
+from export.lora import DOWN, UP, scale_of
+from export.model import Model
+from fedcore.params import Float32, ParamSchema
+
+PREFIX = "base_model.model."
+"""Of every name in a file of adapters, as peft writes them."""
+TASKS = {"classification": "SEQ_CLS", "causal-lm": "CAUSAL_LM"}
+
+
+class Values(NamedTuple):
+    """What was trained, (D,) of a schema, and what was not: all frozen tensors, flat; with freeze_a they hold A."""
+
+    schema: ParamSchema
+    params: Float32
+    frozen: Mapping[str, Float32]
+
+
+def write_adapters(pretrained: Pretrained, values: Values, folder: Path) -> None:
+    """Write `adapter_model.safetensors` and `adapter_config.json`, which `PeftModel.from_pretrained` reads.
+
+    Raises InvalidModel for values of another model, and for a folder that is there already.
+    """
+    model = _trained(pretrained, values)
+    _make(folder)
+    tensors: dict[str, Tensor] = {}
+    layers = _adapted(model)
+    for path, layer in layers.items():
+        tensors[f"{PREFIX}{path}.lora_A.weight"] = layer.get_submodule(DOWN).get_parameter("weight")
+        tensors[f"{PREFIX}{path}.lora_B.weight"] = layer.get_submodule(UP).get_parameter("weight")
+    inside = f"{model.base_model_prefix}."
+    head = [name for name, _ in model.named_parameters() if not name.startswith(inside) and "lora_" not in name]
+    trained = head if pretrained.task == "classification" else []
+    tensors |= {PREFIX + name: model.get_parameter(name) for name in trained}
+    config = {
+        "peft_type": "LORA",
+        "task_type": TASKS[pretrained.task],
+        "base_model_name_or_path": pretrained.folder,
+        "r": pretrained.rank,
+        "lora_alpha": pretrained.rank * scale_of(next(iter(layers.values()))),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": any(type(layer).__name__ == "Conv1D" for layer in layers.values()),
+        "target_modules": list(layers),
+        "modules_to_save": sorted({name.partition(".")[0] for name in trained}) or None,
+        "inference_mode": True,
+    }
+    save_file({name: one.detach().contiguous() for name, one in tensors.items()}, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def write_merged(pretrained: Pretrained, values: Values, folder: Path) -> None:
+    """Write the whole model with its adapters added to its weights, which `from_pretrained` of transformers reads.
+
+    Arguments and errors: as `write_adapters`.
+    """
+    model = _trained(pretrained, values)
+    _make(folder)
+    with torch.no_grad():
+        for layer in _adapted(model).values():
+            down, up = (layer.get_submodule(name).get_parameter("weight") for name in (DOWN, UP))
+            product = scale_of(layer) * (up @ down)
+            layer.get_parameter("weight").add_(product.T if type(layer).__name__ == "Conv1D" else product)
+            delattr(layer, DOWN)
+            delattr(layer, UP)
+            layer._forward_hooks.clear()
+    model.save_pretrained(folder, safe_serialization=True)
+
+
+def _trained(pretrained: Pretrained, values: Values) -> Any:
+    """The model of `transformers`, with adapters."""
+    model = Model(spec_of(pretrained))
+    if model.schema != values.schema or set(model.frozen) != set(values.frozen):
+        raise InvalidModel(
+            f"{pretrained.folder} with rank {pretrained.rank} and these settings is another model than the plan's: "
+            "name it as it was exported"
+        )
+    model.freeze(values.frozen)
+    return model.trained(values.params).module.model
+
+
+def _adapted(model: nn.Module) -> dict[str, nn.Module]:
+    return {path: layer for path, layer in model.named_modules() if hasattr(layer, DOWN)}
+
+
+def _make(folder: Path) -> None:
+    if folder.exists():
+        raise InvalidModel(f"{folder} is there already; name a new folder")
+    folder.mkdir(parents=True)

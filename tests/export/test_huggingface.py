@@ -1,0 +1,191 @@
+"""Pretrained models of folders: families that export, adapters that peft reads, weights that transformers reads."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from export.build import export_bundle
+from export.errors import InvalidModel
+from export.huggingface.folder import Pretrained, load, spec_of, unadapted
+from export.huggingface.written import Values, write_adapters, write_merged
+from export.model import Model
+from export.models import load as load_any
+from fedcore.algorithms import create
+
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+WORDS = 61
+SIZES = {
+    "vocab_size": WORDS,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+}
+FEWER = {"num_key_value_heads": 1}
+CLASSIFIES, CONTINUES = "classification", "causal-lm"
+FAMILIES = {
+    "Bert": (SIZES, CLASSIFIES),
+    "DistilBert": ({"vocab_size": WORDS, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24}, CLASSIFIES),
+    "Roberta": ({**SIZES, "pad_token_id": 1}, CLASSIFIES),
+    "ModernBert": (SIZES, CLASSIFIES),
+    "DebertaV2": ({**SIZES, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, CLASSIFIES),
+    "GPT2": ({"vocab_size": WORDS, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}, CONTINUES),
+    "Llama": ({**SIZES, **FEWER}, CONTINUES),
+    "Qwen3": ({**SIZES, **FEWER, "head_dim": 8}, CONTINUES),
+    "Gemma3Text": ({**SIZES, **FEWER, "head_dim": 8}, CONTINUES),
+    "Phi3": ({**SIZES, **FEWER}, CONTINUES),
+    "SmolLM3": ({**SIZES, **FEWER}, CONTINUES),
+    "Mamba": ({"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}, CONTINUES),
+}
+"""A tiny configuration of every family, and what it is for."""
+COMMON = ("Bert", "GPT2", "Llama")
+
+
+def saved(family, folder):
+    """The family's tiny model with drawn weights, as its authors would have saved it."""
+    sizes, task = FAMILIES[family]
+    torch.manual_seed(0)
+    kind = transformers.AutoModelForCausalLM if task == CONTINUES else transformers.AutoModel
+    kind.from_config(getattr(transformers, f"{family}Config")(**sizes)).save_pretrained(folder)
+    return folder
+
+
+def pretrained(family, tmp_path, **settings):
+    folder = tmp_path / family
+    if not folder.exists():
+        saved(family, folder)
+    return Pretrained(str(folder), FAMILIES[family][1], 3, 2, 10, **settings)
+
+
+@pytest.mark.parametrize(
+    "family", [name if name in COMMON else pytest.param(name, marks=pytest.mark.long) for name in FAMILIES]
+)
+def test_a_family_exports_with_adapters_and_predicts_in_both_formats(family, tmp_path, executorch):
+    model = Model(spec_of(pretrained(family, tmp_path)))
+    bundle = export_bundle(model, create("fedavg", {}), tmp_path / "plan", targets=("onnx", "executorch"))
+    assert bundle.manifest.no_predict == ""
+    assert sum(vector.size for vector in bundle.plan.frozen.vectors) > 5 * bundle.plan.schema.size
+    assert any("lora_down" in tensor.name for tensor in bundle.plan.schema.tensors)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's own call
+@pytest.mark.parametrize("family", FAMILIES)
+def test_peft_and_transformers_read_what_was_trained(family, tmp_path):
+    given = pretrained(family, tmp_path)
+    model = Model(spec_of(given), seed=3)
+    params_D = 0.1 * np.random.default_rng(0).standard_normal(model.initial.size).astype(np.float32)
+    values = Values(model.schema, params_D, model.frozen_vectors)
+    write_adapters(given, values, tmp_path / "adapters")
+    write_merged(given, values, tmp_path / "merged")
+    ids = torch.randint(5, WORDS, (4, 10), generator=torch.manual_seed(0))
+    kind = getattr(transformers, f"AutoModelFor{'CausalLM' if given.task == CONTINUES else 'SequenceClassification'}")
+    with torch.no_grad():
+        expected = model.trained(params_D).module(ids)
+        for read in (
+            peft.PeftModel.from_pretrained(unadapted(given), tmp_path / "adapters"),
+            kind.from_pretrained(tmp_path / "merged"),
+        ):
+            found = read.eval()(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_values_of_other_adapters_are_refused_and_nothing_is_written(tmp_path):
+    model = Model(spec_of(pretrained("Bert", tmp_path)))
+    other = replace(pretrained("Bert", tmp_path), rank=3)
+    with pytest.raises(InvalidModel, match="another model than the plan's: name it as it was exported"):
+        write_merged(other, Values(model.schema, model.initial, model.frozen_vectors), tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_padding_changes_nothing(tmp_path):
+    model = Model(spec_of(pretrained("Bert", tmp_path))).trained(Model(spec_of(pretrained("Bert", tmp_path))).initial)
+    short = torch.tensor([[5, 9, 7, 0, 0, 0, 0, 0, 0, 0]])
+    with torch.no_grad():
+        torch.testing.assert_close(model.module(short), model.module(short[:, :4]), rtol=0, atol=1e-6)
+
+
+def test_loss_of_next_tokens_leaves_padding_out(tmp_path):
+    spec = spec_of(pretrained("Llama", tmp_path))
+    logits = torch.zeros(1, 10, WORDS)
+    logits[0, :2, 7] = 50.0
+    following = torch.tensor([[7, 7, 0, 0, 0, 0, 0, 0, 0, 0]])
+    assert spec.loss(logits, following).item() == pytest.approx(0, abs=1e-6)
+    assert spec.metrics["accuracy"](logits, following).item() == 1
+
+
+def test_frozen_a_halves_the_report_and_is_in_the_frozen_blob(tmp_path):
+    whole, half = (Model(spec_of(pretrained("Llama", tmp_path, freeze_a=frozen))) for frozen in (False, True))
+    assert not any("lora_down" in tensor.name for tensor in half.schema.tensors)
+    assert any("lora_down" in name for name in half.frozen_vectors)
+    assert half.schema.size < 0.6 * whole.schema.size
+
+
+def test_shards_are_read_as_one(tmp_path):
+    transformers.AutoModel.from_pretrained(saved("Bert", tmp_path / "one")).save_pretrained(
+        tmp_path / "many", max_shard_size="4KB"
+    )
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 1
+    one, many = (Model(load(tmp_path / name, tokens=10)).frozen_vectors for name in ("one", "many"))
+    assert all(np.array_equal(one[name], many[name]) for name in one)
+
+
+def test_a_source_in_words_is_the_same_model(tmp_path):
+    folder = saved("GPT2", tmp_path / "gpt2")
+    spec = load_any(f"hf:{folder},task=causal-lm,rank=1,tokens=6,layers=c_attn+c_fc,freeze_a=true")
+    names = [tensor.name for tensor in Model(spec).schema.tensors]
+    assert [name.split(".")[-3] for name in names] == ["c_attn", "c_fc"]
+
+
+def no_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def no_config(folder):
+    (folder / "config.json").unlink()
+
+
+def unknown(folder):
+    (folder / "config.json").write_text(json.dumps({"model_type": "telepathy", "vocab_size": 3}))
+
+
+def of_images(folder):
+    (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
+
+
+def pickled(folder):
+    no_weights(folder)
+    torch.save({}, folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("settings", "harm", "message"),
+    [
+        ("tokens=10", no_weights, "has no weights for classification"),
+        ("tokens=10", pickled, "has no weights for classification"),
+        ("tokens=10", no_config, "has no config.json"),
+        ("tokens=10", unknown, "is of no architecture that is known here"),
+        ("tokens=10", of_images, "is a vit, which reads no tokens"),
+        ("tokens=64", None, "reads 32 tokens at most, not 64"),
+        ("task=poetry", None, "no task is called 'poetry'"),
+        ("rank=0", None, "rank is 0; the least is 1"),
+        ("rank=many", None, "rank cannot be 'many'"),
+        ("bits=3", None, "has no setting 'bits'"),
+        ("tokens=10,layers=telepathy", None, "no layer that can be adapted"),
+    ],
+)
+def test_bad_folders_and_settings_get_one_line(settings, harm, message, tmp_path):
+    folder = saved("Bert", tmp_path / "bert")
+    if harm is not None:
+        harm(folder)
+    with pytest.raises(InvalidModel, match=message) as caught:
+        Model(load_any(f"hf:{folder},{settings}"))
+    assert "\n" not in str(caught.value)
+    shutil.rmtree(folder)
