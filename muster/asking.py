@@ -161,13 +161,17 @@ def wait_for(store: TaskStore, task: Task, timeout_s: float, note: Callable[[str
 
 
 def read_answer(store: TaskStore, task_id: str) -> Answer:
-    """The answer so far to the question of a task. Raises WrongKind for a task that asks none, Unanswered before one."""
+    """The answer so far to the question of a task.
+
+    Raises WrongKind for a task that asks none, and Unanswered before the first round.
+    """
     from fedcore.questions.answer import Answer
 
     found = store.answer(task_id)
     if found.round == 0:
         raise Unanswered(f"task {task_id} has no answer yet: {store.progress_of(task_id).sentence}")
-    return Answer(found.columns, found.rows, found.devices, found.hidden_groups, found.errors)
+    rows: Any = found.rows
+    return Answer(found.columns, rows, found.devices, found.hidden_groups, found.errors)
 
 
 def promise_of(epsilon: float, delta: float | None, users: int | None) -> dict[str, float | int]:

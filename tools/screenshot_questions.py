@@ -65,7 +65,9 @@ def lengths():
     """Counts of ordered bins."""
     question = _counts("SELECT WIDTH_BUCKET(length, 0, 30, 30) AS length, COUNT(*) AS words FROM examples GROUP BY 1",
                        (Key("length", tuple(range(1, BINS + 1))),))  # fmt: skip
-    return question, lambda number: _one_hot([40 * math.exp(-((one - 5 - number % 3) ** 2) / 20) for one in range(BINS)])
+    return question, lambda number: _one_hot(
+        [40 * math.exp(-((one - 5 - number % 3) ** 2) / 20) for one in range(BINS)]
+    )
 
 
 def pairs():
@@ -75,7 +77,9 @@ def pairs():
 
     def answer(number):
         counts = [max(0, (day + 2 * language + number) % 9 - language) for day in range(7) for language in range(5)]
-        return _one_hot([count if number % 9 < 7 - index % 5 or index < 20 else 0 for index, count in enumerate(counts)])
+        return _one_hot(
+            [count if number % 9 < 7 - index % 5 or index < 20 else 0 for index, count in enumerate(counts)]
+        )
 
     return question, answer
 

@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from coordinator.dashboard.curves import HEIGHT, WIDTH, Chart, Scale, Tick, chart
+from coordinator.dashboard.curves import Chart, Scale, Tick, chart
 from coordinator.rules.questions import TaskAnswer
 
+LEFT, RIGHT, TOP, BOTTOM = Chart.left, Chart.right, Chart.top, Chart.bottom
+"""The edges of what is drawn in, those of curves."""
 _MOST_PICTURES = 4
 _MOST_BARS = 24
 """More groups of numbers are drawn as a line."""
@@ -47,8 +49,9 @@ class Bars(NamedTuple):
     across: tuple[Tick, ...]
     up: tuple[Tick, ...]
     zero: float
-
-    left, right, top, bottom = Chart.left, Chart.right, Chart.top, Chart.bottom
+    left: float = LEFT
+    right: float = RIGHT
+    bottom: float = BOTTOM
 
 
 Picture: TypeAlias = Chart | Bars
@@ -80,18 +83,18 @@ def _over_one(answer: TaskAnswer, key: int, place: int, values: Column, errors: 
         whole = all(at == round(at) for at, _ in points)
         return chart(name, {name: points}, horizontal=horizontal, whole=whole) if points else None
     scale = _scale(values, errors)
-    step = (Bars.right - Bars.left) / len(groups)
+    step = (RIGHT - LEFT) / len(groups)
     zero, marks = scale.place(0.0), []
     for index, (value, error) in enumerate(zip(values, errors, strict=True)):
         if value is None:
             continue
-        at, x = scale.place(value), Bars.left + step * (index + (1 - _ROOM) / 2)
+        at, x = scale.place(value), LEFT + step * (index + (1 - _ROOM) / 2)
         whisker = None
         if error is not None:
             whisker = (scale.place(max(value - error, scale.low)), scale.place(min(value + error, scale.high)))
         words = f"{horizontal} {groups[index]}: {value:.6g}" + ("" if error is None else f" ± {error:.3g}")
         marks.append(Mark(x, min(at, zero), step * _ROOM, abs(at - zero), 1.0, whisker, words))
-    across = _labels(groups, Bars.left, step, _letters(len(groups)))
+    across = _labels(groups, LEFT, step, _letters(len(groups)))
     return Bars(name, "bars", horizontal, "", tuple(marks), across, scale.ticks(), zero)
 
 
@@ -102,7 +105,7 @@ def _scale(values: Column, errors: Column) -> Scale:
     room = (high - low) / 2 or 1.0
     low = max(min(0.0, *(value - error for value, error in known)), low - room)
     high = min(max(0.0, *(value + error for value, error in known)), high + room)
-    return Scale(low, high, Bars.bottom, Bars.top)
+    return Scale(low, high, BOTTOM, TOP)
 
 
 def _grid(answer: TaskAnswer, keys: Sequence[int], place: int, values: Column) -> Bars | None:
@@ -111,18 +114,18 @@ def _grid(answer: TaskAnswer, keys: Sequence[int], place: int, values: Column) -
         return None
     known = [value for value in values if value is not None]
     low, high = min(0.0, *known), max(known)
-    width, height = (Bars.right - Bars.left) / len(across), (Bars.bottom - Bars.top) / len(down)
+    width, height = (RIGHT - LEFT) / len(across), (BOTTOM - TOP) / len(down)
     marks = []
     for row, value in zip(answer.rows, values, strict=True):
         if value is None:
             continue
-        x, y = Bars.left + width * across.index(row[keys[1]]), Bars.top + height * down.index(row[keys[0]])
+        x, y = LEFT + width * across.index(row[keys[1]]), TOP + height * down.index(row[keys[0]])
         shade = 1.0 if high <= low else (value - low) / (high - low)
         words = ", ".join(f"{answer.columns[key]} {row[key]}" for key in keys)
         marks.append(Mark(x, y, width, height, shade, None, f"{words}: {value:.6g}"))
     vertical, horizontal = (answer.columns[key] for key in keys)
-    names = _labels(across, Bars.left, width, _letters(len(across))), _labels(down, Bars.top, height, _LETTERS_BESIDE)
-    return Bars(answer.columns[place], "grid", horizontal, vertical, tuple(marks), *names, Bars.bottom)
+    names = _labels(across, LEFT, width, _letters(len(across))), _labels(down, TOP, height, _LETTERS_BESIDE)
+    return Bars(answer.columns[place], "grid", horizontal, vertical, tuple(marks), *names, BOTTOM)
 
 
 def _labels(groups: Sequence[object], start: float, step: float, room: int) -> tuple[Tick, ...]:
@@ -142,7 +145,7 @@ def _short(group: object, most: int) -> str:
 
 def _letters(groups: int) -> int:
     """The letters of names that stand beside each other below a picture."""
-    return int((Bars.right - Bars.left) / min(groups, _LABELS) / _LETTER)
+    return int((RIGHT - LEFT) / min(groups, _LABELS) / _LETTER)
 
 
 def _number(value: object) -> float | None:

@@ -103,7 +103,7 @@ def charts(rounds: Sequence[tuple[int, Mapping[str, float]]], *, log: bool = Fal
     return tuple(picture for picture in drawn if picture is not None)
 
 
-def chart(  # noqa: PLR0913  # what is drawn, and against what
+def chart(
     name: str,
     series: Mapping[str, Values],
     unit: str = "",

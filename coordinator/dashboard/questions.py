@@ -1,4 +1,4 @@
-"""Values that the page of a question shows: its answer, the commands to read it, and other questions. Rows in, no HTML."""
+"""Values that the page of a question shows: its answer, commands, and other questions. Rows in, no HTML."""
 
 from __future__ import annotations
 

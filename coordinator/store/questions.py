@@ -48,7 +48,9 @@ def read_answer(store: CoordinatorStore, records: Records, task: Task) -> TaskAn
 def check_has_model(task: Task) -> None:
     """Raise WrongKind for a task that asks a question."""
     if kind_of(task.algorithm.name) == "question":
-        raise WrongKind(f"task {task.id} asks a question and has no model: `muster ask --task {task.id}` has its answer")
+        raise WrongKind(
+            f"task {task.id} asks a question and has no model: `muster ask --task {task.id}` has its answer"
+        )
 
 
 @lru_cache(maxsize=64)

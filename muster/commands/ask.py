@@ -51,7 +51,9 @@ Dataset = Annotated[
 ]
 OfTask = Annotated[str | None, typer.Option("--task", metavar="TASK", help="Read the answer of a question's task.")]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=1, help="Wait for the answer so long.")]
-Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the table as CSV; - is standard output.")]
+Csv = Annotated[
+    Path | None, typer.Option("--csv", metavar="FILE", help="Write the table as CSV; - is standard output.")
+]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: .svg or .png.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Ask nothing: say costs, bounds and what owners read.")]
 Formats = Annotated[list[str] | None, typer.Option("--format", help="onnx or executorch; may be repeated.")]

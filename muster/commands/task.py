@@ -152,7 +152,15 @@ def list_tasks(*, store: TaskStore, json: Json = False) -> None:
         from coordinator.rules.kinds import kind_of
 
         rows = [
-            (t.id, t.name, kind_of(t.algorithm.name), t.settings.population, t.state, t.settings.goal, t.settings.rounds)
+            (
+                t.id,
+                t.name,
+                kind_of(t.algorithm.name),
+                t.settings.population,
+                t.state,
+                t.settings.goal,
+                t.settings.rounds,
+            )
             for t in tasks
         ]
         show_table(("task", "name", "kind", "population", "state", "goal", "rounds"), rows)

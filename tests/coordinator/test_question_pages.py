@@ -6,7 +6,7 @@ import io
 import httpx2
 import pytest
 
-from coordinator.dashboard.answers import pictures
+from coordinator.dashboard.answers import BOTTOM, TOP, pictures
 from coordinator.rules.questions import TaskAnswer
 from coordinator.rules.task_settings import PrivacyBudget
 from fedcore.questions.question import Block, Call, Column, Key, Number, Rows
@@ -144,10 +144,12 @@ def test_one_key_is_drawn_as_bars_from_zero_with_errors(count):
 
 
 def test_errors_larger_than_all_numbers_leave_bars_to_be_seen():
-    (bars,) = pictures(answered(("y", "n"), (("a", 10), ("b", 8), ("c", None)), ((None, 1.0), (None, 900.0), (None, None))), [0])
+    (bars,) = pictures(
+        answered(("y", "n"), (("a", 10), ("b", 8), ("c", None)), ((None, 1.0), (None, 900.0), (None, None))), [0]
+    )
     first, second = bars.marks
-    assert first.height > (bars.bottom - bars.top) / 3
-    assert (second.error[1], second.error[0] > bars.zero) == (bars.top, True)
+    assert first.height > (BOTTOM - TOP) / 3
+    assert (second.error[1], second.error[0] > bars.zero) == (TOP, True)
 
 
 def test_many_ordered_bins_are_drawn_as_a_line():
@@ -165,7 +167,10 @@ def test_two_keys_are_drawn_as_a_grid_whose_cells_are_dark_where_much_is():
         (0.5, "y a, z 1: 2"),
         (0.0, "y b, z 1: 0"),
     ]
-    assert ([tick.label for tick in grid.up], [tick.label for tick in grid.across]) == (["a", "b", "c"], ["0", "1", "NULL"])
+    assert ([tick.label for tick in grid.up], [tick.label for tick in grid.across]) == (
+        ["a", "b", "c"],
+        ["0", "1", "NULL"],
+    )
     assert len({mark.x for mark in grid.marks}) == 2
 
 
