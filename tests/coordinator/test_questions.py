@@ -73,6 +73,22 @@ def test_a_question_has_no_model_and_a_training_no_answer(store, register, askin
         check_model(store.plan(store.task(asks).plan_sha256), b"")
 
 
+def test_without_noise_the_answers_of_two_rounds_tell_what_one_device_said(store, desk, asking):
+    question = labels(minimum_devices=3)
+    task = asking(question, goal=3, rounds=2, minimum=1)
+    answer_round(desk, question, [{"voters": [1, 0, 0], "n": [5, 0, 0]}] * 3)
+    before = store.answer(task).rows[0]
+    alone = {"voters": [1, 0, 0], "n": [42, 0, 0]}
+    answer_round(desk, question, [alone, {}, {}], first=3)
+    assert store.answer(task).rows[0][2] - before[2] == 42
+
+
+def test_a_device_that_lies_moves_an_answer_by_its_bounds_at_most(store, desk, asking):
+    task = asking(labels(), goal=2)
+    answer_round(desk, labels(), [{"voters": 1.0, "n": 10.0}, {"voters": 1e6, "n": 1e6, "speed": -1e6}])
+    assert store.answer(task).rows[0][1:3] == (2, 10 + 127)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
