@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedcore.plan import Field
     from fedcore.questions.answer import Answer
     from muster.creating import Signs
+    from simulator.population import Population
 
 MINIMUM_DEVICES, GOAL, ROUNDS, SELECTION_S = 20, 100, 1, 5.0
 """Of a question: the least devices of a group that is shown, the devices that are asked, its rounds, and how long it
@@ -86,6 +87,17 @@ def fields_of(store: TaskStore, population: str, like: str | None = None) -> tup
     for task in tasks:  # later ones win
         found |= {field.name: field for field in Plan.decode(store.plan_part(task.id)).examples.fields}
     return tuple(found.values())
+
+
+def fields_in(population: Population) -> tuple[Field, ...]:
+    """The fields of a data set's examples, with the range of whole numbers that it has."""
+    from fedcore.plan import Field
+
+    found = []
+    for name, values in population.fields.items():
+        high = int(values.max()) + 1 if values.dtype.kind in "iu" else None
+        found.append(Field(name, str(values.dtype), values.shape[1:], high))  # type: ignore[arg-type]
+    return tuple(found)
 
 
 def begin(  # noqa: PLR0913  # what is asked, of whom, and under which signature

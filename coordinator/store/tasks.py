@@ -15,7 +15,7 @@ from msgspec import UNSET
 from coordinator.errors import NotPrivate, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
 from coordinator.lineage import check_signer, entry
 from coordinator.operations import LineageKey, TaskStore
-from coordinator.rules.aggregation import Vectors
+from coordinator.rules.aggregation import Vectors, state_specs
 from coordinator.rules.alerts import Alert
 from coordinator.rules.audit import STORE, Action, AuditEntry
 from coordinator.rules.eligibility import OnDevice, Requires
@@ -47,6 +47,7 @@ from coordinator.store.sealed_blobs import SealedBlobs
 from coordinator.store.starting import before, spent_before
 from fedcore import algorithms, checkpoint
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.algorithms.question import QUESTION
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
 from fedcore.plan import Plan
 from fedcore.privacy.accounting import spent
@@ -241,9 +242,18 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
             return read_answer(self, records, records.task(task_id))
 
     def model_file(self, task_id: str, number: int | None = None) -> bytes:
-        """The model after a round, as named tensors in safetensors' format. Raises UnknownRound, as `checkpoint`."""
-        schema = self.plan(self.task(task_id).plan_sha256).schema
-        return safetensors.numpy.save(schema.unflatten(self.checkpoint(task_id, number)["params"]))
+        """The model after a round, as named tensors in safetensors' format. Raises UnknownRound, as `checkpoint`.
+
+        That of a question, its answer, is in the server's state alone.
+        """
+        task = self.task(task_id)
+        plan, algorithm = self.plan(task.plan_sha256), self.algorithm(task.algorithm)
+        if algorithm.family != QUESTION:
+            return safetensors.numpy.save(plan.schema.unflatten(self.checkpoint(task_id, number)["params"]))
+        with self.database.reading() as records:
+            found = self.blobs.get(records.snapshot(task, number).state_sha256)
+        state = checkpoint.decode(found, state_specs(plan, algorithm))
+        return safetensors.numpy.save(plan.schema.unflatten(state["params"]))
 
     def certificate(self, task_id: str, number: int | None = None) -> CertifiedLedger:
         key = self.lineage_key()

@@ -201,7 +201,7 @@ def _of_dataset(
     from fedcore.algorithms import name_of, settings_of
     from fedcore.bundle import AlgorithmRef
     from fedcore.questions.reading import answer_of
-    from muster.asking import compiled
+    from muster.asking import compiled, fields_in
     from simulator import datasets
     from simulator.questions import ask_population
 
@@ -209,7 +209,7 @@ def _of_dataset(
     with doing("ask") as note:
         note("load the data")
         population = datasets.load(*source, None, None)
-        asked = compiled(question, _fields_in(population), terms)
+        asked = compiled(question, fields_in(population), terms)
         if explain:
             return _explain(asked, ["onnx"], shown.json)
         note("ask")
@@ -224,17 +224,6 @@ def _of_dataset(
     algorithm = asked.algorithm()
     reference = AlgorithmRef(name_of(algorithm), settings_of(algorithm))
     return shown(answer_of(reference, found.tensors, found.noise_multiplier), None)
-
-
-def _fields_in(population: Any) -> tuple[Field, ...]:
-    """The fields of a data set's examples, with the range of whole numbers that it has."""
-    from fedcore.plan import Field
-
-    found = []
-    for name, values in population.fields.items():
-        whole = values.dtype.kind in "iu"
-        found.append(Field(name, str(values.dtype), values.shape[1:], int(values.max()) + 1 if whole else None))  # type: ignore[arg-type]
-    return tuple(found)
 
 
 def _explain(asked: Asked, formats: Sequence[str], json: bool) -> None:

@@ -145,6 +145,11 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         """Close its connections."""
         self._store.__exit__(None, None, None)
 
+    @property
+    def store(self) -> RemoteStore:
+        """What operators do with it."""
+        return self._store
+
     def tasks(self) -> list[Task]:
         """Every task, oldest first."""
         return [Task(self._store, facts.id) for facts in self._store.tasks()]
