@@ -227,7 +227,7 @@ class Plan(TripPlan, frozen=True, kw_only=True):
     frozen: FrozenVectors | None = None
     second: TripPlan | None = None
     predict: PredictPlan | None = None
-    question: Annotated[str, msgspec.Meta(max_length=LONGEST_QUESTION)] | UnsetType = UNSET
+    question: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_QUESTION)] | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         super().__post_init__()
