@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from export.errors import InvalidModel, UnsupportedModule
+from export.norms import batch_norms
 
+MOST_NAMED = 5
 # Options of nn.Embedding that are refused, and why.
 EMBEDDING_HARM = {
     "max_norm": "changes weights unseen",
@@ -18,12 +19,14 @@ EMBEDDING_HARM = {
 
 def refuse_unsupported(module: nn.Module) -> None:
     """Raise InvalidModel or UnsupportedModule, naming the layer or parameter, unless a module can be trained."""
+    found = batch_norms(module)
+    if found:
+        raise UnsupportedModule(
+            f"{_few(found)} batch normalisation: statistics of a batch would mix padding and leak between users; in "
+            "make(), call export.norms.to_group_norm(module) for nn.GroupNorm instead, or freeze_statistics(module) to "
+            "keep those of a trained model"
+        )
     for path, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
-            raise UnsupportedModule(
-                f"{path or 'the model'} is {type(layer).__name__}: batch statistics would mix padding and leak between "
-                "users; use nn.GroupNorm instead, or keep the statistics of a trained model by eval() on this layer"
-            )
         if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout):
             raise UnsupportedModule(
                 f"{path or 'the model'} is {type(layer).__name__}: of the random layers only nn.Dropout and Dropout1d "
@@ -43,6 +46,13 @@ def refuse_unsupported(module: nn.Module) -> None:
             )
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise InvalidModel("the model has no parameters to train: it has none, or all are frozen")
+
+
+def _few(paths: list[str]) -> str:
+    """The layers, by their paths, and how many more there are."""
+    named = [f"layer {path!r}" if path else "the model" for path in paths[:MOST_NAMED]]
+    more = [f"{len(paths) - MOST_NAMED} more"] if len(paths) > MOST_NAMED else []
+    return f"{' and '.join([', '.join(named), *more])} {'is' if len(paths) == 1 else 'are'}"
 
 
 def _refuse_unsaid(path: str, layer: nn.Module) -> None:

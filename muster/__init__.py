@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from muster.python.asking import ask
     from muster.python.demonstrating import demo
     from muster.python.exporting import export, export_model
     from muster.python.operating import Coordinator, Task
@@ -30,6 +31,7 @@ __all__ = [
     "Run",
     "Sweep",
     "Task",
+    "ask",
     "demo",
     "export",
     "export_model",
@@ -45,6 +47,7 @@ _HOMES = {
     "Run": "muster.python.simulating",
     "Sweep": "muster.python.sweeping",
     "Task": "muster.python.operating",
+    "ask": "muster.python.asking",
     "demo": "muster.python.demonstrating",
     "export": "muster.python.exporting",
     "export_model": "muster.python.exporting",

@@ -9,6 +9,7 @@ import typer
 
 from muster.commands import device as on_device
 from muster.commands.algorithms import algorithms_app
+from muster.commands.ask import ask
 from muster.commands.audit import audit_app
 from muster.commands.authority import authority_app
 from muster.commands.bench import add_bench
@@ -60,6 +61,7 @@ def muster(
 
 
 app.command()(demo)
+app.command()(ask)
 app.command()(doctor)
 app.command()(new)
 app.command(cls=CommandWithSet)(export)

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask
 from fedcore.algorithms.algorithm import Algorithm, Report, ServerStep, trips_of
-from fedcore.algorithms.rehearsal import for_any_model
-from fedcore.algorithms.rehearsal import Bowl, contribute, received
+from fedcore.algorithms.rehearsal import Bowl, contribute, for_any_model, received
 
 _VALUES, _DEVICES, _ROUNDS = 256, 8, 3
 """Parameters of a bowl, half of which have no gradient, as the weights of dead units; bowls; rounds of every trip."""

@@ -30,7 +30,7 @@ from fedcore.algorithms.constants import constants
 from fedcore.algorithms.settings import count, text
 from fedcore.errors import QuestionError
 from fedcore.loop import Loop
-from fedcore.questions.question import WORD, Question, words_of
+from fedcore.questions.question import WORD, Block, Question, words_of
 from fedcore.ranges import MOST_BITS, Range
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ QUESTION = "question"
 """The family of algorithms that ask devices for statistics, and the name of the only one that takes any question."""
 AUTO = "auto"
 PASS, CELLS = "ask", "c"
-_HALF, _FAR = 2.0**24, 1e38
+_HALF, _FAR, _WIDEST = 2.0**24, 1e38, 1e29
 _decoded = functools.lru_cache(maxsize=8)(Question.decode)
 _COUNTED = Question.decode(
     '{"text":"SELECT COUNT(DISTINCT DEVICE) FROM examples","rows":[{"name":"row"}],"voters":"devices",'
@@ -105,15 +105,17 @@ class Ask:
 
     @property
     def ranges(self) -> dict[str, Range]:
-        """The bounds and the precision of what devices report, of blocks with bounds (docs/spec/plan.md §5.3)."""
+        """The bounds and the precision of what devices report (docs/spec/plan.md §5.3); none under a clip.
+
+        Blocks without bounds have wide ranges, lest what is for updates bounds their norm. Secure rounds take none.
+        """
         asked, ranges = self.asked, dict[str, Range]()
         for block in () if asked.private else asked.blocks:
-            if block.low is not None and block.high is not None:
-                names = asked.vectors(block)
-                ranges |= dict.fromkeys(names, _range(block.low, block.high, block.whole))
-                if len(names) == 2:  # words
-                    ends = block.low // WORD, block.high // WORD
-                    ranges |= {names[0]: _range(0, WORD - 1, whole=True), names[1]: _range(*ends, whole=True)}
+            low, high = _ends(block)
+            ranges |= dict.fromkeys(asked.vectors(block), _range(low, high, block.whole))
+            if len(asked.vectors(block)) == 2:
+                words = _range(0, WORD - 1, whole=True), _range(low // WORD, high // WORD, whole=True)
+                ranges |= dict(zip(asked.vectors(block), words, strict=True))
         return ranges
 
     def init(self, params_D: Vector) -> State:
@@ -201,6 +203,14 @@ def _held(values: Vector, low: float | None, high: float | None) -> Vector:
     if high is not None:
         values = values * (values <= high) + high * indicator(values > high, values)
     return values
+
+
+def _ends(block: Block) -> tuple[float, float]:
+    """The bounds of a block; of one without any, the largest that float32 counts to, or those of a range."""
+    if block.kind != "sum":
+        return 0, 1
+    far = _HALF * WORD if block.whole else _WIDEST
+    return -far if block.low is None else block.low, far if block.high is None else block.high
 
 
 def _range(low: float, high: float, whole: bool) -> Range:

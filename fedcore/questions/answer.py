@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from fedcore.errors import QuestionError
 from fedcore.params import Float32
 from fedcore.questions.functions import FUNCTIONS
 from fedcore.questions.question import WORD, Call, Cell, Group, Literals, Number, Question, Value, words_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Float64 = NDArray[np.float64]
 DRAWS, TIMES = 400, 2.1
@@ -30,6 +33,17 @@ class Answer(NamedTuple):
     devices: int
     hidden: int
     errors: tuple[tuple[float | None, ...], ...] | None = None
+
+    def dataframe(self) -> pd.DataFrame:
+        """The table in pandas, with a column of errors beside each that has some."""
+        import pandas as pd
+
+        frame = pd.DataFrame([list(row) for row in self.rows], columns=list(self.columns))
+        for column, name in enumerate(self.columns if self.errors else ()):
+            errors = [row[column] for row in self.errors or ()]
+            if any(error is not None for error in errors):
+                frame[f"{name} ±"] = errors
+        return frame
 
     def _repr_html_(self) -> str:
         from fedcore.notebook import table_of  # devices show no tables

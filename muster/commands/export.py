@@ -148,6 +148,7 @@ def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, f
     from export.build import export_bundle
     from export.model import Model
     from export.models import load
+    from export.norms import untrained
 
     seconds: dict[str, float] = defaultdict(float)
     with progress() as bar:
@@ -161,6 +162,8 @@ def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, f
             bar.update(task, note=f"{form} {doing}".strip())
 
         source = Model(load(model).with_local(order.local), order.seed)
+        for path in untrained(source.module):
+            remark(f"warning: the statistics of {path} were never trained: means are 0 and variances 1; load them")
         made = source, order.algorithm, out, model, order.formats, note
         bundle = export_bundle(*made, compression=order.compression, hold_out=order.hold_out)
         note("", "done")

@@ -91,7 +91,7 @@ def create(
     own = None if plan is None else Bundle(plan)
     signed = None if release is None else read_release(release)
     with open_store(db, blobs, coordinator) as store:
-        sign = _signer(store, db, release_key, counter=release_counter, days=release_days)
+        sign = signer(store, db, release_key, counter=release_counter, days=release_days)
         creation = Creation(own, like, unset or (), evaluated, name, signed, sign)
         task = creation.register(store, settings, text=True)
         begun = Plan.decode(store.plan_part(task.id))
@@ -301,7 +301,7 @@ def _release(
     return released_for(store, bundle, settings, SigningKey.load(key), located(db).algorithm_modules, **more)
 
 
-def _signer(store: TaskStore, db: str | None, key: Path | None, **terms: Any) -> Signs | None:
+def signer(store: TaskStore, db: str | None, key: Path | None, **terms: Any) -> Signs | None:
     """What signs releases with a key in a file, if one is named. terms: as of `released`."""
     if key is None:
         return None

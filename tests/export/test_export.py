@@ -349,7 +349,7 @@ def test_an_output_may_be_an_input_and_leave_twice():
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (models.batch_norm, UnsupportedModule, "1 is BatchNorm2d.*GroupNorm"),
+        (models.batch_norm, UnsupportedModule, "layer '1' is batch normalisation.*to_group_norm"),
         (models.gru_dropout, UnsupportedModule, "is GRU with dropout"),
         (models.bounded_embedding, UnsupportedModule, "max_norm"),
         (models.counting_embedding, UnsupportedModule, "scale_grad_by_freq"),

@@ -84,6 +84,7 @@ const planSchema = v.object({
   second: v.nullish(tripSchema, null),
   kept: v.optional(v.array(vectorSchema), []),
   predict: v.nullish(predictSchema, null),
+  question: v.optional(v.pipe(v.string(), v.regex(/^.{0,4000}$/su))),
 });
 
 export type VectorSpec = v.InferOutput<typeof vectorSchema>;
