@@ -153,16 +153,13 @@ def _sizes(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
 
     draft = Draft(terms)
     total = draft.counts("total", 1, row, 1, most=most)
-    voters = draft.devices(VOTERS, 1, row, 1)
-    sizes = draft.bins("sizes", row, edges)
-    few = Call("<", (sizes, Number(terms.minimum_devices)))
-    shown = Call("case", (few, Number(None), sizes))
+    devices, sizes = draft.devices("devices", 1, row, 1), draft.bins(VOTERS, row, edges)
     columns = (
         Column("from", Group(0)),
-        Column("devices", shown),
-        Column("share", Call("/", (Call("real", (shown,)), voters))),
+        Column("devices", sizes),
+        Column("share", Call("/", (Call("real", (sizes,)), devices))),
         Column("rows of all", total),
-        Column("mean of all", Call("mean", (total, voters))),
+        Column("mean of all", Call("mean", (total, devices))),
     )
     held = "" if most is None else f" A device with more than {most:,} counts as one with {most:,}."
     text = f"How many examples are on each device, in steps of 1, 2, 4, 8 and so on, and in all?{held}"
