@@ -34,6 +34,7 @@ ALL = (
     BuiltIn("normaliser", ("f",), low=(-2.0,), high=(3.0,)),
     BuiltIn("normaliser", ("image",), low=(0.0,), high=(4.0,)),
     BuiltIn("normaliser", ("pixel",)),
+    BuiltIn("normaliser", ("image",), low=(0.0,) * 6, high=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)),
     BuiltIn("normaliser", ("pixel",), overall=True),
     BuiltIn("correlation", ("f", "g"), low=(-3.0, -5.0), high=(3.0, 5.0)),
     BuiltIn("correlation", ("f", "steps"), low=(-3.0, 0.0), high=(3.0, 10**12 - 1)),
@@ -162,6 +163,19 @@ def test_normalisers_are_numpys_of_each_element_far_from_0_too(offset):
     assert [row[4] for row in found.rows] == [1500, 1493, 1500]
 
 
+def test_elements_of_a_normaliser_may_have_bounds_of_their_own():
+    source = np.random.default_rng(3)
+    shards = [{"x": source.normal([0, 1e6], [1e-3, 1e4], (20, 2)).astype(np.float32)} for _ in range(25)]
+    users = Population.of([str(user) for user in range(25)], shards)
+    asked = BuiltIn("normaliser", ("x",), low=(-0.002, 0), high=(0.01, 1_005_000), most_rows=20)
+    made = compile_built_in(asked, [Field("x", "float32", (2,))], secure=True)
+    found = ask_population(made, users)
+    held = users.fields["x"].astype(np.float64).clip([-0.002, 0], [0.01, 1_005_000])
+    np.testing.assert_allclose([row[2] for row in found.rows], held.mean(0), rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose([row[3] for row in found.rows], held.std(0), rtol=1e-3)
+    assert "held to -0.002 … 0.01 (1 elements), 0 … 1.005e+06 (1 elements)?" in made.question.text
+
+
 def test_normalisers_of_all_elements_are_one_pair(users):
     found = asked_of(users, BuiltIn("normaliser", ("pixel",), overall=True))
     pixel = users.fields["pixel"]
@@ -267,7 +281,7 @@ def test_owners_read_what_is_asked_and_its_bounds():
         (BuiltIn("histogram", ("y",), low=(0.5,), high=(2.0,)), {}, "y holds whole numbers, and its bounds 0.5 to 2"),
         (BuiltIn("normaliser", ("f",), most_rows=9), {"secure": True}, "between which bounds the values lie"),
         (BuiltIn("normaliser", ("y",)), {"secure": True}, "say how many rows of a device count"),
-        (BuiltIn("normaliser", ("y",), low=(0, 1)), {}, "normaliser takes one low for each of its fields"),
+        (BuiltIn("normaliser", ("y",), low=(0, 1)), {}, "normaliser takes one low and one high for each"),
         (BuiltIn("correlation", ("f", "image")), {}, "two fields of one number each"),
         (BuiltIn("correlation", ("f", "f")), {}, "two fields of one number each"),
         (BuiltIn("labels", ("y",), most_rows=0), {}, "1 row of a device or more counts"),
