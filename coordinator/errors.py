@@ -30,8 +30,10 @@ CoordinatorError
 │   ├── BadToken            a token is unknown, revoked or expired
 │   └── RoleLacking         a token is good, and its role does not allow what was asked
 │       └── ForgedForm      a form was not sent from a page of the session that it came with
+├── InvalidBudget           a population's privacy budget cannot be, or less than its tasks have spent
 ├── TaskError
 │   ├── InvalidTask         the task's settings contradict each other, or do not fit the bundle
+│   │   └── BudgetExceeded  the task would exceed the privacy budget of its population
 │   ├── UnknownTask         no task has that id
 │   ├── UnknownRound        the task has no such round, or it was not committed
 │   ├── NotPrivate          the task promises no privacy, and so has no certificate
@@ -182,12 +184,20 @@ class ForgedForm(RoleLacking):
     """A form was not sent from a page of the session that it came with."""
 
 
+class InvalidBudget(CoordinatorError):
+    """A privacy budget of a population cannot be, or is below what its tasks have spent."""
+
+
 class TaskError(CoordinatorError):
     """An operator asked for something that cannot be done to a task."""
 
 
 class InvalidTask(TaskError):
     """The task's settings contradict each other, or do not fit the bundle."""
+
+
+class BudgetExceeded(InvalidTask):
+    """The task, or the rounds that it would get, would exceed the privacy budget of its population."""
 
 
 class UnknownTask(TaskError):

@@ -12,6 +12,7 @@ import msgspec
 from coordinator.rules.alerts import Alert
 from coordinator.rules.assumption import Assumption
 from coordinator.rules.audit import AuditEntry
+from coordinator.rules.budget import BudgetReport
 from coordinator.rules.entities import (
     Device,
     Evaluates,
@@ -91,11 +92,12 @@ class TaskStore(Protocol):
         bundle starts, with which those of other tasks are compared. Of a task that trains, how often a task of one
         round begins that evaluates its model on the held-out devices, and by which bundle.
 
-        Raises InvalidTask when the name may not be, plan, algorithm, initial state and settings do not fit each other,
-        a model is not from where `evaluation` says, or the plan does not pass the release check; UnknownTask and
-        UnknownRound for an origin that is not there; UnknownBlob for a manifest's blob; fedcore's errors when a blob
-        was altered, a signature is not good, or the algorithm or one of its settings is unknown; StoreConflict when
-        collections take its blobs again and again.
+        Raises BudgetExceeded when the task would exceed the privacy budget of its population, or promises no privacy
+        where there is one; InvalidTask when the name may not be, plan, algorithm, initial state and settings do not fit
+        each other, a model is not from where `evaluation` says, or the plan does not pass the release check;
+        UnknownTask and UnknownRound for an origin that is not there; UnknownBlob for a manifest's blob; fedcore's
+        errors when a blob was altered, a signature is not good, or the algorithm or one of its settings is unknown;
+        StoreConflict when collections take its blobs again and again.
         """
 
     def tasks(self) -> list[Task]:
@@ -198,6 +200,22 @@ class TaskStore(Protocol):
         version that is not earlier, and where the model is withdrawn already.
         """
 
+    def budget(self, population: str) -> BudgetReport:
+        """The privacy budget of a population, and what its tasks have spent of it or still may, per device.
+
+        Devices that enrol anew are outside it, as a new id is a new device. Raises UnknownPopulation where there is
+        neither a task nor a budget, and PrivacyError without an accountant.
+        """
+
+    def set_budget(self, population: str, epsilon: float, delta: float) -> BudgetReport:
+        """Set the privacy budget that all tasks of a population share; tasks that would exceed it are refused from now.
+
+        Raises InvalidBudget for values that cannot be, and for a budget below what the tasks may have spent.
+        """
+
+    def remove_budget(self, population: str) -> BudgetReport:
+        """Remove the privacy budget of a population; what its tasks have spent stays counted. Raises as `budget`."""
+
     def devices(self, limit: int = 100, *, revoked: bool = False) -> list[Device]:
         """The devices that enrolled last, the newest first; or those that were revoked, the last one first."""
 
@@ -225,7 +243,8 @@ class TaskStore(Protocol):
         The history keeps the rounds since, and a round without devices is committed after them, with that model, whose
         checkpoint is signed anew. Raises TaskEnded unless the task is paused and its last round has ended; UnknownRound
         when the model is not there, or the next round's trip cannot go on from it; KeysDiffer when the task's release
-        names another lineage key; and as `lineage`.
+        names another lineage key; BudgetExceeded when the rounds that it gets again have no room in the budget of the
+        population; and as `lineage`.
         """
 
     def revoke_device(self, device_id: str) -> Device:
@@ -298,6 +317,7 @@ class Operation:
 
 
 _MODEL = "/populations/{population}/models/{name}"
+_BUDGET = "/populations/{population}/budget"
 _VIEWER, _OPERATOR = Role.VIEWER, Role.OPERATOR
 OPERATIONS = (
     Operation(_VIEWER, "GET", "/lineage", TaskStore.lineage),
@@ -312,6 +332,7 @@ OPERATIONS = (
     Operation(_VIEWER, "GET", "/tasks/{task}/spent", TaskStore.spent),
     Operation(_VIEWER, "GET", "/tasks/{task}/sessions", TaskStore.sessions),
     Operation(_VIEWER, "GET", "/tasks/{task}/history", TaskStore.history),
+    Operation(_VIEWER, "GET", _BUDGET, TaskStore.budget, ("unknown-population",)),
     Operation(_VIEWER, "GET", "/devices", TaskStore.devices),
     Operation(_VIEWER, "GET", "/audit", TaskStore.audit),
     Operation(_VIEWER, "GET", "/alerts", TaskStore.alerts),
@@ -334,7 +355,15 @@ OPERATIONS = (
         "POST",
         "/tasks",
         AdminService.create,
-        ("malformed-message", "unknown-blob", "invalid-task", "invalid-bundle", "unknown-task", "unknown-round"),
+        (
+            "malformed-message",
+            "unknown-blob",
+            "invalid-task",
+            "budget-exceeded",
+            "invalid-bundle",
+            "unknown-task",
+            "unknown-round",
+        ),
         takes=NewTask,
         status=201,
     ),
@@ -342,8 +371,14 @@ OPERATIONS = (
     Operation(_OPERATOR, "POST", "/tasks/{task}:resume", TaskStore.resume, ("task-ended",)),
     Operation(_OPERATOR, "POST", "/tasks/{task}:cancel", TaskStore.cancel, ("task-ended",)),
     Operation(
-        _OPERATOR, "POST", "/tasks/{task}:rollback", TaskStore.roll_back, ("unknown-round", "task-ended", "keys-differ")
+        _OPERATOR,
+        "POST",
+        "/tasks/{task}:rollback",
+        TaskStore.roll_back,
+        ("unknown-round", "task-ended", "keys-differ", "budget-exceeded"),
     ),
+    Operation(_OPERATOR, "PUT", _BUDGET, TaskStore.set_budget, ("invalid-budget",)),
+    Operation(_OPERATOR, "DELETE", _BUDGET, TaskStore.remove_budget, ("unknown-population",)),
     Operation(
         _OPERATOR,
         "POST",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from device_runtime.models.model import Model
     from device_runtime.models.personalise import Personalised
     from device_runtime.outcome import Outcome
-    from device_runtime.permission.policy import PerDay, PlanLimits, Policy
+    from device_runtime.permission.policy import PerDay, PlanLimits, Policy, Questions
     from device_runtime.state.sealing import KeyStore
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "Personalised",
     "PlanLimits",
     "Policy",
+    "Questions",
     "Retention",
 ]
 
@@ -54,6 +55,7 @@ _HOMES = {
     "Personalised": "models.personalise",
     "PlanLimits": "permission.policy",
     "Policy": "permission.policy",
+    "Questions": "permission.policy",
 }
 
 

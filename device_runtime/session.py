@@ -55,10 +55,12 @@ from device_runtime.state.folder import only_session
 from device_runtime.state.journal import Journal
 from device_runtime.state.kept import KeptVectors
 from device_runtime.state.models import kept_blobs, stated_versions
+from device_runtime.state.questions import AnsweredQuestions
 from device_runtime.state.spending import Spending, Spent
 from device_runtime.trainer import Trainer
 from device_runtime.work import Worker, encode_report, plan_of
 from fedcore.plan import BlobRef
+from fedcore.visible import visible
 from fedcore.wire.messages import MOST_TASKS, Abort, AbortReason, Assignment, CheckIn, Rejected, RetryWindow
 
 if TYPE_CHECKING:
@@ -112,6 +114,7 @@ class _Session:
         self._enrolments = transport.identity = enrolments(config, self._policy, database, sealer, clock)
         journal = Journal(database, clock)
         self._spending = Spending(database, clock)
+        self._answers = AnsweredQuestions(database, clock)
         self._trainer: Trainer | None = None
         releases = Releases(self._policy, database, clock, config.population)
         self._guard = Guard(self._policy, self._spending, releases, timer=self._cpu_s)
@@ -168,7 +171,8 @@ class _Session:
             )
             return False
         try:
-            self._guard.check_stored(self._config.population, stored, self._assignments.size(stored))
+            sizes = self._assignments.size(stored), self._answers.within_a_week()
+            self._guard.check_stored(self._config.population, stored, *sizes)
         except (PlanRefused, PolicyForbids) as error:
             # The coordinator is not told: a population that is no longer allowed must not hear from this device.
             self._assignments.drop()
@@ -180,6 +184,7 @@ class _Session:
             self._give_up(stored.given, RuntimeFailed("the device was stopped while it worked"))
         else:
             self._record.note(examples=stored.examples, steps=stored.steps)
+            self._record.know(question=stored.question, numbers=stored.numbers)
             with Hold(self._transport, stored.given) as self._monitor.hold:
                 self._deliver(stored)
         return True
@@ -268,7 +273,9 @@ class _Session:
         )
         self._guard.check_assignment(assignment, self._transport.bytes_moved)
         plan = worker.plan(assignment)
-        record.write(plan=plain(plan.name))
+        question = None if plan.question is UNSET else visible(" ".join(plan.question.split()))
+        record.write(plan=plain(plan.name), question=question)
+        self._guard.check_question(question, self._answers.within_a_week())
         to_move = self._transport.bytes_moved + worker.to_move(assignment, plan)
         kept = self._kept.of(assignment, plan) if plan.kept else None
         others_bytes = self._kept.bytes_besides(assignment.task) if plan.kept else 0
@@ -285,10 +292,13 @@ class _Session:
         record.note(examples=result.examples, steps=result.steps)
         with self._database.transaction():
             made_of = {"collection": plan.examples.collection, "examples": result.examples, "steps": result.steps}
+            made_of |= {"question": question, "numbers": plan.report.size}
             stored = self._assignments.trained(replace(stored, **made_of), encode_report(assignment, plan, result))
+            if question is not None:
+                self._answers.count()
             if plan.kept:
                 self._kept.put(assignment, result.kept)
-            record.write()
+            record.write(numbers=plan.report.size)
         return stored
 
     def _cache(self, watch: Callable[[], None]) -> BlobCache:
@@ -385,5 +395,5 @@ class _Session:
         self._record.note(
             task=assignment.task, round=assignment.round, attempt=assignment.attempt, slot=assignment.slot
         )
-        told = plain(assignment.purpose or "")
-        self._record.know(assignment=assignment.assignment, plan_sha256=assignment.plan.sha256, purpose=told)
+        told = {"purpose": plain(assignment.purpose or ""), "masked": assignment.secagg is not None}
+        self._record.know(assignment=assignment.assignment, plan_sha256=assignment.plan.sha256, **told)

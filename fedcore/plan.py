@@ -216,8 +216,8 @@ class Plan(TripPlan, frozen=True, kw_only=True):
 
     Its own members are those of the first trip. `second` is there for an algorithm of two trips: rounds 1, 3, 5, … run
     the first, rounds 2, 4, 6, … the second. All graphs share `frozen`, which is None where nothing is frozen. `predict`
-    is for apps that use the model; devices that train do not fetch it. `question`: what a plan that trains nothing asks
-    of the examples, in words.
+    is for apps that use the model; devices that train do not fetch it. `question` is what the plan asks of devices, as
+    a person typed it; absent in plans that train.
     """
 
     version: int = PLAN_VERSION
@@ -227,15 +227,10 @@ class Plan(TripPlan, frozen=True, kw_only=True):
     frozen: FrozenVectors | None = None
     second: TripPlan | None = None
     predict: PredictPlan | None = None
-    question: str | UnsetType = UNSET
+    question: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_QUESTION)] | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.question is not UNSET and not 0 < len(self.question) <= LONGEST_QUESTION:
-            raise PlanError(
-                f"plan {self.name!r} asks a question of {len(self.question):,} characters; a question has "
-                f"{LONGEST_QUESTION:,} at most"
-            )
         if self.predict is not None:
             _check_predict(self.predict, self)
         names = [spec.name for spec in (*self.broadcast, *self.kept)]

@@ -42,13 +42,14 @@ class Unanswered(QuestionError):
 def compiled(words: Sequence[str], fields: Sequence[Field], terms: Terms) -> Asked:
     """The question of SQL, or one by name with its arguments. Raises QuestionError, with the place in the text."""
     from export.questions.builtin import BUILTIN, builtin
-    from export.questions.sql import compile_sql
 
     first, *rest = words
     if first in BUILTIN:
         return builtin(first, rest, fields, **terms._asdict())
     if rest:
         raise QuestionError(f"a question is one text in quotes, or one of {', '.join(BUILTIN)} with its fields")
+    from export.questions.sql import compile_sql
+
     return compile_sql(first, fields, **terms._asdict())
 
 

@@ -29,8 +29,10 @@ from coordinator.dashboard.streams import Look, Streams
 from coordinator.dashboard.views import kept_models, population_page, task_page
 from coordinator.dashboard.web_sessions import WebSessions
 from coordinator.errors import UnknownBlob, UnknownModel, UnknownPopulation, UnknownRound, UnknownTask
+from coordinator.rules.budget import CLAIM
 from coordinator.rules.packed_segments import report_bytes
 from coordinator.rules.states import TaskState
+from coordinator.store.budgets import budget_report
 from coordinator.store.records.overview import TaskQuery
 from coordinator.store.records.records import Records
 from fedcore.algorithms.facts import facts_of
@@ -185,7 +187,7 @@ class Pages:
         url = settings.page_url or f"{self._service.membership.url}{PAGE}/"
         tasks = [one for one in records.tasks(TaskState.ACTIVE, TaskState.PAUSED) if one.settings.population == name]
         join = None if settings.page is None else join_link(url, name, tasks)
-        return page | {"join": join}
+        return page | {"join": join, "budget": budget_report(self._store, records, name), "claim": CLAIM}
 
     def _task(self, task: str, scale: str, records: Records) -> dict[str, Any]:
         page, store = task_page(records, task, log=scale == "log"), self._service.store

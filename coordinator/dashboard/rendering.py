@@ -12,6 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from coordinator.dashboard.curves import HEIGHT, WIDTH
 from coordinator.dashboard.times import age, clock, date
 from coordinator.dashboard.web_sessions import CSRF_FIELD, Visitor
+from coordinator.rules.budget import in_words
 from coordinator.rules.buffers import mean_staleness
 from fedcore.figures import PERCENTILES
 from fedcore.validation import text_of
@@ -45,7 +46,7 @@ class Renderer:
             "percentiles": PERCENTILES,
         }
         self._templates.filters |= {"date": date, "clock": clock, "age": age, "text": text_of, "bytes": _bytes}
-        self._templates.filters |= {"mean_staleness": mean_staleness, "percent": _percent}
+        self._templates.filters |= {"mean_staleness": mean_staleness, "percent": _percent, "epsilon": in_words}
 
     def part(self, template: str, visitor: Visitor, **seen: Any) -> str:
         """A part of a page, or all of it, for a visitor."""

@@ -28,6 +28,8 @@ class Action(StrEnum):
     TASK_RESUMED = "task-resumed"
     TASK_CANCELLED = "task-cancelled"
     TASK_ROLLED_BACK = "task-rolled-back"
+    BUDGET_SET = "budget-set"
+    BUDGET_REMOVED = "budget-removed"
     MODEL_READ = "model-read"
     MODEL_RELEASED = "model-released"
     MODEL_PROMOTED = "model-promoted"

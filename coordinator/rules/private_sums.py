@@ -50,12 +50,17 @@ def with_least_noise(settings: TaskSettings) -> TaskSettings:
     demand(settings.rounds <= MOST_ROUNDS, "rounds", wording, settings.rounds)
     wording = f"at most {MOST_EPSILON:g} where the noise is to be found: give noise_multiplier for more"
     demand(budget.epsilon <= MOST_EPSILON, "epsilon", wording, budget.epsilon)
-    noise: Noise = budget.promise(1.0, settings.min_separation_rounds)
-    if budget.mechanism == "distributed":
-        square = least_square((settings.secagg or Secagg()).bits)
-        noise = LedgerEntry(**_noise_of(noise), round=0, clip=1.0, devices=0, square=square)
+    noise = planned(settings, budget.promise(1.0, settings.min_separation_rounds))
     least = calibrated(noise, settings.rounds, budget.epsilon, budget.delta)
     return replace(settings, privacy=replace(budget, noise_multiplier=least))
+
+
+def planned(settings: TaskSettings, promise: Privacy) -> Noise:
+    """The noise of a task's rounds before there are any: that of devices with the coarsest steps of masked values."""
+    if promise.mechanism != "distributed":
+        return promise
+    square = least_square((settings.secagg or Secagg()).bits)
+    return LedgerEntry(**_noise_of(promise), round=0, clip=1.0, devices=0, square=square)
 
 
 def as_asked(settings: TaskSettings) -> TaskSettings:

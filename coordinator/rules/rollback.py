@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coordinator.errors import TaskEnded, UnknownRound
 from coordinator.rules.entities import Task
+from coordinator.rules.task_settings import MOST_COUNT
 
 
 def check_rollback(last: int, to: int, trips: int) -> None:
@@ -19,6 +20,11 @@ def check_rollback(last: int, to: int, trips: int) -> None:
             f"rounds of this task take {trips} trips in turn, and the next round's does not go on from round {to}; "
             f"round {same} led to the same model: roll back to that one"
         )
+
+
+def rounds_after(rounds: int, number: int, to: int) -> int:
+    """The rounds of a task once round `number` of it is a rollback to the model after `to`: it gets those again."""
+    return min(rounds + number - to, MOST_COUNT)
 
 
 def check_clients(task: Task) -> None:

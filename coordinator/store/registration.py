@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from coordinator.errors import StoreConflict, demand
 from coordinator.failpoints import reach
 from coordinator.rules.audit import Action
+from coordinator.rules.budget import Counted
 from coordinator.rules.entities import Evaluates, RegularEvaluation, Regularly, Snapshot, Task, check_name
 from coordinator.rules.private_sums import with_least_noise
 from coordinator.rules.release import check_release, check_signed
@@ -19,6 +20,7 @@ from coordinator.rules.settings_fit import check_descent, check_settings
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.blobs import Blobs
+from coordinator.store.budgets import check_budget
 from coordinator.store.bundles import first_checkpoint, release_of
 from coordinator.store.evaluated import check_evaluated, check_evaluation
 from coordinator.store.start import start_of
@@ -117,6 +119,8 @@ class Registration:
             evaluation=regular,
         )
         check_signed(task, self._release(bundle, settings, measuring), at)
+        with store.database.reading() as records:
+            check_budget(records, Counted.new(task))  # before blobs are written; what decides is below
         bundles = [bundle] if measuring is None else [bundle, measuring]
         try:
             self._start(task, bundles, first)
@@ -139,6 +143,8 @@ class Registration:
         refs = {store.blobs.put(data): ref in public for bundle in bundles for ref, data in bundle.blobs()}
         refs[store.blobs.put(first)] = True
         with store.database.writing() as records:
+            records.budgets.hold()
+            check_budget(records, Counted.new(task))
             store.add_blobs(records, refs)
             records.add_task(task, f"created by {self.by}")
             if task.release is not None:

@@ -82,6 +82,16 @@ POPULATIONS = Table(
     comment="Groups of devices that check in together, each with the lease of the one process that drives it",
 )
 
+BUDGETS = Table(
+    "budgets",
+    METADATA,
+    # Not a foreign key: a budget may be set before the first task, and devices check in to a population that has one.
+    _column("population", String(200), "whose tasks share it", key=True),
+    _column("epsilon", Float, "most that all tasks together may reveal of a device"),
+    _column("delta", Float, "the chance that this leaves open"),
+    comment="Privacy budgets of populations; whoever adds a task or changes a budget holds the table meanwhile",
+)
+
 DEVICES = Table(
     "devices",
     METADATA,

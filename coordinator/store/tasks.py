@@ -18,6 +18,7 @@ from coordinator.operations import LineageKey, TaskStore
 from coordinator.rules.aggregation import Vectors, state_specs
 from coordinator.rules.alerts import Alert
 from coordinator.rules.audit import STORE, Action, AuditEntry
+from coordinator.rules.budget import BudgetReport, PopulationBudget
 from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.entities import (
     AssignmentRecord,
@@ -38,6 +39,7 @@ from coordinator.rules.rollback import check_clients, check_participations, chec
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
+from coordinator.store.budgets import budget_report, change_budget, check_rounds
 from coordinator.store.database import Database
 from coordinator.store.identity import check_same_store
 from coordinator.store.models import ModelStore
@@ -159,6 +161,7 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
     def roll_back(self, task_id: str, number: int, by: str = STORE) -> Task:
         lineage = self.lineage_key()
         with self.database.writing() as records:
+            records.budgets.hold()
             task = records.task(task_id)
             check_signer(lineage, task)
             if task.state is not TaskState.PAUSED:
@@ -176,6 +179,7 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
             if not all(self.blobs.has(ref.sha256) for ref in refs):
                 raise UnknownRound(f"the model after round {number} of task {task_id} is not among the blobs any more")
             self.add_blobs(records, refs)
+            check_rounds(records, task, last.number, to.number)
             signed = entry(lineage, task, last, to.checkpoint_sha256)
             records.roll_back(task, to, signed, f"rolled back to the model after round {number} by {by}")
             records.audit.append(by, Action.TASK_ROLLED_BACK, task_id, f"to the model after round {number}")
@@ -295,6 +299,16 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
         digest = ledger_digest(rows)
         about = Ancestor(task=task.id, round=number, privacy=privacy, rounds=len(rows), epsilon=epsilon, ledger=digest)
         return about, rows
+
+    def budget(self, population: str) -> BudgetReport:
+        with self.database.reading() as records:
+            return budget_report(self, records, population)
+
+    def set_budget(self, population: str, epsilon: float, delta: float, by: str = STORE) -> BudgetReport:
+        return change_budget(self, population, PopulationBudget(epsilon=epsilon, delta=delta), by)
+
+    def remove_budget(self, population: str, by: str = STORE) -> BudgetReport:
+        return change_budget(self, population, None, by)
 
     def devices(self, limit: int = 100, *, revoked: bool = False) -> list[Device]:
         with self.database.reading() as records:

@@ -99,9 +99,9 @@ class Guard:
         """Whether a plan may train on a collection, and a coordinator may know its number of examples."""
         return self._policy.collections is None or collection in self._policy.collections
 
-    def check_stored(self, population: str, stored: StoredAssignment, size: int) -> None:
+    def check_stored(self, population: str, stored: StoredAssignment, size: int, answers: int) -> None:
         """Check an earlier session's work before finishing it: the policy may have changed. `size`: of its report, or
-        0.
+        0. answers: of the last week, with this one if it is one.
 
         A finished report is checked against all rules but the plan's limits, unfinished work only against the
         population. Raises PolicyForbids or PlanRefused.
@@ -111,6 +111,7 @@ class Guard:
             self._check_round(stored.given, again=True)
             self._check_collection(stored.collection)
             self._check_bytes(size)
+            self.check_question(stored.question, answers - 1)
 
     def check_assignment(self, assignment: Assignment, moved: int) -> None:
         """Check cohort, signature or release, and size before fetching the plan. `moved`: bytes of this session so far.
@@ -119,6 +120,16 @@ class Guard:
         """
         self._check_round(assignment)
         self._check_sizes(assignment.plan.size, assignment.checkpoint.size, moved)
+
+    def check_question(self, question: str | None, answers: int) -> None:
+        """Check what a plan asks, before anything else of it. answers: of the last week. Raises PlanRefused."""
+        rules = self._policy.questions
+        if question is None:
+            return
+        if not rules.allowed:
+            _refuse("questions.allowed", "the plan asks a question")
+        if rules.per_week is not None and answers >= rules.per_week:
+            _refuse("questions.per_week", f"{answers} of {rules.per_week} are answered within a week")
 
     def check_plan(
         self,

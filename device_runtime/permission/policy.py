@@ -65,6 +65,17 @@ class PlanLimits(_Part, frozen=True, kw_only=True):
 
 
 @checked(ConfigError)
+class Questions(_Part, frozen=True, kw_only=True):
+    """What a device does when a plan asks a question. allowed: whether it answers any.
+
+    per_week: the most answers within seven days, another round of a question included. None is no limit.
+    """
+
+    allowed: bool = True
+    per_week: Amount | None = None
+
+
+@checked(ConfigError)
 class Policy(_Part, frozen=True, kw_only=True):
     """The limits of a device, which no coordinator can change. The default allows everything but secure rounds.
 
@@ -97,6 +108,7 @@ class Policy(_Part, frozen=True, kw_only=True):
     state_bytes: Amount = 200_000_000
     per_day: PerDay = PerDay()
     plan: PlanLimits = PlanLimits()
+    questions: Questions = Questions()
 
     def __post_init__(self) -> None:
         super().__post_init__()

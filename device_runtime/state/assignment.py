@@ -31,7 +31,8 @@ class StoredAssignment(msgspec.Struct, frozen=True, kw_only=True):
     assigned: work began. trained: the report is in the file `sha256`: weighted, for the upload, or in a secure round
     unweighted, for masking. masked: `sha256` is of the masked report, which may have left; `secagg` is the sealed state
     of secure aggregation, with secrets of other devices. uploaded: the receipt has arrived, the file is gone. `due` is
-    the reporting deadline. `examples`, `collection` and `steps` describe the training of the report.
+    the reporting deadline. `examples`, `collection` and `steps` describe the training of the report; `question` is what
+    its plan asked, visible, and `numbers` how many the report has.
     """
 
     given: Assignment
@@ -41,6 +42,8 @@ class StoredAssignment(msgspec.Struct, frozen=True, kw_only=True):
     collection: str = ""
     examples: int = 0
     steps: int = 0
+    question: str | None = None
+    numbers: int = 0
     secagg: bytes = b""
 
 

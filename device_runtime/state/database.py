@@ -1,9 +1,9 @@
 """The state database of a device: one SQLite file that stays consistent after a kill or a power cut.
 
-Its tables: `retry` (retry.py), `assignment` (assignment.py), `kept` (kept.py), `journal` (journal.py) and `spent`
-(spending.py) of this package, as well as `model` and `model_counter` (models.py); `enrolment` (enrolment.py),
-`credential` (credentials.py) and `answered` (secure.py) of `protocol`, and of `permission` `released`, `lineage` and
-`log_head` (releases.py).
+Its tables: `retry` (retry.py), `assignment` (assignment.py), `kept` (kept.py), `journal` (journal.py), `spent`
+(spending.py) and `answer` (questions.py) of this package, as well as `model` and `model_counter` (models.py);
+`enrolment` (enrolment.py), `credential` (credentials.py) and `answered` (secure.py) of `protocol`, and of `permission`
+`released`, `lineage` and `log_head` (releases.py).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ NAME = "state.db"
 # Written into the file's header, so that another application's database is not taken for ours.
 APPLICATION_ID = 0x4D757353
 # A database of another version is set aside, never migrated: none was ever released.
-VERSION = 7
+VERSION = 8
 SCHEMA = f"""
 BEGIN;
 CREATE TABLE retry (
     coordinator TEXT, population TEXT, due TEXT NOT NULL CHECK (json_valid(due)), PRIMARY KEY (coordinator, population)
-);
+) WITHOUT ROWID;
 CREATE TABLE assignment (
     coordinator TEXT, population TEXT, stored TEXT NOT NULL CHECK (json_valid(stored)),
     PRIMARY KEY (coordinator, population)
@@ -61,6 +61,7 @@ CREATE TABLE spent (
     id INTEGER PRIMARY KEY, until TEXT NOT NULL CHECK (json_valid(until)),
     seconds REAL NOT NULL, bytes INTEGER NOT NULL, sessions INTEGER NOT NULL
 );
+CREATE TABLE answer (id INTEGER PRIMARY KEY, until TEXT NOT NULL CHECK (json_valid(until)));
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
 COMMIT;

@@ -33,6 +33,8 @@ class Entry(SessionFacts, frozen=True, kw_only=True):
     plan and plan_sha256 name what was executed, and `purpose` is the operator's sentence on the task; `receipt` is the
     digest of the report that was counted, masked or not; `result` the signed message, in hex, with which a secure
     aggregation ended.
+    `question`: what the plan asked, if it did; `numbers`: how many the report has, 0 before it is made; `masked`:
+    whether reports of the round are. `told` says in words what became of a question.
     `times`: so many equal sessions in a row without work share one entry, with the bytes of all, and `closed` and
     `detail` of the last.
     """
@@ -49,7 +51,25 @@ class Entry(SessionFacts, frozen=True, kw_only=True):
     compute_s: float = 0.0
     receipt: str = ""
     result: str = ""
+    question: str | None = None
+    numbers: int = 0
+    masked: bool = False
     times: int = 1
+
+    @property
+    def told(self) -> str:
+        """What became of a question, in words for the owner; empty where none was asked."""
+        asked = f"{self.question}, by {self.coordinator}"
+        why = f"it is {self.detail}" if self.detail.startswith("against ") else self.detail or self.reason
+        if self.question is None:
+            return ""
+        if self.outcome == "reported":
+            how = "masked" if self.masked else "in the clear"
+            return f"answered a question: {self.question}; sent {self.numbers:,} numbers, {how}"
+        if not self.numbers:
+            ended = "refused" if self.reason == "plan-refused" else "not answered"
+            return f"was asked: {asked}; {ended} because {why}" if why else f"was asked: {asked}"
+        return f"made an answer to: {asked}; not counted" + (f" because {why}" if why else " so far")
 
     @property
     def kind(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -28,22 +29,85 @@ _GRID, _GRID_OF_DEVIATION = 1e-3, 0.1
 roundings of T rounds add T grid² / 6 to a variance of T deviation², so they raise ε by a thousandth."""
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A bound on what noised sums reveal of one device. The losses of several tasks add up, before ε is taken of them.
+
+    gaussian: the squared distance by which a device moves all sums with Gaussian noise, in its standard deviations.
+    Squares add up, also where each task depends on what those before it, or beside it, released (Dong, Roth, Su,
+    "Gaussian differential privacy", JRSS B 2022, corollary 3.3; Smith, Thakurta, "Fully adaptive composition for
+    Gaussian differential privacy", 2022). renyi: divergences of the sums with other noise, one for each of _ORDERS, or
+    none. They add up too (Mironov, "Rényi differential privacy", CSF 2017, proposition 1).
+    """
+
+    gaussian: float = 0.0
+    renyi: tuple[float, ...] = ()
+
+    @classmethod
+    def unbounded(cls) -> Loss:
+        """That of a task without privacy."""
+        return cls(math.inf)
+
+    def __add__(self, other: Loss) -> Loss:
+        both = self.renyi and other.renyi
+        added = tuple(map(sum, zip(self.renyi, other.renyi, strict=True))) if both else self.renyi or other.renyi
+        return Loss(self.gaussian + other.gaussian, added)
+
+    def epsilon(self, delta: float) -> float:
+        """ε at δ; infinite where nothing is bounded. Raises PrivacyError as `spent`."""
+        _check_delta(delta)
+        if self == Loss() or math.isinf(self.gaussian):
+            return self.gaussian
+        if not self.renyi:
+            with np.errstate(divide="ignore"):  # of losses that are tiny or vast, the logarithm of a chance of 0
+                return float(_dp_accounting().get_epsilon_gaussian(1 / math.sqrt(self.gaussian), delta))
+        divergences = [order * self.gaussian / 2 + other for order, other in zip(_ORDERS, self.renyi, strict=True)]
+        epsilon, _ = _dp_accounting().rdp.compute_epsilon(_ORDERS, divergences, delta)
+        return float(epsilon)
+
+
+def loss_of(rows: Sequence[Noise]) -> Loss:
+    """The loss of released sums, as of `spent`, which are not drawn by Poisson sampling. Raises PrivacyError."""
+    if not rows:
+        return Loss()
+    _check_alike(rows)
+    if rows[0].mechanism != "distributed":
+        return Loss(_moved_squared(rows))
+    times = heaviest(np.ones(len(rows)), rows[0].min_separation_rounds)
+    return Loss(renyi=tuple(times * skellam.divergence(rows, order) for order in _ORDERS))
+
+
+def loss_of_rounds(noise: Noise, rounds: int) -> Loss:
+    """The loss of so many sums with one and the same noise: `loss_of`, without a row for each. Raises PrivacyError."""
+    separation = noise.min_separation_rounds
+    times = -(-rounds // separation)
+    if times == 0:
+        return Loss()
+    if noise.mechanism == "distributed":
+        return Loss(renyi=tuple(times * skellam.divergence([noise], order) for order in _ORDERS))
+    if noise.mechanism == "gaussian":
+        squared = float(times)
+    elif noise.mechanism == "tree":
+        squared = tree_sensitivity_squared(rounds, separation)
+    else:
+        squared = banded_sensitivity_squared(noise.bands, min(rounds, separation), separation) * (times - 1)
+        squared += banded_sensitivity_squared(noise.bands, rounds - (times - 1) * separation, separation)
+    return Loss(squared / noise.noise_multiplier**2)
+
+
 def spent(rows: Sequence[Noise], delta: float) -> float:
     """ε at δ of released sums, with the rows in the order of release; 0 without rows.
 
     Every row counts as a round for the separation. Raises PrivacyError when rows differ in more than the noise
     multiplier, when they differ in it although noise is correlated over rounds, and when `dp-accounting` is missing.
     """
-    if not 0 < delta < 1:
-        raise PrivacyError(f"delta must be above 0 and below 1, not {delta!r}")
+    _check_delta(delta)
     if not rows:
         return 0.0
     _check_alike(rows)
     if rows[0].sampling_probability < 1:
         return _spent_by_samples(rows, delta)
-    if rows[0].mechanism == "distributed":
-        return _spent_by_devices(rows, delta)
-    return float(_dp_accounting().get_epsilon_gaussian(1 / math.sqrt(_moved_squared(rows)), delta))
+    return loss_of(rows).epsilon(delta)
 
 
 def calibrated(noise: Noise, rounds: int, epsilon: float, delta: float) -> float:
@@ -78,14 +142,6 @@ def _moved_squared(rows: Sequence[Noise]) -> float:
     return squared / first.noise_multiplier**2
 
 
-def _spent_by_devices(rows: Sequence[Noise], delta: float) -> float:
-    """ε with noise of devices: Rényi divergences composed over the most rounds that a device can be in."""
-    times = heaviest(np.ones(len(rows)), rows[0].min_separation_rounds)
-    divergences = [times * skellam.divergence(rows, order) for order in _ORDERS]
-    epsilon, _ = _dp_accounting().rdp.compute_epsilon(_ORDERS, divergences, delta)
-    return float(epsilon)
-
-
 def _spent_by_samples(rows: Sequence[Noise], delta: float) -> float:
     """ε with Poisson sampling: privacy loss distributions composed."""
     accounting, counts = _dp_accounting(), Counter((row.noise_multiplier, row.sampling_probability) for row in rows)
@@ -99,6 +155,11 @@ def _spent_by_samples(rows: Sequence[Noise], delta: float) -> float:
         sampled = accounting.PoissonSampledDpEvent(probability, accounting.GaussianDpEvent(multiplier))
         accountant.compose(sampled, count)
     return float(accountant.get_epsilon(delta))
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise PrivacyError(f"delta must be above 0 and below 1, not {delta!r}")
 
 
 def _check_alike(rows: Sequence[Noise]) -> None:

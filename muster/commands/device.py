@@ -253,7 +253,7 @@ def _cells(entry: Entry) -> list[object]:
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.opened)),
         _lines(" ".join(filter(None, ended)), entry.receipt and f"receipt {entry.receipt[:12]}", entry.detail),
         _lines(entry.population, entry.coordinator, f"{entry.task} round {entry.round}" if entry.round else entry.task),
-        _lines(entry.purpose, entry.plan, entry.plan_sha256[:12], trained if entry.steps else ""),
+        _lines(entry.told, entry.purpose, entry.plan, entry.plan_sha256[:12], trained if entry.steps else ""),
         _lines(f"{entry.bytes_up:,} B up", f"{entry.bytes_down:,} B down") if entry.coordinator else "–",
     ]
 

@@ -12,6 +12,7 @@ import typer
 from fedcore.errors import PrivacyError
 from fedcore.privacy.settings import Noise
 from fedcore.validation import build
+from muster.commands.budget import budget
 from muster.options.key_values import parse_key_values
 from muster.options.settings import with_settings
 from muster.options.simulate import Data
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 privacy_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Plan private training, audit it, verify certificates.",
+    help="Plan private training, audit it, verify certificates, share a budget.",
 )
+privacy_app.command()(budget)
 
 
 _SIGNER_UNNAMED = 3

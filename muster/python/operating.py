@@ -15,6 +15,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from coordinator.rules.budget import BudgetReport
 from coordinator.rules.entities import Evaluates, Measured, Regularly, RoundRecord
 from coordinator.rules.entities import Task as Facts
 from coordinator.rules.states import RoundState, TaskState
@@ -157,6 +158,25 @@ class Coordinator(AbstractContextManager["Coordinator"]):
     def task(self, task_id: str) -> Task:
         """One task. Raises UnknownTask when there is none."""
         return Task(self._store, self._store.task(task_id).id)
+
+    def budget(self, population: str) -> BudgetReport:
+        """The privacy budget of a population, and what its tasks have spent of it or still may, per device.
+
+        None for an ε stands for no bound.
+        """
+        return self._store.budget(population)
+
+    def set_budget(self, population: str, *, epsilon: float, delta: float) -> BudgetReport:
+        """Set the privacy budget that all tasks of a population share.
+
+        Tasks that would exceed it, or promise no privacy, are refused from now on, with BudgetExceeded. Raises
+        InvalidBudget for values that cannot be, and for a budget below what the tasks may have spent.
+        """
+        return self._store.set_budget(population, epsilon, delta)
+
+    def remove_budget(self, population: str) -> BudgetReport:
+        """Remove the privacy budget of a population; what its tasks have spent stays counted."""
+        return self._store.remove_budget(population)
 
     @speaking_python
     @with_settings_of(TaskSettings)

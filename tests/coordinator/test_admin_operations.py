@@ -1,6 +1,7 @@
 """Every operation of the admin API, by walks over the table: what it gives, who may do it, where it is listed."""
 
 import hashlib
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +11,17 @@ import pytest
 
 import muster
 from coordinator.api.tokens import issue
-from coordinator.errors import InvalidTask, UnknownDeviceId, UnknownModel, UnknownRound, UnknownTask, WebhookFailed
+from coordinator.errors import (
+    BudgetExceeded,
+    InvalidBudget,
+    InvalidTask,
+    UnknownDeviceId,
+    UnknownModel,
+    UnknownPopulation,
+    UnknownRound,
+    UnknownTask,
+    WebhookFailed,
+)
 from coordinator.model_counts import DAY_S, Stated
 from coordinator.operations import OPERATIONS, PREFIX, AdminService, NewTask, TaskStore
 from coordinator.rules.alerts import Finding
@@ -34,6 +45,7 @@ NOT_ONE_OPERATION = {"register_task": "over HTTP it is `present`, `upload` and `
 OF_STORE = [one for one in OPERATIONS if one.call is getattr(TaskStore, one.name, None)]
 OF_MODELS = [one for one in OF_STORE if "model_" in f"{one.name}_" and one.method == "POST"]
 PREPARED_BY = {"resume": "pause", "roll_back": "pause", "allow_device": "revoke_device"}
+UNKNOWN = {"name": UnknownModel, "population": UnknownPopulation, "task_id": UnknownTask}
 MEASURED = {"id": "", "created_at": 0, "key": "", "enrolled_at": 0}
 
 
@@ -114,7 +126,7 @@ def test_what_operators_see_over_http_is_what_the_store_gives(store, trained, de
         for unknown in ("nope", "ü?#%") if arguments else ():
             named = [unknown] * len(arguments)
             assert outcome(near, *named) == outcome(far, *named), operation.name
-            assert outcome(near, *named)[0] is (UnknownModel if "name" in needed(operation) else UnknownTask)
+            assert outcome(near, *named)[0] is UNKNOWN[needed(operation)[-1]]
         if "round" in operation.parameters:
             models = [outcome(near, trained, number) for number in (0, 1, 99)]
             assert models == [outcome(far, trained, number) for number in (0, 1, 99)], operation.name
@@ -172,6 +184,36 @@ def test_models_over_http_are_those_of_the_store_in_the_operators_name(store, tr
         near, far = (outcome(getattr(side, call), *arguments) for side in (store, operator))
         assert near[1] == far[1], (call, arguments)
         assert issubclass(near[0], far[0]), (call, arguments)
+
+
+def test_budgets_over_http_are_those_of_the_store_in_the_operators_name(store, trained, operator):
+    outcomes = []
+    for side, by in ((store, STORE), (operator, operator.by)):
+        logged = len(store.audit())
+        outcomes.append(
+            [
+                outcome(side.set_budget, "phones", 9.0, 1e-9),
+                outcome(side.set_budget, "phones", 1.0, 1e-9),
+                outcome(side.set_budget, "phones", math.nan, 1e-9),
+                outcome(side.set_budget, "phones", 9.0, 1.0),
+                outcome(side.set_budget, "\n", 9.0, 1e-9),
+                outcome(side.remove_budget, "nope"),
+                outcome(side.remove_budget, "phones"),
+            ]
+        )
+        assert [(one.actor, one.action) for one in store.audit()[logged:]] == [
+            (by, "budget-set"),
+            (by, "budget-removed"),
+        ]
+    assert outcomes[0] == outcomes[1]
+    assert [one[0] for one in outcomes[0][1:-1]] == [InvalidBudget] * 4 + [UnknownPopulation]
+
+
+def test_a_task_that_a_budget_refuses_has_its_own_error_over_http(store, trained, operator, tmp_path):
+    store.set_budget("phones", 9.0, 1e-9)
+    refused = TaskSettings(population="phones", goal=2, rounds=3)
+    with pytest.raises(BudgetExceeded, match="promises no privacy"):
+        operator.register_task(make_bundle(tmp_path / "plan"), refused)
 
 
 def test_a_task_over_http_is_the_one_that_the_store_makes(store, operator, tmp_path):

@@ -9,6 +9,8 @@ from starlette.responses import Response
 from coordinator.api.http import answer_problem, answer_refusal
 from coordinator.errors import (
     BadToken,
+    BudgetExceeded,
+    InvalidBudget,
     InvalidModel,
     InvalidTask,
     KeysDiffer,
@@ -19,6 +21,7 @@ from coordinator.errors import (
     Unavailable,
     UnknownDeviceId,
     UnknownModel,
+    UnknownPopulation,
     UnknownRound,
     UnknownTask,
     WebhookFailed,
@@ -32,6 +35,7 @@ _OWN: dict[str, tuple[type[Exception], ProblemKind]] = {
     "bad-token": (BadToken, ProblemKind(401, "The token is missing, unknown, revoked or expired")),
     "role-lacking": (RoleLacking, ProblemKind(403, "The token's role does not allow this")),
     "unknown-task": (UnknownTask, ProblemKind(404, "No task has this id")),
+    "unknown-population": (UnknownPopulation, ProblemKind(404, "No population has this name")),
     "no-such-device": (UnknownDeviceId, ProblemKind(404, "No device has this id")),
     "unknown-round": (UnknownRound, ProblemKind(404, "The task has no such round, or it was not committed")),
     "unknown-model": (UnknownModel, ProblemKind(404, "No model has this name, or no such version was released")),
@@ -39,6 +43,8 @@ _OWN: dict[str, tuple[type[Exception], ProblemKind]] = {
     "wrong-kind": (WrongKind, ProblemKind(404, "A question has no model, and other tasks have no answer")),
     "task-ended": (TaskEnded, ProblemKind(409, "The task is over, or not in a state that this starts from")),
     "keys-differ": (KeysDiffer, ProblemKind(409, "The coordinator has another key than the task's release names")),
+    "budget-exceeded": (BudgetExceeded, ProblemKind(409, "The population's privacy budget has no room for this")),
+    "invalid-budget": (InvalidBudget, ProblemKind(422, "The population cannot have this privacy budget")),
     "invalid-task": (InvalidTask, ProblemKind(422, "The settings contradict each other, or do not fit the bundle")),
     "invalid-model": (InvalidModel, ProblemKind(422, "The model cannot be released or rolled out like this")),
     "webhook-failed": (WebhookFailed, ProblemKind(409, "The webhook of alerts did not take an event, or none is set")),

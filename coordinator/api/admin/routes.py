@@ -38,6 +38,8 @@ _BOUNDS = {
     "revoked": Query(),
     "version": Query(ge=1, lt=2**31),
     "share": Query(),
+    "epsilon": Query(),
+    "delta": Query(),
     "gate": Query(max_length=200),
     "part": Query(pattern="^[0-9a-f]{64}$"),
 }

@@ -15,12 +15,13 @@ from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, Un
 from coordinator.rules.buffers import drawn_in
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord, RoundRecord, Snapshot, Task, Transition
 from coordinator.rules.progress import Progress, explain
+from coordinator.rules.rollback import rounds_after
 from coordinator.rules.rounds import Round
 from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState, move
-from coordinator.rules.task_settings import MOST_COUNT
 from coordinator.store.records.alert import AlertRecords
 from coordinator.store.records.attempt import AttemptRecords, committed_by_devices
 from coordinator.store.records.audit import AuditRecords
+from coordinator.store.records.budget import BudgetRecords
 from coordinator.store.records.cohort import ASSIGNED_ROWS, CohortRecords
 from coordinator.store.records.device import DeviceRecords
 from coordinator.store.records.garbage import GarbageRecords
@@ -76,6 +77,7 @@ class Records(WithinTransaction):
         self.sealed = SealedRecords(connection, at, writing=writing)
         self.models = ModelRecords(connection, at, writing=writing)
         self.alerts = AlertRecords(connection, at, writing=writing)
+        self.budgets = BudgetRecords(connection, at, writing=writing)
 
     # --- tasks and blobs
 
@@ -185,7 +187,7 @@ class Records(WithinTransaction):
         values |= {"task": task.id, "number": number, "attempt": self._next_attempt(task.id, number)}
         row_id = self._insert(ROUNDS, state=RoundState.COMMITTED, opened_at=self.at, ended_at=self.at, **values)
         self._transition("round", row_id, "", RoundState.COMMITTED, cause)
-        rounds = min(task.settings.rounds + number - to.number, MOST_COUNT)
+        rounds = rounds_after(task.settings.rounds, number, to.number)
         self._guarded(TASKS, task.id, task.state, columns_of(replace(task.settings, rounds=rounds)))
         self._transition("task", task.id, task.state, task.state, cause)
 

@@ -71,7 +71,11 @@ export function unread(error: unknown): string {
 export function entry(one: Entry): readonly [string, string, string] {
   const when = new Date(1000 * one.at).toLocaleString([], { dateStyle: "short", timeStyle: "short" });
   const task = one.task === "" ? "" : ` Round ${one.round} of task ${one.task.slice(0, 8)}.`;
-  const what = one.outcome === "reported" ? `A report on ${examples(one)}, ${way(one)}.` : sentence(one);
+  const what = one.told
+    ? `${one.told[0]!.toUpperCase()}${one.told.slice(1)}.`
+    : one.outcome === "reported"
+      ? `A report on ${examples(one)}, ${way(one)}.`
+      : sentence(one);
   return [when, what + task, size(one.bytes_up)];
 }
 

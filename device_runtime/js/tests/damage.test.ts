@@ -142,7 +142,7 @@ function keeper(text: string): AssignmentKeeper {
 async function keptAssignment(): Promise<Bytes> {
   const store = new MemoryStore();
   const given = decodeAnswer("assignment", json(device.messages.good.assignment[0])) as Assignment;
-  const work = { report: Uint8Array.of(1, 2, 255), collection: "typed", examples: 3, steps: 4 };
+  const work = { report: Uint8Array.of(1, 2, 255), collection: "typed", examples: 3, steps: 4, question: null };
   const keeps = new AssignmentKeeper(store, new URL("http://127.0.0.1:1"), "p");
   await keeps.keep({ given, due: 1.5, phase: "trained", ...work });
   return json((await store.get(PLACE)) ?? "");

@@ -10,7 +10,7 @@ import { vectors } from "./vectors.ts";
 
 const [text] = vectors("device.json").messages.good.assignment;
 const given = decodeAnswer("assignment", utf8(text)) as Assignment;
-const work = { report: Uint8Array.of(1, 2, 255), collection: "typed", examples: 3, steps: 4 };
+const work = { report: Uint8Array.of(1, 2, 255), collection: "typed", examples: 3, steps: 4, question: null };
 const kept = { given, due: 1.5, phase: "trained", ...work } as const;
 
 const coordinator = new URL("http://127.0.0.1:1");

@@ -148,6 +148,11 @@ test.each([
   [{ plan: 3 }, /^plan = 3: it must be an object/],
   [[], /^it must be an object/],
   [{ cache_bytes: -1 }, /cache_bytes/],
+  [{ question: { allowed: true } }, /question = .*: there is no such key/],
+  [{ questions: { allow: true } }, /questions.allow = true: there is no such key; there are allowed, per_week$/],
+  [{ questions: { allowed: "no" } }, /questions.allowed = "no"/],
+  [{ questions: { per_week: -1 } }, /questions.per_week = -1/],
+  [{ questions: { per_week: 1.5 } }, /questions.per_week = 1.5/],
   [{ authority_url: "https://a.example" }, /needs authority/],
   [{ authority_url: "a.example" }, /^authority_url = "a.example": it must be a URL/],
 ])("a policy with %o is refused", (settings, words) => {

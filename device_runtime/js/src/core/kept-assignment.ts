@@ -21,13 +21,14 @@ const keptSchema = v.object({
   collection: v.string(),
   examples: count,
   steps: count,
+  question: v.nullish(v.string(), null),
 });
 
 /** An assignment and its progress. due: seconds since 1970, by this device's clock.
  *
  * report: once trained, the body of the upload, or in a secure round the unweighted values; once masked, the state of
  * SA1; once reported, empty. A reported assignment is remembered so that the device does not train for it again.
- * collection: the collection that was trained on; empty before.
+ * collection: the collection that was trained on; empty before. question: what the plan asked, as the owner sees it.
  */
 export type KeptAssignment = v.InferOutput<typeof keptSchema>;
 

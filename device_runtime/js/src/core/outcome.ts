@@ -22,6 +22,12 @@ export interface Outcome {
   readonly round: number;
   readonly attempt: number;
   readonly secure: boolean;
+  /** What the plan asked, as one line that is safe to show; null where it asks nothing. */
+  readonly question: string | null;
+  /** Numbers in the report; 0 before it is made. */
+  readonly numbers: number;
+  /** What became of a question, in words for the owner; empty where none was asked. */
+  readonly told: string;
   readonly examples: number;
   readonly steps: number;
   readonly bytes_up: number;
@@ -48,6 +54,9 @@ export const NOTHING_YET: Outcome = {
   round: 0,
   attempt: 0,
   secure: false,
+  question: null,
+  numbers: 0,
+  told: "",
   examples: 0,
   steps: 0,
   bytes_up: 0,

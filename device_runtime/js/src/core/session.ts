@@ -33,7 +33,8 @@ import { Enrolments } from "./protocol/enrolment.ts";
 import { Hold } from "./protocol/hold.ts";
 import { SecureDelivery, UNWEIGHTED } from "./protocol/secure.ts";
 import { Transport } from "./protocol/transport.ts";
-import { weigh } from "./report.ts";
+import { countAnswer, shownQuestion, toldOf } from "./questions.ts";
+import { reportSize, weigh } from "./report.ts";
 import { execute, type TrainingResult } from "./runner.ts";
 import type { Assignment, Rejected } from "./wire/messages.ts";
 
@@ -41,7 +42,7 @@ export const VERSION = "0.1.0";
 const SECRET_BYTES = 32;
 const MOST_TASKS = 256;
 const STOPPING = "a condition for work no longer holds: the application is stopping";
-const NO_WORK = { collection: "", examples: 0, steps: 0 } as const;
+const NO_WORK = { collection: "", examples: 0, steps: 0, question: null } as const;
 // Answers to an upload that leave no assignment to give up: unknown, decided, too late.
 const OVER = [404, 409, 410];
 
@@ -77,6 +78,7 @@ async function sessionOf(platform: Platform, config: SessionConfig): Promise<Out
   // A plan and a graph contain foreign texts too, which end up in error messages.
   const detail = plain(session.outcome.detail);
   session.note({ detail, bytes_up: transport.moved.up, bytes_down: transport.moved.down });
+  session.note({ told: toldOf(session.outcome, config.coordinator.origin) });
   await writeJournal(platform.store, platform.now(), session.outcome);
   return session.outcome;
 }
@@ -138,7 +140,8 @@ class Session {
 
   /** Finish the assignment that a stopped device left, or give it up. */
   async #finish(kept: KeptAssignment): Promise<void> {
-    const { given } = kept;
+    const { given, question } = kept;
+    this.note({ question });
     await this.#guard.checkKept(kept).catch(async (error: unknown) => {
       // Only the owner is told: a population that is no longer allowed must not hear from this device.
       if (error instanceof PlanRefused || error instanceof PolicyForbids) await this.#keeper.drop();
@@ -201,6 +204,9 @@ class Session {
     await this.#guard.spend(this.#moved, this.#got); // now: a device that is killed at work has used it
     await this.#guard.checkAssignment(given, this.#moved);
     const plan = await this.#plan(given);
+    const question = shownQuestion(plan);
+    this.note({ question });
+    this.#guard.checkQuestion(question);
     const counts = await this.#platform.examples.counts();
     this.#guard.checkPlan(given, plan, counts.get(plan.examples.collection) ?? 0, this.#moved);
     if (given.secagg !== null) {
@@ -211,8 +217,9 @@ class Session {
       given.secagg === null
         ? encodeVector("report", weigh(plan.report, result.values, result.weight))
         : encodeVector(UNWEIGHTED, result.values);
-    const work = { collection: plan.examples.collection, examples: result.examples, steps: result.steps };
+    const work = { collection: plan.examples.collection, examples: result.examples, steps: result.steps, question };
     const kept = { ...assigned, phase: "trained", report, ...work } as const;
+    if (question !== null) await countAnswer(this.#platform);
     await this.#keeper.keep(kept);
     this.#isTrained = true;
     this.note({ examples: result.examples, steps: result.steps });
@@ -250,6 +257,7 @@ class Session {
   /** Send the stored report. It stays stored until its receipt has arrived, unless it is no longer needed. */
   async #deliver(kept: KeptAssignment, plan: Plan): Promise<void> {
     const { given } = kept;
+    this.note({ numbers: reportSize(plan.report) });
     if (given.secagg === null) {
       if (given.over_selected) await this.#hold?.ask();
       await this.#transport.report(given.assignment, kept.report);

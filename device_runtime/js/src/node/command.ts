@@ -144,6 +144,6 @@ function policyIn(file: string | null, state: string) {
   }
 }
 
-function inWords({ outcome, reason, task, round, detail }: Outcome): string {
-  return [outcome, reason, task && `task ${task} round ${round}`, detail].filter(Boolean).join(" ");
+function inWords({ outcome, reason, task, round, detail, told }: Outcome): string {
+  return [outcome, reason, task && `task ${task} round ${round}`, told || detail].filter(Boolean).join(" ");
 }

@@ -8,6 +8,7 @@ import { FormatError, PlanRefused, PolicyForbids } from "../errors.ts";
 import type { KeptAssignment } from "../kept-assignment.ts";
 import { type BlobRef, batchBytes, keptRefs, MOST_PLAN_BYTES, type Plan, parameterCount } from "../plan.ts";
 import { keptJson, type Platform } from "../platform.ts";
+import { answersOf } from "../questions.ts";
 import { verifyPlan } from "../release.ts";
 import { reportSize } from "../report.ts";
 import type { Assignment } from "../wire/messages.ts";
@@ -32,20 +33,29 @@ export class Guard {
   readonly #platform: Platform;
   readonly #population: string;
   readonly #spent: readonly Spent[];
+  /** Answers to questions of the last week, before this session. */
+  readonly #answers: number;
   #started: number | null = null;
 
-  private constructor(platform: Platform, policy: Policy, population: string, spent: readonly Spent[]) {
+  private constructor(
+    platform: Platform,
+    policy: Policy,
+    population: string,
+    spent: readonly Spent[],
+    answers: number,
+  ) {
     this.#platform = platform;
     this.policy = policy;
     this.#population = population;
     this.#spent = spent;
+    this.#answers = answers;
   }
 
   /** The guard of a session. It knows the use of the last day. */
   static async of(platform: Platform, policy: Policy, population: string): Promise<Guard> {
     const kept = (await keptJson<Spent[]>(platform.store, PLACE)) ?? [];
     const recent = kept.filter(({ at }) => Math.abs(platform.now() - at) < DAY_S);
-    return new Guard(platform, policy, population, recent);
+    return new Guard(platform, policy, population, recent, (await answersOf(platform)).length);
   }
 
   /** Count the use of this session so far, replacing its earlier count. */
@@ -101,12 +111,18 @@ export class Guard {
    * A finished report is checked against all rules but the plan's limits, unfinished work only against the population.
    * Throws PolicyForbids or PlanRefused.
    */
-  async checkKept({ given, phase, collection, report }: KeptAssignment): Promise<void> {
+  async checkKept({ given, phase, collection, report, question }: KeptAssignment): Promise<void> {
     this.#checkPopulation();
     if (phase === "assigned") return;
     await this.#checkRound(given, true);
     this.#checkCollection(collection);
     this.#checkBytes(report.length);
+    this.#checkAnswer(question, this.#answers - 1); // this one is counted already
+  }
+
+  /** Check what a plan asks, or null, before anything else of it. Throws PlanRefused. */
+  checkQuestion(question: string | null): void {
+    this.#checkAnswer(question, this.#answers);
   }
 
   /** Check cohort, signature or release, and size before fetching the plan. `moved`: bytes of this session so far.
@@ -160,6 +176,15 @@ export class Guard {
   /** Seconds of work in this session. */
   get seconds(): number {
     return this.#started === null ? 0 : this.#platform.workSeconds() - this.#started;
+  }
+
+  #checkAnswer(question: string | null, answers: number): void {
+    const { allowed, per_week } = this.policy.questions;
+    if (question === null) return;
+    if (!allowed) throw refused("questions.allowed", "the plan asks a question");
+    if (per_week !== null && answers >= per_week) {
+      throw refused("questions.per_week", `${answers} of ${per_week} are answered within a week`);
+    }
   }
 
   #used(what: "seconds" | "bytes" | "sessions"): number {

@@ -16,6 +16,10 @@ const planSchema = v.strictObject({
   memory_bytes: v.optional(v.pipe(v.number(), v.minValue(0)), 1_000_000_000),
   compute_seconds: v.optional(v.pipe(v.number(), v.minValue(0)), 600),
 });
+const questionsSchema = v.strictObject({
+  allowed: v.optional(v.boolean(), true),
+  per_week: v.nullish(v.pipe(v.number(), v.integer(), v.minValue(0)), null),
+});
 const policySchema = v.strictObject({
   populations: names,
   collections: names,
@@ -32,8 +36,13 @@ const policySchema = v.strictObject({
   state_bytes: v.optional(v.pipe(v.number(), v.minValue(0)), 200_000_000),
   per_day: v.optional(perDaySchema, {}),
   plan: v.optional(planSchema, {}),
+  questions: v.optional(questionsSchema, {}),
 });
-const PARTS: Readonly<Record<string, { readonly entries: object }>> = { per_day: perDaySchema, plan: planSchema };
+const PARTS: Readonly<Record<string, { readonly entries: object }>> = {
+  per_day: perDaySchema,
+  plan: planSchema,
+  questions: questionsSchema,
+};
 
 /** The limits of a device. null is no limit, or any name. The default allows everything but secure rounds.
  *
