@@ -32,8 +32,8 @@ class OtherQuestion(NamedTuple):
 class AskedPart(NamedTuple):
     """What the page of a question shows. answer: None where it cannot be read, and then `why` in words.
 
-    rows: of the table, each value with its error; `more` are left out. again: the command that asks once more, if it is SQL; csv:
-    the one that reads the answer. twice: whether a device may count in several rounds.
+    rows: of the table, each value with its error; `more` are left out. again: the command that asks once more, if it is
+    SQL; csv: the one that reads the answer. twice: whether a device may count in several rounds.
     """
 
     text: str
