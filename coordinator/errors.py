@@ -37,6 +37,7 @@ CoordinatorError
 │   ├── UnknownTask         no task has that id
 │   ├── UnknownRound        the task has no such round, or it was not committed
 │   ├── NotPrivate          the task promises no privacy, and so has no certificate
+│   ├── WrongKind           a question was asked for its model, or another task for its answer
 │   └── TaskEnded           the task is over, or not in a state that the operation starts from
 └── Refusal                 an answer to a device; each is one problem type of fedcore.wire.problems
     ├── MalformedMessage · UnknownPopulation · UnknownSession · UnknownAssignment · UnknownBlob · NoModel
@@ -209,6 +210,10 @@ class UnknownRound(TaskError):
 
 class NotPrivate(TaskError):
     """The task promises no privacy, and so has no certificate."""
+
+
+class WrongKind(TaskError):
+    """A task that asks a question has no model, and one that asks none has no answer."""
 
 
 class TaskEnded(TaskError):

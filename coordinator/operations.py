@@ -27,6 +27,7 @@ from coordinator.rules.entities import (
     Transition,
 )
 from coordinator.rules.progress import Progress
+from coordinator.rules.questions import TaskAnswer
 from coordinator.rules.roll_outs import Model, ModelCount, ModelVersion, RollOut
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle, Manifest
@@ -135,7 +136,14 @@ class TaskStore(Protocol):
     def model(self, task_id: str, number: int | None = None) -> bytes:
         """The model after a committed round, by default the last, as named tensors in safetensors' format.
 
-        The audit log says who read it. Raises UnknownRound.
+        The audit log says who read it. Raises UnknownRound, and WrongKind for a task that asks a question.
+        """
+
+    def answer(self, task_id: str) -> TaskAnswer:
+        """The answer to the question of a task, as far as its committed rounds have one.
+
+        Groups of too few devices are hidden. Raises WrongKind for a task that asks none, UnknownBlob while the answer
+        of a private round is sealed, and fedcore's QuestionError for a column that cannot be computed.
         """
 
     def plan_part(self, task_id: str, part: str | None = None) -> bytes:
@@ -199,8 +207,9 @@ class TaskStore(Protocol):
         neither a task nor a budget, and PrivacyError without an accountant.
         """
 
-    def set_budget(self, population: str, epsilon: float, delta: float) -> BudgetReport:
-        """Set the privacy budget that all tasks of a population share; tasks that would exceed it are refused from now.
+    def set_budget(self, population: str, epsilon: float, delta: float, minimum_devices: int = 1) -> BudgetReport:
+        """Set the privacy budget that all tasks of a population share; tasks that would exceed it are refused from now,
+        and questions that show groups of fewer than `minimum_devices` devices.
 
         Raises InvalidBudget for values that cannot be, and for a budget below what the tasks may have spent.
         """
@@ -328,7 +337,10 @@ OPERATIONS = (
     Operation(_VIEWER, "GET", "/devices", TaskStore.devices),
     Operation(_VIEWER, "GET", "/audit", TaskStore.audit),
     Operation(_VIEWER, "GET", "/alerts", TaskStore.alerts),
-    Operation(_VIEWER, "GET", "/tasks/{task}/model", TaskStore.model, ("unknown-round",)),
+    Operation(_VIEWER, "GET", "/tasks/{task}/model", TaskStore.model, ("unknown-round", "wrong-kind")),
+    Operation(
+        _VIEWER, "GET", "/tasks/{task}/answer", TaskStore.answer, ("wrong-kind", "unknown-blob", "invalid-bundle")
+    ),
     Operation(_VIEWER, "GET", "/tasks/{task}/plan", TaskStore.plan_part, ("unknown-blob",)),
     Operation(_VIEWER, "GET", "/tasks/{task}/certificate", TaskStore.certificate, ("unknown-round", "not-private")),
     Operation(_VIEWER, "GET", "/models", TaskStore.models),

@@ -14,7 +14,6 @@ from fedcore.errors import QuestionError
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
     from coordinator.rules.entities import Task
-    from coordinator.rules.task_settings import TaskSettings
     from export.questions.asked import Asked
     from fedcore.plan import Field
     from fedcore.questions.answer import Answer
@@ -43,13 +42,14 @@ class Unanswered(QuestionError):
 def compiled(words: Sequence[str], fields: Sequence[Field], terms: Terms) -> Asked:
     """The question of SQL, or one by name with its arguments. Raises QuestionError, with the place in the text."""
     from export.questions.builtin import BUILTIN, builtin
-    from export.questions.sql import compile_sql
 
     first, *rest = words
     if first in BUILTIN:
         return builtin(first, rest, fields, **terms._asdict())
     if rest:
         raise QuestionError(f"a question is one text in quotes, or one of {', '.join(BUILTIN)} with its fields")
+    from export.questions.sql import compile_sql
+
     return compile_sql(first, fields, **terms._asdict())
 
 
@@ -174,24 +174,17 @@ def wait_for(store: TaskStore, task: Task, timeout_s: float, note: Callable[[str
 
 
 def read_answer(store: TaskStore, task_id: str) -> Answer:
-    """The answer so far to the question of a task. Raises QuestionError for a task that asks none, or has no answer."""
-    import safetensors.numpy
+    """The answer so far to the question of a task.
 
-    from coordinator.rules.states import RoundState
-    from fedcore.questions.reading import answer_of
+    Raises WrongKind for a task that asks none, and Unanswered before the first round.
+    """
+    from fedcore.questions.answer import Answer
 
-    task = store.task(task_id)
-    committed = [record for record in store.rounds(task_id) if record.state is RoundState.COMMITTED]
-    if not committed:
+    found = store.answer(task_id)
+    if found.round == 0:
         raise Unanswered(f"task {task_id} has no answer yet: {store.progress_of(task_id).sentence}")
-    tensors = safetensors.numpy.load(store.model(task_id))
-    return answer_of(task.algorithm, tensors, deviation_of_task(task.settings, len(committed)))
-
-
-def deviation_of_task(settings: TaskSettings, rounds: int) -> float:
-    """The noise multiplier of the sums of so many rounds; 0 without noise."""
-    privacy = settings.privacy
-    return 0.0 if privacy is None else (privacy.noise_multiplier or 0.0) * rounds**0.5
+    rows: Any = found.rows
+    return Answer(found.columns, rows, found.devices, found.hidden_groups, found.errors)
 
 
 def promise_of(epsilon: float, delta: float | None, users: int | None) -> dict[str, float | int]:

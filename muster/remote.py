@@ -99,6 +99,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     sessions = _call(TaskStore.sessions)
     history = _call(TaskStore.history)
     model = _call(TaskStore.model)
+    answer = _call(TaskStore.answer)
     plan_part = _call(TaskStore.plan_part)
     certificate = _call(TaskStore.certificate)
     models = _call(TaskStore.models)

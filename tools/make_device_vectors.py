@@ -26,6 +26,7 @@ from fedcore.errors import BrokenSuccession, ReportError
 from fedcore.hold_out import HoldOut
 from fedcore.loop import Loop
 from fedcore.plan import BlobRef, ExampleSpec, Field, PredictPlan, TripPlan
+from fedcore.questions.question import LONGEST_QUESTION
 from fedcore.release import LineageEntry, Release, ReleasedEvaluation, SumBounds, TreeHead
 from fedcore.report import ReportLayout, Segment
 from fedcore.signing import SigningKey
@@ -167,6 +168,7 @@ def plans():
     whole = replace(first, second=second)
     predict = PredictPlan(("x",), (Field("output", "float32", (2,)),), 1, {"onnx": BlobRef.of(b"predict")})
     predicting = msgspec.to_builtins(replace(whole, predict=predict))
+    asking = replace(first, question="𝟛" * LONGEST_QUESTION)
     swaps = [
         {"inputs": ["z"]}, {"inputs": []}, {"outputs": []}, {"batch_size": 0}, {"graphs": {}},
         {"outputs": 2 * predicting["predict"]["outputs"]},
@@ -175,6 +177,8 @@ def plans():
         "text": whole.encode().decode(),
         "predicting": json.dumps(predicting),
         "bad": [json.dumps(predicting | {"predict": predicting["predict"] | swap}) for swap in swaps],
+        "asking": asking.encode().decode(),
+        "bad_questions": [json.dumps(predicting | {"question": wrong}) for wrong in ("", "𝟛" * 4001, None, 7)],
         "divisions": {
             kind: {name: graph.SerializeToString().hex() for name, graph in graphs.items()}
             for kind, graphs in {"allowed": divisions.ALLOWED, "refused": divisions.REFUSED}.items()

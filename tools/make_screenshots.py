@@ -22,6 +22,7 @@ from tests.coordinator.browser import chromium, look_as, shows
 from tests.coordinator.pages import play
 from tests.coordinator.released import predicting_bundle, version
 from tests.servers import serving_both
+from tools.screenshot_questions import asked
 
 SCREENS = Path(__file__).parents[1] / "docs" / "screens"
 MOST_BYTES = 150_000
@@ -52,6 +53,20 @@ def pages(task, lost):
     }
 
 
+def answers(question, bins, grid):
+    """The pages of questions, as `pages` has others."""
+    return {
+        "question": (f"/tasks/{question}", "Answer"),
+        "question-of-bins": (f"/tasks/{bins}", "Answer"),
+        "question-of-two-keys": (f"/tasks/{grid}", "Answer"),
+    }
+
+
+def to(selector):
+    """What scrolls a page to an element."""
+    return lambda browser: browser.execute_script(f"document.querySelector('{selector}').scrollIntoView()")
+
+
 def main():
     """Write every picture anew."""
     SCREENS.mkdir(exist_ok=True)
@@ -64,9 +79,11 @@ def main():
         with open_coordinator_store(*where.values()) as store:
             settings = TaskSettings(population="phones", goal=3, rounds=_ROUNDS + 6, over_selection=1.3)
             bundle = predicting_bundle(folder / "bundle")
-            lost = store.register_task(bundle, settings, name="keyboard, large steps").id
             token = issue(store.database, "erin", Role.OPERATOR)[1]
             with serving_both(Settings(**where, **page, port=0, admin_port=0, accept_unattested=True)) as urls:
+                question, bins, grid = asked(store, urls, folder)
+                lost = store.register_task(bundle, settings, name="keyboard, large steps").id
+                time.sleep(3)  # until the driver has taken it up
                 play(urls, [2.3, 2.2, 2.4, 2.1, 2.3, 25.0, 26.0, 27.0], devices=4)  # too large, so it is paused
                 task = store.register_task(bundle, settings, name="keyboard, spring").id
                 time.sleep(3)  # until the driver has taken it up
@@ -76,26 +93,20 @@ def main():
                 take(browser, urls.admin, "login", "/", "Log in")
                 browser.find_element(By.NAME, "token").send_keys(token, Keys.ENTER)
                 shows(browser, "Log out")
-                for page, (path, words) in pages(task, lost).items():
+                for page, (path, words) in (pages(task, lost) | answers(question, bins, grid)).items():
                     take(browser, urls.admin, page, path, words)
                 take(browser, urls.admin, "wrong-task", "/new", "No task was created", send_wrong)
                 look_as(browser, _PHONE, "dark")
                 take(browser, urls.admin, "task-on-a-phone", f"/tasks/{task}", "Learning curve")
+                look_as(browser, _PHONE)
+                take(browser, urls.admin, "question-on-a-phone", f"/tasks/{question}", "Answer", to(".curves"))
                 register_more(store, bundle)
                 time.sleep(12)  # until they wait for devices in vain
                 play(urls, [0.31, 0.3, 0.29], devices=4)
                 look_as(browser, _DESK)
                 take(browser, urls.admin, "overview", "/?by=name", f"of {_TASKS}")
                 look_as(browser, _PHONE)
-                to_table = "document.querySelector('.tasks').scrollIntoView()"
-                take(
-                    browser,
-                    urls.admin,
-                    "overview-on-a-phone",
-                    "/?by=name",
-                    "old",
-                    lambda one: one.execute_script(to_table),
-                )
+                take(browser, urls.admin, "overview-on-a-phone", "/?by=name", "old", to(".tasks"))
 
 
 def register_more(store, bundle):

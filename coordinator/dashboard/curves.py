@@ -65,7 +65,7 @@ class Chart:
     left, right, top, bottom = _LEFT, WIDTH - _RIGHT, _TOP, HEIGHT - _BOTTOM
 
 
-class _Scale(NamedTuple):
+class Scale(NamedTuple):
     """From numbers to places: `low` is at `start`, `high` at `end`; as logarithms with `log`, in steps of `least`."""
 
     low: float
@@ -76,10 +76,12 @@ class _Scale(NamedTuple):
     least: float = 0.0
 
     def place(self, value: float) -> float:
+        """Where a value is."""
         low, high, at = (math.log10(number) if self.log else number for number in (self.low, self.high, value))
         return self.start + (self.end - self.start) * ((at - low) / (high - low) if high > low else 0.5)
 
     def ticks(self) -> tuple[Tick, ...]:
+        """Round numbers, a few."""
         if self.high <= self.low:
             values = [self.low]
         elif self.log:
@@ -102,19 +104,26 @@ def charts(rounds: Sequence[tuple[int, Mapping[str, float]]], *, log: bool = Fal
 
 
 def chart(
-    name: str, series: Mapping[str, Values], unit: str = "", horizontal: str = "round", *, log: bool = False
+    name: str,
+    series: Mapping[str, Values],
+    unit: str = "",
+    horizontal: str = "round",
+    *,
+    log: bool = False,
+    whole: bool = True,
 ) -> Chart | None:
     """A chart of finite values by the names of their series; None without one. Long lines are thinned, ends kept.
 
-    log: whether the values have a logarithmic axis, which those of 0 and below have no place on.
+    log: whether the values have a logarithmic axis, which those of 0 and below have no place on. whole: whether the
+    horizontal axis has whole numbers only.
     """
     kept = {label: _thinned([pair for pair in values if _has_place(pair[1], log)]) for label, values in series.items()}
     kept = {label: values for label, values in kept.items() if values}
     if not kept:
         return None
     ats, values = ([pair[part] for pairs in kept.values() for pair in pairs] for part in (0, 1))
-    across = _Scale(min(ats), max(ats), _LEFT, WIDTH - _RIGHT, least=1.0)
-    up = _Scale(min(values), max(values), HEIGHT - _BOTTOM, _TOP, log)
+    across = Scale(min(ats), max(ats), _LEFT, WIDTH - _RIGHT, least=1.0 if whole else 0.0)
+    up = Scale(min(values), max(values), HEIGHT - _BOTTOM, _TOP, log)
     lines = (
         Line(label, tuple(Point(across.place(at), up.place(value), at, value) for at, value in pairs))
         for label, pairs in kept.items()

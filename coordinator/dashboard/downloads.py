@@ -1,6 +1,8 @@
-"""Downloads from the dashboard: models, plans and certificates of tasks."""
+"""Downloads from the dashboard: models, answers, plans and certificates of tasks."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 from starlette.requests import Request
@@ -13,6 +15,7 @@ from coordinator.dashboard.rendering import HEADERS
 from coordinator.dashboard.web_sessions import WebSessions
 from coordinator.errors import BadToken
 from coordinator.rules.entities import Token
+from fedcore.questions.reading import as_csv
 
 _JSON = "application/json"
 
@@ -45,6 +48,15 @@ class Downloads:
         self._viewer(request)
         data = msgspec.json.encode(self._store.certificate(task, round))
         return _file(data, _JSON, f"{task}.safetensors.privacy.json")
+
+    def answer(self, request: Request, task: str, form: Literal["csv", "json"] = "json") -> Response:
+        """The answer to the question of a task."""
+        self._viewer(request)
+        found = self._store.answer(task)
+        if form == "csv":
+            text = as_csv(found.columns, found.rows, found.errors)
+            return _file(text.encode(), "text/csv; charset=utf-8", f"{task}-answer.csv")
+        return _file(msgspec.json.encode(found), _JSON, f"{task}-answer.json")
 
     def _viewer(self, request: Request) -> Token:
         """Raises BadToken."""

@@ -12,6 +12,7 @@ from pydantic import Field
 from coordinator.dashboard.times import age
 from coordinator.rules.alerts import Alert
 from coordinator.rules.entities import Task
+from coordinator.rules.kinds import Kind, kind_of
 from coordinator.rules.progress import Progress
 from coordinator.rules.states import TaskState
 from coordinator.store.records.overview import PAGE, SORTED_BY, TaskQuery
@@ -40,7 +41,7 @@ Asked: TypeAlias = Annotated[TaskQuery, Depends(_asked)]
 class TaskLine(NamedTuple):
     """A task in a list. left: the time that its last rounds would take, empty where nobody knows.
 
-    metric: the first of its newest metrics by name, with its value; None without any.
+    metric: the first of its newest metrics by name, with its value; None without any, and of a question.
     """
 
     task: Task
@@ -49,6 +50,11 @@ class TaskLine(NamedTuple):
     left: str
     age: str
     metric: tuple[str, float] | None
+
+    @property
+    def kind(self) -> Kind:
+        """Whether it trains, evaluates or asks."""
+        return kind_of(self.task.algorithm.name)
 
     @property
     def why(self) -> str:
@@ -107,7 +113,8 @@ def task_lines(records: Records, tasks: Sequence[Task]) -> list[TaskLine]:
         committed = 0 if pace is None else pace.committed
         moves = task.state is TaskState.ACTIVE and not progress.stalled
         left = f"{age((task.settings.rounds - committed) * pace.round_s)}" if pace is not None and moves else ""
-        metric = next(iter(sorted(newest.get(task.id, {}).items())), None)
+        shown = {} if kind_of(task.algorithm.name) == "question" else newest.get(task.id, {})
+        metric = next(iter(sorted(shown.items())), None)
         lines.append(TaskLine(task, progress, committed, left, age(records.at - task.created_at), metric))
     return lines
 

@@ -21,6 +21,7 @@ from coordinator.dashboard.forms import Number, RowId
 from coordinator.dashboard.join_links import join_link
 from coordinator.dashboard.models import model_page, models_page
 from coordinator.dashboard.overview import MOST_ALIKE, Asked, folded, overview_page
+from coordinator.dashboard.questions import asked_part
 from coordinator.dashboard.rendering import HEADERS, Renderer
 from coordinator.dashboard.round_views import round_page, rounds_page
 from coordinator.dashboard.settings_table import told_apart, values
@@ -189,9 +190,11 @@ class Pages:
         return page | {"join": join, "budget": budget_report(self._store, records, name), "claim": CLAIM}
 
     def _task(self, task: str, scale: str, records: Records) -> dict[str, Any]:
-        page = task_page(records, task, log=scale == "log")
+        page, store = task_page(records, task, log=scale == "log"), self._service.store
+        shown = page.line.task
+        asked = asked_part(store, records, shown) if page.line.kind == "question" else None
         try:
-            plan = self._service.store.plan(page.line.task.plan_sha256)
+            report = report_bytes(store.plan(shown.plan_sha256).report, shown.settings)
         except UnknownBlob:
-            return {"page": page, "report": None}
-        return {"page": page, "report": report_bytes(plan.report, page.line.task.settings)}
+            report = None
+        return {"page": page, "report": report, "asked": asked}

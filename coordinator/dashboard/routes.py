@@ -48,6 +48,7 @@ def dashboard_router(service: Service, access: Access) -> APIRouter:
         ("/tasks/{task}/settings", pages.settings),
         ("/tasks/{task}/log", pages.log),
         ("/tasks/{task}/model", downloads.model),
+        ("/tasks/{task}/answer", downloads.answer),
         ("/tasks/{task}/plan", downloads.plan),
         ("/tasks/{task}/certificate", downloads.certificate),
         ("/tasks/{task}/privacy-certificate", downloads.privacy_certificate),

@@ -67,8 +67,9 @@ def task_page(records: Records, task_id: str, *, log: bool = False) -> TaskPage:
     sessions = [shape for shape in records.sessions.of(task) if shape.task]
     spent, kind, curve = records.ledger.spent(task_id), task.algorithm.name, overview.curve(task_id)
     figures = figures_of(kind, curve[-1][1]) if curve else None
-    # Of a task that evaluates once the figures say it all.
-    shown = [] if figures and len(curve) == 1 else [(number, means_of(kind, metrics)) for number, metrics in curve]
+    # Of a task that evaluates once the figures say it all, and of a question its answer does.
+    said = (figures and len(curve) == 1) or line.kind == "question"
+    shown = [] if said else [(number, means_of(kind, metrics)) for number, metrics in curve]
     return TaskPage(
         line=line,
         totals=totals,

@@ -13,6 +13,7 @@ from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import ClearReports, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.algorithms.evaluation import EVALUATION
+from fedcore.algorithms.question import QUESTION
 from fedcore.params import ParamSchema, VectorSpec
 from fedcore.plan import Plan
 from fedcore.schedule import ServerSchedule
@@ -82,6 +83,8 @@ def check_regular(
     check_evaluates(measuring, state, None)
     if training.family == EVALUATION:
         raise InvalidTask(f"{what} is for tasks that train, and {training.name} evaluates: create it without")
+    if training.family == QUESTION:
+        raise InvalidTask(f"{what} is for tasks that train, and {training.name} asks: create it without")
     if not settings.hold_out_devices or settings.on_held_out:
         raise InvalidTask(
             f"{what} runs on held-out devices, so that it measures on none that trained and delays no round: set "

@@ -54,9 +54,9 @@ class Figures(NamedTuple):
 def figures_of(kind: str, metrics: Mapping[str, float]) -> Figures | None:
     """The figures that an algorithm called `kind` left among the metrics of a round; None where it left none."""
     devices = metrics.get(f"{kind}.devices")
-    if devices is None:
-        return None
     rows = tuple(_row(f"{kind}.{name}", name, metrics) for name in _names(kind, metrics))
+    if devices is None or not rows:  # a question leaves its devices alone
+        return None
     return Figures(kind, int(devices), int(metrics.get(f"{kind}.examples", 0)), rows)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask, demand
 from coordinator.rules.aggregation import Vectors
-from coordinator.rules.packed_segments import honest_devices_and_norm
+from coordinator.rules.packed_segments import honest_devices_and_norm, most_in_group, packed_segments
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm, Trip
 from fedcore.bound import CLIP
@@ -31,6 +31,8 @@ from fedcore.report import WEIGHT, ReportLayout
 Floats = NDArray[np.float64]
 GRID = 2.0**-32
 """The grid that sums and noise are rounded to, in standard deviations of the noise."""
+ROUNDING = 0.25
+"""The greatest variance of a value that is rounded at random to one of its neighbouring steps, in squared steps."""
 MOST_ROUNDS, MOST_EPSILON = 100_000, 1e6
 """For how many rounds, and up to which ε, noise is found: rounds take time and memory, and the solver has its range."""
 
@@ -158,6 +160,23 @@ def _expected(settings: TaskSettings, layout: ReportLayout) -> LedgerEntry:
 
 def _noise_of(noise: Noise) -> dict[str, Any]:
     return {name: getattr(noise, name) for name in Noise.__struct_fields__}
+
+
+def deviation_of(entries: Sequence[LedgerEntry], settings: TaskSettings, layout: ReportLayout) -> float:
+    """The standard deviation of the noise in every number of these rounds' sums, added up; 0 of no rounds.
+
+    layout: of the reports as they travel. Trap: for noise that is drawn anew in every round. Devices' noise is that of
+    all who reported, with what the rounding of their values adds.
+    """
+    variance = 0.0
+    for entry in entries:
+        if entry.mechanism != "distributed":
+            variance += (entry.noise_multiplier * entry.clip) ** 2
+            continue
+        n_max = most_in_group(settings, entry.round)
+        (segment,) = packed_segments(layout, settings.sum_bounds, n_max)
+        variance += entry.devices * (segment.noise + ROUNDING) * segment.step**2
+    return math.sqrt(variance)
 
 
 def may_go_on(privacy: Privacy, entries: Sequence[LedgerEntry]) -> bool:

@@ -226,6 +226,8 @@ def predicting(plan: Plan) -> tuple[BlobRef, ...]:
 
 def check_model(plan: Plan, parameters: bytes) -> None:
     """Raise InvalidModel unless apps can predict with a plan, and with these parameters."""
+    if plan.question is not UNSET:
+        raise InvalidModel(f"plan {plan.name!r} asks a question: its task has an answer, and no model for apps")
     if plan.predict is None:
         raise InvalidModel(f"plan {plan.name!r} has no predict graph, so no app can predict with it")
     try:

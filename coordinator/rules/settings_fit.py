@@ -9,6 +9,7 @@ from coordinator.rules.clear_reports import check_room
 from coordinator.rules.entities import Task
 from coordinator.rules.packed_segments import check_device_noise
 from coordinator.rules.private_sums import check_private
+from coordinator.rules.questions import check_question
 from coordinator.rules.rounding_trial import check_rounding
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.algorithms.algorithm import Algorithm, check_two_trips
@@ -23,6 +24,7 @@ def check_settings(settings: TaskSettings, algorithm: Algorithm, plan: Plan) -> 
     if settings.same_cohort:
         check_two_trips(algorithm)
     _check_clients(settings, algorithm)
+    check_question(settings, algorithm)
     if settings.buffered is not None:
         _check_buffered(algorithm, plan)
     if settings.secagg is not None:

@@ -18,6 +18,7 @@ from coordinator.rules.task_settings import TaskSettings
 from fedcore import checkpoint
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.algorithms.evaluation import EVALUATION
+from fedcore.algorithms.question import QUESTION
 from fedcore.bundle import Bundle
 from fedcore.plan import BlobRef, Plan
 from fedcore.privacy.certificate import Spending
@@ -66,6 +67,8 @@ def started(
         return bundle, settings
     if algorithm.family == EVALUATION:
         raise InvalidTask(f"{algorithm.name} evaluates a model and begins at none: leave starts_from out")
+    if algorithm.family == QUESTION:
+        raise InvalidTask(f"{algorithm.name} asks and trains no model, so it begins at none: leave starts_from out")
     source, number = trained_round(store, settings.starts_from)
     plan, manifest = bundle.plan, bundle.manifest
     check_same_tensors(f"task {source}", Plan.decode(store.plan_part(source)), plan)

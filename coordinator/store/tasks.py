@@ -34,6 +34,7 @@ from coordinator.rules.entities import (
     Transition,
 )
 from coordinator.rules.progress import Progress
+from coordinator.rules.questions import TaskAnswer
 from coordinator.rules.rollback import check_clients, check_participations, check_rollback
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Secagg, TaskSettings
@@ -42,6 +43,7 @@ from coordinator.store.budgets import budget_report, change_budget, check_rounds
 from coordinator.store.database import Database
 from coordinator.store.identity import check_same_store
 from coordinator.store.models import ModelStore
+from coordinator.store.questions import check_has_model, read_answer
 from coordinator.store.registration import Registration
 from coordinator.store.sealed_blobs import SealedBlobs
 from coordinator.store.starting import before, spent_before
@@ -232,11 +234,16 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
         return checkpoint.decode(self.blobs.get(snapshot.checkpoint_sha256), plan.broadcast)
 
     def model(self, task_id: str, number: int | None = None, by: str = STORE) -> bytes:
+        check_has_model(self.task(task_id))
         model = self.model_file(task_id, number)
         with self.database.writing() as records:
             which = "the last" if number is None else f"round {number}"
             records.audit.append(by, Action.MODEL_READ, task_id, which)
         return model
+
+    def answer(self, task_id: str) -> TaskAnswer:
+        with self.database.reading() as records:
+            return read_answer(self, records, records.task(task_id))
 
     def model_file(self, task_id: str, number: int | None = None) -> bytes:
         """The model after a round, as named tensors in safetensors' format. Raises UnknownRound, as `checkpoint`.
@@ -297,8 +304,11 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
         with self.database.reading() as records:
             return budget_report(self, records, population)
 
-    def set_budget(self, population: str, epsilon: float, delta: float, by: str = STORE) -> BudgetReport:
-        return change_budget(self, population, PopulationBudget(epsilon=epsilon, delta=delta), by)
+    def set_budget(
+        self, population: str, epsilon: float, delta: float, minimum_devices: int = 1, by: str = STORE
+    ) -> BudgetReport:
+        budget = PopulationBudget(epsilon=epsilon, delta=delta, minimum_devices=minimum_devices)
+        return change_budget(self, population, budget, by)
 
     def remove_budget(self, population: str, by: str = STORE) -> BudgetReport:
         return change_budget(self, population, None, by)

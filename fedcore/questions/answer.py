@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedcore.errors import QuestionError
 from fedcore.params import Float32
 from fedcore.questions.functions import FUNCTIONS
-from fedcore.questions.question import WORD, Call, Cell, Group, Literals, Number, Question, Value, words_of
+from fedcore.questions.question import WORD, Call, Cell, Group, Literals, Number, Question, Shown, Value, words_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,14 +52,19 @@ class Answer(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """The sums over devices of every block, (G, width) each. whole: which of them are whole numbers."""
+    """The sums over devices of every block, (G, width) each, or (1, width) of one for all groups.
+
+    whole: which blocks are of whole numbers. shown: the groups that are shown.
+    """
 
     blocks: Mapping[str, Float64]
     whole: frozenset[str]
+    shown: tuple[int, ...] = ()
 
     def cell(self, block: str, group: int) -> Any:
         """What a column reads of a block in a group: a number, or several."""
-        numbers = self.blocks[block][group].tolist()
+        blocks = self.blocks[block]
+        numbers = blocks[group if len(blocks) > 1 else 0].tolist()
         if block in self.whole:
             numbers = [round(number) for number in numbers]
         return numbers[0] if len(numbers) == 1 else tuple(numbers)
@@ -72,8 +77,9 @@ def answer(question: Question, params_D: Float32, deviation: float = 0.0) -> Ans
     norms again. Raises QuestionError for parameters of another question.
     """
     devices, sums = _sums_of(question, params_D)
-    voters = sums.blocks[question.voters][:, 0]
+    voters = np.broadcast_to(sums.blocks[question.voters][:, 0], question.groups)
     shown = [group for group, count in enumerate(voters.tolist()) if round(count) >= question.minimum_devices]
+    sums = sums._replace(shown=tuple(shown))
     hidden = int(np.count_nonzero(voters.round() > 0)) - len(shown)
     rows = [tuple(_value(column.value, question, sums, group) for column in question.columns) for group in shown]
     errors = _errors(question, sums, shown, rows, deviation) if deviation else [()] * len(rows)
@@ -103,8 +109,7 @@ def _sums_of(question: Question, params_D: Float32) -> tuple[int, _Sums]:
         if len(names) == 2:
             low, high = (vectors[name].round() for name in words_of(block.name))
             vectors[block.name] = low + WORD * high
-        groups = 1 if block.kind == "bins" else question.groups
-        blocks[block.name] = vectors[block.name].reshape(groups, -1)
+        blocks[block.name] = vectors[block.name].reshape(question.groups_of(block), -1)
     return round(float(total[0])), _Sums(blocks, frozenset(block.name for block in question.blocks if block.whole))
 
 
@@ -114,7 +119,9 @@ def _value(value: Value, question: Question, sums: _Sums, group: int) -> Any:
         case Number(constant):
             return constant
         case Cell(block):
-            return sums.cell(block, group if len(sums.blocks[block]) > 1 else 0)
+            return sums.cell(block, group)
+        case Shown(block):
+            return tuple(sums.cell(block, one) for one in sums.shown)
         case Group(key):
             return question.keys[key].values[_place(question, group, key)]
         case Call(name, arguments):
@@ -152,9 +159,8 @@ def _errors(
     by_block = {block.name: deviation * (block.norm if question.private else 1.0) for block in question.blocks}
     source = np.random.default_rng(0)
     draws = [
-        _Sums(
-            {name: one + by_block[name] * source.standard_normal(one.shape) for name, one in sums.blocks.items()},
-            sums.whole,
+        sums._replace(
+            blocks={name: one + by_block[name] * source.standard_normal(one.shape) for name, one in sums.blocks.items()}
         )
         for _ in range(DRAWS if any(isinstance(column.value, Call) for column in question.columns) else 0)
     ]

@@ -121,6 +121,12 @@ def _quantile(counts: Sequence[float], share: float, edges: Sequence[float]) -> 
     return edges[index] + max(part, 0.0) * (edges[index + 1] - edges[index])
 
 
+def _quantile_of_values(counts: Sequence[float], share: float, values: Sequence[Scalar]) -> Scalar:
+    """The first of these values that a share of all are no larger than; NULL of none. Counts as in `_quantile`."""
+    below = list(accumulate(max(count, 0.0) for count in counts))
+    return None if below[-1] <= 0 else _least(below, share * below[-1], values)
+
+
 FUNCTIONS: Mapping[str, Function] = {
     "+": _arithmetic(lambda left, right: left + right),
     "-": _arithmetic(lambda left, right: left - right),
@@ -156,6 +162,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "greatest": lambda counts, wanted, values: _least(counts[::-1], wanted, values[::-1]),
     "least_with_share": _least_with_share,
     "quantile": _quantile,
+    "quantile_of_values": _quantile_of_values,
     "total": sum,
     "item": lambda values, index: values[index],
 }

@@ -9,8 +9,9 @@ over devices the table is read (`fedcore.questions.answer`).
     b = 1 if S ≥ 1 else 0                         of kind "any": the devices that have such a row
     b = 1 in the bin that S lies in, else 0       of kind "bins": a histogram over devices of one S
 
-Grouped numbers have one number for every group, in the order of the keys' values, the last key fastest. A whole number
-of unknown size travels in two words of base 4096 (`WORD`), lest float32 round it.
+Grouped numbers have one number for every group, in the order of the keys' values, the last key fastest, or several for
+every group. A block of fewer numbers than there are groups is of all groups at once. A whole number of unknown size
+travels in two words of base 4096 (`WORD`), lest float32 round it.
 
 It needs no NumPy.
 """
@@ -80,7 +81,16 @@ class Number(msgspec.Struct, frozen=True, tag="number"):
 
 
 class Cell(msgspec.Struct, frozen=True, tag="cell"):
-    """The sum over devices of a block, by name: in a group, its number there, or its numbers if it has several."""
+    """The sum over devices of a block, by name: in a group, its number there, or its numbers if it has several.
+
+    Of bins that are as many as groups it is the number of the bin in the group's place.
+    """
+
+    block: str
+
+
+class Shown(msgspec.Struct, frozen=True, tag="shown"):
+    """The sums over devices of a block in every group that is shown: what shares are of."""
 
     block: str
 
@@ -98,7 +108,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     arguments: tuple[Value, ...]
 
 
-Value: TypeAlias = Number | Cell | Group | Call
+Value: TypeAlias = Number | Cell | Shown | Group | Call
 """What a column shows: an expression over sums."""
 
 
@@ -120,9 +130,9 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     """A question. Raises QuestionError when its parts do not fit together.
 
     text: as it was asked, with its bounds; owners of devices read it. voters: the block of kind "any" that counts the
-    devices of each group; a group of fewer than minimum_devices is not shown. most_rows: of a device, drawn at random;
-    None for all. private: whether blocks are divided by their norms, so that a clip holds them together. limit: the
-    most rows of the table.
+    devices of each group, or of all at once; a group of fewer than minimum_devices is not shown. most_rows: of a
+    device, drawn at random; None for all. private: whether blocks are divided by their norms, so that a clip holds them
+    together. limit: the most rows of the table.
     """
 
     text: str
@@ -150,6 +160,12 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     def row_numbers(self) -> int:
         """R, the numbers of a row, with both words of those that have two."""
         return sum(rows.size * (1 + rows.words) for rows in self.rows)
+
+    def groups_of(self, block: Block) -> int:
+        """For how many groups a block has numbers: for each, or 1 where it is of all."""
+        size = len(block.edges) + 1 if block.kind == "bins" else self.block_sizes[self.vectors(block)[0]]
+        grouped = size == self.groups if block.kind == "bins" else size % self.groups == 0
+        return self.groups if grouped else 1
 
     def vectors(self, block: Block) -> tuple[str, ...]:
         """The names of the vectors that a device sends of a block: two of words, else one."""
@@ -199,8 +215,8 @@ def _check(question: Question) -> None:
         _check_block(block, rows)
     _check_sizes(question)
     voters = blocks.get(question.voters)
-    if voters is None or voters.kind != "any" or question.block_sizes[voters.name] != question.groups:
-        raise QuestionError("voters must name the block of kind any with one number for every group")
+    if voters is None or voters.kind != "any" or question.block_sizes[voters.name] not in (1, question.groups):
+        raise QuestionError("voters must name the block of kind any with one number for every group, or for all")
     if not question.columns or question.minimum_devices < 1 or (question.most_rows or 1) < 1:
         raise QuestionError("a question needs columns, and at least 1 device and 1 row")
     for column in question.columns:
@@ -235,7 +251,7 @@ def _check_block(block: Block, rows: dict[str, Rows]) -> None:
 def _check_value(value: Value, question: Question, depth: int = 0) -> None:
     if depth > DEEPEST:
         raise QuestionError(f"a column nests more than {DEEPEST} functions")
-    if isinstance(value, Cell) and value.block not in {block.name for block in question.blocks}:
+    if isinstance(value, Cell | Shown) and value.block not in {block.name for block in question.blocks}:
         raise QuestionError(f"a column shows {value.block}, which is no block")
     if isinstance(value, Group) and not 0 <= value.key < len(question.keys):
         raise QuestionError(f"a column shows key {value.key}; there are {len(question.keys)}")

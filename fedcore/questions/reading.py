@@ -1,8 +1,10 @@
-"""The answer that a task's model holds, whichever algorithm asked."""
+"""The answer that a task's model holds, whichever algorithm asked; and an answer as CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import io
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,9 @@ from fedcore.algorithms.question import QUESTION, Ask
 from fedcore.bundle import AlgorithmRef
 from fedcore.errors import QuestionError
 from fedcore.questions.answer import Answer, answer
+from fedcore.visible import visible
+
+_FORMULA = ("=", "+", "-", "@")
 
 
 def answer_of(algorithm: AlgorithmRef, tensors: Mapping[str, Any], noise_multiplier: float = 0.0) -> Answer:
@@ -28,3 +33,32 @@ def answer_of(algorithm: AlgorithmRef, tensors: Mapping[str, Any], noise_multipl
     if not isinstance(asking, Ask) or not {"high", "low"} <= tensors.keys():
         raise QuestionError("the model is not one of this question")
     return answer(asking.asked, np.concatenate([tensors["high"], tensors["low"]]), noise_multiplier * clip)
+
+
+def as_csv(columns: Sequence[str], rows: Sequence[Sequence[object]], errors: Sequence[Sequence[object]] | None) -> str:
+    """A table as CSV. A column that noise moves is followed by one with its errors; NULL is an empty field.
+
+    Text that a spreadsheet would take for a formula begins with an apostrophe: names of groups may be strangers'.
+    """
+    noisy = {place for row in errors or () for place, error in enumerate(row) if error is not None}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([part for place, name in enumerate(columns) for part in _with(name, f"{name} ±", place in noisy)])
+    for number, row in enumerate(rows):
+        beside = errors[number] if errors else (None,) * len(row)
+        pairs = enumerate(zip(row, beside, strict=True))
+        writer.writerow([part for place, (value, error) in pairs for part in _with(value, error, place in noisy)])
+    return text.getvalue()
+
+
+def _with(value: object, other: object, both: bool) -> list[object]:
+    return [_field(value), _field(other)] if both else [_field(value)]
+
+
+def _field(value: object) -> object:
+    if isinstance(value, tuple | list):
+        return " ".join(str(_field(one)) for one in value)
+    if isinstance(value, str):
+        shown = visible(value)
+        return f"'{shown}" if shown.startswith(_FORMULA) else shown
+    return value

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 import time
 from pathlib import Path
@@ -53,7 +51,9 @@ Dataset = Annotated[
 ]
 OfTask = Annotated[str | None, typer.Option("--task", metavar="TASK", help="Read the answer of a question's task.")]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=1, help="Wait for the answer so long.")]
-Csv = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table as CSV; - is standard output.")]
+Csv = Annotated[
+    Path | None, typer.Option("--csv", metavar="FILE", help="Write the table as CSV; - is standard output.")
+]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: .svg or .png.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Ask nothing: say costs, bounds and what owners read.")]
 Formats = Annotated[list[str] | None, typer.Option("--format", help="onnx or executorch; may be repeated.")]
@@ -279,12 +279,13 @@ class _Shown:
 
             draw_answer(answer).save(self.plot)
         if self.table is not None:
-            text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows([answer.columns, *answer.rows])
+            from fedcore.questions.reading import as_csv
+
+            text = as_csv(answer.columns, answer.rows, answer.errors)
             if str(self.table) == "-":
-                sys.stdout.write(text.getvalue())
+                sys.stdout.write(text)
                 return None
-            self.table.write_text(text.getvalue(), "utf-8")
+            self.table.write_text(text, "utf-8")
         if self.json:
             facts = {
                 "columns": answer.columns,

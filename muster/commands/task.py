@@ -149,8 +149,21 @@ def list_tasks(*, store: TaskStore, json: Json = False) -> None:
     if json:
         emit([_facts(task, progress[task.id]) for task in tasks])
     else:
-        rows = [(t.id, t.name, t.settings.population, t.state, t.settings.goal, t.settings.rounds) for t in tasks]
-        show_table(("task", "name", "population", "state", "goal", "rounds"), rows)
+        from coordinator.rules.kinds import kind_of
+
+        rows = [
+            (
+                t.id,
+                t.name,
+                kind_of(t.algorithm.name),
+                t.settings.population,
+                t.state,
+                t.settings.goal,
+                t.settings.rounds,
+            )
+            for t in tasks
+        ]
+        show_table(("task", "name", "kind", "population", "state", "goal", "rounds"), rows)
         show_fields({task.id: progress[task.id].sentence for task in tasks})
 
 
@@ -327,10 +340,14 @@ def _devices_url(store: CoordinatorStore, settings: Settings) -> str:
 
 
 def _facts(task: Task, progress: Progress) -> dict[str, Any]:
-    regular = task.evaluation
+    from coordinator.rules.kinds import kind_of, question_of
+
+    regular, question = task.evaluation, question_of(task.algorithm)
     return {
         "task": task.id,
         "name": task.name,
+        "kind": kind_of(task.algorithm.name),
+        **({"question": question} if question else {}),
         "bundle": task.bundle,
         "state": task.state,
         "reason": task.reason,

@@ -10,7 +10,7 @@ import typer
 
 from muster.commands.stores import with_store
 from muster.options.task import TaskId
-from muster.output import say
+from muster.output import say, say_next
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
@@ -32,6 +32,7 @@ def watch(
     twice.
     """
     from coordinator.dashboard.settings_table import values
+    from coordinator.rules.kinds import question_of
     from muster.watching import figures
     from simulator.runs.trackers import trackers
 
@@ -41,6 +42,8 @@ def watch(
         )
     facts = store.task(task)
     parameters = {"task": task, "name": facts.name, "algorithm": facts.algorithm.name, **values(facts.settings)}
+    if question := question_of(facts.algorithm):
+        say(f"asks: {question}")
     with ExitStack() as stack:
         told = []
         if out is not None:
@@ -53,3 +56,5 @@ def watch(
             for tracker in told:
                 tracker(number, point)
     say(store.progress_of(task).sentence)
+    if question:
+        say_next("read its answer", ["muster", "ask", "--task", task])

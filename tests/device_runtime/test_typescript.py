@@ -20,10 +20,14 @@ from export.models import MODELS, load
 from export.predict import build_predict
 from fedcore import checkpoint
 from fedcore.algorithms import create
+from fedcore.algorithms.algorithm import trips_of
 from fedcore.batching import StreamKey
+from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef
 from secagg import errors as secagg_errors
 from tests.device_runtime.node import FOLDER, IS_NEW, command
+from tests.questions.hand_made import asked
+from tests.questions.labels import LABELS
 
 EXAMPLES, BATCH = 23, 10
 KEY = StreamKey(seed=2**53 + 3, round=1, slot=7)
@@ -45,27 +49,47 @@ def drawn(fields):
     }
 
 
-@pytest.mark.parametrize("name", [*(pytest.param(name, marks=LONG) for name in MODELS), ADAPTED])
-def test_node_trains_to_the_same_report_bit_for_bit(name, tmp_path):
-    model, algorithm = Model(load(name)), create("mimelite", {"batch_size": BATCH})
+def reports(model, algorithm, examples, folder):
+    """The report of a plan that Node makes, and the one that Python does, as bytes."""
     plan, graphs = build_plan(model, algorithm, ("onnx",), lambda form, doing: None)
     blobs = {graph: graphs[ref] for graph, ref in plan.graphs["onnx"].items()}
-    state = {key: np.asarray(vector) for key, vector in algorithm.init(model.initial).items()}
-    broadcast, examples = algorithm.broadcast(state), drawn(plan.examples.fields)
-    (tmp_path / "graphs").mkdir()
+    (trip,) = trips_of(algorithm)
+    broadcast = {key: np.asarray(vector) for key, vector in trip.broadcast(algorithm.init(model.initial)).items()}
+    (folder / "graphs").mkdir()
     for graph, blob in blobs.items():
-        (tmp_path / "graphs" / graph).write_bytes(blob)
-    (tmp_path / "plan.json").write_bytes(plan.encode())
-    (tmp_path / "checkpoint.safetensors").write_bytes(checkpoint.encode(broadcast))
+        (folder / "graphs" / graph).write_bytes(blob)
+    (folder / "plan.json").write_bytes(plan.encode())
+    (folder / "checkpoint.safetensors").write_bytes(checkpoint.encode(broadcast))
     frozen = model.frozen_vectors
-    (tmp_path / "frozen.safetensors").write_bytes(checkpoint.encode(frozen))
-    (tmp_path / "key.json").write_text(json.dumps({"seed": str(KEY.seed), "round": str(KEY.round), "slot": "7"}))
-    np.savez(tmp_path / "examples.npz", **examples)
-    subprocess.run(command("tests/train.ts", tmp_path), check=True)
+    (folder / "frozen.safetensors").write_bytes(checkpoint.encode(frozen))
+    (folder / "key.json").write_text(json.dumps({"seed": str(KEY.seed), "round": str(KEY.round), "slot": "7"}))
+    np.savez(folder / "examples.npz", **examples)
+    subprocess.run(command("tests/train.ts", folder), check=True)
     executables = {graph: OnnxRuntime().load(blob, graph) for graph, blob in blobs.items()}
     expected = execute(plan, executables, broadcast, examples, KEY, frozen=frozen)
     body = checkpoint.encode({"report": plan.report.weigh(expected.values, expected.weight)})
-    assert (tmp_path / "report.safetensors").read_bytes() == body
+    return (folder / "report.safetensors").read_bytes(), body
+
+
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=LONG) for name in MODELS), ADAPTED])
+def test_node_trains_to_the_same_report_bit_for_bit(name, tmp_path):
+    model = Model(load(name))
+    found, expected = reports(model, create("mimelite", {"batch_size": BATCH}), drawn(model.spec.fields), tmp_path)
+    assert found == expected
+
+
+@pytest.mark.parametrize("bounds", [{}, {"most_rows": 16, "private": True}])
+def test_node_answers_a_question_bit_for_bit(bounds, tmp_path):
+    question = asked(**bounds)
+    source = np.random.default_rng(2)
+    examples = {
+        "steps": source.integers(2**31, size=EXAMPLES),
+        "speed": source.choice([-1, 0.1, 2, 3.7, 9], EXAMPLES).astype(np.float32),
+        "y": source.integers(LABELS, size=EXAMPLES).astype(np.uint8),
+    }
+    found, expected = reports(Model(question.spec()), question.algorithm(), examples, tmp_path)
+    assert found == expected
+    assert np.count_nonzero(checkpoint.decode(found, (VectorSpec("report", 19),))["report"]) > 15
 
 
 @pytest.mark.parametrize("name", ["digits_cnn", "char_lstm"])

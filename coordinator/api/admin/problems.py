@@ -25,6 +25,7 @@ from coordinator.errors import (
     UnknownRound,
     UnknownTask,
     WebhookFailed,
+    WrongKind,
 )
 from fedcore.errors import FedcoreError
 from fedcore.wire.messages import RetryWindow
@@ -39,6 +40,7 @@ _OWN: dict[str, tuple[type[Exception], ProblemKind]] = {
     "unknown-round": (UnknownRound, ProblemKind(404, "The task has no such round, or it was not committed")),
     "unknown-model": (UnknownModel, ProblemKind(404, "No model has this name, or no such version was released")),
     "not-private": (NotPrivate, ProblemKind(404, "The task promises no privacy")),
+    "wrong-kind": (WrongKind, ProblemKind(404, "A question has no model, and other tasks have no answer")),
     "task-ended": (TaskEnded, ProblemKind(409, "The task is over, or not in a state that this starts from")),
     "keys-differ": (KeysDiffer, ProblemKind(409, "The coordinator has another key than the task's release names")),
     "budget-exceeded": (BudgetExceeded, ProblemKind(409, "The population's privacy budget has no room for this")),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from coordinator.driver.memory.open_rounds import OpenRound
@@ -68,7 +69,9 @@ def make_private(
     a copy of the database is not enough to take noise off a model. The key of other noise is not kept.
     """
     settings, layout, devices = running.task.settings, running.plan.report.decoded, running.value.reported
-    total_L = counted(layout, total_L, max(devices, settings.in_round(running.number).goal))
+    # An answer is the sum, which a mean over the goal is not where fewer reported.
+    asks = running.plan.question is not UNSET
+    total_L = counted(layout, total_L, devices if asks else max(devices, settings.in_round(running.number).goal))
     privacy, size = settings.promise, noise_size(layout)
     if privacy.noise_of_devices:
         return PrivateSum(total_L, entry_of_devices(settings, running.plan.report, running.number, devices))

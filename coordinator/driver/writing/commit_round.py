@@ -26,6 +26,7 @@ from coordinator.lineage import entry
 from coordinator.rules.aggregation import ReportSum, Vectors, aggregate, state_specs
 from coordinator.rules.buffers import discount
 from coordinator.rules.entities import AssignedDevice, SealedBlob, Snapshot, Task
+from coordinator.rules.kinds import QUIET
 from coordinator.rules.longest_updates import held_sum
 from coordinator.rules.private_sums import clip_of
 from coordinator.rules.robust_aggregation import KeptReports
@@ -35,7 +36,6 @@ from coordinator.store.records.records import Records
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import checkpoint
 from fedcore.algorithms.algorithm import Algorithm, ServerStep, trips_of
-from fedcore.algorithms.evaluation import EVALUATION
 from fedcore.errors import FedcoreError, ReportError
 from fedcore.plan import BlobRef, in_turn
 from fedcore.signing import SigningKey
@@ -101,8 +101,8 @@ def commit_round(
             return _end(records, running, Abandon("cancelled"), now)
         _add_blobs(store, records, model)
         last = running.number == task.settings.rounds
-        measured = store.algorithm(task.algorithm).family == EVALUATION  # its losses do not follow each other
-        diverged = "" if last or measured else why_diverged(records, task, model.metrics)
+        trains = store.algorithm(task.algorithm).family not in QUIET
+        diverged = "" if last or not trains else why_diverged(records, task, model.metrics)
         active = running.task.active and task.state is TaskState.ACTIVE
         goes_on = running.buffered and active and not (last or diverged)
         kept = end_or_keep(records, running, goes_on=goes_on) if running.buffered else HandOver()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -88,6 +88,17 @@ class OverviewRecords(WithinTransaction):
         return [task_of(row) for row in rows], self._connection.scalar(
             select(func.count()).select_from(TASKS).where(wanted)
         ) or 0
+
+    def questions(self, population: str, algorithms: Collection[str], most: int) -> list[tuple[Task, int]]:
+        """The newest tasks of a population with these algorithms, each with the reports of its committed rounds."""
+        reports = func.coalesce(func.sum(ROUNDS.c.reported), 0)
+        counted = select(ROUNDS.c.task, reports.label("reports")).where(ROUNDS.c.state == RoundState.COMMITTED)
+        by_task = counted.group_by(ROUNDS.c.task).subquery()
+        query = select(TASKS, func.coalesce(by_task.c.reports, 0).label("reports"))
+        query = query.outerjoin(by_task, by_task.c.task == TASKS.c.id)
+        query = query.where((TASKS.c.population == population) & TASKS.c.algorithm.in_(sorted(algorithms)))
+        newest = query.order_by(TASKS.c.created_at.desc(), TASKS.c.id.desc()).limit(most)
+        return [(task_of(row), int(row.reports)) for row in self._connection.execute(newest)]
 
     def population_names(self, most: int) -> list[str]:
         """The first names of populations."""

@@ -64,6 +64,14 @@ test.each(device.plan.bad as string[])("a plan that predicts otherwise than it m
   expect(() => decodePlan(utf8(text), 1)).toThrow(PlanRefused);
 });
 
+test("a plan that asks says its question, of 4,000 characters at most", () => {
+  expect([...decodePlan(utf8(device.plan.asking), 1).question!]).toHaveLength(4000);
+  expect(decodePlan(utf8(device.plan.text), 1).question).toBeUndefined();
+  for (const text of device.plan.bad_questions as string[]) {
+    expect(() => decodePlan(utf8(text), 1)).toThrow(/question/);
+  }
+});
+
 test.for<[string, string]>(Object.entries(device.plan.divisions.refused))(
   "a predict graph that divides by data is refused: %s",
   ([, bytes]) => {

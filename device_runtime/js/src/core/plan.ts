@@ -84,7 +84,7 @@ const planSchema = v.object({
   second: v.nullish(tripSchema, null),
   kept: v.optional(v.array(vectorSchema), []),
   predict: v.nullish(predictSchema, null),
-  question: v.optional(v.pipe(v.string(), v.regex(/^.{0,4000}$/su))),
+  question: v.exactOptional(v.pipe(v.string(), v.regex(/^.{1,4000}$/su))),
 });
 
 export type VectorSpec = v.InferOutput<typeof vectorSchema>;
@@ -93,7 +93,9 @@ export type Loop = v.InferOutput<typeof loopSchema>;
 export type PassPlan = v.InferOutput<typeof passSchema>;
 export type Field = v.InferOutput<typeof fieldSchema>;
 type TripPlan = v.InferOutput<typeof tripSchema>;
-/** A plan as one round runs it: of several `trips`, it has the members of the round's trip. */
+/** A plan as one round runs it: of several `trips`, it has the members of the round's trip. `question`: what a plan that
+ * trains nothing asks of the examples, in words for people.
+ */
 export type Plan = Omit<v.InferOutput<typeof planSchema>, "second"> & { readonly trips: number };
 
 /** The plan that round `round` runs, from 1. Throws PlanRefused for malformed bytes, or another version. */

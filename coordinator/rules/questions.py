@@ -1,0 +1,94 @@
+"""Tasks that ask a question: what settings they may have, and their answer as operators read it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from coordinator.errors import InvalidTask, demand
+from coordinator.rules.task_settings import TaskSettings
+from fedcore.algorithms.algorithm import Algorithm
+from fedcore.algorithms.clipped import Clipped
+from fedcore.algorithms.question import QUESTION, Ask
+from fedcore.questions.answer import Answer
+from fedcore.questions.question import Question
+
+_LARGEST = 2**63
+"""Whole numbers beyond it become real ones, as in SQLite."""
+Scalar: TypeAlias = bool | int | float | str | None
+
+
+class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to the question of a task, as far as its committed rounds have one.
+
+    question: as it was asked. round: the last one that is in it; 0 before the first. over: whether no further one
+    follows. devices: that answered, once for each round. minimum_devices: groups of fewer are hidden, of which there
+    are `hidden_groups`. errors: how far noise moves each number with 95 %, null for what it does not move; null
+    without noise.
+    """
+
+    task: str
+    question: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Scalar | tuple[Scalar, ...], ...], ...]
+    devices: int
+    hidden_groups: int
+    minimum_devices: int
+    round: int
+    over: bool
+    errors: tuple[tuple[float | None, ...], ...] | None = None
+
+
+def task_answer(found: Answer, **facts: Any) -> TaskAnswer:
+    """An answer with what is said of its task."""
+    rows = tuple(tuple(_plain(value) for value in row) for row in found.rows)
+    return TaskAnswer(
+        columns=found.columns,
+        rows=rows,
+        devices=found.devices,
+        hidden_groups=found.hidden,
+        errors=found.errors,
+        **facts,
+    )
+
+
+def check_question(settings: TaskSettings, algorithm: Algorithm) -> None:
+    """Raise InvalidTask, saying what to change, unless a task with these settings can add up answers."""
+    if algorithm.family != QUESTION:
+        return
+    if settings.buffered is not None:
+        raise InvalidTask(
+            f"algorithm {algorithm.name} adds up answers, and in mode buffered a device that comes back counts twice: "
+            "create the task without buffered"
+        )
+    wording = "mean with a question: its answer is a sum over devices"
+    demand(settings.clear.estimator == "mean", "estimator", wording, settings.clear.estimator)
+    if settings.privacy is not None:
+        wording = "gaussian, or distributed with secagg, in a question: other noise is taken back by later rounds"
+        mechanism = settings.privacy.mechanism
+        demand(mechanism in ("gaussian", "distributed"), "mechanism", wording, mechanism)
+
+
+def minimum_devices(algorithm: Algorithm) -> int:
+    """The least devices of a group that is shown; 1 where the algorithm hides none."""
+    asked = question_in(algorithm)
+    return 1 if asked is None else asked.minimum_devices
+
+
+def question_in(algorithm: Algorithm) -> Question | None:
+    """The question of an algorithm that takes any; None of another one."""
+    asking = algorithm.inner if isinstance(algorithm, Clipped) else algorithm
+    return asking.asked if isinstance(asking, Ask) else None
+
+
+def answers_twice(settings: TaskSettings) -> bool:
+    """Whether a device may answer in several rounds of a task, and then counts once for each."""
+    return settings.rounds > settings.min_separation_rounds
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(map(_plain, value))
+    return float(value) if isinstance(value, int) and abs(value) >= _LARGEST else value

@@ -1,0 +1,338 @@
+"""Built-in questions: what is asked first of devices, by a word in place of SQL.
+
+    sizes              how many rows devices have: devices by bins of doubling size, all rows, and their mean
+    labels x           rows and devices by each value of a whole field
+    histogram x        rows and devices by bins of a field
+    quantiles x        10, 25, 50, 75 and 90 %, and the least and the greatest value that enough devices have, by bins
+    normaliser x       mean and standard deviation, of each element or of all, as the inputs of a model need them
+    correlation x y    Pearson's correlation of two fields
+
+Of a field that is an array every element counts. NaN is NULL, which is in no bin and no mean. What bounds a device's
+part of an answer is in `export.questions.draft`.
+
+In words, options are KEY=VALUE, two values with a comma between, and the end is that of SQL:
+
+    muster ask histogram duration_s low=0 high=600 bins=12 MAX 20 ROWS PER DEVICE
+
+A mean is computed of units of half the range from its middle, so that neither float32 on a device nor quantisation
+loses digits to an offset: with u = (x − middle) / half, mean = middle + half · E[u], and the deviation is
+half · √(E[u²] − E[u]²).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from export.questions.asked import Asked
+from export.questions.draft import VOTERS, Draft, RowNumbers, Terms
+from export.questions.measured import Bins, Fields, Measured, field_of
+from fedcore.errors import QuestionError
+from fedcore.names import offered
+from fedcore.plan import Field
+from fedcore.questions.question import MOST_CELLS, Call, Column, Group, Key, Number, Shown, Value
+
+LARGEST_SIZE = 2**16
+"""Rows of a device, from which on sizes are in one bin, unless it is said."""
+BINS, FINE_BINS = 20, 100
+PERCENTILES = (10, 25, 50, 75, 90)
+_BOUNDS = "low", "high"
+_MOST_ROWS = re.compile(r"\s+MAX\s+(\d{1,12})\s+ROWS?\s+PER\s+DEVICE\s*$", re.IGNORECASE)
+NORMALISER = "field", "element", "mean", "deviation", "values"
+"""The columns of a normaliser."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """A question by its word.
+
+    of: names of fields. bins: of a histogram or quantiles. low, high: bounds of each field, or the largest size as
+    `high`; values outside are held to them, those of a histogram are in bins of their own. overall: one pair of
+    numbers for all elements of an array. most_rows: of a device that count, drawn at random.
+    """
+
+    word: str
+    of: tuple[str, ...] = ()
+    bins: int | None = None
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    overall: bool = False
+    most_rows: int | None = None
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> BuiltIn:
+        """The question in words. Raises QuestionError."""
+        text = " ".join(words)
+        clause = _MOST_ROWS.search(text)
+        first, *rest = (text[: clause.start()] if clause else text).split()
+        given = dict(word.split("=", 1) for word in rest if "=" in word)
+        unknown = next((key for key in given if key not in ("bins", *_BOUNDS)), None)
+        if unknown is not None:
+            raise QuestionError(f"there is no {unknown}=; {offered(unknown, ('bins=', 'low=', 'high=', 'overall'))}")
+        try:
+            low, high = (tuple(map(_number, given[end].split(","))) if end in given else () for end in _BOUNDS)
+            bins = int(given["bins"]) if "bins" in given else None
+        except ValueError as error:
+            raise QuestionError(f"bins, low and high are numbers, as low=0 high=600 bins=12: {error}") from None
+        return cls(
+            first,
+            tuple(word for word in rest if "=" not in word and word != "overall"),
+            bins=bins,
+            low=low,
+            high=high,
+            overall="overall" in rest,
+            most_rows=int(clause[1]) if clause else None,
+        )
+
+
+def builtin(
+    word: str,
+    rest: Sequence[str],
+    fields: Sequence[Field],
+    *,
+    minimum_devices: int = 20,
+    private: bool = False,
+    secure: bool = False,
+) -> Asked:
+    """The question in words, to devices that have these fields. Raises as `compile_built_in`."""
+    asked = BuiltIn.parse([word, *rest])
+    return compile_built_in(asked, fields, minimum_devices=minimum_devices, private=private, secure=secure)
+
+
+def compile_built_in(
+    asked: BuiltIn,
+    fields: Sequence[Field],
+    *,
+    minimum_devices: int = 20,
+    private: bool = False,
+    secure: bool = False,
+) -> Asked:
+    """The question to devices that have these fields.
+
+    private: noise is to come. secure: reports will be masked. Raises QuestionError for a word or field that is not
+    there, an option that the question does not take, and bounds that are missing.
+    """
+    kind = BUILTIN.get(asked.word)
+    if kind is None:
+        raise QuestionError(f"no built-in question is called {asked.word!r}; {offered(asked.word, BUILTIN)}")
+    if len(asked.of) != kind.fields:
+        raise QuestionError(f"{asked.word} asks about {kind.fields} fields, not {len(asked.of)}")
+    for option in ("bins", "low", "high", "overall"):
+        if getattr(asked, option) not in (None, (), False) and option not in kind.options:
+            raise QuestionError(f"{asked.word} takes no {option}")
+    terms = Terms(minimum_devices, asked.most_rows, private, secure)
+    chosen = [field_of(name, fields) for name in asked.of]
+    for option in ("low", "high"):
+        if len(getattr(asked, option)) not in (0, kind.fields or 1):
+            raise QuestionError(f"{asked.word} takes one {option} for each of its fields")
+    if not kind.fields:
+        smallest = min(fields, key=lambda field: Measured.of(field).elements)
+        return kind.ask(asked, terms, [Measured.of(smallest)])
+    lows, highs = asked.low or [None] * kind.fields, asked.high or [None] * kind.fields
+    return kind.ask(asked, terms, [Measured.of(*each) for each in zip(chosen, lows, highs, strict=True)])
+
+
+def _sizes(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
+    """Rows of devices. Its noise and masks need no draw of rows: one device is in one bin, its size held to a bound."""
+    field = measured[0].field
+    (largest,) = asked.high or (terms.most_rows or LARGEST_SIZE,)
+    if not (float(largest).is_integer() and largest >= 1):
+        raise QuestionError(f"the largest size is a whole number from 1, not {largest:g}")
+    most = int(largest) if asked.high or terms.most_rows else None
+    if terms.private and most is None:
+        terms.need_rows()
+    edges = [2**power for power in range(1, int(largest).bit_length())]
+
+    def row(given: Fields) -> Tensor:
+        return torch.ones_like(given[field.name].reshape(-1, Measured.of(field).elements)[:, :1], dtype=torch.float32)
+
+    draft = Draft(terms)
+    total = draft.counts("total", 1, row, 1, most=most)
+    voters = draft.devices(VOTERS, 1, row, 1)
+    sizes = draft.bins("sizes", row, edges)
+    few = Call("<", (sizes, Number(terms.minimum_devices)))
+    shown = Call("case", (few, Number(None), sizes))
+    columns = (
+        Column("from", Group(0)),
+        Column("devices", shown),
+        Column("share", Call("/", (Call("real", (shown,)), voters))),
+        Column("rows of all", total),
+        Column("mean of all", Call("mean", (total, voters))),
+    )
+    held = "" if most is None else f" A device with more than {most:,} counts as one with {most:,}."
+    text = f"How many examples are on each device, in steps of 1, 2, 4, 8 and so on, and in all?{held}"
+    return draft.asked(text, [field], columns, [Key("from", (1, *edges))], drawn=False)
+
+
+def _labels(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
+    (of,) = measured
+    if not of.whole:
+        raise QuestionError(f"{of.field.name} holds real numbers, which have no values to count: ask for its histogram")
+    low, high = of.bounds
+    bins = Bins.between(of, _few_enough(of, int(high - low) + 1, 3 if terms.secure else 2, "ask for its histogram"))
+    draft = Draft(terms)
+    columns = (Column(of.field.name, Group(0)), *_counted(draft, bins))
+    text = f"How many examples have each value of {of.field.name}, {low:g} to {high:g}, and how many devices?"
+    return draft.asked(text, [of.field], columns, [Key(of.field.name, bins.edges[:-1])])
+
+
+def _histogram(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
+    (of,) = measured
+    outside = not of.whole or bool(asked.low)
+    bins = Bins.between(
+        of, _few_enough(of, BINS if asked.bins is None else asked.bins, 3, "ask for fewer bins"), outside
+    )
+    draft = Draft(terms)
+    begins, ends = zip(*bins.ends, strict=True)
+    place = Group(0)
+    columns = (
+        Column("from", Call("item", (Number(begins), place))),
+        Column("to", Call("item", (Number(ends), place))),
+        *_counted(draft, bins),
+    )
+    low, high = of.bounds
+    text = f"How many examples have a {of.field.name} in each of {bins.inner} bins from {low:g} to {high:g}?"
+    return draft.asked(text, [of.field], columns, [Key("bin", tuple(range(bins.count)))])
+
+
+def _counted(draft: Draft, bins: Bins) -> tuple[Column, ...]:
+    """Rows, devices, and the share of rows, by bin: those of the bins that are shown are all."""
+    number = bins.counts
+    rows = draft.counts("counts", bins.count, number, bins.of.elements)
+    devices = draft.devices(VOTERS, bins.count, number, bins.of.elements)
+    share = Call("/", (Call("real", (rows,)), Call("total", (Shown("counts"),))))
+    return Column("rows", rows), Column("devices", devices), Column("share", share)
+
+
+def _quantiles(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
+    """Quantiles of bins. Under noise there is no least and no greatest value: a few devices have them, by nature."""
+    (of,) = measured
+    bins = Bins.between(of, _few_enough(of, FINE_BINS if asked.bins is None else asked.bins, 3, "ask for fewer bins"))
+    draft, number = Draft(terms), bins.counts
+    counts = draft.counts("counts", bins.count, number, of.elements)
+    begins, ends = (Number(tuple(each)) for each in zip(*bins.ends, strict=True))
+    read, places = ("quantile_of_values", begins) if bins.single else ("quantile", Number(bins.edges))
+    columns = [Column(f"p{percent}", Call(read, (counts, Number(percent / 100), places))) for percent in PERCENTILES]
+    if not terms.private:
+        seen = draft.devices("seen", bins.count, number, of.elements)
+        least, greatest = (
+            Call(name, (seen, Number(terms.minimum_devices), values))
+            for name, values in (("least", begins), ("greatest", ends))
+        )
+        columns = [Column("minimum", least), *columns, Column("maximum", greatest)]
+    draft.devices(VOTERS, 1, lambda fields: of.numbers(fields)[1].to(torch.float32).sum(1, keepdim=True), 1)
+    columns.append(Column("values", Call("total", (counts,))))
+    low, high = of.bounds
+    text = f"Below which {of.field.name} are 10, 25, 50, 75 and 90 % of examples, by {bins.count} bins from {low:g} to "
+    return draft.asked(f"{text}{high:g}?", [of.field], columns, [])
+
+
+def _normaliser(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
+    (of,) = measured
+    size = 1 if asked.overall else of.elements
+    counted = 1 if of.whole else size  # whole numbers are never NULL: all elements have as many
+    if 2 * size + 3 * counted > MOST_CELLS:
+        raise QuestionError(f"{of.field.name} has {size:,} elements, too many for one report: say overall")
+
+    def summed(values: Tensor) -> Tensor:
+        return values.sum(1, keepdim=True) if size == 1 else values
+
+    def valid(fields: Fields) -> Tensor:
+        return summed(of.units(fields)[1])[:, :counted]
+
+    draft, each, bounded = Draft(terms), of.elements // size, of.low is not None
+    values = draft.counts("counts", counted, valid, each, apart=True)
+    draft.devices(VOTERS, counted, valid, counted)
+    sums = draft.units("sums", size, lambda fields: summed(of.units(fields)[0]), each, bounded=bounded)
+    squares = draft.units(
+        "squares", size, lambda fields: summed(of.units(fields)[0] ** 2), each, bounded=bounded, low=0
+    )
+    deviation = Call("root", (Call("variance_of_all", (sums, squares, values)),))
+    element: Value = Number(None) if size == 1 else Group(0)
+    cells = (
+        *(Number(of.field.name), element),
+        *(Call("+", (Number(of.middle), _scaled(of, Call("mean", (sums, values))))), _scaled(of, deviation), values),
+    )
+    columns = [Column(name, value) for name, value in zip(NORMALISER, cells, strict=True)]
+    of_each = "" if size == 1 else " of each element"
+    held = "" if of.low is None else f", of values held to {of.low:g} … {of.high:g}"
+    text = f"What are mean and standard deviation{of_each} of {of.field.name}{held}?"
+    return draft.asked(text, [of.field], columns, [] if size == 1 else [Key("element", tuple(range(size)))])
+
+
+def _correlation(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
+    one, other = measured
+    if one.field == other.field or one.field.shape or other.field.shape:
+        raise QuestionError("correlation is of two fields of one number each")
+    bounded = one.low is not None and other.low is not None
+
+    def units(fields: Fields) -> tuple[Tensor, Tensor, Tensor]:
+        (x, has_x), (y, has_y) = one.units(fields), other.units(fields)
+        return x * has_y, y * has_x, has_x * has_y
+
+    def there(fields: Fields) -> Tensor:
+        return units(fields)[2]
+
+    draft = Draft(terms)
+    both = draft.counts("counts", 1, there, 1)
+    draft.devices(VOTERS, 1, there, 1)
+    products: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
+        "x": (lambda x, y: x, -1),
+        "y": (lambda x, y: y, -1),
+        "xx": (lambda x, y: x * x, 0),
+        "yy": (lambda x, y: y * y, 0),
+        "xy": (lambda x, y: x * y, -1),
+    }
+
+    def of_units(product: Callable[[Tensor, Tensor], Tensor]) -> RowNumbers:
+        return lambda fields: product(*units(fields)[:2])
+
+    sums = [
+        draft.units(name, 1, of_units(product), 1, bounded=bounded, low=low)
+        for name, (product, low) in products.items()
+    ]
+    columns = (Column("correlation", Call("correlation", (both, *sums))), Column("rows", both))
+    text = f"How do {one.field.name} and {other.field.name} go together (their correlation)?"
+    return draft.asked(text, [one.field, other.field], columns, [])
+
+
+def _scaled(of: Measured, value: Value) -> Value:
+    return value if of.half == 1 else Call("*", (Number(of.half), value))
+
+
+def _few_enough(of: Measured, groups: int, each: int, otherwise: str) -> int:
+    """The groups, if a report has room. Raises QuestionError."""
+    if groups * each > MOST_CELLS - 8:
+        raise QuestionError(
+            f"{of.field.name} has {groups:,} groups; there is room for {MOST_CELLS // each:,}: {otherwise}"
+        )
+    return groups
+
+
+def _number(text: str) -> float:
+    """A number; a whole one to the bit. Raises ValueError."""
+    return int(text) if text.lstrip("+-").isdecimal() else float(text)
+
+
+class _Kind(NamedTuple):
+    """A built-in question: how many fields it is about, its options, and what makes it."""
+
+    fields: int
+    options: tuple[str, ...]
+    ask: Callable[[BuiltIn, Terms, Sequence[Measured]], Asked]
+
+
+BUILTIN: Mapping[str, _Kind] = {
+    "labels": _Kind(1, (), _labels),
+    "histogram": _Kind(1, ("bins", *_BOUNDS), _histogram),
+    "quantiles": _Kind(1, ("bins", *_BOUNDS), _quantiles),
+    "normaliser": _Kind(1, ("overall", *_BOUNDS), _normaliser),
+    "correlation": _Kind(2, _BOUNDS, _correlation),
+    "sizes": _Kind(0, ("high",), _sizes),
+}
+"""By word."""
