@@ -54,16 +54,24 @@ class Bars(NamedTuple):
     bottom: float = BOTTOM
 
 
+class Labels(NamedTuple):
+    """The columns that name the groups, by their places: one for each key; and all that only name something."""
+
+    keys: tuple[int, ...]
+    names: frozenset[int]
+
+
 Picture: TypeAlias = Chart | Bars
 Column: TypeAlias = Sequence[float | None]
 
 
-def pictures(answer: TaskAnswer, keys: Sequence[int]) -> list[Picture]:
-    """Pictures of the first columns with numbers. keys: the places of the columns that name the groups."""
+def pictures(answer: TaskAnswer, labels: Labels) -> list[Picture]:
+    """Pictures of the first columns with sums that are numbers, over one key or two."""
+    keys = labels.keys
     if not answer.rows or not 1 <= len(keys) <= 2:
         return []
     drawn: list[Picture] = []
-    for place in (place for place in range(len(answer.columns)) if place not in keys):
+    for place in (place for place in range(len(answer.columns)) if place not in labels.names):
         values = [_number(row[place]) for row in answer.rows]
         errors = [row[place] for row in answer.errors] if answer.errors else [None] * len(values)
         if any(value is not None for value in values) and len(drawn) < _MOST_PICTURES:

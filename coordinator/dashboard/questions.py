@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from coordinator.dashboard.answers import Picture, pictures
+from coordinator.dashboard.answers import Labels, Picture, pictures
 from coordinator.errors import UnknownBlob
 from coordinator.rules.entities import Task
 from coordinator.rules.kinds import QUESTIONS, question_of
@@ -14,7 +15,7 @@ from coordinator.store.questions import read_answer
 from coordinator.store.records.records import Records
 from coordinator.store.tasks import CoordinatorStore
 from fedcore.errors import FedcoreError
-from fedcore.questions.question import Group
+from fedcore.questions.question import Call, Cell, Group, Shown, Value
 
 _MOST_ROWS = 200
 _MOST_OTHERS = 20
@@ -31,8 +32,8 @@ class OtherQuestion(NamedTuple):
 class AskedPart(NamedTuple):
     """What the page of a question shows. answer: None where it cannot be read, and then `why` in words.
 
-    rows: of the table, each value with its error; `more` are left out. again: the command that asks once more; csv: the
-    one that reads the answer. twice: whether a device may count in several rounds.
+    rows: of the table, each value with its error; `more` are left out. again: the command that asks once more, if it is
+    SQL; csv: the one that reads the answer. twice: whether a device may count in several rounds.
     """
 
     text: str
@@ -52,7 +53,7 @@ def asked_part(store: CoordinatorStore, records: Records, task: Task) -> AskedPa
     answer, why, drawn = None, "", list[Picture]()
     try:
         answer = read_answer(store, records, task)
-        drawn = pictures(answer, _keys(store, task))
+        drawn = pictures(answer, _labels(store, task))
     except UnknownBlob:
         why = "The answer of the last round is not readable yet."
     except FedcoreError as error:
@@ -77,11 +78,11 @@ def asked_part(store: CoordinatorStore, records: Records, task: Task) -> AskedPa
 
 
 def again(task: Task, answer: TaskAnswer | None) -> str:
-    """The command that asks the question of a task once more."""
-    settings = task.settings
-    text = question_of(task.algorithm)
-    asked = [text] if text.upper().startswith("SELECT") else text.split()  # by name, with fields
-    words = ["muster", "ask", *asked, "--population", settings.population, "--goal", settings.goal]
+    """The command that asks the SQL of a task once more; empty for a question by name, whose text is for owners."""
+    settings, text = task.settings, question_of(task.algorithm)
+    if not text.upper().startswith("SELECT"):
+        return ""
+    words: list[object] = ["muster", "ask", text, "--population", settings.population, "--goal", settings.goal]
     words += [] if answer is None else ["--minimum-devices", answer.minimum_devices]
     words += ["--rounds", settings.rounds] if settings.rounds > 1 else []
     words += ["--secagg"] if settings.secagg else []
@@ -91,9 +92,25 @@ def again(task: Task, answer: TaskAnswer | None) -> str:
     return shlex.join(map(str, words))
 
 
-def _keys(store: CoordinatorStore, task: Task) -> list[int]:
-    """The places of the columns that name the groups."""
+def _labels(store: CoordinatorStore, task: Task) -> Labels:
+    """The columns that name groups: the first of each key; and all that have no sum in them."""
     asked = question_in(store.algorithm(task.algorithm))
     if asked is None:
-        return [0]
-    return [place for place, column in enumerate(asked.columns) if isinstance(column.value, Group)]
+        return Labels((0,), frozenset({0}))
+    read = [(place, list(_parts(column.value))) for place, column in enumerate(asked.columns)]
+    names = {place: parts for place, parts in read if not any(isinstance(part, Cell | Shown) for part in parts)}
+    keys = [
+        [place for place, parts in names.items() if [part.key for part in parts if isinstance(part, Group)] == [key]]
+        for key in range(len(asked.keys))
+    ]
+    return (
+        Labels(tuple(places[0] for places in keys if places), frozenset(names))
+        if all(keys)
+        else Labels((), frozenset())
+    )
+
+
+def _parts(value: Value) -> Iterator[Value]:
+    yield value
+    for argument in value.arguments if isinstance(value, Call) else ():
+        yield from _parts(argument)

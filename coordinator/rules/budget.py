@@ -11,19 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from coordinator.errors import BudgetExceeded, InvalidBudget
 from coordinator.rules.entities import Task
+from coordinator.rules.kinds import Kind
 from coordinator.rules.private_sums import planned
 from coordinator.rules.states import TaskState
 from fedcore.privacy.accounting import Loss, loss_of_rounds
 from fedcore.privacy.settings import MOST_TREE_ROUNDS, Noise, Privacy
 from fedcore.validation import check, checked, demand, setting
 
-Kind: TypeAlias = Literal["training", "evaluation", "question"]
 CLAIM = (
     "one device that is in as many rounds as its tasks allow; a device that enrols anew is a new one, a device of "
     "several populations has a budget in each, and a task without privacy has no bound"

@@ -12,7 +12,6 @@ from coordinator.rules.audit import Action
 from coordinator.rules.budget import (
     BudgetReport,
     Counted,
-    Kind,
     PopulationBudget,
     check_lowered,
     check_population,
@@ -20,6 +19,7 @@ from coordinator.rules.budget import (
     report,
 )
 from coordinator.rules.entities import Task
+from coordinator.rules.kinds import Kind
 from coordinator.rules.rollback import rounds_after
 from coordinator.store.records.records import Records
 from fedcore.algorithms.evaluation import EVALUATION

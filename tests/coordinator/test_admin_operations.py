@@ -35,6 +35,7 @@ from muster.remote import RemoteStore
 from tests.coordinator.bundles import make_bundle, make_evaluation_bundle, make_private_bundle
 from tests.coordinator.conftest import PEM
 from tests.coordinator.devices import Devices
+from tests.coordinator.questions import make_question_bundle
 from tests.coordinator.released import PREDICT, predicting_plan, version
 from tests.coordinator.test_evaluated import evaluate
 from tests.coordinator.test_privacy import promise, train
@@ -226,12 +227,13 @@ def test_a_task_over_http_is_the_one_that_the_store_makes(store, operator, tmp_p
     assert not operator.present("0" * 64)
 
 
-def test_viewer_looks_and_changes_nothing(store, trained, urls, devices, tmp_path):
+def test_viewer_looks_and_changes_nothing(store, register, trained, urls, devices, tmp_path):
     data, bundle = b"uploaded by a viewer", make_bundle(tmp_path / "plan")
     new = NewTask(bundle.manifest, TaskSettings(population="phones", goal=2, rounds=1))
     store.release_model(version(store))
     found = {"task": trained, "device": devices.id("a"), "sha256": hashlib.sha256(data).hexdigest()}
     found |= {"population": "phones", "name": "keyboard"}
+    asking = register(make_question_bundle(tmp_path / "question"))
     bodies = {"upload": data, "create": msgspec.json.encode(new)}
     bodies["release_model"] = msgspec.json.encode(version(store, 2))
     viewer = issue(store.database, "victor", Role.VIEWER)[1]
@@ -240,7 +242,8 @@ def test_viewer_looks_and_changes_nothing(store, trained, urls, devices, tmp_pat
         base_url=urls.admin + PREFIX, params={"round": "0", "version": "1", "share": "1"}, timeout=10
     ) as client:
         for operation in OPERATIONS:
-            path, body = operation.path.format(**found), bodies.get(operation.name)
+            of = found | ({"task": asking} if operation.name == "answer" else {})
+            path, body = operation.path.format(**of), bodies.get(operation.name)
             nobody, looking = (
                 client.request(operation.method, path, content=body, headers=headers)
                 for headers in ({}, {"Authorization": f"Bearer {viewer}"})

@@ -6,10 +6,10 @@ import io
 import httpx2
 import pytest
 
-from coordinator.dashboard.answers import BOTTOM, TOP, pictures
+from coordinator.dashboard.answers import BOTTOM, TOP, Labels, pictures
 from coordinator.rules.questions import TaskAnswer
 from coordinator.rules.task_settings import PrivacyBudget
-from fedcore.questions.question import Block, Call, Column, Key, Number, Rows
+from fedcore.questions.question import Block, Call, Cell, Column, Group, Key, Number, Rows
 from fedcore.questions.reading import as_csv
 from tests.coordinator.questions import ask
 from tests.coordinator.replicas import until
@@ -19,6 +19,7 @@ from tests.questions.labels import labels
 __all__ = ["asking"]  # a fixture
 
 FIRST = {"voters": [1, 1, 0], "n": [4, 2, 0], "known": [4, 2, 0], "speed": [8, 1, 0]}
+ONE, BOTH, NONE = (Labels(tuple(keys), frozenset(keys)) for keys in ([0], [0, 1], []))
 SECOND = {"voters": [1, 0, 1], "n": [3, 0, 60], "known": [3, 0, 60], "speed": [1, 0, 240]}
 
 
@@ -132,7 +133,7 @@ def test_an_answer_that_cannot_be_computed_is_said_and_not_a_fault(store, served
 def test_one_key_is_drawn_as_bars_from_zero_with_errors(count):
     rows = tuple((number, number - 1) for number in range(count))
     errors = ((None, 0.5),) * count
-    (bars,) = pictures(answered(("y", "n"), rows, errors), [0])
+    (bars,) = pictures(answered(("y", "n"), rows, errors), ONE)
     assert (bars.name, bars.horizontal, len(bars.marks)) == ("n", "y", count)
     down, _, up = bars.marks[:3]
     assert down.y == pytest.approx(bars.zero)
@@ -143,9 +144,23 @@ def test_one_key_is_drawn_as_bars_from_zero_with_errors(count):
     assert len(bars.across) <= 8
 
 
+def test_bins_are_drawn_over_the_first_of_the_columns_that_name_them(store, served, asking):
+    edges = Number((0.0, 0.5, 2.0, 8.0))
+    ends = [Call("item", (edges, Call("+", (Group(0), Number(more))))) for more in (0, 1)]
+    columns = (Column("from", ends[0]), Column("to", ends[1]), Column("n", Cell("n")))
+    question = labels(text="How many examples are in which bin?", columns=columns)
+    task = asking(question, goal=2)
+    ask(served, question, [FIRST, SECOND])
+    until(lambda: store.answer(task).over)
+    page = httpx2.get(f"{served.admin}/tasks/{task}").text
+    assert "<title>from 0.5: 2</title>" in page
+    assert page.count("<figcaption>") == 1
+    assert "Ask again, of" not in page  # its text is for owners, and no SQL
+
+
 def test_errors_larger_than_all_numbers_leave_bars_to_be_seen():
     (bars,) = pictures(
-        answered(("y", "n"), (("a", 10), ("b", 8), ("c", None)), ((None, 1.0), (None, 900.0), (None, None))), [0]
+        answered(("y", "n"), (("a", 10), ("b", 8), ("c", None)), ((None, 1.0), (None, 900.0), (None, None))), ONE
     )
     first, second = bars.marks
     assert first.height > (BOTTOM - TOP) / 3
@@ -154,14 +169,14 @@ def test_errors_larger_than_all_numbers_leave_bars_to_be_seen():
 
 def test_many_ordered_bins_are_drawn_as_a_line():
     rows = tuple((number / 8, number) for number in reversed(range(40)))
-    (line,) = pictures(answered(("x", "n"), rows), [0])
+    (line,) = pictures(answered(("x", "n"), rows), ONE)
     assert [point.at for point in line.lines[0].points] == [number / 8 for number in range(40)]
     assert line.horizontal == "x"
 
 
 def test_two_keys_are_drawn_as_a_grid_whose_cells_are_dark_where_much_is():
     rows = (("a", 0, 4), ("a", 1, 2), ("b", 1, 0), ("c", None, None))
-    (grid,) = pictures(answered(("y", "z", "n"), rows), [0, 1])
+    (grid,) = pictures(answered(("y", "z", "n"), rows), BOTH)
     assert [(mark.shade, mark.words) for mark in grid.marks] == [
         (1.0, "y a, z 0: 4"),
         (0.5, "y a, z 1: 2"),
@@ -175,10 +190,10 @@ def test_two_keys_are_drawn_as_a_grid_whose_cells_are_dark_where_much_is():
 
 
 def test_nothing_is_drawn_of_one_row_of_text_or_of_no_row():
-    assert pictures(answered(("n",), ((3,),)), []) == []
-    assert pictures(answered(("y", "n"), ()), [0]) == []
-    assert pictures(answered(("y", "word"), ((0, "a"),)), [0]) == []
-    assert pictures(answered(("y", "n"), ((0, float("nan")),)), [0]) == []
+    assert pictures(answered(("n",), ((3,),)), NONE) == []
+    assert pictures(answered(("y", "n"), ()), ONE) == []
+    assert pictures(answered(("y", "word"), ((0, "a"),)), ONE) == []
+    assert pictures(answered(("y", "n"), ((0, float("nan")),)), ONE) == []
 
 
 def test_csv_has_errors_beside_numbers_and_null_as_nothing():

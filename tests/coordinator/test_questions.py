@@ -73,7 +73,7 @@ def test_a_question_has_no_model_and_a_training_no_answer(store, register, askin
         check_model(store.plan(store.task(asks).plan_sha256), b"")
 
 
-def test_without_noise_the_answers_of_two_rounds_tell_what_one_device_said(store, desk, asking):
+def test_without_noise_two_answers_tell_what_one_device_said(store, desk, asking):
     question = labels(minimum_devices=3)
     task = asking(question, goal=3, rounds=2, minimum=1)
     answer_round(desk, question, [{"voters": [1, 0, 0], "n": [5, 0, 0]}] * 3)

@@ -9,7 +9,9 @@ import pytest
 from coordinator.rules.aggregation import aggregate
 from coordinator.store.tasks import TaskSettings
 from device_runtime.backends.onnxruntime import OnnxRuntime
+from device_runtime.config import DeviceConfig
 from device_runtime.runner import execute
+from device_runtime.session import run_session
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
@@ -19,6 +21,7 @@ from fedcore.signing import SigningKey
 from simulator import datasets
 from tests.coordinator.fork_server import wait_until
 from tests.device_runtime.node import command, device_words
+from tests.questions.hand_made import asked
 
 ALGORITHM = create("fedavg", {"batch_size": 8})
 
@@ -61,3 +64,25 @@ def test_a_round_in_clear_commits_the_bits_that_python_would_report(tmp_path, co
         after = local.store.checkpoint(task, 1)["params"]
     assert (outcome["outcome"], outcome["task"], outcome["steps"]) == ("reported", task, result.steps)
     np.testing.assert_array_equal(after, aggregate(plan.report, ALGORITHM, before, report).state["params"])
+
+
+def test_a_question_is_answered_by_devices_of_both_kinds(tmp_path, coordinators):
+    question = asked(minimum_devices=2)
+    bundle = export_bundle(Model(question.spec()), question.algorithm(), tmp_path / "plan")
+    examples = {
+        "steps": np.array([2**30 + 1, 5, 7]), "speed": np.array([1, 3, 9], np.float32),
+        "y": np.array([0, 0, 2], np.uint8),
+    }  # fmt: skip
+    with coordinators.local(tmp_path) as local:
+        settings = TaskSettings(population="p", goal=2, rounds=1, over_selection=1.0)
+        task = local.create_task(bundle, settings, SigningKey.new(tmp_path / "release.pem")).id
+        node = start(device_words(tmp_path / "node", local.url, "p", examples))
+        np.savez(tmp_path / "examples.npz", **examples)
+        ours = {"coordinator": local.url, "population": "p", "examples": tmp_path / "examples.npz"}
+        ours |= {"state": tmp_path / "python"}
+        python = run_session(DeviceConfig(**ours))
+        assert (python.outcome, outcome_of(node)["outcome"]) == ("reported", "reported")
+        wait_until(lambda: local.store.answer(task).over)
+        found = local.store.answer(task)
+    assert found.rows == ((0, 2, 4, 2 * (2**30 + 6), 2.0), (2, 2, 2, 14, 4.0))
+    assert found.devices == 2
