@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.errors import InvalidTask
+from coordinator.rules.task_settings import LEAST_COHORT, TaskSettings
 from fedcore.errors import QuestionError
+from fedcore.validation import build
+from fedcore.visible import visible
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
@@ -184,7 +187,7 @@ def begin(  # what is asked, of whom, and under which signature
 
 def name_of_task(asked: Asked) -> str:
     """What people call the task of a question."""
-    return f"question: {asked.question.text}"[:LONGEST_NAME]
+    return f"question: {visible(asked.question.text)}"[:LONGEST_NAME].rstrip()
 
 
 def export_question(asked: Asked, folder: Path, formats: Sequence[str]) -> Bundle:
@@ -198,25 +201,18 @@ def export_question(asked: Asked, folder: Path, formats: Sequence[str]) -> Bundl
 def settings_of_question(asked: Asked, given: Mapping[str, Any], privacy: Mapping[str, Any] | None) -> dict[str, Any]:
     """The settings of a question's task: those that are given, and defaults that suit questions.
 
-    A round takes whoever waits after a few seconds, with as many reports as a shown group needs at least. A device
-    takes part once, as two answers of it would be counted twice. privacy: a promise; under masks devices add the noise,
-    and a masked answer is as long as its clip.
+    Without a goal, a round takes whoever waits after a few seconds; it needs as many reports as a shown group needs at
+    least. A device takes part once, as two answers of it would be counted twice. privacy: a promise; under masks
+    devices add the noise, and a masked answer is as long as its clip. Raises InvalidTask.
     """
-    chosen: dict[str, Any] = {
-        "goal": GOAL,
-        "rounds": ROUNDS,
-        "over_selection": 1.0,
-        "selection_timeout_s": SELECTION_S,
-        **given,
-    }
-    chosen = {
-        "minimum": min(int(chosen["goal"]), asked.question.minimum_devices),
-        "min_separation_rounds": chosen["rounds"],
-        **chosen,
-    }
+    chosen: dict[str, Any] = {} if "goal" in given else {"goal": GOAL, "selection_timeout_s": SELECTION_S}
+    chosen |= {"rounds": ROUNDS, "over_selection": 1.0, **given}
+    secure, goal = chosen.get("secagg") is not None, build(TaskSettings, chosen, text=True).goal
+    least = max(asked.question.minimum_devices, LEAST_COHORT if secure else 1)
+    chosen = {"minimum": min(goal, least), "min_separation_rounds": chosen["rounds"], **chosen}
     if privacy is None:
         return chosen
-    if chosen.get("secagg") is None:
+    if not secure:
         return {**chosen, "privacy": dict(privacy)}
     secagg = {"clip_norm": asked.question.clip, **chosen["secagg"]}
     return {**chosen, "secagg": secagg, "privacy": {**privacy, "mechanism": "distributed"}}

@@ -84,12 +84,15 @@ def _blocks(asked: Asked, deviation: float) -> list[dict[str, Any]]:
 
 
 def _operators(bundle: Bundle) -> dict[str, int]:
-    """How many operators of each kind the graph of a step has, where there is one in ONNX."""
+    """How many operators of each kind a step has, where there is a graph of it in ONNX."""
     import onnx
 
-    graphs = bundle.plan.graphs.get("onnx", {})
-    step = next((ref for name, ref in graphs.items() if name.endswith(".step")), None)
-    if step is None:
+    from export.inference.onnx_model import all_nodes
+    from fedcore.plan import loop_graph
+
+    graphs = bundle.plan.graphs.get("onnx")
+    if graphs is None:
         return {}
-    counted = Counter(node.op_type for node in onnx.load_from_string(bundle.read(step)).graph.node)
-    return dict(counted.most_common())
+    (only,) = bundle.plan.passes
+    step = onnx.load_from_string(bundle.read(graphs[loop_graph(graphs, only.name)]))
+    return dict(Counter(node.op_type for node in all_nodes(step.graph)).most_common())
