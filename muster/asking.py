@@ -70,11 +70,11 @@ def compiled(words: Sequence[str], fields: Fields, terms: Terms) -> Asked:
     from export.questions.builtin import BUILTIN, builtin
 
     first, *rest = words
+    if rest and first not in BUILTIN:
+        raise QuestionError(f"a question is one text in quotes, or one of {', '.join(BUILTIN)} with its fields")
     try:
         if first in BUILTIN:
             return builtin(first, rest, fields.fields, **terms._asdict())
-        if rest:
-            raise QuestionError(f"a question is one text in quotes, or one of {', '.join(BUILTIN)} with its fields")
         from export.questions.sql import compile_sql
 
         return compile_sql(first, fields.fields, **terms._asdict())
@@ -148,22 +148,6 @@ def check_at_once(settings: Mapping[str, Any]) -> None:
     for name in settings:
         if name != "secagg":  # it asks for bounds, which a fleet would need
             raise InvalidTask(f"--{name.replace('_', '-')} is for a task, and clients of a data set answer at once")
-
-
-def ask_clients(asked: Asked, population: Population, epsilon: float | None, delta: float | None) -> Answer:
-    """The answer of all clients of a population, in the engine. Raises as `ask_population`."""
-    from fedcore.algorithms import name_of, settings_of
-    from fedcore.bundle import AlgorithmRef
-    from fedcore.questions.reading import answer_of
-    from simulator.questions import ask_population
-
-    promise = {} if epsilon is None else promise_of(epsilon, delta, len(population))
-    algorithm = asked.algorithm()
-    found = ask_population(
-        asked, population, epsilon=float(promise.get("epsilon", 0)), delta=float(promise.get("delta", 0))
-    )
-    reference = AlgorithmRef(name_of(algorithm), settings_of(algorithm))
-    return answer_of(reference, found.tensors, found.noise_multiplier)
 
 
 def begin(  # what is asked, of whom, and under which signature

@@ -19,7 +19,6 @@ from muster.asking import (
     Terms,
     Unanswered,
     as_answer,
-    ask_clients,
     begin,
     check_at_once,
     compiled,
@@ -240,6 +239,7 @@ def _of_dataset(
 ) -> None:
     """Ask the clients of a data set, in the engine."""
     from simulator import datasets
+    from simulator.questions import ask_population
 
     check_at_once(settings)
     with doing("ask") as note:
@@ -253,7 +253,7 @@ def _of_dataset(
             order = Order(asked, settings_of_question(asked, given, privacy), ["onnx"])
             return _explain(order, fields.source, outlet.json)
         note("ask its clients")
-        found = ask_clients(asked, population, *promise)
+        found = ask_population(asked, population, epsilon=promise[0], delta=promise[1])
     return outlet.show(found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fedcore.questions.answer import Answer
@@ -13,7 +14,6 @@ from muster.asking import (
     Fields,
     Terms,
     as_answer,
-    ask_clients,
     begin,
     check_at_once,
     compiled,
@@ -29,6 +29,7 @@ from muster.python.arguments import of_kind, speaking_python
 from muster.python.operating import Coordinator, signing
 from simulator import datasets
 from simulator.population import Population
+from simulator.questions import ask_population
 
 DATASET = "the name of a data set, or a muster.Population"
 COORDINATOR = "a muster.Coordinator"
@@ -43,6 +44,7 @@ def ask(  # noqa: PLR0913  # one keyword for each choice
     population: str | None = None,
     field: Sequence[str] = (),
     like: str | None = None,
+    data: Path | str | None = None,
     minimum_devices: int = MINIMUM_DEVICES,
     epsilon: float | None = None,
     delta: float | None = None,
@@ -54,7 +56,7 @@ def ask(  # noqa: PLR0913  # one keyword for each choice
     """Ask devices what they hold; the answer is a table, with `dataframe()` for pandas.
 
     question: SQL, such as "SELECT y, COUNT(*) FROM examples GROUP BY y", or the name of one, such as "labels", with
-    `names` of fields. dataset: whose clients answer at once. coordinator, population: whose devices do, as soon as they
+    `names` of fields. dataset: whose clients answer at once; `data` is the folder of those on disk. coordinator, population: whose devices do, as soon as they
     come, within `timeout` seconds. field, like: the fields of their examples, as "y:uint8:10", or those of a task; by
     default those of the population's last tasks. minimum_devices: of a group that is shown. epsilon, delta, users:
     answer with noise, for such a promise over so many devices. release_key: signs a question with `secagg`. settings:
@@ -73,8 +75,8 @@ def ask(  # noqa: PLR0913  # one keyword for each choice
         if coordinator is not None or population is not None:
             raise TypeError("dataset answers at once: leave coordinator and population out")
         check_at_once(settings)
-        fields, users_of = _clients(dataset)
-        return ask_clients(compiled(words, fields, terms), users_of, epsilon, delta)
+        fields, users_of = _clients(dataset, data)
+        return ask_population(compiled(words, fields, terms), users_of, epsilon=epsilon, delta=delta)
     if coordinator is None or population is None:
         raise TypeError(f"name who is asked: dataset, {DATASET}; or coordinator, {COORDINATOR}, and its population")
     store = coordinator.store
@@ -87,9 +89,9 @@ def ask(  # noqa: PLR0913  # one keyword for each choice
     return as_answer(read_answer(store, task.id))
 
 
-def _clients(dataset: str | Population) -> tuple[Fields, Population]:
+def _clients(dataset: str | Population, data: Path | str | None) -> tuple[Fields, Population]:
     """The fields of a data set, and its users."""
     if isinstance(dataset, Population):
         return fields_in(dataset, "the population"), dataset
-    population = datasets.load(dataset, None, None, None)
+    population = datasets.load(dataset, data)
     return fields_in(population, f"data set {dataset}"), population

@@ -20,9 +20,10 @@ from coordinator.store.tasks import open_coordinator_store
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
 from fedcore.signing import SigningKey
-from muster.asking import Terms, Unanswered, ask_clients, compiled, fields_in, fields_of, parse_field
+from muster.asking import Terms, Unanswered, compiled, fields_in, fields_of, parse_field
 from simulator import datasets
 from simulator.fleet.fork_servers import HERE, fork_servers
+from simulator.questions import ask_population
 from tests.coordinator.bundles import make_bundle
 from tests.coordinator.fork_server import wait_until
 from tests.coordinator.questions import make_question_bundle
@@ -60,7 +61,7 @@ def asked(*words):
 
 def in_engine(users, question, **terms):
     made = compiled([question], fields_in(users, "the users"), Terms(**terms))
-    return ask_clients(made, users, None, None)
+    return ask_population(made, users)
 
 
 def test_60_devices_answer_what_the_engine_does_near_and_far(tmp_path, coordinators, servers, monkeypatch):
@@ -248,17 +249,25 @@ def test_a_wrong_query_shows_its_place_and_whose_fields_there_are(typed):
         ((), 2, "ask something, or read an answer with --task"),
         (("labels", "y"), 2, "name the population, or a data set with --dataset"),
         (("labels", "y", "--task", "t"), 2, "the task has its question"),
-        (("labels", "y", "--population", "p", *FIELDS, "--secagg"), 2, "MAX n ROWS PER DEVICE"),
-        ((BOUNDED, "--population", "p", *FIELDS, "--secagg"), 2, "name the key, or write the plan with --write FOLDER"),
+        (
+            ("labels", "y", "--population", "p", *FIELDS, "--secagg"),
+            2,
+            "name the key, or write the plan with --write FOLDER",
+        ),
+        ((BY_LABEL, "--population", "p", *FIELDS, "--secagg"), 2, "MAX n ROWS PER DEVICE"),
         ((BOUNDED, "--population", "p", *FIELDS, "--epsilon", 1), 2, "--epsilon needs --users"),
         ((BY_LABEL, "--population", "p", *FIELDS, "--epsilon", 1, "--users", 9), 2, "MAX n ROWS PER DEVICE"),
-        ((BY_LABEL, "--population", "p", *FIELDS, "--minimum-devices", 0), 2, "0 is not in the range x>=1"),
-        (("SELECT", "y", "--population", "p", *FIELDS), 2, "one text in quotes, or one of sizes, labels,"),
+        ((BY_LABEL, "--population", "p", *FIELDS, "--minimum-devices", 0), 2, "greater than or equal to 1"),
+        (("SELECT", "y", "--population", "p", *FIELDS), 2, "one text in quotes, or one of labels, histogram"),
         (("labels", "y", "--population", "p", *FIELDS, "--goal", "many"), 2, "goal must be"),
         (("labels", "y", "--dataset", "digits", "--goal", 5), 2, "--goal is for a task, and clients of a data set"),
         (("labels", "y", "--dataset", "digit"), 2, "no data set is called 'digit'; did you mean digits"),
         (("labels", "y", "--dataset", "digits", "--plot", "a.jpg"), 1, "a picture ends in .svg or .png"),
-        (("labels", "y", "--dataset", "digits", "--csv", "none/a.csv"), 1, "none/a.csv: there is no such folder"),
+        (
+            ("labels", "y", "--dataset", "digits", "--csv", "none/a.csv"),
+            1,
+            "none/a.csv cannot be written: there is no such folder",
+        ),
         (("labels", "y", "--dataset", "digits", "--csv", "-", "--json"), 2, "one of --json and --csv -"),
     ],
 )
@@ -293,7 +302,7 @@ def test_a_question_is_explained_before_it_is_asked():
     words = (BOUNDED, "--population", "phones", *FIELDS, "--epsilon", 2, "--users", 1000, "--explain")
     facts = asked(*words)
     assert facts["owners_read"] == BOUNDED
-    assert (facts["fields"], facts["fields_from"]) == (["y uint8", "x int64", "s float32"], "that --field names")
+    assert (facts["fields"], facts["fields_from"]) == (["x int64", "s float32", "y uint8"], "that --field names")
     assert (facts["rows_of_a_device"], facts["groups"], facts["minimum_devices"]) == (40, LABELS, 20)
     assert facts["operators"]["ReduceSum"] >= 1
     assert facts["graph_bytes"]["onnx"] > facts["plan_bytes"] > 500
@@ -324,7 +333,7 @@ def test_python_asks_clients_and_says_what_is_wrong():
         ({"dataset": 3}, TypeError, "dataset is of type int; expected the name of a data set"),
         ({}, TypeError, "name who is asked"),
         ({"dataset": users, "population": "phones"}, TypeError, "leave coordinator and population out"),
-        ({"dataset": users, "goal": 3}, InvalidTask, "goal is for a task"),
+        ({"dataset": users, "goal": 3}, InvalidTask, "goal= is for a task"),
         ({"dataset": users, "question": "SELECT z FROM examples"}, QuestionError, "the fields are those of the popul"),
         ({"dataset": users, "epsilon": 1}, QuestionError, "MAX n ROWS PER DEVICE"),
     ):
