@@ -207,8 +207,9 @@ class TaskStore(Protocol):
         neither a task nor a budget, and PrivacyError without an accountant.
         """
 
-    def set_budget(self, population: str, epsilon: float, delta: float) -> BudgetReport:
-        """Set the privacy budget that all tasks of a population share; tasks that would exceed it are refused from now.
+    def set_budget(self, population: str, epsilon: float, delta: float, minimum_devices: int = 1) -> BudgetReport:
+        """Set the privacy budget that all tasks of a population share; tasks that would exceed it are refused from now,
+        and questions that show groups of fewer than `minimum_devices` devices.
 
         Raises InvalidBudget for values that cannot be, and for a budget below what the tasks may have spent.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from export.errors import UnknownModel
 from export.model import Model, ModelSpec, parameter_count
 from export.models import MODELS, load
+from export.normalising import as_planned
 from fedcore.bundle import Bundle
 from fedcore.checkpoint import decode, specs_of
 from fedcore.errors import PlanError
@@ -35,7 +36,7 @@ def planned_model(bundle: Bundle, source: str | ModelSpec, seed: int = 0) -> Mod
     if not plan.examples.fields:
         raise PlanError(f"the examples of plan {plan.name} have no fields")
     spec = _sized(bundle, plan.examples, source) if isinstance(source, str) else source
-    model = Model(spec.with_local(",".join(plan.schema.local)), seed)
+    model = Model(as_planned(spec, plan).with_local(",".join(plan.schema.local)), seed)
     if plan.frozen is not None:  # they may have been drawn under another seed
         model.freeze(decode(bundle.read(plan.frozen.blob), specs_of(model.frozen_vectors)))
     return model

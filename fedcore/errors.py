@@ -21,6 +21,8 @@ FedcoreError
 ├── DeltaError              a delta is damaged, or does not turn the present blob into the wanted one
 ├── CompressionError        no compression has that name, its number is out of range, or it does not commute with sums
 ├── ScheduleError           a server schedule has a value out of range, or lacks one that another needs
+├── QuestionError           a question to devices cannot be asked or answered like this
+│   └── QueryError          a query in SQL is none that devices answer
 └── AlgorithmError
     ├── UnknownAlgorithm    no algorithm has that name
     │   └── UntrustedAlgorithm  a user's own algorithm is in a module that must not be imported here
@@ -143,6 +145,10 @@ class ScheduleError(FedcoreError):
 
 class QuestionError(FedcoreError):
     """A question to devices cannot be asked or answered like this."""
+
+
+class QueryError(QuestionError):
+    """A query in SQL is none that devices answer; the message names the place in its text."""
 
 
 class AlgorithmError(FedcoreError):

@@ -51,6 +51,8 @@ FIRST_KEPT, NEXT_KEPT = "kept.first", "kept.next"
 BROADCAST, CARRY, EXAMPLE, NEXT = "broadcast", "carry", "example", "next"
 MASK, NOISE, METRICS, FROZEN, KEPT = "mask", "noise", "metrics", "frozen", "kept"
 PARAMS, OUTPUT = "params", "output"
+MEAN_OF, DEVIATION_OF = "mean_of_{}", "deviation_of_{}"
+"""The frozen vectors of an input that is normalised in front of the model, by the input's name."""
 
 
 def begin_graph(pass_name: str) -> str:
@@ -242,6 +244,13 @@ class Plan(TripPlan, frozen=True, kw_only=True):
         if self.second is not None and set(self.second.graphs) != set(self.graphs):
             formats = f"{sorted(self.graphs)}, its second trip in {sorted(self.second.graphs)}"
             raise PlanError(f"plan {self.name!r} has graphs in {formats}; both need the same formats")
+
+    @property
+    def normalised(self) -> dict[str, int]:
+        """The fields that are normalised in front of the model, each with the size of its frozen mean."""
+        sizes = {spec.name: spec.size for spec in (self.frozen.vectors if self.frozen else ())}
+        fields = [item.name for item in self.examples.fields]
+        return {name: sizes[MEAN_OF.format(name)] for name in fields if MEAN_OF.format(name) in sizes}
 
     @property
     def facts(self) -> dict[str, object]:

@@ -20,6 +20,7 @@ from coordinator.rules.entities import Task
 from coordinator.rules.kinds import Kind
 from coordinator.rules.private_sums import planned
 from coordinator.rules.states import TaskState
+from fedcore.algorithms.question import least_shown
 from fedcore.privacy.accounting import Loss, loss_of_rounds
 from fedcore.privacy.settings import MOST_TREE_ROUNDS, Noise, Privacy
 from fedcore.validation import check, checked, demand, setting
@@ -39,10 +40,14 @@ _LONGEST_POPULATION = 200
 @checked(InvalidBudget)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PopulationBudget:
-    """The (ε, δ) that all tasks of a population together may spend on any one device."""
+    """The (ε, δ) that all tasks of a population together may spend on any one device, and what questions may show.
+
+    minimum_devices bounds what readers of an answer see, not the operator, who has the sum.
+    """
 
     epsilon: Annotated[float, setting("Most that all tasks may say of a device.", gt=0, le=_MOST_EPSILON)]
     delta: Annotated[float, setting("Chance that epsilon leaves open, below 1 / users.", gt=0, lt=1)]
+    minimum_devices: Annotated[int, setting("Least devices of a group that a question shows.", ge=1, le=2**31 - 1)] = 1
 
     def __post_init__(self) -> None:
         check(self)
@@ -50,7 +55,8 @@ class PopulationBudget:
     @property
     def words(self) -> str:
         """The budget for people."""
-        return f"ε {self.epsilon:g} at δ {self.delta:g}"
+        groups = f", no group of fewer than {self.minimum_devices} devices" if self.minimum_devices > 1 else ""
+        return f"ε {self.epsilon:g} at δ {self.delta:g}{groups}"
 
 
 class Counted(NamedTuple):
@@ -179,6 +185,12 @@ def check_room(budget: PopulationBudget | None, counted: Sequence[Counted], new:
     if budget is None:
         return
     population, task = new.task.settings.population, new.task
+    shown = least_shown(task.algorithm)
+    if shown is not None and shown < budget.minimum_devices:
+        raise BudgetExceeded(
+            f"population {population!r} has no group shown of fewer than {budget.minimum_devices} devices, and this "
+            f"question shows groups of {shown}: ask with --minimum-devices {budget.minimum_devices}"
+        )
     before, after = _epsilon_of(counted, budget.delta), _epsilon_of([*counted, new], budget.delta)
     if after <= budget.epsilon:
         return

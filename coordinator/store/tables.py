@@ -89,6 +89,7 @@ BUDGETS = Table(
     _column("population", String(200), "whose tasks share it", key=True),
     _column("epsilon", Float, "most that all tasks together may reveal of a device"),
     _column("delta", Float, "the chance that this leaves open"),
+    _column("minimum_devices", Integer, "least devices of a group that a question may show"),
     comment="Privacy budgets of populations; whoever adds a task or changes a budget holds the table meanwhile",
 )
 

@@ -304,8 +304,11 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
         with self.database.reading() as records:
             return budget_report(self, records, population)
 
-    def set_budget(self, population: str, epsilon: float, delta: float, by: str = STORE) -> BudgetReport:
-        return change_budget(self, population, PopulationBudget(epsilon=epsilon, delta=delta), by)
+    def set_budget(
+        self, population: str, epsilon: float, delta: float, minimum_devices: int = 1, by: str = STORE
+    ) -> BudgetReport:
+        budget = PopulationBudget(epsilon=epsilon, delta=delta, minimum_devices=minimum_devices)
+        return change_budget(self, population, budget, by)
 
     def remove_budget(self, population: str, by: str = STORE) -> BudgetReport:
         return change_budget(self, population, None, by)

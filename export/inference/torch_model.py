@@ -21,6 +21,7 @@ from export.inference.trained import Trained, check_alike
 from export.layers import Layers
 from export.model import Model, ModelSpec, parameter_count
 from export.models import load
+from export.normalising import as_planned
 from export.outputs import SIZES, Arrays
 from export.predict import FIXED_BATCH
 from export.quiet import quiet
@@ -38,6 +39,7 @@ def module_of(trained: Trained, source: str | ModelSpec) -> Model:
     if not fields:
         raise UnknownModel(f"the examples of plan {plan.name} have no fields")
     spec = load(source, fields[0].shape, fields[-1].high) if isinstance(source, str) else source
+    spec = as_planned(spec, plan)
     other = f"plan {plan.name} is of another model than {spec.name}; name its model with --model"
     if parameter_count(spec) != plan.schema.size:  # before it takes memory
         raise SchemaError(other)

@@ -34,6 +34,7 @@ from fedcore.questions.question import WORD, Block, Question, words_of
 from fedcore.ranges import MOST_BITS, Range
 
 if TYPE_CHECKING:
+    from fedcore.bundle import AlgorithmRef
     from fedcore.report import Weighting
 
 QUESTION = "question"
@@ -171,6 +172,14 @@ def text_of(algorithm: Algorithm) -> str:
     """The question that an algorithm asks, in words; empty where it asks none."""
     asking = algorithm.inner if isinstance(algorithm, Clipped) else algorithm
     return str(getattr(asking, "text", "")) if asking.family == QUESTION else ""
+
+
+def least_shown(algorithm: AlgorithmRef) -> int | None:
+    """The least devices of a group that a question shows; None of what is no question. Raises QuestionError."""
+    if algorithm.name != QUESTION:
+        return None
+    question = str(algorithm.settings.get("question", AUTO))
+    return (_COUNTED if question == AUTO else _decoded(question)).minimum_devices
 
 
 def rows_of(asked: Question) -> dict[str, slice]:

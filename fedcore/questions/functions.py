@@ -49,6 +49,11 @@ def _remainder(left: float, right: float) -> float | None:
     return kept if isinstance(left, int) and isinstance(right, int) else float(kept)
 
 
+def _rounded(value: float) -> float:
+    """Half away from 0, as a real."""
+    return float(int(value + (0.5 if value >= 0 else -0.5))) if abs(value) < 2**52 else float(value)
+
+
 def _and(*values: Scalar) -> int | None:
     if any(value == 0 for value in values if value is not None):
         return 0
@@ -94,6 +99,14 @@ def _least(counts: Sequence[float], wanted: float, values: Sequence[Scalar]) -> 
     return next((value for count, value in zip(counts, values, strict=True) if count >= wanted), None)
 
 
+def _least_with_share(counts: Sequence[float], share: float, values: Sequence[Scalar]) -> Scalar:
+    """The first value up to which a share of all lies; NULL of none. Counts that noise made negative are 0."""
+    below = list(accumulate(max(count, 0.0) for count in counts))
+    wanted = share * below[-1]
+    found = zip(counts, below, values, strict=True)
+    return next((value for count, so_far, value in found if count > 0 and so_far >= wanted), None)
+
+
 def _quantile(counts: Sequence[float], share: float, edges: Sequence[float]) -> float | None:
     """The value below which a share of all lies, from counts of bins between edges, one more than bins.
 
@@ -134,10 +147,11 @@ FUNCTIONS: Mapping[str, Function] = {
     "case": _case,
     "coalesce": lambda *values: next((value for value in values if value is not None), None),
     "abs": _strict(abs),
-    "min": _strict(min),
+    "min": _strict(lambda *values: min(reversed(values))),
     "max": _strict(max),
     "integer": _strict(int),
     "real": _strict(float),
+    "round": _strict(_rounded),
     "null_if_none": lambda value, count: value if count > 0 else None,
     "mean": _mean,
     "variance": lambda total, squares, count: _variance(total, squares, count, 1),
@@ -146,6 +160,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "correlation": _correlation,
     "least": _least,
     "greatest": lambda counts, wanted, values: _least(counts[::-1], wanted, values[::-1]),
+    "least_with_share": _least_with_share,
     "quantile": _quantile,
     "quantile_of_values": _quantile_of_values,
     "total": sum,

@@ -198,9 +198,6 @@ def _of_dataset(
     explain: bool,
 ) -> None:
     """Ask the clients of a data set, in the engine."""
-    from fedcore.algorithms import name_of, settings_of
-    from fedcore.bundle import AlgorithmRef
-    from fedcore.questions.reading import answer_of
     from muster.asking import compiled, fields_in
     from simulator import datasets
     from simulator.questions import ask_population
@@ -213,17 +210,8 @@ def _of_dataset(
         if explain:
             return _explain(asked, ["onnx"], shown.json)
         note("ask")
-        users = len(population)
-        found = ask_population(
-            asked,
-            population,
-            rounds=rounds,
-            epsilon=epsilon or 0.0,
-            delta=(delta or 1 / (10 * users)) if epsilon else 0.0,
-        )
-    algorithm = asked.algorithm()
-    reference = AlgorithmRef(name_of(algorithm), settings_of(algorithm))
-    return shown(answer_of(reference, found.tensors, found.noise_multiplier), None)
+        answer = ask_population(asked, population, rounds=rounds, epsilon=epsilon, delta=delta)
+    return shown(answer, None)
 
 
 def _explain(asked: Asked, formats: Sequence[str], json: bool) -> None:

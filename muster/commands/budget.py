@@ -22,6 +22,9 @@ def budget(
         float | None, typer.Option(help="Set the budget: the most that all tasks may say of a device, with --delta.")
     ] = None,
     delta: Annotated[float | None, typer.Option(help="Chance that --epsilon leaves open, below 1 / users.")] = None,
+    minimum_devices: Annotated[
+        int, typer.Option(min=1, help="With a budget: refuse questions that show groups of fewer devices.")
+    ] = 1,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the budget; what is spent stays counted.")] = False,
     store: TaskStore,
     json: Json = False,
@@ -34,16 +37,16 @@ def budget(
 
     \b
       muster privacy budget --population phones
-      muster privacy budget --population phones --epsilon 8 --delta 1e-7
+      muster privacy budget --population phones --epsilon 8 --delta 1e-7 --minimum-devices 20
     """
     if remove and (epsilon, delta) != (None, None):
         raise typer.BadParameter("a budget is set or removed: leave --epsilon and --delta out", param_hint="--remove")
-    if (epsilon is None) != (delta is None):
+    if (epsilon is None) != (delta is None) or (minimum_devices > 1 and epsilon is None):
         raise typer.BadParameter("a budget is an epsilon and a delta: give both", param_hint="--epsilon, --delta")
     if remove:
         report = store.remove_budget(population)
     elif epsilon is not None and delta is not None:
-        report = store.set_budget(population, epsilon, delta)
+        report = store.set_budget(population, epsilon, delta, minimum_devices)
     else:
         report = store.budget(population)
     if json:

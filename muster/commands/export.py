@@ -39,6 +39,11 @@ Formats = Annotated[
     typer.Option("--format", help="onnx or executorch; may be repeated.  [default: onnx; with --all both]"),
 ]
 
+Normalise = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="Normalise an input: --json of `muster ask normaliser`; may be repeated."),
+]
+
 
 def export(
     model: ModelSource = None,
@@ -55,6 +60,7 @@ def export(
     hold_out_examples: Annotated[float, typer.Option(metavar="SHARE", help=HOLD_OUT)] = 0.0,
     on_held_out_examples: Annotated[bool, typer.Option("--on-held-out-examples", help=ON_HELD_OUT)] = False,
     local: Annotated[str, typer.Option(metavar="PATTERNS", help=LOCAL)] = "",
+    normalise: Normalise = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the plan that is in the folder.")] = False,
     json: Json = False,
 ) -> None:
@@ -87,7 +93,10 @@ def export(
     from fedcore.signing import SigningKey
 
     key = None if sign is None else SigningKey.load(sign)
-    order = _Order(chosen, tuple(formats or (FORMATS if every else ("onnx",))), seed, key, compression, hold_out, local)
+    if every and normalise:
+        raise typer.BadParameter("name the one model whose input it is", param_hint="--normalise")
+    form = tuple(formats or (FORMATS if every else ("onnx",)))
+    order = _Order(chosen, form, seed, key, compression, hold_out, local, tuple(normalise or ()))
     if model is not None:
         _describe(_exported(order, own_name(model), out)[0], json)
         return None if json else _say_next(out, module_of(algorithm))
@@ -141,6 +150,7 @@ class _Order:
     compression: Compression
     hold_out: HoldOut | None
     local: str
+    normalise: tuple[Path, ...] = ()
 
 
 def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, float]]:
@@ -148,6 +158,7 @@ def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, f
     from export.build import export_bundle
     from export.model import Model
     from export.models import load
+    from export.normalising import normalised
     from export.norms import untrained
 
     seconds: dict[str, float] = defaultdict(float)
@@ -161,7 +172,7 @@ def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, f
             current, since = form, process_time()
             bar.update(task, note=f"{form} {doing}".strip())
 
-        source = Model(load(model).with_local(order.local), order.seed)
+        source = Model(normalised(load(model).with_local(order.local), order.normalise), order.seed)
         for path in untrained(source.module):
             remark(f"warning: the statistics of {path} were never trained: means are 0 and variances 1; load them")
         made = source, order.algorithm, out, model, order.formats, note
@@ -296,6 +307,7 @@ def _describe(bundle: Bundle, json: bool) -> None:
         "parameters": plan.schema.size,
         **({"local": list(plan.schema.local)} if plan.schema.local else {}),
         "frozen_bytes": plan.frozen.blob.size if plan.frozen else 0,
+        **({"normalised": list(plan.normalised)} if plan.normalised else {}),
         **_of_trip(plan),
         "examples": {field.name: kind_of(field) for field in plan.examples.fields},
         "hold_out": plan.examples.hold_out,

@@ -5,10 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fedcore.algorithms import name_of, settings_of
-from fedcore.bundle import AlgorithmRef
 from fedcore.questions.answer import Answer
-from fedcore.questions.reading import answer_of
 from fedcore.signing import SigningKey
 from muster.asking import (
     MINIMUM_DEVICES,
@@ -67,18 +64,8 @@ def ask(  # noqa: PLR0913  # one keyword for each choice
     terms = Terms(minimum_devices, epsilon is not None, settings.get("secagg") is not None)
     if dataset is not None:
         held = dataset if isinstance(dataset, Population) else datasets.load(dataset, None, None, None)
-        clients = users or len(held)
         asked = compiled([question, *names], fields_in(held), terms)
-        found = ask_population(
-            asked,
-            held,
-            rounds=settings.get("rounds", ROUNDS),
-            epsilon=epsilon or 0.0,
-            delta=(delta or 1 / (10 * clients)) if epsilon else 0.0,
-        )
-        algorithm = asked.algorithm()
-        reference = AlgorithmRef(name_of(algorithm), settings_of(algorithm))
-        return answer_of(reference, found.tensors, found.noise_multiplier)
+        return ask_population(asked, held, rounds=settings.get("rounds", ROUNDS), epsilon=epsilon, delta=delta)
     if coordinator is None or population is None:
         raise TypeError(f"name who is asked: dataset is {DATASET}; or give coordinator, {COORDINATOR}")
     store = coordinator.store

@@ -16,6 +16,7 @@ from export.inference.making import SUFFIXES, InferenceModel, check_form, infere
 from export.inference.trained import Trained
 from export.model import Model, ModelSpec
 from export.models import load
+from export.normalising import normalised
 from export.planned_model import source_of
 from fedcore.algorithms import create, module_of
 from fedcore.algorithms.algorithm import Algorithm
@@ -23,6 +24,7 @@ from fedcore.bundle import Bundle
 from fedcore.codecs.compression import Compression
 from fedcore.hold_out import HoldOut
 from fedcore.own_code import own_name
+from fedcore.questions.answer import Answer
 from muster.python.arguments import check_trained, of_kind, speaking_python
 
 
@@ -39,6 +41,7 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
     hold_out_examples: float = 0.0,
     on_held_out_examples: bool = False,
     local: str = "",
+    normalise: Answer | Path | str | Sequence[Answer | Path | str] = (),
     force: bool = False,
     progress: Progress = lambda form, doing: None,
 ) -> Bundle:
@@ -48,8 +51,8 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
     formats: onnx, executorch. seed: of the initial weights. compress: how reports become smaller, such as
     "rotation,subsample=0.25" (docs/compression.md). hold_out_examples: the share of each device's examples that is held
     out. on_held_out_examples: run on exactly these instead. local: the parameters that stay on clients, such as "2.*"
-    (docs/models.md). force: replace a plan that is in the folder. progress: told which format is worked on, and what
-    is done.
+    (docs/models.md). normalise: the answer to `muster.ask("normaliser", …)`, or a file of its JSON, for an input; or
+    several. force: replace a plan that is in the folder. progress: told which format is worked on, and what is done.
 
     The bundle has the plan (`bundle.plan`) and the proof (`bundle.certificate`). Raises ExportError, AlgorithmError,
     CompressionError, PlanError for a share that cannot be, and TypeError for an argument of a wrong type.
@@ -66,7 +69,8 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
     if isinstance(algorithm, str):
         algorithm = create(algorithm, dict(settings or {}), [module_of(algorithm)])
     spec, source = (load(model), own_name(model)) if isinstance(model, str) else (model, None)
-    made = Model(spec.with_local(local), seed), algorithm, folder, source, tuple(formats), progress
+    answers = [normalise] if isinstance(normalise, Answer | Path | str) else normalise
+    made = Model(normalised(spec.with_local(local), answers), seed), algorithm, folder, source, tuple(formats), progress
     return export_bundle(*made, compression=compression, hold_out=hold_out)
 
 

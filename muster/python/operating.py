@@ -166,13 +166,14 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         """
         return self._store.budget(population)
 
-    def set_budget(self, population: str, *, epsilon: float, delta: float) -> BudgetReport:
-        """Set the privacy budget that all tasks of a population share.
+    def set_budget(self, population: str, *, epsilon: float, delta: float, minimum_devices: int = 1) -> BudgetReport:
+        """Set the privacy budget that all tasks of a population share, and the least devices of a group that its
+        questions show.
 
         Tasks that would exceed it, or promise no privacy, are refused from now on, with BudgetExceeded. Raises
         InvalidBudget for values that cannot be, and for a budget below what the tasks may have spent.
         """
-        return self._store.set_budget(population, epsilon, delta)
+        return self._store.set_budget(population, epsilon, delta, minimum_devices)
 
     def remove_budget(self, population: str) -> BudgetReport:
         """Remove the privacy budget of a population; what its tasks have spent stays counted."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coordinator.commands import CountReport
-from coordinator.errors import InvalidModel, InvalidTask, WrongKind
+from coordinator.errors import BudgetExceeded, InvalidModel, InvalidTask, WrongKind
 from coordinator.rules.entities import Regularly
 from coordinator.rules.private_sums import deviation_of
 from coordinator.rules.questions import TaskAnswer
@@ -185,3 +185,13 @@ def test_bins_are_answered_as_several_numbers(store, desk, asking):
     task = asking(question, goal=2)
     answer_round(desk, question, [{"voters": 1, "sizes": [1, 0, 0]}, {"voters": 1, "sizes": [0, 0, 1]}])
     assert store.answer(task).rows == (((1, 0, 1),),)
+
+
+def test_a_population_may_refuse_questions_that_show_small_groups(store, asking):
+    private = labels(private=True, most_rows=8, minimum_devices=5)
+    store.set_budget("phones", 100.0, 1e-6, minimum_devices=20)
+    assert store.budget("phones").budget.minimum_devices == 20
+    with pytest.raises(BudgetExceeded, match=r"of fewer than 20 devices, .*shows groups of 5"):
+        asking(private, goal=2, privacy=BUDGET)
+    assert store.tasks() == []
+    asking(labels(private=True, most_rows=8, minimum_devices=20), goal=2, privacy=BUDGET)

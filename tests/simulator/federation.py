@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
+import safetensors.numpy
 
 from coordinator.rules.states import TaskState
 from coordinator.store.tasks import TaskSettings
@@ -105,7 +106,8 @@ def federated(
         wait_until(lambda: local.store.task(task).state is TaskState.COMPLETED)  # the last receipt comes before that
         cohorts = [counted_cohort(local.store, task, number, clients) for number in numbers]
         metrics = [record.metrics for record in local.store.rounds(task)]
-        fleet = [local.store.checkpoint(task, number)["params"] for number in numbers]
+        files = [safetensors.numpy.load(local.store.model_file(task, number)) for number in numbers]
+        fleet = [model.schema.flatten(tensors) for tensors in files]
     assert [len(cohort) for cohort in cohorts] == [goal] * rounds
     assert reported.total() == goal * rounds
     ways = [float(np.linalg.norm(params - model.initial)) for params in fleet]

@@ -13,6 +13,9 @@ from coordinator.store.tables import BUDGETS, LEDGER, ROUNDS, TASKS
 _ENDED = [state for state in RoundState if state.ended]
 
 
+_VALUES = ("epsilon", "delta", "minimum_devices")
+
+
 class BudgetRecords(WithinTransaction):
     """The operations on budgets, and the query for what they bound."""
 
@@ -26,14 +29,14 @@ class BudgetRecords(WithinTransaction):
     def of(self, population: str) -> PopulationBudget | None:
         """The budget of a population; None without one."""
         row = self._connection.execute(select(BUDGETS).where(BUDGETS.c.population == population)).one_or_none()
-        return None if row is None else PopulationBudget(epsilon=row.epsilon, delta=row.delta)
+        return None if row is None else PopulationBudget(**{name: getattr(row, name) for name in _VALUES})
 
     def set(self, population: str, budget: PopulationBudget | None) -> None:
         """Set the budget of a population, or remove it."""
         if budget is None:
             self._connection.execute(delete(BUDGETS).where(BUDGETS.c.population == population))
             return
-        values = {"epsilon": budget.epsilon, "delta": budget.delta}
+        values = {name: getattr(budget, name) for name in _VALUES}
         add = self._insert_unless(BUDGETS).on_conflict_do_update(index_elements=[BUDGETS.c.population], set_=values)
         self._connection.execute(add, {"population": population, **values})
 

@@ -22,6 +22,7 @@ def upgrade() -> None:
         _column("population", sa.String(200), "whose tasks share it"),
         _column("epsilon", sa.Float(), "most that all tasks together may reveal of a device"),
         _column("delta", sa.Float(), "the chance that this leaves open"),
+        _column("minimum_devices", sa.Integer(), "least devices of a group that a question may show"),
         sa.PrimaryKeyConstraint("population", name=op.f("pk_budgets")),
         comment="Privacy budgets of populations; whoever adds a task or changes a budget holds the table meanwhile",
     )

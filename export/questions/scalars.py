@@ -1,0 +1,80 @@
+"""Terms as expressions of a row: fields are looked up, and every error gets its place in the query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from export.questions.conditions import truth
+from export.questions.expressions import Expression, field_of, literal
+from export.questions.operators import OPERATORS
+from export.questions.source import Source
+from export.questions.terms import CONSTANT, FIELD, Term
+from fedcore.errors import QueryError, QuestionError
+from fedcore.names import offered
+from fedcore.plan import Field
+
+Made = TypeVar("Made")
+
+
+class Scalars:
+    """The expressions of one query, each made once. read: the fields that they read, in the order of `fields`."""
+
+    def __init__(self, source: Source, fields: Sequence[Field]) -> None:
+        self._source, self._fields = source, fields
+        self._known: dict[Term, Expression] = {}
+        self._read: set[str] = set()
+
+    @property
+    def read(self) -> tuple[Field, ...]:
+        """The fields that are read; if none is, the smallest one, as devices count rows of something."""
+        found = tuple(item for item in self._fields if item.name in self._read)
+        return found or (min(self._fields, key=lambda item: item.shape),)
+
+    def is_field(self, name: str) -> bool:
+        """Whether a field is called so."""
+        return self._named(name) is not None
+
+    def of(self, term: Term, where: str) -> Expression:
+        """The expression of a term. where: a clause or function that no aggregate is in. Raises QuestionError."""
+        if term.aggregate:
+            raise self._source.refusal(term.node, f"an aggregate in {where}; it is computed of one row after the other")
+        if term not in self._known:
+            arguments = [self.of(argument, where) for argument in term.arguments]
+            self._known[term] = self.placed(term, self._made, term, arguments)
+        return self._known[term]
+
+    def condition(self, term: Term, where: str) -> Expression:
+        """The truth of a term."""
+        return self.placed(term, truth, self.of(term, where))
+
+    def placed(self, term: Term, make: Callable[..., Made], *arguments: object) -> Made:
+        """What `make` gives; its QuestionError names the place of a term."""
+        try:
+            return make(*arguments)
+        except QueryError:
+            raise
+        except QuestionError as error:
+            raise self._source.refusal(term.node, str(error)) from error
+
+    def _made(self, term: Term, arguments: Sequence[Expression]) -> Expression:
+        if term.function == CONSTANT:
+            return literal(term.value)
+        if term.function != FIELD:
+            return OPERATORS[term.function](*arguments)
+        item = self._named(str(term.value))
+        if item is None:
+            raise QuestionError(self._unknown(str(term.value)))
+        self._read.add(item.name)
+        return field_of(item)
+
+    def _named(self, name: str) -> Field | None:
+        """A field by its name; upper and lower case are the same unless two fields differ in nothing else."""
+        exact: Mapping[str, Field] = {item.name: item for item in self._fields}
+        loose = {item.name.casefold(): item for item in self._fields}
+        return exact.get(name) or loose.get(name.casefold())
+
+    def _unknown(self, name: str) -> str:
+        if name.casefold() == "device":
+            return "DEVICE is no field; it can be counted: COUNT(DISTINCT DEVICE)"
+        return f"no field is called {name!r}; {offered(name, [item.name for item in self._fields])}"

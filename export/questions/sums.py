@@ -1,0 +1,237 @@
+"""The numbers of a row and the blocks of a question, as its aggregates need them; what two need alike is there once.
+
+A whole sum whose range has 20 bits at most is one number; a wider one, and one of unknown range, is two words, lest
+float32 round it. Under noise there are no words: noise is far above a rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from export.questions.conditions import holds, is_null
+from export.questions.expressions import Batch, Expression
+from export.questions.groups import Groups
+from export.questions.norms import norm_of_ones, norm_of_sums
+from export.questions.operators import OPERATORS
+from fedcore.errors import QuestionError
+from fedcore.questions.question import WORD, Block, Rows
+
+MOST_SINGLE = 2**20
+"""The most values of a whole sum that is one number: secure rounds carry 20 bits in steps of 1."""
+MOST_WORDS = 2**36
+"""The largest whole sum of a device in two words of which float32 rounds neither."""
+FARTHEST = 1e26
+"""Real numbers of a row are held to this, so that a device's sums are finite."""
+NARROWEST = 1e-20
+_NO_ROWS = "MAX n ROWS PER DEVICE"
+_NO_BOUNDS = "CLIP(x, low, high) with constants for what is summed"
+
+
+class Bounds(NamedTuple):
+    """What one device may add. most_rows: of it, if that is bounded. private, secure: how it is asked."""
+
+    most_rows: int | None
+    private: bool
+    secure: bool
+
+
+class Bins(NamedTuple):
+    """Numbers in W bins, W − 1 edges between them: a number lies in the bin whose lower edge it reaches."""
+
+    number: Expression
+    edges: tuple[float, ...]
+
+
+Compute = Callable[[Batch, Tensor], Tensor]
+"""(batch, ones (B, G) of the rows in each group) -> (B, size)"""
+
+
+@dataclass(slots=True)
+class Sums:
+    """The growing rows and blocks of a question."""
+
+    groups: Groups
+    where: Expression | None
+    bounds: Bounds
+    rows: dict[object, Rows] = field(default_factory=dict)
+    blocks: dict[object, Block] = field(default_factory=dict)
+    _computed: list[Compute] = field(default_factory=list)
+    _made: dict[tuple[object, ...], Expression] = field(default_factory=dict)
+
+    def voters(self, condition: Expression | None = None) -> str:
+        """The block of the devices that have a row for which a condition is true, in each group."""
+        return self._ones("devices", self._counted(self._rows_with(condition)))
+
+    def count(self, condition: Expression | None, number: Expression | None = None) -> str:
+        """The block of the rows for which a condition is true, and a number is not NULL."""
+        rows = self._counted(self._rows_with(condition, number and self._known(number)))
+        return self._summed("count", rows, (0, 1), whole=True)
+
+    def total(self, condition: Expression | None, number: Expression, held: tuple[float, float] | None = None) -> str:
+        """The block of the sum of a number over rows for which a condition is true and it is not NULL.
+
+        held: what each device's sum is held to.
+        """
+        included = self._rows_with(condition, self._known(number))
+        ends = _held(number.low), _held(number.high)
+        words = number.whole and held is None and self._in_words(ends)
+        key = id(number), _id(included), words
+        rows = self._row("sum", key, self.groups.number, _adding(number, included, words), words)
+        exact = number.whole and (held is None or _is_single(held))
+        return self._summed("sum", rows, ends, exact, held)
+
+    def bins(self, condition: Expression | None, bins: Bins, devices: bool) -> str:
+        """The block of the rows, or the devices that have rows, in each bin."""
+        included = self._rows_with(condition, self._known(bins.number))
+        size = self.groups.number * (len(bins.edges) + 1)
+        rows = self._row("bins", (id(bins.number), bins.edges, _id(included)), size, _binning(bins, included))
+        return self._ones("values", rows) if devices else self._summed("bins", rows, (0, 1), whole=True)
+
+    def numbers(self, fields: Mapping[str, Tensor]) -> Tensor:
+        """fields: (B, …) by name. The numbers of every row (B, R), in the order of `rows`."""
+        batch = Batch(fields)
+        ones = self.groups.ones(batch)
+        return torch.cat([compute(batch, ones) for compute in self._computed], 1)
+
+    def once(self, key: tuple[object, ...], make: Callable[[], Expression]) -> Expression:
+        """An expression that several aggregates need, made once."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def _rows_with(self, *conditions: Expression | None) -> Expression | None:
+        """WHERE and other conditions together."""
+        given = [one for one in (self.where, *conditions) if one is not None and not (one.constant and one.value)]
+        if not given:
+            return None
+        return self.once(("and", *map(id, given)), lambda: OPERATORS["and"](*given))
+
+    def _known(self, number: Expression) -> Expression | None:
+        """The condition that a number is not NULL; None if it never is."""
+        if not number.nullable:
+            return None
+        return self.once(("known", id(number)), lambda: OPERATORS["not"](is_null(number)))
+
+    def _counted(self, included: Expression | None) -> Rows:
+        return self._row("rows", (_id(included),), self.groups.number, lambda batch, ones: _of(included, batch, ones))
+
+    def _row(self, name: str, key: object, size: int, compute: Compute, words: bool = False) -> Rows:
+        found = self.rows.get((name, key))
+        if found is None:
+            found = self.rows[name, key] = Rows(f"{name}_{len(self.rows)}", size, words)
+            self._computed.append(compute)
+        return found
+
+    def _block(self, key: object, block: Callable[[str], Block]) -> str:
+        if key not in self.blocks:
+            self.blocks[key] = block(f"{key[0]}_{len(self.blocks)}")  # type: ignore[index]
+        return self.blocks[key].name
+
+    def _ones(self, name: str, rows: Rows) -> str:
+        norm = norm_of_ones(rows.size, self.bounds.most_rows)
+        return self._block((name, rows.name), lambda own: Block(own, rows.name, "any", 0, 1, norm=norm))
+
+    def _summed(
+        self, name: str, rows: Rows, ends: tuple[float, float], whole: bool, held: tuple[float, float] | None = None
+    ) -> str:
+        """A block of sums of numbers that lie between two ends. Raises QuestionError where a bound is missing."""
+        largest = max(map(abs, ends))
+        low, high = self._range(ends) if held is None else held
+        most = math.inf if held is None else max(map(abs, held))
+        norm = norm_of_sums(rows.size, self.bounds.most_rows, largest, most)
+        if math.isinf(norm if self.bounds.private else high - low if self.bounds.secure else 0):
+            missing = _NO_ROWS if self.bounds.most_rows is None else _NO_BOUNDS
+            why = "noise is as large as what one device may add" if self.bounds.private else "masked sums have a range"
+            raise QuestionError(f"this needs {missing}: {why}")
+        if self.bounds.secure and rows.words and high - low >= WORD * MOST_SINGLE:
+            raise QuestionError("a device's sum may have more than 32 bits here; masked sums have no more: CLIP it")
+
+        def block(own: str) -> Block:
+            unit = norm if 0 < norm < math.inf else 1.0
+            return Block(own, rows.name, "sum", _known(low), _known(high), whole, unit)
+
+        return self._block((name, rows.name, held), block)
+
+    def _range(self, ends: tuple[float, float]) -> tuple[float, float]:
+        """Where a device's sum lies, of numbers that lie between two ends. What is always 0 has a range too."""
+        rows = math.inf if self.bounds.most_rows is None else self.bounds.most_rows
+        low, high = ends[0] * rows if ends[0] < 0 else 0, ends[1] * rows if ends[1] > 0 else 0
+        return low, high if high - low > NARROWEST else low + 1
+
+    def _in_words(self, ends: tuple[float, float]) -> bool:
+        """Whether the sum of such whole numbers takes two words. Raises QuestionError where those are not enough."""
+        if self.bounds.private or max(map(abs, ends)) <= 1:
+            return False
+        low, high = self._range(ends)
+        rows = self.bounds.most_rows or 1
+        if max(map(abs, ends)) * rows >= MOST_WORDS:
+            raise QuestionError(
+                "a device's sum may pass 2^36 here, to which sums of whole numbers are exact: CLIP it, or CAST it AS "
+                "REAL, whose sums are exact to 7 digits"
+            )
+        return high - low >= MOST_SINGLE
+
+
+def _is_single(held: tuple[float, float]) -> bool:
+    """Whether a sum that is held to two ends is a whole number that float32 and 20 bits hold."""
+    return all(isinstance(end, int) for end in held) and held[1] - held[0] < MOST_SINGLE
+
+
+def _held(end: float) -> float:
+    """A bound of a number of a row, which is held to FARTHEST."""
+    return end if math.isinf(end) else max(min(end, FARTHEST), -FARTHEST)
+
+
+def _known(end: float) -> float | None:
+    return None if math.isinf(end) else end
+
+
+def _id(expression: Expression | None) -> int:
+    return 0 if expression is None else id(expression)
+
+
+def _of(included: Expression | None, batch: Batch, ones: Tensor) -> Tensor:
+    """The ones (B, …) of rows for which a condition is true."""
+    if included is None:
+        return ones
+    chosen = batch.rows(holds(included, batch)).to(torch.float32)
+    return ones * chosen.unsqueeze(-1)
+
+
+def _adding(number: Expression, included: Expression | None, words: bool) -> Compute:
+    def compute(batch: Batch, ones: Tensor) -> Tensor:
+        chosen, values = _of(included, batch, ones), batch.rows(batch.of(number).values)
+        parts = _words(values.to(torch.int64)) if words else [_as_float(values, number)]
+        return torch.cat([chosen * part.to(torch.float32).unsqueeze(-1) for part in parts], 1)
+
+    return compute
+
+
+def _as_float(values: Tensor, number: Expression) -> Tensor:
+    held = values if number.largest <= FARTHEST else values.clamp(-FARTHEST, FARTHEST)
+    return held.to(torch.float32)
+
+
+def _words(values: Tensor) -> Sequence[Tensor]:
+    """The low and the high word of whole numbers. They are shifted up, as negative ones divide otherwise elsewhere."""
+    high = torch.floor_divide(values + MOST_WORDS, WORD) - MOST_WORDS // WORD
+    return values - high * WORD, high
+
+
+def _binning(bins: Bins, included: Expression | None) -> Compute:
+    edges = torch.tensor(bins.edges, dtype=torch.float64)
+    places = torch.arange(len(bins.edges) + 1, dtype=torch.float32)
+
+    def compute(batch: Batch, ones: Tensor) -> Tensor:
+        values = batch.rows(batch.of(bins.number).values).to(torch.float64)
+        place = (values.unsqueeze(-1) >= batch.constant(edges)).to(torch.float32).sum(-1, keepdim=True)
+        within = (place == batch.constant(places)).to(torch.float32)
+        return (_of(included, batch, ones).unsqueeze(-1) * within.unsqueeze(-2)).flatten(1)
+
+    return compute
