@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.errors import InvalidTask
-from coordinator.rules.task_settings import LEAST_COHORT, TaskSettings
+from coordinator.rules.task_settings import TaskSettings
 from fedcore.errors import QuestionError
 from fedcore.validation import build
 from fedcore.visible import visible
+from secagg.parameters import LEAST_COHORT
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
