@@ -195,7 +195,7 @@ def test_no_device_exceeds_the_norms_of_300_private_queries():
     assert largest > 0.999
 
 
-def test_200_masked_queries_lie_in_their_ranges_and_are_whole_where_they_say_so():
+def test_masked_queries_lie_in_their_ranges_in_whole_steps():
     queries = bounded(12, {"secure": True})
     for number in range(200):
         text, *_, asked = next(queries)
@@ -260,6 +260,15 @@ def test_a_bundle_is_certified_in_both_formats(most_rows, executorch, tmp_path):
     for evidence in bundle.certificate.formats.values():
         assert evidence.worst <= evidence.tolerance == TOLERANCE
     assert bundle.plan.question == asked.question.text
+
+
+def test_constants_are_where_the_rows_are():
+    source = random.Random(4)
+    for _ in range(50):
+        *_, asked = drawn(source)
+        empty = {item.name: torch.empty(3, dtype=getattr(torch, item.dtype), device="meta") for item in asked.fields}
+        numbers = asked.rows(empty)
+        assert (numbers.device.type, numbers.shape) == ("meta", (3, asked.question.row_numbers))
 
 
 def test_clients_of_a_simulation_answer_as_sqlite_does():
