@@ -42,7 +42,7 @@ EXTRAS = {
     package: extra
     for extra, packages in {
         "cli": "typer rich",
-        "export": "torch onnx",
+        "export": "torch onnx sqlglot",
         "executorch": "executorch",
         "device": "onnxruntime",
         "coordinator": "httpx2 alembic cbor2 fastapi obstore psycopg pydantic pydantic_settings structlog "
