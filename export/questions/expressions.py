@@ -41,13 +41,13 @@ class Batch:
 
     def __init__(self, fields: Mapping[str, Tensor]) -> None:
         self.fields = fields
-        self._computed: dict[int, Numbers] = {}
+        self._computed: dict[Expression, Numbers] = {}
 
     def of(self, expression: Expression) -> Numbers:
         """The numbers of an expression, which is computed once."""
-        if id(expression) not in self._computed:
-            self._computed[id(expression)] = expression.compute(self)
-        return self._computed[id(expression)]
+        if expression not in self._computed:
+            self._computed[expression] = expression.compute(self)
+        return self._computed[expression]
 
     def rows(self, values: Tensor) -> Tensor:
         """Values, or one constant, for each row (B,)."""
@@ -64,7 +64,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expression:
-    """Numbers of a row. low, high: where they lie; infinite if that is unknown. nullable: whether they may be NULL.
+    """Numbers of a row, equal to no other. low, high: where they lie; infinite if that is unknown. nullable: whether
+    they may be NULL.
 
     choices: the few values that they have if all are constants, in order; a text is its place among them.
     """
