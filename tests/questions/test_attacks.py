@@ -67,7 +67,7 @@ def test_a_threshold_hides_a_group_from_readers_and_not_from_the_sum(users):
     assert asked(users, BY_LABEL, minimum_devices=1).rows[3] == (3, SECRET)
 
 
-def test_two_questions_that_differ_by_one_device_tell_what_it_has_without_noise(users):
+def test_two_questions_that_differ_by_one_device_tell_what_it_has(users):
     everybody = asked(users, "SELECT COUNT(*) FROM examples WHERE y = 3 OR y = 0")
     others = asked(users, f"SELECT COUNT(*) FROM examples WHERE (y = 3 OR y = 0) AND id <> {VICTIM}")
     own = users.fields["y"][users.fields["id"] == VICTIM]
@@ -89,7 +89,7 @@ def test_under_noise_their_difference_is_within_what_noise_does(users):
     assert min(differences) < 0 < max(differences)
 
 
-def test_a_budget_refuses_questions_without_noise_and_those_that_add_up_to_too_much(store):
+def test_a_budget_refuses_questions_without_noise_and_one_too_many(store):
     store.set_budget("phones", 1.1, 1e-4)
     with pytest.raises(BudgetExceeded, match="privacy"):
         task(store, made(BY_LABEL))
