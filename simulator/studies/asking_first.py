@@ -40,7 +40,7 @@ GOAL, BATCH, STEPS, RARE = 10, 32, 10, 0.05
 """Goal and batch size of one who knows nothing; the steps of a device that one who knows aims at, and the share of
 rounds that may lack the rarest label."""
 DEVICES_TRAINED, POINTS = 400, 10
-RATES = (1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3)
+RATES = (1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
 WISDM_BOUNDS = ((0.0, 0.3),) * 30 + ((-15.0, 15.0),) * 3 + ((0.0, 5000.0),) * 3 + ((0.0, 15.0),) * 6 + ((0.0, 20.0),)
 """What is known of each feature without data: a window has 10 s and ten bins, and a phone some m/s²."""
 
@@ -207,9 +207,9 @@ def _setup(dataset: str, devices: int) -> str:
         f"{', '.join(f'{rate:g}' for rate in RATES)}. Sizes, labels and the normaliser of 43 features, of {MOST_ROWS} "
         f"examples of a device at most and with bounds that need no data, are asked under ε = {EPSILON:g} in all at "
         f"δ = 1 / (10 devices). A device of a crowd has the examples of a training user, who is drawn with "
-        f"replacement. Features whose deviation is within its stated error are normalised by their bounds. Asked, "
-        f"devices take {STEPS} steps or so, and a round lacks the rarest label in {RARE:.0%} of rounds; else goal "
-        f"{GOAL}, batches of {BATCH}."
+        f"replacement. Features whose deviation is within its stated error are normalised by their bounds. Those who "
+        f"asked take {STEPS} steps or so on a device, and as many devices as a round needs to lack the rarest label "
+        f"with a chance of {RARE:g} at most; the others goal {GOAL} and batches of {BATCH}."
     )
 
 
