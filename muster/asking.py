@@ -189,8 +189,9 @@ def settings_of_question(asked: Asked, given: Mapping[str, Any], privacy: Mappin
     """The settings of a question's task: those that are given, and defaults that suit questions.
 
     Without a goal, a round takes whoever waits after a few seconds; it needs as many reports as a shown group needs at
-    least. A device takes part once, as two answers of it would be counted twice. privacy: a promise; under masks
-    devices add the noise, to values of few bits, and a masked answer is as long as its clip. Raises InvalidTask.
+    least. A device takes part once, as two answers of it would be counted twice. privacy: a promise. With it no block
+    of a report is longer than the clip, whatever a device sends; under masks devices add the noise, to values of few
+    bits. Raises InvalidTask.
     """
     chosen: dict[str, Any] = {} if "goal" in given else {"goal": GOAL, "selection_timeout_s": SELECTION_S}
     chosen |= {"rounds": ROUNDS, "over_selection": 1.0, **given}
@@ -200,9 +201,15 @@ def settings_of_question(asked: Asked, given: Mapping[str, Any], privacy: Mappin
     if privacy is None:
         return chosen
     if not secure:
-        return {**chosen, "privacy": dict(privacy)}
-    secagg = {"clip_norm": asked.question.clip, "bits": NOISY_BITS, **chosen["secagg"]}
+        clear = _part({"max_norm": asked.question.clip}, chosen.get("clear", {}))
+        return {**chosen, "clear": clear, "privacy": dict(privacy)}
+    secagg = _part({"clip_norm": asked.question.clip, "bits": NOISY_BITS}, chosen["secagg"])
     return {**chosen, "secagg": secagg, "privacy": {**privacy, "mechanism": "distributed"}}
+
+
+def _part(defaults: Mapping[str, Any], given: Any) -> Any:
+    """A part of the settings, with these defaults where it is a mapping; in Python it may be whole."""
+    return {**defaults, **given} if isinstance(given, Mapping) else given
 
 
 def wait_for(store: TaskStore, task: str, timeout_s: float, note: Note) -> None:

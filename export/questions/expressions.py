@@ -121,11 +121,9 @@ def field_of(item: Field) -> Expression:
     """A field as numbers. NaN and infinity of a real one are NULL. Raises QuestionError for one that is no number."""
     if item.shape:
         size = " × ".join(map(str, item.shape))
-        words = "its words" if item.dtype == "uint8" and len(item.shape) == 1 else "its mean"
-        command = "heavy-hitters" if words == "its words" else "normaliser"
         raise QuestionError(
             f"{item.name} is an array of {size} numbers, and columns are of single numbers: take another field, or ask "
-            f"`muster ask {command} {item.name}` for {words}"
+            f"`muster ask normaliser {item.name}` for its mean, or `muster ask histogram {item.name}`"
         )
     if item.dtype == "float32":
         return Expression("real", -math.inf, math.inf, True, lambda batch: _finite(batch.fields[item.name]))
