@@ -38,7 +38,7 @@ from muster.options.names import option_of
 from muster.options.settings import with_settings
 from muster.options.simulate import Data
 from muster.options.task import ReleaseKey
-from muster.output import Json, doing, emit, remark, say, say_next, show_fields, show_table
+from muster.output import Json, doing, emit, loading, remark, say, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
     from export.questions.asked import Asked
@@ -142,7 +142,10 @@ def ask(  # one option for each choice
         raise typer.BadParameter("name the population, or a data set with --dataset", param_hint="--population")
     privacy = None if epsilon is None else promise_of(epsilon, delta, users)
     fields = _fields(where, field, settings["population"], like)
-    asked = compiled(question, fields, terms)
+    with loading():
+        import export.build  # noqa: F401  # which the plan will need
+
+        asked = compiled(question, fields, terms)
     order = Order(asked, settings_of_question(asked, settings, privacy), formats or ["onnx"], release_key)
     build(TaskSettings, order.settings, text=True)  # what is wrong with a setting is said before the export
     if explain:
@@ -240,10 +243,10 @@ def _of_dataset(
     explain: bool,
 ) -> None:
     """Ask the clients of a data set, in the engine."""
-    from simulator import datasets
-    from simulator.questions import ask_population
-
     check_at_once(settings)
+    with loading():
+        from simulator import datasets
+        from simulator.questions import ask_population
     with doing("ask") as note:
         note("load the data")
         population = datasets.load(*source, None, None)
