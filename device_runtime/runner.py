@@ -19,6 +19,7 @@ from fedcore.batching import StreamKey, noise, sweeps
 from fedcore.bound import CLIP
 from fedcore.codecs.codec import RoundKey
 from fedcore.errors import ReportError
+from fedcore.loss_counts import LOSS_COUNTS, LOSSES, count_losses
 from fedcore.params import Float32, VectorSpec
 from fedcore.plan import (
     BROADCAST,
@@ -93,13 +94,16 @@ def execute(  # noqa: PLR0913  # one for each kind of input
     inputs |= prefixed(KEPT, kept or {})
     local = Local(prefixed(EXAMPLE, examples), key, keep_going)
     parts: dict[str, Float32] = {}
-    steps, finite = 0, 0
+    steps, finite, firsts = 0, 0, list[Float32]()
     for index, pass_plan in enumerate(plan.passes):
         swept = _run_pass(pass_plan, index, graphs, inputs, local)
+        firsts.append(swept.first)
         inputs.update(prefixed(final_carry(pass_plan.name), swept.carry))
         parts[metrics_segment(pass_plan.name)] = swept.metrics
         finite += swept.finite if finite == steps else 0
         steps += swept.steps
+    if LOSS_COUNTS in plan.report.segments:
+        parts[LOSSES] = count_losses(firsts[0], swept.metrics)
     means = {spec.name: aligned((spec.size,)) for spec in plan.report.means}
     graphs.pop(REPORT).run(inputs, means)
     kept = _kept_by(graphs.pop(NEXT_KEPT), plan, inputs) if plan.kept else {}
@@ -142,10 +146,12 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """The end of a pass: its last carry, its metric sums (M,), its steps, and the steps before a non-finite sum."""
+    """The end of a pass: its last carry, its metric sums (M,) and those of its first step, its steps, and the steps
+    before a non-finite sum."""
 
     carry: dict[str, Float32]
     metrics: Float32
+    first: Float32
     steps: int
     finite: int
 
@@ -180,6 +186,7 @@ class PassRunner:
         """
         pass_plan, steps, finite, now, after = self._pass, 0, 0, *self._carries
         totals, calls = np.zeros(len(pass_plan.metrics)), dict[tuple[int, bool], tuple[Arrays, Arrays]]()
+        first = np.zeros(len(totals), np.float32)
         for indices, real in self._calls(local):
             if not local.keep_going():
                 raise DeadlinePassed(
@@ -193,12 +200,14 @@ class PassRunner:
             step.run(*calls[call])
             sums = self._metrics[:count]
             totals = np.vstack((totals, sums)).cumsum(axis=0)[-1]  # one by one, for any steps in a call
+            if not steps:
+                first = sums[0].copy()
             if finite == steps:
                 finite += int(np.isfinite(sums).all(axis=1).cumprod().sum())
             steps += count
             now, after = after, now
         with np.errstate(over="ignore"):
-            return PassResult(now, totals.astype(np.float32), steps, finite)
+            return PassResult(now, totals.astype(np.float32), first, steps, finite)
 
     def _calls(self, local: Local) -> Iterator[tuple[NDArray[np.int64], Float32]]:
         """The indices (S, B) and masks (S, B) of every call; its steps are within one sweep."""
@@ -268,6 +277,8 @@ def _check(plan: Plan) -> None:
     if plan.report.bounded and VectorSpec(CLIP, 1) not in plan.broadcast:
         raise PlanRefused(f"plan {plan.name!r} bounds the report, and its broadcast has no {CLIP!r}: the bound")
     sums = {metrics_segment(pass_plan.name): len(pass_plan.metrics) for pass_plan in plan.passes}
+    if LOSS_COUNTS in plan.report.segments and min(sums.values(), default=0) >= 2:  # examples and loss
+        sums[LOSSES] = LOSS_COUNTS.size
     for segment in plan.report.unweighted:
         if segment.reduction == "sum" and sums.get(segment.name) != segment.size:
             raise PlanRefused(

@@ -35,12 +35,14 @@ from fedcore.algorithms import name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, State, Trip, keeps_client_state, ranges_of, trips_of
 from fedcore.algorithms.check import check
 from fedcore.algorithms.clipped import Clipped
+from fedcore.algorithms.evaluation import EVALUATION
 from fedcore.algorithms.fitting import for_model
 from fedcore.algorithms.question import QUESTION, text_of
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
 from fedcore.checkpoint import encode, specs_of
 from fedcore.codecs.compression import Compression
 from fedcore.hold_out import HoldOut
+from fedcore.loss_counts import LOSS_COUNTS
 from fedcore.params import Float32, VectorSpec
 from fedcore.plan import (
     FIRST_KEPT,
@@ -181,6 +183,8 @@ def _build_trip(model: Model, algorithm: Algorithm, trip: Trip, state: State, wr
         if not bounded and not asks:
             metrics.append(Segment(metrics_segment(item.name), len(model.metrics), "sum", model.metrics))
         carries[item.name] = begin.specs
+    if metrics and algorithm.family != EVALUATION:
+        metrics.append(LOSS_COUNTS)
     received = Received(broadcast, carries, kept)
     report = writer.write(REPORT, functools.partial(capture_report, trip, received))
     if keeps_client_state(algorithm):

@@ -293,8 +293,9 @@ class Model:
         """
         values = self.measure(tensors, batch, noise)
         single = [(value.detach() * mask).sum() for name, value in values.items() if isinstance(name, str)]
+        # A product, as ExecuTorch adds up rows as their mean, times their number: whole sums would not stay whole.
         several = [
-            (value.detach() * mask[:, None]).sum(0) for name, value in values.items() if not isinstance(name, str)
+            (mask[None] @ value.detach()).squeeze(0) for name, value in values.items() if not isinstance(name, str)
         ]
         sums = torch.stack([mask.sum(), *single])
         sums = torch.cat([sums, *several]) if several else sums

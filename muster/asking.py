@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.errors import InvalidTask
+from coordinator.rules.task_settings import LEAST_COHORT, TaskSettings
 from fedcore.errors import QuestionError
+from fedcore.validation import build
+from fedcore.visible import visible
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
     from coordinator.rules.entities import Task
+    from coordinator.rules.questions import TaskAnswer
     from export.questions.asked import Asked
+    from fedcore.bundle import Bundle
     from fedcore.plan import Field
     from fedcore.questions.answer import Answer
     from muster.creating import Signs
@@ -24,7 +30,13 @@ MINIMUM_DEVICES, GOAL, ROUNDS, SELECTION_S = 20, 100, 1, 5.0
 """Of a question: the least devices of a group that is shown, the devices that are asked, its rounds, and how long it
 waits for all of them before it asks those that are there."""
 TIMEOUT_S, LOOK_S = 600.0, 0.2
-KINDS = {"float32", "int64", "int32", "uint8"}
+KINDS = ("float32", "int64", "int32", "uint8")
+LONGEST_NAME = 60
+_PLANS = 30
+"""Fields are those of so many plans of a population at most."""
+
+Note = Callable[[str], None]
+"""Shows what is being done."""
 
 
 class Terms(NamedTuple):
@@ -35,22 +47,39 @@ class Terms(NamedTuple):
     secure: bool = False
 
 
-class Unanswered(QuestionError):
-    """No answer came in time, or the task of the question ended without one."""
+class Fields(NamedTuple):
+    """The fields that examples have. source: who says so."""
+
+    fields: tuple[Field, ...]
+    source: str
 
 
-def compiled(words: Sequence[str], fields: Sequence[Field], terms: Terms) -> Asked:
-    """The question of SQL, or one by name with its arguments. Raises QuestionError, with the place in the text."""
+class Unanswered(Exception):
+    """No answer came in time, or the task of the question ended without one. task: its id."""
+
+    def __init__(self, task: str, words: str) -> None:
+        super().__init__(words)
+        self.task = task
+
+
+def compiled(words: Sequence[str], fields: Fields, terms: Terms) -> Asked:
+    """The question of SQL, or one by name with its arguments.
+
+    Raises QuestionError, which names the place in the text and where the fields are from.
+    """
     from export.questions.builtin import BUILTIN, builtin
 
     first, *rest = words
-    if first in BUILTIN:
-        return builtin(first, rest, fields, **terms._asdict())
-    if rest:
+    if rest and first not in BUILTIN:
         raise QuestionError(f"a question is one text in quotes, or one of {', '.join(BUILTIN)} with its fields")
-    from export.questions.sql import compile_sql
+    try:
+        if first in BUILTIN:
+            return builtin(first, rest, fields.fields, **terms._asdict())
+        from export.questions.sql import compile_sql
 
-    return compile_sql(first, fields, **terms._asdict())
+        return compile_sql(first, fields.fields, **terms._asdict())
+    except QuestionError as error:
+        raise type(error)(f"{error}\n  the fields are those {fields.source}") from error
 
 
 def parse_field(text: str) -> Field:
@@ -67,122 +96,153 @@ def parse_field(text: str) -> Field:
             raise ValueError(text)
     except ValueError:
         raise QuestionError(
-            f"a field is name:type, as x:float32, v:float32:3x2 or y:uint8:10 with values below 10, not {text!r}"
+            f"a field is name:type, as x:float32, v:float32:3x2 or y:uint8:10 with values below 10, not {text!r}; "
+            f"types are {', '.join(KINDS)}"
         ) from None
     return Field(name, kind, shape, high)  # type: ignore[arg-type]
 
 
-def fields_of(store: TaskStore, population: str, like: str | None = None) -> tuple[Field, ...]:
-    """The fields of a population's examples, as its newest task has them, or the task `like`. Raises QuestionError."""
+def fields_named(texts: Sequence[str]) -> Fields:
+    """Fields in words. Raises QuestionError."""
+    return Fields(tuple(map(parse_field, texts)), "that --field names")
+
+
+def fields_of(store: TaskStore, population: str, like: str | None = None) -> Fields:
+    """The fields of a population's examples, as its last tasks have them, or the task `like`. Raises QuestionError.
+
+    Of two tasks the later one is believed, and one that trains more than a question, whose fields somebody may have
+    named.
+    """
+    from coordinator.rules.kinds import kind_of
     from fedcore.plan import Plan
 
-    tasks = [task for task in store.tasks() if task.settings.population == population]
     if like is not None:
-        tasks = [store.task(like)]
+        return Fields(Plan.decode(store.plan_part(like)).examples.fields, f"of task {like}")
+    tasks = [task for task in store.tasks() if task.settings.population == population]
     if not tasks:
         raise QuestionError(
             f"no task of population {population!r} says which fields its examples have: name them with --field, as "
             "--field x:float32 --field y:uint8:10"
         )
+    trusted = sorted(tasks, key=lambda task: kind_of(task.algorithm.name) != "question")
+    plans = {task.plan_sha256: task.id for task in trusted}  # by the last task of each
     found: dict[str, Field] = {}
-    for task in tasks:  # later ones win
-        found |= {field.name: field for field in Plan.decode(store.plan_part(task.id)).examples.fields}
-    return tuple(found.values())
+    for task in list(plans.values())[-_PLANS:]:
+        found |= {field.name: field for field in Plan.decode(store.plan_part(task)).examples.fields}
+    return Fields(tuple(found.values()), f"of the last tasks of population {population}; --field names others")
 
 
-def fields_in(population: Population) -> tuple[Field, ...]:
+def fields_in(population: Population, name: str) -> Fields:
     """The fields of a data set's examples, with the range of whole numbers that it has."""
     from fedcore.plan import Field
 
     found = []
-    for name, values in population.fields.items():
+    for field, values in population.fields.items():
         high = int(values.max()) + 1 if values.dtype.kind in "iu" else None
-        found.append(Field(name, str(values.dtype), values.shape[1:], high))  # type: ignore[arg-type]
-    return tuple(found)
+        found.append(Field(field, str(values.dtype), values.shape[1:], high))  # type: ignore[arg-type]
+    return Fields(tuple(found), f"of {name}")
 
 
-def begin(  # noqa: PLR0913  # what is asked, of whom, and under which signature
+def check_at_once(settings: Mapping[str, Any]) -> None:
+    """Raise InvalidTask for settings that mean nothing where clients of a data set answer at once, all of them."""
+    for name in settings:
+        if name != "secagg":  # it asks for bounds, which a fleet would need
+            raise InvalidTask(f"--{name.replace('_', '-')} is for a task, and clients of a data set answer at once")
+
+
+def begin(  # what is asked, of whom, and under which signature
     store: TaskStore,
     asked: Asked,
     settings: Mapping[str, Any],
-    note: Callable[[str], None],
+    note: Note,
     *,
     formats: Sequence[str] = ("onnx",),
     sign: Signs | None = None,
-    folder: Path | None = None,
 ) -> Task:
-    """Start the task of a question. folder: where its bundle stays; by default nowhere. Raises as `register_task`."""
+    """Start the task of a question; its bundle is kept nowhere else. Raises as `register_task`."""
     from muster.creating import Creation
 
     with tempfile.TemporaryDirectory(prefix="muster-question-") as temporary:
-        place = folder or Path(temporary, "plan")
-        bundle = export_question(asked, place, formats, note)
+        note("write the plan")
+        bundle = export_question(asked, Path(temporary, "plan"), formats)
         note("create the task")
-        name = f"question: {asked.question.text}"[:60]
-        return Creation(bundle, name=name, sign=sign).register(store, settings, text=True)
+        return Creation(bundle, name=name_of_task(asked), sign=sign).register(store, settings, text=True)
 
 
-def export_question(asked: Asked, folder: Path, formats: Sequence[str], note: Callable[[str], None]) -> Any:
+def name_of_task(asked: Asked) -> str:
+    """What people call the task of a question."""
+    return f"question: {visible(asked.question.text)}"[:LONGEST_NAME].rstrip()
+
+
+def export_question(asked: Asked, folder: Path, formats: Sequence[str]) -> Bundle:
     """The bundle of a question, in a folder."""
     from export.build import export_bundle
     from export.model import Model
 
-    return export_bundle(
-        Model(asked.spec()),
-        asked.algorithm(),
-        folder,
-        targets=formats,
-        progress=lambda form, doing: note(f"{form} {doing}".strip()),
-    )
+    return export_bundle(Model(asked.spec()), asked.algorithm(), folder, targets=formats)
 
 
 def settings_of_question(asked: Asked, given: Mapping[str, Any], privacy: Mapping[str, Any] | None) -> dict[str, Any]:
     """The settings of a question's task: those that are given, and defaults that suit questions.
 
-    A round takes whoever waits after a few seconds, with as many reports as a shown group needs at least. A device
-    takes part once, as two answers of it would be counted twice.
+    Without a goal, a round takes whoever waits after a few seconds; it needs as many reports as a shown group needs at
+    least. A device takes part once, as two answers of it would be counted twice. privacy: a promise; under masks
+    devices add the noise, and a masked answer is as long as its clip. Raises InvalidTask.
     """
-    rounds = int(given.get("rounds", ROUNDS))
-    chosen: dict[str, Any] = {
-        "goal": GOAL,
-        "rounds": ROUNDS,
-        "over_selection": 1.0,
-        "selection_timeout_s": SELECTION_S,
-        "min_separation_rounds": rounds,
-        **given,
-    }
-    least = min(int(chosen["goal"]), asked.question.minimum_devices)
-    return {"minimum": least, **chosen, **({} if privacy is None else {"privacy": dict(privacy)})}
+    chosen: dict[str, Any] = {} if "goal" in given else {"goal": GOAL, "selection_timeout_s": SELECTION_S}
+    chosen |= {"rounds": ROUNDS, "over_selection": 1.0, **given}
+    secure, goal = chosen.get("secagg") is not None, build(TaskSettings, chosen, text=True).goal
+    least = max(asked.question.minimum_devices, LEAST_COHORT if secure else 1)
+    chosen = {"minimum": min(goal, least), "min_separation_rounds": chosen["rounds"], **chosen}
+    if privacy is None:
+        return chosen
+    if not secure:
+        return {**chosen, "privacy": dict(privacy)}
+    secagg = {"clip_norm": asked.question.clip, **chosen["secagg"]}
+    return {**chosen, "secagg": secagg, "privacy": {**privacy, "mechanism": "distributed"}}
 
 
-def wait_for(store: TaskStore, task: Task, timeout_s: float, note: Callable[[str], None]) -> None:
+def wait_for(store: TaskStore, task: str, timeout_s: float, note: Note) -> None:
     """Wait until a question's task is over. Raises Unanswered when it takes longer, or is paused."""
     until = time.monotonic() + timeout_s
     while True:
-        now, progress = store.task(task.id), store.progress_of(task.id)
+        now, progress = store.task(task), store.progress_of(task)
         note(progress.sentence)
         if now.state.ended:
             return
         if now.state == "paused":
-            raise Unanswered(f"task {task.id} is paused: {now.reason or progress.sentence}")
+            raise Unanswered(task, f"task {task}: {progress.sentence}{given_up(store, task)}")
         if time.monotonic() >= until:
-            raise Unanswered(
-                f"no answer within {timeout_s:g} s: {progress.sentence} The question stays open as task {task.id}: "
-                f"read it later with `muster ask --task {task.id}`, or end it with `muster task cancel {task.id}`"
-            )
+            words = f"no answer within {timeout_s:g} s: {progress.sentence}{given_up(store, task)}"
+            raise Unanswered(task, f"{words}; the question stays open as task {task}")
         time.sleep(LOOK_S)
 
 
-def read_answer(store: TaskStore, task_id: str) -> Answer:
+def given_up(store: TaskStore, task: str) -> str:
+    """What devices said that gave up, in all attempts; empty where none did."""
+    reasons = Counter[str]()
+    for record in store.rounds(task):
+        reasons.update(record.abort_reasons)
+    said = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    return f"; devices gave up: {said}" if said else ""
+
+
+def read_answer(store: TaskStore, task: str) -> TaskAnswer:
     """The answer so far to the question of a task.
 
     Raises WrongKind for a task that asks none, and Unanswered before the first round.
     """
+    found = store.answer(task)
+    if found.round == 0:
+        progress = store.progress_of(task)
+        raise Unanswered(task, f"task {task} has no answer yet: {progress.sentence}{given_up(store, task)}")
+    return found
+
+
+def as_answer(found: TaskAnswer) -> Answer:
+    """The same as a table."""
     from fedcore.questions.answer import Answer
 
-    found = store.answer(task_id)
-    if found.round == 0:
-        raise Unanswered(f"task {task_id} has no answer yet: {store.progress_of(task_id).sentence}")
     rows: Any = found.rows
     return Answer(found.columns, rows, found.devices, found.hidden_groups, found.errors)
 

@@ -26,7 +26,11 @@ USAGE_ERRORS = {
     "InvalidTask",
     "InvalidSettings",
     "InvalidToken",
+    "QuestionError",
+    "QueryError",
 }
+EXCERPTS = {"QuestionError", "QueryError"}
+"""Errors of several lines: they show the place in a query that was typed."""
 
 # Packages that a partial installation may lack, and the extra that has each.
 EXTRAS = {
@@ -64,7 +68,8 @@ def main() -> None:
         sys.exit(EXIT_FAILED)
     except Exception as error:
         words = _words(error)
-        for line in traceback.format_exc().splitlines() if words is None else [f"error: {words}"]:
+        whole = traceback.format_exc() if words is None else f"error: {words}"
+        for line in whole.splitlines() if words is None or type(error).__name__ in EXCERPTS else [whole]:
             remark(line)
         sys.exit(EXIT_USAGE if type(error).__name__ in USAGE_ERRORS else EXIT_FAILED)
     finally:

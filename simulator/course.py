@@ -10,10 +10,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.rules.divergence import START
 from coordinator.rules.task_settings import MOST_LOSS_GROWTH
 from simulator.diagnose_loss import DIVERGED
 from simulator.population import Population
-from simulator.training import START, PerUser
+from simulator.training import PerUser
 
 Point = dict[str, int | float]
 """A round: its number `round`, its metrics, and the measurements of held-out users after it, if any (`measured`)."""

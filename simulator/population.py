@@ -59,7 +59,7 @@ class Population:
 
     def __repr__(self) -> str:
         classes = "" if self.classes is None else f", {self.classes:,} classes"
-        fields = ", ".join(f"{name} {kind}" for name, kind in self._kinds.items())
+        fields = ", ".join(f"{name} {kind}" for name, kind in self.kinds.items())
         return f"Population({len(self):,} clients, {self.starts[-1]:,} examples: {fields}{classes})"
 
     def _repr_html_(self) -> str:
@@ -71,10 +71,11 @@ class Population:
             "of a client": spread,
             "classes": self.classes,
         }
-        return facts_of("Population", counts | {f"field {name}": kind for name, kind in self._kinds.items()})
+        return facts_of("Population", counts | {f"field {name}": kind for name, kind in self.kinds.items()})
 
     @property
-    def _kinds(self) -> dict[str, str]:
+    def kinds(self) -> dict[str, str]:
+        """The type and shape of each field, by name."""
         return {name: f"{array.dtype}{list(array.shape[1:])}" for name, array in self.fields.items()}
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.rules.divergence import START
 from export.model import Model
 from fedcore.algorithms import settings_of
 from fedcore.algorithms.algorithm import Algorithm
@@ -63,8 +64,6 @@ class Facts:
 
 
 SERVER, CLIENTS = "server", "clients"
-START = "start.loss"
-"""The figure of round 1 that is the loss of one of its clients before any training."""
 
 _MEASURED = decoder(dict[str, bytes])
 

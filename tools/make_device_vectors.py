@@ -25,6 +25,7 @@ from fedcore.codecs.subsample import Subsample
 from fedcore.errors import BrokenSuccession, ReportError
 from fedcore.hold_out import HoldOut
 from fedcore.loop import Loop
+from fedcore.loss_counts import LOSS_COUNTS
 from fedcore.plan import BlobRef, ExampleSpec, Field, PredictPlan, TripPlan
 from fedcore.questions.question import LONGEST_QUESTION
 from fedcore.release import LineageEntry, Release, ReleasedEvaluation, SumBounds, TreeHead
@@ -331,14 +332,15 @@ def successions():
 
 def trained():
     """The unweighted report of the linear plan, once with graphs of many steps: its graphs, inputs and values."""
-    graphs, data, plan = linear.graphs(), linear.examples(13), linear.plan(codecs=(Rotation(2),))
-    many = linear.many_steps()
+    graphs, data, many = linear.graphs(), linear.examples(13), linear.many_steps()
+    settings = {"codecs": (Rotation(2),), "more": (LOSS_COUNTS,)}
+    plan = linear.plan(**settings)
     executables = {name: OnnxRuntime().load(graph, name) for name, graph in graphs.items()}
     result = execute(plan, executables, {"params": linear.PARAMS}, data, linear.KEY)
     return {
         "plan": plan.encode().decode(),
         "graphs": {name: graph.hex() for name, graph in graphs.items()},
-        "many_plan": linear.plan(many, codecs=(Rotation(2),)).encode().decode(),
+        "many_plan": linear.plan(many, **settings).encode().decode(),
         "many_graphs": {name: graph.hex() for name, graph in many.items()},
         "params": linear.PARAMS.tobytes().hex(),
         **{name: column.tobytes().hex() for name, column in data.items()},

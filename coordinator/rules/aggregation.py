@@ -15,6 +15,7 @@ from fedcore import checkpoint
 from fedcore.algorithms.algorithm import Algorithm, ServerStep, Trip, figures_of, keeps_client_state, trips_of
 from fedcore.algorithms.fitting import with_local
 from fedcore.errors import ReportError
+from fedcore.loss_counts import LOSS_COUNTS, LOSSES
 from fedcore.params import FLOAT_BYTES, Float32, VectorSpec
 from fedcore.plan import Plan
 from fedcore.report import ReportLayout, Weighting
@@ -48,11 +49,15 @@ class ReportSum:
 
 
 class Aggregate(NamedTuple):
-    """The result of a round: the server state after it, the broadcast to devices, and mean metrics with figures."""
+    """The result of a round: the server state after it, the broadcast to devices, and mean metrics with figures.
+
+    losses: how many devices reached each level of loss, where the plan counts them (`fedcore.loss_counts`).
+    """
 
     state: Vectors
     broadcast: Vectors
     metrics: dict[str, float]
+    losses: NDArray[np.float64] | None
 
 
 def state_specs(plan: Plan, algorithm: Algorithm) -> tuple[VectorSpec, ...]:
@@ -89,7 +94,8 @@ def aggregate(
                 "false; roll the task back to an earlier round, lower max_norm, client_lr or server_lr in a new one"
             )
     metrics = layout.metrics(parts) | figures_of(trip, parts, step)
-    return Aggregate(rounded, (following or trip).broadcast(rounded), metrics)
+    losses = parts[LOSSES] if LOSS_COUNTS in layout.segments else None
+    return Aggregate(rounded, (following or trip).broadcast(rounded), metrics, losses)
 
 
 def check_sizes(plan: Plan, state_bytes: int) -> None:

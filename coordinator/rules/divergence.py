@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.loss_counts import LEVELS, levels
 
 DIVERGED = "diverged"
 """The cause of the pause in a task's history, and the first word of its reason."""
@@ -17,6 +22,10 @@ FIRST_VALUES = 2 * IN_A_ROW - 1
 """Values of a loss whose median it is measured by: IN_A_ROW false ones move the median, fewer do not."""
 FIRST_ROUNDS = 2 * FIRST_VALUES
 """Rounds that have them, with two trips."""
+START = "start.loss"
+"""The metric of a task's first round that says how large losses were before training."""
+LIARS = 2
+"""Devices of a round that may lie about their losses and pause nothing."""
 _LOSS = ".loss"
 Metrics: TypeAlias = Mapping[str, float]
 
@@ -42,3 +51,32 @@ def divergence(first: Sequence[Metrics], latest: Sequence[Metrics], most_growth:
             times = f"{most_growth:g} times the median of its first {FIRST_VALUES} values"
             return f"{name} was above {most:.4g}, {times}, in {IN_A_ROW} rounds in a row"
     return ""
+
+
+class LossCounts(NamedTuple):
+    """How many of a round's devices reached each level of loss (2 LEVELS,): before training, and in training."""
+
+    reached: NDArray[np.float64]
+    devices: int
+
+    def start(self) -> dict[str, float]:
+        """The least level that the losses of at most LIARS devices reached before training, as a metric.
+
+        Empty where too few devices reported, or where losses reach all levels.
+        """
+        above = levels()[self.reached[:LEVELS] <= LIARS]
+        return {START: float(above[0])} if above.size and self.devices > 2 * LIARS else {}
+
+    def explosion(self, start: float | None, most_growth: float) -> str:
+        """Why training exploded in this round, in words; "" if it did not, or if the loss before it is not known.
+
+        start: START of the task's first round. It exploded where the losses of LIARS devices more than half of all are
+        `most_growth` times as large.
+        """
+        if start is None or not most_growth:
+            return ""
+        large = np.flatnonzero(levels() >= most_growth * start)
+        if not large.size or self.reached[LEVELS + large[0]] <= self.devices / 2 + LIARS:
+            return ""
+        count, level = round(self.reached[LEVELS + large[0]]), float(levels()[large[0]])
+        return f"{count} of {self.devices} devices had a loss of {level:g} or more, after less than {start:g} at first"

@@ -180,7 +180,7 @@ def rounded(argument: Expression) -> Expression:
 def negative(argument: Expression) -> Expression:
     """The opposite number."""
     argument = as_whole(argument)
-    return derived(argument.kind, (-argument.high, -argument.low), torch.neg, argument)
+    return derived(argument.kind, (-argument.high, -argument.low), lambda values: values * -1, argument)
 
 
 @folding("abs")
@@ -237,7 +237,7 @@ def bucket(argument: Expression, *ends: Expression) -> Expression:
     tensor = torch.tensor(edges, dtype=torch.float64)
 
     def function(values: Tensor) -> Tensor:
-        return (values.unsqueeze(-1) >= tensor).to(torch.float32).sum(-1).to(torch.int64)
+        return (values.unsqueeze(-1) >= tensor.to(values.device)).to(torch.float32).sum(-1).to(torch.int64)
 
     real = as_real(argument)
     bounds = (sum(edge <= end for edge in edges) for end in (real.low, real.high))

@@ -24,6 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -51,9 +52,10 @@ NORMALISER = "field", "element", "mean", "deviation", "values"
 class BuiltIn:
     """A question by its word.
 
-    of: names of fields. bins: of a histogram or quantiles. low, high: bounds of each field, or the largest size as
-    `high`; values outside are held to them, those of a histogram are in bins of their own. overall: one pair of
-    numbers for all elements of an array. most_rows: of a device that count, drawn at random.
+    of: names of fields. bins: of a histogram or quantiles. low, high: bounds of each field, of a normaliser also of
+    each element, or the largest size as `high`; values outside are held to them, those of a histogram are in bins of
+    their own. overall: one pair of numbers for all elements of an array. most_rows: of a device that count, drawn at
+    random.
     """
 
     word: str
@@ -127,22 +129,24 @@ def compile_built_in(
             raise QuestionError(f"{asked.word} takes no {option}")
     terms = Terms(minimum_devices, asked.most_rows, private, secure)
     chosen = [field_of(name, fields) for name in asked.of]
-    for option in ("low", "high"):
-        if len(getattr(asked, option)) not in (0, kind.fields or 1):
-            raise QuestionError(f"{asked.word} takes one {option} for each of its fields")
-    if not kind.fields:
+    if not chosen:
         smallest = min(fields, key=lambda field: Measured.of(field).elements)
         return kind.ask(asked, terms, [Measured.of(smallest)])
-    lows, highs = asked.low or [None] * kind.fields, asked.high or [None] * kind.fields
-    return kind.ask(asked, terms, [Measured.of(*each) for each in zip(chosen, lows, highs, strict=True)])
+    low, high = asked.low or [None] * len(chosen), asked.high or [None] * len(chosen)
+    several = len(low) == len(high) == Measured.of(chosen[0]).elements > 1
+    if asked.word == "normaliser" and several and not asked.overall:
+        return kind.ask(asked, terms, [Measured.of_each(chosen[0], asked.low, asked.high)])
+    if len(low) != len(chosen) or len(high) != len(chosen):
+        raise QuestionError(f"{asked.word} takes one low and one high for each of its fields")
+    return kind.ask(asked, terms, [Measured.of(*ends) for ends in zip(chosen, low, high, strict=True)])
 
 
 def _sizes(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
     """Rows of devices. Its noise and masks need no draw of rows: one device is in one bin, its size held to a bound."""
     field = measured[0].field
-    (largest,) = asked.high or (terms.most_rows or LARGEST_SIZE,)
-    if not (float(largest).is_integer() and largest >= 1):
-        raise QuestionError(f"the largest size is a whole number from 1, not {largest:g}")
+    largest, *more = asked.high or (terms.most_rows or LARGEST_SIZE,)
+    if more or not (float(largest).is_integer() and largest >= 1):
+        raise QuestionError(f"the largest size is a whole number from 1, not {', '.join(map(str, asked.high))}")
     most = int(largest) if asked.high or terms.most_rows else None
     if terms.private and most is None:
         terms.need_rows()
@@ -153,16 +157,13 @@ def _sizes(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
 
     draft = Draft(terms)
     total = draft.counts("total", 1, row, 1, most=most)
-    voters = draft.devices(VOTERS, 1, row, 1)
-    sizes = draft.bins("sizes", row, edges)
-    few = Call("<", (sizes, Number(terms.minimum_devices)))
-    shown = Call("case", (few, Number(None), sizes))
+    devices, sizes = draft.devices("devices", 1, row, 1), draft.bins(VOTERS, row, edges)
     columns = (
         Column("from", Group(0)),
-        Column("devices", shown),
-        Column("share", Call("/", (Call("real", (shown,)), voters))),
+        Column("devices", sizes),
+        Column("share", Call("/", (Call("real", (sizes,)), devices))),
         Column("rows of all", total),
-        Column("mean of all", Call("mean", (total, voters))),
+        Column("mean of all", Call("mean", (total, devices))),
     )
     held = "" if most is None else f" A device with more than {most:,} counts as one with {most:,}."
     text = f"How many examples are on each device, in steps of 1, 2, 4, 8 and so on, and in all?{held}"
@@ -254,13 +255,12 @@ def _normaliser(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> A
     )
     deviation = Call("root", (Call("variance_of_all", (sums, squares, values)),))
     element: Value = Number(None) if size == 1 else Group(0)
-    cells = (
-        *(Number(of.field.name), element),
-        *(Call("+", (Number(of.middle), _scaled(of, Call("mean", (sums, values))))), _scaled(of, deviation), values),
-    )
+    middle, half = (_of_element([getattr(one, name) for one in of.each or (of,)]) for name in ("middle", "half"))
+    mean = Call("+", (middle, Call("*", (half, Call("mean", (sums, values))))))
+    cells = Number(of.field.name), element, mean, Call("*", (half, deviation)), values
     columns = [Column(name, value) for name, value in zip(NORMALISER, cells, strict=True)]
     of_each = "" if size == 1 else " of each element"
-    held = "" if of.low is None else f", of values held to {of.low:g} … {of.high:g}"
+    held = "" if of.low is None else f", of values held to {_bounds_in_words(of)}"
     text = f"What are mean and standard deviation{of_each} of {of.field.name}{held}?"
     return draft.asked(text, [of.field], columns, [] if size == 1 else [Key("element", tuple(range(size)))])
 
@@ -301,8 +301,14 @@ def _correlation(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> 
     return draft.asked(text, [one.field, other.field], columns, [])
 
 
-def _scaled(of: Measured, value: Value) -> Value:
-    return value if of.half == 1 else Call("*", (Number(of.half), value))
+def _bounds_in_words(of: Measured) -> str:
+    runs = [(ends, len(list(run))) for ends, run in groupby((one.low, one.high) for one in of.each or (of,))]
+    return ", ".join(f"{low:g} … {high:g}{f' ({count} elements)' if of.each else ''}" for (low, high), count in runs)
+
+
+def _of_element(numbers: Sequence[float]) -> Value:
+    """The number of the element of a group, or that of all."""
+    return Call("item", (Number(tuple(numbers)), Group(0))) if len(numbers) > 1 else Number(numbers[0])
 
 
 def _few_enough(of: Measured, groups: int, each: int, otherwise: str) -> int:

@@ -21,7 +21,7 @@ from export.questions.expressions import Expression, Kind, as_real, literal
 from export.questions.operators import OPERATORS
 from export.questions.scalars import Scalars
 from export.questions.source import Source
-from export.questions.sums import MOST_WORDS, Bins, Sums
+from export.questions.sums import FARTHEST, MOST_WORDS, NARROWEST, Bins, Sums
 from export.questions.terms import CLIP_PER_DEVICE, CONSTANT, DEVICES, FIELD, FILTER, Term
 from fedcore.errors import QueryError, QuestionError
 from fedcore.questions.question import MOST_CELLS, Call, Cell, Group, Number, Value
@@ -102,7 +102,7 @@ class Columns:
             inner, condition = aggregate.term.arguments
             if not inner.aggregate or inner.function in {FILTER, CLIP_PER_DEVICE}:
                 raise self._source.refusal(term.node, "FILTER follows an aggregate: SUM(x) FILTER (WHERE …)")
-            aggregate = aggregate._replace(term=inner, condition=self._scalars.of(condition, "FILTER"))
+            aggregate = aggregate._replace(term=inner, condition=self._scalars.condition(condition, FILTER))
         try:
             return _AGGREGATES[aggregate.term.function](self, aggregate)
         except QueryError:
@@ -117,11 +117,14 @@ class Columns:
         of = inner.arguments[0] if inner.function == FILTER else inner
         if of.function not in {"SUM", "TOTAL", "COUNT"} or not (low.constant and high.constant):
             raise self._source.refusal(inner.node, "CLIP_PER_DEVICE takes SUM, TOTAL or COUNT, and two constants")
-        if any(end.kind not in {"whole", "real"} for end in (low, high)) or not low.value <= 0 <= high.value:
+        held = [end.value for end in (low, high)]
+        if any(isinstance(end, str | None) for end in held) or not -FARTHEST <= held[0] <= 0 <= held[1] <= FARTHEST:
             raise self._source.refusal(
                 inner.node, "CLIP_PER_DEVICE needs 0 between its bounds: a device without rows adds nothing"
             )
-        return aggregate._replace(term=inner, held=(low.value, high.value))
+        if held[1] - held[0] <= NARROWEST:
+            raise self._source.refusal(inner.node, "CLIP_PER_DEVICE needs two bounds that are apart")
+        return aggregate._replace(term=inner, held=(held[0], held[1]))
 
     def _number(self, aggregate: Aggregate) -> Expression:
         """The number that is aggregated. Raises QuestionError for a text."""
@@ -141,7 +144,8 @@ class Columns:
         if aggregate.held is None:
             return Shown(Cell(self._sums.count(aggregate.condition, number)), "whole")
         ones = literal(1) if number is None else _ones_of(number)
-        return Shown(Cell(self._sums.total(aggregate.condition, ones, aggregate.held)), "whole")
+        count = Cell(self._sums.total(aggregate.condition, ones, aggregate.held))
+        return Shown(count, "real" if _is_real(aggregate.held) else "whole")
 
     def _sum(self, aggregate: Aggregate) -> Shown:
         number = self._number(aggregate)

@@ -102,8 +102,8 @@ def is_null(argument: Expression) -> Expression:
         return literal(int(argument.kind == "null"))
 
     def compute(batch: Batch) -> Numbers:
-        valid = batch.of(argument).valid
-        return Numbers(torch.tensor(False) if valid is None else torch.logical_not(valid), None)
+        valid = _known(batch.of(argument))
+        return Numbers(torch.logical_not(valid), None)
 
     return Expression("truth", 0, 1, False, compute)
 
@@ -129,7 +129,8 @@ def _choice(condition: Expression, yes: Expression, no: Expression) -> Expressio
 
 
 def _known(numbers: Numbers) -> Tensor:
-    return torch.tensor(True) if numbers.valid is None else numbers.valid
+    """Where numbers are not NULL."""
+    return torch.ones_like(numbers.values, dtype=torch.bool) if numbers.valid is None else numbers.valid
 
 
 def _options(yes: Expression, no: Expression) -> tuple[Kind, tuple[Any, ...] | None, list[Expression]]:
@@ -158,7 +159,8 @@ def _absent(other: Expression) -> Expression:
     """NULL, in the type and within the bounds of another expression."""
 
     def compute(batch: Batch) -> Numbers:
-        return Numbers(torch.zeros_like(batch.of(other).values), torch.tensor(False))
+        zeros = torch.zeros_like(batch.of(other).values)
+        return Numbers(zeros, zeros.to(torch.bool))
 
     return Expression(other.kind, other.low, other.high, True, compute, other.choices)
 

@@ -51,8 +51,15 @@ class Batch:
 
     def rows(self, values: Tensor) -> Tensor:
         """Values, or one constant, for each row (B,)."""
-        first = next(iter(self.fields.values()))
-        return values if values.dim() else values.expand(first.shape[:1])
+        return values if values.dim() else values.expand(self._first.shape[:1])
+
+    def constant(self, values: Tensor) -> Tensor:
+        """Constants, where the rows are."""
+        return values.to(self._first.device)
+
+    @property
+    def _first(self) -> Tensor:
+        return next(iter(self.fields.values()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,17 +103,17 @@ class Expression:
 
 
 def literal(value: Literals) -> Expression:
-    """A constant."""
+    """A constant. Raises QuestionError for one that is too large."""
+    zero = torch.tensor(0)
     if value is None:
-        absent = Numbers(torch.tensor(0), torch.tensor(False))
-        return Expression("null", 0, 0, True, lambda batch: absent)
+        return Expression("null", 0, 0, True, lambda batch: Numbers(batch.constant(zero), batch.constant(zero > 0)))
     if isinstance(value, str):
-        return Expression("text", 0, 0, False, lambda batch: Numbers(torch.tensor(0), None), (value,))
+        return Expression("text", 0, 0, False, lambda batch: Numbers(batch.constant(zero), None), (value,))
     kind: Kind = "real" if isinstance(value, float) else "whole"
     if not abs(value) <= (FAR if kind == "real" else MOST_EXACT):
         raise QuestionError("this constant is too large: whole numbers are exact to 2^53")
     number = torch.tensor(value, dtype=torch.float64 if kind == "real" else torch.int64)
-    return Expression(kind, value, value, False, lambda batch: Numbers(number, None), (value,))
+    return Expression(kind, value, value, False, lambda batch: Numbers(batch.constant(number), None), (value,))
 
 
 def field_of(item: Field) -> Expression:

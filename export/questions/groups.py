@@ -27,7 +27,7 @@ class GroupKey(NamedTuple):
         values = batch.rows(numbers.values)
         kind = torch.float64 if self.expression.kind == "real" else torch.int64
         places = _places(self.expression, self.values)
-        found = values.to(kind).unsqueeze(-1) == torch.tensor(places, dtype=kind)
+        found = values.to(kind).unsqueeze(-1) == batch.constant(torch.tensor(places, dtype=kind))
         if numbers.valid is None:
             return found.to(torch.float32)
         valid = batch.rows(numbers.valid).unsqueeze(-1)
@@ -51,7 +51,7 @@ class Groups(NamedTuple):
 
     def ones(self, batch: Batch) -> Tensor:
         """Which group each row is in, as 0 or 1 (B, G); the last key is the fastest."""
-        found = batch.rows(torch.tensor(1.0)).unsqueeze(-1)
+        found = batch.rows(batch.constant(torch.tensor(1.0))).unsqueeze(-1)
         for key in self.keys:
             found = (found.unsqueeze(-1) * key.ones(batch).unsqueeze(-2)).flatten(1)
         return found

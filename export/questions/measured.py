@@ -33,11 +33,15 @@ def field_of(name: str, fields: Sequence[Field]) -> Field:
 
 
 class Measured(NamedTuple):
-    """A field and the bounds of its values, both included; None where there are none."""
+    """A field and the bounds of its values, both included; None where there are none.
+
+    each: for units, bounds of every element of its own.
+    """
 
     field: Field
     low: float | None
     high: float | None
+    each: tuple[Measured, ...] = ()
 
     @classmethod
     def of(cls, field: Field, low: float | None = None, high: float | None = None) -> Measured:
@@ -54,6 +58,12 @@ class Measured(NamedTuple):
         if whole and not (float(low).is_integer() and float(high).is_integer() and max(-low, high) < MOST_EXACT):
             raise QuestionError(f"{name} holds whole numbers, and its bounds {low:g} to {high:g} are none")
         return cls(field, int(low), int(high)) if whole else cls(field, float(low), float(high))
+
+    @classmethod
+    def of_each(cls, field: Field, low: Sequence[float], high: Sequence[float]) -> Measured:
+        """A field whose elements have bounds of their own. Raises QuestionError."""
+        each = tuple(cls.of(field, *ends) for ends in zip(low, high, strict=True))
+        return cls(field, min(low), max(high), each)
 
     @property
     def whole(self) -> bool:
@@ -95,9 +105,14 @@ class Measured(NamedTuple):
     def units(self, fields: Fields) -> tuple[Tensor, Tensor]:
         """Values held to the bounds, (B, E) within −1 … 1 of the middle, NULL as 0; and which are not NULL, 1 or 0."""
         values, valid = self.numbers(fields)
-        if self.low is not None and self.high is not None:
+        if self.each:
+            columns = [[each.low, each.high, each.middle] for each in self.each]
+            low, high, middle = torch.tensor(columns, dtype=values.dtype).T.contiguous()
+            values = torch.minimum(torch.maximum(values, low), high) - middle
+        elif self.low is not None and self.high is not None:
             values = values.clamp(self.low, self.high) - self.middle
-        units = values.to(torch.float32) / self.half
+        half = torch.tensor([each.half for each in self.each], dtype=torch.float32) if self.each else self.half
+        units = values.to(torch.float32) / half
         return torch.where(valid, units, torch.zeros_like(units)), valid.to(torch.float32)
 
 

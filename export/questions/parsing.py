@@ -23,8 +23,8 @@ _NAMES = {
     "with_": "WITH",
 }
 _ONLY = "SELECT … FROM examples [WHERE …] [GROUP BY …] [HAVING …] [ORDER BY …] [LIMIT n] [MAX n ROWS PER DEVICE]"
-# SQLite gives these the precedence of `=`, or a lower one than `<`; the parser a higher one.
-_LOOSE = (exp.Is, exp.In, exp.Between, exp.Not)
+# SQLite gives IN and BETWEEN the precedence of `=`, which is lower than that of `<`; the parser a higher one than both.
+_LOOSE = (exp.In, exp.Between, exp.Not)
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from export.questions.conditions import truth
 from export.questions.expressions import Expression, field_of, literal
 from export.questions.operators import OPERATORS
 from export.questions.source import Source
 from export.questions.terms import CONSTANT, FIELD, Term
-from fedcore.errors import QuestionError
+from fedcore.errors import QueryError, QuestionError
 from fedcore.names import offered
 from fedcore.plan import Field
 
@@ -43,10 +44,16 @@ class Scalars:
             self._known[term] = self.placed(term, self._made, term, arguments)
         return self._known[term]
 
+    def condition(self, term: Term, where: str) -> Expression:
+        """The truth of a term."""
+        return self.placed(term, truth, self.of(term, where))
+
     def placed(self, term: Term, make: Callable[..., Made], *arguments: object) -> Made:
         """What `make` gives; its QuestionError names the place of a term."""
         try:
             return make(*arguments)
+        except QueryError:
+            raise
         except QuestionError as error:
             raise self._source.refusal(term.node, str(error)) from error
 

@@ -42,7 +42,7 @@ class Source:
             raise QuestionError("an empty question; write SELECT … FROM examples")
 
     def refusal(self, where: exp.Expr | int, message: str) -> QueryError:
-        """The error about a node, or an offset in the text: what is wrong, line and column, and the line with a caret."""
+        """The error about a node, or an offset in the text: what is wrong, where, and the line with a caret."""
         offset = where if isinstance(where, int) else self.start(where)
         before = self.text[:offset]
         line, column = before.count("\n") + 1, offset - (before.rfind("\n") + 1)

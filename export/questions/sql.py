@@ -92,7 +92,7 @@ class _Query:
         node = self._clauses.where
         if node is None:
             return None
-        return self._scalars.of(self._reader.term(node), "WHERE")
+        return self._scalars.condition(self._reader.term(node), "WHERE")
 
     def _key(self, node: exp.Expr) -> Term:
         """A key of GROUP BY; a field's name is that field, before it is an alias, as in SQLite."""

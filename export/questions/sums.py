@@ -26,8 +26,9 @@ MOST_SINGLE = 2**20
 """The most values of a whole sum that is one number: secure rounds carry 20 bits in steps of 1."""
 MOST_WORDS = 2**36
 """The largest whole sum of a device in two words of which float32 rounds neither."""
-FARTHEST = 1e30
+FARTHEST = 1e26
 """Real numbers of a row are held to this, so that a device's sums are finite."""
+NARROWEST = 1e-20
 _NO_ROWS = "MAX n ROWS PER DEVICE"
 _NO_BOUNDS = "CLIP(x, low, high) with constants for what is summed"
 
@@ -78,7 +79,7 @@ class Sums:
         held: what each device's sum is held to.
         """
         included = self._rows_with(condition, self._known(number))
-        ends = (number.low, number.high)
+        ends = _held(number.low), _held(number.high)
         words = number.whole and held is None and self._in_words(ends)
         key = id(number), _id(included), words
         rows = self._row("sum", key, self.groups.number, _adding(number, included, words), words)
@@ -158,9 +159,10 @@ class Sums:
         return self._block((name, rows.name, held), block)
 
     def _range(self, ends: tuple[float, float]) -> tuple[float, float]:
-        """Where a device's sum lies, of numbers that lie between two ends."""
+        """Where a device's sum lies, of numbers that lie between two ends. What is always 0 has a range too."""
         rows = math.inf if self.bounds.most_rows is None else self.bounds.most_rows
-        return ends[0] * rows if ends[0] < 0 else 0, ends[1] * rows if ends[1] > 0 else 0
+        low, high = ends[0] * rows if ends[0] < 0 else 0, ends[1] * rows if ends[1] > 0 else 0
+        return low, high if high - low > NARROWEST else low + 1
 
     def _in_words(self, ends: tuple[float, float]) -> bool:
         """Whether the sum of such whole numbers takes two words. Raises QuestionError where those are not enough."""
@@ -179,6 +181,11 @@ class Sums:
 def _is_single(held: tuple[float, float]) -> bool:
     """Whether a sum that is held to two ends is a whole number that float32 and 20 bits hold."""
     return all(isinstance(end, int) for end in held) and held[1] - held[0] < MOST_SINGLE
+
+
+def _held(end: float) -> float:
+    """A bound of a number of a row, which is held to FARTHEST."""
+    return end if math.isinf(end) else max(min(end, FARTHEST), -FARTHEST)
 
 
 def _known(end: float) -> float | None:
@@ -223,8 +230,8 @@ def _binning(bins: Bins, included: Expression | None) -> Compute:
 
     def compute(batch: Batch, ones: Tensor) -> Tensor:
         values = batch.rows(batch.of(bins.number).values).to(torch.float64)
-        place = (values.unsqueeze(-1) >= edges).to(torch.float32).sum(-1, keepdim=True)
-        within = (place == places).to(torch.float32)
+        place = (values.unsqueeze(-1) >= batch.constant(edges)).to(torch.float32).sum(-1, keepdim=True)
+        within = (place == batch.constant(places)).to(torch.float32)
         return (_of(included, batch, ones).unsqueeze(-1) * within.unsqueeze(-2)).flatten(1)
 
     return compute

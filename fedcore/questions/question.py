@@ -129,10 +129,10 @@ class Order(msgspec.Struct, frozen=True):
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     """A question. Raises QuestionError when its parts do not fit together.
 
-    text: as it was asked, with its bounds; owners of devices read it. voters: the block of kind "any" that counts the
-    devices of each group, or of all at once; a group of fewer than minimum_devices is not shown. most_rows: of a
-    device, drawn at random; None for all. private: whether blocks are divided by their norms, so that a clip holds them
-    together. limit: the most rows of the table.
+    text: as it was asked, with its bounds; owners of devices read it. voters: the block of kind "any" or "bins" that
+    counts the devices of each group, or of all at once; a group of fewer than minimum_devices is not shown. most_rows:
+    of a device, drawn at random; None for all. private: whether blocks are divided by their norms, so that a clip holds
+    them together. limit: the most rows of the table.
     """
 
     text: str
@@ -215,8 +215,8 @@ def _check(question: Question) -> None:
         _check_block(block, rows)
     _check_sizes(question)
     voters = blocks.get(question.voters)
-    if voters is None or voters.kind != "any" or question.block_sizes[voters.name] not in (1, question.groups):
-        raise QuestionError("voters must name the block of kind any with one number for every group, or for all")
+    if voters is None or voters.kind == "sum" or question.block_sizes[voters.name] not in (1, question.groups):
+        raise QuestionError("voters must name a block that counts devices, with one number for every group or for all")
     if not question.columns or question.minimum_devices < 1 or (question.most_rows or 1) < 1:
         raise QuestionError("a question needs columns, and at least 1 device and 1 row")
     for column in question.columns:

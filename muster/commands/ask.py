@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
-import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
-import msgspec
 import typer
 
 from coordinator.rules.task_settings import TaskSettings
-from muster.asking import MINIMUM_DEVICES, ROUNDS, TIMEOUT_S, Terms, promise_of
+from fedcore.validation import build
+from muster.answers import STANDARD_OUTPUT, Outlet
+from muster.asking import (
+    MINIMUM_DEVICES,
+    TIMEOUT_S,
+    Fields,
+    Terms,
+    Unanswered,
+    as_answer,
+    begin,
+    check_at_once,
+    compiled,
+    export_question,
+    fields_in,
+    fields_named,
+    fields_of,
+    name_of_task,
+    promise_of,
+    read_answer,
+    settings_of_question,
+    wait_for,
+)
 from muster.commands.stores import Blobs, Database, Remote, given_again, open_store
+from muster.commands.task import signer
+from muster.options.names import option_of
 from muster.options.settings import with_settings
 from muster.options.simulate import Data
 from muster.options.task import ReleaseKey
 from muster.output import Json, doing, emit, remark, say, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from export.questions.asked import Asked
-    from fedcore.plan import Field
-    from fedcore.questions.answer import Answer
 
 Where: TypeAlias = dict[str, str | None]
 """The options of the store: its database and blobs, or the coordinator's address."""
-QUESTION_SETTINGS = (
-    *("population", "goal", "rounds", "minimum", "over_selection", "selection_timeout_s", "min_separation_rounds"),
+OF_TASKS = (
+    *("population", "goal", "rounds", "purpose", "starts_at", "selection_timeout_s", "reporting_deadline_s", "secagg"),
 )
-"""The settings of a question's task that have values of their own."""
+"""The settings of a task that the command takes."""
 Words = Annotated[
     list[str] | None,
     typer.Argument(metavar="QUESTION", help="SQL in quotes, or a question by name with its fields."),
@@ -65,7 +83,7 @@ Bundle = Annotated[
 @with_settings(
     TaskSettings,
     spread=("secagg",),
-    only=("population", "goal", "rounds", "secagg", "reporting_deadline_s", "selection_timeout_s", "starts_at"),
+    only=OF_TASKS,
     defaults={"population": None, "goal": None, "rounds": None},
 )
 def ask(  # one option for each choice
@@ -106,211 +124,146 @@ def ask(  # one option for each choice
 
     muster ask sizes --dataset digits --json
     """
-    began = time.monotonic()
-    where = {"db": db, "blobs": blobs, "coordinator": coordinator}
-    shown = _Shown(table, plot, json, began)
+    outlet = Outlet(table, plot, json, time.monotonic())
+    outlet.check()
+    if json and table == STANDARD_OUTPUT:
+        raise typer.BadParameter("standard output takes one of --json and --csv -", param_hint="--csv")
+    where: Where = {"db": db, "blobs": blobs, "coordinator": coordinator}
     if task is not None:
-        return shown(_read(where, task), task)
+        return _read(where, task, outlet, given=bool(question))
     if not question:
         raise typer.BadParameter("ask something, or read an answer with --task", param_hint="QUESTION")
     terms = Terms(minimum_devices, epsilon is not None, "secagg" in settings)
     if dataset is not None:
-        rounds = int(settings.get("rounds", ROUNDS))
-        return _of_dataset(question, terms, (dataset, data), (epsilon, delta, rounds), shown, explain=explain)
+        return _of_dataset(question, terms, (dataset, data), settings, (epsilon, delta), outlet, explain=explain)
     if "population" not in settings:
         raise typer.BadParameter("name the population, or a data set with --dataset", param_hint="--population")
     privacy = None if epsilon is None else promise_of(epsilon, delta, users)
-    from muster.asking import compiled, settings_of_question
-
-    asked = compiled(question, _fields(where, field, settings["population"], like), terms)
-    chosen, targets = settings_of_question(asked, settings, privacy), formats or ["onnx"]
+    fields = _fields(where, field, settings["population"], like)
+    asked = compiled(question, fields, terms)
+    order = Order(asked, settings_of_question(asked, settings, privacy), formats or ["onnx"], release_key)
+    build(TaskSettings, order.settings, text=True)  # what is wrong with a setting is said before the export
     if explain:
-        return _explain(asked, targets, json)
+        return _explain(order, fields.source, json)
     if write is not None:
-        return _write(asked, targets, write, chosen)
+        return _write(order, write, where)
     if terms.secure and release_key is None:
         words = "a secure question is released by a signature: name the key, or write the plan with --write FOLDER"
         raise typer.BadParameter(words, param_hint="--release-key")
-    return _asked(where, (asked, chosen, targets, release_key), timeout, shown)
+    return _asked(where, order, timeout, outlet)
 
 
-def _read(where: Where, task: str) -> Answer:
-    from muster.asking import read_answer
+class Order(NamedTuple):
+    """A question with the settings of its task, the formats of its graphs, and the key that releases it."""
 
+    asked: Asked
+    settings: dict[str, Any]
+    formats: Sequence[str]
+    key: Path | None = None
+
+
+def _read(where: Where, task: str, outlet: Outlet, *, given: bool) -> None:
+    """Show the answer of a task, as far as there is one."""
+    if given:
+        raise typer.BadParameter("the task has its question; leave this one out", param_hint="QUESTION")
     with open_store(**where) as store:
-        return read_answer(store, task)
+        found = read_answer(store, task)
+        rounds = store.task(task).settings.rounds
+    so_far = "" if found.over else f", in {found.round} of {rounds} rounds so far"
+    return outlet.show(as_answer(found), task, so_far)
 
 
-def _fields(where: Where, named: list[str] | None, population: str, like: str | None) -> tuple[Field, ...]:
+def _fields(where: Where, named: list[str] | None, population: str, like: str | None) -> Fields:
     """The fields of examples: those that are named, else as the population's tasks have them."""
-    from muster.asking import fields_of, parse_field
-
     if named:
-        return tuple(map(parse_field, named))
+        return fields_named(named)
     with open_store(**where) as store:
         return fields_of(store, population, like)
 
 
-def _asked(
-    where: Where, order: tuple[Asked, dict[str, Any], Sequence[str], Path | None], timeout: float, shown: _Shown
-) -> None:
+def _asked(where: Where, order: Order, timeout: float, outlet: Outlet) -> None:
     """Start the task of a question, wait for it, and show the answer."""
-    from muster.asking import begin, read_answer, wait_for
-    from muster.commands.task import signer
-
-    asked, chosen, formats, key = order
+    again = given_again(**where)
     with open_store(**where) as store, doing("ask") as note:
-        begun = begin(store, asked, chosen, note, formats=formats, sign=signer(store, where["db"], key))
+        sign = signer(store, where["db"], order.key)
+        task = begin(store, order.asked, order.settings, note, formats=order.formats, sign=sign).id
         try:
-            wait_for(store, begun, timeout, note)
-        except KeyboardInterrupt:
-            remark(f"the question stays open as task {begun.id}")
-            say_next("read its answer", ["muster", "ask", "--task", begun.id, *given_again(**where)])
+            wait_for(store, task, timeout, note)
+            found = read_answer(store, task)
+        except (KeyboardInterrupt, Unanswered) as error:
+            if isinstance(error, KeyboardInterrupt):
+                remark(f"the question stays open as task {task}")
+            say_next("read its answer", ["muster", "ask", "--task", task, *again])
+            say_next("or end it", ["muster", "task", "cancel", task, *again])
             raise
-        answer = read_answer(store, begun.id)
-    return shown(answer, begun.id)
+    return outlet.show(as_answer(found), task)
 
 
-def _write(asked: Asked, formats: Sequence[str], folder: Path, settings: dict[str, Any]) -> None:
-    """Write the plan of a question, and say how it is signed and asked."""
-    from muster.asking import export_question
+def _write(order: Order, folder: Path, where: Where) -> None:
+    """Write the plan of a question, and say how it is signed, asked and answered."""
+    with doing("write"):
+        export_question(order.asked, folder, order.formats)
+    again, settings = given_again(**where), typed(order.settings)
+    plan = ["--plan", folder, *settings]
+    create = ["muster", "task", "create", *plan, "--name", name_of_task(order.asked)]
+    if "secagg" in order.settings:
+        key = ["--release-key", order.key or "release.pem", "--out", "release.json"]
+        say_next("sign it where the key is", ["muster", "task", "release", *plan, *key, *again])
+        create += ["--release", "release.json"]
+    say_next("ask", [*create, *again])
+    say_next("read the answer of the task that this makes", ["muster", "ask", "--task", "TASK", *again])
 
-    with doing("write") as note:
-        export_question(asked, folder, formats, note)
-    again = [word for name in QUESTION_SETTINGS for word in _option(name, settings)]
-    release = ["muster", "task", "release", "--plan", folder, "--secagg", *again, "--release-key", "release.pem"]
-    say_next("sign it where the key is", release)
-    say_next("ask", ["muster", "task", "create", "--plan", folder, "--secagg", *again, "--release", "release.json"])
 
-
-def _option(name: str, settings: dict[str, Any]) -> list[str]:
-    """A setting as it is typed."""
-    return [f"--{name.replace('_', '-')}", str(settings[name])]
+def typed(settings: Mapping[str, Any]) -> list[str]:
+    """Settings of a task as options of `muster task create`."""
+    words = list[str]()
+    for name, value in settings.items():
+        if name == "secagg":
+            words += ["--secagg", *typed(value)]
+        elif isinstance(value, Mapping):
+            words += [word for key, one in value.items() for word in (option_of(name), f"{key}={one}")]
+        else:
+            words += [option_of(name), str(value)]
+    return words
 
 
 def _of_dataset(
     question: Sequence[str],
     terms: Terms,
     source: tuple[str, Path | None],
-    promise: tuple[float | None, float | None, int],
-    shown: _Shown,
+    settings: Mapping[str, Any],
+    promise: tuple[float | None, float | None],
+    outlet: Outlet,
     *,
     explain: bool,
 ) -> None:
     """Ask the clients of a data set, in the engine."""
-    from fedcore.algorithms import name_of, settings_of
-    from fedcore.bundle import AlgorithmRef
-    from fedcore.questions.reading import answer_of
-    from muster.asking import compiled, fields_in
     from simulator import datasets
     from simulator.questions import ask_population
 
-    epsilon, delta, rounds = promise
+    check_at_once(settings)
     with doing("ask") as note:
         note("load the data")
         population = datasets.load(*source, None, None)
-        asked = compiled(question, fields_in(population), terms)
+        fields = fields_in(population, f"data set {source[0]}")
+        asked = compiled(question, fields, terms)
         if explain:
-            return _explain(asked, ["onnx"], shown.json)
-        note("ask")
-        users = len(population)
-        found = ask_population(
-            asked,
-            population,
-            rounds=rounds,
-            epsilon=epsilon or 0.0,
-            delta=(delta or 1 / (10 * users)) if epsilon else 0.0,
-        )
-    algorithm = asked.algorithm()
-    reference = AlgorithmRef(name_of(algorithm), settings_of(algorithm))
-    return shown(answer_of(reference, found.tensors, found.noise_multiplier), None)
+            given = {"population": source[0], "goal": len(population)}
+            privacy = None if promise[0] is None else promise_of(promise[0], promise[1], len(population))
+            order = Order(asked, settings_of_question(asked, given, privacy), ["onnx"])
+            return _explain(order, fields.source, outlet.json)
+        note("ask its clients")
+        found = ask_population(asked, population, epsilon=promise[0], delta=promise[1])
+    return outlet.show(found)
 
 
-def _explain(asked: Asked, formats: Sequence[str], json: bool) -> None:
-    """What a question costs a device and may say of it."""
-    import tempfile
+def _explain(order: Order, source: str, json: bool) -> None:
+    """Print what a question costs a device and may say of it."""
+    from muster.explaining import explained
 
-    from muster.asking import export_question
-
-    question = asked.question
-    with tempfile.TemporaryDirectory(prefix="muster-question-") as folder, doing("explain") as note:
-        bundle = export_question(asked, Path(folder, "plan"), formats, note)
-        evidence = bundle.certificate.formats
-        facts = {
-            "owners_read": question.text,
-            "fields": ", ".join(f"{item.name} {item.dtype}{list(item.shape) or ''}" for item in asked.fields),
-            "rows_of_a_device": question.most_rows or "all",
-            "groups": question.groups,
-            "least_devices_of_a_group": question.minimum_devices,
-            "sends": f"{sum(question.block_sizes.values()):,} numbers",
-            "sensitivity": f"{question.clip:.4g} (L2, blocks over their norms)" if question.private else "not bounded",
-            "graph_bytes": {name: one.footprint.graph_bytes for name, one in evidence.items()},
-            "step_cpu_ms": {name: round(one.footprint.step_cpu_ms, 3) for name, one in evidence.items()},
-        }
-    blocks = [
-        {
-            "block": block.name,
-            "kind": block.kind,
-            "numbers": question.block_sizes[question.vectors(block)[0]],
-            "low": block.low,
-            "high": block.high,
-            "norm": block.norm if question.private else None,
-        }
-        for block in question.blocks
-    ]
+    facts, blocks = explained(order.asked, order.settings, order.formats, source)
     if json:
         return emit(facts | {"blocks": blocks})
-    show_fields(facts)
+    show_fields({name: value for name, value in facts.items() if value not in (None, {})})
     say()
     return show_table(tuple(blocks[0]), [tuple(block.values()) for block in blocks])
-
-
-class _Shown:
-    """Where an answer goes: to a table, as CSV, as JSON, and to a picture."""
-
-    def __init__(self, table: Path | None, plot: Path | None, json: bool, began: float) -> None:
-        self.table, self.plot, self.json, self._began = table, plot, json, began
-
-    def __call__(self, answer: Answer, task: str | None) -> None:
-        """Show it."""
-        seconds = time.monotonic() - self._began
-        if self.plot is not None:
-            from muster.pictures.bars import draw_answer
-
-            draw_answer(answer).save(self.plot)
-        if self.table is not None:
-            from fedcore.questions.reading import as_csv
-
-            text = as_csv(answer.columns, answer.rows, answer.errors)
-            if str(self.table) == "-":
-                sys.stdout.write(text)
-                return None
-            self.table.write_text(text, "utf-8")
-        if self.json:
-            facts = {
-                "columns": answer.columns,
-                "rows": answer.rows,
-                "errors": answer.errors,
-                "devices": answer.devices,
-                "hidden_groups": answer.hidden,
-                "seconds": round(seconds, 3),
-                "task": task,
-            }
-            return emit(msgspec.to_builtins(facts))
-        show_table(answer.columns, with_errors(answer))
-        hidden = f"; {answer.hidden} groups of too few devices are not shown" if answer.hidden else ""
-        remark(f"{answer.devices:,} devices answered in {seconds:.1f} s{hidden}")
-        return None
-
-
-def with_errors(answer: Answer) -> list[tuple[Any, ...]]:
-    """The rows, with ± behind numbers that have noise."""
-    if answer.errors is None:
-        return [tuple(row) for row in answer.rows]
-    return [
-        tuple(
-            value if error is None or value is None else f"{value:.6g} ± {error:.2g}"
-            for value, error in zip(row, errors, strict=True)
-        )
-        for row, errors in zip(answer.rows, answer.errors, strict=True)
-    ]

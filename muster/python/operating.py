@@ -23,9 +23,11 @@ from coordinator.rules.task_settings import TaskSettings
 from fedcore.algorithms import module_of
 from fedcore.bundle import Bundle
 from fedcore.private_files import write_whole
+from fedcore.questions.answer import Answer
 from fedcore.release import Signed
 from fedcore.signing import SigningKey
-from muster.creating import Creation
+from muster.asking import as_answer, read_answer
+from muster.creating import Creation, Signs
 from muster.evaluating import Evaluated
 from muster.python.arguments import of_kind, speaking_python, with_settings_of
 from muster.releasing import FIRST_COUNTER, released_for
@@ -112,6 +114,13 @@ class Task:
     def save(self, path: Path | str, number: int | None = None) -> None:
         """Write the tensors in safetensors' format, as `muster task checkpoint` does. Raises NotWritten."""
         write_whole(Path(path), self._store.model(self.id, number))
+
+    def answer(self) -> Answer:
+        """The answer so far to the question that it asks, as a table.
+
+        Raises WrongKind where it asks none, and Unanswered before the first round.
+        """
+        return as_answer(read_answer(self._store, self.id))
 
     def pause(self) -> None:
         """Open no new round; the running one finishes."""
@@ -216,18 +225,24 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         of_kind("evaluate_every", evaluate_every, (int, type(None)), "a number of rounds")
         model, other = (None if source is None else str(source) for source in (evaluate, against))
         evaluated = Evaluated(model, other, evaluate_every, evaluation)
-        sign = None if release_key is None else partial(self._released, release_key, counter)
+        sign = signing(self._store, release_key, counter)
         creation = Creation(bundle, like, (), evaluated, name, None, sign)
         return Task(self._store, creation.register(self._store, settings).id)
 
-    def _released(
-        self,
-        key: SigningKey,
-        counter: int,
-        bundle: Bundle,
-        chosen: TaskSettings,
-        of: Evaluates | Regularly | None,
-    ) -> Signed:
-        bundles = [bundle, of.bundle] if isinstance(of, Regularly) else [bundle]
-        modules = [module_of(one.manifest.algorithm.name) for one in bundles]
-        return released_for(self._store, bundle, chosen, key, modules, evaluation=of, counter=counter)
+
+def signing(store: RemoteStore, key: SigningKey | None, counter: int = FIRST_COUNTER) -> Signs | None:
+    """What signs releases of a coordinator's tasks with a key, if there is one. counter: as of `released`."""
+    return None if key is None else partial(_released, store, key, counter)
+
+
+def _released(  # one argument for each part
+    store: RemoteStore,
+    key: SigningKey,
+    counter: int,
+    bundle: Bundle,
+    chosen: TaskSettings,
+    of: Evaluates | Regularly | None,
+) -> Signed:
+    bundles = [bundle, of.bundle] if isinstance(of, Regularly) else [bundle]
+    modules = [module_of(one.manifest.algorithm.name) for one in bundles]
+    return released_for(store, bundle, chosen, key, modules, evaluation=of, counter=counter)

@@ -13,6 +13,7 @@ import numpy as np
 import safetensors.numpy
 import torch
 
+from coordinator.rules.divergence import START
 from export.model import Model, ModelSpec
 from fedcore.algorithms import name_of, setting_meant
 from fedcore.algorithms.algorithm import Algorithm
@@ -29,7 +30,7 @@ from simulator.planned import completed_by_plan
 from simulator.population import Population
 from simulator.runs.reading import read_run, read_tensors
 from simulator.simulation import OnRound, Overrides, SimulationResult, advance, model_of, training_of
-from simulator.training import START, Tensors
+from simulator.training import Tensors
 
 if TYPE_CHECKING:
     import pandas as pd

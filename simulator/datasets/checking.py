@@ -10,7 +10,6 @@ from typing import Literal
 
 from fedcore.names import offered
 from simulator.datasets import DATASETS, load, load_examples
-from simulator.datasets.facts import facts_of
 from simulator.datasets.sources import SOURCES
 from simulator.errors import DatasetError
 from simulator.population import Population
@@ -75,7 +74,6 @@ def _checked(name: str, data: Path) -> Iterator[Finding]:
 
 def _held(users: Population, *, counted: bool = True) -> str:
     """counted: whether it has users."""
-    facts = facts_of(users)
-    words = [f"{facts.users:,} users"] if counted else []
-    words += [f"{facts.examples:,} examples", *(f"{name} {kind}" for name, kind in facts.fields.items())]
-    return ", ".join(words if facts.classes is None else [*words, f"{facts.classes} classes"])
+    words = [f"{len(users):,} users"] if counted else []
+    words += [f"{users.sizes.sum():,} examples", *(f"{name} {kind}" for name, kind in users.kinds.items())]
+    return ", ".join(words if users.classes is None else [*words, f"{users.classes} classes"])

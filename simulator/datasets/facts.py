@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.errors import QuestionError
+from fedcore.plan import Field
 from simulator.population import Population
 
 PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
@@ -32,16 +34,41 @@ class PopulationFacts:
 
 def facts_of(users: Population) -> PopulationFacts:
     """The facts about a population."""
-    counts = label_counts(users)
+    labels, each = _labels(users)
     return PopulationFacts(
         users=len(users),
         examples=int(users.sizes.sum()),
         per_user={f"p{rank}": int(np.percentile(users.sizes, rank)) for rank in PERCENTILES},
-        fields={name: f"{array.dtype}{list(array.shape[1:])}" for name, array in users.fields.items()},
+        fields=users.kinds,
         classes=users.classes,
-        labels=[] if counts is None else counts.sum(0).tolist(),
-        classes_per_user=None if counts is None else float((counts > 0).sum(1).mean()),
+        labels=labels.tolist(),
+        classes_per_user=each,
     )
+
+
+def _labels(users: Population) -> tuple[NDArray[np.int64], float | None]:
+    """How often each class occurs, and the mean number of a user's classes: what `muster ask labels y` answers.
+
+    Large vocabularies, for which no report has room, are counted here.
+    """
+    from export.questions.builtin import builtin  # loads torch
+    from simulator.questions import ask_population
+
+    if users.classes is None:
+        return np.zeros(0, np.int64), None
+    y = users.fields["y"].astype(np.int64)
+    asked = Population(users.clients, {"y": y}, users.starts, users.classes)
+    rows, devices = np.zeros((2, users.classes), np.int64)
+    try:
+        question = builtin("labels", ["y"], [Field("y", "int64", y.shape[1:], users.classes)], minimum_devices=1)
+    except QuestionError:
+        counts = label_counts(users)
+        return (rows, 0.0) if counts is None else (counts.sum(0), float((counts > 0).sum(1).mean()))
+    found = np.array([row[:3] for row in ask_population(question, asked).rows], np.int64)
+    rows[found[:, 0]], devices[found[:, 0]] = found[:, 1], found[:, 2]
+    if y.ndim > 1:  # padding
+        rows[0] = devices[0] = 0
+    return rows, float(devices.sum() / len(users))
 
 
 def label_counts(users: Population) -> NDArray[np.int64] | None:

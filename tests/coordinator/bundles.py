@@ -11,6 +11,7 @@ from fedcore import algorithms, checkpoint
 from fedcore.algorithms.rehearsal import rehearse
 from fedcore.bundle import AlgorithmRef, Bundle, Certificate, Evidence, Footprint, Manifest, Parity
 from fedcore.loop import Loop
+from fedcore.loss_counts import LOSS_COUNTS, LOSSES, count_losses
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
 from fedcore.report import ReportLayout, Segment
@@ -90,15 +91,21 @@ def make_private_bundle(folder: Path, size=4, **settings):
     return make_bundle(folder, plan, settings=algorithm, start=np.resize(START, size))
 
 
-def report_values(delta, weight, loss=0.0, plan=None):
-    """The unweighted values of a report."""
+def counting_plan():
+    """The hand-made plan, with counts of losses."""
+    return make_plan(segments=(*make_plan().report.segments, LOSS_COUNTS))
+
+
+def report_values(delta, weight, loss=0.0, plan=None, start=0.0):
+    """The unweighted values of a report. loss: its sum in training. start: that of the first step."""
     layout = (plan or make_plan()).report
     parts = {one.name: np.array([weight, loss], np.float32) for one in layout.segments if one.labels}
+    parts[LOSSES] = count_losses(np.float32([weight, start]), np.float32([weight, loss]))
     return layout.concatenate(parts | {layout.means[0].name: np.asarray(delta, np.float32)}, weight)
 
 
-def report_vector(delta, weight, loss=0.0, plan=None):
-    return (plan or make_plan()).report.weigh(report_values(delta, weight, loss, plan), weight)
+def report_vector(delta, weight, loss=0.0, plan=None, start=0.0):
+    return (plan or make_plan()).report.weigh(report_values(delta, weight, loss, plan, start), weight)
 
 
 def report_body(delta, weight, loss=0.0):

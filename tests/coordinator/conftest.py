@@ -272,8 +272,8 @@ class Desk:
         futures = [self.wait(device) for device in devices]
         return sorted((future.result(timeout=0) for future in futures), key=lambda assignment: assignment.slot)
 
-    def report(self, assignment, delta=(0, 0, 0, 0), weight=1.0, loss=0.0, sha256=None):
-        vector = report_vector(delta, weight, loss)
+    def report(self, assignment, delta=(0, 0, 0, 0), weight=1.0, loss=0.0, sha256=None, vector=None):
+        vector = report_vector(delta, weight, loss) if vector is None else vector
         return self.ask(CountReport(assignment.assignment, sha256 or vector.tobytes().hex()[:64], vector))
 
     def give_up(self, assignment, reason="runtime-failed"):

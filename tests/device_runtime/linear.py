@@ -142,8 +142,8 @@ def _looped(step):
     return made.SerializeToString()
 
 
-def plan(blobs=None, *, fmt="onnx", train=TRAIN, sweep=SWEEP, fields=None, codecs=(), bits=0):
-    """The plan whose graphs are `blobs`. codecs: of both mean segments. bits: of an upload."""
+def plan(blobs=None, *, fmt="onnx", train=TRAIN, sweep=SWEEP, fields=None, codecs=(), bits=0, more=()):
+    """The plan whose graphs are `blobs`. codecs: of both mean segments. bits: of an upload. more: segments."""
     blobs = graphs() if blobs is None else blobs
     return Plan(
         name="linear",
@@ -161,6 +161,7 @@ def plan(blobs=None, *, fmt="onnx", train=TRAIN, sweep=SWEEP, fields=None, codec
                 Segment("weight", 1, "sum"),
                 Segment("train.metrics", 2, "sum", METRICS),
                 Segment("sweep.metrics", 2, "sum", METRICS),
+                *more,
             ),
             "examples",
             bits=bits,

@@ -9,8 +9,9 @@ from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused
 from device_runtime.runner import execute
 from device_runtime.work import decode_unweighted, encode_report
 from fedcore import checkpoint
-from fedcore.batching import noise
+from fedcore.batching import batches, noise
 from fedcore.loop import Loop
+from fedcore.loss_counts import LEVELS, LOSS_COUNTS, count_losses, levels
 from fedcore.plan import BlobRef
 from fedcore.report import ReportLayout, Segment
 from fedcore.wire.messages import Assignment
@@ -78,6 +79,34 @@ def test_divergence_within_a_call_is_told_from_that_of_the_first_step():
         run_many(plan, far)
     with pytest.raises(NonFiniteReport, match="not finite in the first step"):
         run_many(plan, {"x": data["x"] * 1e20, "y": data["y"]})
+
+
+@pytest.mark.parametrize("graphs", [linear.graphs, linear.many_steps])
+def test_a_report_says_which_losses_the_first_step_and_training_reached(graphs):
+    data, loop = linear.examples(13), Loop(batch_size=4, epochs=2)
+    plan = linear.plan(graphs(), train=loop, more=(LOSS_COUNTS,))
+    result = execute(plan, load(graphs()), {"params": linear.PARAMS}, data, linear.KEY)
+    found = result.values[-2 * LEVELS :].reshape(2, LEVELS)
+    rows = next(indices[mask == 1] for indices, mask in batches(loop, 13, linear.KEY, 0))
+    squares = (data["x"] @ linear.PARAMS - data["y"]) ** 2 / 2  # those of the second pass too, which moves nothing
+    expected = [levels() <= mean for mean in (squares[rows].mean(), squares.mean())]
+    np.testing.assert_array_equal(found, np.float32(expected))
+    assert found.sum(1).tolist() != [found[0].sum()] * 2
+
+
+def test_levels_of_loss_are_exact_and_those_out_of_reach_count_nothing():
+    assert levels()[[0, 1, 16, 17, 18, -1]].tolist() == [2**-8, 1.5 * 2**-8, 1, 1.5, 2, 1.5 * 2**23]
+    at = [count_losses(np.float32([4, 4 * loss]), np.float32([1, 0])).sum() for loss in (1.5, 1.4999999, -3, 1e30)]
+    assert at == [18, 17, 0, LEVELS]
+    assert count_losses(np.float32([0, 0]), np.float32([1, np.nan])).tolist() == [0] * 2 * LEVELS
+
+
+def test_a_plan_that_counts_losses_which_no_pass_has_is_refused():
+    plan = linear.plan()
+    passes = tuple(replace(stage, metrics=("examples",)) for stage in plan.passes)
+    segments = (*plan.report.segments[:-2], LOSS_COUNTS)
+    with pytest.raises(PlanRefused, match="wants 128 sums in segment 'losses'"):
+        run(replace(plan, passes=passes, report=replace(plan.report, segments=segments)), linear.examples(4))
 
 
 def test_a_step_limit_ends_a_pass_and_leaves_the_weight():

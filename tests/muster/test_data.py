@@ -77,6 +77,17 @@ def test_tokens_are_counted_without_padding():
     assert facts_of(Population.of(["a"], [{"x": np.zeros(3, np.float32)}])).labels == []
 
 
+@pytest.mark.parametrize("classes", [7, 5000])
+def test_labels_are_those_of_every_users_own_count(classes):
+    source = np.random.default_rng(0)
+    shards = [{"x": np.zeros(9, np.float32), "y": source.integers(0, classes, 9)} for _ in range(12)]
+    users = Population.of([str(user) for user in range(12)], shards, classes)
+    counts = label_counts(users)
+    facts = facts_of(users)
+    assert facts.labels == counts.sum(0).tolist()
+    assert facts.classes_per_user == (counts > 0).sum(1).mean()
+
+
 def test_each_data_set_on_disk_says_its_source_and_its_files(typed):
     assert list(SOURCES) == [name for name, dataset in DATASETS.items() if dataset.on_disk]
     page = DOCUMENT.read_text()

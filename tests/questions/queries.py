@@ -15,7 +15,7 @@ NOTHING = "0 * COUNT(*)"
 class Written:
     """SQL, how tightly it holds together, and what is known of its number.
 
-    reach: the largest it may be. grid: it is a multiple of 2^-grid; None if it may be any real number. loose: IS, IN,
+    reach: the largest it may be. grid: it is a multiple of 2^-grid; None if it may be any real number. loose: IN,
     BETWEEN or NOT, which must stand in parentheses beside a comparison.
     """
 
@@ -47,10 +47,10 @@ FIELDS = {
 
 
 class Queries:
-    """Draws queries. source: `random.Random`."""
+    """Draws queries. source: `random.Random`. bounded: real fields are clipped to what they hold."""
 
-    def __init__(self, source):
-        self.source = source
+    def __init__(self, source, *, bounded=False):
+        self.source, self.bounded = source, bounded
 
     def pick(self, *options):
         return self.source.choice(options)
@@ -61,7 +61,8 @@ class Queries:
     def field(self):
         found = self.pick("x", "x", "v", "y", "y", "z", "big")
         found = FIELDS[found]
-        return replace(found, text=found.text.upper()) if self.chance(0.1) else found
+        text = found.text.upper() if self.chance(0.1) else found.text
+        return replace(found, text=f"CLIP({text}, -8, 8)" if self.bounded and found.real else text)
 
     def number(self):
         if self.chance(0.1):
@@ -125,14 +126,13 @@ class Queries:
     def function(self, depth):
         one, other = self.expression(depth), self.expression(depth)
         name = self.pick("COALESCE", "IFNULL", "MIN", "MAX", "NULLIF", "ABS", "CLIP", "ROUND", "REAL", "INTEGER", "IIF")
-        if name in {"COALESCE", "IFNULL", "MIN", "MAX"}:
+        if name in {"COALESCE", "IFNULL", "MIN", "MAX", "NULLIF"}:
             return self.one_of(f"{name}({one.text}, {other.text})", one, other)
-        if name == "NULLIF":
-            return self.one_of(f"NULLIF({one.text}, {other.text})", one)
-        if name == "IIF":
-            return self.one_of(f"IIF({self.condition(depth).text}, {one.text}, {other.text})", one, other)
-        if name == "ABS":
-            return self.one_of(f"ABS({one.text})", one)
+        if name in {"IIF", "ABS"}:
+            text = (
+                f"ABS({one.text})" if name == "ABS" else f"IIF({self.condition(depth).text}, {one.text}, {other.text})"
+            )
+            return self.one_of(text, one, other)
         low, high = self.pick((-3, 4), (0, 1), (-2.5, 2.5), (1, 5))
         clipped = f"CLIP({one.text}, {low}, {high})"
         if name == "CLIP":
@@ -164,21 +164,24 @@ class Queries:
             hold = LESS if sign[0] in "<>" and sign != "<>" else EQUAL
             left, right = self.expression(depth), self.expression(depth)
             return Written(f"{left.within(hold)} {sign} {right.within(hold, tight=True)}", hold)
-        first = self.expression(depth).within(EQUAL, tight=True)
-        negated = self.pick("", "NOT ")
+        if make == "not":
+            return Written(f"NOT {self.condition(depth).within(NOT)}", NOT, loose=True)
+        if make in {"and", "or"}:
+            hold = OR if make == "or" else AND
+            left, right = self.condition(depth), self.expression(depth) if self.chance(0.2) else self.condition(depth)
+            return Written(f"{left.within(hold)} {make.upper()} {right.within(hold, tight=True)}", hold)
+        return self.named(make, depth)
+
+    def named(self, make, depth):
+        """BETWEEN, IN or IS NULL."""
+        first, negated = self.expression(depth).within(EQUAL, tight=True), self.pick("", "NOT ")
         if make == "between":
             low, high = (self.expression(depth).within(LESS, tight=True) for _ in range(2))
             return Written(f"{first} {negated}BETWEEN {low} AND {high}", EQUAL, loose=True)
         if make == "in":
             values = ", ".join(self.expression(depth).text for _ in range(self.pick(1, 2, 3)))
             return Written(f"{first} {negated}IN ({values})", EQUAL, loose=True)
-        if make == "null":
-            return Written(f"{first} IS {negated}NULL", EQUAL, loose=True)
-        if make == "not":
-            return Written(f"NOT {self.condition(depth).within(NOT)}", NOT, loose=True)
-        hold = OR if make == "or" else AND
-        left, right = self.condition(depth), self.expression(depth) if self.chance(0.2) else self.condition(depth)
-        return Written(f"{left.within(hold)} {make.upper()} {right.within(hold, tight=True)}", hold)
+        return Written(f"{first} IS {negated}NULL", EQUAL)
 
     def key(self):
         """A key of groups, of few values."""
@@ -204,7 +207,8 @@ class Queries:
             inner = self.pick("y", "z", "z - 500", "y * 3", "- y", "z / 10", "x > 1")
             return f"{name}({inner}){extra}", True, NOTHING
         if name == "SPREAD":
-            name, inner = self.pick("VARIANCE", "VAR_POP", "STDDEV", "STDDEV_POP"), self.pick("x", "y", "z", "x * y")
+            name = self.pick("VARIANCE", "VAR_POP", "STDDEV", "STDDEV_POP")
+            inner = self.pick("CLIP(x, -8, 8)" if self.bounded else "x", "y", "z", "CLIP(x, -8, 8) * y")
             scale = f"TOTAL(({inner}) * ({inner})){extra}"
             return f"{name}({inner}){extra}", False, scale
         return f"{name}({inner.text}){extra}", inner.exact, scale
@@ -221,7 +225,8 @@ class Queries:
             other, exact, _ = self.aggregate()
             other = other if exact else None
         form = self.pick(
-            "{} + {}", "{} - {}", "{} / {}", "{} % {}", "{} * {}", "COALESCE({}, {})", "CASE WHEN {} > {} THEN 1 ELSE 0 END",
+            "{} + {}", "{} - {}", "{} / {}", "{} % {}", "{} * {}", "COALESCE({}, {})",
+            "CASE WHEN {} > {} THEN 1 ELSE 0 END",
             "{} < {}", "NULLIF({}, {})", "MIN({}, {})", "{} IS NULL OR {} > 1", "CAST({} AS REAL) / {}",
             "{} BETWEEN 0 AND {}", "CASE {} WHEN {} THEN 'same' ELSE 'other' END", "- ({} + {})", "{} IN (1, 2, {})",
         )  # fmt: skip

@@ -12,7 +12,6 @@ from export.questions.builtin import BUILTIN, BuiltIn, builtin, compile_built_in
 from fedcore.algorithms.question import PASS
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
-from fedcore.questions.answer import answer
 from simulator.population import Population
 from simulator.questions import ask_population
 
@@ -35,6 +34,7 @@ ALL = (
     BuiltIn("normaliser", ("f",), low=(-2.0,), high=(3.0,)),
     BuiltIn("normaliser", ("image",), low=(0.0,), high=(4.0,)),
     BuiltIn("normaliser", ("pixel",)),
+    BuiltIn("normaliser", ("image",), low=(0.0,) * 6, high=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)),
     BuiltIn("normaliser", ("pixel",), overall=True),
     BuiltIn("correlation", ("f", "g"), low=(-3.0, -5.0), high=(3.0, 5.0)),
     BuiltIn("correlation", ("f", "steps"), low=(-3.0, 0.0), high=(3.0, 10**12 - 1)),
@@ -61,33 +61,26 @@ def users():
     return Population.of([f"user {user}" for user in range(40)], shards)
 
 
-def answered(made, users, **promise):
-    found = ask_population(made, users, **promise)
-    params_D = np.concatenate([found.tensors["high"], found.tensors["low"]])
-    return answer(made.question, params_D, found.noise_multiplier * made.question.clip)
-
-
 def asked_of(users, asked, minimum_devices=1, **terms):
     made = compile_built_in(asked, FIELDS, minimum_devices=minimum_devices, **terms)
-    return answered(made, users)
+    return ask_population(made, users)
 
 
 def test_sizes_are_devices_by_doubling_bins_with_total_and_mean(users):
     found = asked_of(users, BuiltIn("sizes"), minimum_devices=3)
     counts = [int(((users.sizes >= low) & (users.sizes < 2 * low)).sum()) for low in (1, 2, 4, 8, 16, 32)]
-    shown = [None if count < 3 else count for count in counts]
-    assert [row[:2] for row in found.rows[:6]] == list(zip((1, 2, 4, 8, 16, 32), shown, strict=True))
-    assert shown.count(None) in range(1, 6)
+    shown = [(low, count) for low, count in zip((1, 2, 4, 8, 16, 32), counts, strict=True) if count >= 3]
+    assert [row[:3] for row in found.rows] == [(low, count, count / 40) for low, count in shown]
+    assert found.hidden == sum(0 < count < 3 for count in counts) > 0
     total = int(users.sizes.sum())
     assert {row[3:] for row in found.rows} == {(total, total / 40)}
-    assert found.rows[5][2] == counts[5] / 40
 
 
 def test_a_size_above_the_largest_counts_as_the_largest(users):
     expected = int(users.sizes.clip(max=8).sum())
     for asked in (BuiltIn("sizes", high=(8,)), BuiltIn("sizes", most_rows=8)):
         found = asked_of(users, asked)
-        assert [row[0] for row in found.rows] == [1, 2, 4, 8]
+        assert found.rows[-1][0] == 8
         assert found.rows[-1][1] == (users.sizes >= 8).sum()
         assert found.rows[0][3] == expected
 
@@ -150,7 +143,7 @@ def test_the_least_and_greatest_values_are_those_of_enough_devices():
     shards = [{"y": np.full(3, label, np.uint8)} for label in (0, 1, 1, 1, 2, 2, 4)]
     users = Population.of(list("abcdefg"), shards, 5)
     made = compile_built_in(BuiltIn("quantiles", ("y",)), FIELDS[-1:], minimum_devices=2)
-    found = answered(made, users)
+    found = ask_population(made, users)
     assert (found.rows[0][0], found.rows[0][6]) == (1, 2)
 
 
@@ -162,12 +155,25 @@ def test_normalisers_are_numpys_of_each_element_far_from_0_too(offset):
     users = Population.of([str(user) for user in range(30)], shards)
     asked = BuiltIn("normaliser", ("x",), low=(offset - 20,), high=(offset + 20,))
     made = compile_built_in(asked, [Field("x", "float32", (3,))])
-    found = answered(made, users)
+    found = ask_population(made, users)
     x = users.fields["x"].astype(np.float64)
     assert [row[:2] for row in found.rows] == [("x", 0), ("x", 1), ("x", 2)]
     np.testing.assert_allclose([row[2] for row in found.rows], np.nanmean(x, 0), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose([row[3] for row in found.rows], np.nanstd(x, 0), rtol=1e-5)
     assert [row[4] for row in found.rows] == [1500, 1493, 1500]
+
+
+def test_elements_of_a_normaliser_may_have_bounds_of_their_own():
+    source = np.random.default_rng(3)
+    shards = [{"x": source.normal([0, 1e6], [1e-3, 1e4], (20, 2)).astype(np.float32)} for _ in range(25)]
+    users = Population.of([str(user) for user in range(25)], shards)
+    asked = BuiltIn("normaliser", ("x",), low=(-0.002, 0), high=(0.01, 1_005_000), most_rows=20)
+    made = compile_built_in(asked, [Field("x", "float32", (2,))], secure=True)
+    found = ask_population(made, users)
+    held = users.fields["x"].astype(np.float64).clip([-0.002, 0], [0.01, 1_005_000])
+    np.testing.assert_allclose([row[2] for row in found.rows], held.mean(0), rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose([row[3] for row in found.rows], held.std(0), rtol=1e-3)
+    assert "held to -0.002 … 0.01 (1 elements), 0 … 1.005e+06 (1 elements)?" in made.question.text
 
 
 def test_normalisers_of_all_elements_are_one_pair(users):
@@ -275,7 +281,7 @@ def test_owners_read_what_is_asked_and_its_bounds():
         (BuiltIn("histogram", ("y",), low=(0.5,), high=(2.0,)), {}, "y holds whole numbers, and its bounds 0.5 to 2"),
         (BuiltIn("normaliser", ("f",), most_rows=9), {"secure": True}, "between which bounds the values lie"),
         (BuiltIn("normaliser", ("y",)), {"secure": True}, "say how many rows of a device count"),
-        (BuiltIn("normaliser", ("y",), low=(0, 1)), {}, "normaliser takes one low for each of its fields"),
+        (BuiltIn("normaliser", ("y",), low=(0, 1)), {}, "normaliser takes one low and one high for each"),
         (BuiltIn("correlation", ("f", "image")), {}, "two fields of one number each"),
         (BuiltIn("correlation", ("f", "f")), {}, "two fields of one number each"),
         (BuiltIn("labels", ("y",), most_rows=0), {}, "1 row of a device or more counts"),

@@ -10,7 +10,6 @@ from export.model import Model
 from export.questions.builtin import builtin
 from fedcore.batching import StreamKey, permutation
 from fedcore.plan import Field
-from fedcore.questions.answer import answer
 from simulator import datasets
 from simulator.population import Population
 from simulator.questions import ask_population
@@ -22,9 +21,7 @@ Y = Field("y", "int64", (), 10)
 def asked_of(users, text, fields, seed=0, **promise):
     word, *rest = text.split()
     made = builtin(word, rest, fields, minimum_devices=1, private=bool(promise))
-    found = ask_population(made, users, seed=seed, **promise)
-    params_D = np.concatenate([found.tensors["high"], found.tensors["low"]])
-    return answer(made.question, params_D, found.noise_multiplier * made.question.clip)
+    return ask_population(made, users, seed=seed, **promise)
 
 
 def population(clients, source):
@@ -60,7 +57,7 @@ def test_noise_is_as_large_as_the_answer_says_it_is():
     within, total = 0, 0
     for seed in range(20):
         found = asked_of(users, "labels y MAX 3 ROWS PER DEVICE", [Y], epsilon=4.0, delta=1e-4, seed=seed)
-        drawn = dict((row[0], row) for row in asked_of(users, "labels y MAX 3 ROWS PER DEVICE", [Y], seed=seed).rows)
+        drawn = {row[0]: row for row in asked_of(users, "labels y MAX 3 ROWS PER DEVICE", [Y], seed=seed).rows}
         for row, error in zip(found.rows, found.errors, strict=True):
             within += sum(abs(row[place] - drawn[row[0]][place]) <= error[place] for place in (1, 2))
             total += 2

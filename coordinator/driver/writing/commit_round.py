@@ -25,6 +25,7 @@ from coordinator.failpoints import reach
 from coordinator.lineage import entry
 from coordinator.rules.aggregation import ReportSum, Vectors, aggregate, state_specs
 from coordinator.rules.buffers import discount
+from coordinator.rules.divergence import LossCounts
 from coordinator.rules.entities import AssignedDevice, SealedBlob, Snapshot, Task
 from coordinator.rules.kinds import QUIET
 from coordinator.rules.longest_updates import held_sum
@@ -63,12 +64,14 @@ class Outcome(NamedTuple):
 class _Model(NamedTuple):
     """The blobs of a round's next model, its metrics, and the sealed form of the blobs of a private round.
 
-    evaluation: what the model is evaluated with, where that is due.
+    losses: how many devices reached each level of loss, where the plan counts them. evaluation: what the model is
+    evaluated with, where that is due.
     """
 
     state: BlobRef
     broadcast: BlobRef
     metrics: dict[str, float]
+    losses: LossCounts | None
     sealed: Sequence[SealedBlob]
     evaluation: Start | None
 
@@ -101,8 +104,8 @@ def commit_round(
             return _end(records, running, Abandon("cancelled"), now)
         _add_blobs(store, records, model)
         last = running.number == task.settings.rounds
-        trains = store.algorithm(task.algorithm).family not in QUIET
-        diverged = "" if last or not trains else why_diverged(records, task, model.metrics)
+        trains = store.algorithm(task.algorithm).family not in QUIET  # else its losses do not follow each other
+        diverged = "" if last or not trains else why_diverged(records, task, model.metrics, model.losses)
         active = running.task.active and task.state is TaskState.ACTIVE
         goes_on = running.buffered and active and not (last or diverged)
         kept = end_or_keep(records, running, goes_on=goes_on) if running.buffered else HandOver()
@@ -185,7 +188,8 @@ def _next_model(store: CoordinatorStore, lineage: SigningKey, running: OpenRound
     sealed = [] if private is None else [store.sealed.put(private.secret, data) for data in files]
     refs = [blob.ref for blob in sealed] or [store.blobs.put(data) for data in files]
     evaluation = store_start(store, running.task.record, running.number, aggregated.broadcast)
-    return _Model(refs[0], refs[1], aggregated.metrics, sealed, evaluation)
+    losses = None if aggregated.losses is None else LossCounts(aggregated.losses, devices)
+    return _Model(refs[0], refs[1], aggregated.metrics, losses, sealed, evaluation)
 
 
 def _add_blobs(store: CoordinatorStore, records: Records, model: _Model) -> None:

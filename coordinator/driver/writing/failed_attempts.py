@@ -7,7 +7,7 @@ import logging
 from coordinator.driver.memory.open_rounds import OpenRound
 from coordinator.errors import UnknownRound
 from coordinator.lineage import entry
-from coordinator.rules.divergence import DIVERGED, FIRST_ROUNDS, MOST_ROUNDS, divergence
+from coordinator.rules.divergence import DIVERGED, FIRST_ROUNDS, MOST_ROUNDS, START, LossCounts, divergence
 from coordinator.rules.entities import Task
 from coordinator.rules.rounds import back_off_s
 from coordinator.rules.states import TaskState
@@ -31,13 +31,21 @@ def note_failure(records: Records, round_: OpenRound, reason: str) -> float:
     return back_off_s(failures)
 
 
-def why_diverged(records: Records, task: Task, metrics: dict[str, float]) -> str:
-    """Why an active task diverges with a round of these metrics, which is about to be committed; "" if it does not."""
+def why_diverged(records: Records, task: Task, metrics: dict[str, float], losses: LossCounts | None) -> str:
+    """Why an active task diverges with a round of these metrics, which is about to be committed; "" if it does not.
+
+    losses: how many devices reached each level of loss, where the plan counts them. The first round since the task was
+    made active gets what they were before training into its metrics.
+    """
     growth, attempts = task.settings.max_loss_growth, records.attempts
     if not growth or task.state is not TaskState.ACTIVE:
         return ""
+    first = attempts.first_metrics(task.id, FIRST_ROUNDS)
+    if losses is not None and not first:
+        metrics |= losses.start()
+    start = (first or [metrics])[0].get(START)
     latest = [*attempts.latest_metrics(task.id, MOST_ROUNDS - 1), metrics]
-    return divergence(attempts.first_metrics(task.id, FIRST_ROUNDS), latest, growth)
+    return divergence(first, latest, growth) or (losses.explosion(start, growth) if losses is not None else "")
 
 
 def pause_diverged(records: Records, task: Task, number: int, why: str) -> None:

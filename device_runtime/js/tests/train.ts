@@ -1,6 +1,6 @@
-/** A plan on local examples without a coordinator: node tests/train.ts FOLDER
+/** A plan on local examples without a coordinator: node tests/train.ts FOLDER…
  *
- * The folder has the files of `bench/work.ts`. The report is written to `report.safetensors` in it, weighed, as a device would upload
+ * A folder has the files of `bench/work.ts`. The report is written to `report.safetensors` in it, weighed, as a device would upload
  * it. Python's runner must come to the same bytes.
  */
 
@@ -20,4 +20,4 @@ export async function trainIn(folder: string): Promise<void> {
   await writeFile(join(folder, "report.safetensors"), encodeVector("report", weigh(work.plan.report, values, weight)));
 }
 
-await trainIn(process.argv[2] ?? ".");
+for (const folder of process.argv.slice(2)) await trainIn(folder);

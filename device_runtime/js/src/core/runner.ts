@@ -9,6 +9,7 @@ import { letGo } from "./bytes.ts";
 import type { Engine, Graph, Tensors } from "./engine.ts";
 import { DeadlinePassed, NonFiniteReport, PlanRefused } from "./errors.ts";
 import type { Examples, Values } from "./examples.ts";
+import { countLosses, countsLosses, LOSSES, LOSSES_SIZE } from "./loss-counts.ts";
 import {
   CALLS_HELD,
   exampleBytes,
@@ -48,10 +49,12 @@ export interface Work {
   readonly keepGoing: () => boolean;
 }
 
-/** The end of a pass: its last carry, its metric sums, its steps, and the steps before a non-finite sum. */
+/** The end of a pass: its last carry, its metric sums and those of its first step, its steps, and the steps before a
+ * non-finite sum. */
 export interface Swept {
   readonly carry: Record<string, Tensor>;
   readonly metrics: Float32;
+  readonly first: Float32;
   readonly steps: number;
   readonly finite: number;
 }
@@ -73,6 +76,7 @@ export async function execute(work: Work): Promise<TrainingResult> {
   const parts = new Map<string, Float32>();
   const carries: Tensor[] = [];
   let [steps, finite] = [0, 0];
+  let first: Float32 | undefined;
   for (const [index, pass] of plan.passes.entries()) {
     const swept = await sweep(work, known, pass, index);
     Object.assign(known, prefixed(`${pass.name}.carry`, swept.carry));
@@ -80,6 +84,8 @@ export async function execute(work: Work): Promise<TrainingResult> {
     parts.set(metricsSegment(pass.name), swept.metrics);
     finite += finite === steps ? swept.finite : 0;
     steps += swept.steps;
+    first ??= swept.first;
+    if (plan.report.segments.some(countsLosses)) parts.set(LOSSES, countLosses(first, swept.metrics));
   }
   const means = plan.report.segments.filter((segment) => segment.reduction === "mean");
   const made = await graphOf(work, REPORT).run(known, new Map(means.map(({ name, size }) => [name, [size]])));
@@ -108,6 +114,7 @@ export async function sweep(work: Work, known: Tensors, pass: PassPlan, index: n
   const graph = graphOf(work, loopGraph([...work.graphs.keys()], pass.name));
   const buffers = new Buffers(work, pass);
   let [steps, finite] = [0, 0];
+  let first = new Float32Array(totals.length);
   for await (const { indices, mask } of batches(pass.loop, examples.count, key, index, buffers.most)) {
     if (!work.keepGoing()) {
       throw new DeadlinePassed(`stopped in pass ${pass.name} after ${steps} steps: the report would come too late`);
@@ -122,10 +129,11 @@ export async function sweep(work: Work, known: Tensors, pass: PassPlan, index: n
     sums.forEach((value, place) => {
       totals[place % totals.length]! += value;
     });
+    if (steps === 0) first = sums.slice(0, totals.length);
     finite += finite === steps ? finiteSteps(sums, count) : 0;
     steps += count;
   }
-  return { carry, metrics: Float32Array.from(totals), steps, finite };
+  return { carry, metrics: Float32Array.from(totals), first, steps, finite };
 }
 
 /** The noise of the steps from `first` on. */
@@ -269,6 +277,8 @@ function checkSums(plan: Plan): void {
     throw new PlanRefused(`plan ${plan.name} bounds the report, and its broadcast has no ${CLIP}: the bound`);
   }
   const sums = new Map(plan.passes.map((pass) => [metricsSegment(pass.name), pass.metrics.length]));
+  const measured = plan.passes.length > 0 && plan.passes.every(({ metrics }) => metrics.length >= 2);
+  if (measured && plan.report.segments.some(countsLosses)) sums.set(LOSSES, LOSSES_SIZE);
   for (const { name, size, reduction } of unweighted(plan.report)) {
     if (reduction === "sum" && sums.get(name) !== size) {
       throw new PlanRefused(`plan ${plan.name} wants ${size} sums in segment ${name}, which no pass makes`);
