@@ -1,27 +1,30 @@
 """Heavy hitters: the values that most devices hold, though nobody listed them, found prefix by prefix.
 
-Zhu, Kairouz, McMahan, Sun, Li, "Federated heavy hitters discovery with differential privacy", AISTATS 2020, for the
-tree of prefixes and its threshold; Chadha et al., "Differentially private heavy hitter detection using federated
-analytics", SaTML 2024 (2023), for several bits of a prefix in a round; Wang, Li, Jha, "Locally differentially private
-heavy hitter identification", TDSC 2019. With C candidates that devices receive, S + 1 ways in which one may go on, and
-v one of m examples of the device, drawn at random (`fedcore.questions.prefix_tree`):
+Zhu, Kairouz, McMahan, Sun, Li, "Federated heavy hitters discovery with differential privacy", AISTATS 2020, algorithm 1
+(TrieHH). That several bits are added in a round, to prefixes that are above the noise, is from Chadha et al.,
+"Differentially private heavy hitter detection using federated analytics", SaTML 2024 (OptPrefixTree), after Wang, Li,
+Jha, "Locally differentially private heavy hitter identification", TDSC 2021 (PEM). With C candidates that devices
+receive, S + 1 ways in which a value may go on, and m examples v of a device, drawn at random in every round
+(`fedcore.questions.prefix_tree`):
 
     on the phone    q[c, e] = 1 if some v begins with candidate c and goes on by e, else 0
-    on the server   n = Σ q, and a limit: the threshold, or `deviations` times the deviation of the noise if that is more
-                    the C largest n above the limit stay. One that ends is a found value, held by n devices; the others,
-                    longer by e, are the candidates of the next round
+    on the server   n = Σ q, and a limit: `minimum_devices`, or `deviations` times the deviation of the noise if that is
+                    more. The C largest n above the limit stay. One that ends there is a found value, which n devices
+                    have; the others, longer by e, are the candidates of the next round
 
-So a value of T bits takes ⌈(T − ⌊log₂ C⌋) / b⌉ rounds with S = 2^b. A word of 8 letters below 128 takes 8 rounds with
-C = 64 and b = 7, and a report has C (S + 1) = 8,256 numbers; b = 4 makes these 1,088, and the rounds 13. Letters below
-32 have 5 bits instead of 7: 5 rounds. A device that takes part in every round spends ε in each of them: fewer rounds
-are less noise, √rounds of it. A further round finds nothing, and says nothing.
+TrieHH draws devices at random and adds no noise; here privacy is from noise, as in every other task.
 
-The deviation of the noise is that of the counts below 0, which nothing else makes.
+What costs what: a value of T bits takes ⌈(T − ⌊log₂ C⌋) / b⌉ rounds with S = 2^b, and a report has C (S + 1) numbers. A
+word of 8 letters below 128 takes 8 rounds of 8,256 numbers with C = 64 and b = 7, and 13 rounds of 1,088 with b = 4.
+Letters below 32 have 5 bits instead of 7: 5 rounds. A device that takes part in every round spends ε in each, so the
+noise grows by √rounds. Of a tree with more candidates fewer rare values are lost, and more of its counts are noise.
 
-Traps: candidates are prefixes that as many devices as the threshold have, and every device receives them. The
-coordinator sees the sums of all cells, also of those that it drops. Where examples are drawn, a count is that of
-devices whose drawn examples have the value, which are fewer than those that hold it. A whole report has the norm √m at
-most: the clip under noise.
+The deviation of the noise is read from the counts below 0, which nothing else makes. After the last round nothing is
+left to extend: further rounds find nothing.
+
+Traps: candidates are prefixes that as many devices as the limit have, and every device receives them. The coordinator
+sees the sums of all cells, also of those that it drops. A count is of devices whose drawn examples have the value: where
+devices have more than m examples, fewer than those that hold it. No report is longer than √m: the clip under noise.
 """
 
 from __future__ import annotations
@@ -173,7 +176,7 @@ class HeavyHitters:
 
     def figures(self, mean: Report, step: ServerStep) -> dict[str, float]:
         """How many devices answered in this round."""
-        return {f"{QUESTION}.devices": float(step.devices)}
+        return {f"{self.name}.devices": float(step.devices)}
 
     def _limit(self, votes: Vector) -> Vector:
         """What a cell must exceed: the threshold, or deviations of the noise, as the counts below 0 show it."""

@@ -63,7 +63,7 @@ class PrefixTree(NamedTuple):
     @property
     def cell_count(self) -> int:
         """C (S + 1)."""
-        return self.candidates * (2**self.step_bits + 1)
+        return self.candidates * ((1 << self.step_bits) + 1)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
