@@ -1,26 +1,16 @@
-"""Heavy hitters of devices: the engine and fleets against plain counts, with noise too, graphs, liars and refusals."""
-
-import asyncio
-from collections import Counter
+"""Heavy hitters of a population against plain counts, with noise too; graphs, values that are none, and refusals."""
 
 import numpy as np
 import pytest
 import torch
 
 import muster
-from benchmarks.load import POPULATION, LoadConfig, LoadFleet
-from coordinator.errors import BudgetExceeded, InvalidTask
-from coordinator.store.tasks import TaskSettings
-from coordinator.store.tasks import Secagg
-from device_runtime import backends
 from export.build import export_bundle
 from export.model import Model
 from export.questions.heavy_hitters import heavy_hitters, heavy_hitters_in_words
-from fedcore import checkpoint
 from fedcore.algorithms.heavy_hitters import CELL, VOTES
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
-from fedcore.wire.signatures import content_digest
 from simulator.population import Population
 from simulator.questions import ask_population
 from tests.questions.words import HIGH, LETTERS, as_rows, counts, f1, zipf
@@ -47,12 +37,11 @@ def start_of(asked):
 
 def test_all_words_that_enough_devices_have_are_found_with_exact_counts():
     users = zipf(120, 40, seed=0, most=3)
-    found = ask_population(heavy_hitters("word", [WORD], minimum_devices=4, most_rows=3, **SMALL), users)
+    asked = heavy_hitters("word", [WORD], minimum_devices=4, most_rows=3, candidates=32, step_bits=6)
+    found = ask_population(asked, users)
     expected = {word: count for word, count in counts(users).items() if count >= 4}
     assert len(expected) >= 10
-    assert dict(zip(words_of(found), (row[1] for row in found.rows), strict=True)) == dict(
-        counts(users).most_common(len(found.rows))
-    )
+    assert {word: count for word, count, _ in found.rows} == expected
     assert {row[2] for row in found.rows} == {row[1] / 120 for row in found.rows}
     assert (found.devices, found.columns, found.errors) == (120, ("value", "devices", "share"), None)
 
@@ -81,19 +70,6 @@ def test_noise_of_a_small_population_hides_rare_words_and_no_frequent_one():
         assert abs(devices - exact[word]) <= 1.5 * errors[1]
         assert (errors[0], errors[2]) == (None, pytest.approx(errors[1] / 400))
         assert share == devices / 400
-
-
-@pytest.mark.parametrize("secagg", [None, Secagg()], ids=["plain", "secure"])
-def test_a_fleets_tree_is_the_engines_to_the_bit(secagg, federate):
-    words = as_rows([b"the", b"of", b"a", b"zz"], 3)
-    shards = [{"word": words[[user % 2, user % 2, user % 4, 0][: 1 + user % 4]]} for user in range(12)]
-    users = Population.of([f"user {user}" for user in range(12)], shards, HIGH)
-    asked = heavy_hitters("word", [SHORT], minimum_devices=2, most_rows=2, **SMALL)
-    backend = {"onnx": "onnxruntime"}
-    run = federate(Model(asked.spec()), asked.algorithm(), users, backend, rounds=asked.rounds, secagg=secagg)
-    assert run.difference == 0
-    assert all(way > 0 for way in run.ways)
-    assert run.metrics[-1]["heavyhitters.devices"] == 8
 
 
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
@@ -163,7 +139,8 @@ def test_what_cannot_be_asked_is_refused_by_name(words, message):
 
 
 def test_words_say_which_field_and_how_many_examples_vote():
-    asked = heavy_hitters_in_words("heavy-hitters word candidates=32 step_bits=6 MAX 5 ROWS PER DEVICE".split(), [WORD])
+    words = "heavy-hitters word candidates=32 step_bits=6 MAX 5 ROWS PER DEVICE"
+    asked = heavy_hitters_in_words(words.split(), [WORD])
     assert (asked.hitters.values, asked.hitters.candidates, asked.rounds) == (5, 32, 9)
     assert heavy_hitters_in_words(["heavy-hitters", "word"], [WORD], private=True).algorithm().clipping.clip_norm == 1
     assert heavy_hitters("b", [Field("b", "uint8")]).field.high == 256
@@ -175,3 +152,23 @@ def test_python_asks_a_population():
     assert words_of(found)[0] == counts(users).most_common(1)[0][0]
     assert {row[1] >= 5 for row in found.rows} == {True}
     assert list(found.dataframe().columns) == ["value", "devices", "share"]
+
+
+@pytest.mark.parametrize("devices", [2_000, pytest.param(20_000, marks=pytest.mark.long)])
+def test_the_top_of_a_zipf_law_is_found(devices):
+    users = zipf(devices, 1_000, seed=1)
+    found = ask_population(heavy_hitters("word", [WORD], minimum_devices=5), users)
+    assert f1(words_of(found), users) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_top_of_a_zipf_law_is_found_at_epsilon_2(seed):
+    users = zipf(20_000, 1_000, seed=100 + seed)
+    asked = heavy_hitters("word", [WORD], private=True)
+    found = ask_population(asked, users, seed=seed, epsilon=2.0, delta=1 / 200_000)
+    assert f1(words_of(found), users) >= 0.9
+    exact = counts(users)
+    within = [abs(row[1] - exact[row[0]]) <= errors[1] for row, errors in zip(found.rows, found.errors, strict=True)]
+    assert sum(within) >= 0.85 * len(within)
+    assert all(exact[word] for word in words_of(found))
