@@ -66,8 +66,8 @@ def check_question(settings: TaskSettings, algorithm: Algorithm) -> None:
     asking = asking_in(algorithm)
     if isinstance(asking, HeavyHitters) and settings.rounds != asking.tree.rounds:
         raise InvalidTask(
-            f"heavy hitters of {asking.of} take {asking.tree.rounds} rounds, not {settings.rounds}: after fewer no long "
-            "value is whole, and further ones find nothing"
+            f"heavy hitters of {asking.of} take {asking.tree.rounds} rounds, not {settings.rounds}: after fewer no "
+            "long value is whole, and further ones find nothing"
         )
     wording = "mean with a question: its answer is a sum over devices"
     demand(settings.clear.estimator == "mean", "estimator", wording, settings.clear.estimator)

@@ -23,8 +23,9 @@ The deviation of the noise is read from the counts below 0, which nothing else m
 left to extend: further rounds find nothing.
 
 Traps: candidates are prefixes that as many devices as the limit have, and every device receives them. The coordinator
-sees the sums of all cells, also of those that it drops. A count is of devices whose drawn examples have the value: where
-devices have more than m examples, fewer than those that hold it. No report is longer than √m: the clip under noise.
+sees the sums of all cells, also of those that it drops. A count is of devices whose drawn examples have the value. Where
+devices have more than m examples, it is less than that of devices that hold it. No report is longer than √m: the clip
+under noise.
 """
 
 from __future__ import annotations
