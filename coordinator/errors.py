@@ -50,6 +50,8 @@ CoordinatorError
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 from fedcore import validation
@@ -62,6 +64,31 @@ class CoordinatorError(Exception):
 def demand(met: bool, name: str, allowed: str, value: object) -> None:
     """Raise InvalidTask, naming a setting and what it may be, unless `met`."""
     validation.demand(InvalidTask, met, name, allowed, value)
+
+
+class Demands:
+    """Demands on settings, all of which are looked at before one error names what does not meet them."""
+
+    def __init__(self) -> None:
+        self._sentences: list[str] = []
+
+    def __call__(self, met: bool, name: str, allowed: str, value: object) -> None:
+        """Note that a setting must be something else, unless `met`."""
+        with self.noting():
+            demand(met, name, allowed, value)
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """A block whose InvalidTask is noted."""
+        try:
+            yield
+        except InvalidTask as error:
+            self._sentences += error.sentences
+
+    def settle(self) -> None:
+        """Raise InvalidTask with what was noted, if anything was."""
+        if self._sentences:
+            raise InvalidTask(*self._sentences)
 
 
 class InvalidSettings(CoordinatorError):
@@ -193,7 +220,12 @@ class TaskError(CoordinatorError):
 
 
 class InvalidTask(TaskError):
-    """The task's settings contradict each other, or do not fit the bundle."""
+    """The task's settings contradict each other, or do not fit the bundle. Its message is the first of its `sentences`,
+    each of which names a setting."""
+
+    def __init__(self, *sentences: str) -> None:
+        super().__init__(*sentences[:1])
+        self.sentences = sentences
 
 
 class BudgetExceeded(InvalidTask):

@@ -208,8 +208,9 @@ class TaskStore(Protocol):
         """
 
     def set_budget(self, population: str, epsilon: float, delta: float, minimum_devices: int = 1) -> BudgetReport:
-        """Set the privacy budget that all tasks of a population share; tasks that would exceed it are refused from now,
-        and questions that show groups of fewer than `minimum_devices` devices.
+        """Set the privacy budget that all tasks of a population share, and the least devices of a group in answers.
+
+        From now on tasks that would exceed it are refused, and questions that show groups of fewer devices.
 
         Raises InvalidBudget for values that cannot be, and for a budget below what the tasks may have spent.
         """

@@ -1,9 +1,8 @@
-"""Where an answer goes: a table, CSV, JSON, and a picture."""
+"""Output of answers: a table, CSV, JSON, and a picture."""
 
 from __future__ import annotations
 
 import errno
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from fedcore.errors import NotWritten
-from muster.output import emit, remark, show_table
+from muster.output import emit, remark, say, show_table
 
 if TYPE_CHECKING:
     from fedcore.questions.answer import Answer
@@ -49,7 +48,8 @@ class Outlet(NamedTuple):
 
             text = as_csv(answer.columns, answer.rows, answer.errors)
             if self.table == STANDARD_OUTPUT:
-                sys.stdout.write(text)
+                for line in text.splitlines():
+                    say(line)
             else:
                 self.table.write_text(text, "utf-8")
         if self.json:

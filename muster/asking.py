@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.errors import InvalidTask
-from coordinator.rules.task_settings import LEAST_COHORT, TaskSettings
+from coordinator.rules.task_settings import TaskSettings
 from fedcore.errors import QuestionError
 from fedcore.validation import build
 from fedcore.visible import visible
+from secagg.parameters import LEAST_COHORT
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 MINIMUM_DEVICES, GOAL, SELECTION_S = 20, 100, 5.0
 """Of a question: the least devices of a group that is shown, the devices that are asked, and how long it waits for all
 of them before it asks those that are there."""
+NOISY_BITS = 12
+"""The precision of masked values with noise of devices, which cannot be added to finer ones and would hide them."""
 TIMEOUT_S, LOOK_S = 600.0, 0.2
 KINDS = ("float32", "int64", "int32", "uint8")
 LONGEST_NAME = 60
@@ -192,8 +195,8 @@ def settings_of_question(asked: Asks, given: Mapping[str, Any], privacy: Mapping
 
     Without a goal, a round takes whoever waits after a few seconds; it needs as many reports as a shown group needs at
     least. A device takes part once, as two answers of it would be counted twice, unless the question itself takes
-    several rounds: then in each. privacy: a promise; under masks devices add the noise, and a masked answer is as long
-    as its clip. Raises InvalidTask.
+    several rounds: then in each. privacy: a promise. With it no block of a report is longer than the clip, whatever a
+    device sends; under masks devices add the noise, to values of few bits. Raises InvalidTask.
     """
     chosen: dict[str, Any] = {} if "goal" in given else {"goal": GOAL, "selection_timeout_s": SELECTION_S}
     chosen |= {"rounds": asked.rounds, "over_selection": 1.0, **given}
@@ -204,9 +207,15 @@ def settings_of_question(asked: Asks, given: Mapping[str, Any], privacy: Mapping
     if privacy is None:
         return chosen
     if not secure:
-        return {**chosen, "privacy": dict(privacy)}
-    secagg = {"clip_norm": asked.clip, **chosen["secagg"]}
+        clear = _part({"max_norm": asked.clip}, chosen.get("clear", {}))
+        return {**chosen, "clear": clear, "privacy": dict(privacy)}
+    secagg = _part({"clip_norm": asked.clip, "bits": NOISY_BITS}, chosen["secagg"])
     return {**chosen, "secagg": secagg, "privacy": {**privacy, "mechanism": "distributed"}}
+
+
+def _part(defaults: Mapping[str, Any], given: Any) -> Any:
+    """A part of the settings, with these defaults where it is a mapping; in Python it may be whole."""
+    return {**defaults, **given} if isinstance(given, Mapping) else given
 
 
 def wait_for(store: TaskStore, task: str, timeout_s: float, note: Note) -> None:

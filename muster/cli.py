@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
+from typing import Any, NoReturn
 
 from fedcore.termination import exit_on_sigterm
 from muster.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE
@@ -28,6 +29,10 @@ USAGE_ERRORS = {
     "InvalidToken",
     "QuestionError",
     "QueryError",
+    "UnknownDeviceId",
+    "UnknownRound",
+    "UnknownTask",
+    "UnknownToken",
 }
 EXCERPTS = {"QuestionError", "QueryError"}
 """Errors of several lines: they show the place in a query that was typed."""
@@ -37,7 +42,7 @@ EXTRAS = {
     package: extra
     for extra, packages in {
         "cli": "typer rich",
-        "export": "torch onnx",
+        "export": "torch onnx sqlglot",
         "executorch": "executorch",
         "device": "onnxruntime",
         "coordinator": "httpx2 alembic cbor2 fastapi obstore psycopg pydantic pydantic_settings structlog "
@@ -91,6 +96,28 @@ def _run() -> None:
         from muster.commands import device
 
         sys.exit(device.main(sys.argv[2:]))
+    from typer import Abort
+    from typer.exceptions import TyperException
+
     from muster.app import app
 
-    app()
+    try:
+        code = app(standalone_mode=False)
+    except Abort:
+        remark("error: given up")
+        sys.exit(EXIT_FAILED)
+    except TyperException as error:
+        _refuse(error)
+    sys.exit(code or 0)
+
+
+def _refuse(error: Any) -> NoReturn:
+    """End a command that was typed wrong: one line, and where to read on; a group without a command shows its help."""
+    words, context = error.format_message().rstrip("."), error.ctx
+    if context is not None and words == context.get_help().rstrip("."):
+        for line in context.get_help().splitlines():
+            remark(line)
+    else:
+        link = " See" if words.endswith("?") else "; see"
+        remark(f"error: {words}" + (f"{link} `{context.command_path} --help`" if context else ""))
+    sys.exit(EXIT_USAGE)

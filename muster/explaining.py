@@ -1,4 +1,4 @@
-"""What a question costs a device and may say of it, before anybody is asked."""
+"""Explanations of a question: its cost on a device and what it may say of one, before any is asked."""
 
 from __future__ import annotations
 

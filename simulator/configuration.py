@@ -36,7 +36,10 @@ _FINE_TUNE = (
     "With own_examples: sweeps of local training, over a user's examples, of the model that the user then measures; "
     "nothing of it stays."
 )
-_DATASET = "A data set by name (`muster data list`), package.module:function, or a path to npz or Parquet files."
+_DATASET = (
+    "A data set by name (`muster data list`), package.module:function, file.py:function, or a path to npz or Parquet "
+    "files."
+)
 _PARTITION = (
     "How examples are dealt to clients: dirichlet:ALPHA, pachinko:ALPHA,BETA, shards:PER_CLIENT, quantity:BETA or "
     "shuffled; by default by user, or dirichlet:0.3 where there are no users."
@@ -121,7 +124,7 @@ class SimulationConfig:
         | None
     ) = None
     algorithm: Annotated[
-        str, setting("An algorithm (`muster algorithms list`), or your own as package.module:Class.")
+        str, setting("An algorithm (`muster algorithms list`), or your own as package.module:Class or file.py:Class.")
     ] = "fedavg"
     baseline: Annotated[Baseline, setting(_BASELINE)] | None = None
     settings: Annotated[dict[str, Any], setting("Settings of the algorithm or the baseline.")] = field(

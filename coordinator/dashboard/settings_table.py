@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import msgspec
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.task_settings import TaskSettings
-from fedcore.validation import Setting, build, complaints, settings_of, text_of
+from fedcore.validation import Setting, build, build_one, complaints, settings_of, text_of
 
 _OF_DEVICES = {"min_examples", "min_separation_s", "min_separation_rounds", "hold_out_devices", "on_held_out"}
 
@@ -88,10 +88,25 @@ def from_form(fields: Mapping[str, str]) -> tuple[TaskSettings | None, dict[str,
         into |= {name: text for name, text in texts.items() if text}
     if wrong := complaints(TaskSettings, nested, text=True):
         return None, wrong
+    sentences = [*_misfits_within_parts(nested)]
     try:
-        return build(TaskSettings, nested, text=True), {}
+        if not sentences:
+            return build(TaskSettings, nested, text=True), {}
     except InvalidTask as error:
-        return None, {field_of(str(error)): str(error)}
+        sentences += error.sentences
+    told: dict[str, str] = {}
+    for sentence in sentences:
+        told.setdefault(field_of(sentence), sentence)
+    return None, told
+
+
+def _misfits_within_parts(nested: Mapping[str, Any]) -> Iterator[str]:
+    """What settings of one part, such as `clear`, have against each other: a sentence for each part."""
+    for name, given in nested.items():
+        try:
+            build_one(TaskSettings, name, given, text=True)
+        except InvalidTask as error:
+            yield from error.sentences
 
 
 def field_of(sentence: str) -> str:

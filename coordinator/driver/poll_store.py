@@ -65,9 +65,6 @@ class Poller:
         if self.draining.is_set():
             membership.drain()
         idle = membership.held - {round_.task.population for round_ in memory.rounds}
-        with membership.store.database.reading() as records:
-            # Before leases are taken: a population that is made meanwhile is not known yet, rather than not driven.
-            populations = records.populations()
         memory.drop_populations(membership.refresh(now, idle), now)
         with membership.store.database.reading() as records:
             active = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
@@ -88,7 +85,7 @@ class Poller:
         memory.tasks = {task.id: task.paused() if task.population in membership.leaving else task for task in loaded}
         self.next_poll, self.read_at, memory.check_ins.blind = now + _POLL_S, now, False
         memory.secure.forget(now)
-        memory.check_ins.learn(populations, membership.held, memory.tasks.values(), memory.rounds, now)
+        memory.check_ins.learn(membership.populations, membership.held, memory.tasks.values(), memory.rounds, now)
         self.metrics.populations.set(len(membership.held))
 
     def _load(self, record: Task, at: float) -> LoadedTask | None:

@@ -73,6 +73,8 @@ class Membership:
         self.took_over: Callable[[], None] = lambda: None
         """Called when this process has taken populations that others may have driven."""
         self.directory = Directory()
+        self.populations: frozenset[str] = frozenset()
+        """Every population that devices may check in to, as `refresh` saw them first."""
         self.leaving: frozenset[str] = frozenset()
 
     @property
@@ -118,17 +120,22 @@ class Membership:
     def refresh(self, now: float, idle: AbstractSet[str]) -> frozenset[str]:
         """Beat when it is time, read the others' rows, take and give back leases; answers populations that are lost.
 
+        All is read in one transaction, and once more after a beat: this is done several times a second.
+
         idle: populations of `held` without a running round. A population that is to be given back but has one is in
         `leaving`: no other round should be opened there.
         """
         with self._database.reading() as records:
-            self._check_key(records.identity.get("server"))
+            key, replicas, leases = records.identity.get("server"), records.leases.replicas(), records.leases.leases()
+        self._check_key(key)
+        # Before leases are taken: a population that is made meanwhile is not known yet, rather than not driven.
+        self.populations = frozenset(lease.population for lease in leases)
         if self._config.drives and now >= self._next_beat:
             with _tried_again_later():
                 self._beat()
                 self._beat_at, self._next_beat = now, now + self._config.lease_s / _BEATS
-        with self._database.reading() as records:
-            replicas, leases = records.leases.replicas(), records.leases.leases()
+            with self._database.reading() as records:
+                replicas, leases = records.leases.replicas(), records.leases.leases()
         self.directory = _directory(replicas, leases)
         mine = {lease.population: lease.term for lease in leases if lease.holder == self.id}
         lost = frozenset(population for population, term in self._held.items() if mine.get(population) != term)

@@ -43,6 +43,8 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _EVERY_S = 10.0
 """The interval between looks, and how long one tells of events."""
+_KEPT_S = 90 * 86400.0
+"""How long an alert that was cleared is kept."""
 _MOST_EVENTS = 100
 """Events that are read at once."""
 _LAST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
@@ -62,16 +64,16 @@ class Watch:
     _absent: dict[str, float] = field(default_factory=dict)
 
     def look(self) -> bool:
-        """Raise and clear what has changed; whether this replica is the one that does."""
+        """Raise and clear what has changed, and delete old alerts; whether this replica is the one that does."""
         with self.database.reading() as records:
             if not self._is_watcher(records):
                 self._absent = {}
                 return False
             found, now = findings_of_tasks(records), records.at
-            open_ = records.alerts.open()
+            open_, old = records.alerts.open(), records.alerts.has_old(_KEPT_S)
         found += findings_here(self.settings, now)
         changes = alert_changes(open_, found, self._absent, now)
-        if (changes.raised or changes.cleared) and not self._write(changes):
+        if (changes.raised or changes.cleared or old) and not self._write(changes):
             return False
         self._absent = changes.absent
         return True
@@ -89,6 +91,7 @@ class Watch:
                 records.alerts.add(finding, due=self.tells)
             for alert in changes.cleared:
                 records.alerts.clear(alert, due=self.tells)
+            records.alerts.delete_old(_KEPT_S)
             return True
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from coordinator.errors import InvalidTask, demand
+from coordinator.errors import Demands, InvalidTask, demand
 from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.rounds import RoundPolicy
 from fedcore.errors import PrivacyError
@@ -232,6 +232,7 @@ class TaskSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        demand = Demands()
         wording = "left out with same_cohort: a device of a first trip must take part in the next round too"
         demand(not self.same_cohort or self.separation is None, "min_separation", wording, self.separation)
         name = self.population
@@ -251,23 +252,24 @@ class TaskSettings:
             self.policy.minimum >= least, "goal" if self.minimum is None else "minimum", wording, self.policy.minimum
         )
         if self.clients is not None:
-            self._check_clients(self.clients)
+            self._check_clients(demand, self.clients)
         wording = "false without hold_out_devices: no device is held out"
         demand(self.hold_out_devices > 0 or not self.on_held_out, "on_held_out", wording, self.on_held_out)
         if self.secagg is not None:
-            self._check_secagg(self.secagg)
+            self._check_secagg(demand, self.secagg)
         if self.buffered is not None:
-            self._check_buffered()
+            self._check_buffered(demand)
         if self.privacy is not None:
-            self._check_privacy(self.privacy)
+            self._check_privacy(demand, self.privacy)
+        demand.settle()
 
-    def _check_clients(self, clients: int) -> None:
+    def _check_clients(self, demand: Demands, clients: int) -> None:
         goal = self.largest_goal
         demand(clients >= goal, "clients", f"at least the goal, {goal}: they are all devices that take part", clients)
         wording = "mean with clients: else the server's vectors are not the mean of those that devices keep"
         demand(self.clear.estimator == "mean", "estimator", wording, self.clear.estimator)
 
-    def _check_secagg(self, secagg: Secagg) -> None:
+    def _check_secagg(self, demand: Demands, secagg: Secagg) -> None:
         least = self.policy.minimum
         wording = f"at least {LEAST_COHORT} with secure aggregation: a sum over fewer says too much about each"
         demand(least >= LEAST_COHORT, "minimum" if self.goal >= LEAST_COHORT else "goal", wording, least)
@@ -277,7 +279,7 @@ class TaskSettings:
         wording = f"above {after_s:g} ({PHASES_AFTER_TRAINING} × phase_s) with secagg, to leave time for training"
         demand(deadline_s > after_s, "reporting_deadline_s", wording, deadline_s)
 
-    def _check_buffered(self) -> None:
+    def _check_buffered(self, demand: Demands) -> None:
         wording = "absent in mode buffered: the devices of a secure sum must start from one model"
         demand(self.secagg is None, "secagg", wording, self.secagg)
         wording = "mean in mode buffered: other estimators do not know of staleness"
@@ -285,9 +287,10 @@ class TaskSettings:
         wording = f"the goal, {self.goal}, or not given in mode buffered: nothing else ends a round"
         demand(self.minimum in (None, self.goal), "minimum", wording, self.minimum)
 
-    def _check_privacy(self, privacy: PrivacyBudget) -> None:
+    def _check_privacy(self, demand: Demands, privacy: PrivacyBudget) -> None:
         noise = 1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier  # any, where it is to be found
-        privacy.promise(noise, self.min_separation_rounds)
+        with demand.noting():
+            privacy.promise(noise, self.min_separation_rounds)
         wording = "synchronous with privacy: a buffered report counts in a later round than that which drew its device"
         demand(self.buffered is None, "mode", wording, self.mode)
         wording = "mean with privacy: the noise is sized for what one report moves in a sum"

@@ -137,7 +137,10 @@ def _use_wal(connection: sqlite3.Connection) -> None:
 
 def _begin(connection: Connection) -> None:
     options = connection.get_execution_options()
-    connection.exec_driver_sql(f"PRAGMA busy_timeout={1000 * options.get('lock_wait_s', _WAIT_S):.0f}")
+    wait_s = options.get("lock_wait_s", _WAIT_S)
+    if connection.info.get("lock_wait_s") != wait_s:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout={1000 * wait_s:.0f}")
+        connection.info["lock_wait_s"] = wait_s
     connection.exec_driver_sql(options.get("begin", "BEGIN"))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -60,9 +62,14 @@ def settings_of(task_id: str, population: str, stored: Mapping[str, Any]) -> Tas
     Raises UnreadableTask, which names the task and what this version does not know.
     """
     try:
-        return build(TaskSettings, {**stored, "population": population})
+        return _settings(population, json.dumps(stored))
     except InvalidTask as error:
         raise UnreadableTask(f"settings of task {task_id}: {error}; {_NEWER}") from error
+
+
+@lru_cache(maxsize=4096)  # every task that is not over is read several times a second, and its settings stay
+def _settings(population: str, stored: str) -> TaskSettings:
+    return build(TaskSettings, {**json.loads(stored), "population": population})
 
 
 def signed_of(value: object) -> Signed | None:

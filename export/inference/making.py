@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from export.errors import UnknownFormat, UnknownModel
-from export.huggingface.written import write_adapters, write_merged
 from export.inference.trained import Trained, check_alike
 from export.outputs import SIZES, Arrays
 from fedcore.names import offered
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = {"onnx": ".onnx", "executorch": ".pte", "torch": ".pt2"}
 """The forms of an inference model, and the endings of their files."""
-FOLDERS = {"peft": write_adapters, "transformers": write_merged}
+FOLDERS = ("peft", "transformers")
 """The forms of a pretrained model, which are folders."""
 DRAWN = 256
 """Examples to measure what int8 costs, where none are given."""

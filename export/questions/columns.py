@@ -175,7 +175,7 @@ class Columns:
         centred = self._centred(number)
         whole = centred.whole and (centred.largest**2) * (self._sums.bounds.most_rows or 1) < MOST_WORDS
         of = centred if whole else as_real(centred)
-        squared = self._sums.once(("squared", id(centred), whole), lambda: _square(of))
+        squared = self._sums.once(("squared", centred, whole), lambda: _square(of))
         total, squares = (Cell(self._sums.total(aggregate.condition, one)) for one in (centred, squared))
         variance = Call(_SPREADS[_ROOTS.get(name, name)], (total, squares, count))
         return Shown(Call("root", (variance,)) if name in _ROOTS else variance, "real")
@@ -184,7 +184,7 @@ class Columns:
         """A number less the middle of its range; as it is where it has none."""
         if not number.bounded:
             return number
-        return self._sums.once(("centred", id(number)), lambda: OPERATORS["-"](number, literal(_middle(number))))
+        return self._sums.once(("centred", number), lambda: OPERATORS["-"](number, literal(_middle(number))))
 
     def _extreme(self, aggregate: Aggregate) -> Shown:
         name = aggregate.term.function

@@ -41,13 +41,13 @@ class Batch:
 
     def __init__(self, fields: Mapping[str, Tensor]) -> None:
         self.fields = fields
-        self._computed: dict[int, Numbers] = {}
+        self._computed: dict[Expression, Numbers] = {}
 
     def of(self, expression: Expression) -> Numbers:
         """The numbers of an expression, which is computed once."""
-        if id(expression) not in self._computed:
-            self._computed[id(expression)] = expression.compute(self)
-        return self._computed[id(expression)]
+        if expression not in self._computed:
+            self._computed[expression] = expression.compute(self)
+        return self._computed[expression]
 
     def rows(self, values: Tensor) -> Tensor:
         """Values, or one constant, for each row (B,)."""
@@ -64,7 +64,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expression:
-    """Numbers of a row. low, high: where they lie; infinite if that is unknown. nullable: whether they may be NULL.
+    """Numbers of a row, equal to no other. low, high: where they lie; infinite if that is unknown. nullable: whether
+    they may be NULL.
 
     choices: the few values that they have if all are constants, in order; a text is its place among them.
     """
@@ -120,11 +121,9 @@ def field_of(item: Field) -> Expression:
     """A field as numbers. NaN and infinity of a real one are NULL. Raises QuestionError for one that is no number."""
     if item.shape:
         size = " × ".join(map(str, item.shape))
-        words = "its words" if item.dtype == "uint8" and len(item.shape) == 1 else "its mean"
-        command = "heavy-hitters" if words == "its words" else "normaliser"
         raise QuestionError(
             f"{item.name} is an array of {size} numbers, and columns are of single numbers: take another field, or ask "
-            f"`muster ask {command} {item.name}` for {words}"
+            f"`muster ask normaliser {item.name}` for its mean, or `muster ask histogram {item.name}`"
         )
     if item.dtype == "float32":
         return Expression("real", -math.inf, math.inf, True, lambda batch: _finite(batch.fields[item.name]))

@@ -1,4 +1,4 @@
-"""How far one device moves the numbers of a question: the L2 norm of its blocks, which is their sensitivity.
+"""The sensitivity of a question: the L2 norm that one device's blocks have at most.
 
 A device has n rows at most (MAX n ROWS PER DEVICE), each in one of G groups.
 

@@ -1,4 +1,4 @@
-"""What is computed of a row: every function of `fedcore.questions.functions` that is not only of sums, by its name."""
+"""The functions of a row: those of `fedcore.questions.functions` that are not only of sums, by their names."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ class Scalars:
     def __init__(self, source: Source, fields: Sequence[Field]) -> None:
         self._source, self._fields = source, fields
         self._known: dict[Term, Expression] = {}
+        self._conditions: dict[Term, Expression] = {}
         self._read: set[str] = set()
 
     @property
@@ -46,7 +47,9 @@ class Scalars:
 
     def condition(self, term: Term, where: str) -> Expression:
         """The truth of a term."""
-        return self.placed(term, truth, self.of(term, where))
+        if term not in self._conditions:
+            self._conditions[term] = self.placed(term, truth, self.of(term, where))
+        return self._conditions[term]
 
     def placed(self, term: Term, make: Callable[..., Made], *arguments: object) -> Made:
         """What `make` gives; its QuestionError names the place of a term."""

@@ -81,7 +81,7 @@ class Sums:
         included = self._rows_with(condition, self._known(number))
         ends = _held(number.low), _held(number.high)
         words = number.whole and held is None and self._in_words(ends)
-        key = id(number), _id(included), words
+        key = number, included, words
         rows = self._row("sum", key, self.groups.number, _adding(number, included, words), words)
         exact = number.whole and (held is None or _is_single(held))
         return self._summed("sum", rows, ends, exact, held)
@@ -90,7 +90,7 @@ class Sums:
         """The block of the rows, or the devices that have rows, in each bin."""
         included = self._rows_with(condition, self._known(bins.number))
         size = self.groups.number * (len(bins.edges) + 1)
-        rows = self._row("bins", (id(bins.number), bins.edges, _id(included)), size, _binning(bins, included))
+        rows = self._row("bins", (bins, included), size, _binning(bins, included))
         return self._ones("values", rows) if devices else self._summed("bins", rows, (0, 1), whole=True)
 
     def numbers(self, fields: Mapping[str, Tensor]) -> Tensor:
@@ -110,16 +110,16 @@ class Sums:
         given = [one for one in (self.where, *conditions) if one is not None and not (one.constant and one.value)]
         if not given:
             return None
-        return self.once(("and", *map(id, given)), lambda: OPERATORS["and"](*given))
+        return self.once(("and", *given), lambda: OPERATORS["and"](*given))
 
     def _known(self, number: Expression) -> Expression | None:
         """The condition that a number is not NULL; None if it never is."""
         if not number.nullable:
             return None
-        return self.once(("known", id(number)), lambda: OPERATORS["not"](is_null(number)))
+        return self.once(("known", number), lambda: OPERATORS["not"](is_null(number)))
 
     def _counted(self, included: Expression | None) -> Rows:
-        return self._row("rows", (_id(included),), self.groups.number, lambda batch, ones: _of(included, batch, ones))
+        return self._row("rows", (included,), self.groups.number, lambda batch, ones: _of(included, batch, ones))
 
     def _row(self, name: str, key: object, size: int, compute: Compute, words: bool = False) -> Rows:
         found = self.rows.get((name, key))
@@ -190,10 +190,6 @@ def _held(end: float) -> float:
 
 def _known(end: float) -> float | None:
     return None if math.isinf(end) else end
-
-
-def _id(expression: Expression | None) -> int:
-    return 0 if expression is None else id(expression)
 
 
 def _of(included: Expression | None, batch: Batch, ones: Tensor) -> Tensor:

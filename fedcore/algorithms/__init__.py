@@ -139,7 +139,7 @@ def settings_of(algorithm: Algorithm) -> dict[str, Any]:
 def _class(name: str, modules: Container[str]) -> type[Algorithm]:
     if not module_of(name):
         if name not in ALGORITHMS:
-            hint = "or give your own as package.module:Class"
+            hint = "or give your own as package.module:Class or file.py:Class"
             raise UnknownAlgorithm(f"no algorithm is called {name!r}; {offered(name, ALGORITHMS)}, {hint}")
         return ALGORITHMS[name]
     own = own_algorithm(name, modules)

@@ -34,7 +34,9 @@ def list_algorithms(json: Json = False) -> None:
 
 @algorithms_app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="An algorithm of the list, or your own as package.module:Class.")],
+    name: Annotated[
+        str, typer.Argument(help="An algorithm of the list, or your own as package.module:Class or file.py:Class.")
+    ],
     settings: Settings = None,
     json: Json = False,
 ) -> None:

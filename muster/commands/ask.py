@@ -49,6 +49,8 @@ OF_TASKS = (
     *("population", "goal", "rounds", "purpose", "starts_at", "selection_timeout_s", "reporting_deadline_s", "secagg"),
 )
 """The settings of a task that the command takes."""
+SPREAD = ("secagg", "clear")
+"""The parts of which `muster task create` has an option for each setting."""
 Words = Annotated[
     list[str] | None,
     typer.Argument(metavar="QUESTION", help="SQL in quotes, or a question by name with its fields."),
@@ -218,8 +220,8 @@ def typed(settings: Mapping[str, Any]) -> list[str]:
     """Settings of a task as options of `muster task create`."""
     words = list[str]()
     for name, value in settings.items():
-        if name == "secagg":
-            words += ["--secagg", *typed(value)]
+        if name in SPREAD:
+            words += [*(["--secagg"] if name == "secagg" else []), *typed(value)]
         elif isinstance(value, Mapping):
             words += [word for key, one in value.items() for word in (option_of(name), f"{key}={one}")]
         else:

@@ -46,7 +46,9 @@ def list_datasets(json: Json = False) -> None:
 
 @data_app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A data set of the list, package.module:function, or a path.")],
+    name: Annotated[
+        str, typer.Argument(help="A data set of the list, package.module:function, file.py:function, or a path.")
+    ],
     data: Data = None,
     partition: Annotated[str | None, typer.Option(help="How examples are dealt to clients, as dirichlet:0.3.")] = None,
     clients: Annotated[int | None, typer.Option(min=1, help="To how many clients, or how many of the users.")] = None,

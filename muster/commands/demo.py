@@ -41,7 +41,7 @@ IN_CLEAR = "What the coordinator saw: every report in the clear, with its weight
 
 def demo(
     algorithms: Annotated[
-        str, typer.Option(help="Which to run, by commas; your own as package.module:Class.")
+        str, typer.Option(help="Which to run, by commas; your own as package.module:Class or file.py:Class.")
     ] = "mimelite,fedadam",
     rounds: Annotated[int | None, typer.Option(min=1, help=f"Rounds per algorithm.  [default: {ROUNDS}]")] = None,
     devices: Annotated[

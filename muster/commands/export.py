@@ -32,7 +32,8 @@ ModelSource = Annotated[
     typer.Argument(help="A built-in model (see --list), or your own as package.module:function or file.py:function."),
 ]
 AlgorithmSource = Annotated[
-    str, typer.Option(help="An algorithm (`muster algorithms list`), or your own as package.module:Class.")
+    str,
+    typer.Option(help="An algorithm (`muster algorithms list`), or your own as package.module:Class or file.py:Class."),
 ]
 Formats = Annotated[
     list[str] | None,
@@ -249,9 +250,11 @@ def verify(
     bundle: BundlePath,
     model: Annotated[
         str | None,
-        typer.Option(help="A model of your own, as package.module:function."),
+        typer.Option(help="A model of your own, as package.module:function or file.py:function."),
     ] = None,
-    algorithm: Annotated[str | None, typer.Option(help="An algorithm of your own, as package.module:Class.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="An algorithm of your own, as package.module:Class or file.py:Class.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check a bundle's digests, signature and graphs.

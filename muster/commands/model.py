@@ -72,7 +72,6 @@ def export(
 
     muster model export 4f1c… --to peft --model hf:models/smollm,task=causal-lm --out adapters
     """
-    from export.huggingface.written import Values
     from export.inference.making import FOLDERS, SUFFIXES, check_form, inference_model
 
     check_form(to, int8=int8)
@@ -95,7 +94,7 @@ def export(
                 trained = trained_in(store, source, round_number)
         if to in FOLDERS:
             note(f"write for {to}")
-            FOLDERS[to](_pretrained(model), Values(trained.plan.schema, trained.params, trained.frozen), out)
+            _write_folder(to, _pretrained(model), trained, out)
             answer({"folder": str(out), "to": to, "files": sorted(file.name for file in out.iterdir())}, json)
             return
         examples = None if data is None else _examples(trained, data)
@@ -112,6 +111,14 @@ def _pretrained(source: str | None) -> Pretrained:
     if source is None or not source.startswith(FOLDER):
         raise typer.BadParameter("name the pretrained model as it was exported: hf:FOLDER,…", param_hint="--model")
     return Pretrained.parse(source)
+
+
+def _write_folder(to: str, pretrained: Pretrained, trained: Trained, out: Path) -> None:
+    """Write a trained model as a folder of Hugging Face's libraries."""
+    from export.huggingface.written import Values, write_adapters, write_merged
+
+    write = {"peft": write_adapters, "transformers": write_merged}[to]
+    write(pretrained, Values(trained.plan.schema, trained.params, trained.frozen), out)
 
 
 def _report(facts: dict[str, Any], trained: Trained, cost: Cost | None, json: bool) -> None:

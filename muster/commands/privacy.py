@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 privacy_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Plan private training, audit it, verify certificates, share a budget.",
+    help="Plan private training, audit it, verify certificates; budgets.",
 )
 privacy_app.command()(budget)
 

@@ -56,11 +56,12 @@ def ask(  # noqa: PLR0913  # one keyword for each choice
     """Ask devices what they hold; the answer is a table, with `dataframe()` for pandas.
 
     question: SQL, such as "SELECT y, COUNT(*) FROM examples GROUP BY y", or the name of one, such as "labels", with
-    `names` of fields. dataset: whose clients answer at once; `data` is the folder of those on disk. coordinator, population: whose devices do, as soon as they
-    come, within `timeout` seconds. field, like: the fields of their examples, as "y:uint8:10", or those of a task; by
-    default those of the population's last tasks. minimum_devices: of a group that is shown. epsilon, delta, users:
-    answer with noise, for such a promise over so many devices. release_key: signs a question with `secagg`. settings:
-    of its task, such as goal, rounds and secagg, as `Coordinator.create` has them.
+    `names` of fields. dataset: whose clients answer at once; data: the folder of those on disk. coordinator,
+    population: whose devices do, as soon as they come, within `timeout` seconds. field, like: the fields of their
+    examples, as "y:uint8:10", or those of a task; by default those of the population's last tasks. minimum_devices: of
+    a group that is shown. epsilon, delta, users: answer with noise, for such a promise over so many devices.
+    release_key: signs a question with `secagg`. settings: of its task, such as goal, rounds and secagg, as
+    `Coordinator.create` has them.
 
     Raises QuestionError, with the place in the text; InvalidTask for settings that cannot be; Unanswered when no answer
     comes in time, with the id of its `task`, whose `answer()` may come later.

@@ -90,8 +90,8 @@ def describe(name: str) -> Dataset:
     if is_own(name):
         return Dataset(functools.partial(own, name), "your own", on_disk=False)
     raise DatasetError(
-        f"no data set is called {name!r}; {offered(name, DATASETS)}, or give your own as package.module:function or as "
-        "a path to npz or Parquet files"
+        f"no data set is called {name!r}; {offered(name, DATASETS)}, or give your own as package.module:function, "
+        "file.py:function or as a path to npz or Parquet files"
     )
 
 

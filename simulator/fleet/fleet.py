@@ -36,6 +36,8 @@ REMEDIES = {
     "unreachable": "; start the coordinator at {}, or name its port for devices",
     "not-attested": "; give the devices its enrolment secret, or start a coordinator that takes any device, "
     "with --accept-unattested or --trial",
+    "unknown-population": "; create a task of this population first (`muster task create --population`), or one of "
+    "`muster task list`",
 }
 """What an operator can do, by the reason why devices fail; with the coordinator's URL."""
 # This long without a report, while sessions end, means that there will be none: devices may never work, or all die.

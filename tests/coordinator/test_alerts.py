@@ -182,6 +182,21 @@ def test_nothing_is_written_while_only_time_passes(store, watch, clock):
     assert len(store.alerts()) == 1
 
 
+@pytest.mark.every_engine
+def test_an_alert_is_deleted_ninety_days_after_it_was_cleared(store, register, stuck, watch, clock):
+    other = register(name="words")
+    watch.look()
+    stop(store, other)
+    store.cancel(stuck)
+    look_after(watch, clock, 10)
+    look_after(watch, clock, 60)
+    assert [bool(alert.cleared_at) for alert in store.alerts()] == [False, True]
+    look_after(watch, clock, 90 * 86400)
+    assert len(store.alerts()) == 2
+    look_after(watch, clock, 1)
+    assert [(alert.task, alert.cleared_at) for alert in store.alerts()] == [(other, None)]
+
+
 def test_one_replica_looks_and_another_takes_over(store, stuck, clock):
     first, second = (Desk(store, url=f"http://{name}", lease_s=15.0) for name in ("first", "second"))
     watches = [Watch(store.database, NOWHERE, desk.membership.id, tells=True) for desk in (first, second)]

@@ -290,3 +290,22 @@ def test_api_page_has_all_operations_with_curl_and_asks_no_other_site(served):
     assert rollback in html.unescape(page)
     assert re.findall(r'(?:src|href)="(?:https?:)?//', page) == []
     assert "{'" not in page
+
+
+def test_all_settings_that_do_not_fit_others_say_so_at_once(bundle, operating):
+    wrong = {"minimum": "3", "clients": "1", "on_held_out": "true", "secagg": "yes", "buffered": "yes"}
+    _, told = from_form(GIVEN | wrong)
+    assert set(told) == {"minimum", "clients", "on_held_out", "goal", "secagg"}
+    assert told["minimum"] == "minimum must be from 1 to the goal, 2, not 3"
+    _, told = from_form(GIVEN | {"clear.estimator": "krum", "schedule.scaling": "sqrt"})
+    assert set(told) == {"clear.tolerate", "schedule.scaling"}
+    client, token = operating
+    page = client.post("/new", data=GIVEN | {"csrf": token} | wrong).text
+    assert set(re.findall(r'id="wrong-([\w.]+)" role="alert"', page)) >= {"minimum", "clients", "on_held_out", "secagg"}
+
+
+def test_a_cloned_form_says_that_its_plan_is_filled_in(register, operating):
+    client, _ = operating
+    page = client.get(f"/new?clone={register()}").text
+    assert "A plan is filled in already; choose a folder only to take another." in page
+    assert "filled in already" not in client.get("/new").text

@@ -177,6 +177,17 @@ def test_commands_say_what_kind_of_task_it_is(store, register, asking, desk, tmp
     assert f"muster ask --task {task}" in watched.stderr
 
 
+def test_the_command_reads_what_is_there_and_says_how_much_is_to_come(desk, asking, tmp_path):
+    where = ("--db", f"sqlite:///{tmp_path}/state.db", "--blobs", tmp_path / "blobs")
+    task = asking(labels(), goal=1, rounds=2)
+    for so_far in (", in 1 of 2 rounds so far", ""):
+        answer_round(desk, labels(), [{"voters": [1, 0, 0], "n": [5, 0, 0]}])
+        read = in_process("ask", "--task", task, *where)
+        devices = 1 if so_far else 2
+        assert read.stdout.splitlines()[2].split()[:3] == ["0", str(devices), str(5 * devices)]
+        assert read.stderr == f"{devices} device{'s' * (devices - 1)} answered{so_far}\n"
+
+
 def test_bins_are_answered_as_several_numbers(store, desk, asking):
     question = labels(
         rows=(Rows("n"),), keys=(), columns=(Column("sizes", Cell("sizes")),),

@@ -39,6 +39,7 @@ from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
 from fedcore.algorithms.fitting import for_model
 from fedcore.algorithms.partly_local import PartlyLocal
+from fedcore.algorithms.question import QUESTION
 from fedcore.bundle import Bundle
 from fedcore.errors import DigestMismatch, PlanError
 from fedcore.own_code import own_name
@@ -55,7 +56,7 @@ SETTINGS = [
 ]
 # Every graph that some algorithm can have; server optimizers share FedAvg's.
 OWN_GRAPHS = [
-    *((name, {}) for name in ALGORITHMS),
+    *((name, {}) for name, one in ALGORITHMS.items() if one.family != QUESTION),  # whose model is its own
     ("scaffold", {"option": "I"}),
     ("fedpa", {"samples": 2, "burn_in_rounds": 2}),
     ("fedavg", {"client_optimizer": "momentum"}),

@@ -16,9 +16,6 @@ from export.model import Model
 from export.models import load as load_any
 from fedcore.algorithms import create
 
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
-
 WORDS = 61
 SIZES = {
     "vocab_size": WORDS,
@@ -49,8 +46,17 @@ FAMILIES = {
 COMMON = ("Bert", "GPT2", "Llama")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def libraries():
+    """Loaded where a test runs, not where tests are collected, which every worker does: seconds."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+
+
 def saved(family, folder):
     """The family's tiny model with drawn weights, as its authors would have saved it."""
+    import transformers
+
     sizes, task = FAMILIES[family]
     torch.manual_seed(0)
     kind = transformers.AutoModelForCausalLM if task == CONTINUES else transformers.AutoModel
@@ -79,6 +85,9 @@ def test_a_family_exports_with_adapters_and_predicts_in_both_formats(family, tmp
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's own call
 @pytest.mark.parametrize("family", FAMILIES)
 def test_peft_and_transformers_read_what_was_trained(family, tmp_path):
+    import peft
+    import transformers
+
     given = pretrained(family, tmp_path)
     model = Model(spec_of(given), seed=3)
     params_D = 0.1 * np.random.default_rng(0).standard_normal(model.initial.size).astype(np.float32)
@@ -129,6 +138,8 @@ def test_frozen_a_halves_the_report_and_is_in_the_frozen_blob(tmp_path):
 
 
 def test_shards_are_read_as_one(tmp_path):
+    import transformers
+
     transformers.AutoModel.from_pretrained(saved("Bert", tmp_path / "one")).save_pretrained(
         tmp_path / "many", max_shard_size="4KB"
     )

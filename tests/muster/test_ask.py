@@ -173,7 +173,7 @@ def test_ctrl_c_leaves_the_question_open(files):
     assert f"muster task cancel {task.id} --db" in err
 
 
-def test_a_question_written_for_the_key_holder_is_asked_by_the_printed_commands(tmp_path, coordinators, monkeypatch):
+def test_a_question_for_the_key_holder_is_asked_by_printed_commands(tmp_path, coordinators, monkeypatch):
     monkeypatch.chdir(tmp_path)
     SigningKey.new(tmp_path / "release.pem")
     words = ("labels", "y", "MAX", "9", "ROWS", "PER", "DEVICE", "--population", "phones", *FIELDS[4:])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -337,6 +338,61 @@ def test_mistakes_get_one_clear_line_and_an_exit_code(arguments, code, words, ty
     status, out, err = typed(*arguments)
     assert (status, out) == (code, "")
     assert words in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("task", "show"), "error: Missing argument 'TASK'; see `muster task show --help`"),
+        (("task", "list", "--nope"), "error: No such option: --nope; see `muster task list --help`"),
+        (("tsk",), "error: No such command 'tsk'. Did you mean 'task', 'ask'? See `muster --help`"),
+        (
+            ("demo", "--rounds", "0"),
+            "error: Invalid value for '--rounds': Input should be greater than or equal to 1; see `muster demo --help`",
+        ),
+    ],
+)
+def test_a_command_typed_wrong_gets_one_line_and_where_to_read_on(arguments, line, typed):
+    assert typed(*arguments) == (2, "", f"{line}\n")
+
+
+def test_a_group_without_a_command_shows_its_help(typed):
+    status, out, err = typed("task")
+    assert (status, out) == (2, "")
+    assert err.startswith("Usage: muster task [OPTIONS] COMMAND [ARGS]...\n\n  Create and operate tasks.\n")
+
+
+def test_what_has_no_such_name_ends_with_the_code_of_usage_errors(typed, tmp_path):
+    database = f"sqlite:///{tmp_path}/muster.db"
+    Store(database).close()
+    where = ("--db", database, "--blobs", tmp_path)
+    for words in (
+        ("task", "show", "nope"),
+        ("model", "promote", "keyboard", "--share", "100%"),
+        ("task", "metrics", "nope"),
+    ):
+        status, _, err = typed(*words, *where)
+        assert (status, err.startswith("error: there is no ")) == (2, True), err
+
+
+@pytest.mark.parametrize("command", ["simulate", "export"])
+def test_help_says_that_files_hold_ones_own_code(command):
+    words = " ".join(in_process(command, "--help").output.split())
+    assert "your own as package.module:Class or file.py:Class" in words
+    assert ("package.module:function, file.py:function, or a path" in words) is (command == "simulate")
+
+
+def test_a_data_set_and_an_algorithm_are_read_from_files(typed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a_data_set.py").write_text(
+        "from simulator import datasets\ndef people():\n    return datasets.users('digits', None, 20)[0]\n"
+    )
+    Path("an_algorithm.py").write_text(
+        "from fedcore.algorithms.fed_avg import FedAvg\nclass Mine(FedAvg):\n    name = 'mine'\n"
+    )
+    own = ("--dataset", "a_data_set.py:people", "--algorithm", "an_algorithm.py:Mine")
+    status, out, err = typed("simulate", "logreg", *own, "--rounds", 1, "--cohort", 3, "--processes", 1, "--json")
+    assert (status, json.loads(out)["algorithm"]) == (0, "mine"), err
 
 
 def test_simulate_reads_a_file_and_flags_win(typed, tmp_path):

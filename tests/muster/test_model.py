@@ -104,7 +104,7 @@ def test_a_task_of_a_store_is_exported_by_round(made, typed, tmp_path):
     code, _, err = typed("model", "export", task, "--round", "0", "--out", tmp_path / "m.onnx", *where)
     assert code == 0, err
     code, _, err = typed("model", "export", task, "--round", "1", "--out", tmp_path / "n.onnx", *where)
-    assert (code, "round 1" in err) == (1, True)
+    assert (code, "round 1" in err) == (2, True)
     code, _, err = typed("model", "export", task, "--to", "torch", "--out", tmp_path / "m.pt2", *where)
     assert (code, "name it with --model" in err) == (2, True)
     named = ["--to", "torch", "--model", "digits_cnn", "--out", tmp_path / "m.pt2"]

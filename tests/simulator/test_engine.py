@@ -12,6 +12,7 @@ from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import ServerStep, keeps_client_state
 from fedcore.algorithms.fed_avg import FedAvg
 from fedcore.algorithms.fitting import for_model
+from fedcore.algorithms.question import QUESTION
 from simulator import datasets
 from simulator.engine import Engine, evaluate
 from simulator.engines.computing import Computing
@@ -27,7 +28,7 @@ SETTINGS = [
     *(
         (name, {"batch_size": 5})
         for name, one in ALGORITHMS.items()
-        if name not in {*TUNED, "fedpa"} and not keeps_client_state(one())
+        if name not in {*TUNED, "fedpa"} and not keeps_client_state(one()) and one.family != QUESTION
     ),
     ("fedpa", {"batch_size": 5, "samples": 2, "steps_per_sample": 2, "burn_in_steps": 1, "burn_in_rounds": 1}),
     ("fedavg", {"batch_size": 5, "client_optimizer": "adam", "client_lr": 0.01}),

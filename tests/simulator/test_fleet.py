@@ -178,7 +178,8 @@ def test_devices_that_cannot_prove_a_secret_are_refused_one(tmp_path):
 
 def test_an_unknown_population_is_named(task, tmp_path):
     users, _ = datasets.users("digits", None, 25)
-    with task(population="other") as (_, url, _), pytest.raises(FleetError, match=r"unknown-population.*'p'"):
+    words = r"unknown-population.*'p'.*; create a task of this population first"
+    with task(population="other") as (_, url, _), pytest.raises(FleetError, match=words):
         fleet(tmp_path, url, users, concurrency=25).run()
 
 

@@ -9,6 +9,7 @@ from export.model import Model
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
 from fedcore.algorithms.partly_local import PartlyLocal
+from fedcore.algorithms.question import QUESTION
 from simulator.configuration import SimulationConfig
 from simulator.engine import Engine, evaluate
 from simulator.engines.computing import Computing
@@ -123,7 +124,7 @@ def test_rounds_of_a_tied_or_scalar_parameter_are_those_of_torch(make, computing
         before = expected
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [name for name, one in ALGORITHMS.items() if one.family != QUESTION])
 def test_every_algorithm_trains_a_scalar_parameter_with_every_engine(name):
     algorithm, population, found = create(name, {"batch_size": 4}), users(impure.tempered()), []
     spec = impure.tempered().with_local("temperature" if isinstance(algorithm, PartlyLocal) else "")

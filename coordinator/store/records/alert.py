@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from sqlalchemy import Column, Row, Select, insert, select, update
+from sqlalchemy import Column, Row, Select, delete, insert, select, update
 
 from coordinator.rules.alerts import Alert, AlertEvent, Finding, Watcher, unwatched
 from coordinator.store.records.within_transaction import WithinTransaction
@@ -64,6 +64,15 @@ class AlertRecords(WithinTransaction):
         """Clear an open alert: not before it was raised, perhaps by a replica whose clock is ahead."""
         this = update(ALERTS).where(ALERTS.c.id == alert.id)
         self._connection.execute(this.values(cleared_at=max(self.at, alert.raised_at), cleared_due=due))
+
+    def has_old(self, kept_s: float) -> bool:
+        """Whether an alert was cleared longer ago than that."""
+        old = select(ALERTS.c.id).where(ALERTS.c.cleared_at < self.at - kept_s).limit(1)
+        return self._connection.scalar(old) is not None
+
+    def delete_old(self, kept_s: float) -> None:
+        """Delete alerts that were cleared longer ago than that, whether or not the webhook was told."""
+        self._connection.execute(delete(ALERTS).where(ALERTS.c.cleared_at < self.at - kept_s))
 
     def delivered(self, event: AlertEvent) -> None:
         """Write that the webhook was told."""

@@ -10,6 +10,7 @@ from coordinator.rules.audit import Action, AuditEntry
 from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import AUDIT
 
+_LAST = select(func.max(AUDIT.c.number))
 _MOST = 1000
 """Entries in one answer."""
 
@@ -30,7 +31,7 @@ class AuditRecords(WithinTransaction):
 
     def last(self) -> int:
         """The number of the last entry; 0 for none."""
-        return self._connection.scalar(select(func.max(AUDIT.c.number))) or 0
+        return self._connection.scalar(_LAST) or 0
 
     def entries(self, after: int | None, limit: int) -> list[AuditEntry]:
         """The first `limit` entries after that number, or the last ones; in order, at most a thousand."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import bindparam, insert, select, update
 
 from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.tables import BLOBS, IDENTITY
+
+_VALUE = select(IDENTITY.c.value).where(IDENTITY.c.name == bindparam("key"))
 
 
 class IdentityRecords(WithinTransaction):
@@ -19,7 +21,7 @@ class IdentityRecords(WithinTransaction):
         """A value; None before there is one."""
         if self._writing:
             self._lock_writers(IDENTITY)
-        value: str | None = self._connection.scalar(select(IDENTITY.c.value).where(IDENTITY.c.name == name))
+        value: str | None = self._connection.scalar(_VALUE, {"key": name})
         return value
 
     def names_blobs(self) -> bool:

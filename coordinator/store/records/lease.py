@@ -14,6 +14,8 @@ from coordinator.store.tables import POPULATIONS, REPLICAS
 
 _HELD = select(POPULATIONS.c.name, POPULATIONS.c.term).where(POPULATIONS.c.holder == bindparam("by"))
 _HELD = _HELD.with_for_update(read=True)
+_REPLICAS = select(*(REPLICAS.c[name] for name in Replica.__dataclass_fields__))
+_LEASES = select(*(POPULATIONS.c[name] for name in ("name", *Lease._fields[1:]))).order_by(POPULATIONS.c.name)
 
 
 class LeaseRecords(WithinTransaction):
@@ -21,8 +23,7 @@ class LeaseRecords(WithinTransaction):
 
     def replicas(self) -> list[Replica]:
         """Every replica with a row."""
-        query = select(*(REPLICAS.c[name] for name in Replica.__dataclass_fields__))
-        return [Replica(**row._mapping) for row in self._connection.execute(query)]
+        return [Replica(*row) for row in self._connection.execute(_REPLICAS)]
 
     def seen_since(self, at: float) -> list[str]:
         """The URLs of the replicas that have beaten since then, by their own clocks."""
@@ -30,8 +31,7 @@ class LeaseRecords(WithinTransaction):
 
     def leases(self) -> list[Lease]:
         """The lease of every population, by name."""
-        rows = self._connection.execute(select(POPULATIONS).order_by(POPULATIONS.c.name))
-        return [Lease(row.name, row.holder, row.term) for row in rows]
+        return [Lease(*row) for row in self._connection.execute(_LEASES)]
 
     def announce(self, me: Replica) -> None:
         """Write a replica's row. Raises IntegrityError when there is one with its URL: see `succeed`."""

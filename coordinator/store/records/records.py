@@ -50,6 +50,9 @@ _REPORT = (
     .where(_THESE & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED))
     .values(state=AssignmentState.REPORTED, reason="")
 )
+_TASKS = (
+    select(TASKS).where(TASKS.c.state.in_(bindparam("states", expanding=True))).order_by(TASKS.c.created_at, TASKS.c.id)
+)
 
 
 class Records(WithinTransaction):
@@ -125,8 +128,7 @@ class Records(WithinTransaction):
 
     def tasks(self, *states: TaskState) -> list[Task]:
         """Every task, oldest first; with `states`, those in one of them."""
-        query = select(TASKS).order_by(TASKS.c.created_at, TASKS.c.id)
-        return [task_of(row) for row in self._connection.execute(query.where(TASKS.c.state.in_(states or TaskState)))]
+        return [task_of(row) for row in self._connection.execute(_TASKS, {"states": list(states or TaskState)})]
 
     def progress(self, tasks: Sequence[Task]) -> list[Progress]:
         """Why each of these tasks is where it is."""
