@@ -49,16 +49,16 @@ class _Tree(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """The cells that examples vote for. field: of the values."""
+    """The cells that examples vote for. high: every letter, or number, of a value is below it."""
 
-    field: Field
+    high: int
     tree: PrefixTree
 
     def __call__(self, prefixes_NC: Tensor, values: Tensor) -> Tensor:
         """The number of a cell for each example, (B,)."""
-        tree, high = self.tree, self.field.high
+        tree = self.tree
         letters = values.reshape(values.shape[0], max(tree.letters, 1))
-        valid_B = ((letters >= 0) & (letters < high)).to(torch.float32).sum(1) > max(tree.letters, 1) - 0.5
+        valid_B = ((letters >= 0) & (letters < self.high)).to(torch.float32).sum(1) > max(tree.letters, 1) - 0.5
         digits_BN = self._digits(letters)
         known_NC = (prefixes_NC > UNKNOWN + 0.5).to(torch.float32)
         # A place that is not known yet suits every digit; that of no candidate (DEAD) suits none.
@@ -72,7 +72,8 @@ class _Cells:
         ways = 2**tree.step_bits
         goes_on_BC = torch.where(rest_BC < 0.5, torch.full_like(next_BC, float(ways)), next_BC)
         numbers_C = torch.arange(tree.candidates, dtype=torch.float32) * (ways + 1) + 1
-        return (begins_BC * (numbers_C + goes_on_BC)).sum(1) * valid_B.to(torch.float32)
+        cells_B: Tensor = (begins_BC * (numbers_C + goes_on_BC)).sum(1)
+        return cells_B * valid_B.to(torch.float32)
 
     def _digits(self, letters: Tensor) -> Tensor:
         """(B, N), of whole numbers (B, letters)."""
@@ -128,7 +129,7 @@ class AskedHitters(NamedTuple):
             inputs=(),
             label=self.field,
             loss=lambda prefixes, values: torch.zeros(values.shape[:1]),
-            metrics={CELL: _Cells(self.field, tree)},
+            metrics={CELL: _Cells(self.field.high or 0, tree)},
         )
 
     def algorithm(self) -> Algorithm:

@@ -12,7 +12,7 @@ receive, S + 1 ways in which a value may go on, and m examples v of a device, dr
                     more. The C largest n above the limit stay. One that ends there is a found value, which n devices
                     have; the others, longer by e, are the candidates of the next round
 
-TrieHH draws devices at random and adds no noise; here privacy is from noise, as in every other task.
+TrieHH draws devices at random and adds no noise; here privacy comes from noise, as in every other task.
 
 What costs what: a value of T bits takes ⌈(T − ⌊log₂ C⌋) / b⌉ rounds with S = 2^b, and a report has C (S + 1) numbers. A
 word of 8 letters below 128 takes 8 rounds of 8,256 numbers with C = 64 and b = 7, and 13 rounds of 1,088 with b = 4.
@@ -23,9 +23,8 @@ The deviation of the noise is read from the counts below 0, which nothing else m
 left to extend: further rounds find nothing.
 
 Traps: candidates are prefixes that as many devices as the limit have, and every device receives them. The coordinator
-sees the sums of all cells, also of those that it drops. A count is of devices whose drawn examples have the value. Where
-devices have more than m examples, it is less than that of devices that hold it. No report is longer than √m: the clip
-under noise.
+sees the sums of all cells, also of those that it drops. A count is of devices whose drawn examples have the value:
+where devices have more than m examples, fewer than hold it. No report is longer than √m: the clip under noise.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,10 @@ import numpy as np
 from fedcore.algorithms import create
 from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.heavy_hitters import HeavyHitters
-from fedcore.algorithms.question import QUESTION, Ask
+from fedcore.algorithms.question import Ask
 from fedcore.bundle import AlgorithmRef
 from fedcore.errors import QuestionError
+from fedcore.params import Float32
 from fedcore.questions.answer import Answer, answer
 from fedcore.questions.found import answer_found
 from fedcore.visible import visible
@@ -33,14 +34,20 @@ def answer_of(
     """
     made = create(algorithm.name, algorithm.settings)
     asking, clip = (made.inner, made.clipping.clip_norm) if isinstance(made, Clipped) else (made, 0.0)
-    if asking.family != QUESTION:
-        raise QuestionError(f"{algorithm.name} trains or evaluates a model, and asks no question")
-    if isinstance(asking, HeavyHitters):  # whose counts are of one round each
-        params = [np.ravel(tensors[name]) for name in asking.tree.shapes if name in tensors]
-        return answer_found(asking, np.concatenate(params or [()]), noise_multiplier * clip / math.sqrt(rounds))
-    if not isinstance(asking, Ask) or not {"high", "low"} <= tensors.keys():
-        raise QuestionError("the model is not one of this question")
-    return answer(asking.asked, np.concatenate([tensors["high"], tensors["low"]]), noise_multiplier * clip)
+    noise = noise_multiplier * clip
+    if isinstance(asking, HeavyHitters):  # no count is of two rounds
+        return answer_found(asking, _flat(tensors, asking.tree.shapes), noise / math.sqrt(rounds))
+    if isinstance(asking, Ask):
+        return answer(asking.asked, _flat(tensors, ("high", "low")), noise)
+    raise QuestionError(f"{algorithm.name} trains or evaluates a model, and asks no question")
+
+
+def _flat(tensors: Mapping[str, Any], names: Iterable[str]) -> Float32:
+    """The tensors with these names as one vector."""
+    try:
+        return np.concatenate([np.ravel(tensors[name]) for name in names])
+    except KeyError as error:
+        raise QuestionError("the model is not one of this question") from error
 
 
 def as_csv(columns: Sequence[str], rows: Sequence[Sequence[object]], errors: Sequence[Sequence[object]] | None) -> str:
