@@ -41,7 +41,7 @@ from muster.options.task import ReleaseKey
 from muster.output import Json, doing, emit, loading, remark, say, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
-    from export.questions.asked import Asked
+    from export.questions.asked import Asks
 
 Where: TypeAlias = dict[str, str | None]
 """The options of the store: its database and blobs, or the coordinator's address."""
@@ -161,7 +161,7 @@ def ask(  # one option for each choice
 class Order(NamedTuple):
     """A question with the settings of its task, the formats of its graphs, and the key that releases it."""
 
-    asked: Asked
+    asked: Asks
     settings: dict[str, Any]
     formats: Sequence[str]
     key: Path | None = None
