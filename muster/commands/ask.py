@@ -62,7 +62,7 @@ Minimum = Annotated[int, typer.Option(min=1, help="Show no group of fewer device
 FieldNames = Annotated[
     list[str] | None,
     typer.Option(
-        "--field", metavar="NAME:TYPE[:HIGH]", help="A field of the examples; else as the last task has them."
+        "--field", metavar="NAME:TYPE[:SHAPE][:HIGH]", help="A field of the examples; else as the last task has them."
     ),
 ]
 Like = Annotated[str | None, typer.Option(metavar="TASK", help="Take the fields of this task's examples.")]

@@ -99,3 +99,9 @@ def test_other_rounds_than_those_of_the_tree_are_refused(tmp_path, users, coordi
         words = ("heavy-hitters", "word", *SMALL, "--population", "phones", "--rounds", 2, *FIELD)
         done = in_process("ask", *words, "--db", local.database, "--blobs", local.blobs)
     assert "heavy hitters of word take 3 rounds, not 2" in str(done.exception)
+
+
+def test_an_answer_without_rows_says_why(typed):
+    code, out, err = typed("ask", "heavy-hitters", "y", "--dataset", "digits")
+    assert (code, out.splitlines()) == (0, ["value  devices  share", "-----  -------  -----"])
+    assert "75 devices answered; no value or group has enough of them to be shown (--minimum-devices)" in err
