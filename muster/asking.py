@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from muster.creating import Signs
     from simulator.population import Population
 
-MINIMUM_DEVICES, GOAL, SELECTION_S = 20, 100, 5.0
+MINIMUM_DEVICES, GOAL, SELECTION_S = 20, 100, 3.0
 """Of a question: the least devices of a group that is shown, the devices that are asked, and how long it waits for all
 of them before it asks those that are there."""
 NOISY_BITS = 12
