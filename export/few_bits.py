@@ -30,7 +30,7 @@ BLOCK = 32
 """Inputs that share a scale in 4 bits."""
 SMALLEST = 256
 """Weights of fewer values stay as they are."""
-PANEL = 1 << 21
+PANEL = 1 << 20
 """Numbers of a panel, at most."""
 _in_order: ContextVar[bool] = ContextVar("in_order", default=False)
 
@@ -99,21 +99,24 @@ class Codes(nn.Module):
     @property
     def numbers(self) -> Tensor:
         """The matrix, (O, I)."""
-        return _numbers(self.codes, self.scales, self.bits)
+        return torch.cat(_parts(self.codes, self.scales, self.bits), 1)
 
     def rows(self, places_P: Tensor) -> Tensor:
         """Rows of the matrix, (P, I)."""
-        return _numbers(self.codes.index_select(0, places_P), self.scales.index_select(0, places_P), self.bits)
+        codes, scales = (matrix.index_select(0, places_P) for matrix in (self.codes, self.scales))
+        return torch.cat(_parts(codes, scales, self.bits), 1)
 
 
-def _numbers(codes: Tensor, scales: Tensor, bits: int) -> Tensor:
-    """The numbers (P, I) of codes (P, I) or (P, I / 2), and of scales (P, 1) or (P, I / 32)."""
+def _parts(codes: Tensor, scales: Tensor, bits: int) -> list[Tensor]:
+    """The numbers of codes, and of scales (P, 1) or (P, I / 32): (P, I), or in 4 bits each half of the inputs."""
     numbers = codes.to(torch.float32)
     if bits == 8:
-        return (numbers - 128.0) * scales
-    upper = torch.floor(numbers * (1 / 16))
-    halves = torch.cat([numbers - 16.0 * upper, upper], 1) - 8.0
-    return (halves.reshape(*scales.shape, BLOCK) * scales[..., None]).reshape(halves.shape)
+        return [(numbers - 128.0) * scales]
+    sixteenths = numbers * (1 / 16)
+    upper = torch.floor(sixteenths)
+    lower_scales, upper_scales = scales.chunk(2, 1)
+    halves = (sixteenths - (upper + 0.5), 16.0 * lower_scales), (upper - 8.0, upper_scales)
+    return [(half.reshape(*by.shape, BLOCK) * by[..., None]).reshape(half.shape) for half, by in halves]
 
 
 class _Panel(NamedTuple):
@@ -145,8 +148,9 @@ class _Product(torch.autograd.Function):
         parts: list[Tensor] = []
         for panel in _panels(codes.shape[0], x_BI.shape[-1]):
             after = parts[-1] if parts else x_BI
-            weight_PI = _numbers(_taken(codes, panel, after), scales[panel.first : panel.behind], bits)
-            parts.append(x_BI @ weight_PI.t())
+            weights = _parts(_taken(codes, panel, after), scales[panel.first : panel.behind], bits)
+            products = [x @ part.t() for x, part in zip(x_BI.chunk(len(weights), -1), weights, strict=True)]
+            parts.append(products[0] if len(products) == 1 else products[0] + products[1])
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     @staticmethod
@@ -162,8 +166,9 @@ class _Product(torch.autograd.Function):
         codes, scales = ctx.saved_tensors
         after, total = gradient_BO, torch.zeros(())
         for panel in _panels(codes.shape[0], ctx.inputs):
-            weight_PI = _numbers(_taken(codes, panel, after), scales[panel.first : panel.behind], ctx.bits)
-            part = gradient_BO[..., panel.first : panel.behind] @ weight_PI
+            weights = _parts(_taken(codes, panel, after), scales[panel.first : panel.behind], ctx.bits)
+            gradient_BP = gradient_BO[..., panel.first : panel.behind]
+            part = torch.cat([gradient_BP @ weight for weight in weights], -1)
             after = total = total + part if panel.first else part
         return total, None, None, None
 
