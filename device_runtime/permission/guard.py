@@ -131,6 +131,15 @@ class Guard:
         if rules.per_week is not None and answers >= rules.per_week:
             _refuse("questions.per_week", f"{answers} of {rules.per_week} are answered within a week")
 
+    def check_cache(self, needed: int) -> None:
+        """Check that the cache can hold the bytes that a plan needs between rounds. Raises PlanRefused."""
+        most = self._policy.cache_bytes
+        if 0 < most < needed:  # an owner who keeps nothing wants everything anew
+            why = (
+                f"the plan needs {needed:,} bytes between rounds, the cache keeps {most:,}: they would come every round"
+            )
+            _refuse("cache_bytes", why)
+
     def check_plan(
         self,
         plan: Plan,

@@ -13,7 +13,7 @@ from coordinator.rules.task_settings import TaskSettings
 from fedcore.validation import build
 from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store, with_store
 from muster.commands.watch import watch
-from muster.creating import Creation, Signs
+from muster.creating import Creation, Signs, beyond_caches
 from muster.evaluating import Evaluated, starting_from
 from muster.options.task import (
     ComparedModel,
@@ -99,6 +99,8 @@ def create(
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
     if not json:
         remark(f"A report has {report_bytes(begun.report, task.settings).words}.{in_words(begun, task.settings)}")
+        if refused := beyond_caches(begun):
+            remark(refused)
         _say_next(task, url, given_again(db=db, blobs=blobs, coordinator=coordinator))
 
 

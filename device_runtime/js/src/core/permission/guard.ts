@@ -143,6 +143,14 @@ export class Guard {
     atMost("plan.memory_bytes", plan.size + parameters.size, this.policy.plan.memory_bytes);
   }
 
+  /** Check that the cache can hold the bytes that a plan needs between rounds. Throws PlanRefused. */
+  checkCache(needed: number): void {
+    const most = this.policy.cache_bytes;
+    if (most === 0 || needed <= most) return; // an owner who keeps nothing wants everything anew
+    const why = `the plan needs ${needed} bytes between rounds, the cache keeps ${most}: they would come every round`;
+    throw refused("cache_bytes", why);
+  }
+
   /** Check schema, limits and collection before reading examples and fetching graphs. This starts the timer.
    *
    * examples: their number. moved: bytes of this session so far. Throws PlanRefused.
