@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from coordinator.operations import TaskStore
     from coordinator.rules.entities import Evaluates, Regularly, Task
     from fedcore.bundle import Bundle
-    from fedcore.plan import Plan
     from fedcore.release import Signed
 
 Signs: TypeAlias = "Callable[[Bundle, TaskSettings, Evaluates | Regularly | None], Signed]"
@@ -92,19 +91,3 @@ def settings_like(task: Task, given: Mapping[str, Any], unset: Collection[str] =
         before = whole.get(name)
         whole[name] = {**before, **value} if isinstance(before, dict) and isinstance(value, Mapping) else value
     return whole
-
-
-def beyond_caches(plan: Plan) -> str:
-    """That devices with the default policy refuse a plan, as their caches cannot keep it; empty if they can."""
-    from device_runtime.permission.policy import Policy
-    from fedcore.params import FLOAT_BYTES
-
-    received = FLOAT_BYTES * max(sum(vector.size for vector in trip.broadcast) for trip in plan.trips)
-    graphs = max(sum(ref.size for ref in trip.kept_refs(form)) for trip in plan.trips for form in trip.graphs)
-    needed, most = received + graphs, Policy().cache_bytes
-    if needed <= most:
-        return ""
-    return (
-        f"Devices refuse this plan unless their owners raise cache_bytes: it needs {needed / 1e6:,.0f} MB on a device "
-        f"between rounds, and by default the cache keeps {most / 1e6:,.0f} MB."
-    )

@@ -133,12 +133,8 @@ class Guard:
 
     def check_cache(self, needed: int) -> None:
         """Check that the cache can hold the bytes that a plan needs between rounds. Raises PlanRefused."""
-        most = self._policy.cache_bytes
-        if 0 < most < needed:  # an owner who keeps nothing wants everything anew
-            why = (
-                f"the plan needs {needed:,} bytes between rounds, the cache keeps {most:,}: they would come every round"
-            )
-            _refuse("cache_bytes", why)
+        # What does not stay would be fetched in every round. With 0 that is what the owner wants.
+        _at_most("cache_bytes", needed, self._policy.cache_bytes or None)
 
     def check_plan(
         self,

@@ -151,9 +151,7 @@ def test_a_plan_that_the_cache_cannot_keep_is_not_fetched(coordinator, session):
     most = coordinator.plan.size + GRAPH_BYTES + coordinator.checkpoint.size
     refused = session(cache_bytes=most - 1)
     assert (refused["outcome"], refused["reason"]) == ("aborted", "plan-refused")
-    assert refused["detail"].endswith(
-        f"the plan needs {most} bytes between rounds, the cache keeps {most - 1}: they would come every round"
-    )
+    assert refused["detail"].endswith(f"against cache_bytes of this device's policy: {most} found, {most - 1} allowed")
     assert coordinator.calls.count("blob") == 1
     assert session(cache_bytes=most)["outcome"] == "reported"
 

@@ -6,21 +6,16 @@ import re
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from coordinator.rules.entities import AssignedDevice
 from coordinator.rules.rounds import open_round
 from coordinator.rules.task_settings import ClearReports, Secagg, TaskSettings
 from coordinator.store.tasks import open_coordinator_store
-from device_runtime.permission.policy import Policy
 from fedcore.codecs.low_rank import LowRank
 from fedcore.codecs.rotation import Rotation
 from fedcore.codecs.subsample import Subsample
-from fedcore.params import VectorSpec
-from fedcore.plan import BlobRef, FrozenVectors
 from fedcore.report import Segment
 from fedcore.validation import text_of
-from muster.creating import beyond_caches
 from tests.coordinator.bundles import make_bundle, make_plan, make_private_bundle
 from tests.muster.test_cli import in_process, muster
 
@@ -110,20 +105,6 @@ def test_the_longest_update_that_counts_is_said(tmp_path, where, codecs, options
     options = [*options, "--release-key", new_key(tmp_path)] if options == SECURE else options
     said = create(made.folder, *options, *where)
     assert f" Decoded, {longest}" in said.stderr
-
-
-def test_a_plan_that_caches_of_devices_cannot_keep_is_told_of(bundle, where):
-    assert "cache_bytes" not in create(bundle, *where).stderr
-    plan = make_plan()
-    most = Policy().cache_bytes - sum(ref.size for ref in plan.kept_refs("onnx")) - 4 * plan.schema.size
-
-    def told(size):
-        return beyond_caches(replace(plan, frozen=FrozenVectors(BlobRef("f" * 64, size), (VectorSpec("table", 1),))))
-
-    assert told(most) == ""
-    assert told(most + 10**6).endswith(
-        "needs 201 MB on a device between rounds, and by default the cache keeps 200 MB."
-    )
 
 
 def test_rules_on_devices_are_kept_and_shown_in_words(bundle, where):

@@ -145,10 +145,8 @@ export class Guard {
 
   /** Check that the cache can hold the bytes that a plan needs between rounds. Throws PlanRefused. */
   checkCache(needed: number): void {
-    const most = this.policy.cache_bytes;
-    if (most === 0 || needed <= most) return; // an owner who keeps nothing wants everything anew
-    const why = `the plan needs ${needed} bytes between rounds, the cache keeps ${most}: they would come every round`;
-    throw refused("cache_bytes", why);
+    // What does not stay would be fetched in every round. With 0 that is what the owner wants.
+    atMost("cache_bytes", needed, this.policy.cache_bytes || null);
   }
 
   /** Check schema, limits and collection before reading examples and fetching graphs. This starts the timer.
