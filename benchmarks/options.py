@@ -149,6 +149,20 @@ class LanguageModelOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersOptions:
+    """The engine on adapters of a pretrained model, against plain torch with peft.
+
+    The shape is MiniLM-L6's, with drawn weights. The figure is the CPU time of a round to that of plain torch, which
+    trains the same clients one after the other, in turns in one process. It needs the extra `huggingface`, and takes
+    two minutes.
+    """
+
+    clients: Annotated[int, Option(min=2, help="Clients of a round.")] = 20
+    rounds: Annotated[int, Option(min=1, help="Rounds of each; their median counts.")] = 5
+    shape: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostileFleetOptions:
     """Devices that fall silent, die and are unplugged.
 
@@ -321,6 +335,7 @@ BENCHMARKS: dict[str, type] = {
     "devices_js": DevicesJsOptions,
     "device_footprint": DeviceFootprintOptions,
     "language_model": LanguageModelOptions,
+    "adapters": AdaptersOptions,
     "hostile_fleet": HostileFleetOptions,
     "secagg": SecaggOptions,
     "secagg_fleet": SecaggFleetOptions,

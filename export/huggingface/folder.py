@@ -6,9 +6,10 @@ Its own Python code, if any, is not run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -133,11 +134,28 @@ class Text(nn.Module):
         """Logits: (B, classes), or (B, T, vocabulary). Training may do without these."""
         ids = tokens.long()
         given = {"input_ids": ids, "attention_mask": (ids != self.padding).long()}
-        if self.training and self.without_logits:
-            last = self.model.get_output_embeddings().weight_in_bits
-            return Unread(self.model.base_model(**given).last_hidden_state, last.codes, last.scales, last.bits)
-        logits: Tensor = self.model(**given).logits
-        return logits
+        with _as_traced():
+            if self.training and self.without_logits:
+                last = self.model.get_output_embeddings().weight_in_bits
+                return Unread(self.model.base_model(**given).last_hidden_state, last.codes, last.scales, last.bits)
+            logits: Tensor = self.model(**given).logits
+            return logits
+
+
+@contextlib.contextmanager
+def _as_traced() -> Iterator[None]:
+    """A block in which `transformers` makes its masks without looking at values, as when it is traced.
+
+    The values of several clients at once, under vmap, cannot be looked at; masks are the same, only never left out.
+    """
+    from transformers import masking_utils
+
+    masks: Any = masking_utils
+    was, masks.is_tracing = masks.is_tracing, lambda tensor=None: True
+    try:
+        yield
+    finally:
+        masks.is_tracing = was
 
 
 def build(pretrained: Pretrained) -> nn.Module:
