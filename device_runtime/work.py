@@ -16,7 +16,7 @@ from device_runtime.trainer import Job, Limits, Trainer
 from fedcore import checkpoint
 from fedcore.batching import SECRET_BYTES, StreamKey
 from fedcore.errors import FedcoreError, ReportError
-from fedcore.params import Float32, VectorSpec
+from fedcore.params import Float32, Frozen, VectorSpec
 from fedcore.plan import Plan
 from fedcore.quantisation import quantise, upload_bytes
 from fedcore.report import ReportLayout
@@ -75,15 +75,19 @@ class Worker:
         check_model(assignment, job.broadcast)
         return replace(self.trainer.train(job, limits, self.keep_going), cut=texts.cut)
 
-    def _frozen(self, plan: Plan) -> dict[str, Float32]:
+    def _frozen(self, plan: Plan) -> dict[str, Frozen]:
         if plan.frozen is None:
             return {}
-        return checkpoint.decode(self.cache.get(plan.frozen.blob), plan.frozen.vectors)
+        return checkpoint.decode_frozen(self.cache.get(plan.frozen.blob), plan.frozen.vectors)
 
     def to_move(self, assignment: Assignment, plan: Plan) -> int:
         """Bytes still to transfer: blobs that are kept and not cached, the checkpoint, the report."""
         missing = sum(ref.size for ref in plan.kept_refs(self.trainer.format) if not self.cache.holds(ref))
         return missing + assignment.checkpoint.size + upload_bytes(plan.report)
+
+    def to_cache(self, assignment: Assignment, plan: Plan) -> int:
+        """Bytes that the cache must hold between rounds: the plan, its graphs and frozen vectors, the checkpoint."""
+        return self.cache.counted({assignment.plan, assignment.checkpoint, *plan.kept_refs(self.trainer.format)})
 
 
 def encode_report(assignment: Assignment, plan: Plan, result: TrainingResult) -> bytes:

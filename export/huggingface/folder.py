@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,7 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from export.errors import InvalidModel, reason
+from export.few_bits import BITS, EXACT, DenseInFewBits, in_few_bits
+from export.few_bits import FORMS as FORMS_IN_FEW_BITS
 from export.huggingface import tokenizer
+from export.huggingface.token_loss import Unread
 from export.lora import FORMS, lora
 from export.model import ModelSpec, PerExample, accuracy, cross_entropy
 from export.quiet import quiet
@@ -43,6 +46,7 @@ class Pretrained:
     task: classification of a text in `classes`, or causal-lm, the next token at every place. rank: of the adapters.
     tokens: the length of a text; shorter ones are padded. layers: names of the adapted layers, by default those of
     attention. freeze_a: train B alone, so that averaging adapters averages their products (FFA-LoRA, Sun et al. 2024).
+    bits: of frozen weights, 32, 8 or 4.
     """
 
     folder: str
@@ -52,6 +56,7 @@ class Pretrained:
     tokens: int = 64
     layers: tuple[str, ...] = ()
     freeze_a: bool = False
+    bits: int = EXACT
 
     @classmethod
     def parse(cls, source: str) -> Pretrained:
@@ -65,6 +70,7 @@ class Pretrained:
             "tokens": int,
             "layers": _names,
             "freeze_a": _truth,
+            "bits": int,
         }
         for setting in settings:
             name, _, text = setting.partition("=")
@@ -82,6 +88,8 @@ class Pretrained:
         for name, least in {"classes": 2, "rank": 1, "tokens": 2}.items():
             if getattr(self, name) < least:
                 raise InvalidModel(f"{self.folder}: {name} is {getattr(self, name)}; the least is {least}")
+        if self.bits not in (EXACT, *BITS):
+            raise InvalidModel(f"{self.folder}: weights in {self.bits} bits; there are {EXACT}, 8 and 4")
 
 
 def load(folder: str | Path, **settings: Any) -> ModelSpec:
@@ -100,13 +108,13 @@ def spec_of(pretrained: Pretrained) -> ModelSpec:
     if (data := tokenizer.read(Path(pretrained.folder), vocabulary, pretrained.tokens)) is not None:
         text = msgspec.structs.replace(text, name=TEXT, tokenizer=Tokenizer(BlobRef.of(data), padding))
         tokenizers = (data,)
+    make, exact = (functools.partial(build, replace(pretrained, bits=bits)) for bits in (pretrained.bits, EXACT))
     name = "".join(letter if letter.isalnum() else "_" for letter in str(config.model_type))
     label = text  # of which every token but the first is to be told from those before it
     loss, right = _of_tokens(padding)
     if pretrained.task == "classification":
         label, loss, right = Field(LABEL, "int64", (), pretrained.classes), cross_entropy, accuracy
-    make = functools.partial(build, pretrained)
-    return ModelSpec(name, make, loss, (text,), label, {"accuracy": right}, tokenizers=tokenizers)
+    return ModelSpec(name, make, loss, (text,), label, {"accuracy": right}, exact=exact, tokenizers=tokenizers)
 
 
 def padding_of(config: Any) -> int:
@@ -121,14 +129,18 @@ def padding_of(config: Any) -> int:
 class Text(nn.Module):
     """A pretrained model of tokens. Padding is masked out."""
 
-    def __init__(self, model: nn.Module, padding: int) -> None:
+    def __init__(self, model: Any, padding: int) -> None:
         super().__init__()
-        self.model, self.padding = model, padding
+        self.model, self.padding, self.without_logits = model, padding, False
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits: (B, classes), or (B, T, vocabulary)."""
+    def forward(self, tokens: Tensor) -> Tensor | Unread:
+        """Logits: (B, classes), or (B, T, vocabulary). Training may do without these."""
         ids = tokens.long()
-        logits: Tensor = self.model(input_ids=ids, attention_mask=(ids != self.padding).long()).logits
+        given = {"input_ids": ids, "attention_mask": (ids != self.padding).long()}
+        if self.training and self.without_logits:
+            last = self.model.get_output_embeddings().weight_in_bits
+            return Unread(self.model.base_model(**given).last_hidden_state, last.codes, last.scales, last.bits)
+        logits: Tensor = self.model(**given).logits
         return logits
 
 
@@ -146,7 +158,22 @@ def build(pretrained: Pretrained) -> nn.Module:
     text = Text(model, padding_of(model.config))
     head = [name for name, _ in text.named_parameters() if not name.startswith(inside)]
     train = head if pretrained.task == "classification" else ()
-    return lora(text, pretrained.rank, [f"{inside}*.{name}" for name in chosen], train, freeze_a=pretrained.freeze_a)
+    if pretrained.bits != EXACT:
+        in_few_bits(text, pretrained.bits, lambda path: not train or path.startswith(inside))
+    adapted = [f"{inside}*.{name}" for name in chosen]
+    text = lora(text, pretrained.rank, adapted, train, freeze_a=pretrained.freeze_a)
+    text.without_logits = pretrained.task == "causal-lm" and _are_plain_products(text.model)
+    return text
+
+
+def _are_plain_products(model: Any) -> bool:
+    """Whether logits are those of a frozen last layer in few bits, and nothing is done to them."""
+    last = model.get_output_embeddings()
+    if not isinstance(last, DenseInFewBits) or last.bias is not None:
+        return False
+    given = {"input_ids": torch.ones((1, 2), dtype=torch.int64), "attention_mask": torch.ones((1, 2))}
+    with torch.no_grad():
+        return torch.equal(model(**given).logits, last(model.base_model(**given).last_hidden_state))
 
 
 def unadapted(pretrained: Pretrained) -> Any:
@@ -207,6 +234,7 @@ def _forms() -> Mapping[type[nn.Module], Any]:
     """The kinds of layers that can be adapted, with GPT-2's own."""
     from transformers.pytorch_utils import Conv1D
 
+    FORMS_IN_FEW_BITS[Conv1D] = DenseInFewBits
     FORMS[Conv1D] = lambda layer, rank: (
         nn.Linear(layer.nx, rank, bias=False),
         nn.Linear(rank, layer.nf, bias=False),
@@ -221,13 +249,21 @@ def _of_tokens(padding: int) -> tuple[PerExample, PerExample]:
         real = (following != padding).to(torch.float32)
         return (values * real).sum(1) / real.sum(1).clamp(min=1)
 
-    def loss(logits: Tensor, tokens: Tensor) -> Tensor:
-        following = tokens[:, 1:]
-        each = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), following.flatten(), reduction="none")
+    def following_of(tokens: Tensor) -> Tensor:
+        return torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], padding)), 1)
+
+    def loss(logits: Tensor | Unread, tokens: Tensor) -> Tensor:
+        following = following_of(tokens)
+        if isinstance(logits, Unread):
+            return mean(logits.against(following)[0], following)
+        each = nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
         return mean(each.reshape(following.shape), following)
 
-    def right(logits: Tensor, tokens: Tensor) -> Tensor:
-        return mean((logits[:, :-1].argmax(-1) == tokens[:, 1:]).to(torch.float32), tokens[:, 1:])
+    def right(logits: Tensor | Unread, tokens: Tensor) -> Tensor:
+        following = following_of(tokens)
+        if isinstance(logits, Unread):
+            return mean(logits.against(following)[1], following)
+        return mean((logits.argmax(-1) == following).to(torch.float32), following)
 
     return loss, right
 
