@@ -119,10 +119,13 @@ def spec_of(pretrained: Pretrained) -> ModelSpec:
 
 
 def padding_of(config: Any) -> int:
-    """The token that fills short texts: that of the configuration, else its end of a text, else 0."""
+    """The token that fills short texts: that of the configuration, else its end of a text, else 0.
+
+    Tokens beyond the vocabulary are passed by.
+    """
     for name in ("pad_token_id", "eos_token_id"):
         value = getattr(config, name, None)
-        if isinstance(value, int):
+        if isinstance(value, int) and 0 <= value < config.vocab_size:
             return value
     return 0
 
