@@ -7,7 +7,7 @@ import { PlanRefused } from "./errors.ts";
 import { checked } from "./json.ts";
 
 /** The ids of a text: its own, and those that the tokenizer puts before and after any text. */
-export interface Encoded {
+interface Encoded {
   readonly before: readonly number[];
   readonly own: readonly number[];
   readonly after: readonly number[];
