@@ -1,6 +1,7 @@
 """Texts of examples as tokens: what an app keeps as UTF-8 becomes the integers that a plan trains on.
 
-Spec: docs/spec/plan.md §1.3. `tokenizers` is the library of Hugging Face's models; device_runtime/js uses its sibling.
+Spec: docs/spec/plan.md §1.3. `tokenizers` is the library of Hugging Face's models. Devices in TypeScript have a
+tokenizer of their own, which gives the same tokens.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from export.errors import InvalidModel, reason
 from export.few_bits import BITS, EXACT, DenseInFewBits, in_few_bits
 from export.few_bits import FORMS as FORMS_IN_FEW_BITS
 from export.huggingface import tokenizer
-from export.huggingface.token_loss import Unread
+from export.huggingface.token_loss import DeferredLogits
 from export.lora import FORMS, lora
 from export.model import ModelSpec, PerExample, accuracy, cross_entropy
 from export.quiet import quiet
@@ -137,14 +137,16 @@ class Text(nn.Module):
         super().__init__()
         self.model, self.padding, self.without_logits = model, padding, False
 
-    def forward(self, tokens: Tensor) -> Tensor | Unread:
+    def forward(self, tokens: Tensor) -> Tensor | DeferredLogits:
         """Logits: (B, classes), or (B, T, vocabulary). Training may do without these."""
         ids = tokens.long()
         given = {"input_ids": ids, "attention_mask": (ids != self.padding).long()}
         with _as_traced():
             if self.training and self.without_logits:
                 last = self.model.get_output_embeddings().weight_in_bits
-                return Unread(self.model.base_model(**given).last_hidden_state, last.codes, last.scales, last.bits)
+                return DeferredLogits(
+                    self.model.base_model(**given).last_hidden_state, last.codes, last.scales, last.bits
+                )
             logits: Tensor = self.model(**given).logits
             return logits
 
@@ -273,16 +275,16 @@ def _of_tokens(padding: int) -> tuple[PerExample, PerExample]:
     def following_of(tokens: Tensor) -> Tensor:
         return torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], padding)), 1)
 
-    def loss(logits: Tensor | Unread, tokens: Tensor) -> Tensor:
+    def loss(logits: Tensor | DeferredLogits, tokens: Tensor) -> Tensor:
         following = following_of(tokens)
-        if isinstance(logits, Unread):
+        if isinstance(logits, DeferredLogits):
             return mean(logits.against(following)[0], following)
         each = nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
         return mean(each.reshape(following.shape), following)
 
-    def right(logits: Tensor | Unread, tokens: Tensor) -> Tensor:
+    def right(logits: Tensor | DeferredLogits, tokens: Tensor) -> Tensor:
         following = following_of(tokens)
-        if isinstance(logits, Unread):
+        if isinstance(logits, DeferredLogits):
             return mean(logits.against(following)[1], following)
         return mean((logits.argmax(-1) == following).to(torch.float32), following)
 
