@@ -281,6 +281,7 @@ class _Session:
         others_bytes = self._kept.bytes_besides(assignment.task) if plan.kept else 0
         received_bytes = assignment.plan.size + assignment.checkpoint.size
         sizes = {"received_bytes": received_bytes, "to_move": to_move, "kept_bytes": others_bytes}
+        self._guard.check_cache(worker.to_cache(assignment, plan))
         self._guard.check_plan(plan, trainer.format, examples.count, **sizes)
         if assignment.secagg is not None:
             self._secure(due).check(assignment, plan.report)
@@ -289,7 +290,7 @@ class _Session:
                 result = worker.train(assignment, plan, self._guard.limits(), kept)
         finally:
             record.know(compute_s=self._guard.seconds)
-        record.note(examples=result.examples, steps=result.steps)
+        record.note(examples=result.examples, steps=result.steps, cut=result.cut)
         with self._database.transaction():
             made_of = {"collection": plan.examples.collection, "examples": result.examples, "steps": result.steps}
             made_of |= {"question": question, "numbers": plan.report.size}

@@ -83,7 +83,7 @@ def with_errors(answer: Answer) -> list[tuple[Any, ...]]:
 
 def _hidden(answer: Answer) -> str:
     if not answer.hidden:
-        return ""
+        return "" if answer.rows else "; no value or group has enough of them to be shown (--minimum-devices)"
     verb = "is" if answer.hidden == 1 else "are"
     return f"; {_counted(answer.hidden, 'group')} of too few devices {verb} not shown"
 

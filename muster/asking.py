@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from coordinator.operations import TaskStore
     from coordinator.rules.entities import Task
     from coordinator.rules.questions import TaskAnswer
-    from export.questions.asked import Asked
+    from export.questions.asked import Asks
     from fedcore.bundle import Bundle
     from fedcore.plan import Field
     from fedcore.questions.answer import Answer
     from muster.creating import Signs
     from simulator.population import Population
 
-MINIMUM_DEVICES, GOAL, ROUNDS, SELECTION_S = 20, 100, 1, 5.0
-"""Of a question: the least devices of a group that is shown, the devices that are asked, its rounds, and how long it
-waits for all of them before it asks those that are there."""
+MINIMUM_DEVICES, GOAL, SELECTION_S = 20, 100, 3.0
+"""Of a question: the least devices of a group that is shown, the devices that are asked, and how long it waits for all
+of them before it asks those that are there."""
 NOISY_BITS = 12
 """The precision of masked values with noise of devices, which cannot be added to finer ones and would hide them."""
 TIMEOUT_S, LOOK_S = 600.0, 0.2
@@ -65,17 +65,22 @@ class Unanswered(Exception):
         self.task = task
 
 
-def compiled(words: Sequence[str], fields: Fields, terms: Terms) -> Asked:
+def compiled(words: Sequence[str], fields: Fields, terms: Terms) -> Asks:
     """The question of SQL, or one by name with its arguments.
 
     Raises QuestionError, which names the place in the text and where the fields are from.
     """
     from export.questions.builtin import BUILTIN, builtin
+    from export.questions.heavy_hitters import HEAVY_HITTERS, heavy_hitters_in_words
 
     first, *rest = words
-    if rest and first not in BUILTIN:
-        raise QuestionError(f"a question is one text in quotes, or one of {', '.join(BUILTIN)} with its fields")
+    named = (*BUILTIN, HEAVY_HITTERS)
+    if rest and first not in named:
+        raise QuestionError(f"a question is one text in quotes, or one of {', '.join(named)} with its fields")
     try:
+        if first == HEAVY_HITTERS:
+            least, private, _ = terms
+            return heavy_hitters_in_words(words, fields.fields, minimum_devices=least, private=private)
         if first in BUILTIN:
             return builtin(first, rest, fields.fields, **terms._asdict())
         from export.questions.sql import compile_sql
@@ -155,7 +160,7 @@ def check_at_once(settings: Mapping[str, Any]) -> None:
 
 def begin(  # what is asked, of whom, and under which signature
     store: TaskStore,
-    asked: Asked,
+    asked: Asks,
     settings: Mapping[str, Any],
     note: Note,
     *,
@@ -172,12 +177,12 @@ def begin(  # what is asked, of whom, and under which signature
         return Creation(bundle, name=name_of_task(asked), sign=sign).register(store, settings, text=True)
 
 
-def name_of_task(asked: Asked) -> str:
+def name_of_task(asked: Asks) -> str:
     """What people call the task of a question."""
-    return f"question: {visible(asked.question.text)}"[:LONGEST_NAME].rstrip()
+    return f"question: {visible(asked.text)}"[:LONGEST_NAME].rstrip()
 
 
-def export_question(asked: Asked, folder: Path, formats: Sequence[str]) -> Bundle:
+def export_question(asked: Asks, folder: Path, formats: Sequence[str]) -> Bundle:
     """The bundle of a question, in a folder."""
     from export.build import export_bundle
     from export.model import Model
@@ -185,25 +190,26 @@ def export_question(asked: Asked, folder: Path, formats: Sequence[str]) -> Bundl
     return export_bundle(Model(asked.spec()), asked.algorithm(), folder, targets=formats)
 
 
-def settings_of_question(asked: Asked, given: Mapping[str, Any], privacy: Mapping[str, Any] | None) -> dict[str, Any]:
+def settings_of_question(asked: Asks, given: Mapping[str, Any], privacy: Mapping[str, Any] | None) -> dict[str, Any]:
     """The settings of a question's task: those that are given, and defaults that suit questions.
 
     Without a goal, a round takes whoever waits after a few seconds; it needs as many reports as a shown group needs at
-    least. A device takes part once, as two answers of it would be counted twice. privacy: a promise. With it no block
-    of a report is longer than the clip, whatever a device sends; under masks devices add the noise, to values of few
-    bits. Raises InvalidTask.
+    least. A device takes part once, as two answers of it would be counted twice, unless the question itself takes
+    several rounds: then in each. privacy: a promise. With it no block of a report is longer than the clip, whatever a
+    device sends; under masks devices add the noise, to values of few bits. Raises InvalidTask.
     """
     chosen: dict[str, Any] = {} if "goal" in given else {"goal": GOAL, "selection_timeout_s": SELECTION_S}
-    chosen |= {"rounds": ROUNDS, "over_selection": 1.0, **given}
+    chosen |= {"rounds": asked.rounds, "over_selection": 1.0, **given}
     secure, goal = chosen.get("secagg") is not None, build(TaskSettings, chosen, text=True).goal
-    least = max(asked.question.minimum_devices, LEAST_COHORT if secure else 1)
-    chosen = {"minimum": min(goal, least), "min_separation_rounds": chosen["rounds"], **chosen}
+    least = max(asked.minimum_devices, LEAST_COHORT if secure else 1)
+    apart = chosen["rounds"] if asked.rounds == 1 else 1
+    chosen = {"minimum": min(goal, least), "min_separation_rounds": apart, **chosen}
     if privacy is None:
         return chosen
     if not secure:
-        clear = _part({"max_norm": asked.question.clip}, chosen.get("clear", {}))
+        clear = _part({"max_norm": asked.clip}, chosen.get("clear", {}))
         return {**chosen, "clear": clear, "privacy": dict(privacy)}
-    secagg = _part({"clip_norm": asked.question.clip, "bits": NOISY_BITS}, chosen["secagg"])
+    secagg = _part({"clip_norm": asked.clip, "bits": NOISY_BITS}, chosen["secagg"])
     return {**chosen, "secagg": secagg, "privacy": {**privacy, "mechanism": "distributed"}}
 
 

@@ -7,13 +7,15 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from muster.asking import export_question
 
 if TYPE_CHECKING:
-    from export.questions.asked import Asked
+    from export.questions.asked import Asked, Asks
+    from export.questions.heavy_hitters import AskedHitters
     from fedcore.bundle import Bundle
+    from fedcore.questions.question import Question
 
 
 class Explained(NamedTuple):
@@ -23,7 +25,7 @@ class Explained(NamedTuple):
     blocks: list[dict[str, Any]]
 
 
-def explained(asked: Asked, settings: Mapping[str, Any], formats: Sequence[str], source: str) -> Explained:
+def explained(asked: Asks, settings: Mapping[str, Any], formats: Sequence[str], source: str) -> Explained:
     """A question as a task with these settings asks it. source: who says which fields there are.
 
     Raises InvalidTask for settings that cannot be, and what an export raises.
@@ -33,23 +35,23 @@ def explained(asked: Asked, settings: Mapping[str, Any], formats: Sequence[str],
     from coordinator.rules.task_settings import TaskSettings
     from fedcore.validation import build
 
-    question = asked.question
     chosen = with_least_noise(build(TaskSettings, settings, text=True))
     noise = (chosen.privacy.noise_multiplier or 0.0) if chosen.privacy else 0.0
-    deviation = noise * question.clip * math.sqrt(chosen.rounds)
+    deviation = noise * asked.clip * math.sqrt(chosen.rounds / asked.rounds)
+    kind, blocks = _of_kind(asked, deviation)
     with tempfile.TemporaryDirectory(prefix="muster-question-") as folder:
         bundle = export_question(asked, Path(folder, "plan"), formats)
         plan, proofs = bundle.plan, bundle.certificate.formats if bundle.certificate else {}
         operators = _operators(bundle)
     (only,) = plan.passes
     facts = {
-        "owners_read": question.text,
+        "owners_read": asked.text,
         "fields": [f"{field.name} {field.dtype}" for field in asked.fields],
         "fields_from": source,
-        "rows_of_a_device": question.most_rows,
-        "groups": question.groups,
-        "minimum_devices": question.minimum_devices,
-        "numbers_sent": sum(question.block_sizes.values()),
+        **kind,
+        "rounds": chosen.rounds,
+        "minimum_devices": asked.minimum_devices,
+        "numbers_sent": sum(block["numbers"] for block in blocks),
         "report": report_bytes(plan.report, chosen).words,
         "plan_bytes": len(plan.encode()),
         "graph_bytes": {name: one.footprint.graph_bytes for name, one in proofs.items()},
@@ -57,18 +59,27 @@ def explained(asked: Asked, settings: Mapping[str, Any], formats: Sequence[str],
         "examples_of_a_step": only.loop.batch_size,
         "steps": only.loop.steps,
         "step_cpu_ms": {name: round(one.footprint.step_cpu_ms, 3) for name, one in proofs.items()},
-        "sensitivity": question.clip if question.private else None,
+        "sensitivity": asked.clip if plan.report.bounded else None,
         "noise_multiplier": noise or None,
         "noise_of_a_number": deviation or None,
     }
-    return Explained(facts, _blocks(asked, deviation))
+    return Explained(facts, blocks)
 
 
-def _blocks(asked: Asked, deviation: float) -> list[dict[str, Any]]:
+def _of_kind(asked: Asks, deviation: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What only one kind of question has, and the numbers that a device sends, block by block."""
+    from export.questions.heavy_hitters import AskedHitters
+
+    if isinstance(asked, AskedHitters):
+        return {"rows_of_a_device": asked.hitters.values}, _votes(asked, deviation)
+    question = cast("Asked", asked).question
+    return {"rows_of_a_device": question.most_rows, "groups": question.groups}, _blocks(question, deviation)
+
+
+def _blocks(question: Question, deviation: float) -> list[dict[str, Any]]:
     """The bounds of every block on one device, and how far noise moves each of its sums with 95 %."""
     from fedcore.questions.answer import TIMES
 
-    question = asked.question
     return [
         {
             "block": block.name,
@@ -81,6 +92,15 @@ def _blocks(asked: Asked, deviation: float) -> list[dict[str, Any]]:
         }
         for block in question.blocks
     ]
+
+
+def _votes(asked: AskedHitters, deviation: float) -> list[dict[str, Any]]:
+    """The same of the votes of heavy hitters. deviation: of a round, as no count is of two."""
+    from fedcore.questions.answer import TIMES
+
+    votes = {"block": "votes", "kind": "any", "numbers": asked.hitters.tree.cell_count, "low": 0, "high": 1}
+    norm, error = (asked.clip, TIMES * deviation) if asked.private else (None, None)
+    return [votes | {"norm": norm, "error": error if deviation else None}]
 
 
 def _operators(bundle: Bundle) -> dict[str, int]:

@@ -1,13 +1,12 @@
-"""A question to the clients of a simulation: one round of all of them, in the engine."""
+"""A question to the clients of a simulation: all of them answer in every round, in the engine."""
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
-from export.model import Model, ModelSpec
+from export.model import Model
+from export.questions.asked import Asks
 from fedcore.algorithms import name_of, settings_of
-from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import AlgorithmRef
 from fedcore.questions.answer import Answer
 from fedcore.questions.reading import answer_of
@@ -18,31 +17,24 @@ from simulator.population import Population
 from simulator.private_training import PrivateSums, SimulatedPrivacy, promise_of
 
 
-class Asks(Protocol):
-    """What is asked: a question of SQL or by name, or heavy hitters."""
-
-    def spec(self) -> ModelSpec:
-        """The model whose parameters are the answer."""
-
-    def algorithm(self) -> Algorithm:
-        """The algorithm that asks."""
-
-
 def ask_population(
     asked: Asks,
     population: Population,
     *,
     seed: int = 0,
-    rounds: int = 1,
+    rounds: int | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
 ) -> Answer:
-    """What all clients answer, in every round. epsilon, delta: with noise for such a promise.
+    """What all clients answer, in every round. rounds: by default as many as an answer takes.
+
+    epsilon, delta: with noise for such a promise.
 
     Raises EngineError when the data lack a field, PrivacyError for a promise that cannot be, Diverged when no client
     has a finite answer.
     """
     model, algorithm, clients = Model(asked.spec()), asked.algorithm(), len(population)
+    rounds = asked.rounds if rounds is None else rounds
     promise: SimulatedPrivacy | None = None
     if epsilon is not None:
         private = PrivateTraining(epsilon=epsilon, delta=1 / (10 * clients) if delta is None else delta)
@@ -53,4 +45,4 @@ def ask_population(
         engine.run_round(number, range(clients))
     multiplier = 0.0 if promise is None else promise.noise_multiplier * math.sqrt(rounds)
     reference = AlgorithmRef(name_of(algorithm), settings_of(algorithm))
-    return answer_of(reference, model.schema.unflatten(engine.state["params"]), multiplier)
+    return answer_of(reference, model.schema.unflatten(engine.state["params"]), multiplier, rounds)

@@ -68,7 +68,7 @@ def asked_part(store: CoordinatorStore, records: Records, task: Task) -> AskedPa
         pictures=drawn,
         again=again(task, answer),
         csv=shlex.join(["muster", "ask", "--task", task.id, "--csv", "-"]),
-        twice=answers_twice(task.settings),
+        twice=answers_twice(task.settings, store.algorithm(task.algorithm)),
         others=tuple(
             OtherQuestion(other, question_of(other.algorithm), devices)
             for other, devices in records.overview.questions(task.settings.population, QUESTIONS, _MOST_OTHERS + 1)

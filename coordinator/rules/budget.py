@@ -17,10 +17,9 @@ import msgspec
 
 from coordinator.errors import BudgetExceeded, InvalidBudget
 from coordinator.rules.entities import Task
-from coordinator.rules.kinds import Kind
+from coordinator.rules.kinds import Kind, least_shown
 from coordinator.rules.private_sums import planned
 from coordinator.rules.states import TaskState
-from fedcore.algorithms.question import least_shown
 from fedcore.privacy.accounting import Loss, loss_of_rounds
 from fedcore.privacy.settings import MOST_TREE_ROUNDS, Noise, Privacy
 from fedcore.validation import check, checked, demand, setting

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.evaluation import EVALUATION
-from fedcore.algorithms.question import QUESTION, text_of
+from fedcore.algorithms.question import QUESTION, Asking, asking_in
 from fedcore.bundle import AlgorithmRef
 
 Kind: TypeAlias = Literal["training", "evaluation", "question"]
@@ -24,4 +24,16 @@ def kind_of(algorithm: str) -> Kind:
 
 def question_of(algorithm: AlgorithmRef) -> str:
     """The question that a task with this algorithm asks, in words; empty where it asks none."""
-    return text_of(create(algorithm.name, algorithm.settings)) if kind_of(algorithm.name) == "question" else ""
+    asking = _asking(algorithm)
+    return "" if asking is None else asking.text
+
+
+def least_shown(algorithm: AlgorithmRef) -> int | None:
+    """The least devices of anything that the answer of a task with this algorithm shows; None where it asks nothing."""
+    asking = _asking(algorithm)
+    return None if asking is None else asking.minimum_devices
+
+
+def _asking(algorithm: AlgorithmRef) -> Asking | None:
+    asks = kind_of(algorithm.name) == "question"
+    return asking_in(create(algorithm.name, algorithm.settings)) if asks else None

@@ -10,8 +10,8 @@ import msgspec
 from coordinator.errors import InvalidTask, demand
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.algorithms.algorithm import Algorithm
-from fedcore.algorithms.clipped import Clipped
-from fedcore.algorithms.question import QUESTION, Ask
+from fedcore.algorithms.heavy_hitters import HeavyHitters
+from fedcore.algorithms.question import QUESTION, Ask, asking_in
 from fedcore.questions.answer import Answer
 from fedcore.questions.question import Question
 
@@ -63,6 +63,12 @@ def check_question(settings: TaskSettings, algorithm: Algorithm) -> None:
             f"algorithm {algorithm.name} adds up answers, and in mode buffered a device that comes back counts twice: "
             "create the task without buffered"
         )
+    asking = asking_in(algorithm)
+    if isinstance(asking, HeavyHitters) and settings.rounds != asking.tree.rounds:
+        raise InvalidTask(
+            f"heavy hitters of {asking.of} take {asking.tree.rounds} rounds, not {settings.rounds}: after fewer no "
+            "long value is whole, and further ones find nothing"
+        )
     wording = "mean with a question: its answer is a sum over devices"
     demand(settings.clear.estimator == "mean", "estimator", wording, settings.clear.estimator)
     if settings.privacy is not None:
@@ -73,19 +79,22 @@ def check_question(settings: TaskSettings, algorithm: Algorithm) -> None:
 
 def minimum_devices(algorithm: Algorithm) -> int:
     """The least devices of a group that is shown; 1 where the algorithm hides none."""
-    asked = question_in(algorithm)
-    return 1 if asked is None else asked.minimum_devices
+    asking = asking_in(algorithm)
+    return 1 if asking is None else asking.minimum_devices
 
 
 def question_in(algorithm: Algorithm) -> Question | None:
     """The question of an algorithm that takes any; None of another one."""
-    asking = algorithm.inner if isinstance(algorithm, Clipped) else algorithm
+    asking = asking_in(algorithm)
     return asking.asked if isinstance(asking, Ask) else None
 
 
-def answers_twice(settings: TaskSettings) -> bool:
-    """Whether a device may answer in several rounds of a task, and then counts once for each."""
-    return settings.rounds > settings.min_separation_rounds
+def answers_twice(settings: TaskSettings, algorithm: Algorithm) -> bool:
+    """Whether a device may answer in several rounds of a task, and then counts once for each.
+
+    Not of heavy hitters, of which every round asks something else.
+    """
+    return settings.rounds > settings.min_separation_rounds and question_in(algorithm) is not None
 
 
 def _plain(value: Any) -> Any:

@@ -32,11 +32,12 @@ def read_answer(store: CoordinatorStore, records: Records, task: Task) -> TaskAn
         raise WrongKind(f"task {task.id} {does} and asks no question, so it has no answer")
     algorithm, plan, snapshot = store.algorithm(task.algorithm), store.plan(task.plan_sha256), records.snapshot(task)
     state = checkpoint.decode(store.blobs.get(snapshot.state_sha256), state_specs(plan, algorithm))
-    deviation = deviation_of(records.ledger.entries(task.id), task.settings, plan.report)
+    entries = records.ledger.entries(task.id)
+    deviation = deviation_of(entries, task.settings, plan.report)
     clip = float(task.algorithm.settings.get("clip_norm", 1.0))
     settings = tuple(task.algorithm.settings.items())
     return task_answer(
-        _read(task.algorithm.name, settings, plan.schema, state["params"].tobytes(), deviation / clip),
+        _read(task.algorithm.name, settings, plan.schema, state["params"].tobytes(), (deviation / clip, len(entries))),
         task=task.id,
         question=question_of(task.algorithm),
         minimum_devices=minimum_devices(algorithm),
@@ -54,7 +55,10 @@ def check_has_model(task: Task) -> None:
 
 
 @lru_cache(maxsize=64)
-def _read(name: str, settings: tuple[tuple[str, Any], ...], schema: ParamSchema, params: bytes, noise: float) -> Answer:
-    """Pages ask again and again, and errors cost hundreds of draws of the noise."""
+def _read(
+    name: str, settings: tuple[tuple[str, Any], ...], schema: ParamSchema, params: bytes, noise: tuple[float, int]
+) -> Answer:
+    """Pages ask again and again, and errors cost hundreds of draws of the noise. noise: of how many rounds."""
     tensors = schema.unflatten(np.frombuffer(params, np.float32))
-    return answer_of(AlgorithmRef(name, dict(settings)), tensors, noise)
+    multiplier, rounds = noise
+    return answer_of(AlgorithmRef(name, dict(settings)), tensors, multiplier, max(rounds, 1))

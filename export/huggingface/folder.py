@@ -6,26 +6,32 @@ Its own Python code, if any, is not run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
 from export.errors import InvalidModel, reason
+from export.few_bits import BITS, EXACT, DenseInFewBits, in_few_bits
+from export.few_bits import FORMS as FORMS_IN_FEW_BITS
+from export.huggingface import tokenizer
+from export.huggingface.token_loss import DeferredLogits
 from export.lora import FORMS, lora
 from export.model import ModelSpec, PerExample, accuracy, cross_entropy
 from export.quiet import quiet
 from fedcore.names import offered
-from fedcore.plan import Field
+from fedcore.plan import BlobRef, Field, Tokenizer
 
 Task = Literal["classification", "causal-lm"]
-TOKENS, NEXT, LABEL = "tokens", "next", "label"
-"""The fields of an example."""
+TEXT, TOKENS, LABEL = "text", "tokens", "label"
+"""The fields of an example: a text where the folder has a tokenizer, else its tokens; and a class."""
 QUERIES = {"query", "q_proj", "q_lin", "query_proj", "q"}
 VALUES = {"value", "v_proj", "v_lin", "value_proj", "v"}
 ATTENTION = QUERIES | VALUES | {"Wqkv", "qkv_proj", "c_attn", "in_proj"}
@@ -41,6 +47,7 @@ class Pretrained:
     task: classification of a text in `classes`, or causal-lm, the next token at every place. rank: of the adapters.
     tokens: the length of a text; shorter ones are padded. layers: names of the adapted layers, by default those of
     attention. freeze_a: train B alone, so that averaging adapters averages their products (FFA-LoRA, Sun et al. 2024).
+    bits: of frozen weights, 32, 8 or 4.
     """
 
     folder: str
@@ -50,6 +57,7 @@ class Pretrained:
     tokens: int = 64
     layers: tuple[str, ...] = ()
     freeze_a: bool = False
+    bits: int = EXACT
 
     @classmethod
     def parse(cls, source: str) -> Pretrained:
@@ -63,6 +71,7 @@ class Pretrained:
             "tokens": int,
             "layers": _names,
             "freeze_a": _truth,
+            "bits": int,
         }
         for setting in settings:
             name, _, text = setting.partition("=")
@@ -80,6 +89,8 @@ class Pretrained:
         for name, least in {"classes": 2, "rank": 1, "tokens": 2}.items():
             if getattr(self, name) < least:
                 raise InvalidModel(f"{self.folder}: {name} is {getattr(self, name)}; the least is {least}")
+        if self.bits not in (EXACT, *BITS):
+            raise InvalidModel(f"{self.folder}: weights in {self.bits} bits; there are {EXACT}, 8 and 4")
 
 
 def load(folder: str | Path, **settings: Any) -> ModelSpec:
@@ -94,23 +105,27 @@ def spec_of(pretrained: Pretrained) -> ModelSpec:
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and pretrained.tokens > longest:
         raise InvalidModel(f"{pretrained.folder} reads {longest} tokens at most, not {pretrained.tokens}")
-    text = Field(TOKENS, "int32", (pretrained.tokens,), vocabulary)
+    text, tokenizers = Field(TOKENS, "int32", (pretrained.tokens,), vocabulary), tuple[bytes, ...]()
+    if (data := tokenizer.read(Path(pretrained.folder), vocabulary, pretrained.tokens)) is not None:
+        text = msgspec.structs.replace(text, name=TEXT, tokenizer=Tokenizer(BlobRef.of(data), padding))
+        tokenizers = (data,)
+    make, exact = (functools.partial(build, replace(pretrained, bits=bits)) for bits in (pretrained.bits, EXACT))
     name = "".join(letter if letter.isalnum() else "_" for letter in str(config.model_type))
-    if pretrained.task == "classification":
-        label = Field(LABEL, "int64", (), pretrained.classes)
-        return ModelSpec(
-            name, functools.partial(build, pretrained), cross_entropy, (text,), label, {"accuracy": accuracy}
-        )
-    following = Field(NEXT, "int32", (pretrained.tokens,), vocabulary)
+    label = text  # of which every token but the first is to be told from those before it
     loss, right = _of_tokens(padding)
-    return ModelSpec(name, functools.partial(build, pretrained), loss, (text,), following, {"accuracy": right})
+    if pretrained.task == "classification":
+        label, loss, right = Field(LABEL, "int64", (), pretrained.classes), cross_entropy, accuracy
+    return ModelSpec(name, make, loss, (text,), label, {"accuracy": right}, exact=exact, tokenizers=tokenizers)
 
 
 def padding_of(config: Any) -> int:
-    """The token that fills short texts: that of the configuration, else its end of a text, else 0."""
+    """The token that fills short texts: that of the configuration, else its end of a text, else 0.
+
+    Tokens beyond the vocabulary are passed by.
+    """
     for name in ("pad_token_id", "eos_token_id"):
         value = getattr(config, name, None)
-        if isinstance(value, int):
+        if isinstance(value, int) and 0 <= value < config.vocab_size:
             return value
     return 0
 
@@ -118,15 +133,38 @@ def padding_of(config: Any) -> int:
 class Text(nn.Module):
     """A pretrained model of tokens. Padding is masked out."""
 
-    def __init__(self, model: nn.Module, padding: int) -> None:
+    def __init__(self, model: Any, padding: int) -> None:
         super().__init__()
-        self.model, self.padding = model, padding
+        self.model, self.padding, self.without_logits = model, padding, False
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits: (B, classes), or (B, T, vocabulary)."""
+    def forward(self, tokens: Tensor) -> Tensor | DeferredLogits:
+        """Logits: (B, classes), or (B, T, vocabulary). Training may do without these."""
         ids = tokens.long()
-        logits: Tensor = self.model(input_ids=ids, attention_mask=(ids != self.padding).long()).logits
-        return logits
+        given = {"input_ids": ids, "attention_mask": (ids != self.padding).long()}
+        with _as_traced():
+            if self.training and self.without_logits:
+                last = self.model.get_output_embeddings().weight_in_bits
+                return DeferredLogits(
+                    self.model.base_model(**given).last_hidden_state, last.codes, last.scales, last.bits
+                )
+            logits: Tensor = self.model(**given).logits
+            return logits
+
+
+@contextlib.contextmanager
+def _as_traced() -> Iterator[None]:
+    """A block in which `transformers` makes its masks without looking at values, as when it is traced.
+
+    The values of several clients at once, under vmap, cannot be looked at; masks are the same, only never left out.
+    """
+    from transformers import masking_utils
+
+    masks: Any = masking_utils
+    was, masks.is_tracing = masks.is_tracing, lambda tensor=None: True
+    try:
+        yield
+    finally:
+        masks.is_tracing = was
 
 
 def build(pretrained: Pretrained) -> nn.Module:
@@ -143,7 +181,22 @@ def build(pretrained: Pretrained) -> nn.Module:
     text = Text(model, padding_of(model.config))
     head = [name for name, _ in text.named_parameters() if not name.startswith(inside)]
     train = head if pretrained.task == "classification" else ()
-    return lora(text, pretrained.rank, [f"{inside}*.{name}" for name in chosen], train, freeze_a=pretrained.freeze_a)
+    if pretrained.bits != EXACT:
+        in_few_bits(text, pretrained.bits, lambda path: not train or path.startswith(inside))
+    adapted = [f"{inside}*.{name}" for name in chosen]
+    text = lora(text, pretrained.rank, adapted, train, freeze_a=pretrained.freeze_a)
+    text.without_logits = pretrained.task == "causal-lm" and _are_plain_products(text.model)
+    return text
+
+
+def _are_plain_products(model: Any) -> bool:
+    """Whether logits are those of a frozen last layer in few bits, and nothing is done to them."""
+    last = model.get_output_embeddings()
+    if not isinstance(last, DenseInFewBits) or last.bias is not None:
+        return False
+    given = {"input_ids": torch.ones((1, 2), dtype=torch.int64), "attention_mask": torch.ones((1, 2))}
+    with torch.no_grad():
+        return torch.equal(model(**given).logits, last(model.base_model(**given).last_hidden_state))
 
 
 def unadapted(pretrained: Pretrained) -> Any:
@@ -204,6 +257,7 @@ def _forms() -> Mapping[type[nn.Module], Any]:
     """The kinds of layers that can be adapted, with GPT-2's own."""
     from transformers.pytorch_utils import Conv1D
 
+    FORMS_IN_FEW_BITS[Conv1D] = DenseInFewBits
     FORMS[Conv1D] = lambda layer, rank: (
         nn.Linear(layer.nx, rank, bias=False),
         nn.Linear(rank, layer.nf, bias=False),
@@ -212,17 +266,26 @@ def _forms() -> Mapping[type[nn.Module], Any]:
 
 
 def _of_tokens(padding: int) -> tuple[PerExample, PerExample]:
-    """The loss and the accuracy of next tokens, means over the real ones of an example (B,)."""
+    """The loss and the accuracy of next tokens: means (B,) over the real ones of texts (B, T)."""
 
     def mean(values: Tensor, following: Tensor) -> Tensor:
         real = (following != padding).to(torch.float32)
         return (values * real).sum(1) / real.sum(1).clamp(min=1)
 
-    def loss(logits: Tensor, following: Tensor) -> Tensor:
+    def following_of(tokens: Tensor) -> Tensor:
+        return torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], padding)), 1)
+
+    def loss(logits: Tensor | DeferredLogits, tokens: Tensor) -> Tensor:
+        following = following_of(tokens)
+        if isinstance(logits, DeferredLogits):
+            return mean(logits.against(following)[0], following)
         each = nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
         return mean(each.reshape(following.shape), following)
 
-    def right(logits: Tensor, following: Tensor) -> Tensor:
+    def right(logits: Tensor | DeferredLogits, tokens: Tensor) -> Tensor:
+        following = following_of(tokens)
+        if isinstance(logits, DeferredLogits):
+            return mean(logits.against(following)[1], following)
         return mean((logits.argmax(-1) == following).to(torch.float32), following)
 
     return loss, right

@@ -21,7 +21,6 @@ half · √(E[u²] − E[u]²).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -31,7 +30,7 @@ import torch
 from torch import Tensor
 
 from export.questions.asked import Asked
-from export.questions.draft import VOTERS, Draft, RowNumbers, Terms
+from export.questions.draft import VOTERS, Draft, RowNumbers, Terms, without_rows_clause
 from export.questions.measured import Bins, Fields, Measured, field_of
 from fedcore.errors import QuestionError
 from fedcore.names import offered
@@ -43,7 +42,6 @@ LARGEST_SIZE = 2**16
 BINS, FINE_BINS = 20, 100
 PERCENTILES = (10, 25, 50, 75, 90)
 _BOUNDS = "low", "high"
-_MOST_ROWS = re.compile(r"\s+MAX\s+(\d{1,12})\s+ROWS?\s+PER\s+DEVICE\s*$", re.IGNORECASE)
 NORMALISER = "field", "element", "mean", "deviation", "values"
 """The columns of a normaliser."""
 
@@ -69,9 +67,7 @@ class BuiltIn:
     @classmethod
     def parse(cls, words: Sequence[str]) -> BuiltIn:
         """The question in words. Raises QuestionError."""
-        text = " ".join(words)
-        clause = _MOST_ROWS.search(text)
-        first, *rest = (text[: clause.start()] if clause else text).split()
+        (first, *rest), most_rows = without_rows_clause(words)
         given = dict(word.split("=", 1) for word in rest if "=" in word)
         unknown = next((key for key in given if key not in ("bins", *_BOUNDS)), None)
         if unknown is not None:
@@ -88,7 +84,7 @@ class BuiltIn:
             low=low,
             high=high,
             overall="overall" in rest,
-            most_rows=int(clause[1]) if clause else None,
+            most_rows=most_rows,
         )
 
 

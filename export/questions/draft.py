@@ -8,6 +8,7 @@ where k rows or elements of rows can each make a one: √min(G, k).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -26,6 +27,14 @@ RowNumbers: TypeAlias = Callable[[Fields], Tensor]
 VOTERS = "voters"
 COUNTED = 2**20 - 1
 """The largest whole number that secure rounds carry exactly in one."""
+_MOST_ROWS = re.compile(r"\s+MAX\s+(\d{1,12})\s+ROWS?\s+PER\s+DEVICE\s*$", re.IGNORECASE)
+
+
+def without_rows_clause(words: Sequence[str]) -> tuple[list[str], int | None]:
+    """The words of a question without `MAX n ROWS PER DEVICE` at the end, and n; None where all rows count."""
+    text = " ".join(words)
+    clause = _MOST_ROWS.search(text)
+    return (text[: clause.start()] if clause else text).split(), int(clause[1]) if clause else None
 
 
 @dataclass(frozen=True, slots=True)

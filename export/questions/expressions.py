@@ -123,7 +123,8 @@ def field_of(item: Field) -> Expression:
         size = " × ".join(map(str, item.shape))
         raise QuestionError(
             f"{item.name} is an array of {size} numbers, and columns are of single numbers: take another field, or ask "
-            f"`muster ask normaliser {item.name}` for its mean, or `muster ask histogram {item.name}`"
+            f"`muster ask normaliser {item.name}` for its mean, `muster ask histogram {item.name}`, or, of words in "
+            f"uint8, `muster ask heavy-hitters {item.name}`"
         )
     if item.dtype == "float32":
         return Expression("real", -math.inf, math.inf, True, lambda batch: _finite(batch.fields[item.name]))

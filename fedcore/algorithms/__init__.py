@@ -30,6 +30,7 @@ from fedcore.algorithms.fed_rep import FedRep
 from fedcore.algorithms.fed_sgd import FedSGD
 from fedcore.algorithms.fed_yogi import FedYogi
 from fedcore.algorithms.fsvrg import Fsvrg
+from fedcore.algorithms.heavy_hitters import HeavyHitters
 from fedcore.algorithms.local_ada_alter import LocalAdaAlter
 from fedcore.algorithms.mime import Mime
 from fedcore.algorithms.mime_lite import MimeLite
@@ -76,6 +77,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         Compare,
         Personalisation,
         Ask,
+        HeavyHitters,
     )
 }
 

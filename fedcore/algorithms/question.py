@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Measure, Pass, Report, ServerStep, State, Vector
 from fedcore.algorithms.clamping import indicator
@@ -34,7 +34,6 @@ from fedcore.questions.question import WORD, Block, Question, words_of
 from fedcore.ranges import MOST_BITS, Range
 
 if TYPE_CHECKING:
-    from fedcore.bundle import AlgorithmRef
     from fedcore.report import Weighting
 
 QUESTION = "question"
@@ -85,6 +84,11 @@ class Ask:
     def text(self) -> str:
         """What owners of devices read."""
         return self.asked.text
+
+    @property
+    def minimum_devices(self) -> int:
+        """The least devices of a group that is shown."""
+        return self.asked.minimum_devices
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -168,18 +172,28 @@ class Ask:
         return {f"{QUESTION}.devices": float(step.devices)}
 
 
+class Asking(Protocol):
+    """An algorithm of this family: what it asks, and the least devices of anything that its answer shows."""
+
+    @property
+    def text(self) -> str:
+        """What owners of devices read."""
+
+    @property
+    def minimum_devices(self) -> int:
+        """The least devices of a group, or with a value, that is shown."""
+
+
+def asking_in(algorithm: Algorithm) -> Asking | None:
+    """The algorithm that asks, without its clip; None of one that asks nothing."""
+    asking = algorithm.inner if isinstance(algorithm, Clipped) else algorithm
+    return cast("Asking", asking) if asking.family == QUESTION else None
+
+
 def text_of(algorithm: Algorithm) -> str:
     """The question that an algorithm asks, in words; empty where it asks none."""
-    asking = algorithm.inner if isinstance(algorithm, Clipped) else algorithm
-    return str(getattr(asking, "text", "")) if asking.family == QUESTION else ""
-
-
-def least_shown(algorithm: AlgorithmRef) -> int | None:
-    """The least devices of a group that a question shows; None of what is no question. Raises QuestionError."""
-    if algorithm.name != QUESTION:
-        return None
-    question = str(algorithm.settings.get("question", AUTO))
-    return (_COUNTED if question == AUTO else _decoded(question)).minimum_devices
+    asking = asking_in(algorithm)
+    return "" if asking is None else asking.text
 
 
 def rows_of(asked: Question) -> dict[str, slice]:

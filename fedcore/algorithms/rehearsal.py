@@ -28,6 +28,7 @@ from fedcore.algorithms.algorithm import (
 )
 from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.constants import constants
+from fedcore.algorithms.heavy_hitters import HeavyHitters
 from fedcore.algorithms.partly_local import AUTO, PartlyLocal
 from fedcore.algorithms.question import Ask
 
@@ -118,6 +119,8 @@ def for_any_model(algorithm: Algorithm) -> Algorithm:
         return replace(algorithm, inner=for_any_model(algorithm.inner))
     if isinstance(algorithm, PartlyLocal):
         return replace(algorithm, local=AUTO)
+    if isinstance(algorithm, HeavyHitters):
+        return replace(algorithm, letters=0, bits=1, candidates=1, step_bits=1)
     return replace(algorithm, question=AUTO) if isinstance(algorithm, Ask) else algorithm
 
 

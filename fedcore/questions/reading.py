@@ -4,35 +4,50 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedcore.algorithms import create
 from fedcore.algorithms.clipped import Clipped
-from fedcore.algorithms.question import QUESTION, Ask
+from fedcore.algorithms.heavy_hitters import HeavyHitters
+from fedcore.algorithms.question import Ask
 from fedcore.bundle import AlgorithmRef
 from fedcore.errors import QuestionError
+from fedcore.params import Float32
 from fedcore.questions.answer import Answer, answer
+from fedcore.questions.found import answer_found
 from fedcore.visible import visible
 
 _FORMULA = ("=", "+", "-", "@")
 
 
-def answer_of(algorithm: AlgorithmRef, tensors: Mapping[str, Any], noise_multiplier: float = 0.0) -> Answer:
+def answer_of(
+    algorithm: AlgorithmRef, tensors: Mapping[str, Any], noise_multiplier: float = 0.0, rounds: int = 1
+) -> Answer:
     """The answer in a model, by the names of its tensors.
 
-    noise_multiplier: of the sum of all rounds: its noise over the clip. Raises QuestionError for an algorithm that asks
-    nothing, and for the model of another question.
+    noise_multiplier: of the sum of all rounds, of which there are so many: its noise over the clip. Raises
+    QuestionError for an algorithm that asks nothing, and for the model of another question.
     """
     made = create(algorithm.name, algorithm.settings)
     asking, clip = (made.inner, made.clipping.clip_norm) if isinstance(made, Clipped) else (made, 0.0)
-    if asking.family != QUESTION:
-        raise QuestionError(f"{algorithm.name} trains or evaluates a model, and asks no question")
-    if not isinstance(asking, Ask) or not {"high", "low"} <= tensors.keys():
-        raise QuestionError("the model is not one of this question")
-    return answer(asking.asked, np.concatenate([tensors["high"], tensors["low"]]), noise_multiplier * clip)
+    noise = noise_multiplier * clip
+    if isinstance(asking, HeavyHitters):  # no count is of two rounds
+        return answer_found(asking, _flat(tensors, asking.tree.shapes), noise / math.sqrt(rounds))
+    if isinstance(asking, Ask):
+        return answer(asking.asked, _flat(tensors, ("high", "low")), noise)
+    raise QuestionError(f"{algorithm.name} trains or evaluates a model, and asks no question")
+
+
+def _flat(tensors: Mapping[str, Any], names: Iterable[str]) -> Float32:
+    """The tensors with these names as one vector."""
+    try:
+        return np.concatenate([np.ravel(tensors[name]) for name in names])
+    except KeyError as error:
+        raise QuestionError("the model is not one of this question") from error
 
 
 def as_csv(columns: Sequence[str], rows: Sequence[Sequence[object]], errors: Sequence[Sequence[object]] | None) -> str:

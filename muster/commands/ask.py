@@ -38,10 +38,10 @@ from muster.options.names import option_of
 from muster.options.settings import with_settings
 from muster.options.simulate import Data
 from muster.options.task import ReleaseKey
-from muster.output import Json, doing, emit, remark, say, say_next, show_fields, show_table
+from muster.output import Json, doing, emit, loading, remark, say, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
-    from export.questions.asked import Asked
+    from export.questions.asked import Asks
 
 Where: TypeAlias = dict[str, str | None]
 """The options of the store: its database and blobs, or the coordinator's address."""
@@ -62,7 +62,7 @@ Minimum = Annotated[int, typer.Option(min=1, help="Show no group of fewer device
 FieldNames = Annotated[
     list[str] | None,
     typer.Option(
-        "--field", metavar="NAME:TYPE[:HIGH]", help="A field of the examples; else as the last task has them."
+        "--field", metavar="NAME:TYPE[:SHAPE][:HIGH]", help="A field of the examples; else as the last task has them."
     ),
 ]
 Like = Annotated[str | None, typer.Option(metavar="TASK", help="Take the fields of this task's examples.")]
@@ -142,7 +142,10 @@ def ask(  # one option for each choice
         raise typer.BadParameter("name the population, or a data set with --dataset", param_hint="--population")
     privacy = None if epsilon is None else promise_of(epsilon, delta, users)
     fields = _fields(where, field, settings["population"], like)
-    asked = compiled(question, fields, terms)
+    with loading():
+        import export.build  # noqa: F401  # which the plan will need
+
+        asked = compiled(question, fields, terms)
     order = Order(asked, settings_of_question(asked, settings, privacy), formats or ["onnx"], release_key)
     build(TaskSettings, order.settings, text=True)  # what is wrong with a setting is said before the export
     if explain:
@@ -158,7 +161,7 @@ def ask(  # one option for each choice
 class Order(NamedTuple):
     """A question with the settings of its task, the formats of its graphs, and the key that releases it."""
 
-    asked: Asked
+    asked: Asks
     settings: dict[str, Any]
     formats: Sequence[str]
     key: Path | None = None
@@ -240,10 +243,10 @@ def _of_dataset(
     explain: bool,
 ) -> None:
     """Ask the clients of a data set, in the engine."""
-    from simulator import datasets
-    from simulator.questions import ask_population
-
     check_at_once(settings)
+    with loading():
+        from simulator import datasets
+        from simulator.questions import ask_population
     with doing("ask") as note:
         note("load the data")
         population = datasets.load(*source, None, None)

@@ -84,6 +84,7 @@ def create(
     from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
     from fedcore.plan import Plan
+    from muster.refusals import refused_by_default
 
     evaluated = Evaluated(evaluate, against, evaluate_every, None if evaluation is None else Bundle(evaluation))
     if plan is not None and like is None:  # what is wrong with a setting is said before any file is opened
@@ -99,6 +100,8 @@ def create(
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
     if not json:
         remark(f"A report has {report_bytes(begun.report, task.settings).words}.{in_words(begun, task.settings)}")
+        if refused := refused_by_default(begun):
+            remark(refused)
         _say_next(task, url, given_again(db=db, blobs=blobs, coordinator=coordinator))
 
 

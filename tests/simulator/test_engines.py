@@ -14,6 +14,7 @@ from export.models import load
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
 from fedcore.algorithms.evaluation import EVALUATION
+from fedcore.algorithms.question import QUESTION
 from fedcore.plan import Field
 from simulator.configuration import SimulationConfig
 from simulator.engine import Engine
@@ -26,7 +27,7 @@ from simulator.simulation import Overrides, simulate
 from tests.simulator.test_engine import uneven
 
 SAMPLE = {"mimelite", "mime", "evaluate", "compare", "personalisation"}
-GRAPHS_RUN = [name for name, one in ALGORITHMS.items() if not keeps_client_state(one())]
+GRAPHS_RUN = [name for name, one in ALGORITHMS.items() if not keeps_client_state(one()) and one.family != QUESTION]
 
 
 def with_a_field_more(population):
@@ -45,6 +46,7 @@ def both(model, algorithm, population):
     [
         ("mlp", "fedavg", {"batch_size": 5, "epochs": 2, "weighting": "uniform"}),
         ("tests.export.models:digits_dropout", "fedadam", {"batch_size": 5}),
+        ("tests.export.models:digits_in_4_bits", "fedavg", {"batch_size": 5}),
         *(
             pytest.param("logreg", name, {"batch_size": 5}, marks=[] if name in SAMPLE else pytest.mark.long)
             for name in GRAPHS_RUN

@@ -6,8 +6,11 @@ import signal
 import numpy as np
 import pytest
 
+from fedcore.privacy.accounting import calibrated, spent
+from fedcore.privacy.settings import Noise
 from simulator.errors import StudyError
-from simulator.studies import STUDIES, find
+from simulator.population import Population
+from simulator.studies import STUDIES, asking_first, find
 from simulator.studies.cohort_size import EXAMPLES, time_of
 from simulator.studies.pseudo_gradients import mean_cosine
 from simulator.studies.round_time import round_s
@@ -122,3 +125,18 @@ def test_time_of_rounds_is_that_of_the_slowest_users():
     assert alone == pytest.approx(2, rel=0.05)
     assert many == pytest.approx(1 + sum(1 / k for k in range(1, 21)), rel=0.05)
     assert time_of(None, 5, seed=0) is None
+
+
+def test_three_questions_of_the_study_spend_its_budget_together():
+    delta = 1e-5
+    each = asking_first._each(delta)
+    noise = Noise(noise_multiplier=calibrated(Noise(noise_multiplier=1.0), 1, each, delta))
+    assert spent([noise] * 3, delta) == pytest.approx(asking_first.EPSILON, rel=1e-3)
+
+
+def test_a_device_of_a_crowd_has_the_examples_of_one_user():
+    users = Population.of(["a", "b"], [{"x": np.arange(3.0)}, {"x": np.arange(10.0, 15.0)}])
+    crowd = asking_first.crowd_of(users, 50, seed=0)
+    shards = [crowd.shard(device)["x"].tolist() for device in range(50)]
+    assert {tuple(shard) for shard in shards} == {(0.0, 1.0, 2.0), (10.0, 11.0, 12.0, 13.0, 14.0)}
+    assert asking_first.crowd_of(users, 0, seed=0) is users

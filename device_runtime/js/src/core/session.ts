@@ -3,7 +3,7 @@
  * A device that was stopped finds its last assignment in the store, and first finishes that.
  */
 
-import { decodeVectors, encodeVector } from "./checkpoint.ts";
+import { decodeFrozen, decodeVectors, encodeVector } from "./checkpoint.ts";
 import { acceptableTasks, roundedMb, statedConditions, statedExamples } from "./conditions.ts";
 import { Graph } from "./engine.ts";
 import {
@@ -26,7 +26,7 @@ import { failure, NOTHING_YET, type Outcome, writeJournal } from "./outcome.ts";
 import { Guard } from "./permission/guard.ts";
 import { checkHttps, type Policy } from "./permission/policy.ts";
 import { checkModel } from "./permission/releases.ts";
-import { type BlobRef, decodeTraining, FORMAT, isBlob, type Plan } from "./plan.ts";
+import { type BlobRef, decodeTraining, FORMAT, isBlob, keptRefs, type Plan } from "./plan.ts";
 import type { Platform } from "./platform.ts";
 import { plain } from "./protocol/call.ts";
 import { Enrolments } from "./protocol/enrolment.ts";
@@ -36,6 +36,7 @@ import { Transport } from "./protocol/transport.ts";
 import { countAnswer, shownQuestion, toldOf } from "./questions.ts";
 import { reportSize, weigh } from "./report.ts";
 import { execute, type TrainingResult } from "./runner.ts";
+import { tokenized } from "./texts.ts";
 import type { Assignment, Rejected } from "./wire/messages.ts";
 
 export const VERSION = "0.1.0";
@@ -195,6 +196,14 @@ class Session {
     if (this.outcome.outcome === "reported") this.note({ retry: answer.retry });
   }
 
+  /** Bytes that the cache must hold for a plan between rounds: all that it needs, but for what models keep anyway. */
+  async #toCache(given: Assignment, plan: Plan): Promise<number> {
+    const stays = await keptBlobs(this.#platform.store);
+    const refs = [given.plan, given.checkpoint, ...keptRefs(plan)].filter(({ sha256 }) => !stays.has(sha256));
+    const sizes = new Map(refs.map(({ sha256, size }) => [sha256, size]));
+    return [...sizes.values()].reduce((sum, size) => sum + size, 0);
+  }
+
   /** Train, and keep the report. */
   async #train(given: Assignment): Promise<[KeptAssignment, Plan]> {
     const due = this.#platform.now() + given.report_within_s;
@@ -208,6 +217,7 @@ class Session {
     this.note({ question });
     this.#guard.checkQuestion(question);
     const counts = await this.#platform.examples.counts();
+    this.#guard.checkCache(await this.#toCache(given, plan));
     this.#guard.checkPlan(given, plan, counts.get(plan.examples.collection) ?? 0, this.#moved);
     if (given.secagg !== null) {
       await this.#secure(due).check(given, plan.report);
@@ -232,13 +242,15 @@ class Session {
     if (refs === undefined) {
       throw new PlanRefused(`plan ${plan.name} has graphs in ${Object.keys(plan.graphs)}, this device runs ${FORMAT}`);
     }
-    const all = await this.#platform.examples.load(plan.examples.collection);
+    const stored = await this.#platform.examples.load(plan.examples.collection);
+    const { examples: all, cut } = await tokenized(plan, stored, (ref) => this.#blob(ref));
+    this.note({ cut });
     checkExamples(plan, all);
     const examples = await onSide(plan, all, this.#minExamples.get(given.task) ?? 0);
     const broadcast = decodeVectors(await this.#transport.blob(given.checkpoint), plan.broadcast);
     await checkModel(given, broadcast);
     const frozen =
-      plan.frozen === null ? new Map() : decodeVectors(await this.#blob(plan.frozen.blob), plan.frozen.vectors);
+      plan.frozen === null ? new Map() : decodeFrozen(await this.#blob(plan.frozen.blob), plan.frozen.vectors);
     // In a secure round a graph's noise must stay secret: a plan could use it to place examples apart in the sum.
     const secret = given.secagg === null ? new Uint8Array() : random(SECRET_BYTES);
     const key = { seed: given.seed, round: given.round, slot: given.slot, secret };

@@ -143,6 +143,12 @@ export class Guard {
     atMost("plan.memory_bytes", plan.size + parameters.size, this.policy.plan.memory_bytes);
   }
 
+  /** Check that the cache can hold the bytes that a plan needs between rounds. Throws PlanRefused. */
+  checkCache(needed: number): void {
+    // What does not stay would be fetched in every round. With 0 that is what the owner wants.
+    atMost("cache_bytes", needed, this.policy.cache_bytes || null);
+  }
+
   /** Check schema, limits and collection before reading examples and fetching graphs. This starts the timer.
    *
    * examples: their number. moved: bytes of this session so far. Throws PlanRefused.
