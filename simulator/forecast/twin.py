@@ -1,253 +1,181 @@
-"""Rounds in virtual time: the coordinator's own rules, step by step of a second, on arrays of devices.
+"""The twin: a population that comes and goes in virtual time, and is told when to come back by the rule of pacing.
 
-Devices that nobody needs cost a row of an array each time that they come. With `bulk` those that are sent away within
-a second get one window, which counts all of them; without, each gets its own.
+Time moves in steps, of a second by default; within one, work ends at its exact time. Devices that nobody needs cost a
+row of an array each time that they come. With `bulk` devices that stand close to each other in the queue get one
+window, which counts all of them; without, each gets its own.
 """
 
 from __future__ import annotations
 
-import heapq
-import random
-from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from coordinator.rules.pacing import HOUR_S, Demand, Pace, drawn, idle_window, observe, window
-from coordinator.rules.rounds import (
-    Aggregated,
-    Configured,
-    Event,
-    Lost,
-    Reported,
-    Select,
-    Tick,
-    TurnAway,
-    Waiting,
-    back_off_s,
-    open_round,
-    step,
+from coordinator.rules.pacing import (
+    HOUR_S,
+    IDLE_PER_S,
+    IDLE_S,
+    Demand,
+    Pace,
+    after,
+    drawn,
+    idle_window,
+    observe,
+    window,
 )
-from coordinator.rules.selection import draw
-from coordinator.rules.states import RoundState
 from fedcore.wire.messages import RetryWindow
 from simulator.forecast.configuration import ForecastConfig
-from simulator.forecast.devices import DAY_S, Devices, Rows, Times
+from simulator.forecast.course import Course
+from simulator.forecast.devices import Devices
+from simulator.forecast.stretches import DAY_S, Rows, Times
+from simulator.forecast.task_rounds import TaskRounds
 
-WAIT_S, GATHER_S, SILENCE_S = 30.0, 20.0, 60.0
-"""How long a device waits for a round; within which devices come together; after which a silent one is lost."""
+WAIT_S = 30.0
+"""How long a device waits for a round."""
 BOUNDS = RetryWindow(5.0, DAY_S)
-_CHUNK_S, _WEIGHT = 60, 0.3
-
-
-@dataclass(slots=True)
-class Course:
-    """What happened. times: (opened, drawn, ended) of committed rounds. took_part: reports of each device (N,)."""
-
-    took_part: Rows
-    arrivals: Rows
-    reports: Rows
-    times: list[tuple[float, float, float]] = field(default_factory=list)
-    turned_away: Counter[str] = field(default_factory=Counter)
-    abandoned: Counter[str] = field(default_factory=Counter)
-    assigned: int = 0
-    wasted: int = 0
-    cpu_phone_s: float = 0.0
-    bytes_moved: float = 0.0
-    wasted_s: float = 0.0
+CLOSE = 0.02
+"""Devices get one window together if the last stands behind the first by at most this share of the queue."""
+_CHUNK = 64
 
 
 class Twin:
     """A population and its one task."""
 
     def __init__(self, config: ForecastConfig, *, bulk: bool = True) -> None:
-        self.devices, self._config, self._bulk = Devices.drawn(config), config, bulk
+        self.devices, self._bulk, self._step_s = Devices.drawn(config), bulk, config.step_s
+        self._steps = int(config.days * DAY_S / config.step_s)
         self._chance = np.random.default_rng((config.seed, 1))
-        self._source = random.Random(config.seed)
-        count, seconds = config.devices, int(config.days * DAY_S)
+        self.course = Course.of(len(self.devices), config.days)
+        costs = config.bytes_down, config.bytes_up
+        self._task = TaskRounds(config.task, costs, config.drop_out, self.devices, self.course, config.seed)
         # The application is released: every device looks in within the first hour, or when it can.
-        self._due = self._chance.uniform(0.0, HOUR_S, count)
+        self._due = self._chance.uniform(0.0, HOUR_S, len(self.devices))
         self._pace = Pace(0.0)
-        self._waiting: deque[tuple[float, int]] = deque()
-        self._open: dict[int, tuple[float, float]] = {}
-        self._events: list[tuple[float, int, int, bool]] = []
-        self._free: list[int] = []
-        self._number, self._failures, self._takes_s = 0, 0, config.reporting_deadline_s
-        self._round = open_round(config.policy, 0.0)
-        self._opened = self._drawn_at = self._not_before = 0.0
-        self.course = Course(np.zeros(count, np.int64), np.zeros(seconds, np.int64), np.zeros(seconds, np.int64))
+        self._soon: dict[int, Rows] = {}
+        self._step = self._chunk_ends = 0
 
     def run(self, on_hour: Callable[[int], None] = lambda hour: None) -> Course:
-        """Simulate all of the days."""
-        for start in range(0, len(self.course.arrivals), _CHUNK_S):
-            if start % int(HOUR_S) == 0:
-                on_hour(start // int(HOUR_S))
-            for second in range(start, start + _CHUNK_S):
-                if second == start:
-                    soon = np.flatnonzero(self._due < start + _CHUNK_S)
-                    self._soon = {start: soon} if not len(soon) else self._by_second(soon, start)
-                self._second(second)
+        """Simulate all of the days, or until the task is paused; calls `on_hour` with the hours that are over."""
+        hour = 0
+        for start in range(0, self._steps, _CHUNK):
+            self._chunk_ends = min(start + _CHUNK, self._steps)
+            soon = np.flatnonzero(self._due < self._chunk_ends * self._step_s)
+            self._soon = self._by_step(soon, start)
+            for step in range(start, self._chunk_ends):
+                self._advance(step)
+            if self.course.paused:
+                break
+            if (over := int(self._chunk_ends * self._step_s // HOUR_S)) > hour:
+                on_hour(hour := over)
         return self.course
 
-    def _by_second(self, rows: Rows, least: int) -> dict[int, Rows]:
-        seconds = np.maximum(self._due[rows].astype(np.int64), least)
-        order = np.argsort(seconds, kind="stable")
-        values, first = np.unique(seconds[order], return_index=True)
+    def _by_step(self, rows: Rows, least: int) -> dict[int, Rows]:
+        """These rows by the step in which they are due, which is `least` or later."""
+        if not len(rows):
+            return {}
+        steps = np.maximum((self._due[rows] / self._step_s).astype(np.int64), least)
+        order = np.argsort(steps, kind="stable")
+        values, first = np.unique(steps[order], return_index=True)
         return dict(zip(values.tolist(), np.split(rows[order], first[1:]), strict=True))
 
-    def _second(self, second: int) -> None:
-        now = float(second)
-        while self._events and self._events[0][0] <= now:
-            _, number, device, reports = heapq.heappop(self._events)
-            self._ended_work(number, device, reports, now)
-        rows = self._soon.pop(second, None)
-        if rows is not None and len(rows):
+    def _advance(self, step: int) -> None:
+        """One step. Everything in it happens at its end, but for work, which ends when it ends."""
+        now, task = (step + 1) * self._step_s, self._task
+        self._step = step
+        rows = self._soon.pop(step, None)
+        if rows is not None:
             self._arrive(rows, now)
-        self._tick(now)
-        self._return(now)
+        task.advance(now)
+        drawing = task.drawing
+        if drawing.drawn:
+            self._pace = drawn(observe(self._pace, float(drawing.drawn), now, task.demand(now)))
+            drawing.drawn = 0
+        if drawing.free:
+            self._come_back(np.array(drawing.free, np.int64), now)
+            drawing.free.clear()
+        if drawing.turned_away:
+            self._send_away(np.array(drawing.turned_away, np.int64), now, "not-selected")
+            drawing.turned_away.clear()
         late = []
-        while self._waiting and self._waiting[0][0] <= now:
-            late.append(self._waiting.popleft()[1])
-        self._send_away(np.array(late, np.int64), now, "no-place")
+        for row, until in drawing.waiting.items():
+            if until > now:
+                break
+            late.append(row)
+        for row in late:
+            del drawing.waiting[row]
+        if late:
+            self._send_away(np.array(late, np.int64), now, "not-selected")
 
     def _arrive(self, rows: Rows, now: float) -> None:
-        until = self.devices.can_until(rows, now)
+        until = self.devices.stretches.can_until(rows, now)
         away = rows[until == 0.0]
         if len(away):
-            self._come(away, self.devices.next_stretch(away, now), now)
+            self._come(away, self.devices.stretches.next_stretch(away, now))
         rows = rows[until > 0.0]
-        self.course.arrivals[int(now)] += len(rows)
-        self._pace = observe(self._pace, float(len(rows)), now, self._demand(now))
-        self._due[rows] = np.inf
-        unfit = self.devices.obstacle[rows] > 0
-        for row in rows[~unfit].tolist():
-            self._waiting.append((now + WAIT_S, row))
-        self._send_idle(rows[unfit], now)
-
-    def _tick(self, now: float) -> None:
-        if self._round.state.ended:
-            if now < self._not_before:
-                return
-            self._number, self._opened = self._number + 1, now
-            self._round = open_round(self._config.policy, now)
-        collects = self._round.state is RoundState.SELECTING or self._round.missing(now)
-        self._step(Waiting(len(self._waiting)) if collects else Tick(), now)
-
-    def _step(self, event: Event, now: float) -> None:
-        self._round, effects = step(self._round, event, now)
-        for effect in effects:
-            if isinstance(effect, Select):
-                self._assign(effect.count, now)
-            elif isinstance(effect, TurnAway):
-                rows = np.array([row for _, row in self._waiting], np.int64)
-                self._waiting.clear()
-                self._send_away(rows, now, "too-few-devices")
-        if self._round.state is RoundState.AGGREGATING:
-            self._round, _ = step(self._round, Aggregated(), now)
-        if self._round.state.ended:
-            self._close(now)
-
-    def _assign(self, count: int, now: float) -> None:
-        chosen = {row for _, row in draw(self._waiting, count, self._source)}
-        self._waiting = deque(pair for pair in self._waiting if pair[1] not in chosen)
-        rows = np.array(sorted(chosen), np.int64)
-        config, devices = self._config, self.devices
-        down_s = config.bytes_down / devices.bandwidth[rows]
-        cpu_s = config.example_s * devices.examples[rows] * devices.slow[rows]
-        takes_s = (down_s + cpu_s + config.bytes_up / devices.bandwidth[rows]).astype(np.float64)
-        vanishes = self._chance.random(count) < config.drop_out
-        ends = np.where(vanishes, now + takes_s * self._chance.random(count), now + takes_s)
-        until = devices.can_until(rows, now)
-        vanishes |= until < ends
-        ends = np.where(until > 0, np.minimum(ends, until), now)
-        for row, end, gone, cpu in zip(rows.tolist(), ends.tolist(), vanishes.tolist(), cpu_s.tolist(), strict=True):
-            self._open[row] = (now, cpu)
-            heapq.heappush(self._events, (end + SILENCE_S * gone, self._number, row, not gone))
-        if self._round.state is RoundState.CONFIGURING:
-            self._drawn_at = now
-        self._pace = drawn(self._pace)
-        self.course.assigned += count
-        self._step(Configured(count), now)
-
-    def _ended_work(self, number: int, device: int, reports: bool, now: float) -> None:
-        if number != self._number or device not in self._open:
+        if not len(rows):
             return
-        begun, cpu_s = self._open.pop(device)
-        self._count(begun, cpu_s, now, wasted=not reports)
-        if reports:
-            self.course.took_part[device] += 1
-            self.course.reports[int(now)] += 1
-        self._free.append(device)
-        self._step(Reported() if reports else Lost(1), now)
+        self.course.check_ins.add(len(rows), now)
+        self._due[rows] = np.inf
+        obstacle = self.devices.obstacle[rows]
+        for index in np.unique(obstacle[obstacle > 0]):
+            self._send_idle(rows[obstacle == index], now, self.devices.obstacles[index])
+        for row in rows[obstacle == 0].tolist():
+            if self._task.is_resting(row, now):
+                self._rest(row, now)
+            else:
+                self._task.drawing.waiting[row] = now + WAIT_S
 
-    def _close(self, now: float) -> None:
-        """Count a round that ended, and let devices go whose work nobody needs."""
-        committed = self._round.state is RoundState.COMMITTED
-        if committed:
-            self.course.times.append((self._opened, self._drawn_at, now))
-        else:
-            self.course.abandoned[self._round.reason] += 1
-        if self._round.assigned:
-            self._takes_s += _WEIGHT * (now - self._drawn_at - self._takes_s)
-        self._failures = 0 if committed else self._failures + 1
-        self._not_before = now + back_off_s(self._failures)
-        for begun, cpu_s in self._open.values():
-            self._count(begun, cpu_s, now, wasted=True)
-        self._free += self._open
-        self._open.clear()
-
-    def _count(self, begun: float, cpu_s: float, now: float, *, wasted: bool) -> None:
-        spent_s = min(cpu_s, now - begun)
-        self.course.cpu_phone_s += spent_s
-        self.course.bytes_moved += self._config.bytes_down + (0 if wasted else self._config.bytes_up)
-        if wasted:
-            self.course.wasted += 1
-            self.course.wasted_s += spent_s
-
-    def _demand(self, now: float) -> Demand:
-        if self._round.state.ended:
-            opens_in_s = max(0.0, self._not_before - now)
-        elif self._round.state is RoundState.SELECTING:
-            opens_in_s = 0.0
-        else:
-            opens_in_s = max(0.0, self._drawn_at + self._takes_s - now)
-        return Demand(self._config.policy.cohort, opens_in_s, self._takes_s + GATHER_S, GATHER_S)
-
-    def _return(self, now: float) -> None:
-        """Devices that took part come back; it takes no place."""
-        rows = np.array(self._free, np.int64)
-        self._free.clear()
-        if len(rows):
-            _, usual = window(self._pace, self._demand(now), BOUNDS)
-            self._come(rows, now + self._chance.uniform(usual.min_s, usual.max_s, len(rows)), now)
+    # --- windows
 
     def _send_away(self, rows: Rows, now: float, why: str) -> None:
-        for part in self._parts(rows):
-            self._pace = observe(self._pace, 0.0, now, self._demand(now))
-            self._pace, when = window(self._pace, self._demand(now), BOUNDS, float(len(part)))
-            self._sent(part, when, now, why)
+        demand = self._task.demand(now)
+        while len(rows):
+            count = min(self._together(demand), len(rows))
+            self._pace = observe(self._pace, float(count), now, demand)
+            self._pace, when = window(self._pace, demand, BOUNDS, float(count))
+            self._sent(rows[:count], when, now, why)
+            rows = rows[count:]
 
-    def _send_idle(self, rows: Rows, now: float) -> None:
-        for row in rows.tolist():
-            self._pace, when = idle_window(self._pace, BOUNDS)
-            self._sent(np.array([row]), when, now, self.devices.obstacles[self.devices.obstacle[row]])
+    def _together(self, demand: Demand) -> int:
+        """How many of the devices that come next may get one window: all for a place, or close in the queue."""
+        free = demand.places - self._pace.booked
+        many = free if free >= 1 else 1.0 if free > 0 and not self._pace.queued else CLOSE * self._pace.queued
+        return max(1, int(many)) if self._bulk else 1
+
+    def _send_idle(self, rows: Rows, now: float, why: str) -> None:
+        demand = self._task.demand(now)
+        while len(rows):
+            many = max(IDLE_S * IDLE_PER_S - self._pace.idle, CLOSE * self._pace.idle, 1.0) if self._bulk else 1.0
+            count = min(int(many), len(rows))
+            self._pace = observe(self._pace, float(count), now, demand)
+            self._pace, when = idle_window(self._pace, BOUNDS, float(count))
+            self._sent(rows[:count], when, now, why)
+            rows = rows[count:]
+
+    def _rest(self, row: int, now: float) -> None:
+        demand = self._task.demand(now)
+        self._pace = observe(self._pace, 1.0, now, demand)
+        _, usual = window(self._pace, demand, BOUNDS)
+        self._sent(np.array([row]), after(usual, self._task.rest_s(row, now), BOUNDS), now, "resting")
+
+    def _come_back(self, rows: Rows, now: float) -> None:
+        """Devices whose work is over come back after their rest; they take no place."""
+        demand = self._task.demand(now)
+        self._pace = observe(self._pace, 0.0, now, demand)
+        _, usual = window(self._pace, demand, BOUNDS)
+        self._come(rows, self._within(after(usual, self._task.settings.min_separation_s, BOUNDS), len(rows), now))
 
     def _sent(self, rows: Rows, when: RetryWindow, now: float, why: str) -> None:
-        self.course.turned_away[why] += len(rows)
-        self._come(rows, now + self._chance.uniform(when.min_s, when.max_s, len(rows)), now)
+        self.course.sent_away(rows, when, why)
+        self._come(rows, self._within(when, len(rows), now))
 
-    def _parts(self, rows: Rows) -> list[Rows]:
-        """Rows that get one window together: a few parts of many, as the queue grows while they are sent away."""
-        parts = min(len(rows), 8) if self._bulk else len(rows)
-        return np.array_split(rows, parts) if parts else []
+    def _within(self, when: RetryWindow, count: int, now: float) -> Times:
+        return now + self._chance.uniform(when.min_s, when.max_s, count)
 
-    def _come(self, rows: Rows, at: Times, now: float) -> None:
-        """Make devices due; those of this minute are put into it."""
+    def _come(self, rows: Rows, at: Times) -> None:
+        """Make devices due; those of this chunk of time are put into it."""
         self._due[rows] = at
-        chunk_ends = int(now) // _CHUNK_S * _CHUNK_S + _CHUNK_S
-        early = rows[at < chunk_ends]
-        if len(early):
-            for second, more in self._by_second(early, int(now) + 1).items():
-                had = self._soon.get(second)
-                self._soon[second] = more if had is None else np.concatenate((had, more))
+        early = rows[at < self._chunk_ends * self._step_s]
+        for step, more in self._by_step(early, self._step + 1).items():
+            had = self._soon.get(step)
+            self._soon[step] = more if had is None else np.concatenate((had, more))
