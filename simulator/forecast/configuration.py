@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from coordinator.rules.eligibility import Requires
-from coordinator.rules.selection import Needs
 from coordinator.rules.task_settings import Buffered, TaskSettings
 from fedcore.privacy.settings import WholeFromOne
 from fedcore.validation import Count, Fraction, check, checked, setting
 from simulator.errors import ForecastError
-
-FORMAT = "onnx"
-COLLECTION = "examples"
 
 
 @checked(ForecastError)
@@ -40,10 +37,16 @@ class ForecastConfig:
     min_separation_rounds: Annotated[WholeFromOne, setting("Least rounds between two participations.")] = 1
     max_attempts: Annotated[WholeFromOne, setting("Failed attempts at a round that pause the task.")] = 5
     rounds: Annotated[WholeFromOne, setting("Committed rounds of which to tell the date.")] = 100
+    first_within_s: Annotated[
+        float, setting("Within which all devices look in for the first time.", unit="seconds", gt=0, le=86_400)
+    ] = 3600.0
     time_zones: Annotated[int, setting("Time zones, an hour apart, with equal shares.", ge=1, le=24)] = 24
     charging_s: Annotated[
         float, setting("Median stretch for which a device can come.", unit="seconds", gt=0, le=86_400)
     ] = 21_600.0
+    trace: (
+        Annotated[Path, setting("CSV of device,start_s,end_s: when devices can come, in place of nights.")] | None
+    ) = None
     charges: Annotated[float, setting("Chance that a device is charged on a day.", ge=0.01, le=1)] = 0.8
     unmetered: Annotated[Fraction, setting("Share of devices whose network costs nothing.")] = 0.9
     needs_unmetered: Annotated[bool, setting("Draw only devices whose network costs nothing.")] = False
@@ -82,8 +85,3 @@ class ForecastConfig:
             if self.concurrency
             else None,
         )
-
-    @property
-    def needs(self) -> Needs:
-        """The task's needs of a device."""
-        return Needs(frozenset({FORMAT}), COLLECTION, self.min_examples, self.task.requires)

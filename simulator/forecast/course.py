@@ -43,12 +43,15 @@ class Rate:
 
 @dataclass(slots=True)
 class Course:
-    """What happened in all. took_part: reports of each device (N,). stays: told windows by log₂ of their middle.
+    """What happened in all. took_part, spent_s, moved: reports, CPU seconds and bytes of each device (N,).
 
-    wasted_s: CPU seconds of work that no round counted. paused: when and why the task stopped for an operator.
+    stays: told windows by log₂ of their middle. wasted_s: CPU seconds of work that no round counted. paused: when and
+    why the task stopped for an operator.
     """
 
     took_part: NDArray[np.int32]
+    spent_s: NDArray[np.float32]
+    moved: NDArray[np.float64]
     check_ins: Rate
     reports: Rate
     stays: Counter[int] = field(default_factory=Counter)
@@ -57,17 +60,15 @@ class Course:
     abandoned: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
     assigned: int = 0
-    cpu_s: float = 0.0
     wasted_s: float = 0.0
-    bytes_down: float = 0.0
-    bytes_up: float = 0.0
     paused: tuple[float, str] | None = None
 
     @classmethod
     def of(cls, devices: int, days: int) -> Course:
         """A course in which nothing has happened yet."""
         by_hour = [np.zeros(int(days * DAY_S) // 3600, np.int64) for _ in range(2)]
-        return cls(np.zeros(devices, np.int32), Rate(by_hour[0]), Rate(by_hour[1]))
+        of_devices = np.zeros(devices, np.int32), np.zeros(devices, np.float32), np.zeros(devices)
+        return cls(*of_devices, Rate(by_hour[0]), Rate(by_hour[1]))
 
     def sent_away(self, rows: Rows, when: RetryWindow, why: str) -> None:
         """Count devices that were told to come back within a window."""

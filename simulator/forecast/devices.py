@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.rules.selection import Capabilities
+from coordinator.rules.selection import Capabilities, Needs
 from fedcore.conditions import StatedConditions, rounded_down
-from simulator.forecast.configuration import COLLECTION, FORMAT, ForecastConfig
+from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.stretches import DAY_S, Nightly, Stretches
+from simulator.forecast.traces import read_trace
 
+_FORMAT, _COLLECTION = "onnx", "examples"
 _EVENING_S, _EVENING_SPREAD_S = 22.5 * 3600.0, 2 * 3600.0
 _STRETCH_SPREAD, _BANDWIDTH_SPREAD, _EXAMPLES_SPREAD = 0.4, 0.8, 1.0
 
@@ -40,7 +42,8 @@ class Devices:
         """The population of a configuration."""
         chance, count = np.random.default_rng(config.seed), config.devices
         zone = chance.integers(0, config.time_zones, count).astype(np.int8)
-        begins = (chance.normal(_EVENING_S, _EVENING_SPREAD_S, count) - 3600.0 * zone) % DAY_S
+        begins = (chance.normal(_FORMAT, _COLLECTION = "onnx", "examples"
+_EVENING_S, _EVENING_SPREAD_S, count) - 3600.0 * zone) % DAY_S
         lasts = np.minimum(config.charging_s * np.exp(chance.normal(0, _STRETCH_SPREAD, count)), DAY_S)
         slow = np.exp(chance.normal(0, config.speed_spread, count))
         bandwidth = config.bandwidth * np.exp(chance.normal(0, _BANDWIDTH_SPREAD, count))
@@ -49,8 +52,9 @@ class Devices:
         obstacle, obstacles = _judged(config, held, chance.random(count) < config.unmetered)
         cpu_s = config.example_s * held * slow
         work_s = cpu_s + (config.bytes_down + config.bytes_up) / bandwidth
+        nights = Nightly(begins.astype(np.float32), lasts.astype(np.float32), config.charges, config.seed)
         return cls(
-            Nightly(begins.astype(np.float32), lasts.astype(np.float32), config.charges, config.seed),
+            nights if config.trace is None else read_trace(config.trace, count, config.seed),
             zone,
             slow.astype(np.float32),
             cpu_s.astype(np.float32),
@@ -66,11 +70,13 @@ def _judged(
     """What keeps each device out. The rule judges each kind once: devices that state the same are judged alike."""
     powers = np.floor(np.log2(examples)).astype(np.int64)
     kinds, kind = np.unique(powers * 2 + unmetered, return_inverse=True)
+    needs = Needs(frozenset({_FORMAT}), _COLLECTION, config.min_examples, config.task.requires)
     names, judged = [""], []
     for one in kinds:
         conditions = StatedConditions(charging=True, idle=True, unmetered=bool(one % 2))
-        able = Capabilities(frozenset({FORMAT}), {COLLECTION: rounded_down(2 ** int(one // 2))}, conditions=conditions)
-        obstacle = config.needs.unmet_by("", able)
+        held = rounded_down(2 ** int(one // 2))
+        able = Capabilities(frozenset({_FORMAT}), {_COLLECTION: held}, conditions=conditions)
+        obstacle = needs.unmet_by("", able)
         names += [] if obstacle in names else [obstacle]
         judged.append(names.index(obstacle))
     return np.array(judged, np.int8)[kind], tuple(names)

@@ -1,4 +1,4 @@
-"""Whether any round could fill: asked of the whole population at once, before a day is simulated."""
+"""The check that a round could fill: asked of the whole population at once, before a day is simulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When devices can come: stretches of time, drawn for every night or read from a trace."""
+"""Stretches of time in which devices can come, on most nights."""
 
 from __future__ import annotations
 

@@ -307,11 +307,10 @@ class TaskRounds:
         work, course = self._open.pop(row), self._course
         spent_s, reports = min(work.cpu_s, at - work.since), how is AssignmentState.REPORTED
         course.ended[str(how)] += 1
-        course.cpu_s += spent_s
+        course.spent_s[row] += spent_s
         course.wasted_s += 0.0 if reports else spent_s
-        course.bytes_down += self._costs[0]
+        course.moved[row] += self._costs[0] + (self._costs[1] if reports else 0)
         if reports:
-            course.bytes_up += self._costs[1]
             course.took_part[row] += 1
             course.reports.add(1, at)
         self.drawing.free.append(row)

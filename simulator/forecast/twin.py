@@ -43,22 +43,24 @@ class Twin:
 
     def __init__(self, config: ForecastConfig, *, bulk: bool = True) -> None:
         self.devices, self._bulk, self._step_s = Devices.drawn(config), bulk, config.step_s
-        self._steps = int(config.days * DAY_S / config.step_s)
-        self._chance = np.random.default_rng((config.seed, 1))
+        self._days_s, self._chance = config.days * DAY_S, np.random.default_rng((config.seed, 1))
         self.course = Course.of(len(self.devices), config.days)
         costs = config.bytes_down, config.bytes_up
         self._task = TaskRounds(config.task, costs, config.drop_out, self.devices, self.course, config.seed)
-        # The application is released: every device looks in within the first hour, or when it can.
-        self._due = self._chance.uniform(0.0, HOUR_S, len(self.devices))
+        self._due = self._chance.uniform(0.0, config.first_within_s, len(self.devices))
         self._pace = Pace(0.0)
+        self._returns: dict[int, RetryWindow] = {}
         self._soon: dict[int, Rows] = {}
         self._step = self._chunk_ends = 0
 
-    def run(self, on_hour: Callable[[int], None] = lambda hour: None) -> Course:
-        """Simulate all of the days, or until the task is paused; calls `on_hour` with the hours that are over."""
-        hour = 0
-        for start in range(0, self._steps, _CHUNK):
-            self._chunk_ends = min(start + _CHUNK, self._steps)
+    def run(self, on_hour: Callable[[int], None] = lambda hour: None, seconds: float | None = None) -> Course:
+        """Simulate all of the days, or only so many seconds, or until the task is paused.
+
+        on_hour: called with the hours that are over.
+        """
+        hour, steps = 0, int((self._days_s if seconds is None else seconds) / self._step_s)
+        for start in range(0, steps, _CHUNK):
+            self._chunk_ends = min(start + _CHUNK, steps)
             soon = np.flatnonzero(self._due < self._chunk_ends * self._step_s)
             self._soon = self._by_step(soon, start)
             for step in range(start, self._chunk_ends):
@@ -91,7 +93,7 @@ class Twin:
             self._pace = drawn(observe(self._pace, float(drawing.drawn), now, task.demand(now)))
             drawing.drawn = 0
         if drawing.free:
-            self._come_back(np.array(drawing.free, np.int64), now)
+            self._come_back(drawing.free, now)
             drawing.free.clear()
         if drawing.turned_away:
             self._send_away(np.array(drawing.turned_away, np.int64), now, "not-selected")
@@ -119,16 +121,20 @@ class Twin:
         obstacle = self.devices.obstacle[rows]
         for index in np.unique(obstacle[obstacle > 0]):
             self._send_idle(rows[obstacle == index], now, self.devices.obstacles[index])
+        accepted = self._returning(now)
         for row in rows[obstacle == 0].tolist():
             if self._task.is_resting(row, now):
                 self._rest(row, now)
             else:
                 self._task.drawing.waiting[row] = now + WAIT_S
+                self._returns[row] = accepted
 
     # --- windows
 
     def _send_away(self, rows: Rows, now: float, why: str) -> None:
         demand = self._task.demand(now)
+        for row in rows.tolist():
+            del self._returns[row]
         while len(rows):
             count = min(self._together(demand), len(rows))
             self._pace = observe(self._pace, float(count), now, demand)
@@ -153,17 +159,21 @@ class Twin:
             rows = rows[count:]
 
     def _rest(self, row: int, now: float) -> None:
-        demand = self._task.demand(now)
-        self._pace = observe(self._pace, 1.0, now, demand)
-        _, usual = window(self._pace, demand, BOUNDS)
+        usual = self._returning(now, 1.0)
         self._sent(np.array([row]), after(usual, self._task.rest_s(row, now), BOUNDS), now, "resting")
 
-    def _come_back(self, rows: Rows, now: float) -> None:
-        """Devices whose work is over come back after their rest; they take no place."""
+    def _returning(self, now: float, devices: float = 0.0) -> RetryWindow:
+        """The window of a device that is accepted now, for when its work is over. It takes no place."""
         demand = self._task.demand(now)
-        self._pace = observe(self._pace, 0.0, now, demand)
+        self._pace = observe(self._pace, devices, now, demand)
         _, usual = window(self._pace, demand, BOUNDS)
-        self._come(rows, self._within(after(usual, self._task.settings.min_separation_s, BOUNDS), len(rows), now))
+        return after(usual, self._task.settings.min_separation_s, BOUNDS)
+
+    def _come_back(self, rows: list[int], now: float) -> None:
+        """Devices whose work is over come back when they were told at the beginning of their session."""
+        windows = [self._returns.pop(row) for row in rows]
+        first, last = np.array([(one.min_s, one.max_s) for one in windows]).T
+        self._come(np.array(rows, np.int64), now + self._chance.uniform(first, last))
 
     def _sent(self, rows: Rows, when: RetryWindow, now: float, why: str) -> None:
         self.course.sent_away(rows, when, why)

@@ -12,6 +12,7 @@ from simulator.forecast.devices import Devices
 from simulator.forecast.forecast import forecast
 from simulator.forecast.starved import check_fills
 from simulator.forecast.stretches import DAY_S
+from simulator.forecast.traces import read_trace
 from simulator.forecast.twin import Twin
 
 PATIENT = {"goal": 50, "example_s": 10.0, "reporting_deadline_s": 7200.0, "step_s": 10.0}
@@ -136,3 +137,59 @@ def test_answers_say_when_the_rounds_asked_for_are_done():
     assert sum(found.check_ins_by_hour) == found.check_ins
     assert found.reports == found.assignments["reported"]
     assert hours == list(range(1, 25))
+
+
+TRACE = "device,start_s,end_s\na,0,3600\nb,7200,10800\na,50000,60000\n"
+
+
+def test_traced_devices_come_in_their_stretches_and_again_every_day(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    traced = read_trace(path, 4, seed=0)
+    rows = np.arange(4)
+    of_a = traced.can_until(rows, 60.0) > 0
+    assert of_a.sum() == 2
+    assert traced.can_until(rows, 60.0)[of_a] == pytest.approx(3600.0)
+    assert traced.can_until(rows, DAY_S + 8000.0)[~of_a] == pytest.approx(DAY_S + 10800.0)
+    assert traced.next_stretch(rows, 60.0)[of_a] == pytest.approx(50_000.0)
+    assert traced.next_stretch(rows, 55_000.0)[of_a] == pytest.approx(DAY_S)
+    assert traced.next_stretch(rows, 60.0)[~of_a] == pytest.approx(7200.0)
+    assert traced.longest_s()[of_a] == pytest.approx(10_000.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "line 1: the columns are device,start_s,end_s"),
+        ("device,start_s,end_s\n", "has no stretch"),
+        (f"{TRACE}c,1\n", "line 5: 'c,1' is not a device and two times"),
+        (f"{TRACE}c,1,x\n", "line 5: 'c,1,x' is not a device and two times"),
+        (f"{TRACE}c,20,10\n", "line 5: a stretch from 20 to 10"),
+        (f"{TRACE}c,-1,10\n", "line 5: a stretch from -1 to 10"),
+        (f"{TRACE}c,0,inf\n", "line 5: a stretch from 0 to inf"),
+        (f"{TRACE}a,3000,4000\n", "line 5: it overlaps the stretch of line 2"),
+    ],
+)
+def test_impossible_trace_is_refused_with_its_line(tmp_path, text, words):
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(ForecastError) as refused:
+        read_trace(path, 10, seed=0)
+    assert words in str(refused.value)
+
+
+def test_rounds_happen_while_traced_devices_can_come(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("device,start_s,end_s\n" + "".join(f"{name},36000,72000\n" for name in range(50)))
+    found = forecast(ForecastConfig(devices=100, trace=path, **PATIENT | {"goal": 10}))
+    hours = [hour for hour, count in enumerate(found.rounds_by_hour) if count]
+    assert 10 <= min(hours) <= max(hours) <= 20
+    assert found.never_by_zone == {}
+
+
+def test_slow_devices_take_part_less_where_rounds_do_not_wait_for_them():
+    config = ForecastConfig(devices=1000, goal=20, example_s=10.0, speed_spread=1.0, over_selection=2.0, step_s=10.0)
+    found = forecast(config)
+    assert found.never_by_speed["slowest"] > found.never_by_speed["fastest"] + 0.1
+    assert found.never_took_part == pytest.approx(np.mean(list(found.never_by_zone.values())), abs=0.05)
+    assert 0 < found.phone.cpu_s < found.phone.cpu_s_p99
