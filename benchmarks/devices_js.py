@@ -34,7 +34,7 @@ from fedcore import checkpoint
 from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import Algorithm, trips_of
 from fedcore.batching import StreamKey
-from fedcore.params import Float32
+from fedcore.params import Float32, Frozen
 from fedcore.plan import Plan
 from muster.output import Say
 from secagg import packing
@@ -216,7 +216,7 @@ def _write(
     plan: Plan,
     graphs: Mapping[str, bytes],
     broadcast: Mapping[str, Float32],
-    frozen: Mapping[str, Float32],
+    frozen: Mapping[str, Frozen],
     examples: Mapping[str, NDArray[np.generic]],
 ) -> None:
     """Write the work as other runtimes read it (`device_runtime/js/bench/work.ts`)."""
@@ -225,7 +225,7 @@ def _write(
         (folder / "graphs" / graph).write_bytes(blob)
     (folder / "plan.json").write_bytes(plan.encode())
     (folder / "checkpoint.safetensors").write_bytes(checkpoint.encode(broadcast))
-    (folder / "frozen.safetensors").write_bytes(checkpoint.encode(frozen))
+    (folder / "frozen.safetensors").write_bytes(checkpoint.encode_frozen(frozen))
     (folder / "key.json").write_text(json.dumps({"seed": "0", "round": "1", "slot": "0"}))
     np.savez(folder / "examples.npz", allow_pickle=False, **examples)
 

@@ -27,7 +27,7 @@ from device_runtime.runner import execute, steps_of
 from device_runtime.trainer import Job
 from fedcore.batching import StreamKey
 from fedcore.bundle import Footprint
-from fedcore.params import Float32
+from fedcore.params import Float32, Frozen, FrozenVector
 from fedcore.plan import Field, Plan, loop_graph, steps_graph
 
 STEPS = 5
@@ -80,7 +80,7 @@ def random_job(plan: Plan, graphs: Mapping[str, bytes]) -> Job:
         graphs=dict(graphs),
         examples={item.name: random_field(item, count, random) for item in plan.examples.fields},
         broadcast={spec.name: _vector(spec.size, random) for spec in plan.broadcast},
-        frozen={spec.name: _vector(spec.size, random) for spec in plan.frozen.vectors} if plan.frozen else {},
+        frozen={spec.name: _frozen(spec, random) for spec in plan.frozen.vectors} if plan.frozen else {},
         kept={spec.name: _vector(spec.size, random) for spec in plan.kept} or None,
         key=StreamKey(0, 0, 0),
     )
@@ -100,6 +100,11 @@ def _vector(size: int, random: np.random.Generator) -> Float32:
     np.abs(values, out=values)
     values *= np.float32(0.01)
     return values
+
+
+def _frozen(spec: FrozenVector, random: np.random.Generator) -> Frozen:
+    """Such a vector, or codes of weights."""
+    return random.integers(0, 256, spec.size, np.uint8) if spec.dtype == "uint8" else _vector(spec.size, random)
 
 
 def peak_rss_mb() -> float:

@@ -21,7 +21,7 @@ from device_runtime.runner import Local, PassResult, PassRunner, TrainingResult
 from fedcore.batching import StreamKey
 from fedcore.hold_out import HoldOut
 from fedcore.loop import Loop
-from fedcore.params import Float32, VectorSpec
+from fedcore.params import Float32, Frozen, VectorSpec
 from fedcore.plan import (
     BROADCAST,
     EXAMPLE,
@@ -141,7 +141,7 @@ def personalise(  # noqa: PLR0913  # one for each kind of input
     left_out: Arrays,
     key: StreamKey,
     *,
-    frozen: Mapping[str, Float32],
+    frozen: Mapping[str, Frozen],
     keep_going: Callable[[], bool],
 ) -> TrainingResult:
     """Measure the released parameters, take the plan's local steps from them over `examples`, and measure again.

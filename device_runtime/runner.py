@@ -20,7 +20,7 @@ from fedcore.bound import CLIP
 from fedcore.codecs.codec import RoundKey
 from fedcore.errors import ReportError
 from fedcore.loss_counts import LOSS_COUNTS, LOSSES, count_losses
-from fedcore.params import Float32, VectorSpec
+from fedcore.params import Float32, Frozen, VectorSpec
 from fedcore.plan import (
     BROADCAST,
     CARRY,
@@ -72,7 +72,7 @@ def execute(  # noqa: PLR0913  # one for each kind of input
     examples: Arrays,
     key: StreamKey,
     *,
-    frozen: Mapping[str, Float32] | None = None,
+    frozen: Mapping[str, Frozen] | None = None,
     kept: Mapping[str, Float32] | None = None,
     keep_going: Callable[[], bool] = lambda: True,
 ) -> TrainingResult:

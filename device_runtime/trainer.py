@@ -16,7 +16,7 @@ from device_runtime.errors import DeviceError, RuntimeFailed
 from device_runtime.personal import personalise, result_size
 from device_runtime.runner import TrainingResult, execute
 from fedcore.batching import StreamKey
-from fedcore.params import Float32, VectorSpec
+from fedcore.params import Float32, Frozen, VectorSpec
 from fedcore.plan import Plan
 
 
@@ -57,7 +57,7 @@ class Job:
     broadcast: dict[str, Float32]
     examples: Arrays
     key: StreamKey
-    frozen: dict[str, Float32] = field(default_factory=dict)
+    frozen: dict[str, Frozen] = field(default_factory=dict)
     kept: dict[str, Float32] | None = None
     left_out: Arrays = field(default_factory=dict)
 

@@ -15,7 +15,7 @@ from device_runtime.trainer import Job, Limits, Trainer
 from fedcore import checkpoint
 from fedcore.batching import SECRET_BYTES, StreamKey
 from fedcore.errors import FedcoreError, ReportError
-from fedcore.params import Float32, VectorSpec
+from fedcore.params import Float32, Frozen, VectorSpec
 from fedcore.plan import Plan
 from fedcore.quantisation import quantise, upload_bytes
 from fedcore.report import ReportLayout
@@ -73,10 +73,10 @@ class Worker:
         check_model(assignment, job.broadcast)
         return self.trainer.train(job, limits, self.keep_going)
 
-    def _frozen(self, plan: Plan) -> dict[str, Float32]:
+    def _frozen(self, plan: Plan) -> dict[str, Frozen]:
         if plan.frozen is None:
             return {}
-        return checkpoint.decode(self.cache.get(plan.frozen.blob), plan.frozen.vectors)
+        return checkpoint.decode_frozen(self.cache.get(plan.frozen.blob), plan.frozen.vectors)
 
     def to_move(self, assignment: Assignment, plan: Plan) -> int:
         """Bytes still to transfer: graphs and frozen vectors that are not cached, the checkpoint, the report."""

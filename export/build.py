@@ -23,6 +23,7 @@ from export.capture import (
     capture_report,
     capture_step,
 )
+from export.cost_of_bits import cost_of_bits
 from export.decompositions import TABLE
 from export.errors import ExportError
 from export.formats import Format, formats
@@ -39,11 +40,11 @@ from fedcore.algorithms.evaluation import EVALUATION
 from fedcore.algorithms.fitting import for_model
 from fedcore.algorithms.question import QUESTION, text_of
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
-from fedcore.checkpoint import encode, specs_of
+from fedcore.checkpoint import encode, encode_frozen, frozen_specs_of
 from fedcore.codecs.compression import Compression
 from fedcore.hold_out import HoldOut
 from fedcore.loss_counts import LOSS_COUNTS
-from fedcore.params import Float32, VectorSpec
+from fedcore.params import Frozen, VectorSpec
 from fedcore.plan import (
     FIRST_KEPT,
     NEXT_KEPT,
@@ -104,7 +105,8 @@ def export_bundle(  # noqa: PLR0913  # what is exported, how, and where it goes
             no_predict = str(error)
         else:
             plan, graphs = msgspec.structs.replace(plan, predict=predict), graphs | written
-    certificate = msgspec.json.encode(certify(model, algorithm, plan, graphs, progress))
+    proof = certify(model, algorithm, plan, graphs, progress)
+    certificate = msgspec.json.encode(msgspec.structs.replace(proof, quantisation=cost_of_bits(model)))
     blobs = [plan.encode(), encode(state), certificate]
     settings = settings_of(algorithm)
     manifest = Manifest(
@@ -212,13 +214,13 @@ class _Writer:
         """Start a new set of graphs, because names are unique only within a trip."""
         self.graphs = {form.name: {} for form in self._chosen}
 
-    def add_frozen(self, vectors: dict[str, Float32]) -> FrozenVectors | None:
+    def add_frozen(self, vectors: dict[str, Frozen]) -> FrozenVectors | None:
         """The reference of the frozen vectors, if there are any."""
         if not vectors:
             return None
-        data = encode(vectors)
+        data = encode_frozen(vectors)
         self.blobs[ref := BlobRef.of(data)] = data
-        return FrozenVectors(ref, specs_of(vectors))
+        return FrozenVectors(ref, frozen_specs_of(vectors))
 
     def write(self, name: str, capture: Callable[[], Captured]) -> Captured:
         """Write a graph without a batch, which is captured once for all formats."""

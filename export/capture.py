@@ -30,6 +30,7 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from export.decompositions import TABLE
 from export.errors import DynamicControlFlow, ExportError, InvalidModel, UnsupportedOperator, reason
+from export.few_bits import in_order
 from export.fixed_batch import fixed_batch
 from export.folding import fold_constants
 from export.layers import Layers, layer_of
@@ -37,8 +38,8 @@ from export.model import Model, oracle_of
 from export.quiet import quiet
 from export.rewrites import Traceable, unhinted
 from fedcore.algorithms.algorithm import Pass, StatefulAlgorithm, Trip, Vector, with_carries
-from fedcore.checkpoint import specs_of
-from fedcore.params import VectorSpec
+from fedcore.checkpoint import frozen_specs_of
+from fedcore.params import FrozenVector, VectorSpec
 from fedcore.plan import (
     BROADCAST,
     CARRY,
@@ -135,7 +136,7 @@ def capture(
     examples = [_fake(mode, port, batch) for port in inputs]
     with _explained(layers):
         # Failures while example values are made become our own errors.
-        with quiet("torch._subclasses.fake_tensor"), layers.watch(), unhinted(layers.module), Traceable():
+        with quiet("torch._subclasses.fake_tensor"), layers.watch(), unhinted(layers.module), Traceable(), in_order():
             module = _traced(positional, examples, table)
         module = _functional(module, examples, table, inputs)
     if environment.replacements:
@@ -271,7 +272,11 @@ def _drop_unused(module: fx.GraphModule, inputs: Sequence[Port]) -> tuple[Port, 
 
 def vector_ports(prefix: str, specs: Sequence[VectorSpec]) -> list[Port]:
     """Ports `prefix.<name>` for flat vectors."""
-    return [Port(f"{prefix}.{spec.name}", (spec.size,)) for spec in specs]
+    coded = {spec.name for spec in specs if isinstance(spec, FrozenVector) and spec.dtype == "uint8"}
+    return [
+        Port(f"{prefix}.{spec.name}", (spec.size,), torch.uint8 if spec.name in coded else torch.float32)
+        for spec in specs
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +336,7 @@ def capture_step(
         after = algorithm_pass.step(unprefixed(CARRY, values), received.of(values), oracle)
         return prefixed(NEXT, after) | {METRICS: oracle.sums}
 
-    ports = vector_ports(CARRY, carry) + received.ports + vector_ports(FROZEN, specs_of(model.frozen_vectors))
+    ports = vector_ports(CARRY, carry) + received.ports + vector_ports(FROZEN, frozen_specs_of(model.frozen_vectors))
     ports += [example_port(field) for field in model.spec.fields]
     ports += [Port(MASK, (), batched=True), Port(NOISE, (), torch.int32, batched=True)]
     layers = Layers(model.module)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from export.errors import InvalidModel
+from export.few_bits import DenseInFewBits
 from export.patterns import matching
 
 M = TypeVar("M", bound=nn.Module)
@@ -50,7 +51,7 @@ def lora(
     return module
 
 
-def _dense(layer: nn.Linear, rank: int) -> tuple[nn.Linear, nn.Linear]:
+def _dense(layer: nn.Linear | DenseInFewBits, rank: int) -> tuple[nn.Linear, nn.Linear]:
     return nn.Linear(layer.in_features, rank, bias=False), nn.Linear(rank, layer.out_features, bias=False)
 
 
@@ -66,6 +67,7 @@ def _convolution(layer: nn.Conv2d, rank: int) -> tuple[nn.Conv2d, nn.Conv2d]:
 FORMS: dict[type[nn.Module], Callable[[Any, int], tuple[nn.Module, nn.Module]]] = {
     nn.Linear: _dense,
     nn.Conv2d: _convolution,
+    DenseInFewBits: _dense,
 }
 
 

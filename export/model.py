@@ -23,9 +23,11 @@ from export.patterns import matching
 from export.rewrites import KeyedNoise
 from export.unsupported import refuse_unsupported
 from fedcore.algorithms.algorithm import Pass
-from fedcore.params import Float32, ParamSchema, TensorSpec
+from fedcore.params import Float32, Frozen, ParamSchema, TensorSpec
 from fedcore.plan import OUTPUT, Dtype, Field, prefixed
 
+KEPT_BUFFERS = torch.float32, torch.uint8
+"""The types of buffers that travel; others are constants of graphs."""
 PerExample = Callable[[Tensor, Tensor], Tensor]
 """(outputs (B, …), label (B, …)) -> (B,)"""
 
@@ -65,11 +67,12 @@ class ModelSpec:
     count. metrics: more per-example numbers, averaged for the learning curve; under a tuple of n names, n of them at
     once, (B, n).
     inputs: the module's positional arguments, as fields of an example. label: the field the loss compares with.
-    Parameters that do not require a gradient, and float32 buffers, are frozen: they are no part of the flat vector, and
-    reach devices once. checkpoint: the values to start from, instead of those that `make` gives.
+    Parameters that do not require a gradient, and float32 and uint8 buffers, are frozen: they are no part of the flat
+    vector, and reach devices once. checkpoint: the values to start from, instead of those that `make` gives.
     examples: makes n examples, every field (n, *shape), for models whose inputs have a domain (logarithms, lengths,
     probabilities); without it the trials of export draw them at random. local: parameters that stay on a client, by
-    name or pattern, such as "head.*", for algorithms such as fedper.
+    name or pattern, such as "head.*", for algorithms such as fedper. exact: builds the same module with exact weights,
+    where `make` gives some in few bits: the certificate says what these cost.
     """
 
     name: str
@@ -81,6 +84,7 @@ class ModelSpec:
     checkpoint: Checkpoint | None = None
     examples: Callable[[int, np.random.Generator], Mapping[str, np.ndarray]] | None = None
     local: Sequence[str] = ()
+    exact: Callable[[], nn.Module] | None = None
 
     def with_local(self, patterns: str) -> ModelSpec:
         """The same model with these local parameters, by commas; with "" those that it has."""
@@ -203,8 +207,8 @@ class Model:
         return other
 
     @property
-    def frozen_vectors(self) -> dict[str, Float32]:
-        """The frozen tensors, flat, by name: parameters that do not require a gradient, and float32 buffers."""
+    def frozen_vectors(self) -> dict[str, Frozen]:
+        """The frozen tensors, flat, by name: parameters that do not require a gradient, float32 and uint8 buffers."""
         return {name: value.detach().reshape(-1).numpy() for name, value in self.frozen.items()}
 
     def with_frozen(self, vectors: Mapping[str, Tensor]) -> Model:
@@ -213,7 +217,7 @@ class Model:
         bound._given = {name: value.reshape(self.frozen[name].shape) for name, value in vectors.items()}
         return bound
 
-    def freeze(self, vectors: Mapping[str, Float32]) -> None:
+    def freeze(self, vectors: Mapping[str, Frozen]) -> None:
         """Set the values of all frozen tensors, in the form of `frozen_vectors`."""
         with torch.no_grad():
             for name, value in self.frozen.items():
@@ -387,4 +391,4 @@ def _made(spec: ModelSpec) -> nn.Module:
 
 def _frozen(module: nn.Module) -> dict[str, Tensor]:
     parameters = {name: value.detach() for name, value in module.named_parameters() if not value.requires_grad}
-    return parameters | {name: value for name, value in module.named_buffers() if value.dtype == torch.float32}
+    return parameters | {name: value for name, value in module.named_buffers() if value.dtype in KEPT_BUFFERS}

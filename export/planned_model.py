@@ -7,7 +7,7 @@ from export.model import Model, ModelSpec, parameter_count
 from export.models import MODELS, load
 from export.normalising import as_planned
 from fedcore.bundle import Bundle
-from fedcore.checkpoint import decode, specs_of
+from fedcore.checkpoint import decode_frozen, frozen_specs_of
 from fedcore.errors import PlanError
 from fedcore.params import FLOAT_BYTES
 from fedcore.plan import ExampleSpec
@@ -38,7 +38,7 @@ def planned_model(bundle: Bundle, source: str | ModelSpec, seed: int = 0) -> Mod
     spec = _sized(bundle, plan.examples, source) if isinstance(source, str) else source
     model = Model(as_planned(spec, plan).with_local(",".join(plan.schema.local)), seed)
     if plan.frozen is not None:  # they may have been drawn under another seed
-        model.freeze(decode(bundle.read(plan.frozen.blob), specs_of(model.frozen_vectors)))
+        model.freeze(decode_frozen(bundle.read(plan.frozen.blob), frozen_specs_of(model.frozen_vectors)))
     return model
 
 

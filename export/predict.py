@@ -27,7 +27,7 @@ from export.outputs import ALIKE, SIZES, apart
 from export.trial import Widened, worst
 from export.trial_examples import draw_examples
 from fedcore.bundle import Parity
-from fedcore.checkpoint import specs_of
+from fedcore.checkpoint import frozen_specs_of
 from fedcore.plan import EXAMPLE, FROZEN, PARAMS, PREDICT, BlobRef, Dtype, Field, PredictPlan, prefixed, unprefixed
 
 FIXED_BATCH = 1
@@ -79,7 +79,7 @@ def capture_predict(model: Model, batch: int | None = None, table: Table = TABLE
         bound = model.with_frozen(unprefixed(FROZEN, values))
         return bound.predict(bound.tensors(values[PARAMS]), unprefixed(EXAMPLE, values))
 
-    ports = [Port(PARAMS, (model.schema.size,)), *vector_ports(FROZEN, specs_of(model.frozen_vectors))]
+    ports = [Port(PARAMS, (model.schema.size,)), *vector_ports(FROZEN, frozen_specs_of(model.frozen_vectors))]
     ports += [example_port(field) for field in model.spec.inputs]
     with torch.no_grad():
         captured = capture(predict, ports, batch, Layers(model.module), table)

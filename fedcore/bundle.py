@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import DigestMismatch, PlanError
@@ -75,11 +76,26 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         return max(parity.l2 for parity in self.parity)
 
 
+class Quantisation(msgspec.Struct, frozen=True, kw_only=True):
+    """The cost of frozen weights in few bits: the loss before training, with them and with exact ones.
+
+    bits: the fewest of a weight.
+    """
+
+    bits: int
+    loss: float
+    exact_loss: float
+
+
 class Certificate(msgspec.Struct, frozen=True):
-    """Proof, made at export, that the graphs of every format compute what the reference, torch, computes."""
+    """Proof, made at export, that the graphs of every format compute what the reference, torch, computes.
+
+    quantisation: set where weights are in few bits. The reference computes with the same weights.
+    """
 
     reference: str
     formats: dict[str, Evidence]
+    quantisation: Quantisation | UnsetType = UNSET
 
     @property
     def worst(self) -> float:

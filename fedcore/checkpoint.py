@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from fedcore.errors import SchemaError
-from fedcore.params import FLOAT_BYTES, Float32, VectorSpec
+from fedcore.params import FLOAT_BYTES, Float32, Frozen, FrozenVector, VectorSpec
 
 
 def specs_of(vectors: Mapping[str, Float32]) -> tuple[VectorSpec, ...]:
@@ -22,14 +23,31 @@ def specs_of(vectors: Mapping[str, Float32]) -> tuple[VectorSpec, ...]:
     return tuple(VectorSpec(name, int(vector.size)) for name, vector in vectors.items())
 
 
+def frozen_specs_of(vectors: Mapping[str, Frozen]) -> tuple[FrozenVector, ...]:
+    """The specs that vectors which no round changes satisfy, in their order."""
+    return tuple(
+        FrozenVector(name, int(vector.size), "uint8" if vector.dtype == np.uint8 else "float32")
+        for name, vector in vectors.items()
+    )
+
+
 def encode(vectors: Mapping[str, Float32]) -> bytes:
     """Safetensors bytes of float32 vectors; equal vectors give equal bytes.
 
     Raises SchemaError when a value is not a one-dimensional float32 array.
     """
+    return _encode(vectors, "float32")
+
+
+def encode_frozen(vectors: Mapping[str, Frozen]) -> bytes:
+    """The same of vectors that no round changes: float32 or uint8."""
+    return _encode(vectors, "float32", "uint8")
+
+
+def _encode(vectors: Mapping[str, Frozen], *dtypes: str) -> bytes:
     for name, vector in vectors.items():
-        if vector.dtype != np.float32 or vector.ndim != 1:
-            raise SchemaError(f"vector {name!r} is {vector.dtype}{list(vector.shape)}, expected float32 (n,)")
+        if vector.dtype.name not in dtypes or vector.ndim != 1:
+            raise SchemaError(f"vector {name!r} is {vector.dtype}{list(vector.shape)}, expected {dtypes[0]} (n,)")
     return safetensors.numpy.save({name: np.ascontiguousarray(vector) for name, vector in vectors.items()})
 
 
@@ -67,15 +85,23 @@ def decode(data: bytes, specs: Sequence[VectorSpec]) -> dict[str, Float32]:
 
     Raises SchemaError when the bytes are not safetensors, or do not hold exactly the vectors of `specs`.
     """
+    return _decode(data, {spec.name: ("float32", spec.size) for spec in specs})
+
+
+def decode_frozen(data: bytes, specs: Sequence[FrozenVector]) -> dict[str, Frozen]:
+    """The same of vectors that no round changes."""
+    return _decode(data, {spec.name: (spec.dtype, spec.size) for spec in specs})
+
+
+def _decode(data: bytes, expected: Mapping[str, tuple[str, int]]) -> dict[str, Any]:
     try:
         vectors = safetensors.numpy.load(data)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise SchemaError(f"not a safetensors file: {error}") from error
-    expected = {spec.name: spec.size for spec in specs}
     if set(vectors) != set(expected):
         raise SchemaError(f"vectors are {sorted(vectors)}, expected {sorted(expected)}")
-    for name, size in expected.items():
+    for name, (dtype, size) in expected.items():
         vector = vectors[name]
-        if vector.dtype != np.float32 or vector.shape != (size,):
-            raise SchemaError(f"vector {name!r} is {vector.dtype}{list(vector.shape)}, expected float32[{size}]")
+        if vector.dtype != dtype or vector.shape != (size,):
+            raise SchemaError(f"vector {name!r} is {vector.dtype}{list(vector.shape)}, expected {dtype}[{size}]")
     return {name: vectors[name] for name in expected}

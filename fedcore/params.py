@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from fedcore.errors import SchemaError
 
 Float32 = NDArray[np.float32]
+Frozen: TypeAlias = NDArray[np.float32] | NDArray[np.uint8]
+"""A vector that no round changes."""
 FLOAT_BYTES = 4
 
 Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -41,6 +43,12 @@ class VectorSpec(msgspec.Struct, frozen=True):
 
     name: str
     size: Size
+
+
+class FrozenVector(VectorSpec, frozen=True, omit_defaults=True):
+    """A vector that no round changes. uint8: codes of weights in few bits, which graphs make numbers of."""
+
+    dtype: Literal["float32", "uint8"] = "float32"
 
 
 class ParamSchema(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -34,7 +34,7 @@ from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import DigestMismatch, PlanError, ReportError, SchemaError
 from fedcore.hold_out import HoldOut
 from fedcore.loop import Loop
-from fedcore.params import ParamSchema, Size, VectorSpec
+from fedcore.params import FrozenVector, ParamSchema, Size, VectorSpec
 from fedcore.questions.question import LONGEST_QUESTION
 from fedcore.report import ReportLayout
 from fedcore.schedule import first_of_pair
@@ -161,7 +161,7 @@ class FrozenVectors(msgspec.Struct, frozen=True):
     """The tensors of a model that no round changes, row-major each: one blob in the form of a checkpoint."""
 
     blob: BlobRef
-    vectors: tuple[VectorSpec, ...]
+    vectors: tuple[FrozenVector, ...]
 
 
 class PassPlan(msgspec.Struct, frozen=True):

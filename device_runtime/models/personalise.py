@@ -140,7 +140,7 @@ class _Personalising:
                 examples=train,
                 left_out=left_out,
                 key=KEY,
-                frozen=checkpoint.decode(parts.frozen, plan.frozen.vectors) if plan.frozen else {},
+                frozen=checkpoint.decode_frozen(parts.frozen, plan.frozen.vectors) if plan.frozen else {},
             )
         except FedcoreError as error:
             raise ModelRefused(str(error)) from error

@@ -15,7 +15,7 @@ from device_runtime.footprint import random_field
 from device_runtime.runner import aligned
 from fedcore import checkpoint
 from fedcore.errors import FedcoreError
-from fedcore.params import VectorSpec
+from fedcore.params import Frozen, VectorSpec
 from fedcore.plan import EXAMPLE, FROZEN, PARAMS, PREDICT, Field, Plan, PredictPlan, prefixed
 from fedcore.release import Signed
 
@@ -123,9 +123,9 @@ def load(parts: Parts, backend: Backend) -> Version:
     """
     predict, specs = predict_of(parts.plan, backend.format), (VectorSpec(PARAMS, parts.plan.schema.size),)
     try:
-        weights = dict(checkpoint.decode(parts.parameters, specs))
+        weights: dict[str, Frozen] = dict(checkpoint.decode(parts.parameters, specs))
         if parts.plan.frozen is not None:
-            weights |= prefixed(FROZEN, checkpoint.decode(parts.frozen, parts.plan.frozen.vectors))
+            weights |= prefixed(FROZEN, checkpoint.decode_frozen(parts.frozen, parts.plan.frozen.vectors))
         for name, vector in weights.items():
             if not np.isfinite(vector).all():
                 raise ModelRefused(f"vector {name!r} of version {parts.number} is not finite")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from export.errors import InvalidModel, reason
+from export.few_bits import BITS, EXACT, DenseInFewBits, in_few_bits
+from export.few_bits import FORMS as FORMS_IN_FEW_BITS
 from export.lora import FORMS, lora
 from export.model import ModelSpec, PerExample, accuracy, cross_entropy
 from export.quiet import quiet
@@ -41,6 +43,7 @@ class Pretrained:
     task: classification of a text in `classes`, or causal-lm, the next token at every place. rank: of the adapters.
     tokens: the length of a text; shorter ones are padded. layers: names of the adapted layers, by default those of
     attention. freeze_a: train B alone, so that averaging adapters averages their products (FFA-LoRA, Sun et al. 2024).
+    bits: of frozen weights, 32, 8 or 4.
     """
 
     folder: str
@@ -50,6 +53,7 @@ class Pretrained:
     tokens: int = 64
     layers: tuple[str, ...] = ()
     freeze_a: bool = False
+    bits: int = EXACT
 
     @classmethod
     def parse(cls, source: str) -> Pretrained:
@@ -63,6 +67,7 @@ class Pretrained:
             "tokens": int,
             "layers": _names,
             "freeze_a": _truth,
+            "bits": int,
         }
         for setting in settings:
             name, _, text = setting.partition("=")
@@ -80,6 +85,8 @@ class Pretrained:
         for name, least in {"classes": 2, "rank": 1, "tokens": 2}.items():
             if getattr(self, name) < least:
                 raise InvalidModel(f"{self.folder}: {name} is {getattr(self, name)}; the least is {least}")
+        if self.bits not in (EXACT, *BITS):
+            raise InvalidModel(f"{self.folder}: weights in {self.bits} bits; there are {EXACT}, 8 and 4")
 
 
 def load(folder: str | Path, **settings: Any) -> ModelSpec:
@@ -95,15 +102,14 @@ def spec_of(pretrained: Pretrained) -> ModelSpec:
     if longest is not None and pretrained.tokens > longest:
         raise InvalidModel(f"{pretrained.folder} reads {longest} tokens at most, not {pretrained.tokens}")
     text = Field(TOKENS, "int32", (pretrained.tokens,), vocabulary)
+    make, exact = (functools.partial(build, replace(pretrained, bits=bits)) for bits in (pretrained.bits, EXACT))
     name = "".join(letter if letter.isalnum() else "_" for letter in str(config.model_type))
     if pretrained.task == "classification":
         label = Field(LABEL, "int64", (), pretrained.classes)
-        return ModelSpec(
-            name, functools.partial(build, pretrained), cross_entropy, (text,), label, {"accuracy": accuracy}
-        )
+        return ModelSpec(name, make, cross_entropy, (text,), label, {"accuracy": accuracy}, exact=exact)
     following = Field(NEXT, "int32", (pretrained.tokens,), vocabulary)
     loss, right = _of_tokens(padding)
-    return ModelSpec(name, functools.partial(build, pretrained), loss, (text,), following, {"accuracy": right})
+    return ModelSpec(name, make, loss, (text,), following, {"accuracy": right}, exact=exact)
 
 
 def padding_of(config: Any) -> int:
@@ -143,6 +149,8 @@ def build(pretrained: Pretrained) -> nn.Module:
     text = Text(model, padding_of(model.config))
     head = [name for name, _ in text.named_parameters() if not name.startswith(inside)]
     train = head if pretrained.task == "classification" else ()
+    if pretrained.bits != EXACT:
+        in_few_bits(text, pretrained.bits, lambda path: not train or path.startswith(inside))
     return lora(text, pretrained.rank, [f"{inside}*.{name}" for name in chosen], train, freeze_a=pretrained.freeze_a)
 
 
@@ -204,6 +212,7 @@ def _forms() -> Mapping[type[nn.Module], Any]:
     """The kinds of layers that can be adapted, with GPT-2's own."""
     from transformers.pytorch_utils import Conv1D
 
+    FORMS_IN_FEW_BITS[Conv1D] = DenseInFewBits
     FORMS[Conv1D] = lambda layer, rank: (
         nn.Linear(layer.nx, rank, bias=False),
         nn.Linear(rank, layer.nf, bias=False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +13,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from export.errors import InvalidModel
+from export.few_bits import EXACT
 from export.huggingface.folder import Pretrained, spec_of
 from export.lora import DOWN, UP, scale_of
 from export.model import Model
-from fedcore.params import Float32, ParamSchema
+from fedcore.params import Float32, Frozen, ParamSchema
 
 PREFIX = "base_model.model."
 """Of every name in a file of adapters, as peft writes them."""
@@ -27,7 +29,7 @@ class Values(NamedTuple):
 
     schema: ParamSchema
     params: Float32
-    frozen: Mapping[str, Float32]
+    frozen: Mapping[str, Frozen]
 
 
 def write_adapters(pretrained: Pretrained, values: Values, folder: Path) -> None:
@@ -89,7 +91,11 @@ def _trained(pretrained: Pretrained, values: Values) -> Any:
             f"{pretrained.folder} with rank {pretrained.rank} and these settings is another model than the plan's: "
             "name it as it was exported"
         )
-    model.freeze(values.frozen)
+    if pretrained.bits == EXACT:
+        model.freeze(values.frozen)
+    else:  # the folder has exact weights, and nothing else is frozen differently but a random A
+        model, few = Model(spec_of(replace(pretrained, bits=EXACT))), values.frozen
+        model.freeze({**model.frozen_vectors, **{name: few[name] for name in model.frozen if name in few}})
     return model.trained(values.params).module.model
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from export.graph_bodies import bodies_of
-from fedcore.params import Float32, ParamSchema
+from fedcore.params import Float32, Frozen, ParamSchema
 from fedcore.plan import EXAMPLE, FROZEN, PARAMS
 
 Array = NDArray[np.generic]
@@ -24,7 +24,7 @@ _FOLDED: Mapping[str, Callable[[onnx.NodeProto, Array, Array], Array]] = {
 
 
 def with_weights(
-    graph: bytes, name: str, schema: ParamSchema, params_D: Float32, frozen: Mapping[str, Float32]
+    graph: bytes, name: str, schema: ParamSchema, params_D: Float32, frozen: Mapping[str, Frozen]
 ) -> bytes:
     """The model of a predict graph with its parameters (D,) and frozen vectors inside, serialised.
 

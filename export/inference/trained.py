@@ -13,9 +13,9 @@ from device_runtime.footprint import random_field
 from export.errors import ParityFailed
 from export.outputs import ALIKE, apart
 from fedcore.bundle import Bundle
-from fedcore.checkpoint import decode
+from fedcore.checkpoint import decode_frozen
 from fedcore.errors import PlanError
-from fedcore.params import Float32
+from fedcore.params import Float32, Frozen
 from fedcore.plan import EXAMPLE, FROZEN, PARAMS, PREDICT, BlobRef, Plan, PredictPlan, prefixed
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -45,11 +45,11 @@ class Trained:
         return self.plan.predict
 
     @property
-    def frozen(self) -> dict[str, Float32]:
+    def frozen(self) -> dict[str, Frozen]:
         """The tensors that no round changed, flat."""
         if self.plan.frozen is None:
             return {}
-        return decode(self.read(self.plan.frozen.blob), self.plan.frozen.vectors)
+        return decode_frozen(self.read(self.plan.frozen.blob), self.plan.frozen.vectors)
 
     def graph(self, form: str) -> bytes:
         """The predict graph in a format. Raises PlanError when the plan is without."""

@@ -9,6 +9,7 @@ from time import process_time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import UNSET
 
 from muster.commands.task import FIRST_TASK
 from muster.options.key_values import parse_key_values
@@ -17,7 +18,7 @@ from simulator.configuration import COMPRESS, HOLD_OUT, LOCAL, ON_HELD_OUT
 
 if TYPE_CHECKING:
     from fedcore.algorithms.algorithm import Algorithm
-    from fedcore.bundle import Bundle, Evidence
+    from fedcore.bundle import Bundle, Certificate, Evidence
     from fedcore.codecs.compression import Compression
     from fedcore.hold_out import HoldOut
     from fedcore.plan import Field, PassPlan, Plan
@@ -299,6 +300,14 @@ def sign(
     answer(facts, json)
 
 
+def _of_bits(certificate: Certificate) -> dict[str, object]:
+    """The cost of weights in few bits, if there are any."""
+    cost = certificate.quantisation
+    if cost is UNSET:
+        return {}
+    return {"frozen_bits": cost.bits, "loss_in_few_bits": cost.loss, "loss_of_exact_weights": cost.exact_loss}
+
+
 def _describe(bundle: Bundle, json: bool) -> None:
     plan, manifest = bundle.plan, bundle.manifest
     facts = {
@@ -317,6 +326,7 @@ def _describe(bundle: Bundle, json: bool) -> None:
         "predict": {item.name: kind_of(item) for item in plan.predict.outputs} if plan.predict else None,
         **({"no_predict": manifest.no_predict} if manifest.no_predict else {}),
         "parity_l2": bundle.certificate.worst,
+        **_of_bits(bundle.certificate),
         "plan_sha256": manifest.plan.sha256,
         "signer": bundle.signer,
     }

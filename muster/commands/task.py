@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from coordinator.settings import Settings
     from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
+    from fedcore.plan import Plan
     from fedcore.release import Signed
 
 task_app = typer.Typer(
@@ -99,7 +100,20 @@ def create(
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
     if not json:
         remark(f"A report has {report_bytes(begun.report, task.settings).words}.{in_words(begun, task.settings)}")
+        _say_what_is_kept(begun)
         _say_next(task, url, given_again(db=db, blobs=blobs, coordinator=coordinator))
+
+
+def _say_what_is_kept(plan: Plan) -> None:
+    """Say if devices with the policy by default refuse a plan, because they would fetch it again in every round."""
+    from device_runtime.permission.policy import Policy
+
+    most, kept = Policy().cache_bytes, max(sum(ref.size for ref in plan.kept_refs(form)) for form in plan.graphs)
+    if kept > most:
+        remark(
+            f"Devices keep {kept / 1e6:,.0f} MB of this plan between rounds. Those whose policy has cache_bytes of "
+            f"{most / 1e6:,.0f} MB, as by default, refuse it: take weights in fewer bits, or raise cache_bytes."
+        )
 
 
 @task_app.command()

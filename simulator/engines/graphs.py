@@ -20,9 +20,9 @@ from export.build import build_plan
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bound import CLIP
-from fedcore.checkpoint import decode
+from fedcore.checkpoint import decode_frozen
 from fedcore.decoding import decoder
-from fedcore.params import Float32
+from fedcore.params import Float32, Frozen
 from fedcore.plan import (
     BROADCAST,
     EXAMPLE,
@@ -150,12 +150,12 @@ class _TripRunner:
             total_S[-2] += weight
 
 
-def _frozen(trip: ExportedTrip) -> dict[str, Float32]:
+def _frozen(trip: ExportedTrip) -> dict[str, Frozen]:
     """The frozen vectors, in memory that is aligned like that of the others."""
     if trip.plan.frozen is None:
         return {}
-    vectors = {}
-    for name, vector in decode(trip.frozen, trip.plan.frozen.vectors).items():
-        vectors[name] = aligned(vector.shape)
+    vectors: dict[str, Frozen] = {}
+    for name, vector in decode_frozen(trip.frozen, trip.plan.frozen.vectors).items():
+        vectors[name] = aligned(vector.shape, vector.dtype)
         np.copyto(vectors[name], vector)
     return vectors

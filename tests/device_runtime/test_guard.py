@@ -150,6 +150,7 @@ def test_a_plan_whose_schema_is_not_its_model_is_refused(world, device):
         (Policy(require_secure_aggregation=True), "require_secure_aggregation"),
         (Policy(plan=PlanLimits(parameters=649)), "plan.parameters"),
         (Policy(plan=PlanLimits(graph_bytes=100)), "plan.graph_bytes"),
+        (Policy(cache_bytes=100), "cache_bytes"),
         (Policy(plan=PlanLimits(batch_examples=29)), "plan.batch_examples"),
         (Policy(per_day=PerDay(bytes=3000)), "per_day.bytes"),
         (Policy(per_day=PerDay(compute_seconds=1e-9)), "per_day.compute_seconds"),

@@ -34,8 +34,8 @@ KEY = StreamKey(seed=2**53 + 3, round=1, slot=7)
 LONG = pytest.mark.long
 # Graphs that a plan must name, and nobody reads.
 HAND = {name: BlobRef.of(b"") for name in ("train.begin", "train.step", "report")}
-# Convolutions, and dense layers with what is frozen: the sample that runs always.
-ADAPTED = "tests.export.models:digits_adapted"
+# Convolutions, and dense layers with what is frozen, also in few bits: the sample that runs always.
+ADAPTED = [f"tests.export.models:digits_{kind}" for kind in ("adapted", "in_8_bits", "in_4_bits")]
 
 
 def drawn(fields):
@@ -61,7 +61,7 @@ def reports(model, algorithm, examples, folder):
     (folder / "plan.json").write_bytes(plan.encode())
     (folder / "checkpoint.safetensors").write_bytes(checkpoint.encode(broadcast))
     frozen = model.frozen_vectors
-    (folder / "frozen.safetensors").write_bytes(checkpoint.encode(frozen))
+    (folder / "frozen.safetensors").write_bytes(checkpoint.encode_frozen(frozen))
     (folder / "key.json").write_text(json.dumps({"seed": str(KEY.seed), "round": str(KEY.round), "slot": "7"}))
     np.savez(folder / "examples.npz", **examples)
     subprocess.run(command("tests/train.ts", folder), check=True)
@@ -71,7 +71,7 @@ def reports(model, algorithm, examples, folder):
     return (folder / "report.safetensors").read_bytes(), body
 
 
-@pytest.mark.parametrize("name", [*(pytest.param(name, marks=LONG) for name in MODELS), ADAPTED])
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=LONG) for name in MODELS), *ADAPTED])
 def test_node_trains_to_the_same_report_bit_for_bit(name, tmp_path):
     model = Model(load(name))
     found, expected = reports(model, create("mimelite", {"batch_size": BATCH}), drawn(model.spec.fields), tmp_path)

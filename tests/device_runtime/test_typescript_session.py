@@ -140,6 +140,11 @@ def test_the_policy_of_the_handbook_is_one(coordinator, session):
     assert "require_https" in session(**policy, unsigned_programs=True)["detail"]
 
 
+def test_a_plan_that_the_cache_cannot_hold_is_refused_unfetched(coordinator, session):
+    assert "against cache_bytes of this device's policy: " in session(cache_bytes=50)["detail"]
+    assert coordinator.calls.count("blob") == 1  # the plan
+
+
 def test_a_cache_of_no_bytes_keeps_no_plan(coordinator, session):
     assert session(cache_bytes=0)["outcome"] == "reported"
     assert session()["outcome"] == "reported"

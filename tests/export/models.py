@@ -7,6 +7,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
+from export.few_bits import in_few_bits
 from export.lora import lora
 from export.model import ModelSpec, accuracy, cross_entropy
 from fedcore.plan import Field
@@ -130,6 +131,25 @@ def digits_adapted():
         return lora(body, 2, layers=("2",), train=("4.*",))
 
     return spec(make, inputs=(Field("x", "float32", (1, 8, 8)),), label=Field("y", "int64", high=10))
+
+
+def digits_in_bits(bits):
+    """The same, with its dense layers in few bits."""
+
+    def make():
+        body = nn.Sequential(backbone(1), nn.Flatten(), nn.Linear(384, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+        head = nn.Linear(64, 10)
+        return lora(nn.Sequential(*in_few_bits(body, bits), head), 2, layers=("2", "4"), train=("6.*",))
+
+    return spec(make, inputs=(Field("x", "float32", (1, 8, 8)),), label=Field("y", "int64", high=10))
+
+
+def digits_in_8_bits():
+    return digits_in_bits(8)
+
+
+def digits_in_4_bits():
+    return digits_in_bits(4)
 
 
 def all_frozen():

@@ -188,7 +188,8 @@ def pickled(folder):
         ("task=poetry", None, "no task is called 'poetry'"),
         ("rank=0", None, "rank is 0; the least is 1"),
         ("rank=many", None, "rank cannot be 'many'"),
-        ("bits=3", None, "has no setting 'bits'"),
+        ("bits=3", None, "weights in 3 bits; there are 32, 8 and 4"),
+        ("speed=3", None, "has no setting 'speed'"),
         ("tokens=10,layers=telepathy", None, "no layer that can be adapted"),
     ],
 )

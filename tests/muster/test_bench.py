@@ -16,9 +16,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import curves
+from benchmarks import curves, language_model
 from benchmarks.device_footprint import LOADS, LOADS_SANDBOX, import_cpu_s, run_python, size_mb, train_rss_mb
-from benchmarks.options import BENCHMARKS, CurvesOptions, ReportOptions
+from benchmarks.options import BENCHMARKS, CurvesOptions, LanguageModelOptions, ReportOptions
 from benchmarks.report import run
 from benchmarks.runner import command_of
 from fedcore.algorithms import ALGORITHMS, create
@@ -164,6 +164,20 @@ def test_a_report_is_measured_against_its_body_received_hashed_and_added():
     assert [pair.coordinator_ms > pair.yardstick_ms > 0 for pair in cost.pairs] == [True, True]
     assert 0 < cost.ratio < 1
     assert cost.target is None
+
+
+@pytest.mark.long
+def test_a_language_model_is_measured_in_each_number_of_bits():
+    pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 320}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    exact, *few = language_model.run(LanguageModelOptions(shape=sizes | heads), lambda *_: None).bits
+    assert [one.bits for one in few] == [8, 4]
+    for one, most in zip(few, (0.3, 0.2), strict=True):
+        assert one.blob_ratio == one.blob_mb / exact.blob_mb <= most
+        assert one.parity_l2 <= 1e-5
+        assert one.loss != one.loss_exact
+    assert min(exact.peak_mb, exact.step_ms, exact.report_kb, exact.predict_ms) > 0
 
 
 def test_a_sysroot_is_made_in_a_checkout_and_an_installed_package_says_so(typed, monkeypatch):

@@ -46,6 +46,7 @@ def both(model, algorithm, population):
     [
         ("mlp", "fedavg", {"batch_size": 5, "epochs": 2, "weighting": "uniform"}),
         ("tests.export.models:digits_dropout", "fedadam", {"batch_size": 5}),
+        ("tests.export.models:digits_in_4_bits", "fedavg", {"batch_size": 5}),
         *(
             pytest.param("logreg", name, {"batch_size": 5}, marks=[] if name in SAMPLE else pytest.mark.long)
             for name in GRAPHS_RUN

@@ -5,7 +5,7 @@
  */
 
 import type { Bytes } from "../src/core/bytes.ts";
-import { decodeVectors } from "../src/core/checkpoint.ts";
+import { decodeFrozen, decodeVectors } from "../src/core/checkpoint.ts";
 import { type Engine, Graph } from "../src/core/engine.ts";
 import { checkExamples } from "../src/core/examples.ts";
 import { decodePlan } from "../src/core/plan.ts";
@@ -25,7 +25,7 @@ export async function workOf(read: (path: string) => Promise<Bytes>, engine: Eng
   checkExamples(plan, examples);
   const broadcast = decodeVectors(await read("checkpoint.safetensors"), plan.broadcast);
   const { vectors } = plan.frozen ?? { vectors: null };
-  const frozen = vectors === null ? new Map() : decodeVectors(await read("frozen.safetensors"), vectors);
+  const frozen = vectors === null ? new Map() : decodeFrozen(await read("frozen.safetensors"), vectors);
   const key = { seed, round, slot, secret: new Uint8Array() };
   return { engine, plan, graphs, broadcast, frozen, examples, key, keepGoing: () => true };
 }

@@ -8,13 +8,13 @@ import * as v from "valibot";
 import { type Bytes, concat, hex, littleEndian, utf8 } from "./bytes.ts";
 import { FormatError } from "./errors.ts";
 import { checked, count, parseJson } from "./json.ts";
-import type { VectorSpec } from "./plan.ts";
+import type { FrozenVector, VectorSpec } from "./plan.ts";
 import { sha256 } from "./primitives.ts";
 import type { Float32 } from "./report.ts";
 
 const HEAD_BYTES = 8;
 const tensorSchema = v.object({
-  dtype: v.literal("F32"),
+  dtype: v.picklist(["F32", "U8"]),
   shape: v.tuple([count]),
   data_offsets: v.tuple([count, count]),
 });
@@ -38,23 +38,32 @@ export async function vectorDigest({ buffer, byteOffset, byteLength }: Float32):
  * Throws FormatError when the bytes are not safetensors, or do not hold exactly the vectors of `specs`.
  */
 export function decodeVectors(data: Bytes, specs: readonly VectorSpec[]): Map<string, Float32> {
+  const floats = specs.map(({ name, size }) => ({ name, size, dtype: "float32" as const }));
+  return decodeFrozen(data, floats) as Map<string, Float32>;
+}
+
+/** The same of vectors that no round changes. */
+export function decodeFrozen(data: Bytes, specs: readonly FrozenVector[]): Map<string, Float32 | Bytes> {
   const tensors = readHeader(data);
   const names = specs.map((spec) => spec.name);
   if ([...tensors.keys()].sort().join() !== [...names].sort().join()) {
     throw new FormatError(`vectors are ${[...tensors.keys()]}, expected ${names}`);
   }
-  const found = new Map<string, Float32>();
-  for (const { name, size } of specs) {
+  const found = new Map<string, Float32 | Bytes>();
+  for (const { name, size, dtype } of specs) {
     const { shape, values } = tensors.get(name)!;
-    if (shape !== size || values.length !== 4 * size) {
-      throw new FormatError(`vector ${name} has ${shape} values in ${values.length} bytes, expected float32[${size}]`);
+    const [bytes, code] = dtype === "uint8" ? [1, "U8"] : [4, "F32"];
+    if (shape !== size || values.length !== bytes * size || tensors.get(name)!.dtype !== code) {
+      throw new FormatError(`vector ${name} has ${shape} values in ${values.length} bytes, expected ${dtype}[${size}]`);
     }
-    found.set(name, new Float32Array(values.slice().buffer));
+    const own = values.slice();
+    found.set(name, dtype === "uint8" ? own : new Float32Array(own.buffer));
   }
   return found;
 }
 
 interface Tensor {
+  readonly dtype: "F32" | "U8";
   readonly shape: number;
   readonly values: Bytes;
 }
@@ -75,13 +84,14 @@ function readHeader(data: Bytes): Map<string, Tensor> {
   const ranges: [start: number, end: number][] = [];
   for (const [name, value] of Object.entries(described)) {
     const {
+      dtype,
       shape,
       data_offsets: [start, end],
     } = checked(tensorSchema, value, `vector ${name}`);
     if (start > end || base + end > data.length) {
       throw new FormatError(`vector ${name} goes beyond the end of its file`);
     }
-    tensors.set(name, { shape: shape[0], values: data.subarray(base + start, base + end) });
+    tensors.set(name, { dtype, shape: shape[0], values: data.subarray(base + start, base + end) });
     ranges.push([start, end]);
   }
   const behind = ranges

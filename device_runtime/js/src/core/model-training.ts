@@ -1,7 +1,7 @@
 /** The training of a personal model: a version's plan, its examples and graphs, under the owner's limits. */
 
 import type { Bytes } from "./bytes.ts";
-import { decodeVectors } from "./checkpoint.ts";
+import { decodeFrozen, decodeVectors } from "./checkpoint.ts";
 import { Graph } from "./engine.ts";
 import { checkExamples } from "./examples.ts";
 import type { Guard } from "./permission/guard.ts";
@@ -56,7 +56,7 @@ export async function trained(
   checkExamples(plan, all);
   const [examples, leftOut] = await divided(plan, all);
   const broadcast = decodeVectors(await mine(release.parameters), [{ name: "params", size: parameterCount(plan) }]);
-  const frozen = plan.frozen === null ? new Map() : decodeVectors(await mine(plan.frozen.blob), plan.frozen.vectors);
+  const frozen = plan.frozen === null ? new Map() : decodeFrozen(await mine(plan.frozen.blob), plan.frozen.vectors);
   const graphs = new Map<string, Graph>();
   try {
     for (const [name, ref] of refs) graphs.set(name, await Graph.load(engine, await fetch(ref), name));

@@ -2,11 +2,20 @@
 
 import type { Tensor } from "onnxruntime-common";
 import type { Bytes } from "./bytes.ts";
-import { decodeVectors } from "./checkpoint.ts";
-import { type Engine, Graph } from "./engine.ts";
+import { decodeFrozen } from "./checkpoint.ts";
+import { type Engine, flatTensor, Graph } from "./engine.ts";
 import { FormatError, InputRefused, ModelRefused } from "./errors.ts";
 import { KINDS, type Values } from "./examples.ts";
-import { type BlobRef, decodePlan, type Field, FORMAT, type Plan, PREDICT, parameterCount } from "./plan.ts";
+import {
+  type BlobRef,
+  decodePlan,
+  type Field,
+  FORMAT,
+  type FrozenVector,
+  type Plan,
+  PREDICT,
+  parameterCount,
+} from "./plan.ts";
 import type { ModelRelease } from "./release.ts";
 
 /** By name the values of n rows, one row after the other, each in the typed array of its element type. */
@@ -62,13 +71,14 @@ export class Version {
 
   /** The version of a release. Throws ModelRefused or PlanRefused when its parts do not fit, and as `get`. */
   static async load(engine: Engine, release: ModelRelease, recipe: Recipe, get: Get): Promise<Version> {
-    const specs = new Map([["parameters", [{ name: "params", size: parameterCount(recipe.plan) }]]]);
+    const params = { name: "params", size: parameterCount(recipe.plan), dtype: "float32" as const };
+    const specs = new Map<string, readonly FrozenVector[]>([["parameters", [params]]]);
     if (recipe.plan.frozen !== null) specs.set("frozen", recipe.plan.frozen.vectors);
     const constants: Record<string, Tensor> = {};
     for (const [kind, wanted] of specs) {
       for (const [name, values] of vectorsOf(await get(recipe.blobs.get(kind)!), wanted, kind)) {
         const edge = kind === "frozen" ? `frozen.${name}` : name;
-        constants[edge] = new engine.ort.Tensor("float32", values, [values.length]);
+        constants[edge] = flatTensor(engine, values);
       }
     }
     const graph = await Graph.load(engine, await get(recipe.blobs.get("graph")!), PREDICT);
@@ -163,9 +173,9 @@ function drawn({ dtype, shape, high }: Field): Values {
   return new KINDS[dtype](Array.from({ length: size }, (_, place) => place % most));
 }
 
-function vectorsOf(data: Bytes, specs: readonly { name: string; size: number }[], kind: string) {
+function vectorsOf(data: Bytes, specs: readonly FrozenVector[], kind: string) {
   try {
-    const vectors = decodeVectors(data, specs);
+    const vectors = decodeFrozen(data, specs);
     for (const values of vectors.values()) {
       if (!values.every(Number.isFinite)) throw new ModelRefused(`${kind} of the version hold an infinity or NaN`);
     }

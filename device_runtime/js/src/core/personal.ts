@@ -5,6 +5,7 @@
  */
 
 import type { Tensor } from "onnxruntime-common";
+import { flatTensor } from "./engine.ts";
 import { NonFiniteReport, PlanRefused } from "./errors.ts";
 import { type Examples, ExamplesError } from "./examples.ts";
 import { only, places } from "./hold-out.ts";
@@ -115,7 +116,7 @@ export async function personalise(work: Work, leftOut: Examples): Promise<Measur
 function from(work: Work, pass: PassPlan, index: number, params: Float32): Promise<Swept> {
   const { Tensor } = work.engine.ort;
   const known: Record<string, Tensor> = { [`broadcast.${PARAMS}`]: new Tensor("float32", params, [params.length]) };
-  for (const [name, vector] of work.frozen) known[`frozen.${name}`] = new Tensor("float32", vector, [vector.length]);
+  for (const [name, vector] of work.frozen) known[`frozen.${name}`] = flatTensor(work.engine, vector);
   return sweep(work, known, pass, index);
 }
 

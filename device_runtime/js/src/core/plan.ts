@@ -58,6 +58,10 @@ const holdOutSchema = v.object({
   share: v.pipe(v.number(), v.gtValue(0), v.ltValue(1)),
   side: v.optional(v.picklist(["train", "held-out"]), "train"),
 });
+const frozenSchema = v.object({
+  ...vectorSchema.entries,
+  dtype: v.optional(v.picklist(["float32", "uint8"]), "float32"),
+});
 const predictSchema = v.object({
   inputs: v.array(v.string()),
   outputs: v.array(fieldSchema),
@@ -80,7 +84,7 @@ const planSchema = v.object({
     collection: v.optional(v.string(), "default"),
     hold_out: v.nullish(holdOutSchema, null),
   }),
-  frozen: v.nullish(v.object({ blob: blobSchema, vectors: v.array(vectorSchema) }), null),
+  frozen: v.nullish(v.object({ blob: blobSchema, vectors: v.array(frozenSchema) }), null),
   second: v.nullish(tripSchema, null),
   kept: v.optional(v.array(vectorSchema), []),
   predict: v.nullish(predictSchema, null),
@@ -88,6 +92,8 @@ const planSchema = v.object({
 });
 
 export type VectorSpec = v.InferOutput<typeof vectorSchema>;
+/** A vector that no round changes. uint8: codes of weights in few bits. */
+export type FrozenVector = v.InferOutput<typeof frozenSchema>;
 export type BlobRef = v.InferOutput<typeof blobSchema>;
 export type Loop = v.InferOutput<typeof loopSchema>;
 export type PassPlan = v.InferOutput<typeof passSchema>;

@@ -5,8 +5,8 @@
 
 import type { Tensor } from "onnxruntime-common";
 import { batches, noise, type StreamKey } from "./batching.ts";
-import { letGo } from "./bytes.ts";
-import type { Engine, Graph, Tensors } from "./engine.ts";
+import { type Bytes, letGo } from "./bytes.ts";
+import { type Engine, flatTensor, type Graph, type Tensors } from "./engine.ts";
 import { DeadlinePassed, NonFiniteReport, PlanRefused } from "./errors.ts";
 import type { Examples, Values } from "./examples.ts";
 import { countLosses, countsLosses, LOSSES, LOSSES_SIZE } from "./loss-counts.ts";
@@ -43,7 +43,7 @@ export interface Work {
   readonly plan: Plan;
   readonly graphs: ReadonlyMap<string, Graph>;
   readonly broadcast: ReadonlyMap<string, Float32>;
-  readonly frozen: ReadonlyMap<string, Float32>;
+  readonly frozen: ReadonlyMap<string, Float32 | Bytes>;
   readonly examples: Examples;
   readonly key: StreamKey;
   readonly keepGoing: () => boolean;
@@ -68,11 +68,8 @@ export async function execute(work: Work): Promise<TrainingResult> {
   const { plan, engine, examples } = work;
   checkSums(plan);
   const known: Record<string, Tensor> = {};
-  for (const [prefix, vectors] of Object.entries({ broadcast: work.broadcast, frozen: work.frozen })) {
-    for (const [name, vector] of vectors) {
-      known[`${prefix}.${name}`] = new engine.ort.Tensor("float32", vector, [vector.length]);
-    }
-  }
+  for (const [name, vector] of work.broadcast) known[`broadcast.${name}`] = flatTensor(engine, vector);
+  for (const [name, vector] of work.frozen) known[`frozen.${name}`] = flatTensor(engine, vector);
   const parts = new Map<string, Float32>();
   const carries: Tensor[] = [];
   let [steps, finite] = [0, 0];

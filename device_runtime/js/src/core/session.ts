@@ -3,7 +3,7 @@
  * A device that was stopped finds its last assignment in the store, and first finishes that.
  */
 
-import { decodeVectors, encodeVector } from "./checkpoint.ts";
+import { decodeFrozen, decodeVectors, encodeVector } from "./checkpoint.ts";
 import { acceptableTasks, roundedMb, statedConditions, statedExamples } from "./conditions.ts";
 import { Graph } from "./engine.ts";
 import {
@@ -245,7 +245,7 @@ class Session {
     const broadcast = decodeVectors(await this.#transport.blob(given.checkpoint), plan.broadcast);
     await checkModel(given, broadcast);
     const frozen =
-      plan.frozen === null ? new Map() : decodeVectors(await this.#blob(plan.frozen.blob), plan.frozen.vectors);
+      plan.frozen === null ? new Map() : decodeFrozen(await this.#blob(plan.frozen.blob), plan.frozen.vectors);
     // In a secure round a graph's noise must stay secret: a plan could use it to place examples apart in the sum.
     const secret = given.secagg === null ? new Uint8Array() : random(SECRET_BYTES);
     const key = { seed: given.seed, round: given.round, slot: given.slot, secret };

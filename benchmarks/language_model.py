@@ -1,0 +1,130 @@
+"""A small language model on one device: its frozen weights in 32, 8 and 4 bits.
+
+The shape is that of SmolLM2-135M (Allal et al., arXiv:2502.02737, 2025): 30 layers of 576, a vocabulary of 49,152 whose
+embedding is also the last layer. Its weights are drawn, as nothing is downloaded. Adapters of rank 8 are trained on
+batches of two texts of 64 tokens. The figures are those of the certificate: of graphs on ONNX Runtime, in a process
+that has nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from benchmarks.options import LanguageModelOptions
+from device_runtime.backends.onnxruntime import OnnxRuntime
+from device_runtime.footprint import random_field
+from export.build import export_bundle
+from export.few_bits import BITS, EXACT
+from export.huggingface.folder import Pretrained, spec_of
+from export.model import Model
+from fedcore.algorithms import create
+from fedcore.bundle import Bundle
+from fedcore.plan import EXAMPLE, FROZEN, PARAMS, PREDICT, prefixed
+from muster.output import Say
+
+SHAPE = {
+    "vocab_size": 49_152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
+}
+TOKENS, BATCH, RANK = 64, 2, 8
+TARGETS = {"blob_ratio_8": 0.28, "blob_ratio_4": 0.17, "peak_mb_8": 450.0, "peak_mb_4": 380.0, "step_ratio": 1.7}
+
+
+class OfBits(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one number of bits.
+
+    blob_mb: of what is frozen, in 10^6 bytes. peak_mb: of the process that trains, in 2^20. step_ms, predict_ms: CPU
+    time of a step, and of a prediction for one text. parity_l2: the largest distance from torch. loss: before training,
+    and loss_exact with exact weights. step_ratio: to 32 bits.
+    """
+
+    bits: int
+    blob_mb: float
+    peak_mb: float
+    step_ms: float
+    parity_l2: float
+    report_kb: float
+    predict_ms: float
+    loss: float | None
+    loss_exact: float | None
+    blob_ratio: float
+    step_ratio: float
+
+
+class LanguageModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of all. `targets` are the most that they may be."""
+
+    bits: list[OfBits]
+    targets: dict[str, float]
+
+
+def run(options: LanguageModelOptions, say: Say) -> LanguageModel:
+    """Measure. Raises InvalidModel without the extra `huggingface`."""
+    with tempfile.TemporaryDirectory(prefix="muster-language-model-") as place:
+        folder = Path(place)
+        say("draw the weights")
+        _save(folder / "model", {**SHAPE, **options.shape})
+        found: list[OfBits] = []
+        for bits in (EXACT, *BITS):
+            say(f"{bits} bits")
+            found.append(_measured(folder, bits, found[0] if found else None))
+    return LanguageModel(bits=found, targets=TARGETS)
+
+
+def _save(folder: Path, shape: dict[str, Any]) -> None:
+    import torch
+    import transformers
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape)).save_pretrained(folder)
+
+
+def _measured(folder: Path, bits: int, exact: OfBits | None) -> OfBits:
+    model = Model(spec_of(Pretrained(str(folder / "model"), "causal-lm", rank=RANK, tokens=TOKENS, bits=bits)))
+    bundle = export_bundle(model, create("fedavg", {"batch_size": BATCH}), folder / str(bits))
+    evidence, cost = bundle.certificate.formats["onnx"], bundle.certificate.quantisation
+    costs = {} if cost is msgspec.UNSET else {"loss": cost.loss, "loss_exact": cost.exact_loss}
+    blob = 0 if bundle.plan.frozen is None else bundle.plan.frozen.blob.size
+    blob_mb, step_ms = blob / 1e6, evidence.footprint.step_cpu_ms
+    return OfBits(
+        bits=bits,
+        blob_mb=blob_mb,
+        peak_mb=evidence.footprint.peak_rss_mb,
+        step_ms=step_ms,
+        parity_l2=evidence.worst,
+        report_kb=4 * bundle.plan.report.size / 1000,
+        predict_ms=1e3 * _predict_s(bundle, model),
+        blob_ratio=blob_mb / exact.blob_mb if exact else 1.0,
+        step_ratio=step_ms / exact.step_ms if exact else 1.0,
+        **{"loss": None, "loss_exact": None, **costs},
+    )
+
+
+def _predict_s(bundle: Bundle, model: Model) -> float:
+    """CPU seconds of a prediction for one text, the least of three."""
+    predict, random = bundle.plan.predict, np.random.default_rng(0)
+    if predict is None:
+        return math.nan
+    graph = OnnxRuntime().load(bundle.read(predict.graphs["onnx"]), PREDICT)
+    texts = {item.name: random_field(item, 1, random) for item in model.spec.inputs}
+    inputs = {PARAMS: model.initial} | prefixed(FROZEN, model.frozen_vectors) | prefixed(EXAMPLE, texts)
+    outputs = {item.name: np.empty((1, *item.shape), item.dtype) for item in predict.outputs}
+    best = math.inf
+    for _ in range(3):
+        began = time.process_time()
+        graph.run(inputs, outputs)
+        best = min(best, time.process_time() - began)
+    return best

@@ -1,0 +1,227 @@
+"""Frozen weights in 8 or 4 bits: layers that hold codes, and make numbers of them where they multiply.
+
+A weight is (code − middle) · scale: symmetric, with a scale for each output of a layer in 8 bits, and for each block of
+32 of its inputs in 4 (the absmax quantisation of Dettmers, Lewis, Belkada, Zettlemoyer, "LLM.int8()", NeurIPS 2022,
+and in blocks of Dettmers, Pagnoni, Holtzman, Zettlemoyer, "QLoRA", NeurIPS 2023, with uniform codes). Codes are frozen
+vectors of bytes, and so are a quarter and an eighth of the weights.
+
+Memory, not only bytes: a graph that may make all numbers before it multiplies does so, and holds the whole model as
+floats. So a panel of a matrix is taken at rows that depend on the value that it multiplies, and on the panel before;
+the backward pass takes them anew.
+
+Shapes: B rows of a value, I inputs, O outputs, P rows of a panel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from export.errors import InvalidModel
+
+M = TypeVar("M", bound=nn.Module)
+BITS, EXACT = (8, 4), 32
+BLOCK = 32
+"""Inputs that share a scale in 4 bits."""
+SMALLEST = 256
+"""Weights of fewer values stay as they are."""
+PANEL = 1 << 20
+"""Numbers of a panel, at most."""
+_in_order: ContextVar[bool] = ContextVar("in_order", default=False)
+
+
+@contextlib.contextmanager
+def in_order() -> Iterator[None]:
+    """A block whose operators say in which order panels are made: for graphs that a runtime orders by itself."""
+    token = _in_order.set(True)
+    try:
+        yield
+    finally:
+        _in_order.reset(token)
+
+
+def in_few_bits(module: M, bits: int, chosen: Callable[[str], bool] = lambda path: True) -> M:
+    """The same module, whose dense layers and embeddings hold their weights in 8 or 4 bits and are frozen.
+
+    chosen: whether the layer of a path is one of them. A weight that layers share stays shared. In 4 bits, a weight
+    whose inputs are no multiple of 64 takes 8. Raises InvalidModel for other bits.
+    """
+    if bits not in BITS:
+        raise InvalidModel(f"weights in {bits} bits; there are 8 and 4")
+    codes: dict[int, Codes] = {}
+    found = [(path, layer) for path, layer in module.named_modules() if type(layer) in FORMS]
+    for path, layer in found:
+        if layer.weight.numel() < SMALLEST or not chosen(path):
+            continue
+        weight = layer.weight
+        if id(weight) not in codes:
+            codes[id(weight)] = Codes(_rows(layer), bits)
+        parent, _, name = path.rpartition(".")
+        setattr(module.get_submodule(parent), name, FORMS[type(layer)](layer, codes[id(weight)]))
+    return module
+
+
+class Codes(nn.Module):
+    """A matrix (O, I) as codes and scales. In 4 bits a byte has the codes of inputs i, and of I / 2 + i times 16."""
+
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(self, weight_OI: Tensor, bits: int) -> None:
+        super().__init__()
+        rows, inputs = weight_OI.shape
+        self.bits = bits if bits == 8 or inputs % (2 * BLOCK) == 0 else 8
+        middle = float(self.middle)
+        grouped = weight_OI.detach().reshape(rows, -1, inputs if self.bits == 8 else BLOCK)
+        scales = grouped.abs().amax(-1, keepdim=True) / (middle - 1)
+        codes = (grouped / scales.where(scales > 0, torch.ones(()))).round().reshape(rows, inputs) + middle
+        if self.bits == 4:
+            codes = codes[:, : inputs // 2] + 16 * codes[:, inputs // 2 :]
+        self.register_buffer("codes", codes.to(torch.uint8))
+        self.register_buffer("scales", scales.squeeze(-1).contiguous())
+
+    @property
+    def middle(self) -> int:
+        """The code of zero."""
+        return 1 << (self.bits - 1)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(O, I)."""
+        rows, bytes_of_row = self.codes.shape
+        return rows, bytes_of_row * 8 // self.bits
+
+    @property
+    def numbers(self) -> Tensor:
+        """The matrix, (O, I)."""
+        return torch.cat(_parts(self.codes, self.scales, self.bits), 1)
+
+    def rows(self, places_P: Tensor) -> Tensor:
+        """Rows of the matrix, (P, I)."""
+        codes, scales = (matrix.index_select(0, places_P) for matrix in (self.codes, self.scales))
+        return torch.cat(_parts(codes, scales, self.bits), 1)
+
+
+def _parts(codes: Tensor, scales: Tensor, bits: int) -> list[Tensor]:
+    """The numbers of codes, and of scales (P, 1) or (P, I / 32): (P, I), or in 4 bits each half of the inputs."""
+    numbers = codes.to(torch.float32)
+    if bits == 8:
+        return [(numbers - 128.0) * scales]
+    sixteenths = numbers * (1 / 16)
+    upper = torch.floor(sixteenths)
+    lower_scales, upper_scales = scales.chunk(2, 1)
+    halves = (sixteenths - (upper + 0.5), 16.0 * lower_scales), (upper - 8.0, upper_scales)
+    return [(half.reshape(*by.shape, BLOCK) * by[..., None]).reshape(half.shape) for half, by in halves]
+
+
+class _Panel(NamedTuple):
+    first: int
+    behind: int
+
+
+def _panels(rows: int, inputs: int) -> list[_Panel]:
+    size = max(PANEL // inputs, 1)
+    return [_Panel(first, min(first + size, rows)) for first in range(0, rows, size)]
+
+
+def _taken(matrix: Tensor, panel: _Panel, after: Tensor) -> Tensor:
+    """Rows of a matrix. Within `in_order` they wait for a value to be there."""
+    if not _in_order.get():
+        return matrix[panel.first : panel.behind]
+    nothing = (after.detach().reshape(-1)[:1] > torch.inf).to(torch.int64)  # no number is: 0, which no runtime foresees
+    return matrix.index_select(0, torch.arange(panel.first, panel.behind) + nothing)
+
+
+class _Product(torch.autograd.Function):
+    """x Wᵀ of x (B, I) and W in few bits, and its gradient g W, each panel by panel."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x_BI: Tensor, codes: Tensor, scales: Tensor, bits: int) -> Tensor:
+        """(B, O)."""
+        parts: list[Tensor] = []
+        for panel in _panels(codes.shape[0], x_BI.shape[-1]):
+            after = parts[-1] if parts else x_BI
+            weights = _parts(_taken(codes, panel, after), scales[panel.first : panel.behind], bits)
+            products = [x @ part.t() for x, part in zip(x_BI.chunk(len(weights), -1), weights, strict=True)]
+            parts.append(products[0] if len(products) == 1 else products[0] + products[1])
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # torch's signature
+        """Keep the codes for the gradient."""
+        x_BI, codes, scales, ctx.bits = inputs
+        ctx.inputs = x_BI.shape[-1]
+        ctx.save_for_backward(codes, scales)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_BO: Tensor) -> tuple[Tensor, None, None, None]:
+        """The gradient with respect to x, (B, I)."""
+        codes, scales = ctx.saved_tensors
+        after, total = gradient_BO, torch.zeros(())
+        for panel in _panels(codes.shape[0], ctx.inputs):
+            weights = _parts(_taken(codes, panel, after), scales[panel.first : panel.behind], ctx.bits)
+            gradient_BP = gradient_BO[..., panel.first : panel.behind]
+            part = torch.cat([gradient_BP @ weight for weight in weights], -1)
+            after = total = total + part if panel.first else part
+        return total, None, None, None
+
+
+class _InFewBits(nn.Module):
+    """A frozen layer in few bits."""
+
+    def __init__(self, weight: Codes) -> None:
+        super().__init__()
+        self.weight_in_bits = weight
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight (O, I), for those that look at it."""
+        return self.weight_in_bits.numbers
+
+
+class DenseInFewBits(_InFewBits):
+    """A frozen dense layer in few bits."""
+
+    def __init__(self, layer: Any, weight: Codes) -> None:
+        super().__init__(weight)
+        self.out_features, self.in_features = weight.shape
+        self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach(), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, O) of (…, I)."""
+        weight = self.weight_in_bits
+        flat = x.reshape(-1, self.in_features)
+        made: Tensor = _Product.apply(flat, weight.codes, weight.scales, weight.bits)  # type: ignore[no-untyped-call]
+        made = made.reshape(*x.shape[:-1], self.out_features)
+        return made if self.bias is None else made + self.bias
+
+
+class EmbeddingInFewBits(_InFewBits):
+    """A frozen embedding in few bits."""
+
+    def __init__(self, layer: nn.Embedding, weight: Codes) -> None:  # as of other layers
+        super().__init__(weight)
+
+    def forward(self, places: Tensor) -> Tensor:
+        """(…, I) of places (…)."""
+        made = self.weight_in_bits.rows(places.reshape(-1))
+        return made.reshape(*places.shape, made.shape[-1])
+
+
+FORMS: dict[type[nn.Module], Callable[[Any, Codes], nn.Module]] = {
+    nn.Linear: DenseInFewBits,
+    nn.Embedding: EmbeddingInFewBits,
+}
+
+
+def _rows(layer: Any) -> Tensor:
+    """The weight of a layer as (O, I)."""
+    weight: Tensor = layer.weight
+    return weight if isinstance(layer, nn.Linear | nn.Embedding) else weight.t()  # GPT-2's own is the other way round

@@ -1,0 +1,167 @@
+"""Frozen weights in 8 and 4 bits: codes, graphs in both formats, memory, and what they cost."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from export.build import export_bundle
+from export.errors import InvalidModel
+from export.few_bits import BLOCK, Codes, DenseInFewBits, in_few_bits
+from export.huggingface.folder import Pretrained, spec_of
+from export.huggingface.written import Values, write_merged
+from export.lora import lora
+from export.model import Model, ModelSpec, cross_entropy
+from export.verify import verify_bundle
+from fedcore.algorithms import create
+from fedcore.checkpoint import decode, decode_frozen, encode, encode_frozen, frozen_specs_of
+from fedcore.errors import SchemaError
+from fedcore.plan import Field
+from tests.export import models
+from tests.export.test_huggingface import pretrained
+
+WORDS = 300
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is also that of the last layer, as in language models."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.last = nn.Embedding(WORDS, 64), nn.Linear(64, WORDS, bias=False)
+        self.inner, self.own = nn.Linear(64, 64), nn.Linear(WORDS, 5)
+        self.last.weight = self.words.weight
+
+    def forward(self, places):
+        return self.own(self.last(self.inner(self.words(places.long())).tanh()).mean(1))
+
+
+def tied(bits):
+    def make():
+        module = Tied()
+        if bits < 32:
+            in_few_bits(module, bits, lambda path: path != "own")
+        return lora(module, 2, ["inner"], ["own.*"])
+
+    inputs, label = (Field("words", "int32", (6,), WORDS),), Field("y", "int64", (), 5)
+    return ModelSpec("tied", make, cross_entropy, inputs, label, exact=lambda: tied(32).make())
+
+
+@pytest.mark.parametrize(("bits", "most"), [(8, 127), (4, 7)])
+def test_a_number_is_within_half_a_step_of_its_weight(bits, most):
+    weight = torch.randn(7, 128, generator=torch.manual_seed(0)) * torch.logspace(-6, 6, 7)[:, None]
+    weight[3] = 0
+    codes = Codes(weight, bits)
+    assert codes.codes.numel() == 7 * 128 * bits // 8
+    size = 128 if bits == 8 else BLOCK
+    steps = weight.reshape(7, -1, size).abs().amax(-1, keepdim=True) / most
+    apart = (codes.numbers - weight).reshape(7, -1, size).abs()
+    assert (apart <= 0.5001 * steps).all()
+    assert (codes.numbers[3] == 0).all()
+    assert torch.equal(codes.rows(torch.tensor([6, 0])), codes.numbers[[6, 0]])
+
+
+def test_a_weight_whose_inputs_make_no_blocks_takes_8_bits():
+    layer = in_few_bits(nn.Sequential(nn.Linear(96, 40)), 4)[0]
+    assert (layer.weight_in_bits.bits, layer.weight.shape) == (8, (40, 96))
+
+
+def test_small_weights_stay_as_they_are():
+    module = in_few_bits(nn.Sequential(nn.Linear(8, 4), nn.Linear(64, 64)), 8)
+    assert [type(layer) for layer in module] == [nn.Linear, DenseInFewBits]
+
+
+@pytest.mark.parametrize("bits", [3, 16, 32])
+def test_other_bits_are_refused(bits, tmp_path):
+    with pytest.raises(InvalidModel, match=f"weights in {bits} bits; there are 8 and 4"):
+        in_few_bits(nn.Linear(64, 64), bits)
+    if bits != 32:
+        with pytest.raises(InvalidModel, match=f"weights in {bits} bits; there are 32, 8 and 4"):
+            Pretrained.parse(f"hf:{tmp_path},bits={bits}")
+
+
+@pytest.mark.parametrize(("bits", "most"), [(8, 0.29), (4, 0.19)])
+def test_a_tied_weight_travels_once_in_few_bits_and_trains_as_in_torch(bits, most, tmp_path, executorch):
+    exact = sum(vector.nbytes for vector in Model(tied(32)).frozen_vectors.values())
+    bundle = export_bundle(Model(tied(bits)), create("fedavg"), tmp_path, targets=("onnx", "executorch"))
+    assert {one.name: one.dtype for one in bundle.plan.frozen.vectors} == {
+        "inner.bias": "float32",
+        **{
+            f"{name}.weight_in_bits.{part}": kind
+            for name in ("words", "inner")
+            for part, kind in (("codes", "uint8"), ("scales", "float32"))
+        },
+    }
+    assert bundle.plan.frozen.blob.size <= most * exact
+    assert bundle.certificate.worst <= 1e-5
+    cost = bundle.certificate.quantisation
+    assert cost.bits == bits
+    assert 0 < abs(cost.loss - cost.exact_loss) < 0.1
+
+
+def test_a_bundle_in_few_bits_is_verified(tmp_path):
+    name = "tests.export.models:digits_in_4_bits"
+    bundle = export_bundle(Model(models.digits_in_4_bits()), create("fedavg"), tmp_path, name)
+    assert verify_bundle(bundle, name).worst <= 1e-5
+
+
+def test_a_graph_holds_no_more_than_some_weights_as_floats_at_once(tmp_path):
+    def make(bits):
+        body = [layer for _ in range(24) for layer in (nn.Linear(512, 512), nn.Tanh())]
+        chosen = in_few_bits(nn.Sequential(*body), bits) if bits < 32 else body
+        return lora(nn.Sequential(*chosen, nn.Linear(512, 5)), 2, ["0"], ["48.*"])
+
+    peaks = {}
+    for bits in (32, 8):
+        field = Field("x", "float32", (512,))
+        spec = ModelSpec("deep", lambda bits=bits: make(bits), cross_entropy, (field,), Field("y", "int64", (), 5))
+        algorithm = create("fedavg", {"batch_size": 4})
+        bundle = export_bundle(Model(spec), algorithm, tmp_path / str(bits))
+        peaks[bits] = bundle.certificate.formats["onnx"].footprint.peak_rss_mb
+    # As floats the weights are 25 MB, in bytes 6; a graph that makes all of them first would hold 31.
+    assert peaks[8] <= peaks[32] - 8, peaks
+
+
+def test_the_gradient_through_panels_is_that_of_the_whole_product(monkeypatch):
+    layer = in_few_bits(nn.Sequential(nn.Linear(64, 100)), 4)[0]
+    x = torch.randn(3, 5, 64, generator=torch.manual_seed(1), requires_grad=True)
+    monkeypatch.setattr("export.few_bits.PANEL", 64 * 30)
+    (by_panels,) = torch.autograd.grad(layer(x).square().sum(), x)
+    plain = (x @ layer.weight.T + layer.bias).square().sum()
+    torch.testing.assert_close(by_panels, torch.autograd.grad(plain, x)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["Bert", "GPT2", "Llama"])
+def test_a_folder_in_few_bits_is_written_back_with_its_exact_weights(family, tmp_path):
+    import transformers
+
+    given = pretrained(family, tmp_path, bits=8, freeze_a=True)
+    model = Model(spec_of(given), seed=3)
+    assert any(vector.dtype == np.uint8 for vector in model.frozen_vectors.values())
+    params_D = 0.1 * np.random.default_rng(0).standard_normal(model.initial.size).astype(np.float32)
+    write_merged(given, Values(model.schema, params_D, model.frozen_vectors), tmp_path / "merged")
+    kind = transformers.AutoModelForSequenceClassification if given.task == "classification" else None
+    kind = kind or transformers.AutoModelForCausalLM
+    ids = torch.randint(5, 30, (4, 10), generator=torch.manual_seed(0))
+    with torch.no_grad():
+        found = kind.from_pretrained(tmp_path / "merged").eval()(ids, attention_mask=torch.ones_like(ids)).logits
+        exact = Model(spec_of(replace(given, bits=32)), seed=3)
+        exact.freeze({**exact.frozen_vectors, **{k: v for k, v in model.frozen_vectors.items() if k in exact.frozen}})
+        torch.testing.assert_close(found, exact.trained(params_D).module(ids), rtol=0, atol=1e-5)
+
+
+def test_codes_are_read_as_their_spec_says_or_refused():
+    vectors = {"a": np.arange(5, dtype=np.uint8), "b": np.ones(3, np.float32)}
+    data, specs = encode_frozen(vectors), frozen_specs_of(vectors)
+    assert {name: value.tolist() for name, value in decode_frozen(data, specs).items()} == {
+        "a": [0, 1, 2, 3, 4],
+        "b": [1, 1, 1],
+    }
+    with pytest.raises(SchemaError, match=r"vector 'a' is uint8\[5\], expected float32\[5\]"):
+        decode(data, specs)
+    with pytest.raises(SchemaError, match=r"vector 'a' is uint8\[5\], expected float32"):
+        encode(vectors)
+    assert math.isclose(len(data), 8 + 5 + 12, abs_tol=150)
