@@ -114,14 +114,12 @@ class _Session:
         self._kept = KeptVectors(database, sealer, clock, config.coordinator, config.population)
         self._policy = config.policy or policy_in(config.state)
         self._enrolments = transport.identity = enrolments(config, self._policy, database, sealer, clock)
-        self._spending = Spending(database, clock)
+        journal, self._spending = Journal(database, clock), Spending(database, clock)
         self._answers = AnsweredQuestions(database, clock)
         self._trainer: Trainer | None = None
         releases = Releases(self._policy, database, clock, config.population)
         self._guard = Guard(self._policy, self._spending, releases, timer=self._cpu_s)
-        self._record = SessionRecord(
-            Journal(database, clock), self._spending, transport, config.coordinator, config.population
-        )
+        self._record = SessionRecord(journal, self._spending, transport, config.coordinator, config.population)
         self._monitor = Monitor(config, clock, self._guard, self._record)
 
     def run(self) -> Outcome:
@@ -227,8 +225,7 @@ class _Session:
     def _work(self, assignment: Assignment, trainer: Trainer, examples: ExampleSource) -> None:
         """Carry out the assignment, and hold it meanwhile."""
         due = Moment.after(assignment.report_within_s, self._clock)
-        last = self._assignments.get()
-        if last is not None and last.given.assignment == assignment.assignment:
+        if (last := self._assignments.get()) is not None and last.given.assignment == assignment.assignment:
             raise BadAnswer(f"assignment {assignment.assignment} came again after its report was counted")
         self._note_assignment(assignment)
         with Hold(self._transport, assignment) as self._monitor.hold:
