@@ -280,6 +280,7 @@ class _Session:
         others_bytes = self._kept.bytes_besides(assignment.task) if plan.kept else 0
         received_bytes = assignment.plan.size + assignment.checkpoint.size
         sizes = {"received_bytes": received_bytes, "to_move": to_move, "kept_bytes": others_bytes}
+        self._guard.check_cache(worker.to_cache(assignment, plan))
         self._guard.check_plan(plan, trainer.format, examples.count, **sizes)
         if assignment.secagg is not None:
             self._secure(due).check(assignment, plan.report)

@@ -83,6 +83,10 @@ class Worker:
         missing = sum(ref.size for ref in plan.kept_refs(self.trainer.format) if not self.cache.holds(ref))
         return missing + assignment.checkpoint.size + upload_bytes(plan.report)
 
+    def to_cache(self, assignment: Assignment, plan: Plan) -> int:
+        """Bytes that the cache must hold between rounds: the plan, its graphs and frozen vectors, the checkpoint."""
+        return self.cache.counted({assignment.plan, assignment.checkpoint, *plan.kept_refs(self.trainer.format)})
+
 
 def encode_report(assignment: Assignment, plan: Plan, result: TrainingResult) -> bytes:
     """The stored form of a report: weighted, as the body of an upload; in a secure round unweighted, for masking.

@@ -119,22 +119,38 @@ def _parts(codes: Tensor, scales: Tensor, bits: int) -> list[Tensor]:
     return [(half.reshape(*by.shape, BLOCK) * by[..., None]).reshape(half.shape) for half, by in halves]
 
 
-class _Panel(NamedTuple):
+class Panel(NamedTuple):
+    """Rows of a matrix."""
+
     first: int
     behind: int
 
 
-def _panels(rows: int, inputs: int) -> list[_Panel]:
+def panels(rows: int, inputs: int) -> list[Panel]:
+    """All rows of a matrix, in panels."""
     size = max(PANEL // inputs, 1)
-    return [_Panel(first, min(first + size, rows)) for first in range(0, rows, size)]
+    return [Panel(first, min(first + size, rows)) for first in range(0, rows, size)]
 
 
-def _taken(matrix: Tensor, panel: _Panel, after: Tensor) -> Tensor:
+def _taken(matrix: Tensor, panel: Panel, after: Tensor) -> Tensor:
     """Rows of a matrix. Within `in_order` they wait for a value to be there."""
     if not _in_order.get():
         return matrix[panel.first : panel.behind]
     nothing = (after.detach().reshape(-1)[:1] > torch.inf).to(torch.int64)  # no number is: 0, which no runtime foresees
     return matrix.index_select(0, torch.arange(panel.first, panel.behind) + nothing)
+
+
+def product(x_BI: Tensor, codes: Tensor, scales: Tensor, bits: int, panel: Panel, after: Tensor) -> Tensor:
+    """x Wᵀ (B, P) of x (B, I) and the rows of a panel, which are made once `after` is there."""
+    weights = _parts(_taken(codes, panel, after), scales[panel.first : panel.behind], bits)
+    first, *rest = [x @ part.t() for x, part in zip(x_BI.chunk(len(weights), -1), weights, strict=True)]
+    return first + rest[0] if rest else first
+
+
+def part_of(gradient_BP: Tensor, codes: Tensor, scales: Tensor, bits: int, panel: Panel, after: Tensor) -> Tensor:
+    """g W (B, I) of a gradient (B, P) and the rows of a panel, which are made once `after` is there."""
+    weights = _parts(_taken(codes, panel, after), scales[panel.first : panel.behind], bits)
+    return torch.cat([gradient_BP @ weight for weight in weights], -1)
 
 
 class _Product(torch.autograd.Function):
@@ -146,11 +162,8 @@ class _Product(torch.autograd.Function):
     def forward(x_BI: Tensor, codes: Tensor, scales: Tensor, bits: int) -> Tensor:
         """(B, O)."""
         parts: list[Tensor] = []
-        for panel in _panels(codes.shape[0], x_BI.shape[-1]):
-            after = parts[-1] if parts else x_BI
-            weights = _parts(_taken(codes, panel, after), scales[panel.first : panel.behind], bits)
-            products = [x @ part.t() for x, part in zip(x_BI.chunk(len(weights), -1), weights, strict=True)]
-            parts.append(products[0] if len(products) == 1 else products[0] + products[1])
+        for panel in panels(codes.shape[0], x_BI.shape[-1]):
+            parts.append(product(x_BI, codes, scales, bits, panel, parts[-1] if parts else x_BI))
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     @staticmethod
@@ -165,10 +178,8 @@ class _Product(torch.autograd.Function):
         """The gradient with respect to x, (B, I)."""
         codes, scales = ctx.saved_tensors
         after, total = gradient_BO, torch.zeros(())
-        for panel in _panels(codes.shape[0], ctx.inputs):
-            weights = _parts(_taken(codes, panel, after), scales[panel.first : panel.behind], ctx.bits)
-            gradient_BP = gradient_BO[..., panel.first : panel.behind]
-            part = torch.cat([gradient_BP @ weight for weight in weights], -1)
+        for panel in panels(codes.shape[0], ctx.inputs):
+            part = part_of(gradient_BO[..., panel.first : panel.behind], codes, scales, ctx.bits, panel, after)
             after = total = total + part if panel.first else part
         return total, None, None, None
 

@@ -131,6 +131,11 @@ class Guard:
         if rules.per_week is not None and answers >= rules.per_week:
             _refuse("questions.per_week", f"{answers} of {rules.per_week} are answered within a week")
 
+    def check_cache(self, needed: int) -> None:
+        """Check that the cache can hold the bytes that a plan needs between rounds. Raises PlanRefused."""
+        # What does not stay would be fetched in every round. With 0 that is what the owner wants.
+        _at_most("cache_bytes", needed, self._policy.cache_bytes or None)
+
     def check_plan(
         self,
         plan: Plan,
@@ -152,8 +157,6 @@ class Guard:
         _at_most("plan.parameters", _longest(plan), limits.parameters)
         graph_bytes = sum(ref.size for ref in plan.kept_refs(form))
         _at_most("plan.graph_bytes", graph_bytes, limits.graph_bytes)
-        # What does not stay would be fetched in every round. With 0 that is what the owner wants.
-        _at_most("cache_bytes", graph_bytes, self._policy.cache_bytes or None)
         between_bytes = 2 * FLOAT_BYTES * sum(vector.size for vector in plan.kept)
         if plan.kept:
             _at_most("state_bytes", kept_bytes + between_bytes, self._policy.state_bytes)

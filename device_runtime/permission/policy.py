@@ -89,7 +89,8 @@ class Policy(_Part, frozen=True, kw_only=True):
     require_https: call no coordinator whose URL is not https.
     authority, authority_url: the enrolment authority's public key, as `muster authority new-key` prints it, and its
     URL; without them the device pins the authority that its coordinator names first. cache_bytes: the most bytes of
-    plans, graphs and checkpoints in the state folder between sessions. state_bytes: the most bytes of vectors that all
+    plans, graphs, frozen vectors and checkpoints in the state folder between sessions; a plan that needs more is
+    refused, except by 0, which keeps none. state_bytes: the most bytes of vectors that all
     tasks together may keep on the device between their rounds; each needs room for them twice.
     """
 

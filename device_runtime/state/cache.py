@@ -73,6 +73,10 @@ class BlobCache:
         """Whether a file with the blob's name is here; its content is not checked."""
         return (self._folder / ref.sha256).is_file()
 
+    def counted(self, refs: Iterable[BlobRef]) -> int:
+        """Bytes of these blobs, here or not, without those that models need: those stay whatever else is kept."""
+        return sum(ref.size for ref in set(refs) if ref.sha256 not in self._keep)
+
     def get(self, ref: BlobRef) -> bytes:
         """A blob, fetched if it is missing or damaged. Raises StateError, and as `fetch`."""
         path = self._folder / ref.sha256

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from export.errors import InvalidModel, reason
 from export.few_bits import BITS, EXACT, DenseInFewBits, in_few_bits
 from export.few_bits import FORMS as FORMS_IN_FEW_BITS
+from export.huggingface.token_loss import Unread
 from export.lora import FORMS, lora
 from export.model import ModelSpec, PerExample, accuracy, cross_entropy
 from export.quiet import quiet
@@ -124,14 +125,18 @@ def padding_of(config: Any) -> int:
 class Text(nn.Module):
     """A pretrained model of tokens. Padding is masked out."""
 
-    def __init__(self, model: nn.Module, padding: int) -> None:
+    def __init__(self, model: Any, padding: int) -> None:
         super().__init__()
-        self.model, self.padding = model, padding
+        self.model, self.padding, self.without_logits = model, padding, False
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits: (B, classes), or (B, T, vocabulary)."""
+    def forward(self, tokens: Tensor) -> Tensor | Unread:
+        """Logits: (B, classes), or (B, T, vocabulary). Training may do without these."""
         ids = tokens.long()
-        logits: Tensor = self.model(input_ids=ids, attention_mask=(ids != self.padding).long()).logits
+        given = {"input_ids": ids, "attention_mask": (ids != self.padding).long()}
+        if self.training and self.without_logits:
+            last = self.model.get_output_embeddings().weight_in_bits
+            return Unread(self.model.base_model(**given).last_hidden_state, last.codes, last.scales, last.bits)
+        logits: Tensor = self.model(**given).logits
         return logits
 
 
@@ -151,7 +156,20 @@ def build(pretrained: Pretrained) -> nn.Module:
     train = head if pretrained.task == "classification" else ()
     if pretrained.bits != EXACT:
         in_few_bits(text, pretrained.bits, lambda path: not train or path.startswith(inside))
-    return lora(text, pretrained.rank, [f"{inside}*.{name}" for name in chosen], train, freeze_a=pretrained.freeze_a)
+    adapted = [f"{inside}*.{name}" for name in chosen]
+    text = lora(text, pretrained.rank, adapted, train, freeze_a=pretrained.freeze_a)
+    text.without_logits = pretrained.task == "causal-lm" and _are_plain_products(text.model)
+    return text
+
+
+def _are_plain_products(model: Any) -> bool:
+    """Whether logits are those of a frozen last layer in few bits, and nothing is done to them."""
+    last = model.get_output_embeddings()
+    if not isinstance(last, DenseInFewBits) or last.bias is not None:
+        return False
+    given = {"input_ids": torch.ones((1, 2), dtype=torch.int64), "attention_mask": torch.ones((1, 2))}
+    with torch.no_grad():
+        return torch.equal(model(**given).logits, last(model.base_model(**given).last_hidden_state))
 
 
 def unadapted(pretrained: Pretrained) -> Any:
@@ -227,11 +245,15 @@ def _of_tokens(padding: int) -> tuple[PerExample, PerExample]:
         real = (following != padding).to(torch.float32)
         return (values * real).sum(1) / real.sum(1).clamp(min=1)
 
-    def loss(logits: Tensor, following: Tensor) -> Tensor:
+    def loss(logits: Tensor | Unread, following: Tensor) -> Tensor:
+        if isinstance(logits, Unread):
+            return mean(logits.against(following)[0], following)
         each = nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
         return mean(each.reshape(following.shape), following)
 
-    def right(logits: Tensor, following: Tensor) -> Tensor:
+    def right(logits: Tensor | Unread, following: Tensor) -> Tensor:
+        if isinstance(logits, Unread):
+            return mean(logits.against(following)[1], following)
         return mean((logits.argmax(-1) == following).to(torch.float32), following)
 
     return loss, right

@@ -107,8 +107,10 @@ def create(
 def _say_what_is_kept(plan: Plan) -> None:
     """Say if devices with the policy by default refuse a plan, because they would fetch it again in every round."""
     from device_runtime.permission.policy import Policy
+    from fedcore.params import FLOAT_BYTES
 
-    most, kept = Policy().cache_bytes, max(sum(ref.size for ref in plan.kept_refs(form)) for form in plan.graphs)
+    most, checkpoint = Policy().cache_bytes, FLOAT_BYTES * sum(vector.size for vector in plan.broadcast)
+    kept = checkpoint + max(sum(ref.size for ref in plan.kept_refs(form)) for form in plan.graphs)
     if kept > most:
         remark(
             f"Devices keep {kept / 1e6:,.0f} MB of this plan between rounds. Those whose policy has cache_bytes of "

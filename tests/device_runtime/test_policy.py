@@ -243,6 +243,15 @@ def test_graphs_beyond_the_memory_are_not_fetched(coordinator, config):
     assert outcome.bytes_down < 1_000_000
 
 
+def test_a_plan_that_the_cache_cannot_keep_is_not_fetched(coordinator, config):
+    most = coordinator.plan.size + GRAPH_BYTES + coordinator.checkpoint.size
+    outcome = run_session(replace(config, policy=Policy(cache_bytes=most - 1)))
+    assert (outcome.outcome, outcome.reason, coordinator.calls.count("blob")) == ("aborted", "plan-refused", 1)
+    assert outcome.detail == f"against cache_bytes of this device's policy: {most} found, {most - 1} allowed"
+    for enough in (most, 0):
+        assert run_session(replace(config, policy=Policy(cache_bytes=enough))).outcome == "reported"
+
+
 def test_a_plan_too_long_to_be_read_is_not_fetched(coordinator, config):
     coordinator.plan = BlobRef(coordinator.plan.sha256, MOST_PLAN_BYTES + 1)
     outcome = run_session(config)

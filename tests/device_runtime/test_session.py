@@ -561,12 +561,6 @@ def test_blobs_longest_unused_go_when_the_cache_exceeds_the_policy(coordinator, 
     assert list(blobs.iterdir()) == []
 
 
-def test_a_plan_that_the_cache_cannot_hold_is_refused_unfetched(coordinator, config):
-    outcome = run_session(replace(config, policy=Policy(cache_bytes=50)))
-    assert outcome.detail == "against cache_bytes of this device's policy: 1830 found, 50 allowed"
-    assert coordinator.calls.count("blob") == 1  # the plan
-
-
 def test_a_password_in_the_coordinators_url_is_neither_taken_nor_repeated(config):
     outcome = run_session(replace(config, coordinator="http://me:s3cret@127.0.0.1:9"))
     assert (outcome.reason, "s3cret" in outcome.detail) == ("bad-configuration", False)

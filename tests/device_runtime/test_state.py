@@ -142,3 +142,8 @@ def test_killing_the_holder_frees_the_state_folder(tmp_path):
         holder.wait()
     with only_session(tmp_path):
         pass
+
+
+def test_what_models_need_does_not_count_towards_the_cache(tmp_path):
+    needed, other = BlobRef("a" * 64, 10**9), BlobRef("b" * 64, 7)
+    assert BlobCache(tmp_path, never, keep=frozenset({needed.sha256})).counted([needed, other, other]) == 7

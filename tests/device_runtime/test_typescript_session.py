@@ -19,6 +19,7 @@ from tests.device_runtime import linear
 from tests.device_runtime.coordinator import WINDOW, answer, cut, hang_up, refusal, report_of, serving, status
 from tests.device_runtime.node import command, device_words, sessions
 from tests.device_runtime.test_onnx_check import endless
+from tests.device_runtime.test_policy import GRAPH_BYTES
 from tests.device_runtime.test_secure import (
     AUTHORITY,
     LINEAGE,
@@ -140,15 +141,19 @@ def test_the_policy_of_the_handbook_is_one(coordinator, session):
     assert "require_https" in session(**policy, unsigned_programs=True)["detail"]
 
 
-def test_a_plan_that_the_cache_cannot_hold_is_refused_unfetched(coordinator, session):
-    assert "against cache_bytes of this device's policy: " in session(cache_bytes=50)["detail"]
-    assert coordinator.calls.count("blob") == 1  # the plan
-
-
 def test_a_cache_of_no_bytes_keeps_no_plan(coordinator, session):
     assert session(cache_bytes=0)["outcome"] == "reported"
     assert session()["outcome"] == "reported"
     assert coordinator.calls.count("blob") == 14
+
+
+def test_a_plan_that_the_cache_cannot_keep_is_not_fetched(coordinator, session):
+    most = coordinator.plan.size + GRAPH_BYTES + coordinator.checkpoint.size
+    refused = session(cache_bytes=most - 1)
+    assert (refused["outcome"], refused["reason"]) == ("aborted", "plan-refused")
+    assert refused["detail"].endswith(f"against cache_bytes of this device's policy: {most} found, {most - 1} allowed")
+    assert coordinator.calls.count("blob") == 1
+    assert session(cache_bytes=most)["outcome"] == "reported"
 
 
 def test_an_assignment_that_comes_again_is_not_trained_for_again(coordinator, session):

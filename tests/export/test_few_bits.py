@@ -14,14 +14,14 @@ from export.few_bits import BLOCK, Codes, DenseInFewBits, in_few_bits
 from export.huggingface.folder import Pretrained, spec_of
 from export.huggingface.written import Values, write_merged
 from export.lora import lora
-from export.model import Model, ModelSpec, cross_entropy
+from export.model import GradientOracle, Model, ModelSpec, cross_entropy
 from export.verify import verify_bundle
 from fedcore.algorithms import create
 from fedcore.checkpoint import decode, decode_frozen, encode, encode_frozen, frozen_specs_of
 from fedcore.errors import SchemaError
 from fedcore.plan import Field
 from tests.export import models
-from tests.export.test_huggingface import pretrained
+from tests.export.test_huggingface import FAMILIES, pretrained
 
 WORDS = 300
 
@@ -151,6 +151,43 @@ def test_a_folder_in_few_bits_is_written_back_with_its_exact_weights(family, tmp
         exact = Model(spec_of(replace(given, bits=32)), seed=3)
         exact.freeze({**exact.frozen_vectors, **{k: v for k, v in model.frozen_vectors.items() if k in exact.frozen}})
         torch.testing.assert_close(found, exact.trained(params_D).module(ids), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Llama"])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_loss_without_logits_is_that_of_logits(bits, family, tmp_path, monkeypatch):
+    monkeypatch.setattr("export.few_bits.PANEL", 16 * 11)
+    model = Model(spec_of(pretrained(family, tmp_path, bits=bits)), seed=2)
+    assert model.module.without_logits
+    generator = torch.manual_seed(0)
+    tokens, following = (torch.randint(0, 30, (3, 10), generator=generator, dtype=torch.int32) for _ in range(2))
+    batch, params_D = {"tokens": tokens, "next": following}, torch.from_numpy(model.initial)
+    params_D = params_D + 0.3 * torch.randn(params_D.shape, generator=generator)
+    found = []
+    for without in (True, False):
+        model.module.without_logits = without
+        oracle = GradientOracle(model, batch, torch.tensor([1.0, 1.0, 0.0]))
+        loss, gradient_D, _ = oracle(params_D)
+        found.append((loss, gradient_D, oracle.sums))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert found[0][1].norm() > 0.01
+
+
+def test_logits_that_are_not_plain_products_are_made(tmp_path):
+    assert not Model(spec_of(pretrained("Bert", tmp_path, bits=8))).module.without_logits
+    assert not Model(spec_of(pretrained("Llama", tmp_path))).module.without_logits
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name == "Llama" else pytest.mark.long) for name in FAMILIES]
+)
+def test_a_family_in_few_bits_exports_in_both_formats(family, tmp_path, executorch):
+    model = Model(spec_of(pretrained(family, tmp_path, bits=8)))
+    bundle = export_bundle(model, create("fedavg", {}), tmp_path / "plan", targets=("onnx", "executorch"))
+    assert bundle.manifest.no_predict == ""
+    assert bundle.certificate.quantisation.bits == 8
+    assert bundle.certificate.worst <= 1e-5
 
 
 def test_codes_are_read_as_their_spec_says_or_refused():

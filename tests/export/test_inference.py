@@ -17,7 +17,7 @@ from export.model import Model
 from export.models import load
 from export.predict import build_predict
 from fedcore.algorithms import create
-from fedcore.checkpoint import encode
+from fedcore.checkpoint import encode_frozen
 from fedcore.errors import PlanError, SchemaError
 from fedcore.plan import BlobRef, Field
 from tests.export import models
@@ -31,7 +31,7 @@ def trained(model, params):
     predict, graphs = build_predict(model, ("onnx",))
     plan = replace(build_plan(model, create("fedavg"), ())[0], graphs={"onnx": HAND}, predict=predict)
     if plan.frozen is not None:
-        graphs[plan.frozen.blob] = encode(model.frozen_vectors)
+        graphs[plan.frozen.blob] = encode_frozen(model.frozen_vectors)
     return Trained(plan, params, graphs.__getitem__)
 
 
@@ -59,6 +59,7 @@ def clashing():
         lambda: load("char_lstm"),
         lambda: load("transformer"),
         models.transfer,
+        models.digits_in_8_bits,
         clashing,
     ],
 )

@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -124,6 +125,19 @@ def test_next_steps_name_the_store_that_was_given_and_programs_hear_none(tmp_pat
     (tmp_path / "url").unlink()
     with serving(tmp_path, *where, MUSTER_LOG_FORMAT="json") as said:
         assert next_steps(said) == []
+
+
+def test_a_task_that_devices_by_default_refuse_says_so(tmp_path, monkeypatch):
+    where = ["--db", f"sqlite:///{tmp_path / 'm.db'}", "--blobs", str(tmp_path / "b")]
+    open_coordinator_store(where[1], where[3]).close()
+    words = ["task", "create", "--plan", make_bundle(tmp_path / "plan").folder, "--population", "p", "--goal", 3]
+    plain = in_process(*words, "--rounds", 2, *where)
+    assert (plain.exit_code, "cache_bytes" in plain.stderr) == (0, False)
+    monkeypatch.setattr("device_runtime.permission.policy.Policy", lambda: SimpleNamespace(cache_bytes=10))
+    done = in_process(*words, "--rounds", 2, *where)
+    assert done.exit_code == 0, done.exception
+    said = " ".join(done.stderr.split())
+    assert "Those whose policy has cache_bytes of 0 MB, as by default, refuse it" in said
 
 
 def test_next_steps_repeat_no_password():

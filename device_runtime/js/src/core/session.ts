@@ -26,7 +26,7 @@ import { failure, NOTHING_YET, type Outcome, writeJournal } from "./outcome.ts";
 import { Guard } from "./permission/guard.ts";
 import { checkHttps, type Policy } from "./permission/policy.ts";
 import { checkModel } from "./permission/releases.ts";
-import { type BlobRef, decodeTraining, FORMAT, isBlob, type Plan } from "./plan.ts";
+import { type BlobRef, decodeTraining, FORMAT, isBlob, keptRefs, type Plan } from "./plan.ts";
 import { IDENTITY, type Platform } from "./platform.ts";
 import { plain } from "./protocol/call.ts";
 import { Enrolments } from "./protocol/enrolment.ts";
@@ -202,6 +202,14 @@ class Session {
     if (this.outcome.outcome === "reported") this.note({ retry: answer.retry });
   }
 
+  /** Bytes that the cache must hold for a plan between rounds: all that it needs, but for what models keep anyway. */
+  async #toCache(given: Assignment, plan: Plan): Promise<number> {
+    const stays = await keptBlobs(this.#platform.store);
+    const refs = [given.plan, given.checkpoint, ...keptRefs(plan)].filter(({ sha256 }) => !stays.has(sha256));
+    const sizes = new Map(refs.map(({ sha256, size }) => [sha256, size]));
+    return [...sizes.values()].reduce((sum, size) => sum + size, 0);
+  }
+
   /** Train, and keep the report. */
   async #train(given: Assignment): Promise<[KeptAssignment, Plan]> {
     const due = this.#platform.now() + given.report_within_s;
@@ -215,6 +223,7 @@ class Session {
     this.note({ question });
     this.#guard.checkQuestion(question);
     const counts = await this.#platform.examples.counts();
+    this.#guard.checkCache(await this.#toCache(given, plan));
     this.#guard.checkPlan(given, plan, counts.get(plan.examples.collection) ?? 0, this.#moved);
     if (given.secagg !== null) {
       await this.#secure(due).check(given, plan.report);

@@ -143,6 +143,12 @@ export class Guard {
     atMost("plan.memory_bytes", plan.size + parameters.size, this.policy.plan.memory_bytes);
   }
 
+  /** Check that the cache can hold the bytes that a plan needs between rounds. Throws PlanRefused. */
+  checkCache(needed: number): void {
+    // What does not stay would be fetched in every round. With 0 that is what the owner wants.
+    atMost("cache_bytes", needed, this.policy.cache_bytes || null);
+  }
+
   /** Check schema, limits and collection before reading examples and fetching graphs. This starts the timer.
    *
    * examples: their number. moved: bytes of this session so far. Throws PlanRefused.
@@ -159,8 +165,6 @@ export class Guard {
     const visited = plan.passes.reduce((sum, { loop }) => sum + loop.batch_size * stepCount(loop, examples), 0);
     atMost("plan.parameters", Math.max(...vectors.map(({ size }) => size)), limits.parameters);
     atMost("plan.graph_bytes", kept, limits.graph_bytes);
-    // What does not stay would be fetched in every round. With 0 that is what the owner wants.
-    atMost("cache_bytes", kept, this.policy.cache_bytes || null);
     const held = given.plan.size + given.checkpoint.size + kept + report + batchBytes(plan);
     atMost("plan.memory_bytes", held, limits.memory_bytes);
     this.#checkBytes(moved + kept + given.checkpoint.size + report);
