@@ -138,13 +138,27 @@ class DeviceFootprintOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageModelOptions:
-    """A small language model on a device, with its frozen weights in 32, 8 and 4 bits.
+    """A small language model in 32, 8 and 4 bits.
 
-    The shape is SmolLM2-135M's, with drawn weights. The figures are the frozen blob, the peak of memory, CPU
-    milliseconds of a step and of a prediction, and the distance from torch. It needs the extra `huggingface`, and takes
-    six minutes.
+    It trains on one device, with its frozen weights in so many bits. The shape is SmolLM2-135M's, with drawn weights.
+    The figures are the frozen blob, the peak of memory, CPU milliseconds of a step and of a prediction, and the
+    distance from torch. It needs the extra `huggingface`, and takes six minutes.
     """
 
+    shape: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersOptions:
+    """Adapters in the engine, against peft.
+
+    They are those of a pretrained model of MiniLM-L6's shape, with drawn weights. The figure is the CPU time of a round
+    to that of plain torch, which trains the same clients one after the other, in turns in one process. It needs the
+    extra `huggingface`, and takes two minutes.
+    """
+
+    clients: Annotated[int, Option(min=2, help="Clients of a round.")] = 20
+    rounds: Annotated[int, Option(min=1, help="Rounds of each; their median counts.")] = 5
     shape: dict[str, int] = field(default_factory=dict)
 
 
@@ -321,6 +335,7 @@ BENCHMARKS: dict[str, type] = {
     "devices_js": DevicesJsOptions,
     "device_footprint": DeviceFootprintOptions,
     "language_model": LanguageModelOptions,
+    "adapters": AdaptersOptions,
     "hostile_fleet": HostileFleetOptions,
     "secagg": SecaggOptions,
     "secagg_fleet": SecaggFleetOptions,

@@ -15,7 +15,8 @@ from fedcore.wire.messages import RetryWindow
 class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a session that outcome and journal share.
 
-    `task` is empty when there was no assignment, and `model NAME` where a model became personal.
+    `task` is empty when there was no assignment, and `model NAME` where a model became personal. `cut`: texts that were
+    longer than the plan's tokens.
     """
 
     outcome: str
@@ -26,6 +27,7 @@ class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 0
     examples: int = 0
     steps: int = 0
+    cut: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
 

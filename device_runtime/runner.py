@@ -55,7 +55,8 @@ MOST_CALL_BYTES = 2**19
 class TrainingResult:
     """The unweighted `values` float32 (V,) of a report, its `weight`, and the number of local `examples`.
 
-    steps: over all passes. kept: what the device keeps from then on, by name; empty for most plans.
+    steps: over all passes. kept: what the device keeps from then on, by name; empty for most plans. cut: texts
+    among the examples that were longer than the plan's tokens.
     """
 
     values: Float32
@@ -63,6 +64,7 @@ class TrainingResult:
     examples: int
     steps: int
     kept: Mapping[str, Float32] = field(default_factory=dict)
+    cut: int = 0
 
 
 def execute(  # noqa: PLR0913  # one for each kind of input

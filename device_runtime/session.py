@@ -289,7 +289,7 @@ class _Session:
                 result = worker.train(assignment, plan, self._guard.limits(), kept)
         finally:
             record.know(compute_s=self._guard.seconds)
-        record.note(examples=result.examples, steps=result.steps)
+        record.note(examples=result.examples, steps=result.steps, cut=result.cut)
         with self._database.transaction():
             made_of = {"collection": plan.examples.collection, "examples": result.examples, "steps": result.steps}
             made_of |= {"question": question, "numbers": plan.report.size}

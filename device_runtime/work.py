@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from device_runtime.errors import NonFiniteReport, PlanRefused
 from device_runtime.examples import ExampleSource
+from device_runtime.examples.text import Texts
 from device_runtime.permission.releases import check_model
 from device_runtime.runner import TrainingResult
 from device_runtime.state.cache import BlobCache
@@ -56,10 +57,11 @@ class Worker:
             )
         # In a secure round a graph's noise must stay secret: a plan could use it to place examples apart in the sum.
         secret = b"" if assignment.secagg is None else secrets.token_bytes(SECRET_BYTES)
+        texts = Texts(self.cache.get)
         try:
             job = Job(
                 plan=plan,
-                examples=self.examples.load(plan.examples, self.min_examples),
+                examples=self.examples.load(plan.examples, self.min_examples, texts.tokenize),
                 graphs={name: self.cache.get(ref) for name, ref in refs.items()},
                 frozen=self._frozen(plan),
                 kept=kept,
@@ -71,7 +73,7 @@ class Worker:
         except FedcoreError as error:
             raise PlanRefused(str(error)) from error
         check_model(assignment, job.broadcast)
-        return self.trainer.train(job, limits, self.keep_going)
+        return replace(self.trainer.train(job, limits, self.keep_going), cut=texts.cut)
 
     def _frozen(self, plan: Plan) -> dict[str, Frozen]:
         if plan.frozen is None:
@@ -79,7 +81,7 @@ class Worker:
         return checkpoint.decode_frozen(self.cache.get(plan.frozen.blob), plan.frozen.vectors)
 
     def to_move(self, assignment: Assignment, plan: Plan) -> int:
-        """Bytes still to transfer: graphs and frozen vectors that are not cached, the checkpoint, the report."""
+        """Bytes still to transfer: blobs that are kept and not cached, the checkpoint, the report."""
         missing = sum(ref.size for ref in plan.kept_refs(self.trainer.format) if not self.cache.holds(ref))
         return missing + assignment.checkpoint.size + upload_bytes(plan.report)
 

@@ -137,6 +137,8 @@ def build_plan(
     state = algorithm.init(torch.from_numpy(model.initial))
     writer = _Writer(formats(targets), progress)
     first, *others = (_build_trip(model, algorithm, trip, state, writer) for trip in trips_of(algorithm))
+    for tokenizer in model.spec.tokenizers:
+        writer.blobs[BlobRef.of(tokenizer)] = tokenizer
     plan = Plan(
         name=f"{model.spec.name}-{algorithm.name}",
         schema=model.schema,

@@ -3,7 +3,7 @@
 A weight is (code − middle) · scale: symmetric, with a scale for each output of a layer in 8 bits, and for each block of
 32 of its inputs in 4 (the absmax quantisation of Dettmers, Lewis, Belkada, Zettlemoyer, "LLM.int8()", NeurIPS 2022,
 and in blocks of Dettmers, Pagnoni, Holtzman, Zettlemoyer, "QLoRA", NeurIPS 2023, with uniform codes). Codes are frozen
-vectors of bytes, and so are a quarter and an eighth of the weights.
+vectors of bytes: with their scales a quarter of the weights as floats in 8 bits, and a sixth in 4.
 
 Memory, not only bytes: a graph that may make all numbers before it multiplies does so, and holds the whole model as
 floats. So a panel of a matrix is taken at rows that depend on the value that it multiplies, and on the panel before;
@@ -56,6 +56,8 @@ def in_few_bits(module: M, bits: int, chosen: Callable[[str], bool] = lambda pat
     codes: dict[int, Codes] = {}
     found = [(path, layer) for path, layer in module.named_modules() if type(layer) in FORMS]
     for path, layer in found:
+        if not path:
+            raise InvalidModel("a single layer cannot be put into few bits; put it into a module")
         if layer.weight.numel() < SMALLEST or not chosen(path):
             continue
         weight = layer.weight

@@ -66,13 +66,14 @@ class ModelSpec:
     loss: per example, never averaged over the batch: the framework takes the masked mean, so that padding does not
     count. metrics: more per-example numbers, averaged for the learning curve; under a tuple of n names, n of them at
     once, (B, n).
-    inputs: the module's positional arguments, as fields of an example. label: the field the loss compares with.
+    inputs: the module's positional arguments, as fields of an example. label: the field the loss compares with; it may
+    be one of them.
     Parameters that do not require a gradient, and float32 and uint8 buffers, are frozen: they are no part of the flat
     vector, and reach devices once. checkpoint: the values to start from, instead of those that `make` gives.
     examples: makes n examples, every field (n, *shape), for models whose inputs have a domain (logarithms, lengths,
     probabilities); without it the trials of export draw them at random. local: parameters that stay on a client, by
     name or pattern, such as "head.*", for algorithms such as fedper. exact: builds the same module with exact weights,
-    where `make` gives some in few bits: the certificate says what these cost.
+    where `make` gives some in few bits: the certificate says what these cost. tokenizers: the files that fields name.
     """
 
     name: str
@@ -85,6 +86,7 @@ class ModelSpec:
     examples: Callable[[int, np.random.Generator], Mapping[str, np.ndarray]] | None = None
     local: Sequence[str] = ()
     exact: Callable[[], nn.Module] | None = None
+    tokenizers: Sequence[bytes] = ()
 
     def with_local(self, patterns: str) -> ModelSpec:
         """The same model with these local parameters, by commas; with "" those that it has."""
@@ -101,8 +103,8 @@ class ModelSpec:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Every field of an example."""
-        return (*self.inputs, self.label)
+        """Every field of an example. A label that is an input too, as of language models, is there once."""
+        return self.inputs if self.label in self.inputs else (*self.inputs, self.label)
 
 
 class GradientOracle:

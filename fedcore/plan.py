@@ -129,16 +129,25 @@ class PlanSignature(msgspec.Struct, frozen=True):
     value: str
 
 
+class Tokenizer(msgspec.Struct, frozen=True):
+    """How devices turn texts into tokens (spec §1.3): a `tokenizer.json`, and the id that fills short texts."""
+
+    blob: BlobRef
+    padding: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
 class Field(msgspec.Struct, frozen=True):
     """One array of an example; `shape` is without the batch axis.
 
-    `high` bounds integers: they lie in 0 … high − 1 (classes of a label, words of a vocabulary).
+    `high` bounds integers: they lie in 0 … high − 1 (classes of a label, words of a vocabulary). `tokenizer`: of an
+    int32 field (T,) that devices may hold as text instead.
     """
 
     name: str
     dtype: Dtype
     shape: tuple[Size, ...] = ()
     high: int | None = None
+    tokenizer: Tokenizer | UnsetType = UNSET
 
 
 class ExampleSpec(msgspec.Struct, frozen=True):
@@ -233,6 +242,8 @@ class Plan(TripPlan, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for item in self.examples.fields:
+            _check_text(item)
         if self.predict is not None:
             _check_predict(self.predict, self)
         names = [spec.name for spec in (*self.broadcast, *self.kept)]
@@ -288,16 +299,17 @@ class Plan(TripPlan, frozen=True, kw_only=True):
 
     @property
     def blob_refs(self) -> frozenset[BlobRef]:
-        """Every blob that the plan names: the graphs, and the frozen vectors."""
-        return self.graph_refs | self._frozen_refs
+        """Every blob that the plan names: the graphs, the frozen vectors, and the tokenizers."""
+        return self.graph_refs | self._model_refs
 
     def kept_refs(self, form: str) -> frozenset[BlobRef]:
-        """The blobs that a device with format `form` keeps between rounds: its graphs, and the frozen vectors."""
-        return frozenset(self.graphs.get(form, {}).values()) | self._frozen_refs
+        """The blobs that a device with format `form` keeps: its graphs, frozen vectors and tokenizers."""
+        return frozenset(self.graphs.get(form, {}).values()) | self._model_refs
 
     @property
-    def _frozen_refs(self) -> frozenset[BlobRef]:
-        return frozenset() if self.frozen is None else frozenset({self.frozen.blob})
+    def _model_refs(self) -> frozenset[BlobRef]:
+        tokenizers = {item.tokenizer.blob for item in self.examples.fields if item.tokenizer is not UNSET}
+        return frozenset(tokenizers) if self.frozen is None else frozenset({self.frozen.blob, *tokenizers})
 
     def encode(self) -> bytes:
         """Canonical JSON: equal plans give equal bytes."""
@@ -309,6 +321,20 @@ class Plan(TripPlan, frozen=True, kw_only=True):
         if len(data) > MOST_PLAN_BYTES:
             raise PlanError(f"a plan of {len(data):,} bytes, at most {MOST_PLAN_BYTES:,} are read")
         return decode_versioned(data, _PLAN, PLAN_VERSION, "plan")
+
+
+def _check_text(item: Field) -> None:
+    if item.tokenizer is UNSET:
+        return
+    if item.dtype != "int32" or len(item.shape) != 1 or not item.shape[0] or item.high is None:
+        raise PlanError(
+            f"field {item.name!r} has a tokenizer and is {item.dtype}{list(item.shape)}; tokens are int32[length], "
+            "with the size of the vocabulary as high"
+        )
+    if item.tokenizer.padding >= item.high:
+        raise PlanError(
+            f"field {item.name!r} is padded with {item.tokenizer.padding}; tokens are below {item.high}, its high"
+        )
 
 
 def _check_predict(predict: PredictPlan, plan: Plan) -> None:

@@ -20,7 +20,7 @@ from simulator.fleet import arm, chromium
 DISTRIBUTION = "muster-fl"
 EXTRAS = (
     *("", "cli", "device", "coordinator", "export", "sim"),
-    *("executorch", "data", "ray", "tensorboard", "mlflow", "privacy", "plot", "browser", "huggingface"),
+    *("executorch", "data", "ray", "tensorboard", "mlflow", "privacy", "plot", "browser", "huggingface", "text"),
 )
 DEMO = {"", "cli", "device", "coordinator", "export", "sim"}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

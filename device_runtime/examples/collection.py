@@ -15,7 +15,8 @@ from fedcore.decoding import converter
 from fedcore.plan import Field
 
 Example = Mapping[str, ArrayLike]
-"""One value per field: a number, nested lists of numbers, or an array; without a batch axis."""
+"""One value per field: a number, nested lists of numbers, an array, or the text of a uint8 field (bytes); without a
+batch axis."""
 
 INTEGERS = frozenset({"int64", "int32", "uint8"})
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
@@ -98,10 +99,28 @@ def words(fields: Sequence[Field]) -> str:
     )
 
 
+def _text(field: Field, text: str) -> NDArray[np.uint8]:
+    """A text in UTF-8, with zeros at its end."""
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise ExampleRefused(
+            f"field {field.name!r} is a text with half a character, which UTF-8 cannot hold"
+        ) from error
+    if len(data) > field.shape[0] or data.endswith(b"\0"):
+        raise ExampleRefused(
+            f"field {field.name!r} is a text of {len(data)} bytes; at most {field.shape[0]} are kept, the last not 0: "
+            "shorten it"
+        )
+    return np.frombuffer(data.ljust(field.shape[0], b"\0"), np.uint8)
+
+
 def _array(field: Field, value: ArrayLike) -> NDArray[Any]:
     """The value in the field's form. Python's own numbers take the field's type; an array must have it."""
     if isinstance(value, np.ma.MaskedArray):
         raise ExampleRefused(f"field {field.name!r} is a masked array: what is masked would be stored all the same")
+    if isinstance(value, str) and field.dtype == "uint8" and len(field.shape) == 1:
+        return _text(field, value)
     try:
         array = np.asarray(value)
     except ValueError as error:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from device_runtime.errors import ExamplesError
-from fedcore.plan import ExampleSpec, Field
+from fedcore.plan import ExampleSpec, Field, Tokenizer
 
 Columns = dict[str, NDArray[Any]]
 """One array `(n, *shape)` per field, over all examples of a collection."""
+
+
+Tokenize = Callable[[Field, Tokenizer, NDArray[np.uint8]], NDArray[np.int32]]
+"""Texts (n, bytes) of a field, UTF-8 and zeros, as its tokens (n, T)."""
 
 
 class ExampleSource(ABC):
@@ -39,10 +45,11 @@ class ExampleSource(ABC):
         """Number of examples that are at most `max_age_s` old; 0 in a source that does not know their age."""
         return 0
 
-    def load(self, spec: ExampleSpec, least: int = 1) -> Columns:
+    def load(self, spec: ExampleSpec, least: int = 1, tokenize: Tokenize | None = None) -> Columns:
         """The examples that a plan runs on: `(n, *shape)` for each field of `spec`, n at least `least` and 1.
 
-        Those that `spec` holds out are left out: they reach nothing that runs a graph. Raises ExamplesError, with
+        Those that `spec` holds out are left out: they reach nothing that runs a graph. tokenize: makes tokens of the
+        texts of fields that have a tokenizer (text.py). Raises ExamplesError, with
         reason "too-few-examples" when too few are left, "invalid-examples" when a field is missing, or has another
         dtype or shape than `spec` says, or holds an infinity, a NaN or a number out of range.
         """
@@ -51,6 +58,9 @@ class ExampleSource(ABC):
             raise none
         columns = self._columns(spec)
         for field in spec.fields:
+            column, tokenizer = columns[field.name], field.tokenizer
+            if tokenize is not None and tokenizer is not UNSET and column.dtype == np.uint8 and column.ndim == 2:
+                columns[field.name] = tokenize(field, tokenizer, column)
             _check(field, columns[field.name])
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from device_runtime.errors import ExampleRefused, SealBroken, StoreDamaged, StoreError
@@ -166,7 +167,8 @@ class ExampleStore(ExampleSource):
             _check_fields(spec, collection)
             data = self._data(connection, key, collection)
         records = np.frombuffer(data, collection.record)
-        return {field.name: np.array(records[field.name], field.dtype) for field in spec.fields}
+        kinds = {field.name: field.dtype for field in collection.fields}
+        return {field.name: np.array(records[field.name], kinds[field.name]) for field in spec.fields}
 
     def _data(self, connection: sqlite3.Connection, key: int, collection: Collection) -> bytearray:
         """All examples of a collection in the order of their insertion, one after the other."""
@@ -300,7 +302,8 @@ def _check_fields(spec: ExampleSpec, collection: Collection) -> None:
         if wanted.name not in have:
             raise invalid(f"collection {collection.name!r} has no field {wanted.name!r}, it has {sorted(have)}")
         field = have[wanted.name]
-        if (field.dtype, field.shape) != (wanted.dtype, wanted.shape):
+        is_text = wanted.tokenizer is not UNSET and field.dtype == "uint8" and len(field.shape) == 1
+        if (field.dtype, field.shape) != (wanted.dtype, wanted.shape) and not is_text:
             raise invalid(
                 f"field {field.name!r} holds {field.dtype}{list(field.shape)}, "
                 f"the plan wants {wanted.dtype}{list(wanted.shape)}"

@@ -23,6 +23,7 @@ from device_runtime.errors import (
     plain,
 )
 from device_runtime.examples import open_examples
+from device_runtime.examples.text import Texts
 from device_runtime.models.held import Held, held
 from device_runtime.models.kept import kept_parts, kept_version
 from device_runtime.models.version import Parts, Version, load
@@ -131,7 +132,8 @@ class _Personalising:
         source = open_examples(self._config.examples, self._config.keystore)
         to_move = holder.transport.bytes_moved + missing
         holder.guard.check_plan(plan, form, source.count, received_bytes=received_bytes, to_move=to_move)
-        train, left_out = divided(plan.examples, source.load(msgspec.structs.replace(plan.examples, hold_out=None)))
+        whole = msgspec.structs.replace(plan.examples, hold_out=None)
+        train, left_out = divided(plan.examples, source.load(whole, tokenize=Texts(holder.cache().get).tokenize))
         try:
             return Job(
                 plan=plan,

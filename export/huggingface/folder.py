@@ -6,29 +6,32 @@ Its own Python code, if any, is not run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
 from export.errors import InvalidModel, reason
 from export.few_bits import BITS, EXACT, DenseInFewBits, in_few_bits
 from export.few_bits import FORMS as FORMS_IN_FEW_BITS
-from export.huggingface.token_loss import Unread
+from export.huggingface import tokenizer
+from export.huggingface.token_loss import DeferredLogits
 from export.lora import FORMS, lora
 from export.model import ModelSpec, PerExample, accuracy, cross_entropy
 from export.quiet import quiet
 from fedcore.names import offered
-from fedcore.plan import Field
+from fedcore.plan import BlobRef, Field, Tokenizer
 
 Task = Literal["classification", "causal-lm"]
-TOKENS, NEXT, LABEL = "tokens", "next", "label"
-"""The fields of an example."""
+TEXT, TOKENS, LABEL = "text", "tokens", "label"
+"""The fields of an example: a text where the folder has a tokenizer, else its tokens; and a class."""
 QUERIES = {"query", "q_proj", "q_lin", "query_proj", "q"}
 VALUES = {"value", "v_proj", "v_lin", "value_proj", "v"}
 ATTENTION = QUERIES | VALUES | {"Wqkv", "qkv_proj", "c_attn", "in_proj"}
@@ -102,22 +105,27 @@ def spec_of(pretrained: Pretrained) -> ModelSpec:
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and pretrained.tokens > longest:
         raise InvalidModel(f"{pretrained.folder} reads {longest} tokens at most, not {pretrained.tokens}")
-    text = Field(TOKENS, "int32", (pretrained.tokens,), vocabulary)
+    text, tokenizers = Field(TOKENS, "int32", (pretrained.tokens,), vocabulary), tuple[bytes, ...]()
+    if (data := tokenizer.read(Path(pretrained.folder), vocabulary, pretrained.tokens)) is not None:
+        text = msgspec.structs.replace(text, name=TEXT, tokenizer=Tokenizer(BlobRef.of(data), padding))
+        tokenizers = (data,)
     make, exact = (functools.partial(build, replace(pretrained, bits=bits)) for bits in (pretrained.bits, EXACT))
     name = "".join(letter if letter.isalnum() else "_" for letter in str(config.model_type))
-    if pretrained.task == "classification":
-        label = Field(LABEL, "int64", (), pretrained.classes)
-        return ModelSpec(name, make, cross_entropy, (text,), label, {"accuracy": accuracy}, exact=exact)
-    following = Field(NEXT, "int32", (pretrained.tokens,), vocabulary)
+    label = text  # of which every token but the first is to be told from those before it
     loss, right = _of_tokens(padding)
-    return ModelSpec(name, make, loss, (text,), following, {"accuracy": right}, exact=exact)
+    if pretrained.task == "classification":
+        label, loss, right = Field(LABEL, "int64", (), pretrained.classes), cross_entropy, accuracy
+    return ModelSpec(name, make, loss, (text,), label, {"accuracy": right}, exact=exact, tokenizers=tokenizers)
 
 
 def padding_of(config: Any) -> int:
-    """The token that fills short texts: that of the configuration, else its end of a text, else 0."""
+    """The token that fills short texts: that of the configuration, else its end of a text, else 0.
+
+    Tokens beyond the vocabulary are passed by.
+    """
     for name in ("pad_token_id", "eos_token_id"):
         value = getattr(config, name, None)
-        if isinstance(value, int):
+        if isinstance(value, int) and 0 <= value < config.vocab_size:
             return value
     return 0
 
@@ -129,15 +137,34 @@ class Text(nn.Module):
         super().__init__()
         self.model, self.padding, self.without_logits = model, padding, False
 
-    def forward(self, tokens: Tensor) -> Tensor | Unread:
+    def forward(self, tokens: Tensor) -> Tensor | DeferredLogits:
         """Logits: (B, classes), or (B, T, vocabulary). Training may do without these."""
         ids = tokens.long()
         given = {"input_ids": ids, "attention_mask": (ids != self.padding).long()}
-        if self.training and self.without_logits:
-            last = self.model.get_output_embeddings().weight_in_bits
-            return Unread(self.model.base_model(**given).last_hidden_state, last.codes, last.scales, last.bits)
-        logits: Tensor = self.model(**given).logits
-        return logits
+        with _as_traced():
+            if self.training and self.without_logits:
+                last = self.model.get_output_embeddings().weight_in_bits
+                return DeferredLogits(
+                    self.model.base_model(**given).last_hidden_state, last.codes, last.scales, last.bits
+                )
+            logits: Tensor = self.model(**given).logits
+            return logits
+
+
+@contextlib.contextmanager
+def _as_traced() -> Iterator[None]:
+    """A block in which `transformers` makes its masks without looking at values, as when it is traced.
+
+    The values of several clients at once, under vmap, cannot be looked at; masks are the same, only never left out.
+    """
+    from transformers import masking_utils
+
+    masks: Any = masking_utils
+    was, masks.is_tracing = masks.is_tracing, lambda tensor=None: True
+    try:
+        yield
+    finally:
+        masks.is_tracing = was
 
 
 def build(pretrained: Pretrained) -> nn.Module:
@@ -239,20 +266,25 @@ def _forms() -> Mapping[type[nn.Module], Any]:
 
 
 def _of_tokens(padding: int) -> tuple[PerExample, PerExample]:
-    """The loss and the accuracy of next tokens, means over the real ones of an example (B,)."""
+    """The loss and the accuracy of next tokens: means (B,) over the real ones of texts (B, T)."""
 
     def mean(values: Tensor, following: Tensor) -> Tensor:
         real = (following != padding).to(torch.float32)
         return (values * real).sum(1) / real.sum(1).clamp(min=1)
 
-    def loss(logits: Tensor | Unread, following: Tensor) -> Tensor:
-        if isinstance(logits, Unread):
+    def following_of(tokens: Tensor) -> Tensor:
+        return torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], padding)), 1)
+
+    def loss(logits: Tensor | DeferredLogits, tokens: Tensor) -> Tensor:
+        following = following_of(tokens)
+        if isinstance(logits, DeferredLogits):
             return mean(logits.against(following)[0], following)
         each = nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
         return mean(each.reshape(following.shape), following)
 
-    def right(logits: Tensor | Unread, following: Tensor) -> Tensor:
-        if isinstance(logits, Unread):
+    def right(logits: Tensor | DeferredLogits, tokens: Tensor) -> Tensor:
+        following = following_of(tokens)
+        if isinstance(logits, DeferredLogits):
             return mean(logits.against(following)[1], following)
         return mean((logits.argmax(-1) == following).to(torch.float32), following)
 

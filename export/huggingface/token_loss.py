@@ -16,8 +16,8 @@ from torch import Tensor
 from export.few_bits import panels, part_of, product
 
 
-class Unread:
-    """Logits that were not made: what they are a function of. states: (B, T, H)."""
+class DeferredLogits:
+    """What logits are made of, in their place. states: (B, T, H)."""
 
     def __init__(self, states: Tensor, codes: Tensor, scales: Tensor, bits: int) -> None:
         self._states, self._weight = states, (codes, scales, bits)

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from coordinator.settings import Settings
     from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
-    from fedcore.plan import Plan
     from fedcore.release import Signed
 
 task_app = typer.Typer(
@@ -85,6 +84,7 @@ def create(
     from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
     from fedcore.plan import Plan
+    from muster.refusals import refused_by_default
 
     evaluated = Evaluated(evaluate, against, evaluate_every, None if evaluation is None else Bundle(evaluation))
     if plan is not None and like is None:  # what is wrong with a setting is said before any file is opened
@@ -100,22 +100,9 @@ def create(
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
     if not json:
         remark(f"A report has {report_bytes(begun.report, task.settings).words}.{in_words(begun, task.settings)}")
-        _say_what_is_kept(begun)
+        if refused := refused_by_default(begun):
+            remark(refused)
         _say_next(task, url, given_again(db=db, blobs=blobs, coordinator=coordinator))
-
-
-def _say_what_is_kept(plan: Plan) -> None:
-    """Say if devices with the policy by default refuse a plan, because they would fetch it again in every round."""
-    from device_runtime.permission.policy import Policy
-    from fedcore.params import FLOAT_BYTES
-
-    most, checkpoint = Policy().cache_bytes, FLOAT_BYTES * sum(vector.size for vector in plan.broadcast)
-    kept = checkpoint + max(sum(ref.size for ref in plan.kept_refs(form)) for form in plan.graphs)
-    if kept > most:
-        remark(
-            f"Devices keep {kept / 1e6:,.0f} MB of this plan between rounds. Those whose policy has cache_bytes of "
-            f"{most / 1e6:,.0f} MB, as by default, refuse it: take weights in fewer bits, or raise cache_bytes."
-        )
 
 
 @task_app.command()

@@ -69,6 +69,11 @@ def test_a_weight_whose_inputs_make_no_blocks_takes_8_bits():
     assert (layer.weight_in_bits.bits, layer.weight.shape) == (8, (40, 96))
 
 
+def test_a_layer_alone_is_refused():
+    with pytest.raises(InvalidModel, match="put it into a module"):
+        in_few_bits(nn.Linear(64, 64), 8)
+
+
 def test_small_weights_stay_as_they_are():
     module = in_few_bits(nn.Sequential(nn.Linear(8, 4), nn.Linear(64, 64)), 8)
     assert [type(layer) for layer in module] == [nn.Linear, DenseInFewBits]
@@ -77,7 +82,7 @@ def test_small_weights_stay_as_they_are():
 @pytest.mark.parametrize("bits", [3, 16, 32])
 def test_other_bits_are_refused(bits, tmp_path):
     with pytest.raises(InvalidModel, match=f"weights in {bits} bits; there are 8 and 4"):
-        in_few_bits(nn.Linear(64, 64), bits)
+        in_few_bits(nn.Sequential(nn.Linear(64, 64)), bits)
     if bits != 32:
         with pytest.raises(InvalidModel, match=f"weights in {bits} bits; there are 32, 8 and 4"):
             Pretrained.parse(f"hf:{tmp_path},bits={bits}")

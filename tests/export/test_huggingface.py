@@ -125,9 +125,9 @@ def test_loss_of_next_tokens_leaves_padding_out(tmp_path):
     spec = spec_of(pretrained("Llama", tmp_path))
     logits = torch.zeros(1, 10, WORDS)
     logits[0, :2, 7] = 50.0
-    following = torch.tensor([[7, 7, 0, 0, 0, 0, 0, 0, 0, 0]])
-    assert spec.loss(logits, following).item() == pytest.approx(0, abs=1e-6)
-    assert spec.metrics["accuracy"](logits, following).item() == 1
+    tokens = torch.tensor([[5, 7, 7, 0, 0, 0, 0, 0, 0, 0]])
+    assert spec.loss(logits, tokens).item() == pytest.approx(0, abs=1e-6)
+    assert spec.metrics["accuracy"](logits, tokens).item() == 1
 
 
 def test_frozen_a_halves_the_report_and_is_in_the_frozen_blob(tmp_path):

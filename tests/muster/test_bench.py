@@ -16,9 +16,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import curves, language_model
+from benchmarks import adapters, curves, language_model
 from benchmarks.device_footprint import LOADS, LOADS_SANDBOX, import_cpu_s, run_python, size_mb, train_rss_mb
-from benchmarks.options import BENCHMARKS, CurvesOptions, LanguageModelOptions, ReportOptions
+from benchmarks.options import BENCHMARKS, AdaptersOptions, CurvesOptions, LanguageModelOptions, ReportOptions
 from benchmarks.report import run
 from benchmarks.runner import command_of
 from fedcore.algorithms import ALGORITHMS, create
@@ -164,6 +164,15 @@ def test_a_report_is_measured_against_its_body_received_hashed_and_added():
     assert [pair.coordinator_ms > pair.yardstick_ms > 0 for pair in cost.pairs] == [True, True]
     assert 0 < cost.ratio < 1
     assert cost.target is None
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's own call
+def test_the_engine_and_peft_train_the_same_adapters():
+    pytest.importorskip("peft")
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    found = adapters.run(AdaptersOptions(shape=shape | {"vocab_size": 200}, clients=3, rounds=1), lambda *_: None)
+    assert found.values == 2 * 2 * 8 * 16 + 4 * 17
+    assert min(*found.engine_s, *found.peft_s, found.to_peft) > 0
 
 
 @pytest.mark.long

@@ -6,9 +6,10 @@ import { Graph } from "./engine.ts";
 import { checkExamples } from "./examples.ts";
 import type { Guard } from "./permission/guard.ts";
 import { divided, localGraphs, type Measured, personalise } from "./personal.ts";
-import { type BlobRef, type Plan, parameterCount } from "./plan.ts";
+import { type BlobRef, type Plan, parameterCount, tokenizerRefs } from "./plan.ts";
 import type { Platform } from "./platform.ts";
 import type { ModelRelease } from "./release.ts";
+import { tokenized } from "./texts.ts";
 
 /** Of the order of examples: the same examples give the same model, so nobody tries until chance says that one helps. */
 const KEY = { seed: 0n, round: 0, slot: 0n, secret: new Uint8Array() };
@@ -28,7 +29,7 @@ export interface Personalised {
   readonly kept: boolean;
 }
 
-/** What a training needs. moved: bytes of this visit. mine: a blob of the version. fetch: a graph. keep: notes graphs that
+/** What a training needs. moved: bytes of this visit. mine: a blob of the version. fetch: a graph or tokenizer. keep: notes graphs that
  * stay. keepGoing: asked between steps.
  */
 interface Means {
@@ -52,7 +53,7 @@ export async function trained(
   const refs = localGraphs(plan);
   const count = (await source.counts()).get(collection) ?? 0;
   guard.checkPlan({ plan: release.plan, checkpoint: release.parameters }, plan, count, moved);
-  const all = await source.load(collection);
+  const { examples: all } = await tokenized(plan, await source.load(collection), fetch);
   checkExamples(plan, all);
   const [examples, leftOut] = await divided(plan, all);
   const broadcast = decodeVectors(await mine(release.parameters), [{ name: "params", size: parameterCount(plan) }]);
@@ -60,7 +61,7 @@ export async function trained(
   const graphs = new Map<string, Graph>();
   try {
     for (const [name, ref] of refs) graphs.set(name, await Graph.load(engine, await fetch(ref), name));
-    await keep([...refs.values()]);
+    await keep([...refs.values(), ...tokenizerRefs(plan)]);
     const work = { engine, plan, graphs, broadcast, frozen, examples, key: KEY, keepGoing };
     return { ...(await personalise(work, leftOut)), examples: examples.count, leftOut: leftOut.count };
   } finally {

@@ -30,6 +30,8 @@ export interface Outcome {
   readonly told: string;
   readonly examples: number;
   readonly steps: number;
+  /** Texts that were longer than the plan's tokens, and cut. */
+  readonly cut: number;
   readonly bytes_up: number;
   readonly bytes_down: number;
   readonly retry: RetryWindow | null;
@@ -59,6 +61,7 @@ export const NOTHING_YET: Outcome = {
   told: "",
   examples: 0,
   steps: 0,
+  cut: 0,
   bytes_up: 0,
   bytes_down: 0,
   retry: null,

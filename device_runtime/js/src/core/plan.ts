@@ -53,6 +53,7 @@ const fieldSchema = v.object({
   dtype: v.picklist(Object.keys(ELEMENT_BYTES) as (keyof typeof ELEMENT_BYTES)[]),
   shape: v.optional(v.array(count), []),
   high: v.nullish(v.union([v.number(), v.bigint()]), null),
+  tokenizer: v.exactOptional(v.object({ blob: blobSchema, padding: v.optional(count, 0) })),
 });
 const holdOutSchema = v.object({
   share: v.pipe(v.number(), v.gtValue(0), v.ltValue(1)),
@@ -118,6 +119,7 @@ export function decodePlan(data: Bytes, round: number): Plan {
     const { second, ...first } = checked(planSchema, value, "plan");
     const trips: TripPlan[] = second === null ? [first] : [first, second];
     for (const trip of trips) checkTrip(trip, first.kept.length > 0);
+    for (const field of first.examples.fields) checkText(field);
     checkPredict(first);
     return { ...first, ...trips[(round - 1) % trips.length], trips: trips.length };
   } catch (error) {
@@ -148,6 +150,19 @@ function checkTrip(trip: TripPlan, keeps: boolean): void {
   }
 }
 
+function checkText({ name, dtype, shape, high, tokenizer }: Field): void {
+  if (tokenizer === undefined) return;
+  if (dtype !== "int32" || shape.length !== 1 || shape[0] === 0 || high === null) {
+    throw new FormatError(
+      `field ${name} has a tokenizer and is ${dtype}[${shape}]; tokens are int32[length], with the size of the ` +
+        "vocabulary as high",
+    );
+  }
+  if (tokenizer.padding >= high) {
+    throw new FormatError(`field ${name} is padded with ${tokenizer.padding}; tokens are below ${high}, its high`);
+  }
+}
+
 function checkPredict({ predict, examples, graphs }: Omit<Plan, "trips">): void {
   if (predict === null) {
     return;
@@ -175,9 +190,15 @@ export function loopGraph(graphs: readonly string[], pass: string): string {
   return graphs.includes(many) ? many : `${pass}.step`;
 }
 
-/** The blobs that a device keeps between rounds: its graphs, and the frozen vectors. */
+/** The blobs that a device keeps between rounds: its graphs, frozen vectors and tokenizers. */
 export function keptRefs(plan: Plan): BlobRef[] {
-  return [...Object.values(plan.graphs[FORMAT] ?? {}), ...(plan.frozen === null ? [] : [plan.frozen.blob])];
+  const frozen = plan.frozen === null ? [] : [plan.frozen.blob];
+  return [...Object.values(plan.graphs[FORMAT] ?? {}), ...frozen, ...tokenizerRefs(plan)];
+}
+
+/** The tokenizers of a plan's fields. */
+export function tokenizerRefs({ examples }: Plan): BlobRef[] {
+  return examples.fields.flatMap(({ tokenizer }) => (tokenizer === undefined ? [] : [tokenizer.blob]));
 }
 
 /** The number of parameters of a plan's model. */

@@ -36,6 +36,7 @@ import { Transport } from "./protocol/transport.ts";
 import { countAnswer, shownQuestion, toldOf } from "./questions.ts";
 import { reportSize, weigh } from "./report.ts";
 import { execute, type TrainingResult } from "./runner.ts";
+import { tokenized } from "./texts.ts";
 import type { Assignment, Rejected } from "./wire/messages.ts";
 
 export const VERSION = "0.1.0";
@@ -248,7 +249,9 @@ class Session {
     if (refs === undefined) {
       throw new PlanRefused(`plan ${plan.name} has graphs in ${Object.keys(plan.graphs)}, this device runs ${FORMAT}`);
     }
-    const all = await this.#platform.examples.load(plan.examples.collection);
+    const stored = await this.#platform.examples.load(plan.examples.collection);
+    const { examples: all, cut } = await tokenized(plan, stored, (ref) => this.#blob(ref));
+    this.note({ cut });
     checkExamples(plan, all);
     const examples = await onSide(plan, all, this.#minExamples.get(given.task) ?? 0);
     const broadcast = decodeVectors(await this.#transport.blob(given.checkpoint), plan.broadcast);

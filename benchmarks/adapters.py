@@ -1,0 +1,148 @@
+"""The engine on adapters of a pretrained model, against plain torch with `peft`: the same clients, in turns.
+
+The shape is that of MiniLM-L6 (Wang et al., "MiniLM", NeurIPS 2020): 6 layers of 384, 12 heads, 30,522 words. Its
+weights are drawn, as nothing is downloaded. Clients have 32 texts of 32 tokens, and train adapters of rank 8 on queries
+and values, and a head, for an epoch in batches of 8. Plain torch trains one client after the other, as `peft` has it.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from benchmarks.options import AdaptersOptions
+from export.huggingface.folder import Pretrained, spec_of, unadapted
+from export.model import Model
+from fedcore.algorithms import create
+from muster.output import Say
+from simulator.engine import Engine
+from simulator.engines.memory import keep_freed_memory
+from simulator.population import Population
+
+SHAPE = {
+    "vocab_size": 30_522,
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+CLASSES, RANK, TOKENS, TEXTS, BATCH, CLIENT_LR = 4, 8, 32, 32, 8, 0.1
+TARGETS = {"to_peft": 0.9}
+
+
+class Adapters(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU seconds of rounds, and their medians' ratio. values: that are trained. `targets` are the most of figures."""
+
+    clients: int
+    values: int
+    engine_s: list[float]
+    peft_s: list[float]
+    to_peft: float
+    targets: dict[str, float]
+
+
+def run(options: AdaptersOptions, say: Say) -> Adapters:
+    """Measure, after a round of each that warms caches. Raises InvalidModel without the extra `huggingface`."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="muster-adapters-") as place:
+        say("draw the weights")
+        given = Pretrained(_saved(Path(place), {**SHAPE, **options.shape}), classes=CLASSES, rank=RANK, tokens=TOKENS)
+        users, cohort = _users(options.clients), list(range(options.clients))
+        model = Model(spec_of(given))
+        plain = _Plain(given, users)
+    engine = Engine(model, create("fedavg", {"batch_size": BATCH, "client_lr": CLIENT_LR}), users)
+    times: dict[str, list[float]] = {"engine": [], "peft": []}
+    keep_freed_memory()
+    for number in range(options.rounds + 1):
+        say(f"round {number} of {options.rounds}")
+        times["engine"].append(_cpu_s(functools.partial(engine.run_round, number + 1), cohort))
+        times["peft"].append(_cpu_s(plain.round, cohort))
+    warm = {name: each[1:] for name, each in times.items()}
+    return Adapters(
+        clients=options.clients,
+        values=model.schema.size,
+        engine_s=warm["engine"],
+        peft_s=warm["peft"],
+        to_peft=statistics.median(warm["engine"]) / statistics.median(warm["peft"]),
+        targets=TARGETS,
+    )
+
+
+def _saved(folder: Path, shape: dict[str, Any]) -> str:
+    import transformers
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.BertModel(transformers.BertConfig(**shape)).save_pretrained(folder)
+    return str(folder)
+
+
+def _users(clients: int) -> Population:
+    random, rows = np.random.default_rng(0), clients * TEXTS
+    fields: dict[str, NDArray[Any]] = {
+        "tokens": random.integers(1, 200, (rows, TOKENS)).astype(np.int32),
+        "label": random.integers(0, CLASSES, rows),
+    }
+    return Population(tuple(map(str, range(clients))), fields, TEXTS * np.arange(clients + 1))
+
+
+class _Plain:
+    """FedAvg on the adapters of `peft`, written as one would."""
+
+    def __init__(self, given: Pretrained, users: Population) -> None:
+        import peft
+
+        config = peft.LoraConfig(
+            task_type="SEQ_CLS",
+            r=RANK,
+            lora_alpha=RANK,
+            target_modules=["query", "value"],
+            modules_to_save=["classifier"],
+        )
+        self._model = peft.get_peft_model(unadapted(given), config)
+        self._users = users
+        self._trained = [one for one in self._model.parameters() if one.requires_grad]
+
+    def round(self, cohort: Sequence[int]) -> None:
+        """Train each client from the same start, and take the mean."""
+        start = [one.detach().clone() for one in self._trained]
+        mean = [torch.zeros_like(one) for one in start]
+        for client in cohort:
+            self._set(start)
+            self._train({name: torch.from_numpy(values) for name, values in self._users.shard(client).items()})
+            for total, one in zip(mean, self._trained, strict=True):
+                total.add_(one.detach(), alpha=1 / len(cohort))
+        self._set(mean)
+
+    def _train(self, shard: dict[str, torch.Tensor]) -> None:
+        optimizer = torch.optim.SGD(self._trained, lr=CLIENT_LR)
+        for first in range(0, TEXTS, BATCH):
+            ids, label = (shard[name][first : first + BATCH].long() for name in ("tokens", "label"))
+            logits = self._model(input_ids=ids, attention_mask=(ids != 0).long()).logits
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(logits, label).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    def _set(self, values: Sequence[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for one, value in zip(self._trained, values, strict=True):
+                one.copy_(value)
+
+
+def _cpu_s(train: Callable[[Sequence[int]], object], cohort: Sequence[int]) -> float:
+    began = time.process_time()
+    train(cohort)
+    return time.process_time() - began

@@ -1,0 +1,83 @@
+/** Texts of examples as tokens: what an app keeps as UTF-8 becomes the integers that a plan trains on. Spec: plan §1.3. */
+
+import type { Bytes } from "./bytes.ts";
+import { PlanRefused } from "./errors.ts";
+import { type Column, type Examples, ExamplesError } from "./examples.ts";
+import type { BlobRef, Field, Plan } from "./plan.ts";
+import { Tokenizer } from "./tokenizer.ts";
+
+/** The examples with texts, uint8 `[bytes]` with zeros at the end, as tokens, and the number of texts that were cut.
+ * Throws PlanRefused for a tokenizer that does not load or fit the field, ExamplesError for what is no UTF-8.
+ */
+export async function tokenized(
+  plan: Plan,
+  examples: Examples,
+  blob: (ref: BlobRef) => Promise<Bytes>,
+): Promise<{ examples: Examples; cut: number }> {
+  const columns = new Map(examples.columns);
+  let cut = 0;
+  for (const field of plan.examples.fields) {
+    const column = columns.get(field.name);
+    if (field.tokenizer === undefined || !(column?.values instanceof Uint8Array) || column.shape.length !== 1) continue;
+    const made = tokens(field, column, examples.count, loaded(field, await blob(field.tokenizer.blob)));
+    columns.set(field.name, made.column);
+    cut += made.cut;
+  }
+  return { examples: { ...examples, columns }, cut };
+}
+
+function tokens(field: Field, { shape, values }: Column, count: number, tokenizer: Tokenizer) {
+  const [length = 0] = field.shape;
+  const [width = 0] = shape;
+  const ids = new Int32Array(count * length).fill(field.tokenizer!.padding);
+  let cut = 0;
+  for (let place = 0; place < count; place++) {
+    const row = (values as Uint8Array<ArrayBuffer>).subarray(place * width, (place + 1) * width);
+    const { before, own, after } = tokenizer.encode(textOf(field, row, place));
+    const room = length - before.length - after.length;
+    if (own.length > room) {
+      cut += 1;
+      if (room <= 0) {
+        const added = before.length + after.length;
+        throw new PlanRefused(
+          `field ${field.name} has room for ${length} tokens, and its tokenizer adds ${added} to every text: export it ` +
+            "with more tokens",
+        );
+      }
+    }
+    const whole = [...before, ...own.slice(0, Math.max(room, 0)), ...after];
+    const most = Math.max(...whole);
+    if (most >= Number(field.high)) {
+      throw new PlanRefused(
+        `the tokenizer of field ${field.name} gives token ${most}; the model knows those below ${field.high}: export it ` +
+          "with the tokenizer that it was trained with",
+      );
+    }
+    ids.set(whole, place * length);
+  }
+  return { column: { shape: [length], values: ids }, cut };
+}
+
+function textOf(field: Field, row: Bytes, place: number): string {
+  let end = row.length;
+  while (end > 0 && row[end - 1] === 0) end -= 1;
+  try {
+    return decoded(row.subarray(0, end));
+  } catch {
+    throw new ExamplesError("invalid-examples", `field ${field.name} of example ${place} is not text in UTF-8`);
+  }
+}
+
+/** The text of UTF-8 bytes, with a mark of byte order that is there. Throws TypeError. */
+function decoded(data: Bytes): string {
+  return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(data);
+}
+
+function loaded(field: Field, data: Bytes): Tokenizer {
+  try {
+    return new Tokenizer(JSON.parse(decoded(data)));
+  } catch (error) {
+    const why = error instanceof Error ? error.message : String(error);
+    throw new PlanRefused(`the tokenizer of field ${field.name} does not load: ${why}`);
+  }
+}

@@ -1,0 +1,79 @@
+"""The tokenizer in a model's folder, for plans whose examples are texts: its file, checked for what devices know.
+
+Spec: docs/spec/plan.md §1.3.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from export.errors import InvalidModel, reason
+
+FILE = "tokenizer.json"
+KNOWN = {
+    "normalizer": {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD"},
+    "pre_tokenizer": {"BertPreTokenizer", "ByteLevel", "Digits", "Split"},
+    "post_processor": {"BertProcessing", "ByteLevel", "RobertaProcessing", "TemplateProcessing"},
+    "model": {"BPE", "WordPiece"},
+}
+"""The parts that device_runtime/js/src/core/tokenizer.ts has, by their place."""
+
+
+def read(folder: Path, vocabulary: int, tokens: int) -> bytes | None:
+    """The bytes of a folder's tokenizer, or None where there is none.
+
+    Raises InvalidModel for one that devices do not know, that gives tokens from `vocabulary` on, or that leaves no room
+    for a text in `tokens`.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    from tokenizers import Tokenizer  # comes with transformers, which read the folder
+
+    data = path.read_bytes()
+    try:
+        tokenizer = Tokenizer.from_str(data.decode())
+        unknown = sorted(_unknown(json.loads(data)))
+    except Exception as error:  # the library raises Exception itself
+        raise InvalidModel(f"{path} is no tokenizer: {reason(error)}") from error
+    if unknown:
+        raise InvalidModel(
+            f"{path} has {', '.join(unknown)}, which devices do not know; without the file the app makes the tokens"
+        )
+    highest = max(tokenizer.get_vocab(with_added_tokens=True).values())
+    if highest >= vocabulary:
+        raise InvalidModel(f"{path} gives token {highest}, and the model knows {vocabulary}; it is another model's")
+    added = tokenizer.num_special_tokens_to_add(False)
+    if added >= tokens:
+        raise InvalidModel(f"{path} adds {added} tokens to every text; {tokens} leave no room, so ask for more tokens")
+    return data
+
+
+def _unknown(file: dict[str, Any]) -> Iterator[str]:
+    for place, known in KNOWN.items():
+        for kind in _kinds(file[place]):
+            if kind not in known:
+                yield f"the {place.replace('_', '-')} {kind}"
+    model = file["model"]
+    if model["type"] == "BPE" and "ByteLevel" not in set(_kinds(file["pre_tokenizer"])):
+        yield "a BPE of no bytes"
+    for name in ("byte_fallback", "dropout", "end_of_word_suffix"):
+        if model.get(name):
+            yield f"{name} in its {model['type']}"
+    if any(token["single_word"] for token in file["added_tokens"]):
+        yield "an added token that is a single word"
+
+
+def _kinds(part: dict[str, Any] | None) -> Iterator[str]:
+    if part is None:
+        return
+    if part["type"] != "Sequence":
+        yield part["type"]
+        return
+    for members in part.values():
+        if isinstance(members, list):
+            for member in members:
+                yield from _kinds(member)

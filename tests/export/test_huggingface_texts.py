@@ -1,0 +1,105 @@
+"""A folder with a tokenizer makes a plan of texts, which a device trains on as it keeps them."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from device_runtime.backends.onnxruntime import OnnxRuntime
+from device_runtime.examples import Collection, ExampleStore
+from device_runtime.state.cache import BlobCache
+from device_runtime.trainer import InProcess, Limits
+from device_runtime.work import Worker
+from export.build import export_bundle
+from export.errors import InvalidModel
+from export.huggingface.folder import load
+from export.model import Model
+from fedcore.algorithms import create
+from fedcore.plan import Field
+from tests.device_runtime.test_releases import assignment
+from tests.export.test_huggingface import CLASSIFIES, CONTINUES, FAMILIES, saved
+from tests.tree import ROOT
+
+VECTORS = json.loads((ROOT / "tests" / "vectors" / "tokenizers.json").read_text())
+FILES = {one["name"]: one["file"] for one in VECTORS["tokenizers"]}
+KIND = {"Bert": "word_piece", "Llama": "qwen"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def libraries():
+    pytest.importorskip("transformers")
+
+
+def folder_of(family, tmp_path, monkeypatch):
+    """The family's tiny model, with the vocabulary of its tokenizer."""
+    sizes, task = FAMILIES[family]
+    monkeypatch.setitem(FAMILIES, family, ({**sizes, "vocab_size": 520}, task))
+    folder = saved(family, tmp_path / family)
+    (folder / "tokenizer.json").write_text(json.dumps(FILES[KIND[family]]))
+    return folder
+
+
+@pytest.mark.parametrize("family", KIND)
+def test_a_device_trains_on_texts_as_its_app_keeps_them(family, tmp_path, monkeypatch):
+    task, folder = FAMILIES[family][1], folder_of(family, tmp_path, monkeypatch)
+    model = Model(load(folder, task=task, rank=2, tokens=12))
+    bundle = export_bundle(model, create("fedavg", {}), tmp_path / "plan")
+    labels = {CLASSIFIES: [Field("label", "int64", (), 2)], CONTINUES: []}[task]
+    assert [item.name for item in bundle.plan.examples.fields] == ["text", *(item.name for item in labels)]
+    store = ExampleStore.open(tmp_path / "store")
+    store.declare(Collection("default", (Field("text", "uint8", (200,)), *labels)))
+    store.append_all(
+        "default", [{"text": text} | {one.name: 1 for one in labels} for text in VECTORS["texts"] if text.strip()]
+    )
+    cache = BlobCache(tmp_path / "blobs", lambda ref, part: bundle.read(ref))
+    worker = Worker(InProcess(OnnxRuntime()), store, cache, lambda: True)
+    given = assignment(plan=bundle.manifest.plan, checkpoint=bundle.manifest.state)
+    result = worker.train(given, bundle.plan, Limits(4_000_000_000, 600.0))
+    assert np.isfinite(result.values).all()
+    assert np.abs(result.values[: model.schema.size]).max() > 0
+    assert result.cut > 5
+
+
+def test_a_folder_without_a_tokenizer_takes_tokens(tmp_path):
+    spec = load(saved("Llama", tmp_path / "llama"), task=CONTINUES, tokens=6)
+    assert [item.name for item in spec.fields] == ["tokens"]
+
+
+def another(file):
+    file["model"]["vocab"]["zebra"] = 9999
+
+
+def sentence_piece(file):
+    file["normalizer"] = {"type": "NFKC"}
+    file["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+
+
+def single(file):
+    file["added_tokens"][0]["single_word"] = True
+
+
+def broken(file):
+    del file["model"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "tokens", "message"),
+    [
+        (another, 8, "and the model knows 520; it is another model's"),
+        (sentence_piece, 8, "has the pre-tokenizer Metaspace, which devices do not know"),
+        (single, 8, "has an added token that is a single word, which devices do not know"),
+        (broken, 8, "is no tokenizer"),
+        (None, 2, "adds 2 tokens to every text; 2 leave no room"),
+    ],
+)
+def test_a_tokenizer_that_does_not_fit_is_refused_in_one_line(harm, tokens, message, tmp_path, monkeypatch):
+    folder = folder_of("Bert", tmp_path, monkeypatch)
+    file = json.loads((folder / "tokenizer.json").read_text())
+    if harm is not None:
+        harm(file)
+    (folder / "tokenizer.json").write_text(json.dumps(file))
+    with pytest.raises(InvalidModel, match=message) as caught:
+        load(folder, tokens=tokens)
+    assert "\n" not in str(caught.value)
+    shutil.rmtree(folder)
