@@ -61,7 +61,9 @@ def expected(store, task, number, folder):
 def on_node(folder, url, signer):
     """The outcome of a session on Node."""
     words = device_words(folder, url, "p", ROWS, **({"signers": [signer]} if signer else {}))
-    ran = subprocess.run(command("src/node/main.ts", *words), stdout=subprocess.PIPE, text=True, timeout=120)
+    ran = subprocess.run(
+        command("src/node/main.ts", *words), check=True, stdout=subprocess.PIPE, text=True, timeout=120
+    )
     return json.loads(ran.stdout)
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from msgspec import to_builtins
-from msgspec.structs import replace as changed
 
 from device_runtime.sandbox.process import Sandbox
 from device_runtime.session import run_session
@@ -17,7 +16,6 @@ from tests.device_runtime.node import device_words, sessions
 from tests.device_runtime.test_texts import WORD_PIECE
 
 FIELDS = linear.plan().examples.fields
-WIDTH = 40
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -31,16 +29,21 @@ def node():
         yield run
 
 
+def columns_of(texts):
+    """Ten examples of a line, with these texts, one after the other and again."""
+    width = max(map(len, texts), default=0) + 1
+    rows = np.array([np.frombuffer(text.ljust(width, b"\0"), np.uint8) for text in texts])
+    return {**linear.examples(10), "text": np.resize(rows, (10, width))}
+
+
 @pytest.fixture(params=["python", "node"])
 def session(request, coordinator, config, tmp_path, node):
-    """Runs a session of a device of either kind, with ten examples and these texts; a policy may be given."""
+    """Runs a session of a device of either kind with these texts; a policy may be given."""
 
     def run(texts, **policy):
-        rows = np.array([np.frombuffer(text.ljust(WIDTH, b"\0"), np.uint8) for text in texts])
-        columns = {**linear.examples(10), "text": np.resize(rows, (10, WIDTH))}
         if request.param == "node":
-            return node(device_words(tmp_path / "node", coordinator.url, "phones", columns, **policy))
-        np.savez(config.examples, **columns)
+            return node(device_words(tmp_path / "node", coordinator.url, "phones", columns_of(texts), **policy))
+        np.savez(config.examples, **columns_of(texts))
         return to_builtins(run_session(replace(config, trainer=Sandbox)))
 
     return run
