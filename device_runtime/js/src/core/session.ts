@@ -249,8 +249,9 @@ class Session {
     if (refs === undefined) {
       throw new PlanRefused(`plan ${plan.name} has graphs in ${Object.keys(plan.graphs)}, this device runs ${FORMAT}`);
     }
+    const keepGoing = () => this.#keepGoing(due);
     const stored = await this.#platform.examples.load(plan.examples.collection);
-    const { examples: all, cut } = await tokenized(plan, stored, (ref) => this.#blob(ref));
+    const { examples: all, cut } = await tokenized(plan, stored, (ref) => this.#blob(ref), keepGoing);
     this.note({ cut });
     checkExamples(plan, all);
     const examples = await onSide(plan, all, this.#minExamples.get(given.task) ?? 0);
@@ -266,7 +267,6 @@ class Session {
       for (const [name, ref] of Object.entries(refs)) {
         graphs.set(name, await Graph.load(engine, await this.#blob(ref), name));
       }
-      const keepGoing = () => this.#keepGoing(due);
       return await execute({ engine, plan, graphs, broadcast, frozen, examples, key, keepGoing });
     } finally {
       for (const graph of graphs.values()) await graph.release();
