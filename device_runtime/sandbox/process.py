@@ -108,9 +108,7 @@ class Sandbox:
         def talk(channel: Channel) -> Tokens:
             (texts,) = ArrayKind.of({column.field.name: column.texts})
             channel.send(
-                TextOrder(
-                    limits=limits, field=column.field, size=len(column.file), padding=column.padding, texts=texts
-                )
+                TextOrder(limits=limits, field=column.field, size=len(column.file), padding=column.padding, texts=texts)
             )
             channel.send_bytes(column.file)
             channel.send_bytes(column.texts)
