@@ -10,7 +10,7 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from device_runtime.errors import DeviceError
-from device_runtime.examples.text import Texts
+from device_runtime.texts import TextColumn
 from export.model import ModelSpec
 from fedcore.plan import BlobRef
 from simulator.errors import DatasetError
@@ -36,10 +36,10 @@ def with_tokens(users: Population, spec: ModelSpec) -> Population:
     for field in spec.fields:
         if field.tokenizer is UNSET or fields.get(field.name, np.zeros(0)).dtype != np.uint8:
             continue
+        texts = fields[field.name].astype(np.uint8, copy=False)
+        column = TextColumn(field, blobs[field.tokenizer.blob.sha256], field.tokenizer.padding, texts)
         try:
-            fields[field.name] = Texts(lambda ref: blobs[ref.sha256]).tokenize(
-                field, field.tokenizer, fields[field.name].astype(np.uint8, copy=False)
-            )
+            fields[field.name] = column.tokens(lambda: True).ids
         except DeviceError as error:
             raise DatasetError(str(error)) from error
     return replace(users, fields=fields)
