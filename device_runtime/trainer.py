@@ -15,6 +15,7 @@ from device_runtime.backends.backend import Arrays, Backend
 from device_runtime.errors import DeviceError, RuntimeFailed
 from device_runtime.personal import personalise, result_size
 from device_runtime.runner import TrainingResult, execute
+from device_runtime.texts import TextColumn, Tokens
 from fedcore.batching import StreamKey
 from fedcore.params import Float32, Frozen, VectorSpec
 from fedcore.plan import Plan
@@ -34,6 +35,10 @@ class Limits(msgspec.Struct, frozen=True):
         """
         bound(resource.RLIMIT_DATA, self.memory_bytes)
         bound(resource.RLIMIT_CPU, math.ceil(time.process_time() + self.cpu_s))
+
+    def after(self, cpu_s: float) -> Limits:
+        """What is left of these limits after that many seconds of CPU time."""
+        return Limits(self.memory_bytes, max(self.cpu_s - cpu_s, 0.0))
 
 
 def bound(kind: int, most: int) -> None:
@@ -101,6 +106,9 @@ class Trainer(Protocol):
         up its limits, DeadlinePassed when `keep_going` returns false, NonFiniteReport.
         """
 
+    def tokenize(self, column: TextColumn, limits: Limits, keep_going: Callable[[], bool]) -> Tokens:
+        """The tokens of texts: see TextColumn. `keep_going` and RuntimeFailed: as in `train`."""
+
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
@@ -127,6 +135,11 @@ class InProcess:
     def cpu_s(self) -> float:
         """0: all work is in this process."""
         return 0.0
+
+    def tokenize(self, column: TextColumn, limits: Limits, keep_going: Callable[[], bool]) -> Tokens:
+        """Make tokens: see Trainer."""
+        self.confine(limits)
+        return column.tokens(keep_going)
 
     def train(self, job: Job, limits: Limits, keep_going: Callable[[], bool]) -> TrainingResult:
         """Run the plan: see Trainer. `keep_going` is called before every batch."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from device_runtime.errors import NonFiniteReport, PlanRefused
 from device_runtime.examples import ExampleSource
-from device_runtime.examples.text import Texts
 from device_runtime.permission.releases import check_model
 from device_runtime.runner import TrainingResult
 from device_runtime.state.cache import BlobCache
+from device_runtime.texts import Texts
 from device_runtime.trainer import Job, Limits, Trainer
 from fedcore import checkpoint
 from fedcore.batching import SECRET_BYTES, StreamKey
@@ -57,7 +57,7 @@ class Worker:
             )
         # In a secure round a graph's noise must stay secret: a plan could use it to place examples apart in the sum.
         secret = b"" if assignment.secagg is None else secrets.token_bytes(SECRET_BYTES)
-        texts = Texts(self.cache.get)
+        texts = Texts(self.cache.get, self.trainer, limits, self.keep_going)
         try:
             job = Job(
                 plan=plan,
@@ -73,7 +73,7 @@ class Worker:
         except FedcoreError as error:
             raise PlanRefused(str(error)) from error
         check_model(assignment, job.broadcast)
-        return replace(self.trainer.train(job, limits, self.keep_going), cut=texts.cut)
+        return replace(self.trainer.train(job, texts.left, self.keep_going), cut=texts.cut)
 
     def _frozen(self, plan: Plan) -> dict[str, Frozen]:
         if plan.frozen is None:

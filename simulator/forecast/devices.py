@@ -42,8 +42,7 @@ class Devices:
         """The population of a configuration."""
         chance, count = np.random.default_rng(config.seed), config.devices
         zone = chance.integers(0, config.time_zones, count).astype(np.int8)
-        begins = (chance.normal(_FORMAT, _COLLECTION = "onnx", "examples"
-_EVENING_S, _EVENING_SPREAD_S, count) - 3600.0 * zone) % DAY_S
+        begins = (chance.normal(_EVENING_S, _EVENING_SPREAD_S, count) - 3600.0 * zone) % DAY_S
         lasts = np.minimum(config.charging_s * np.exp(chance.normal(0, _STRETCH_SPREAD, count)), DAY_S)
         slow = np.exp(chance.normal(0, config.speed_spread, count))
         bandwidth = config.bandwidth * np.exp(chance.normal(0, _BANDWIDTH_SPREAD, count))

@@ -79,6 +79,11 @@ def single(file):
     file["added_tokens"][0]["single_word"] = True
 
 
+def repeating(file):
+    pattern = {"Regex": "[(a+)+]|(?:a|aa)+b"}
+    file["pre_tokenizer"] = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+
+
 def broken(file):
     del file["model"]
 
@@ -89,6 +94,7 @@ def broken(file):
         (another, 8, "and the model knows 520; it is another model's"),
         (sentence_piece, 8, "has the pre-tokenizer Metaspace, which devices do not know"),
         (single, 8, "has an added token that is a single word, which devices do not know"),
+        (repeating, 8, "has a group that repeats in an expression, which devices do not know"),
         (broken, 8, "is no tokenizer"),
         (None, 2, "adds 2 tokens to every text; 2 leave no room"),
     ],

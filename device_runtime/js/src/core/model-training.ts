@@ -53,7 +53,7 @@ export async function trained(
   const refs = localGraphs(plan);
   const count = (await source.counts()).get(collection) ?? 0;
   guard.checkPlan({ plan: release.plan, checkpoint: release.parameters }, plan, count, moved);
-  const { examples: all } = await tokenized(plan, await source.load(collection), fetch);
+  const { examples: all } = await tokenized(plan, await source.load(collection), fetch, keepGoing);
   checkExamples(plan, all);
   const [examples, leftOut] = await divided(plan, all);
   const broadcast = decodeVectors(await mine(release.parameters), [{ name: "params", size: parameterCount(plan) }]);

@@ -1,37 +1,47 @@
 /** Texts of examples as tokens: what an app keeps as UTF-8 becomes the integers that a plan trains on. Spec: plan §1.3. */
 
 import type { Bytes } from "./bytes.ts";
-import { PlanRefused } from "./errors.ts";
+import { DeadlinePassed, PlanRefused } from "./errors.ts";
 import { type Column, type Examples, ExamplesError } from "./examples.ts";
 import type { BlobRef, Field, Plan } from "./plan.ts";
 import { Tokenizer } from "./tokenizer.ts";
 
 /** The examples with texts, uint8 `[bytes]` with zeros at the end, as tokens, and the number of texts that were cut.
- * Throws PlanRefused for a tokenizer that does not load or fit the field, ExamplesError for what is no UTF-8.
+ * keepGoing: asked before every text; false ends the work with DeadlinePassed. Throws PlanRefused for a tokenizer that
+ * does not load or fit the field, ExamplesError for what is no UTF-8.
  */
 export async function tokenized(
   plan: Plan,
   examples: Examples,
   blob: (ref: BlobRef) => Promise<Bytes>,
+  keepGoing: () => boolean,
 ): Promise<{ examples: Examples; cut: number }> {
   const columns = new Map(examples.columns);
   let cut = 0;
   for (const field of plan.examples.fields) {
     const column = columns.get(field.name);
     if (field.tokenizer === undefined || !(column?.values instanceof Uint8Array) || column.shape.length !== 1) continue;
-    const made = tokens(field, column, examples.count, loaded(field, await blob(field.tokenizer.blob)));
+    const tokenizer = loaded(field, await blob(field.tokenizer.blob));
+    const made = tokens(field, column, examples.count, tokenizer, keepGoing);
     columns.set(field.name, made.column);
     cut += made.cut;
   }
   return { examples: { ...examples, columns }, cut };
 }
 
-function tokens(field: Field, { shape, values }: Column, count: number, tokenizer: Tokenizer) {
+function tokens(
+  field: Field,
+  { shape, values }: Column,
+  count: number,
+  tokenizer: Tokenizer,
+  keepGoing: () => boolean,
+) {
   const [length = 0] = field.shape;
   const [width = 0] = shape;
   const ids = new Int32Array(count * length).fill(field.tokenizer!.padding);
   let cut = 0;
   for (let place = 0; place < count; place++) {
+    if (!keepGoing()) throw new DeadlinePassed("stopped while texts became tokens: the report would come too late");
     const row = (values as Uint8Array<ArrayBuffer>).subarray(place * width, (place + 1) * width);
     const { before, own, after } = tokenizer.encode(textOf(field, row, place));
     const room = length - before.length - after.length;
