@@ -18,6 +18,7 @@ import msgspec
 from benchmarks.load import POPULATION, Call, LoadConfig, LoadDevice, LoadFleet, Refusal
 from benchmarks.null_task import null_coordinator
 from benchmarks.options import ForecastFleetOptions
+from coordinator.rules.eligibility import Requires
 from coordinator.rules.states import RoundState
 from fedcore.wire.messages import AssignmentAnswer, Rejected
 from muster.local.server import LocalCoordinator
@@ -157,7 +158,8 @@ def _twin(options: ForecastFleetOptions, config: ForecastConfig) -> Figures:
 
 def _real(options: ForecastFleetOptions, config: ForecastConfig, say: Say) -> Figures:
     bounds = {"connection_limit": 4 * options.devices, "queue_limit": 4 * options.devices}
-    task = replace(config.task, population=POPULATION)
+    # Light devices state no conditions.
+    task = replace(config.task, population=POPULATION, requires=Requires())
     with null_coordinator(SIZE, task, **bounds) as (server, task_id):
         return asyncio.run(_run(options, config, server, task_id, say))
 
