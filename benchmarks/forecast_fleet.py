@@ -31,7 +31,7 @@ from simulator.forecast.twin import WAIT_S, Twin
 SIZE = 1000
 _STEPS = "muster_round_step_seconds"
 FIRST_S = 10.0
-HOLD_S = 1.0
+HOLD_S = 3.0
 SEEDS = 8
 TOLERANCES = {"rounds": 0.25, "assigned": 0.25, "reports": 0.25, "round_s": 0.25, "check_ins": 0.35}
 """How far the fleet may be from the mean of the twins, as a share of it."""
@@ -131,7 +131,7 @@ def _config(options: ForecastFleetOptions, trace: Path) -> ForecastConfig:
         goal=options.goal,
         rounds=1_000_000,
         selection_timeout_s=20.0,
-        reporting_deadline_s=30.0,
+        reporting_deadline_s=6 * options.work_s,
         first_within_s=FIRST_S,
         trace=trace,
         median_examples=100.0,
@@ -150,7 +150,7 @@ def _twin(options: ForecastFleetOptions, config: ForecastConfig) -> Figures:
         rounds=len(course.rounds),
         abandoned=course.abandoned.total(),
         assigned=course.assigned,
-        reports=sum(one.reports for one in course.rounds),
+        reports=sum(len(one.devices) for one in course.rounds),
         round_s=statistics.fmean(one.ended - one.drawn for one in course.rounds),
         check_ins=int(course.check_ins.by_hour.sum()),
     )

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -121,7 +121,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         self._uploads = asyncio.Semaphore(config.uploading)
         self._over = asyncio.Event()
 
-    async def __aenter__(self) -> LoadFleet:
+    async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(
             self.config.coordinator,
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2),

@@ -323,8 +323,8 @@ class ForecastFleetOptions:
 
     devices: Annotated[int, Option(min=20, help="Number of devices.")] = 150
     goal: Annotated[int, Option(min=1, help="Reports that a round wants.")] = 30
-    seconds: Annotated[float, Option(min=10, help="How long the fleet runs.")] = 120.0
-    work_s: Annotated[float, Option(min=0.1, help="Seconds that a median device works.")] = 6.0
+    seconds: Annotated[float, Option(min=10, help="How long the fleet runs.")] = 180.0
+    work_s: Annotated[float, Option(min=0.1, help="Seconds that a median device works.")] = 10.0
     drop_out: Annotated[float, Option(min=0, max=0.5, help="Chance that a device vanishes in an assignment.")] = 0.05
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,15 +11,19 @@ import typer
 
 from fedcore.validation import build
 from muster.options.settings import with_settings
+from muster.options.simulate import configuration
 from muster.output import Json, emit, progress, remark, show_fields, show_table
 from simulator.forecast.configuration import ForecastConfig
 
 if TYPE_CHECKING:
+    from simulator.configuration import SimulationConfig
+    from simulator.forecast.course import CommittedRound
     from simulator.forecast.forecast import Forecast
 
 PLAN = "A bundle whose certificate gives --example-s, --bytes-down and --bytes-up, unless given."
+TRAIN = "Train the cohorts that were drawn: a file of options of `muster simulate`. Accuracy then has its hours."
 VARY = "Compare values of one setting, such as goal=50,100,200: a row for each."
-PLOT = "Draw the rounds that are done over virtual time: .svg or .png."
+PLOT = "Draw the rounds that are done over virtual time, with --train the accuracy: .svg or .png."
 _NOT_SHOWN = ("check_ins_by_hour", "rounds_by_hour")
 
 
@@ -28,6 +32,7 @@ def forecast(
     *,
     settings: dict[str, Any],
     plan: Annotated[Path | None, typer.Option(help=PLAN)] = None,
+    train: Annotated[Path | None, typer.Option(metavar="CONFIG.toml", help=TRAIN)] = None,
     vary: Annotated[str | None, typer.Option(metavar="SETTING=VALUE,…", help=VARY)] = None,
     plot: Annotated[Path | None, typer.Option(help=PLOT)] = None,
     json: Json = False,
@@ -35,18 +40,20 @@ def forecast(
     """Tell how a task would go on a population of phones, before a phone sees it.
 
     The coordinator's own rules run in virtual time on modelled devices: each is charged and idle for a stretch of most
-    nights, has its own speed, bandwidth and number of examples, and vanishes now and then. Nothing is trained. A
+    nights, has its own speed, bandwidth and number of examples, and vanishes now and then. A
     profile that can fill no round is refused at once, with the setting that starves it. For example, a day of a million
     devices, then which goal gets there first:
 
     \b
       muster forecast --devices 1000000 --goal 500
       muster forecast --devices 100000 --vary goal=50,100,200 --plot rounds.svg
+      muster forecast --devices 10000 --goal 50 --train simulation.toml
     """
     if plan is not None:
         settings = {**_costs(plan), **settings}
     configs = _varied(settings, vary)
-    found = {name: _forecast(name, config) for name, config in configs.items()}
+    training = None if train is None else configuration([train], {})
+    found = {name: _forecast(name, config, training) for name, config in configs.items()}
     if plot is not None:
         from muster.pictures.forecasts import draw_forecasts
 
@@ -81,19 +88,28 @@ def _varied(settings: dict[str, Any], vary: str | None) -> Mapping[str, Forecast
     }
 
 
-def _forecast(name: str, config: ForecastConfig) -> Forecast:
-    """The forecast, behind a progress bar of virtual hours."""
+def _forecast(name: str, config: ForecastConfig, training: SimulationConfig | None) -> Forecast:
+    """The forecast, behind a progress bar of virtual hours, and one of rounds where it trains."""
     from simulator.forecast.forecast import forecast as run
 
     with progress() as bar:
         task = bar.add_task(name, total=24 * config.days, note="virtual hours")
-        return run(config, lambda hour: bar.update(task, completed=hour))
+
+        def train(rounds: Sequence[CommittedRound]) -> list[tuple[float, float]]:
+            if training is None:
+                return []
+            from simulator.forecast.training import accuracy_over_time
+
+            trained = bar.add_task(name, total=min(training.rounds, len(rounds)), note="rounds of training")
+            return accuracy_over_time(training, rounds, lambda number, _: bar.update(trained, completed=number))
+
+        return run(config, lambda hour: bar.update(task, completed=hour), train)
 
 
 def _show(found: Forecast, config: ForecastConfig) -> None:
     facts = {name: value for name, value in msgspec.to_builtins(found).items() if name not in _NOT_SHOWN}
-    if not facts["paused"]:
-        del facts["paused"]
+    for absent in [name for name in ("paused", "accuracy") if not facts[name]]:
+        del facts[absent]
     show_fields(facts)
     if found.done_at_h is None:
         remark(f"{config.rounds} rounds take longer: {found.rounds} were done in {config.days} days; raise --days")
@@ -111,8 +127,9 @@ def _compare(found: Mapping[str, Forecast]) -> None:
             one.wasted,
             one.never_took_part,
             one.phone.cpu_s,
+            one.accuracy[-1][1] if one.accuracy else None,
         )
         for name, one in found.items()
     ]
-    columns = ("", "rounds", "done at h", "round s", "check-ins", "reports", "wasted", "never took part", "phone cpu s")
-    show_table(columns, rows)
+    figures = ("rounds", "done at h", "round s", "check-ins", "reports", "wasted", "never", "phone cpu s", "accuracy")
+    show_table(("", *figures), rows)

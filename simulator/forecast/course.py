@@ -16,12 +16,15 @@ BINS_PER_OCTAVE = 4
 
 
 class CommittedRound(NamedTuple):
-    """When a round that counted could draw devices, drew them and ended, in seconds from the start; its reports."""
+    """When a round that counted could draw devices, drew them and ended, in seconds from the start.
+
+    devices: the rows of those whose reports it counted.
+    """
 
     opened: float
     drawn: float
     ended: float
-    reports: int
+    devices: tuple[int, ...]
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.forecast.configuration import ForecastConfig
-from simulator.forecast.course import Course
+from simulator.forecast.course import CommittedRound, Course
 from simulator.forecast.starved import check_fills
 from simulator.forecast.twin import Twin
 
@@ -45,9 +45,9 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     rounds: committed; rounds_a_day: by day. fill_s: from the moment when a round could draw to its draw; round_s: from
     the draw to the commit. turned_away: visits by reason. assignments: by how they ended. never_took_part: share of all
     devices; never_by_zone, never_by_speed: the same of those at each time zone, and of each fifth by speed. phone: CPU
-    seconds and bytes a day. wasted: share of CPU time that no round counted. done_at_h: when the rounds asked for were
-    committed; None if they were not. paused: when and why the task stopped. cpu_s, peak_mb: what this forecast took
-    itself.
+    seconds and bytes a day. wasted: share of CPU time that no round counted. accuracy: of users never seen, after
+    hours, where rounds trained. done_at_h: when the rounds asked for were committed; None if they were not. paused:
+    when and why the task stopped. cpu_s, peak_mb: what this forecast took itself.
     """
 
     devices: int
@@ -71,18 +71,27 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     never_by_speed: dict[str, float]
     phone: Phone
     wasted: float
+    accuracy: list[tuple[float, float]] = []
     paused: str
     cpu_s: float
     peak_mb: float
 
 
-def forecast(config: ForecastConfig, on_hour: Callable[[int], None] = lambda hour: None) -> Forecast:
-    """Run the twin of a configuration; calls `on_hour` with the virtual hours that are over. Raises ForecastError."""
+def forecast(
+    config: ForecastConfig,
+    on_hour: Callable[[int], None] = lambda hour: None,
+    train: Callable[[Sequence[CommittedRound]], list[tuple[float, float]]] = lambda rounds: [],
+) -> Forecast:
+    """Run the twin of a configuration. Raises ForecastError.
+
+    on_hour: called with the virtual hours that are over. train: gives the accuracy that such rounds come to, by hours.
+    """
     started = time.process_time()
     twin = Twin(config)
     check_fills(config, twin.devices)
     twin.run(on_hour)
-    return _answers(config, twin, started)
+    found = _answers(config, twin, started)
+    return msgspec.structs.replace(found, accuracy=train(twin.course.rounds))
 
 
 def _answers(config: ForecastConfig, twin: Twin, started: float) -> Forecast:
@@ -137,7 +146,7 @@ def _phone(course: Course, days: int) -> Phone:
     return Phone(*(round(float(figure), 3) for figure in figures))
 
 
-def _p99(values: NDArray[np.float64]) -> float:
+def _p99(values: NDArray[np.floating]) -> float:
     return float(np.percentile(values, 99))
 
 

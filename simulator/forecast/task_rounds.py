@@ -87,6 +87,7 @@ class TaskRounds:
         self._late: dict[int, int] = {}
         self._taken: set[int] = set()
         self._failing: set[int] = set()
+        self._reported: list[int] = []
         separation = settings.separation
         self._resting = None if separation is None else Participations(separation, 0)
 
@@ -202,7 +203,7 @@ class TaskRounds:
 
     def _commit(self, round_: Round, now: float) -> None:
         """The next model is there: take over what is open, or begin anew."""
-        self._course.rounds.append(CommittedRound(self._opened, self._drawn_at, now, round_.reported))
+        self._course.rounds.append(CommittedRound(self._opened, self._drawn_at, now, tuple(self._reported)))
         self.times = self.times.ended(now, buffered=self.buffered)
         self._late = {row: left - 1 for row, left in self._late.items() if left > 1}
         self._number, self._failures = self._number + 1, 0
@@ -217,7 +218,7 @@ class TaskRounds:
             cohorts.step(round_, Aggregated(), now)
         if self._resting is not None:
             self._resting.end(now, committed=True, going_on={str(row) for row in self._open})
-        self._taken, self._failing, self._running = set(), set(), None
+        self._taken, self._failing, self._reported, self._running = set(), set(), [], None
         if self.buffered:
             self._running, self._opened = buffers.open_buffer(self.policy, len(self._open)), now
 
@@ -232,7 +233,7 @@ class TaskRounds:
                 self._course.paused = now, round_.reason
         if self._resting is not None:
             self._resting.end(now, committed=False)
-        self._taken, self._failing, self._running = set(), set(), None
+        self._taken, self._failing, self._reported, self._running = set(), set(), [], None
 
     # --- assignments
 
@@ -282,6 +283,7 @@ class TaskRounds:
         self._finish(row, how, at)
         again = row in self._failing
         if how is AssignmentState.REPORTED:
+            self._reported.append(row)
             if self.buffered:
                 self._taken.add(row)
             self._step(Reported(self._number - work.number), at)

@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,9 @@ from numpy.typing import NDArray
 from fedcore.errors import why
 from simulator.errors import ForecastError
 from simulator.forecast.stretches import DAY_S, Rows, Times
+
+if TYPE_CHECKING:
+    from _csv import Reader
 
 COLUMNS = ["device", "start_s", "end_s"]
 
@@ -81,7 +85,7 @@ def read_trace(path: Path, devices: int, seed: int) -> Traced:
     return Traced(starts, ends, lines, np.concatenate(([0], np.cumsum(counts))), of, period_s)
 
 
-def _stretches(path: Path, lines: csv._reader) -> list[list[tuple[float, float, int]]]:
+def _stretches(path: Path, lines: Reader) -> list[list[tuple[float, float, int]]]:
     """The stretches of each device in order, with their lines in the file."""
     if next(lines, None) != COLUMNS:
         raise ForecastError(f"trace {path}, line 1: the columns are {','.join(COLUMNS)}")

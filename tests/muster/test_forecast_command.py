@@ -46,6 +46,26 @@ def test_plan_gives_the_costs_that_are_not_given(tmp_path):
     assert given.phone.bytes < 1000
 
 
+def test_drawn_cohorts_train_and_accuracy_has_its_hours(tmp_path):
+    run, picture = tmp_path / "run.toml", tmp_path / "accuracy.svg"
+    run.write_text('model = "logreg"\nrounds = 4\nevaluate_every = 2\n')
+    shown = in_process("forecast", *SMALL, "--train", run, "--plot", picture, "--json")
+    found = json.loads(shown.stdout)
+    again = muster.forecast(
+        train={"model": "logreg", "rounds": 4, "evaluate_every": 2},
+        devices=200,
+        goal=5,
+        example_s=20.0,
+        reporting_deadline_s=7200.0,
+        step_s=10.0,
+    )
+    hours = [hour for hour, _ in found["accuracy"]]
+    assert len(hours) == 2
+    assert 0 < hours[0] < hours[1] < 24
+    assert [list(one) for one in again.accuracy] == found["accuracy"]
+    assert "accuracy, unseen users" in picture.read_text()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
