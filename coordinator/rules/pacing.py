@@ -127,7 +127,12 @@ def window(pace: Pace, demand: Demand | None, bounds: RetryWindow, devices: floa
 def idle_window(pace: Pace, bounds: RetryWindow) -> tuple[Pace, RetryWindow]:
     """When a device that no round could use should come back, and the pace that knows of it."""
     pace = replace(pace, idle=pace.idle + 1.0)
-    return pace, _spread(max(IDLE_S, pace.idle / IDLE_PER_S), bounds)
+    return pace, away(pace.idle / IDLE_PER_S, bounds)
+
+
+def away(queue_s: float, bounds: RetryWindow) -> RetryWindow:
+    """When a device that no round could use should come back, once the queue of such devices is so long."""
+    return _spread(max(IDLE_S, queue_s), bounds)
 
 
 def _queue_s(pace: Pace, demand: Demand) -> float:
