@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -114,12 +115,20 @@ class BlobRef(msgspec.Struct, frozen=True):
 
     def check(self, data: bytes) -> bytes:
         """Return `data`. Raises DigestMismatch when this reference names other bytes."""
-        actual = BlobRef.of(data)
+        self._check(BlobRef.of(data))
+        return data
+
+    def check_file(self, path: Path) -> None:
+        """Check a file, piece by piece. Raises OSError, and DigestMismatch when this reference names other bytes."""
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            self._check(BlobRef(digest, file.tell()))
+
+    def _check(self, actual: BlobRef) -> None:
         if actual != self:
             raise DigestMismatch(
                 f"blob {self.sha256[:12]}… ({self.size} bytes) arrived as {actual.sha256[:12]}… ({actual.size} bytes)"
             )
-        return data
 
 
 class PlanSignature(msgspec.Struct, frozen=True):

@@ -118,7 +118,7 @@ class _Refresh:
         training = {ref.sha256 for ref in plan.kept_refs(form) if stored.current and ref.sha256 in stored.current.blobs}
         pending = replace(pending, blobs=(*pending.blobs, *(ref.sha256 for ref in refs), *sorted(training)))
         self._store.put(replace(stored, pending=pending))
-        graph, frozen = cache.get(refs[0]), b"".join(map(cache.get, refs[1:]))
+        graph, frozen = cache.get(refs[0]), cache.file(plan.frozen.blob) if plan.frozen else None
         parameters = self._held.cache().newest(release.parameters, f"model-{self._name}")
         return Parts(pending.release, release.number, plan, graph, parameters, frozen), pending
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ TRIAL_ROWS = 3
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a version, fetched and with the right digests. frozen: empty where the plan freezes nothing.
+    """The parts of a version, fetched and with the right digests. frozen: the file of what the plan freezes.
 
     personal: whether the parameters are those that this device made of the released ones.
     """
@@ -36,7 +37,7 @@ class Parts:
     plan: Plan
     graph: bytes
     parameters: bytes
-    frozen: bytes = b""
+    frozen: Path | None = None
     personal: bool = False
 
 
@@ -123,16 +124,17 @@ def load(parts: Parts, backend: Backend) -> Version:
     """
     predict, specs = predict_of(parts.plan, backend.format), (VectorSpec(PARAMS, parts.plan.schema.size),)
     try:
-        weights: dict[str, Frozen] = dict(checkpoint.decode(parts.parameters, specs))
-        if parts.plan.frozen is not None:
-            weights |= prefixed(FROZEN, checkpoint.decode_frozen(parts.frozen, parts.plan.frozen.vectors))
+        weights: dict[str, Frozen] = {}
+        for name, parameters in checkpoint.decode(parts.parameters, specs).items():
+            weights[name] = aligned(parameters.shape)
+            weights[name][:] = parameters
+        if parts.plan.frozen is not None and parts.frozen is not None:
+            weights |= prefixed(FROZEN, checkpoint.map_frozen(parts.frozen, parts.plan.frozen.vectors))
         for name, vector in weights.items():
             if not np.isfinite(vector).all():
                 raise ModelRefused(f"vector {name!r} of version {parts.number} is not finite")
-            weights[name] = aligned(vector.shape)
-            weights[name][:] = vector
         return Version(parts, predict, backend.load(parts.graph, PREDICT), backend.format, weights)
-    except FedcoreError as error:
+    except (FedcoreError, OSError) as error:
         raise ModelRefused(str(error)) from error
     except ModelRefused:
         raise

@@ -28,7 +28,7 @@ import { type BlobRef, isBlob, keptRefs, parameterCount } from "./plan.ts";
 import type { Platform } from "./platform.ts";
 import { plain } from "./protocol/call.ts";
 import { Enrolments } from "./protocol/enrolment.ts";
-import { Transport } from "./protocol/transport.ts";
+import { keptOrFetched, Transport } from "./protocol/transport.ts";
 import { type ModelRelease, modelName, type Signed, same } from "./release.ts";
 import type { SessionConfig } from "./session.ts";
 
@@ -356,11 +356,7 @@ export class Model {
   }
 
   async #blob(ref: BlobRef, transport: Transport): Promise<Bytes> {
-    const held = await this.#held(ref);
-    if (held !== null) return held;
-    const data = await transport.blob(ref);
-    await this.#platform.blobs.put(ref.sha256, data);
-    return data;
+    return keptOrFetched(ref, this.#platform.blobs, transport);
   }
 
   /** A blob that must be here. Throws ModelRefused. */
