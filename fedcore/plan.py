@@ -309,16 +309,21 @@ class Plan(TripPlan, frozen=True, kw_only=True):
     @property
     def blob_refs(self) -> frozenset[BlobRef]:
         """Every blob that the plan names: the graphs, the frozen vectors, and the tokenizers."""
-        return self.graph_refs | self._model_refs
+        return self.graph_refs | self.model_refs
 
     def kept_refs(self, form: str) -> frozenset[BlobRef]:
         """The blobs that a device with format `form` keeps: its graphs, frozen vectors and tokenizers."""
-        return frozenset(self.graphs.get(form, {}).values()) | self._model_refs
+        return frozenset(self.graphs.get(form, {}).values()) | self.model_refs
 
     @property
-    def _model_refs(self) -> frozenset[BlobRef]:
-        tokenizers = {item.tokenizer.blob for item in self.examples.fields if item.tokenizer is not UNSET}
-        return frozenset(tokenizers) if self.frozen is None else frozenset({self.frozen.blob, *tokenizers})
+    def tokenizers(self) -> dict[str, BlobRef]:
+        """The tokenizers, by the names of their fields."""
+        return {item.name: item.tokenizer.blob for item in self.examples.fields if item.tokenizer is not UNSET}
+
+    @property
+    def model_refs(self) -> frozenset[BlobRef]:
+        """What belongs to the model in every format: the frozen vectors, and the tokenizers."""
+        return frozenset((*self.tokenizers.values(), *((self.frozen.blob,) if self.frozen else ())))
 
     def encode(self) -> bytes:
         """Canonical JSON: equal plans give equal bytes."""

@@ -62,7 +62,9 @@ def kept_parts(config: DeviceConfig, current: KeptVersion, backend: Backend) -> 
         plan = Plan.decode(_read(config, release.plan))
         frozen = None if plan.frozen is None else _checked(config, plan.frozen.blob)
         graph = _read(config, predict_of(plan, backend.format).graphs[backend.format])
-        return Parts(current.release, release.number, plan, graph, _read(config, release.parameters), frozen)
+        tokenizers = {name: _read(config, ref) for name, ref in plan.tokenizers.items()}
+        parameters = _read(config, release.parameters)
+        return Parts(current.release, release.number, plan, graph, parameters, frozen, tokenizers)
     except FedcoreError as error:
         raise ModelRefused(str(error)) from error
 

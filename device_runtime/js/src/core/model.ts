@@ -19,7 +19,7 @@ import {
 } from "./errors.ts";
 import { type KeptVersion, keptBlobs, ModelKeeper } from "./kept-models.ts";
 import { type Personalised, trained } from "./model-training.ts";
-import { type Columns, type Recipe, recipeOf, Version } from "./model-version.ts";
+import { type Columns, type Inputs, type Recipe, recipeOf, Version } from "./model-version.ts";
 import { FOR_MODEL, failure, NOTHING_YET, writeJournal, writeRemark } from "./outcome.ts";
 import { Guard } from "./permission/guard.ts";
 import { AgainstLimits, checkModelRelease, signedRelease, withinLimits } from "./permission/model-releases.ts";
@@ -115,7 +115,7 @@ export class Model {
    * call that began before a swap ends on the version it began with. Rejects with NoModel before the first version,
    * InputRefused, ModelClosed, and RuntimeFailed when an operator fails.
    */
-  async predict(columns: Columns): Promise<Columns> {
+  async predict(columns: Inputs): Promise<Columns> {
     this.#checkOpen();
     if (this.#opened === null) {
       throw new NoModel(`no version of model ${this.#name} is here yet: refresh() fetches one`);
