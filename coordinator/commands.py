@@ -28,11 +28,12 @@ class Command(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class CheckInDevice(Command[CheckInAnswer]):
-    """A device checks in to a population."""
+    """A device checks in to a population, with the token of its last rejection or ""."""
 
     population: str
     device: str
     eligibility: Eligibility
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True)

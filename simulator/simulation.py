@@ -44,6 +44,7 @@ from simulator.population import Population
 from simulator.private_training import SimulatedPrivacy
 from simulator.purity import check_model
 from simulator.sums_of_rounds import sums_of
+from simulator.texts import with_tokens
 from simulator.training import SERVER, EngineTraining, Facts, Training
 
 OnRound = Callable[[int, Point], None]
@@ -225,7 +226,7 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
         check_two_trips(algorithm)
     users = given.users or _users(config)
     plan = None if config.plan is None else SimulatedPlan(config.plan)
-    model = _model(config, plan, users, given)
+    model, users = _model(config, plan, users, given)
     algorithm = for_model(algorithm, model.metrics[1:], model.schema)
     _check_own_models(config, algorithm)
     local = config.baseline == "local"
@@ -265,10 +266,13 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
 def model_of(config: SimulationConfig, given: Overrides = Overrides()) -> Model:
     """The model that a configuration trains, with the parameters that it starts from. Raises as `simulate`."""
     plan = None if config.plan is None else SimulatedPlan(config.plan)
-    return _model(config, plan, given.users or _users(config), given)
+    return _model(config, plan, given.users or _users(config), given)[0]
 
 
-def _model(config: SimulationConfig, plan: SimulatedPlan | None, users: Population, given: Overrides) -> Model:
+def _model(
+    config: SimulationConfig, plan: SimulatedPlan | None, users: Population, given: Overrides
+) -> tuple[Model, Population]:
+    """The model, and the users with examples that it reads."""
     if plan is None:
         spec = given.model or load_model(config.model, users.shape, users.classes)
         model = Model(spec.with_local(config.local), config.seed)
@@ -278,8 +282,9 @@ def _model(config: SimulationConfig, plan: SimulatedPlan | None, users: Populati
         model.initial = read_model(config.start, model.schema)
     if config.target_accuracy is not None and "accuracy" not in model.metrics:
         raise EngineError(f"the model {config.model} has no metric accuracy, so target_accuracy cannot be reached")
+    users = with_tokens(users, model.spec)
     users.check(model.spec.fields)
-    return model
+    return model, users
 
 
 def _compare_with(training: EngineTraining, other_D: Float32, algorithm: Algorithm) -> None:

@@ -73,7 +73,7 @@ class Driver:
         self._thread = threading.Thread(target=self._loop, name="driver")
         self._draining, self._stopping = threading.Event(), threading.Event()
         self._fetched: deque[tuple[str, str]] = deque(maxlen=_BATCH * 16)
-        self._memory = memory = Memory(membership.id, retry, clock)
+        self._memory = memory = Memory(membership.id, retry, lambda: membership.keys.of_returns, clock)
         self.presence = memory.presence
         selector = Selector(memory.sessions, source or random.SystemRandom(), secure, memory.participation)
         self.revocations = Revocations(memory)

@@ -63,7 +63,7 @@ class Membership:
         self.store = store
         self._database = store.database
         self._config = config
-        self._keys = keys
+        self.keys = keys
         self._me = Replica(config.id, "", beat=0, draining=False)
         self._held: dict[str, int] = {}
         self._beats: dict[str, ObservedBeat] = {}
@@ -164,7 +164,7 @@ class Membership:
             _LOG.warning("lost %s to another replica", ", ".join(sorted(populations)))
 
     def _check_key(self, stored_key: str | None) -> None:
-        superseded = not self._keys.hold(stored_key)
+        superseded = not self.keys.hold(stored_key)
         if superseded is self.superseded:
             return
         if superseded:

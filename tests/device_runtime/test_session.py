@@ -163,7 +163,7 @@ def test_a_rejection_is_passed_on_with_its_window(coordinator, config, call):
 
 
 def test_a_device_whose_format_nobody_wants_says_which_and_what_to_do(coordinator, config):
-    rejected = Rejected("unsupported-format", WINDOW, ("coreml", "executorch"))
+    rejected = Rejected("unsupported-format", WINDOW, formats=("coreml", "executorch"))
     coordinator.faults["check-in"] = [answer(encode(rejected))]
     outcome = run_session(config)
     assert (outcome.outcome, outcome.reason, outcome.retryable) == ("rejected", "unsupported-format", "permanent")

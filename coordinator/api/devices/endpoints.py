@@ -94,7 +94,7 @@ class DeviceApi:
         """Check a device in: it gets a session, or a reason and a time to come back."""
         message = await read_message(request, CheckIn, self._settings.message_limit_bytes)
         device = signed(request).keyid
-        command = CheckInDevice(population, device, Eligibility.of(device, message))
+        command = CheckInDevice(population, device, Eligibility.of(device, message), message.token or "")
         outcome: CheckInAnswer | None = self._driver.turn_away(command)
         if outcome is None:
             outcome = await self._ask(command)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
-from coordinator.driver.memory.expected_returns import ExpectedReturns
 from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.driver.memory.open_rounds import OpenRounds
+from coordinator.driver.memory.returns import Returns, Told, Visit
 from coordinator.rules.buffers import places
 from coordinator.rules.pacing import Demand, Pace, drawn, idle_window, observe, window
 from coordinator.rules.states import RoundState
@@ -40,15 +40,20 @@ class _Population:
 class Steering:
     """Tells devices when to come back, within `bounds`, and knows who comes earlier. From any thread.
 
+    key: what authenticates the tokens in which devices keep that time.
     A visit is counted when it is over: the device was drawn, or sent away until a time before which no other visit of
     it counts.
     """
 
     bounds: RetryWindow
+    key: InitVar[Callable[[], bytes]]
     _round_times: dict[str, _RoundTimes] = field(default_factory=dict)
     _populations: dict[str, _Population] = field(default_factory=dict)
-    _returns: ExpectedReturns = field(default_factory=ExpectedReturns)
+    _returns: Returns = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self, key: Callable[[], bytes]) -> None:
+        self._returns = Returns(key)
 
     def learn(self, tasks: Iterable[LoadedTask], rounds: OpenRounds, now: float) -> None:
         """Take over the demand of these tasks, whose rounds stand so."""
@@ -64,11 +69,11 @@ class Steering:
                 population.demand = self._demand(by_population.get(name, ()), rounds, now)
                 population.opening = now + (population.demand.opens_in_s if population.demand else 0.0)
 
-    def early(self, population: str, device: str, now: float) -> RetryWindow | None:
+    def early(self, visit: Visit, now: float) -> Told | None:
         """When a device that comes before its time may come; None for one that may come now. It changes nothing."""
         with self._lock:
-            left = self._returns.left(population, device, now)
-        return None if left is None else self._bounded(left)
+            left = self._returns.left(visit, now)
+        return None if left is None else Told(self._bounded(left.retry), left.token)
 
     def forget_returns(self, populations: AbstractSet[str]) -> None:
         """Let every device of these populations come: there is something new for them, or another process drives."""
@@ -96,26 +101,27 @@ class Steering:
             times.takes_s = before_s + _WEIGHT * (took_s - before_s)
             times.drawn_at = None if task.settings.buffered is None else now
 
-    def needed(self, population: str, device: str, now: float) -> RetryWindow:
+    def needed(self, visit: Visit, now: float) -> Told:
         """The window for a device that rounds could use, which is sent away."""
         with self._lock:
-            state = self._at(population, now, 1.0)
-            state.pace, window_ = window(state.pace, self._upcoming(state, now), self.bounds)
-            return self._expect(population, device, window_, now)
+            state, counts = self._visited(visit, now)
+            pace, window_ = window(state.pace, self._upcoming(state, now), self.bounds)
+            return self._expect(visit, window_, now, state, pace) if counts else Told(window_)
 
-    def idle(self, population: str, device: str, now: float) -> RetryWindow:
+    def idle(self, visit: Visit, now: float) -> Told:
         """The window for a device that no round could use, which is sent away."""
         with self._lock:
-            state = self._at(population, now, 1.0)
-            state.pace, window_ = idle_window(state.pace, self.bounds)
-            return self._expect(population, device, window_, now)
+            state, counts = self._visited(visit, now)
+            pace, window_ = idle_window(state.pace, self.bounds)
+            return self._expect(visit, window_, now, state, pace) if counts else Told(window_)
 
-    def rested(self, population: str, device: str, rest_s: float, rounds: int, now: float) -> RetryWindow:
+    def rested(self, visit: Visit, rest_s: float, rounds: int, now: float) -> Told:
         """The window for a device that is sent away because it rests, for `rest_s` and `rounds`. It takes no place."""
         with self._lock:
-            state = self._at(population, now, 1.0)
+            state, counts = self._visited(visit, now)
             rounds_s = rounds * state.demand.every_s if state.demand else 0.0
-            return self._expect(population, device, self._after(state, max(rest_s, rounds_s), now), now)
+            window_ = self._after(state, max(rest_s, rounds_s), now)
+            return self._expect(visit, window_, now, state, state.pace) if counts else Told(window_)
 
     def after(self, population: str, rest_s: float, now: float) -> RetryWindow:
         """The window for a device that takes part now: after its rest. It takes no place, and may come earlier."""
@@ -127,19 +133,25 @@ class Steering:
         """The window for a device that the next trip needs again."""
         return RetryWindow(self.bounds.min_s, max(self.bounds.min_s, min(_GATHER_S, self.bounds.max_s)))
 
-    def awaited(self, population: str, device: str, now: float) -> RetryWindow:
+    def awaited(self, visit: Visit, now: float) -> Told:
         """The window for a device that the next trip needs again, which is sent away. It takes no place."""
         with self._lock:
-            return self._expect(population, device, self.soon, now)
+            expected = self._returns.counts(visit, now)
+            return self._returns.expect(visit, self.soon, now) if expected else Told(self.soon)
 
     def _after(self, state: _Population, rest_s: float, now: float) -> RetryWindow:
         _, usual = window(state.pace, self._upcoming(state, now), self.bounds)
         first = min(max(usual.min_s, rest_s), max(self.bounds.max_s, usual.min_s))
         return RetryWindow(first, max(first, min(first + usual.max_s - usual.min_s, self.bounds.max_s)))
 
-    def _expect(self, population: str, device: str, window_: RetryWindow, now: float) -> RetryWindow:
-        self._returns.expect(population, device, window_, now)
-        return window_
+    def _visited(self, visit: Visit, now: float) -> tuple[_Population, bool]:
+        """The state of a population after a visit that is over, and whether the visit counts."""
+        counts = self._returns.counts(visit, now)
+        return self._at(visit.population, now, float(counts)), counts
+
+    def _expect(self, visit: Visit, window_: RetryWindow, now: float, state: _Population, pace: Pace) -> Told:
+        state.pace = pace
+        return self._returns.expect(visit, window_, now)
 
     def _bounded(self, left: RetryWindow) -> RetryWindow:
         first = max(left.min_s, self.bounds.min_s)

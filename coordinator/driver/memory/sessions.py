@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.commands import AwaitAssignment, CancelWait, settle
+from coordinator.commands import AwaitAssignment, CancelWait, CheckInDevice, settle
 from coordinator.errors import ForeignSession, Refusal, UnknownSession
 from coordinator.rules.leases import new_id
 from coordinator.rules.selection import Eligibility, Needs
@@ -25,7 +25,8 @@ _IDLE_S = 60.0
 class Session:
     """A session of one device. It waits while it has `answer`; `until` ends the wait, the assignment or the session.
 
-    tasks: those that it is willing for; None is any. steps: its steps so far, in order.
+    token: that of the device's last rejection, or "". tasks: those that it is willing for; None is any. steps: its
+    steps so far, in order.
     """
 
     id: str
@@ -33,6 +34,7 @@ class Session:
     device: str
     eligibility: Eligibility
     until: float
+    token: str = ""
     tasks: frozenset[str] | None = None
     answer: Future[Any] | None = None
     assignment: Assignment | None = None
@@ -66,12 +68,12 @@ class Sessions:
         self._working: dict[str, dict[str, Session]] = {}
         """Sessions whose assignment has not ended, by device and population."""
 
-    def enter(self, population: str, device: str, eligibility: Eligibility, now: float) -> tuple[str, Session | None]:
+    def enter(self, visit: CheckInDevice, eligibility: Eligibility, now: float) -> tuple[str, Session | None]:
         """Start a session; answers its id, and the session that it supersedes, which the caller must reject."""
-        session_id = new_id(self.replica)
+        session_id, (population, device) = new_id(self.replica), (visit.population, visit.device)
         older = self._sessions.get(self._devices.get((population, device), ""))
-        self._sessions[session_id] = Session(session_id, population, device, eligibility, now + _IDLE_S)
-        self._devices[population, device] = session_id
+        entered = Session(session_id, population, device, eligibility, now + _IDLE_S, visit.token)
+        self._sessions[session_id], self._devices[population, device] = entered, session_id
         return session_id, older
 
     def wait(self, command: AwaitAssignment, answer: Future[Any], now: float) -> Session | None:

@@ -20,7 +20,12 @@ export interface Store {
  * These are removed when it leaves. Records of use, answered rounds and releases stay, so that its guards still hold
  * when it returns.
  */
-export const IDENTITY = { enrolment: "enrolment:", credential: "credential:", assignment: "assignment:" } as const;
+export const IDENTITY = {
+  enrolment: "enrolment:",
+  credential: "credential:",
+  assignment: "assignment:",
+  token: "token:",
+} as const;
 
 /** The value of the JSON text under a key; null when there is none. Throws StateDamaged when it is not JSON. */
 export async function keptJson<T>(store: Store, key: string): Promise<T | null> {

@@ -27,7 +27,7 @@ import { Guard } from "./permission/guard.ts";
 import { checkHttps, type Policy } from "./permission/policy.ts";
 import { checkModel } from "./permission/releases.ts";
 import { type BlobRef, decodeTraining, FORMAT, keptRefs, type Plan } from "./plan.ts";
-import type { Platform } from "./platform.ts";
+import { IDENTITY, type Platform } from "./platform.ts";
 import { plain } from "./protocol/call.ts";
 import { Enrolments } from "./protocol/enrolment.ts";
 import { Hold } from "./protocol/hold.ts";
@@ -107,6 +107,11 @@ class Session {
     this.#transport = transport;
   }
 
+  /** Where the token of the last rejection is kept. */
+  get #tokenPlace(): string {
+    return `${IDENTITY.token}${this.#config.coordinator.href}:${this.#config.population}`;
+  }
+
   note(facts: Partial<Outcome>): void {
     this.outcome = { ...this.outcome, ...facts };
   }
@@ -163,6 +168,7 @@ class Session {
   async #takePart(last: KeptAssignment | null): Promise<void> {
     const { examples, engine, memoryBytes } = this.#platform;
     const now = await this.#platform.conditions();
+    const token = await this.#platform.store.get(this.#tokenPlace);
     const answer = await this.#transport.checkIn(this.#config.population, {
       capabilities: {
         runtime: "muster-js",
@@ -175,6 +181,7 @@ class Session {
       examples: statedExamples(this.#guard.visible(await examples.counts())),
       conditions: statedConditions(now),
       ...(await statedVersions(this.#platform.store, this.#config.coordinator, this.#config.population)),
+      ...(token !== null && { token }),
     });
     if (answer.outcome === "rejected") return this.#rejected(answer);
     this.#minExamples = new Map(answer.offers.map(({ task, min_examples }) => [task, min_examples]));
@@ -341,7 +348,8 @@ class Session {
     this.note({ task, round, attempt, secure: secagg !== null });
   }
 
-  #rejected({ reason, retry, formats }: Rejected): void {
+  async #rejected({ reason, retry, token, formats }: Rejected): Promise<void> {
+    await this.#platform.store.write({ [this.#tokenPlace]: token || null });
     const wanted = reason === "unsupported-format" ? `this device runs ${FORMAT}; wanted: ${formats}` : "";
     const retryable = reason === "unsupported-format" ? "permanent" : "transient";
     this.note({ outcome: "rejected", reason, detail: wanted, retry, retryable });
