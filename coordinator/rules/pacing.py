@@ -167,7 +167,12 @@ def after(usual: RetryWindow, rest_s: float, bounds: RetryWindow) -> RetryWindow
 def idle_window(pace: Pace, bounds: RetryWindow, devices: float = 1.0) -> tuple[Pace, RetryWindow]:
     """When `devices` that no round could use should come back, and the pace that knows of them."""
     pace = replace(pace, idle=pace.idle + devices)
-    return pace, _spread(max(IDLE_S, pace.idle / IDLE_PER_S), bounds)
+    return pace, away(pace.idle / IDLE_PER_S, bounds)
+
+
+def away(queue_s: float, bounds: RetryWindow) -> RetryWindow:
+    """When a device that no round could use should come back, once the queue of such devices is so long."""
+    return _spread(max(IDLE_S, queue_s), bounds)
 
 
 def _queue_s(pace: Pace, demand: Demand) -> float:

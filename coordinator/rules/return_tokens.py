@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 _TIMES = struct.Struct(">dd")
 _NAME_BYTES, _MAC_BYTES = 8, 18
+MARK_BYTES = 8
 _BYTES = _NAME_BYTES + _TIMES.size + _MAC_BYTES
 
 
@@ -61,6 +62,10 @@ class Generation:
         ):
             return None
         return Return(*_TIMES.unpack(said[_NAME_BYTES:]))
+
+    def mark(self, device: str) -> bytes:
+        """What is kept of a device: MARK_BYTES, which say nothing without the key."""
+        return hmac.digest(self.key, f"{self.population}\0{device}".encode(), "sha256")[:MARK_BYTES]
 
     def _mac(self, device: str, said: bytes) -> bytes:
         # Of a known length first, and no name has a zero byte: two things that are said are never the same bytes.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from coordinator.rules.eligibility import Requires
 from coordinator.rules.rounds import Round
 from coordinator.rules.states import RoundState
 from fedcore.conditions import StatedConditions, rounded_down
 from fedcore.hold_out import is_held_out
-from fedcore.wire.messages import CheckIn
+from fedcore.wire.messages import CheckIn, RejectionReason
 
 T = TypeVar("T")
 LATE_ROUNDS = 20
@@ -125,9 +125,19 @@ class Eligibility:
         return self._obstacles[task]
 
 
-def formats_wanted(judged: Iterable[tuple[Needs, str]]) -> frozenset[str]:
-    """The formats of the tasks that a device could serve but for its formats, from each task's needs and obstacle."""
-    return frozenset().union(*(needs.formats for needs, obstacle in judged if obstacle == "format"))
+class Unfit(NamedTuple):
+    """Why no task can use a device. formats: those of the tasks that it could serve but for its formats, by name."""
+
+    reason: RejectionReason
+    formats: tuple[str, ...] = ()
+
+
+def unfit(tasks: Mapping[str, Needs], obstacles: Mapping[str, str]) -> Unfit:
+    """Why none of a population's active tasks can use a device, from the needs of each and the obstacle to it."""
+    wanted = frozenset().union(*(needs.formats for task, needs in tasks.items() if obstacles[task] == "format"))
+    if wanted:
+        return Unfit("unsupported-format", tuple(sorted(wanted)))
+    return Unfit("not-eligible" if tasks else "no-task")
 
 
 def drawable(waiting: list[T], late: Callable[[T], int], round_: Round, now: float) -> list[T]:

@@ -70,30 +70,37 @@ def test_device_counts_once_with_each_token(returns):
     assert returns.left(visit(token=first.token), 9.0) == (RetryWindow(1.0, 11.0), first.token)
     back = visit(token=first.token)
     assert returns.left(back, 15.0) is None
-    assert returns.counts(back, 15.0)
+    assert returns.left(back, 15.0) is None
     second = returns.expect(back, WINDOW, 15.0)
     for now in (15.0, 20.0):
-        assert not returns.counts(back, now)
+        assert returns.left(back, now) is not None
         # It hears what it was told when the token counted, as if the answer had been lost.
         assert returns.left(back, now) == (RetryWindow(25.0 - now, 35.0 - now), second.token)
     assert returns.left(visit(token=second.token), 24.0) == (RetryWindow(1.0, 11.0), second.token)
-    assert returns.counts(visit(token=second.token), 25.0)
+    assert returns.left(visit(token=second.token), 25.0) is None
 
 
-def test_used_tokens_are_forgotten_when_they_have_expired(returns):
-    for number in range(5):
-        device, start = str(number), 100.0 * number
-        given = returns.expect(visit(device), WINDOW, start)
-        returns.expect(visit(device, given.token), WINDOW, start + 10.0)
-        returns.expect(visit(device), WINDOW, start + 10.0)
-    assert len(returns) <= 3 + 2
+def test_device_counts_once_whichever_of_its_tokens_it_shows(returns):
+    tokens = [returns.expect(visit(), WINDOW, now).token for now in (0.0, 1.0, 2.0)]
+    returns.expect(visit(token=tokens[0]), WINDOW, 15.0)
+    for token in ("", *tokens):
+        assert returns.left(visit(token=token), 24.0).retry == RetryWindow(1.0, 11.0)
+        assert returns.left(visit(token=token), 25.0) is None
+
+
+def test_visit_that_another_replica_heard_counts_once(returns):
+    returns.expect(visit(), WINDOW, 0.0)
+    mark = returns.generation("phones").mark("a")
+    assert not returns.hear("phones", mark, Return(12.0, 22.0), 9.0)
+    assert returns.hear("phones", mark, Return(22.0, 32.0), 12.0)
+    assert returns.left(visit(), 20.0).retry == RetryWindow(2.0, 12.0)
 
 
 def test_device_without_a_token_counts_once_until_its_time(returns):
     told = returns.expect(visit(), WINDOW, 0.0)
     assert returns.left(visit(), 9.0) == (RetryWindow(1.0, 11.0), told.token)
-    assert not returns.counts(visit(), 9.0)
-    assert returns.counts(visit(), 10.0)
+    assert returns.left(visit(), 9.0) is not None
+    assert returns.left(visit(), 10.0) is None
 
 
 def test_only_the_last_devices_without_tokens_are_remembered(returns):
@@ -106,10 +113,10 @@ def test_only_the_last_devices_without_tokens_are_remembered(returns):
 
 def test_expired_token_is_that_of_a_newcomer(returns):
     told = returns.expect(visit("gone"), WINDOW, 0.0)
-    assert returns.counts(visit("gone", told.token), 21.0)
+    assert returns.left(visit("gone", told.token), 21.0) is None
     returns.expect(visit("gone", told.token), WINDOW, 21.0)
-    assert not returns.counts(visit("gone", told.token), 22.0)
-    assert not returns.counts(visit("gone"), 22.0)
+    assert returns.left(visit("gone", told.token), 22.0) is not None
+    assert returns.left(visit("gone"), 22.0) is not None
 
 
 def test_new_generation_voids_tokens_of_its_population_alone(returns):
@@ -117,7 +124,7 @@ def test_new_generation_voids_tokens_of_its_population_alone(returns):
     returns.forget({"phones"})
     assert returns.left(visit("a", here.token), 1.0) is None
     assert returns.left(visit("a", there.token, "tablets"), 1.0) is not None
-    assert returns.counts(visit("a", here.token), 1.0)
+    assert returns.left(visit("a", here.token), 1.0) is None
 
 
 def test_session_that_ends_without_a_draw_counts_with_its_token(store, register):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.commands import AwaitAssignment, CancelWait, CheckInDevice
+from coordinator.driver.memory.followed import Followed
 from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.driver.memory.open_rounds import OpenRounds
 from coordinator.driver.memory.pace_steering import Steering
@@ -17,7 +18,7 @@ from coordinator.driver.memory.recent_participation import ParticipationLimit
 from coordinator.driver.memory.returns import Visit
 from coordinator.driver.memory.sessions import Session, Sessions
 from coordinator.errors import Unavailable, UnknownPopulation
-from coordinator.rules.selection import formats_wanted
+from coordinator.rules.selection import unfit
 from coordinator.session_counts import SessionCounts
 from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionReason
 
@@ -48,6 +49,8 @@ class CheckIns:
         self._session_counts = session_counts
         self.arrivals = CheckInLog()
         self._known = _Snapshot()
+        self.followed: Mapping[str, Followed] = {}
+        """The populations that other replicas drive, of which this one knows enough: replaced as a whole."""
         self._open: dict[str, LoadedTask] = {}
         """The tasks for which a device may wait."""
         self.closed = self.blind = False
@@ -84,14 +87,18 @@ class CheckIns:
             self.send_away(left, "no-task", now)
 
     def turn_away(self, command: CheckInDevice, now: float) -> Rejected | None:
-        """Reject at once a device that no task can use; None if `check_in` must decide.
+        """Reject at once a device that no task can use; None if `check_in` must decide, here or elsewhere.
 
         From any thread, without waiting for the driver's. Most check-ins of a large population end here, and cost no
         more than this.
         """
         snapshot = self._known
-        if self.closed or command.population not in snapshot.driven:
+        if self.closed:
             return None
+        if command.population not in snapshot.driven:
+            followed = self.followed.get(command.population)
+            rejected = None if followed is None else followed.turn_away(command, now)
+            return rejected and self._counted(command, rejected)
         outcome = self._early(command, now) or self._offers(snapshot, command, now)
         return self._counted(command, outcome) if isinstance(outcome, Rejected) else None
 
@@ -147,10 +154,8 @@ class CheckIns:
         fitting = [task for task in active if not obstacles[task.id]]
         if not fitting:
             self.arrivals.rejected(obstacles, now)
-            formats = formats_wanted((task.needs, obstacles[task.id]) for task in active)
-            if formats:
-                return Rejected("unsupported-format", *self._steering.idle(command, now), tuple(sorted(formats)))
-            return self._rejected(command, "not-eligible" if active else "no-task", now)
+            reason, formats = unfit({task.id: task.needs for task in active}, obstacles)
+            return Rejected(reason, *self._steering.idle(command, now), formats)
         offered = [task for task in fitting if not self._participation.is_resting(task.id, device, now)]
         if offered:
             return offered

@@ -5,13 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 
 from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.driver.memory.open_rounds import OpenRounds
 from coordinator.driver.memory.returns import Returns, Told, Visit
 from coordinator.rules.buffers import places
-from coordinator.rules.pacing import GATHER_S, Demand, Pace, RoundTimes, after, drawn, idle_window, observe, window
+from coordinator.rules.pacing import (
+    GATHER_S,
+    IDLE_PER_S,
+    Demand,
+    Pace,
+    RoundTimes,
+    after,
+    drawn,
+    idle_window,
+    observe,
+    window,
+)
+from coordinator.rules.return_tokens import Return
 from coordinator.rules.states import RoundState
 from fedcore.wire.messages import RetryWindow
 
@@ -60,7 +72,24 @@ class Steering:
         """When a device that comes before its time may come; None for one that may come now. It changes nothing."""
         with self._lock:
             left = self._returns.left(visit, now)
-        return None if left is None else Told(self._bounded(left.retry), left.token)
+        return None if left is None else bounded(left, self.bounds)
+
+    def generation(self, population: str) -> bytes:
+        """The name of the return tokens that hold."""
+        with self._lock:
+            return self._returns.generation(population).name
+
+    def idle_until(self, population: str, now: float) -> float:
+        """When the queue of the devices ends that no round can use."""
+        with self._lock:
+            return now + self._at(population, now).pace.idle / IDLE_PER_S
+
+    def heard(self, population: str, visits: Iterable[tuple[bytes, Return]], now: float) -> None:
+        """Count the visits of idle devices that other replicas sent away, by their marks: each once until its time."""
+        with self._lock:
+            new = float(sum(self._returns.hear(population, mark, told, now) for mark, told in visits))
+            state = self._at(population, now, new)
+            state.pace = replace(state.pace, idle=state.pace.idle + new)
 
     def forget_returns(self, populations: AbstractSet[str]) -> None:
         """Let every device of these populations come: there is something new for them, or another process drives."""
@@ -116,7 +145,7 @@ class Steering:
     def awaited(self, visit: Visit, now: float) -> Told:
         """The window for a device that the next trip needs again, which is sent away. It takes no place."""
         with self._lock:
-            expected = self._returns.counts(visit, now)
+            expected = self._returns.left(visit, now) is None
             return self._returns.expect(visit, self.soon, now) if expected else Told(self.soon)
 
     def _after(self, state: _Population, rest_s: float, now: float) -> RetryWindow:
@@ -125,16 +154,12 @@ class Steering:
 
     def _visited(self, visit: Visit, now: float) -> tuple[_Population, bool]:
         """The state of a population after a visit that is over, and whether the visit counts."""
-        counts = self._returns.counts(visit, now)
+        counts = self._returns.left(visit, now) is None
         return self._at(visit.population, now, float(counts)), counts
 
     def _expect(self, visit: Visit, window_: RetryWindow, now: float, state: _Population, pace: Pace) -> Told:
         state.pace = pace
         return self._returns.expect(visit, window_, now)
-
-    def _bounded(self, left: RetryWindow) -> RetryWindow:
-        first = max(left.min_s, self.bounds.min_s)
-        return RetryWindow(first, max(left.max_s, first))
 
     def _at(self, name: str, now: float, arrivals: float = 0.0) -> _Population:
         """The state of a population now, after `arrivals` more."""
@@ -168,6 +193,12 @@ class Steering:
         if running.draws_more(now):
             return 0.0
         return self._times(task.id).left_s(task.settings.policy, now)
+
+
+def bounded(left: Told, bounds: RetryWindow) -> Told:
+    """What is left of a device's window, but at least the least time."""
+    first = max(left.retry.min_s, bounds.min_s)
+    return Told(RetryWindow(first, max(left.retry.max_s, first)), left.token)
 
 
 def _cohort(task: LoadedTask, rounds: OpenRounds) -> int:
