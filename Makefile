@@ -6,7 +6,8 @@ ARGS ?=
 BIN := .venv/bin
 DEMO := .venv/.demo
 INSTALLED := .venv/.installed
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# pip would compile 30,000 modules, one after the other. What is loaded of them is compiled then, once for all processes.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 LOCKED := --no-deps --require-hashes --requirement
 
 # Tests start hundreds of processes: what one of them compiles, the others load, whatever the shell says.
@@ -84,11 +85,10 @@ $(BIN)/pip:
 
 # A stamp is newer than pyproject.toml exactly when what that file asks for has been installed: what the lock file has by
 # digest, and then the rest, which is torch.
-# Without --no-compile, pip compiles thousands of modules that the demo never loads, which doubles the time.
 $(DEMO): pyproject.toml requirements/sim.lock | $(BIN)/pip
 	@echo 'installing what the demo needs: a minute when pip has it in its cache'
-	$(PIP) --no-compile $(LOCKED) requirements/sim.lock
-	$(PIP) --no-compile --no-build-isolation -e '.[sim]'
+	$(PIP) $(LOCKED) requirements/sim.lock
+	$(PIP) --no-build-isolation -e '.[sim]'
 	@touch $@
 
 $(INSTALLED): pyproject.toml requirements/dev.lock | $(BIN)/pip

@@ -302,9 +302,9 @@ class _Session:
         return stored
 
     def _cache(self, watch: Callable[[], None]) -> BlobCache:
-        def fetch(ref: BlobRef, part: PartialDownload) -> bytes:
+        def fetch(ref: BlobRef, part: PartialDownload) -> None:
             with self._phase("fetch"):
-                return self._transport.blob(ref, part, watch)
+                self._transport.blob(ref, part, watch)
 
         def fetch_delta(ref: BlobRef, base: str) -> bytes | None:
             with self._phase("fetch"):

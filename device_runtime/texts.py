@@ -7,8 +7,9 @@ tokenizer of their own, which gives the same tokens.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,24 +50,46 @@ class TextColumn:
     def tokens(self, keep_going: Callable[[], bool]) -> Tokens:
         """The tokens. keep_going: called before every text.
 
-        Raises PlanRefused when the tokenizer does not load, fails, or does not fit the field; ExamplesError for what is
-        no UTF-8; DeadlinePassed when `keep_going` returns false.
+        Raises as LoadedTokenizer does; ExamplesError for what is no UTF-8; DeadlinePassed when `keep_going` returns
+        false.
         """
-        field = self.field
-        with _refusing(field, "does not load"):
-            library = library_of(field).from_str(self.file.decode())
-            library.no_padding()
-            library.no_truncation()
-        ids, cut = np.full((len(self.texts), field.shape[0]), self.padding, np.int32), 0
+        return LoadedTokenizer(self.field, self.file, self.padding).tokens(self._texts(keep_going), len(self.texts))
+
+    def _texts(self, keep_going: Callable[[], bool]) -> Iterator[str]:
         for place, row in enumerate(self.texts):
             if not keep_going():
                 raise DeadlinePassed("stopped while texts became tokens: the report would come too late")
-            text = _text_of(field, place, row)
-            with _refusing(field, f"fails at the text of example {place}"):
-                whole = list(library.encode(text).ids)
-                if len(whole) > field.shape[0]:
-                    whole, cut = _cut(field, whole, list(library.encode(text, add_special_tokens=False).ids)), cut + 1
-            _check_fits(field, whole)
+            try:
+                yield row.tobytes().rstrip(b"\0").decode()
+            except UnicodeDecodeError as error:
+                words = f"field {self.field.name!r} of example {place} is not text in UTF-8"
+                raise ExamplesError("invalid-examples", words) from error
+
+
+class LoadedTokenizer:
+    """A field's tokenizer, from its file. padding: the token that fills short texts.
+
+    Raises PlanRefused when it does not load, fails, or does not fit the field.
+    """
+
+    def __init__(self, field: Field, file: bytes, padding: int) -> None:
+        self._field, self._padding = field, padding
+        with _refusing(field, "does not load"):
+            self._library = library_of(field).from_str(file.decode())
+            self._library.no_padding()
+            self._library.no_truncation()
+
+    def tokens(self, texts: Iterable[str], count: int) -> Tokens:
+        """The tokens of so many texts."""
+        length, cut = self._field.shape[0], 0
+        ids = np.full((count, length), self._padding, np.int32)
+        for place, text in enumerate(texts):
+            with _refusing(self._field, f"fails at the text of example {place}"):
+                whole = list(self._library.encode(text).ids)
+                if len(whole) > length:
+                    plain = list(self._library.encode(text, add_special_tokens=False).ids)
+                    whole, cut = _cut(self._field, whole, plain), cut + 1
+            _check_fits(self._field, whole)
             ids[place, : len(whole)] = whole
         return Tokens(ids, cut)
 
@@ -96,6 +119,11 @@ class Texts:
         return self._limits.after(self._trainer.cpu_s - self._before_s)
 
 
+def has_library() -> bool:
+    """Whether the library of tokenizers is installed."""
+    return find_spec("tokenizers") is not None
+
+
 def library_of(field: Field) -> type[tokenizers.Tokenizer]:
     """The library, for the tokens of a field. Raises PlanRefused where there is none."""
     try:
@@ -113,14 +141,6 @@ def _refusing(field: Field, what: str) -> Iterator[None]:
         raise
     except BaseException as error:  # the library raises Exception itself, and panics with what is not even that
         raise PlanRefused(f"the tokenizer of field {field.name!r} {what}: {error}") from error
-
-
-def _text_of(field: Field, place: int, row: NDArray[np.uint8]) -> str:
-    try:
-        return row.tobytes().rstrip(b"\0").decode()
-    except UnicodeDecodeError as error:
-        words = f"field {field.name!r} of example {place} is not text in UTF-8"
-        raise ExamplesError("invalid-examples", words) from error
 
 
 def _check_fits(field: Field, ids: Ids) -> None:

@@ -16,7 +16,7 @@ from device_runtime.trainer import Job, Limits, Trainer
 from fedcore import checkpoint
 from fedcore.batching import SECRET_BYTES, StreamKey
 from fedcore.errors import FedcoreError, ReportError
-from fedcore.params import Float32, Frozen, VectorSpec
+from fedcore.params import Float32, VectorSpec
 from fedcore.plan import Plan
 from fedcore.quantisation import quantise, upload_bytes
 from fedcore.report import ReportLayout
@@ -63,7 +63,7 @@ class Worker:
                 plan=plan,
                 examples=self.examples.load(plan.examples, self.min_examples, texts.tokenize),
                 graphs={name: self.cache.get(ref) for name, ref in refs.items()},
-                frozen=self._frozen(plan),
+                frozen=None if plan.frozen is None else self.cache.file(plan.frozen.blob),
                 kept=kept,
                 broadcast=checkpoint.decode(
                     self.cache.newest(assignment.checkpoint, assignment.plan.sha256), plan.broadcast
@@ -74,11 +74,6 @@ class Worker:
             raise PlanRefused(str(error)) from error
         check_model(assignment, job.broadcast)
         return replace(self.trainer.train(job, texts.left, self.keep_going), cut=texts.cut)
-
-    def _frozen(self, plan: Plan) -> dict[str, Frozen]:
-        if plan.frozen is None:
-            return {}
-        return checkpoint.decode_frozen(self.cache.get(plan.frozen.blob), plan.frozen.vectors)
 
     def to_move(self, assignment: Assignment, plan: Plan) -> int:
         """Bytes still to transfer: blobs that are kept and not cached, the checkpoint, the report."""

@@ -53,11 +53,15 @@ OnRound = Callable[[int, Point], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """Objects in place of what a configuration names. users: their numbers must be finite."""
+    """Objects in place of what a configuration names. users: their numbers must be finite.
+
+    cohorts: who trains in each round (`Cohorts.given`).
+    """
 
     users: Population | None = None
     model: ModelSpec | None = None
     algorithm: Algorithm | None = None
+    cohorts: Sequence[Sequence[int]] = ()
 
     def named(self, config: SimulationConfig) -> SimulationConfig:
         """The configuration with the names of the objects, for its result. Raises DatasetError for the users."""
@@ -238,6 +242,7 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
     hold_out = HoldOut.asked(config.hold_out_examples, on_held_out=config.on_held_out_examples)
     train = train.training_on(plan.examples if plan else ExampleSpec(model.spec.fields, hold_out=hold_out))
     clients, cohorts = _cohorts(config, train, len(test))
+    cohorts = replace(cohorts, given=given.cohorts)
     private, masked = sums_of(config, model, algorithm, cohorts, len(clients))
     if plan is None:
         choice = choose(engine or config.engine, model, algorithm, users, computing)

@@ -143,7 +143,7 @@ class _Personalising:
                 examples=train,
                 left_out=left_out,
                 key=KEY,
-                frozen=checkpoint.decode_frozen(parts.frozen, plan.frozen.vectors) if plan.frozen else {},
+                frozen=parts.frozen,
             )
         except FedcoreError as error:
             raise ModelRefused(str(error)) from error

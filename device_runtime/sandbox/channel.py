@@ -39,9 +39,10 @@ class ArrayKind(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
-    """An order to train. Graphs follow, and vectors: broadcast, frozen, kept; and examples, also those left out.
+    """An order to train. Graphs follow, and vectors: broadcast, kept; and examples, also those left out.
 
-    backend: the engine's name. plan: as JSON. graphs: sizes, by name. kept: None before the first round.
+    backend: the engine's name. plan: as JSON. graphs: sizes, by name. frozen: a descriptor of
+    the process, as of a Job. kept: None before the first round.
     """
 
     backend: str
@@ -50,7 +51,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     key: StreamKey
     graphs: dict[str, int]
     broadcast: tuple[ArrayKind, ...]
-    frozen: tuple[ArrayKind, ...]
+    frozen: int | None
     kept: tuple[ArrayKind, ...] | None
     examples: tuple[ArrayKind, ...]
     left_out: tuple[ArrayKind, ...]

@@ -86,7 +86,7 @@ def _job(order: Order, channel: Channel) -> Job:
         plan=Plan.decode(bytes(order.plan)),
         graphs={name: channel.receive_bytes(size) for name, size in order.graphs.items()},
         broadcast={kind.name: channel.receive_array(kind) for kind in order.broadcast},
-        frozen={kind.name: channel.receive_array(kind) for kind in order.frozen},
+        frozen=order.frozen,
         kept=None if order.kept is None else {kind.name: channel.receive_array(kind) for kind in order.kept},
         examples={kind.name: channel.receive_array(kind) for kind in order.examples},
         left_out={kind.name: channel.receive_array(kind) for kind in order.left_out},

@@ -11,7 +11,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from itertools import chain
-from typing import TypeVar
+from pathlib import Path
+from typing import IO, TypeVar
 
 import msgspec
 
@@ -92,15 +93,17 @@ class Sandbox:
         """
 
         def talk(channel: Channel) -> TrainingResult:
-            channel.send(self._order(job, limits))
+            channel.send(self._order(job, *shared, limits=limits))
             for graph in job.graphs.values():
                 channel.send_bytes(graph)
-            sent = job.broadcast, job.frozen, job.kept or {}, job.examples, job.left_out
+            sent = job.broadcast, job.kept or {}, job.examples, job.left_out
             for array in chain(*(arrays.values() for arrays in sent)):
                 channel.send_bytes(array)
             return self._result(channel, job, self._answer(channel, Done, "training", limits))
 
-        return self._in_new_process(talk, "training", limits, keep_going)
+        with contextlib.ExitStack() as opened:
+            shared = [opened.enter_context(_readable(job.frozen)).fileno()] if job.frozen is not None else []
+            return self._in_new_process(talk, "training", limits, keep_going, *shared)
 
     def tokenize(self, column: TextColumn, limits: Limits, keep_going: Callable[[], bool]) -> Tokens:
         """Make tokens in a new process, as `train` runs a plan in one."""
@@ -119,9 +122,12 @@ class Sandbox:
         return self._in_new_process(talk, "tokenizer", limits, keep_going)
 
     def _in_new_process(
-        self, talk: Callable[[Channel], T], what: str, limits: Limits, keep_going: Callable[[], bool]
+        self, talk: Callable[[Channel], T], what: str, limits: Limits, keep_going: Callable[[], bool], *shared: int
     ) -> T:
-        """What `talk` gives over a channel to a process, which is for `what` and ends with it."""
+        """What `talk` gives over a channel to a process, which is for `what` and ends with it.
+
+        shared: descriptors of files that the process may read.
+        """
 
         def look() -> None:
             if not keep_going():
@@ -130,7 +136,7 @@ class Sandbox:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                process = _start(theirs)
+                process = _start(theirs, *shared)
             try:
                 return talk(Channel(ours, look))
             except Broken:
@@ -149,7 +155,7 @@ class Sandbox:
             raise Broken
         return answer
 
-    def _order(self, job: Job, limits: Limits) -> Order:
+    def _order(self, job: Job, frozen: int | None = None, *, limits: Limits) -> Order:
         return Order(
             backend=self._backend,
             limits=limits,
@@ -157,7 +163,7 @@ class Sandbox:
             key=job.key,
             graphs={name: len(graph) for name, graph in job.graphs.items()},
             broadcast=ArrayKind.of(job.broadcast),
-            frozen=ArrayKind.of(job.frozen),
+            frozen=frozen,
             kept=None if job.kept is None else ArrayKind.of(job.kept),
             examples=ArrayKind.of(job.examples),
             left_out=ArrayKind.of(job.left_out),
@@ -190,7 +196,14 @@ class Sandbox:
         return process.returncode
 
 
-def _start(end: socket.socket) -> subprocess.Popen[bytes]:
+def _readable(file: Path | int) -> IO[bytes]:
+    try:
+        return open(file, "rb", closefd=not isinstance(file, int))
+    except OSError as error:
+        raise PlanRefused("the frozen vectors cannot be read", str(error)) from error
+
+
+def _start(end: socket.socket, *shared: int) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
     inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     return subprocess.Popen(
@@ -199,7 +212,7 @@ def _start(end: socket.socket) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**inherited, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        pass_fds=[end.fileno()],
+        pass_fds=[end.fileno(), *shared],
         start_new_session=True,  # without a terminal, and killed together with all that it starts
     )
 

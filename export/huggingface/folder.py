@@ -22,6 +22,7 @@ from export.errors import InvalidModel, reason
 from export.few_bits import BITS, EXACT, DenseInFewBits, in_few_bits
 from export.few_bits import FORMS as FORMS_IN_FEW_BITS
 from export.huggingface import tokenizer
+from export.huggingface.gated import with_gated_layers
 from export.huggingface.token_loss import DeferredLogits
 from export.lora import FORMS, lora
 from export.model import ModelSpec, PerExample, accuracy, cross_entropy
@@ -172,6 +173,7 @@ def build(pretrained: Pretrained) -> nn.Module:
     """The frozen module with adapters, and a head of its own for classes. Raises InvalidModel."""
     model = unadapted(pretrained)
     chosen = _adapted(pretrained, model) if pretrained.rank else ()
+    with_gated_layers(model)
     inside = f"model.{model.base_model_prefix}."
     text = Text(model, padding_of(model.config))
     head = [name for name, _ in text.named_parameters() if not name.startswith(inside)]

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from muster.app import app
 from tests.device_runtime.proxy import Hold
+from tests.forked import DEVICE, forked
 
 
 def muster(*arguments):
@@ -42,7 +43,8 @@ class World:
     def start(self, *options, **how):
         command = [sys.executable, "-m", "muster", "device", "run", "--coordinator", self.road.url, "--json"]
         command += ["--population", "p", "--examples", str(self.folder / "mine.npz"), "--state", str(self.state)]
-        return subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return forked(DEVICE).start([*command, *options], **pipes, **how)
 
     def once(self, *options, code=None, **how):
         """The outcome of one session; `code` is what the process must end with."""

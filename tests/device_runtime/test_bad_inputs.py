@@ -25,6 +25,7 @@ from fedcore.wire.messages import Abort, encode
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import answer, hang_up, refusal
 from tests.device_runtime.process import until
+from tests.forked import DEVICE, forked
 
 KILLS = 6
 
@@ -37,9 +38,7 @@ def command(config, *options):
 
 def once(config, *options, code=1, **how):
     """The outcome of one session in a process of its own, which ends with `code` and no traceback."""
-    done = subprocess.run(
-        command(config, "--once", *options), capture_output=True, text=True, timeout=60, check=False, **how
-    )
+    done = forked(DEVICE).run(command(config, "--once", *options), **how)
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode == code, (done.stdout, done.stderr)
     return json.loads(done.stdout)
@@ -130,7 +129,7 @@ def test_no_examples_are_too_few_and_other_ones_are_named(coordinator, config, e
 def test_an_unknown_backend_names_those_that_there_are(coordinator, config):
     for options in (["--once"], []):
         words = [*command(config, *options), "--backend", "coreml"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        done = forked(DEVICE).run(words)
         assert (done.returncode, done.stdout) == (1, "")
         assert "'executorch', 'onnxruntime'" in done.stderr
         assert "Traceback" not in done.stderr
@@ -139,12 +138,12 @@ def test_an_unknown_backend_names_those_that_there_are(coordinator, config):
 
 def test_a_mistake_that_was_mended_costs_no_wait_after_a_restart(coordinator, config, examples):
     config.examples.rename(config.examples.with_suffix(".away"))
-    with subprocess.Popen(command(config), stdout=subprocess.PIPE, text=True) as device:
+    with forked(DEVICE).start(command(config), stdout=subprocess.PIPE, text=True) as device:
         assert json.loads(device.stdout.readline())["reason"] == "invalid-examples"
         time.sleep(0.2)  # until it sleeps
         device.terminate()
     np.savez(config.examples, **examples)
-    with subprocess.Popen(command(config), stdout=subprocess.PIPE, text=True) as device:
+    with forked(DEVICE).start(command(config), stdout=subprocess.PIPE, text=True) as device:
         assert json.loads(device.stdout.readline())["outcome"] == "reported"
         device.terminate()
 

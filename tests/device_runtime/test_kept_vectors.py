@@ -3,7 +3,6 @@
 import json
 import signal
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from types import SimpleNamespace
@@ -30,6 +29,7 @@ from fedcore.plan import BlobRef
 from fedcore.wire.messages import Assignment, Settled
 from simulator import datasets
 from tests.device_runtime.process import held_at, kill, muster, until
+from tests.forked import DEVICE, forked
 
 FIRST, SECOND = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
 SESSION = """
@@ -89,7 +89,7 @@ def dying(world, at, place):
     """A session in a process that kills itself before or after a change of what is kept; its return code."""
     command = [sys.executable, "-c", SESSION, at, str(place), "device", "run", "--once", "--json"]
     command += ["--coordinator", world.road.url, "--population", "p", "--examples", str(world.folder / "mine.npz")]
-    done = subprocess.run([*command, "--state", str(world.state)], capture_output=True, text=True, check=False)
+    done = forked(DEVICE).run([*command, "--state", str(world.state)])
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout
 

@@ -14,6 +14,7 @@ from device_runtime.models.model import Model
 from device_runtime.state.journal import read_journal
 from tests.device_runtime.process import until
 from tests.device_runtime.released import NAME, POLICY, ROWS, released
+from tests.forked import DEVICE, forked
 
 REFRESH = """
 import os, signal, sys
@@ -60,7 +61,7 @@ def owned(coordinator, config):
 def process(config, what="", at=1):
     arguments = [config.coordinator, config.state.parent, POLICY.signers[0], what, at]
     command = [sys.executable, "-c", REFRESH, *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with forked(DEVICE).start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         yield running
 
 

@@ -1,7 +1,6 @@
 """A process that is killed while a model becomes personal has the released model or a whole personal one."""
 
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ from device_runtime.state.journal import read_journal
 from tests.device_runtime import linear
 from tests.device_runtime.personal import answers, away, local_steps, owning, taken, trainable
 from tests.device_runtime.released import NAME, POLICY
+from tests.forked import DEVICE, forked
 
 CALL = """
 import os, signal, sys
@@ -54,7 +54,7 @@ def owned(coordinator, config):
 def ended(config, call, at=0):
     arguments = config.coordinator, config.examples, config.state, POLICY.signers[0], call, at
     command = [sys.executable, "-c", CALL, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = forked(DEVICE).run(command)
     return done.returncode, done.stdout.split(), done.stderr
 
 
@@ -130,7 +130,7 @@ from device_runtime.sandbox.process import Sandbox
 Sandbox.train = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 """
     arguments = owned.coordinator, owned.examples, owned.state, POLICY.signers[0], "personalise", 0
-    done = subprocess.run([sys.executable, "-c", killed + CALL, *map(str, arguments)], timeout=60, check=False)
+    done = forked(DEVICE).run([sys.executable, "-c", killed + CALL, *map(str, arguments)])
     assert done.returncode == -signal.SIGKILL
     entry = read_journal(owned.state)[-1]
     assert (entry.outcome, entry.task) == ("interrupted", "model keyboard")

@@ -134,6 +134,9 @@ def test_frozen_vectors_are_fetched_once_and_reach_the_graphs(coordinator, confi
     assert [outcome.outcome for outcome in outcomes] == ["reported"] * 2
     assert coordinator.calls.count("blob") == 1 + 5 + 1 + 1  # plan, graphs, frozen vectors, checkpoint
     assert not np.allclose(coordinator.reports[0], report_of(examples))
+    (config.state / "blobs" / BlobRef.of(blob).sha256).write_bytes(blob[:-1] + b"?")
+    assert run_session(config).outcome == "reported"
+    assert coordinator.reports[2].tobytes() == coordinator.reports[0].tobytes()
 
 
 def test_a_corrupt_cached_graph_is_fetched_again(coordinator, config):

@@ -51,7 +51,8 @@ def expected(store, task, number, folder):
     record = store.task(task)
     plan, before = store.plan(record.plan_sha256), store.checkpoint(task, number - 1)
     data = checkpoint.encode(before)
-    cache = BlobCache(folder, lambda ref, part: data if ref == BlobRef.of(data) else store.blobs.get(ref.sha256))
+    blobs = lambda ref: data if ref == BlobRef.of(data) else store.blobs.get(ref.sha256)  # noqa: E731
+    cache = BlobCache(folder / f"blobs-{number}", lambda ref, part: part.append(blobs(ref)))
     worker = Worker(InProcess(OnnxRuntime()), open_examples(folder / "examples.npz"), cache, lambda: True)
     result = worker.train(assignment(checkpoint=BlobRef.of(data)), plan, Limits(4_000_000_000, 600.0))
     report = plan.report.weigh(result.values, result.weight).astype(np.float64)

@@ -52,7 +52,7 @@ def test_a_device_trains_on_texts_as_its_app_keeps_them(family, tmp_path, monkey
     store.append_all(
         "default", [{"text": text} | {one.name: 1 for one in labels} for text in VECTORS["texts"] if text.strip()]
     )
-    cache = BlobCache(tmp_path / "blobs", lambda ref, part: bundle.read(ref))
+    cache = BlobCache(tmp_path / "blobs", lambda ref, part: part.append(bundle.read(ref)))
     worker = Worker(InProcess(OnnxRuntime()), store, cache, lambda: True)
     given = assignment(plan=bundle.manifest.plan, checkpoint=bundle.manifest.state)
     result = worker.train(given, bundle.plan, Limits(4_000_000_000, 600.0))

@@ -4,9 +4,10 @@ import fcntl
 import os
 import pty
 import struct
-import subprocess
 import sys
 import termios
+
+from tests.forked import COMMAND, forked
 
 
 def on_terminal(columns, *arguments, program=("-m", "muster")):
@@ -15,7 +16,7 @@ def on_terminal(columns, *arguments, program=("-m", "muster")):
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     command = [sys.executable, *program, *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs, env=environment)
+    process = forked(COMMAND).start(command, stdout=theirs, stderr=theirs, stdin=theirs, env=environment)
     os.close(theirs)
     parts = []
     while True:

@@ -31,19 +31,15 @@ from simulator import datasets
 from simulator.errors import BrowserMissing
 from tests.device_runtime.node import node
 from tests.export import models as user_models
+from tests.forked import COMMAND, forked
 
 FLEET = ("fleet", "run", "--coordinator", "http://x", "--population", "p")
 
 
 def muster(*arguments, **environment):
     """A real process: what a shell sees."""
-    done = subprocess.run(
-        [sys.executable, "-m", "muster", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "200", **environment},
-        check=False,
-    )
+    words = [sys.executable, "-m", "muster", *map(str, arguments)]
+    done = forked(COMMAND).run(words, env={**os.environ, "COLUMNS": "200", **environment})
     return done.returncode, done.stdout, done.stderr
 
 

@@ -24,6 +24,7 @@ from muster.app import app
 from muster.commands.stores import given_again
 from muster.local.demo_tasks import SETTINGS
 from tests.coordinator.bundles import make_bundle
+from tests.forked import COMMAND, forked
 from tests.muster.test_cli import in_process, muster
 
 LOADED = """
@@ -50,7 +51,7 @@ def serving(folder, *options, **environment):
     command += ["--ready-file", str(folder / "url"), *map(str, options)]
     with said.open("w") as output:
         environment = {**os.environ, "MUSTER_LOG_FORMAT": "text", **environment}
-        process = subprocess.Popen(command, stderr=output, cwd=folder, env=environment)
+        process = forked(COMMAND).start(command, stderr=output, cwd=folder, env=environment)
     try:
         deadline = time.monotonic() + 60
         while not (folder / "url").exists():
@@ -187,8 +188,8 @@ def test_a_port_in_use_is_named_with_the_option_that_changes_it(tmp_path, option
 )
 def test_a_wrong_algorithm_or_setting_is_said_before_torch_is_loaded(arguments, says):
     command = [sys.executable, "-c", LOADED, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "2\n"
+    done = forked("muster.app").run(command)
+    assert (done.returncode, done.stdout) == (0, "2\n")
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
 

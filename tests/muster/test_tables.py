@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ from coordinator.rules.rounds import open_round
 from coordinator.store.tasks import open_coordinator_store
 from muster.tables import latex, plain_markdown
 from tests.coordinator.bundles import make_bundle
+from tests.forked import COMMAND, forked
 from tests.muster.terminal import on_terminal
 from tests.muster.test_cli import in_process, muster
 
@@ -21,7 +21,7 @@ LONG = " ".join(f"word{number}" for number in range(40))
 
 
 def printed(program):
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    return forked(COMMAND).run([sys.executable, "-c", program]).stdout
 
 
 def test_in_a_pipe_a_row_is_one_line_however_long():

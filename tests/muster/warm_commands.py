@@ -94,7 +94,7 @@ def _attend(client):
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
-        os._exit(_run(name, arguments))
+        os._exit(run_as(name, arguments))
     for file in files:
         os.close(file)
     client.sendall(process.to_bytes(4, "big"))
@@ -109,8 +109,8 @@ def _attend(client):
         os._exit(0)
 
 
-def _run(name, arguments):
-    """The exit code of a command in this process."""
+def run_as(name, arguments):
+    """The exit code of a command in this process, which is `muster` or Python."""
     try:
         if name == "muster":
             sys.argv = ["muster", *arguments]
@@ -129,6 +129,8 @@ def _run(name, arguments):
             runpy.run_path(arguments[0], run_name="__main__")
         code = 0
     except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
         traceback.print_exc()

@@ -11,23 +11,21 @@ from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.driver.memory.open_rounds import OpenRounds
 from coordinator.driver.memory.returns import Returns, Told, Visit
 from coordinator.rules.buffers import places
-from coordinator.rules.pacing import IDLE_PER_S, Demand, Pace, drawn, idle_window, observe, window
+from coordinator.rules.pacing import (
+    GATHER_S,
+    IDLE_PER_S,
+    Demand,
+    Pace,
+    RoundTimes,
+    after,
+    drawn,
+    idle_window,
+    observe,
+    window,
+)
 from coordinator.rules.return_tokens import Return
 from coordinator.rules.states import RoundState
 from fedcore.wire.messages import RetryWindow
-
-_GATHER_S = 20.0
-"""Devices wait half a minute, as a rule: within less than that they must be there to be drawn together."""
-_WEIGHT = 0.3
-"""The weight of the round that ended last in the estimate for the next."""
-
-
-@dataclass(slots=True)
-class _RoundTimes:
-    """When a task's round was drawn last, if that is known, and how long its rounds take from there, in seconds."""
-
-    drawn_at: float | None = None
-    takes_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -48,7 +46,7 @@ class Steering:
 
     bounds: RetryWindow
     key: InitVar[Callable[[], bytes]]
-    _round_times: dict[str, _RoundTimes] = field(default_factory=dict)
+    _round_times: dict[str, RoundTimes] = field(default_factory=dict)
     _populations: dict[str, _Population] = field(default_factory=dict)
     _returns: Returns = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -101,23 +99,16 @@ class Steering:
     def drawn(self, task: LoadedTask, devices: int, now: float) -> None:
         """Note that a cohort of `devices` was drawn for a task."""
         with self._lock:
-            times = self._times(task.id)
-            # Whoever comes to a buffered round is drawn, again and again: the first of them counts.
-            if times.drawn_at is None or task.settings.buffered is None:
-                times.drawn_at = now
+            buffered = task.settings.buffered is not None
+            self._round_times[task.id] = self._times(task.id).drawn(now, buffered=buffered)
             population = self._at(task.population, now, float(devices))
             population.pace = drawn(population.pace)
 
     def ended(self, task: LoadedTask, now: float) -> None:
         """Note that a task's round, for which a cohort had been drawn, ended."""
         with self._lock:
-            times = self._times(task.id)
-            if times.drawn_at is None:
-                return
-            took_s = now - times.drawn_at
-            before_s = took_s if times.takes_s is None else times.takes_s
-            times.takes_s = before_s + _WEIGHT * (took_s - before_s)
-            times.drawn_at = None if task.settings.buffered is None else now
+            buffered = task.settings.buffered is not None
+            self._round_times[task.id] = self._times(task.id).ended(now, buffered=buffered)
 
     def needed(self, visit: Visit, now: float) -> Told:
         """The window for a device that rounds could use, which is sent away."""
@@ -149,7 +140,7 @@ class Steering:
     @property
     def soon(self) -> RetryWindow:
         """The window for a device that the next trip needs again."""
-        return RetryWindow(self.bounds.min_s, max(self.bounds.min_s, min(_GATHER_S, self.bounds.max_s)))
+        return RetryWindow(self.bounds.min_s, max(self.bounds.min_s, min(GATHER_S, self.bounds.max_s)))
 
     def awaited(self, visit: Visit, now: float) -> Told:
         """The window for a device that the next trip needs again, which is sent away. It takes no place."""
@@ -159,8 +150,7 @@ class Steering:
 
     def _after(self, state: _Population, rest_s: float, now: float) -> RetryWindow:
         _, usual = window(state.pace, self._upcoming(state, now), self.bounds)
-        first = min(max(usual.min_s, rest_s), max(self.bounds.max_s, usual.min_s))
-        return RetryWindow(first, max(first, min(first + usual.max_s - usual.min_s, self.bounds.max_s)))
+        return after(usual, rest_s, self.bounds)
 
     def _visited(self, visit: Visit, now: float) -> tuple[_Population, bool]:
         """The state of a population after a visit that is over, and whether the visit counts."""
@@ -183,16 +173,16 @@ class Steering:
         opens_in_s = max(0.0, state.opening - now)
         return Demand(state.demand.cohort, opens_in_s, state.demand.every_s, state.demand.gather_s)
 
-    def _times(self, task: str) -> _RoundTimes:
-        return self._round_times.setdefault(task, _RoundTimes())
+    def _times(self, task: str) -> RoundTimes:
+        return self._round_times.get(task, RoundTimes())
 
     def _demand(self, tasks: Iterable[LoadedTask], rounds: OpenRounds, now: float) -> Demand | None:
         wanted = [(_cohort(task, rounds), self._opens_in_s(task, rounds, now), task) for task in tasks]
         if not wanted:
             return None
         cohort = sum(size for size, _, _ in wanted)
-        per_s = sum(size / (self._takes_s(task) + _GATHER_S) for size, _, task in wanted)
-        return Demand(cohort, min(opens_in_s for _, opens_in_s, _ in wanted), cohort / per_s, _GATHER_S)
+        per_s = sum(size / (self._times(task.id).takes_s(task.settings.policy) + GATHER_S) for size, _, task in wanted)
+        return Demand(cohort, min(opens_in_s for _, opens_in_s, _ in wanted), cohort / per_s, GATHER_S)
 
     def _opens_in_s(self, task: LoadedTask, rounds: OpenRounds, now: float) -> float:
         running = rounds.running.get(task.id)
@@ -202,13 +192,7 @@ class Steering:
             return 0.0
         if running.draws_more(now):
             return 0.0
-        drawn_at = self._times(task.id).drawn_at
-        return max(0.0, (now if drawn_at is None else drawn_at) + self._takes_s(task) - now)
-
-    def _takes_s(self, task: LoadedTask) -> float:
-        """From the draw of a round to its end; until one has ended, half of what it may take."""
-        expected_s = self._times(task.id).takes_s
-        return task.settings.policy.reporting_deadline_s / 2 if expected_s is None else expected_s
+        return self._times(task.id).left_s(task.settings.policy, now)
 
 
 def bounded(left: Told, bounds: RetryWindow) -> Told:

@@ -37,7 +37,8 @@ export async function keptJson<T>(store: Store, key: string): Promise<T | null> 
   }
 }
 
-/** Plans and graphs by digest, kept between rounds. They may be lost at any time. */
+/** Plans, graphs and other blobs by digest, kept between rounds; of one whose download broke off, the first bytes. They may
+ * be lost at any time. */
 export interface BlobCache {
   /** The blob with a digest, in hex; null when it is not kept. */
   get(sha256: string): Promise<Bytes | null>;

@@ -26,13 +26,13 @@ import { failure, NOTHING_YET, type Outcome, writeJournal } from "./outcome.ts";
 import { Guard } from "./permission/guard.ts";
 import { checkHttps, type Policy } from "./permission/policy.ts";
 import { checkModel } from "./permission/releases.ts";
-import { type BlobRef, decodeTraining, FORMAT, isBlob, keptRefs, type Plan } from "./plan.ts";
+import { type BlobRef, decodeTraining, FORMAT, keptRefs, type Plan } from "./plan.ts";
 import { IDENTITY, type Platform } from "./platform.ts";
 import { plain } from "./protocol/call.ts";
 import { Enrolments } from "./protocol/enrolment.ts";
 import { Hold } from "./protocol/hold.ts";
 import { SecureDelivery, UNWEIGHTED } from "./protocol/secure.ts";
-import { Transport } from "./protocol/transport.ts";
+import { keptOrFetched, Transport } from "./protocol/transport.ts";
 import { countAnswer, shownQuestion, toldOf } from "./questions.ts";
 import { reportSize, weigh } from "./report.ts";
 import { execute, type TrainingResult } from "./runner.ts";
@@ -337,12 +337,7 @@ class Session {
 
   /** A plan or a graph, kept between rounds. */
   async #blob(ref: BlobRef) {
-    const { blobs } = this.#platform;
-    const kept = await blobs.get(ref.sha256);
-    if (kept !== null && (await isBlob(ref, kept))) return kept;
-    const data = await this.#transport.blob(ref);
-    await blobs.put(ref.sha256, data);
-    return data;
+    return keptOrFetched(ref, this.#platform.blobs, this.#transport);
   }
 
   get #moved(): number {

@@ -21,29 +21,31 @@ export async function tokenized(
   for (const field of plan.examples.fields) {
     const column = columns.get(field.name);
     if (field.tokenizer === undefined || !(column?.values instanceof Uint8Array) || column.shape.length !== 1) continue;
-    const tokenizer = loaded(field, await blob(field.tokenizer.blob));
-    const made = tokens(field, column, examples.count, tokenizer, keepGoing);
-    columns.set(field.name, made.column);
+    const tokenizer = loadedTokenizer(field, await blob(field.tokenizer.blob));
+    const made = tokensOf(field, tokenizer, textsOf(field, column, examples.count, keepGoing), examples.count);
+    columns.set(field.name, { shape: field.shape, values: made.ids });
     cut += made.cut;
   }
   return { examples: { ...examples, columns }, cut };
 }
 
-function tokens(
-  field: Field,
-  { shape, values }: Column,
-  count: number,
-  tokenizer: Tokenizer,
-  keepGoing: () => boolean,
-) {
-  const [length = 0] = field.shape;
+/** The texts of a column, asking before each whether to go on. */
+function* textsOf(field: Field, { shape, values }: Column, count: number, keepGoing: () => boolean): Generator<string> {
   const [width = 0] = shape;
-  const ids = new Int32Array(count * length).fill(field.tokenizer!.padding);
-  let cut = 0;
   for (let place = 0; place < count; place++) {
     if (!keepGoing()) throw new DeadlinePassed("stopped while texts became tokens: the report would come too late");
-    const row = (values as Uint8Array<ArrayBuffer>).subarray(place * width, (place + 1) * width);
-    const { before, own, after } = tokenizer.encode(textOf(field, row, place));
+    yield textOf(field, (values as Uint8Array<ArrayBuffer>).subarray(place * width, (place + 1) * width), place);
+  }
+}
+
+/** The tokens of so many texts, one text after the other, and how many were cut. Throws PlanRefused. */
+export function tokensOf(field: Field, tokenizer: Tokenizer, texts: Iterable<string>, count: number) {
+  const [length = 0] = field.shape;
+  const ids = new Int32Array(count * length).fill(field.tokenizer!.padding);
+  let cut = 0;
+  let place = 0;
+  for (const text of texts) {
+    const { before, own, after } = tokenizer.encode(text);
     const room = length - before.length - after.length;
     if (own.length > room) {
       cut += 1;
@@ -64,8 +66,9 @@ function tokens(
       );
     }
     ids.set(whole, place * length);
+    place += 1;
   }
-  return { column: { shape: [length], values: ids }, cut };
+  return { ids, cut };
 }
 
 function textOf(field: Field, row: Bytes, place: number): string {
@@ -83,7 +86,8 @@ function decoded(data: Bytes): string {
   return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(data);
 }
 
-function loaded(field: Field, data: Bytes): Tokenizer {
+/** The tokenizer of a field, from its file. Throws PlanRefused. */
+export function loadedTokenizer(field: Field, data: Bytes): Tokenizer {
   try {
     return new Tokenizer(JSON.parse(decoded(data)));
   } catch (error) {
