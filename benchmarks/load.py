@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -88,7 +88,9 @@ class Refusal(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class Call:
+    """A request to the coordinator."""
+
     method: str
     path: str
     body: bytes = b""
@@ -119,7 +121,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         self._uploads = asyncio.Semaphore(config.uploading)
         self._over = asyncio.Event()
 
-    async def __aenter__(self) -> LoadFleet:
+    async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(
             self.config.coordinator,
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2),
@@ -168,14 +170,14 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         lines = [f"{call.method} {call.path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
         return "\r\n".join([*lines, "", ""]).encode() + call.body
 
-    def _checking_in(self) -> _Call:
+    def _checking_in(self) -> Call:
         path = f"/v1/populations/{POPULATION}/checkins"
-        return _Call("POST", path, encode(CheckIn(capabilities=_CAPABILITIES, examples={"default": 8})))
+        return Call("POST", path, encode(CheckIn(capabilities=_CAPABILITIES, examples={"default": 8})))
 
     async def _enrol(self, behaviour: Behaviour) -> LoadDevice:
         key = Ed25519PrivateKey.generate()
         newcomer = LoadDevice(Signer(PublicKey.of(key).text, key), behaviour)
-        call = _Call("POST", "/v1/devices", encode(Enrol(attestation=Unattested())))
+        call = Call("POST", "/v1/devices", encode(Enrol(attestation=Unattested())))
         enrolled: Enrolled = await self._retrying(lambda: self._message(newcomer, call, Enrolled))
         return LoadDevice(Signer(enrolled.device, key), behaviour)
 
@@ -195,7 +197,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         check_in = await self._retrying(lambda: self.check_in(device))
         if isinstance(check_in, Rejected):
             return check_in.reason, self._delay_s(check_in)
-        call = _Call("POST", f"/v1/sessions/{check_in.session}/assignments", prefer_s=self.config.wait_s)
+        call = Call("POST", f"/v1/sessions/{check_in.session}/assignments", prefer_s=self.config.wait_s)
         answer: AssignmentAnswer = await self._retrying(lambda: self._message(device, call, AssignmentAnswer))
         if isinstance(answer, Rejected):
             return answer.reason, self._delay_s(answer)
@@ -211,7 +213,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
     async def _hold(self, device: LoadDevice, assignment: Assignment) -> None:
         """Hold the assignment during the session. A device that is not needed learns so when it sends its report."""
         wait_s = _HOLD_SHARE * (assignment.lost_after_s or assignment.report_within_s)
-        call = _Call("GET", f"/v1/assignments/{assignment.assignment}", prefer_s=self.config.wait_s)
+        call = Call("GET", f"/v1/assignments/{assignment.assignment}", prefer_s=self.config.wait_s)
         while True:
             await asyncio.sleep(wait_s)
             try:
@@ -224,7 +226,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
 
     async def _work(self, device: LoadDevice, assignment: Assignment) -> tuple[str, float]:
         body, digest = await self._report(device, assignment)
-        upload = _Call("PUT", f"/v1/assignments/{assignment.assignment}/report", body, digest)
+        upload = Call("PUT", f"/v1/assignments/{assignment.assignment}/report", body, digest)
         if device.behaviour == "killed":
             await self._die_uploading(device, upload)
             return "killed", assignment.report_within_s
@@ -257,11 +259,11 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
 
     async def _blob(self, device: LoadDevice, ref: BlobRef, *, cached: bool = False) -> bytes:
         """A blob's bytes; none if they are cached, since blobs never change."""
-        call = _Call("GET", f"/v1/blobs/{ref.sha256}", etag=f'"{ref.sha256}"' if cached else "")
+        call = Call("GET", f"/v1/blobs/{ref.sha256}", etag=f'"{ref.sha256}"' if cached else "")
         data: bytes = await self._retrying(lambda: self._ask(device, call))
         return data if cached else ref.check(data)
 
-    async def _die_uploading(self, device: LoadDevice, call: _Call) -> None:
+    async def _die_uploading(self, device: LoadDevice, call: Call) -> None:
         """Send half a body, then close the connection."""
 
         async def half() -> AsyncIterator[bytes]:
@@ -292,10 +294,10 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
             await asyncio.sleep(wait_s)
         raise AssertionError("unreachable")
 
-    async def _message(self, device: LoadDevice, call: _Call, kind: Any) -> Any:
+    async def _message(self, device: LoadDevice, call: Call, kind: Any) -> Any:
         return decode(await self._ask(device, call), kind)
 
-    async def _ask(self, device: LoadDevice, call: _Call) -> bytes:
+    async def _ask(self, device: LoadDevice, call: Call) -> bytes:
         try:
             headers = self._headers(device, call)
             async with self._http.request(call.method, call.path, data=call.body or None, headers=headers) as answer:
@@ -309,7 +311,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
             raise Refusal(answer.status, float(after) if after.isdecimal() else 0.0)
         return data
 
-    def _headers(self, device: LoadDevice, call: _Call) -> dict[str, str]:
+    def _headers(self, device: LoadDevice, call: Call) -> dict[str, str]:
         headers = {}
         if call.body:
             headers["Content-Type"] = _BYTES if call.method == "PUT" else _JSON

@@ -314,6 +314,21 @@ class RoundsOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastFleetOptions:
+    """The twin of `muster forecast` against a real fleet under the same task.
+
+    Light devices work on a real coordinator for as long as the twin's devices do. The exit code is 1 when rounds,
+    reports, lengths of rounds or check-ins are further apart than the tolerances.
+    """
+
+    devices: Annotated[int, Option(min=20, help="Number of devices.")] = 150
+    goal: Annotated[int, Option(min=1, help="Reports that a round wants.")] = 30
+    seconds: Annotated[float, Option(min=10, help="How long the fleet runs.")] = 180.0
+    work_s: Annotated[float, Option(min=0.1, help="Seconds that a median device works.")] = 10.0
+    drop_out: Annotated[float, Option(min=0, max=0.5, help="Chance that a device vanishes in an assignment.")] = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SoakOptions:
     """Memory, files and rows of a coordinator over time.
 
@@ -346,6 +361,7 @@ BENCHMARKS: dict[str, type] = {
     "checkin": CheckinOptions,
     "report": ReportOptions,
     "rounds": RoundsOptions,
+    "forecast_fleet": ForecastFleetOptions,
     "soak": SoakOptions,
 }
 """Benchmarks by name: each is the function `run` of the module of that name in `benchmarks`."""

@@ -28,11 +28,16 @@ class Command(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class CheckInDevice(Command[CheckInAnswer]):
-    """A device checks in to a population."""
+    """A device checks in to a population, with the token of its last rejection or "".
+
+    signed: when it signed that, in seconds since 1970.
+    """
 
     population: str
     device: str
     eligibility: Eligibility
+    token: str = ""
+    signed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

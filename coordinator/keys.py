@@ -80,6 +80,11 @@ class Keys:
         """A secret derived from the server's key: it authenticates the cookies and forms of the dashboard."""
         return self._derived(b"muster: web sessions of the dashboard")
 
+    @property
+    def of_returns(self) -> bytes:
+        """A secret derived from the server's key: it authenticates the times that devices carry (`return_tokens`)."""
+        return self._derived(b"muster: times at which devices come back")
+
     def _derived(self, info: bytes) -> bytes:
         derived = HKDF(SHA256(), _SECRET_BYTES, salt=None, info=info)
         return derived.derive(self.server.private.private_bytes_raw())

@@ -27,7 +27,7 @@ from device_runtime.runner import execute, steps_of
 from device_runtime.trainer import Job
 from fedcore.batching import StreamKey
 from fedcore.bundle import Footprint
-from fedcore.params import Float32, Frozen, FrozenVector
+from fedcore.params import Float32, Frozen
 from fedcore.plan import Field, Plan, loop_graph, steps_graph
 
 STEPS = 5
@@ -48,14 +48,14 @@ class _Timed:
 
 def measure(plan: Plan, graphs: Mapping[str, bytes], form: str) -> Footprint:
     """Run every pass for a few steps, and the report. graphs: those of the format `form`, by name."""
-    job = random_job(plan, graphs)
+    job, frozen = random_job(plan, graphs), random_frozen(plan)
     engine = BACKENDS[FORMATS[form]]()
     best_s: dict[str, float] = {}
     loaded: dict[str, Executable] = {
         name: _Timed(name, engine.load(graph, name), best_s) for name, graph in job.graphs.items()
     }
     with contextlib.suppress(NonFiniteReport):  # a random model may diverge; its steps cost the same
-        execute(job.plan, loaded, job.broadcast, job.examples, job.key, frozen=job.frozen, kept=job.kept)
+        execute(job.plan, loaded, job.broadcast, job.examples, job.key, frozen=frozen, kept=job.kept)
     dearest = max(best_s[loop_graph(graphs, pass_plan.name)] for pass_plan in plan.passes)
     return Footprint(
         step_cpu_ms=1e3 * dearest,
@@ -80,7 +80,6 @@ def random_job(plan: Plan, graphs: Mapping[str, bytes]) -> Job:
         graphs=dict(graphs),
         examples={item.name: random_field(item, count, random) for item in plan.examples.fields},
         broadcast={spec.name: _vector(spec.size, random) for spec in plan.broadcast},
-        frozen={spec.name: _frozen(spec, random) for spec in plan.frozen.vectors} if plan.frozen else {},
         kept={spec.name: _vector(spec.size, random) for spec in plan.kept} or None,
         key=StreamKey(0, 0, 0),
     )
@@ -102,9 +101,13 @@ def _vector(size: int, random: np.random.Generator) -> Float32:
     return values
 
 
-def _frozen(spec: FrozenVector, random: np.random.Generator) -> Frozen:
-    """Such a vector, or codes of weights."""
-    return random.integers(0, 256, spec.size, np.uint8) if spec.dtype == "uint8" else _vector(spec.size, random)
+def random_frozen(plan: Plan) -> dict[str, Frozen]:
+    """Frozen vectors of a plan: such vectors, and codes of weights. They take the memory that their file would."""
+    random, vectors = np.random.default_rng(1), plan.frozen.vectors if plan.frozen else ()
+    return {
+        spec.name: random.integers(0, 256, spec.size, np.uint8) if spec.dtype == "uint8" else _vector(spec.size, random)
+        for spec in vectors
+    }
 
 
 def peak_rss_mb() -> float:

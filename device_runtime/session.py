@@ -56,6 +56,7 @@ from device_runtime.state.journal import Journal
 from device_runtime.state.kept import KeptVectors
 from device_runtime.state.models import kept_blobs, stated_versions
 from device_runtime.state.questions import AnsweredQuestions
+from device_runtime.state.retry import Retry
 from device_runtime.state.spending import Spending, Spent
 from device_runtime.trainer import Trainer
 from device_runtime.work import Worker, encode_report, plan_of
@@ -109,11 +110,11 @@ class _Session:
         self._min_examples: dict[str, int] = {}
         sealer = sealer_of(config)
         self._assignments = AssignmentStore(database, config.state, sealer, config.coordinator, config.population)
+        self._retry = Retry(database, config.coordinator, config.population)
         self._kept = KeptVectors(database, sealer, clock, config.coordinator, config.population)
         self._policy = config.policy or policy_in(config.state)
         self._enrolments = transport.identity = enrolments(config, self._policy, database, sealer, clock)
-        journal = Journal(database, clock)
-        self._spending = Spending(database, clock)
+        journal, self._spending = Journal(database, clock), Spending(database, clock)
         self._answers = AnsweredQuestions(database, clock)
         self._trainer: Trainer | None = None
         releases = Releases(self._policy, database, clock, config.population)
@@ -128,8 +129,7 @@ class _Session:
                 self._record.notice("state-replaced", self._database.notice)
             self._record.note(device=self._enrolments.device)
             now = self._monitor.conditions()
-            unmet = self._config.unmet(now)
-            if unmet:
+            if unmet := self._config.unmet(now):
                 self._record.note(outcome="not-now", reason="conditions", detail="; ".join(unmet))
             else:
                 self._guard.check_address(self._config.coordinator)
@@ -151,8 +151,7 @@ class _Session:
     def _finish_earlier(self) -> bool:
         """Finish the assignment that a killed process left, or give it up. True if that was this session's work."""
         self._assignments.sweep()
-        stored = self._assignments.get()
-        if stored is None or stored.phase == "uploaded":
+        if (stored := self._assignments.get()) is None or stored.phase == "uploaded":
             return False
         try:
             return self._finish(self._assignments.carried_over(stored, self._clock))
@@ -201,6 +200,7 @@ class _Session:
             conditions=now.stated(),
             models=models or UNSET,
             refused=refused or UNSET,
+            token=self._retry.token() or UNSET,
         )
         unsettled = self._kept.settle_all(transport.outcome)
         with self._phase("wait"):
@@ -225,8 +225,7 @@ class _Session:
     def _work(self, assignment: Assignment, trainer: Trainer, examples: ExampleSource) -> None:
         """Carry out the assignment, and hold it meanwhile."""
         due = Moment.after(assignment.report_within_s, self._clock)
-        last = self._assignments.get()
-        if last is not None and last.given.assignment == assignment.assignment:
+        if (last := self._assignments.get()) is not None and last.given.assignment == assignment.assignment:
             raise BadAnswer(f"assignment {assignment.assignment} came again after its report was counted")
         self._note_assignment(assignment)
         with Hold(self._transport, assignment) as self._monitor.hold:
@@ -303,9 +302,9 @@ class _Session:
         return stored
 
     def _cache(self, watch: Callable[[], None]) -> BlobCache:
-        def fetch(ref: BlobRef, part: PartialDownload) -> bytes:
+        def fetch(ref: BlobRef, part: PartialDownload) -> None:
             with self._phase("fetch"):
-                return self._transport.blob(ref, part, watch)
+                self._transport.blob(ref, part, watch)
 
         def fetch_delta(ref: BlobRef, base: str) -> bytes | None:
             with self._phase("fetch"):
@@ -387,6 +386,7 @@ class _Session:
         return time.process_time() + (self._trainer.cpu_s if self._trainer else 0.0)
 
     def _rejected(self, answer: Rejected, trainer: Trainer) -> None:
+        self._retry.keep_token(answer.token)
         self._record.note(outcome="rejected", reason=answer.reason, retry=answer.retry, retryable="transient")
         if answer.reason == "unsupported-format":
             # Only another backend or another task helps. The window stays: when tasks change, the coordinator knows.

@@ -7,15 +7,19 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from device_runtime.backends.backend import Arrays, Backend
-from device_runtime.errors import DeviceError, RuntimeFailed
+from device_runtime.errors import DeviceError, PlanRefused, RuntimeFailed
 from device_runtime.personal import personalise, result_size
 from device_runtime.runner import TrainingResult, execute
+from device_runtime.texts import TextColumn, Tokens
+from fedcore import checkpoint
 from fedcore.batching import StreamKey
+from fedcore.errors import SchemaError
 from fedcore.params import Float32, Frozen, VectorSpec
 from fedcore.plan import Plan
 
@@ -35,6 +39,14 @@ class Limits(msgspec.Struct, frozen=True):
         bound(resource.RLIMIT_DATA, self.memory_bytes)
         bound(resource.RLIMIT_CPU, math.ceil(time.process_time() + self.cpu_s))
 
+    def beside(self, held_bytes: int) -> Limits:
+        """What is left of these limits beside memory that is not the process's own, and counts all the same."""
+        return Limits(max(self.memory_bytes - held_bytes, 0), self.cpu_s)
+
+    def after(self, cpu_s: float) -> Limits:
+        """What is left of these limits after that many seconds of CPU time."""
+        return Limits(self.memory_bytes, max(self.cpu_s - cpu_s, 0.0))
+
 
 def bound(kind: int, most: int) -> None:
     """Set one limit of this process, which it may raise again. Raises OSError or ValueError if that is forbidden."""
@@ -47,7 +59,8 @@ class Job:
     """The training of one assignment or one personal model: a plan, graphs in the trainer's format (bytes by name), and
     their inputs.
 
-    broadcast: the vectors of `plan.broadcast`; frozen: the vectors of `plan.frozen`; kept: those of `plan.kept`, None
+    broadcast: the vectors of `plan.broadcast`; frozen: the file of `plan.frozen`, checked, by its path or a descriptor,
+    None where the plan freezes nothing; kept: those of `plan.kept`, None
     before the device's first round; examples: `(n, *shape)` for every field of the plan, n at least 1. left_out: as
     `examples`, to measure a personal model on. If there are any, that is the work, and the broadcast is `params` alone.
     """
@@ -57,7 +70,7 @@ class Job:
     broadcast: dict[str, Float32]
     examples: Arrays
     key: StreamKey
-    frozen: dict[str, Frozen] = field(default_factory=dict)
+    frozen: Path | int | None = None
     kept: dict[str, Float32] | None = None
     left_out: Arrays = field(default_factory=dict)
 
@@ -65,6 +78,16 @@ class Job:
     def count(self) -> int:
         """n, the number of local examples."""
         return len(next(iter(self.examples.values()), ()))
+
+    @property
+    def mapped(self) -> dict[str, Frozen]:
+        """The vectors of `plan.frozen`, in the memory of their file. Raises PlanRefused where they are others."""
+        if self.frozen is None or self.plan.frozen is None:
+            return {}
+        try:
+            return checkpoint.map_frozen(self.frozen, self.plan.frozen.vectors)
+        except (SchemaError, OSError) as error:
+            raise PlanRefused(f"the frozen vectors of plan {self.plan.name!r} cannot be used: {error}") from error
 
     @property
     def result_size(self) -> int:
@@ -101,6 +124,9 @@ class Trainer(Protocol):
         up its limits, DeadlinePassed when `keep_going` returns false, NonFiniteReport.
         """
 
+    def tokenize(self, column: TextColumn, limits: Limits, keep_going: Callable[[], bool]) -> Tokens:
+        """The tokens of texts: see TextColumn. `keep_going` and RuntimeFailed: as in `train`."""
+
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
@@ -128,16 +154,22 @@ class InProcess:
         """0: all work is in this process."""
         return 0.0
 
+    def tokenize(self, column: TextColumn, limits: Limits, keep_going: Callable[[], bool]) -> Tokens:
+        """Make tokens: see Trainer."""
+        self.confine(limits)
+        return column.tokens(keep_going)
+
     def train(self, job: Job, limits: Limits, keep_going: Callable[[], bool]) -> TrainingResult:
         """Run the plan: see Trainer. `keep_going` is called before every batch."""
-        self.confine(limits)
+        frozen = job.mapped  # now: later no file may be opened
+        self.confine(limits.beside(sum(vector.nbytes for vector in frozen.values())))
         try:
             graphs = {name: self.backend.load(graph, name) for name, graph in job.graphs.items()}
             if job.left_out:
                 data = job.broadcast, job.examples, job.left_out, job.key
-                return personalise(job.plan, graphs, *data, frozen=job.frozen, keep_going=keep_going)
+                return personalise(job.plan, graphs, *data, frozen=frozen, keep_going=keep_going)
             received = job.broadcast, job.examples, job.key
-            return execute(job.plan, graphs, *received, frozen=job.frozen, kept=job.kept, keep_going=keep_going)
+            return execute(job.plan, graphs, *received, frozen=frozen, kept=job.kept, keep_going=keep_going)
         except DeviceError:
             raise
         except Exception as error:  # any error of an engine becomes the outcome of the session

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 from device_runtime.errors import NonFiniteReport, PlanRefused
 from device_runtime.examples import ExampleSource
-from device_runtime.examples.text import Texts
 from device_runtime.permission.releases import check_model
 from device_runtime.runner import TrainingResult
 from device_runtime.state.cache import BlobCache
+from device_runtime.texts import Texts
 from device_runtime.trainer import Job, Limits, Trainer
 from fedcore import checkpoint
 from fedcore.batching import SECRET_BYTES, StreamKey
 from fedcore.errors import FedcoreError, ReportError
-from fedcore.params import Float32, Frozen, VectorSpec
+from fedcore.params import Float32, VectorSpec
 from fedcore.plan import Plan
 from fedcore.quantisation import quantise, upload_bytes
 from fedcore.report import ReportLayout
@@ -57,13 +57,13 @@ class Worker:
             )
         # In a secure round a graph's noise must stay secret: a plan could use it to place examples apart in the sum.
         secret = b"" if assignment.secagg is None else secrets.token_bytes(SECRET_BYTES)
-        texts = Texts(self.cache.get)
+        texts = Texts(self.cache.get, self.trainer, limits, self.keep_going)
         try:
             job = Job(
                 plan=plan,
                 examples=self.examples.load(plan.examples, self.min_examples, texts.tokenize),
                 graphs={name: self.cache.get(ref) for name, ref in refs.items()},
-                frozen=self._frozen(plan),
+                frozen=None if plan.frozen is None else self.cache.file(plan.frozen.blob),
                 kept=kept,
                 broadcast=checkpoint.decode(
                     self.cache.newest(assignment.checkpoint, assignment.plan.sha256), plan.broadcast
@@ -73,12 +73,7 @@ class Worker:
         except FedcoreError as error:
             raise PlanRefused(str(error)) from error
         check_model(assignment, job.broadcast)
-        return replace(self.trainer.train(job, limits, self.keep_going), cut=texts.cut)
-
-    def _frozen(self, plan: Plan) -> dict[str, Frozen]:
-        if plan.frozen is None:
-            return {}
-        return checkpoint.decode_frozen(self.cache.get(plan.frozen.blob), plan.frozen.vectors)
+        return replace(self.trainer.train(job, texts.left, self.keep_going), cut=texts.cut)
 
     def to_move(self, assignment: Assignment, plan: Plan) -> int:
         """Bytes still to transfer: blobs that are kept and not cached, the checkpoint, the report."""

@@ -84,6 +84,7 @@ class Codes(nn.Module):
         codes = (grouped / scales.where(scales > 0, torch.ones(()))).round().reshape(rows, inputs) + middle
         if self.bits == 4:
             codes = codes[:, : inputs // 2] + 16 * codes[:, inputs // 2 :]
+            scales[:, : scales.shape[1] // 2] *= 16  # for codes as sixteenths
         self.register_buffer("codes", codes.to(torch.uint8))
         self.register_buffer("scales", scales.squeeze(-1).contiguous())
 
@@ -105,8 +106,12 @@ class Codes(nn.Module):
 
     def rows(self, places_P: Tensor) -> Tensor:
         """Rows of the matrix, (P, I)."""
-        codes, scales = (matrix.index_select(0, places_P) for matrix in (self.codes, self.scales))
-        return torch.cat(_parts(codes, scales, self.bits), 1)
+        return rows_at(self.codes, self.scales, self.bits, places_P)
+
+
+def rows_at(codes: Tensor, scales: Tensor, bits: int, places_P: Tensor) -> Tensor:
+    """Rows of a matrix, (P, I)."""
+    return torch.cat(_parts(codes.index_select(0, places_P), scales.index_select(0, places_P), bits), 1)
 
 
 def _parts(codes: Tensor, scales: Tensor, bits: int) -> list[Tensor]:
@@ -117,7 +122,7 @@ def _parts(codes: Tensor, scales: Tensor, bits: int) -> list[Tensor]:
     sixteenths = numbers * (1 / 16)
     upper = torch.floor(sixteenths)
     lower_scales, upper_scales = scales.chunk(2, 1)
-    halves = (sixteenths - (upper + 0.5), 16.0 * lower_scales), (upper - 8.0, upper_scales)
+    halves = (sixteenths - (upper + 0.5), lower_scales), (upper - 8.0, upper_scales)
     return [(half.reshape(*by.shape, BLOCK) * by[..., None]).reshape(half.shape) for half, by in halves]
 
 
@@ -138,21 +143,24 @@ def _taken(matrix: Tensor, panel: Panel, after: Tensor) -> Tensor:
     """Rows of a matrix. Within `in_order` they wait for a value to be there."""
     if not _in_order.get():
         return matrix[panel.first : panel.behind]
-    nothing = (after.detach().reshape(-1)[:1] > torch.inf).to(torch.int64)  # no number is: 0, which no runtime foresees
+    nothing = (after.detach().amax() > torch.inf).to(torch.int64)  # no number is: 0, which no runtime foresees
     return matrix.index_select(0, torch.arange(panel.first, panel.behind) + nothing)
 
 
-def product(x_BI: Tensor, codes: Tensor, scales: Tensor, bits: int, panel: Panel, after: Tensor) -> Tensor:
-    """x Wᵀ (B, P) of x (B, I) and the rows of a panel, which are made once `after` is there."""
-    weights = _parts(_taken(codes, panel, after), scales[panel.first : panel.behind], bits)
-    first, *rest = [x @ part.t() for x, part in zip(x_BI.chunk(len(weights), -1), weights, strict=True)]
+def made(codes: Tensor, scales: Tensor, bits: int, panel: Panel, after: Tensor) -> list[Tensor]:
+    """The rows of a panel, (P, I), in 4 bits each half of the inputs, which are made once `after` is there."""
+    return _parts(_taken(codes, panel, after), scales[panel.first : panel.behind], bits)
+
+
+def product(x_BI: Tensor, rows: list[Tensor]) -> Tensor:
+    """x Wᵀ (B, P) of x (B, I) and the rows of a panel."""
+    first, *rest = [x @ part.t() for x, part in zip(x_BI.chunk(len(rows), -1), rows, strict=True)]
     return first + rest[0] if rest else first
 
 
-def part_of(gradient_BP: Tensor, codes: Tensor, scales: Tensor, bits: int, panel: Panel, after: Tensor) -> Tensor:
-    """g W (B, I) of a gradient (B, P) and the rows of a panel, which are made once `after` is there."""
-    weights = _parts(_taken(codes, panel, after), scales[panel.first : panel.behind], bits)
-    return torch.cat([gradient_BP @ weight for weight in weights], -1)
+def part_of(gradient_BP: Tensor, rows: list[Tensor]) -> Tensor:
+    """g W (B, I) of a gradient (B, P) and the rows of a panel."""
+    return torch.cat([gradient_BP @ part for part in rows], -1)
 
 
 class _Product(torch.autograd.Function):
@@ -165,7 +173,7 @@ class _Product(torch.autograd.Function):
         """(B, O)."""
         parts: list[Tensor] = []
         for panel in panels(codes.shape[0], x_BI.shape[-1]):
-            parts.append(product(x_BI, codes, scales, bits, panel, parts[-1] if parts else x_BI))
+            parts.append(product(x_BI, made(codes, scales, bits, panel, parts[-1] if parts else x_BI)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     @staticmethod
@@ -181,7 +189,7 @@ class _Product(torch.autograd.Function):
         codes, scales = ctx.saved_tensors
         after, total = gradient_BO, torch.zeros(())
         for panel in panels(codes.shape[0], ctx.inputs):
-            part = part_of(gradient_BO[..., panel.first : panel.behind], codes, scales, ctx.bits, panel, after)
+            part = part_of(gradient_BO[..., panel.first : panel.behind], made(codes, scales, ctx.bits, panel, after))
             after = total = total + part if panel.first else part
         return total, None, None, None
 
@@ -211,9 +219,9 @@ class DenseInFewBits(_InFewBits):
         """(…, O) of (…, I)."""
         weight = self.weight_in_bits
         flat = x.reshape(-1, self.in_features)
-        made: Tensor = _Product.apply(flat, weight.codes, weight.scales, weight.bits)  # type: ignore[no-untyped-call]
-        made = made.reshape(*x.shape[:-1], self.out_features)
-        return made if self.bias is None else made + self.bias
+        out: Tensor = _Product.apply(flat, weight.codes, weight.scales, weight.bits)  # type: ignore[no-untyped-call]
+        out = out.reshape(*x.shape[:-1], self.out_features)
+        return out if self.bias is None else out + self.bias
 
 
 class EmbeddingInFewBits(_InFewBits):
@@ -224,8 +232,8 @@ class EmbeddingInFewBits(_InFewBits):
 
     def forward(self, places: Tensor) -> Tensor:
         """(…, I) of places (…)."""
-        made = self.weight_in_bits.rows(places.reshape(-1))
-        return made.reshape(*places.shape, made.shape[-1])
+        rows = self.weight_in_bits.rows(places.reshape(-1))
+        return rows.reshape(*places.shape, rows.shape[-1])
 
 
 FORMS: dict[type[nn.Module], Callable[[Any, Codes], nn.Module]] = {

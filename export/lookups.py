@@ -30,11 +30,13 @@ class _Rows:
 
     @staticmethod
     def _numbers(inputs: Tensor, indexed: dict[int, Tensor]) -> Tensor:
-        number: Any = 0
-        for axis, index in indexed.items():
-            size, counted = inputs.shape[axis], index.long()
-            number = number * size + torch.where(counted < 0, counted + size, counted)
-        places: Tensor = number
+        def number(size: int, counted: Tensor) -> Tensor:
+            return torch.where(counted < 0, counted + size, counted)
+
+        (first, start), *others = [(axis, index.long()) for axis, index in indexed.items()]
+        places = number(inputs.shape[first], start)
+        for axis, counted in others:
+            places = places * inputs.shape[axis] + number(inputs.shape[axis], counted)
         return places
 
     def laid_out(self, inputs: Tensor) -> Tensor:
@@ -87,6 +89,7 @@ def index_put(inputs: Tensor, indices: Indices, values: Tensor, accumulate: bool
 
 
 def index_select(inputs: Tensor, dim: int, places: Tensor) -> Any:
-    """Look-ups along one axis."""
-    axis = dim % inputs.dim()
-    return index(inputs, [*[None] * axis, places])
+    """Look-ups along one axis, at places that cannot count from the end."""
+    moved = inputs.movedim(dim, 0)
+    values: Tensor = aten.embedding(moved.reshape(moved.shape[0], -1), places.reshape(-1))
+    return values.reshape(-1, *moved.shape[1:]).movedim(0, dim)

@@ -6,16 +6,31 @@ Spec: docs/spec/params.md. Nothing here can execute code on load.
 from __future__ import annotations
 
 import hashlib
+import mmap
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import safetensors
 import safetensors.numpy
 
+from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import SchemaError
 from fedcore.params import FLOAT_BYTES, Float32, Frozen, FrozenVector, VectorSpec
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+_HEADER = decoder(dict[str, _Tensor])
+_LENGTH_BYTES = 8
+_DTYPES = {"float32": "F32", "uint8": "U8"}
 
 
 def specs_of(vectors: Mapping[str, Float32]) -> tuple[VectorSpec, ...]:
@@ -91,6 +106,36 @@ def decode(data: bytes, specs: Sequence[VectorSpec]) -> dict[str, Float32]:
 def decode_frozen(data: bytes, specs: Sequence[FrozenVector]) -> dict[str, Frozen]:
     """The same of vectors that no round changes."""
     return _decode(data, {spec.name: (spec.dtype, spec.size) for spec in specs})
+
+
+def map_frozen(file: Path | int, specs: Sequence[FrozenVector]) -> dict[str, Frozen]:
+    """The same of a file, by its path or by a descriptor of it: views of the file, which nobody can write to.
+
+    A byte of them is read when it is used, and the system may forget it again. Raises OSError too.
+    """
+    with open(file, "rb", closefd=not isinstance(file, int)) as opened:
+        try:
+            data = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+            start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+            tensors = _HEADER.decode(data[_LENGTH_BYTES:start])
+        except (*UNDECODABLE, ValueError) as error:  # ValueError: an empty file
+            raise SchemaError(f"not a safetensors file: {error}") from error
+    if set(tensors) != {spec.name for spec in specs}:
+        raise SchemaError(f"vectors are {sorted(tensors)}, expected {sorted(spec.name for spec in specs)}")
+    return {spec.name: _view(data[start:], tensors[spec.name], spec) for spec in specs}
+
+
+def _view(values: memoryview, tensor: _Tensor, spec: FrozenVector) -> Frozen:
+    first, end = tensor.data_offsets
+    vector: Frozen = np.zeros(0, spec.dtype)
+    if 0 <= first <= end <= len(values) and (end - first) % vector.itemsize == 0:
+        vector = np.frombuffer(values[first:end], spec.dtype)
+    found = tensor.dtype, tensor.shape, vector.size, vector.flags.aligned
+    if found != (_DTYPES[spec.dtype], (spec.size,), spec.size, True):
+        raise SchemaError(
+            f"vector {spec.name!r} is {tensor.dtype}{list(tensor.shape)}, expected {spec.dtype}[{spec.size}]"
+        )
+    return vector
 
 
 def _decode(data: bytes, expected: Mapping[str, tuple[str, int]]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -114,12 +115,20 @@ class BlobRef(msgspec.Struct, frozen=True):
 
     def check(self, data: bytes) -> bytes:
         """Return `data`. Raises DigestMismatch when this reference names other bytes."""
-        actual = BlobRef.of(data)
+        self._check(BlobRef.of(data))
+        return data
+
+    def check_file(self, path: Path) -> None:
+        """Check a file, piece by piece. Raises OSError, and DigestMismatch when this reference names other bytes."""
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            self._check(BlobRef(digest, file.tell()))
+
+    def _check(self, actual: BlobRef) -> None:
         if actual != self:
             raise DigestMismatch(
                 f"blob {self.sha256[:12]}… ({self.size} bytes) arrived as {actual.sha256[:12]}… ({actual.size} bytes)"
             )
-        return data
 
 
 class PlanSignature(msgspec.Struct, frozen=True):
@@ -300,16 +309,21 @@ class Plan(TripPlan, frozen=True, kw_only=True):
     @property
     def blob_refs(self) -> frozenset[BlobRef]:
         """Every blob that the plan names: the graphs, the frozen vectors, and the tokenizers."""
-        return self.graph_refs | self._model_refs
+        return self.graph_refs | self.model_refs
 
     def kept_refs(self, form: str) -> frozenset[BlobRef]:
         """The blobs that a device with format `form` keeps: its graphs, frozen vectors and tokenizers."""
-        return frozenset(self.graphs.get(form, {}).values()) | self._model_refs
+        return frozenset(self.graphs.get(form, {}).values()) | self.model_refs
 
     @property
-    def _model_refs(self) -> frozenset[BlobRef]:
-        tokenizers = {item.tokenizer.blob for item in self.examples.fields if item.tokenizer is not UNSET}
-        return frozenset(tokenizers) if self.frozen is None else frozenset({self.frozen.blob, *tokenizers})
+    def tokenizers(self) -> dict[str, BlobRef]:
+        """The tokenizers, by the names of their fields."""
+        return {item.name: item.tokenizer.blob for item in self.examples.fields if item.tokenizer is not UNSET}
+
+    @property
+    def model_refs(self) -> frozenset[BlobRef]:
+        """What belongs to the model in every format: the frozen vectors, and the tokenizers."""
+        return frozenset((*self.tokenizers.values(), *((self.frozen.blob,) if self.frozen else ())))
 
     def encode(self) -> bytes:
         """Canonical JSON: equal plans give equal bytes."""

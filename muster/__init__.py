@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from muster.python.asking import ask
     from muster.python.demonstrating import demo
     from muster.python.exporting import export, export_model
+    from muster.python.forecasting import forecast
     from muster.python.operating import Coordinator, Task
     from muster.python.plotting import plot
     from muster.python.simulating import Run, load, simulate
@@ -35,6 +36,7 @@ __all__ = [
     "demo",
     "export",
     "export_model",
+    "forecast",
     "load",
     "plot",
     "simulate",
@@ -51,6 +53,7 @@ _HOMES = {
     "demo": "muster.python.demonstrating",
     "export": "muster.python.exporting",
     "export_model": "muster.python.exporting",
+    "forecast": "muster.python.forecasting",
     "load": "muster.python.simulating",
     "plot": "muster.python.plotting",
     "simulate": "muster.python.simulating",

@@ -19,6 +19,7 @@ from muster.commands.demo import demo
 from muster.commands.doctor import doctor
 from muster.commands.export import export, plan_app
 from muster.commands.fleet import fleet_app
+from muster.commands.forecast import forecast
 from muster.commands.key import key_app
 from muster.commands.new import new
 from muster.commands.plan_log import log
@@ -66,6 +67,7 @@ app.command()(doctor)
 app.command()(new)
 app.command(cls=CommandWithSet)(export)
 app.command(cls=CommandWithSet)(simulate)
+app.command()(forecast)
 app.command()(sweep)
 app.command()(plot)
 app.command()(study)

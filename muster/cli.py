@@ -20,6 +20,7 @@ USAGE_ERRORS = {
     "UnknownFormat",
     "DatasetError",
     "EngineError",
+    "ForecastError",
     "RunError",
     "ProfileError",
     "ProjectError",

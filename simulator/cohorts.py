@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,8 @@ class Cohorts:
 
     same: whether the second of two trips has the clients of the first. separation: the least number of rounds from one
     participation of a client to its next; clients are divided into this many groups, which take turns. poisson: whether
-    every client is drawn independently, so that only the mean of the sizes is right.
+    every client is drawn independently, so that only the mean of the sizes is right. given: those of every round, as
+    numbers that are taken modulo the number of clients, in place of all draws.
     """
 
     first: int
@@ -28,9 +30,12 @@ class Cohorts:
     same: bool = False
     separation: int = 1
     poisson: bool = False
+    given: Sequence[Sequence[int]] = ()
 
     def draw(self, number: int, clients: Population, seed: int) -> list[int]:
-        """The clients that train in round `number`, drawn uniformly."""
+        """The clients that train in round `number`, drawn uniformly unless they are given."""
+        if self.given:
+            return sorted({one % len(clients) for one in self.given[number - 1]})
         size, drawn_in = self.size(number), self._drawn_in(number)
         if self.poisson:
             chances = np.random.Generator(np.random.Philox(key=[seed, _POISSON + drawn_in])).random(len(clients))

@@ -10,6 +10,7 @@ SimulatorError
 ├── RunNotKept          a run could not write to its folder, such as on a full disk
 ├── FleetError          the fleet of emulated devices cannot run, or stopped making progress
 │   └── BrowserMissing  there is no Chromium, or no driver of it
+├── ForecastError       a forecast cannot run as asked, or no round of it could ever fill
 ├── ProfileError        a fleet profile cannot be read, or a kind of device has an unknown key or a bad value
 └── SysrootError        the sysroot of emulated ARM devices is missing, or cannot be made here
 """
@@ -25,6 +26,10 @@ class DatasetError(SimulatorError):
 
 class EngineError(SimulatorError):
     """The engine cannot run as asked."""
+
+
+class ForecastError(SimulatorError):
+    """A forecast cannot run as asked, or no round of it could ever fill."""
 
 
 class ProcessDied(SimulatorError):

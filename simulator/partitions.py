@@ -18,7 +18,7 @@ from fedcore.algorithms.settings import count, parse, positive
 from fedcore.errors import InvalidSetting
 from fedcore.names import offered
 from simulator.errors import DatasetError
-from simulator.population import Population
+from simulator.population import Array, Population
 
 Rows = NDArray[np.int64]
 
@@ -46,7 +46,7 @@ class Dirichlet:
 
     def deal(self, users: Population, clients: int, generator: Generator) -> list[Rows]:
         """The rows of a mix of classes for each client. Raises DatasetError without classes."""
-        labels = _classes_of(users, "y")
+        labels = _classes_of(users, users.labels)
         classes = int(labels.max()) + 1
         pools = _pools(labels, classes, generator)
         shards = []
@@ -71,7 +71,7 @@ class Pachinko:
 
     def deal(self, users: Population, clients: int, generator: Generator) -> list[Rows]:
         """The rows of a mix of coarse classes for each client. Raises DatasetError without them."""
-        labels, coarse = _classes_of(users, "y"), _classes_of(users, "coarse")
+        labels, coarse = _classes_of(users, users.labels), _classes_of(users, users.fields.get("coarse"), "coarse")
         pools = _pools(labels, int(labels.max()) + 1, generator)
         groups = [[pools[label] for label in np.unique(labels[coarse == parent])] for parent in np.unique(coarse)]
         shards = []
@@ -101,7 +101,7 @@ class Shards:
 
     def deal(self, users: Population, clients: int, generator: Generator) -> list[Rows]:
         """The rows of some shards for each client. Raises DatasetError without classes, or with too few examples."""
-        labels = _classes_of(users, "y")
+        labels = _classes_of(users, users.labels)
         if clients * self.per_client > labels.size:
             raise DatasetError(f"{labels.size} examples cannot be cut into {clients * self.per_client} shards")
         shards = np.array_split(np.argsort(labels, kind="stable"), clients * self.per_client)
@@ -182,8 +182,7 @@ def dealt(users: Population, partition: str, clients: int, seed: int = 0) -> Pop
     return Population(names, {name: array[rows] for name, array in users.fields.items()}, starts, users.classes)
 
 
-def _classes_of(users: Population, field: str) -> Rows:
-    array = users.fields.get(field)
+def _classes_of(users: Population, array: Array | None, field: str = "y") -> Rows:
     if array is None or array.ndim != 1 or array.dtype.kind not in "iu":
         raise DatasetError(
             f"this partition goes by the class of an example, an integer in field {field!r}; there is "

@@ -25,10 +25,11 @@ MOST_CLASSES = 1 << 20
 class Population:
     """Clients and their examples.
 
-    fields: arrays (N, …) by field name, client after client. starts: int64 (clients + 1,), where each client begins.
-    classes: the integers in `y` lie in 0 … classes − 1, and where `y` is a sequence of tokens those in `x` too. They
-    follow from the data if not given, and a subset keeps them; None if `y` holds no integers. Raises DatasetError when
-    the data have more, or more than MOST_CLASSES, and for a field without a row for each example, or with empty rows.
+    fields: arrays (N, …) by field name, client after client; texts are uint8 (N, bytes), UTF-8 and zeros. starts: int64
+    (clients + 1,), where each client begins. classes: the integers in `y`, or in `label` beside texts, lie in
+    0 … classes − 1, and where `y` is a sequence of tokens those in `x` too. They follow from the data if not given, and
+    a subset keeps them; None if there are no such integers. Raises DatasetError when the data have more, or more than
+    MOST_CLASSES, and for a field without a row for each example, or with empty rows.
     """
 
     clients: tuple[str, ...]
@@ -45,7 +46,7 @@ class Population:
                 )
             if 0 in array.shape[1:]:
                 raise DatasetError(f"field {name!r} holds no numbers: an example has shape {list(array.shape[1:])}")
-        labels = self.fields.get("y")
+        labels = self.labels
         if labels is None or labels.dtype.kind not in "iu" or not labels.size:
             return
         tokens = [self.fields["x"]] if labels.ndim > 1 and "x" in self.fields else []
@@ -85,6 +86,11 @@ class Population:
     def sizes(self) -> NDArray[np.int64]:
         """Examples per client."""
         return np.diff(self.starts)
+
+    @property
+    def labels(self) -> Array | None:
+        """The field `y`, or `label`."""
+        return self.fields.get("y", self.fields.get("label"))
 
     @property
     def shape(self) -> tuple[int, ...] | None:

@@ -44,6 +44,7 @@ from simulator.population import Population
 from simulator.private_training import SimulatedPrivacy
 from simulator.purity import check_model
 from simulator.sums_of_rounds import sums_of
+from simulator.texts import with_tokens
 from simulator.training import SERVER, EngineTraining, Facts, Training
 
 OnRound = Callable[[int, Point], None]
@@ -52,11 +53,15 @@ OnRound = Callable[[int, Point], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """Objects in place of what a configuration names. users: their numbers must be finite."""
+    """Objects in place of what a configuration names. users: their numbers must be finite.
+
+    cohorts: who trains in each round (`Cohorts.given`).
+    """
 
     users: Population | None = None
     model: ModelSpec | None = None
     algorithm: Algorithm | None = None
+    cohorts: Sequence[Sequence[int]] = ()
 
     def named(self, config: SimulationConfig) -> SimulationConfig:
         """The configuration with the names of the objects, for its result. Raises DatasetError for the users."""
@@ -225,7 +230,7 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
         check_two_trips(algorithm)
     users = given.users or _users(config)
     plan = None if config.plan is None else SimulatedPlan(config.plan)
-    model = _model(config, plan, users, given)
+    model, users = _model(config, plan, users, given)
     algorithm = for_model(algorithm, model.metrics[1:], model.schema)
     _check_own_models(config, algorithm)
     local = config.baseline == "local"
@@ -237,6 +242,7 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
     hold_out = HoldOut.asked(config.hold_out_examples, on_held_out=config.on_held_out_examples)
     train = train.training_on(plan.examples if plan else ExampleSpec(model.spec.fields, hold_out=hold_out))
     clients, cohorts = _cohorts(config, train, len(test))
+    cohorts = replace(cohorts, given=given.cohorts)
     private, masked = sums_of(config, model, algorithm, cohorts, len(clients))
     if plan is None:
         choice = choose(engine or config.engine, model, algorithm, users, computing)
@@ -265,10 +271,13 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
 def model_of(config: SimulationConfig, given: Overrides = Overrides()) -> Model:
     """The model that a configuration trains, with the parameters that it starts from. Raises as `simulate`."""
     plan = None if config.plan is None else SimulatedPlan(config.plan)
-    return _model(config, plan, given.users or _users(config), given)
+    return _model(config, plan, given.users or _users(config), given)[0]
 
 
-def _model(config: SimulationConfig, plan: SimulatedPlan | None, users: Population, given: Overrides) -> Model:
+def _model(
+    config: SimulationConfig, plan: SimulatedPlan | None, users: Population, given: Overrides
+) -> tuple[Model, Population]:
+    """The model, and the users with examples that it reads."""
     if plan is None:
         spec = given.model or load_model(config.model, users.shape, users.classes)
         model = Model(spec.with_local(config.local), config.seed)
@@ -278,8 +287,9 @@ def _model(config: SimulationConfig, plan: SimulatedPlan | None, users: Populati
         model.initial = read_model(config.start, model.schema)
     if config.target_accuracy is not None and "accuracy" not in model.metrics:
         raise EngineError(f"the model {config.model} has no metric accuracy, so target_accuracy cannot be reached")
+    users = with_tokens(users, model.spec)
     users.check(model.spec.fields)
-    return model
+    return model, users
 
 
 def _compare_with(training: EngineTraining, other_D: Float32, algorithm: Algorithm) -> None:

@@ -131,7 +131,7 @@ def messages():
         "assignment": [assignment, Rejected("not-selected", window)],
         "checkIn": [
             Accepted("s-1", (Offer(task="t-1", collection="default", min_examples=20, charging=True),), window),
-            Rejected("unsupported-format", window, ("executorch",)),
+            Rejected("unsupported-format", window, "a token", ("executorch",)),
         ],
         "enrolled": [Enrolled("9f86d081884c7d659a2feaa0c55ad015"), Enrolled("d", parties)],
     }

@@ -1,7 +1,8 @@
 """Forwarding of devices' requests to the replica that must answer them. Spec: docs/spec/rounds.md §5.
 
 A session or an assignment lives in the process that made it and is named after it; a check-in goes to the process that
-drives its population. Everything else is in the database, and any replica answers it.
+drives its population, unless this one can turn the device away. Everything else is in the database, and any replica
+answers it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.api.http import answer_refusal
+from coordinator.api.http import ONWARD, answer_refusal
 from coordinator.api.service import Service
 from coordinator.errors import Refusal, Unavailable
 from coordinator.rules.leases import maker_of
@@ -55,6 +56,7 @@ class Router:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         settings = service.settings
         self._app = app
+        self._driver = service.driver
         self._membership = service.membership
         self._keys = service.keys
         self._retry = settings.soon
@@ -80,11 +82,26 @@ class Router:
             await self._refuse(Unavailable("Muster-Forwarded is for replicas that have this one's key"), scope, send)
         elif not self._answers_devices:
             await self._refuse(Unavailable("this replica answers only other replicas"), scope, send)
-        elif (replica := await self._other_replica(scope["path"])) is not None:
-            scope["route"] = _FORWARDED_ROUTE
-            await self._forward(replica, scope, receive, send)
-        else:
+        elif (replica := await self._other_replica(scope["path"])) is None:
             await self._app(scope, receive, send)
+        elif (match := _POPULATION.fullmatch(scope["path"])) and self._driver.follows(match[1]):
+            scope[ONWARD] = functools.partial(self._pass_on, replica)
+            await self._app(scope, receive, send)
+        else:
+            await self._forward(replica, scope, receive, send)
+
+    def _pass_on(self, to: tuple[str, str], body: bytes) -> ASGIApp:
+        """The answer of another replica to a request whose body was read."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            read: list[Message] = [{"type": "http.request", "body": body}]
+
+            async def again() -> Message:
+                return read.pop() if read else await receive()
+
+            await self._forward(to, scope, again, send)
+
+        return answer
 
     def is_forwarded(self, scope: Scope) -> bool:
         """Whether another replica forwarded a request to this one, with a good proof."""
@@ -109,6 +126,7 @@ class Router:
         return None if url is None else (replica, url)
 
     async def _forward(self, to: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
+        scope["route"] = _FORWARDED_ROUTE
         replica, url = to
         body = _ForwardedBody(scope, receive)
         async with self._connections(scope["path"]) as client:

@@ -30,6 +30,7 @@ from coordinator.commands import (
 from coordinator.driver.answer_commands import answer_from_memory
 from coordinator.driver.memory.in_memory_state import Memory
 from coordinator.driver.memory.selector import Selector
+from coordinator.driver.noticeboard import Noticeboard
 from coordinator.driver.observation import Observer
 from coordinator.driver.poll_store import Poller
 from coordinator.driver.replica_membership import Membership
@@ -73,11 +74,13 @@ class Driver:
         self._thread = threading.Thread(target=self._loop, name="driver")
         self._draining, self._stopping = threading.Event(), threading.Event()
         self._fetched: deque[tuple[str, str]] = deque(maxlen=_BATCH * 16)
-        self._memory = memory = Memory(membership.id, retry, clock)
+        self._memory = memory = Memory(membership.id, retry, self._of_returns, clock)
         self.presence = memory.presence
         selector = Selector(memory.sessions, source or random.SystemRandom(), secure, memory.participation)
         self.revocations = Revocations(memory)
-        self._poller = Poller(membership, memory, self.metrics, self.revocations, self._draining, secure.lineage.signer)
+        self._board = board = Noticeboard(membership, memory, retry, self._of_returns)
+        lineage = secure.lineage.signer
+        self._poller = Poller(membership, memory, self.metrics, self.revocations, board, self._draining, lineage)
         self._writer = Writer(membership, memory, selector, self.metrics)
         self._closer = RoundCloser(membership, memory, self._writer, self.metrics, secure.lineage)
         self._observer = Observer(selector, memory.check_ins.arrivals, memory.presence)
@@ -137,8 +140,15 @@ class Driver:
             raise Unavailable("too many requests are waiting, or the service is stopping; come back later") from error
 
     def turn_away(self, command: CheckInDevice) -> Rejected | None:
-        """Reject at once a check-in that no task can use; None if it must be queued. Thread-safe."""
+        """Reject at once a check-in that no task can use; None if the driver of its population must decide.
+
+        Thread-safe.
+        """
         return self._memory.check_ins.turn_away(command, self._clock())
+
+    def follows(self, population: str) -> bool:
+        """Whether another replica drives a population, and this one knows enough of it to turn devices away."""
+        return population in self._memory.check_ins.followed
 
     def stated(self, population: str, message: CheckIn, now: float) -> None:
         """Count, from any thread, which versions of models a check-in stated, at a time in seconds since 1970."""
@@ -166,8 +176,13 @@ class Driver:
             if self._closer.close_rounds(now):
                 self._poller.next_poll = now
             self._observer.publish(self._membership, memory.tasks, memory.rounds, now)
+            self._board.exchange(now)
         self._send_away(now)
         self.metrics.waiting.set(memory.sessions.count())
+
+    def _of_returns(self) -> bytes:
+        """The key of return tokens, as it is now."""
+        return self._membership.keys.of_returns
 
     def _lost(self, now: float) -> Lost:
         """Assignments whose devices are not heard of any more, by round; none while devices are sent away."""

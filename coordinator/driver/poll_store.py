@@ -17,6 +17,7 @@ from coordinator.driver.memory.loaded_task import (
     with_good_release,
     with_lineage_back,
 )
+from coordinator.driver.noticeboard import Noticeboard
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.revocations import Revocations
 from coordinator.errors import Unavailable
@@ -40,6 +41,7 @@ class Poller:
     memory: Memory
     metrics: Metrics
     revocations: Revocations
+    board: Noticeboard
     draining: threading.Event
     lineage: str
     next_poll: float = -math.inf
@@ -71,6 +73,7 @@ class Poller:
             driven = [task for task in active if task.settings.population in membership.held]
             memory.participation.learn(records, driven, now)
             self.revocations.learn(records)
+            self.board.read(records)
             at = records.at
             for record in driven:
                 loaded_before = memory.tasks.get(record.id)

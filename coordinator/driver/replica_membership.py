@@ -63,7 +63,7 @@ class Membership:
         self.store = store
         self._database = store.database
         self._config = config
-        self._keys = keys
+        self.keys = keys
         self._me = Replica(config.id, "", beat=0, draining=False)
         self._held: dict[str, int] = {}
         self._beats: dict[str, ObservedBeat] = {}
@@ -104,6 +104,10 @@ class Membership:
         """Set the URL of this process, before anything else; it succeeds the replica that had the URL before."""
         self._me = replace(self._me, url=url)
 
+    def ahead_s(self, replica: str) -> float | None:
+        """How far the clock of another replica is ahead of this one's; None before it was seen to beat."""
+        return self._beats[replica].ahead_s if replica in self._beats else None
+
     def read_directory(self) -> Directory:
         """The directory as it is now in the database; from any thread."""
         with self._database.reading() as records:
@@ -113,6 +117,7 @@ class Membership:
         """Write this process's row, in place of an earlier process at its URL."""
         if not self._config.drives:
             return
+        self._me = replace(self._me, steady=now)
         with self._database.writing() as records:
             records.leases.succeed(self._me)
         self._beat_at, self._next_beat = now, now + self._config.lease_s / _BEATS
@@ -132,7 +137,7 @@ class Membership:
         self.populations = frozenset(lease.population for lease in leases)
         if self._config.drives and now >= self._next_beat:
             with _tried_again_later():
-                self._beat()
+                self._beat(now)
                 self._beat_at, self._next_beat = now, now + self._config.lease_s / _BEATS
             with self._database.reading() as records:
                 replicas, leases = records.leases.replicas(), records.leases.leases()
@@ -140,11 +145,12 @@ class Membership:
         mine = {lease.population: lease.term for lease in leases if lease.holder == self.id}
         lost = frozenset(population for population, term in self._held.items() if mine.get(population) != term)
         self.drop(lost)
-        if not self._config.drives:
-            return lost
         others = [replica for replica in replicas if replica.id != self.id]
         # A beat that this process could not write either says nothing of others: what stops one may stop all.
-        self._beats = {} if now >= self._next_beat else observe_beats(self._beats, others, now)
+        blind = self._config.drives and now >= self._next_beat
+        self._beats = {} if blind else observe_beats(self._beats, others, now)
+        if not self._config.drives:
+            return lost
         dead = gone(self._beats, now, self._config.lease_s)
         others = [replica for replica in others if replica.id not in dead]
         me = replace(self._me, draining=True) if self.ousted else self._me
@@ -164,7 +170,7 @@ class Membership:
             _LOG.warning("lost %s to another replica", ", ".join(sorted(populations)))
 
     def _check_key(self, stored_key: str | None) -> None:
-        superseded = not self._keys.hold(stored_key)
+        superseded = not self.keys.hold(stored_key)
         if superseded is self.superseded:
             return
         if superseded:
@@ -201,8 +207,8 @@ class Membership:
             records.leases.forget(self.id)
         self._held = {}
 
-    def _beat(self) -> None:
-        self._me = replace(self._me, beat=self._me.beat + 1)
+    def _beat(self, now: float) -> None:
+        self._me = replace(self._me, beat=self._me.beat + 1, steady=now)
         with self._database.writing_at_once() as records:
             if records.leases.beat(self._me):
                 self.ousted = False

@@ -19,12 +19,16 @@ _ID_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A coordinator process as the others see it: its URL, and the beat that it counts up."""
+    """A coordinator process as the others see it: its URL, and the beat that it counts up.
+
+    steady: a clock of its own at that beat, in seconds with any origin.
+    """
 
     id: str
     url: str
     beat: int
     draining: bool
+    steady: float = 0.0
 
 
 class Lease(NamedTuple):
@@ -36,10 +40,14 @@ class Lease(NamedTuple):
 
 
 class ObservedBeat(NamedTuple):
-    """A beat, and since when an observer has seen no other, by the observer's clock."""
+    """A beat, and since when an observer has seen no other, by the observer's clock.
+
+    ahead_s: how far the replica's own clock is ahead of the observer's; None until the observer has seen it beat.
+    """
 
     beat: int
     since: float
+    ahead_s: float | None = None
 
 
 class LeaseChanges(NamedTuple):
@@ -68,11 +76,19 @@ def maker_of(id_: str) -> str:
 def observe_beats(
     beats: Mapping[str, ObservedBeat], replicas: Iterable[Replica], now: float
 ) -> dict[str, ObservedBeat]:
-    """The beats of `replicas` as an observer knows them after another look."""
+    """The beats of `replicas` as an observer knows them after another look.
+
+    A beat that is found at the first look may be old, so it does not say what the replica's clock shows now.
+    """
     seen = {}
     for replica in replicas:
         before = beats.get(replica.id)
-        seen[replica.id] = before if before and before.beat == replica.beat else ObservedBeat(replica.beat, now)
+        if before is None:
+            seen[replica.id] = ObservedBeat(replica.beat, now)
+        elif before.beat != replica.beat:
+            seen[replica.id] = ObservedBeat(replica.beat, now, replica.steady - now)
+        else:
+            seen[replica.id] = before
     return seen
 
 

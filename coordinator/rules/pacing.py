@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from coordinator.rules.rounds import RoundPolicy
 from fedcore.wire.messages import RetryWindow
 
 HEADROOM = 1.6
@@ -29,6 +30,39 @@ FORGETTING = 0.3
 LEAST, MOST = 0.1, 10.0
 ENOUGH = 20.0
 """Devices that must have been due within an hour before it teaches anything."""
+GATHER_S = 20.0
+"""Devices wait half a minute, as a rule: within less than that they must be there to be drawn together."""
+_WEIGHT = 0.3
+"""The weight of the round that ended last in the estimate for the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimes:
+    """When a task's round was drawn last, if that is known, and how long its rounds take from there, in seconds."""
+
+    drawn_at: float | None = None
+    measured_s: float | None = None
+
+    def drawn(self, now: float, *, buffered: bool) -> RoundTimes:
+        """A round draws devices now."""
+        # Whoever comes to a buffered round is drawn, again and again: the first of them counts.
+        return self if buffered and self.drawn_at is not None else replace(self, drawn_at=now)
+
+    def ended(self, now: float, *, buffered: bool) -> RoundTimes:
+        """A round that had drawn devices ends now."""
+        if self.drawn_at is None:
+            return self
+        took_s = now - self.drawn_at
+        before_s = took_s if self.measured_s is None else self.measured_s
+        return RoundTimes(now if buffered else None, before_s + _WEIGHT * (took_s - before_s))
+
+    def takes_s(self, policy: RoundPolicy) -> float:
+        """From the draw of a round to its end; until one has ended, half of what it may take."""
+        return policy.reporting_deadline_s / 2 if self.measured_s is None else self.measured_s
+
+    def left_s(self, policy: RoundPolicy, now: float) -> float:
+        """Until the round that is drawn ends."""
+        return max(0.0, (now if self.drawn_at is None else self.drawn_at) + self.takes_s(policy) - now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +146,7 @@ def drawn(pace: Pace) -> Pace:
 def window(pace: Pace, demand: Demand | None, bounds: RetryWindow, devices: float = 1.0) -> tuple[Pace, RetryWindow]:
     """When `devices` that rounds could use should come back, and the pace that counts them. Without demand: idle."""
     if demand is None:
-        return idle_window(pace, bounds)
+        return idle_window(pace, bounds, devices)
     free = demand.places - pace.booked
     if devices <= free or (pace.queued == 0.0 and free > 0):
         opening = max(pace.at + demand.opens_in_s, pace.opening)
@@ -124,10 +158,21 @@ def window(pace: Pace, demand: Demand | None, bounds: RetryWindow, devices: floa
     return pace, _spread(stay_s, bounds)
 
 
-def idle_window(pace: Pace, bounds: RetryWindow) -> tuple[Pace, RetryWindow]:
-    """When a device that no round could use should come back, and the pace that knows of it."""
-    pace = replace(pace, idle=pace.idle + 1.0)
-    return pace, _spread(max(IDLE_S, pace.idle / IDLE_PER_S), bounds)
+def after(usual: RetryWindow, rest_s: float, bounds: RetryWindow) -> RetryWindow:
+    """The window `usual` for a device that must rest before."""
+    first = min(max(usual.min_s, rest_s), max(bounds.max_s, usual.min_s))
+    return RetryWindow(first, max(first, min(first + usual.max_s - usual.min_s, bounds.max_s)))
+
+
+def idle_window(pace: Pace, bounds: RetryWindow, devices: float = 1.0) -> tuple[Pace, RetryWindow]:
+    """When `devices` that no round could use should come back, and the pace that knows of them."""
+    pace = replace(pace, idle=pace.idle + devices)
+    return pace, away(pace.idle / IDLE_PER_S, bounds)
+
+
+def away(queue_s: float, bounds: RetryWindow) -> RetryWindow:
+    """When a device that no round could use should come back, once the queue of such devices is so long."""
+    return _spread(max(IDLE_S, queue_s), bounds)
 
 
 def _queue_s(pace: Pace, demand: Demand) -> float:

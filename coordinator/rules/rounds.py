@@ -22,6 +22,7 @@ FAILURES = frozenset({"too-few-reports", "no-beacon", "secagg-failed", "sum-out-
 _FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 15.0, 900.0
 REPLACING_S = 3.0
 """How long a round that lost too many devices waits for replacements before it is tried again as a whole."""
+_LEAST_SILENCE_S, _CONTACTS_PER_S = 5.0, 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +252,14 @@ Stepped: TypeAlias = tuple[Round, tuple[Effect, ...]]
 def back_off_s(failures: int) -> float:
     """How long a task pauses after failed attempts in a row: not at all after one, then twice as long each time."""
     return 0.0 if failures < 2 else min(_FIRST_BACK_OFF_S * 2.0 ** min(failures - 2, 32), _LONGEST_BACK_OFF_S)
+
+
+def lost_after_s(devices: int) -> float:
+    """The seconds of silence after which a device is lost, in a round of `devices`.
+
+    It grows with the round, so that all of its devices together make no more requests than one process answers.
+    """
+    return _LEAST_SILENCE_S + devices / _CONTACTS_PER_S
 
 
 def open_round(policy: RoundPolicy, now: float, *, held: bool = False) -> Round:

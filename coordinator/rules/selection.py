@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from coordinator.rules.eligibility import Requires
+from coordinator.rules.rounds import Round
+from coordinator.rules.states import RoundState
 from fedcore.conditions import StatedConditions, rounded_down
 from fedcore.hold_out import is_held_out
-from fedcore.wire.messages import CheckIn
+from fedcore.wire.messages import CheckIn, RejectionReason
 
 T = TypeVar("T")
 LATE_ROUNDS = 20
@@ -123,11 +125,40 @@ class Eligibility:
         return self._obstacles[task]
 
 
-def formats_wanted(judged: Iterable[tuple[Needs, str]]) -> frozenset[str]:
-    """The formats of the tasks that a device could serve but for its formats, from each task's needs and obstacle."""
-    return frozenset().union(*(needs.formats for needs, obstacle in judged if obstacle == "format"))
+class Unfit(NamedTuple):
+    """Why no task can use a device. formats: those of the tasks that it could serve but for its formats, by name."""
+
+    reason: RejectionReason
+    formats: tuple[str, ...] = ()
 
 
-def draw(waiting: Sequence[T], count: int, source: random.Random) -> list[T]:
-    """`count` of the waiting, every subset and order equally likely: a fast phone has no advantage."""
-    return source.sample(waiting, count)
+def unfit(tasks: Mapping[str, Needs], obstacles: Mapping[str, str]) -> Unfit:
+    """Why none of a population's active tasks can use a device, from the needs of each and the obstacle to it."""
+    wanted = frozenset().union(*(needs.formats for task, needs in tasks.items() if obstacles[task] == "format"))
+    if wanted:
+        return Unfit("unsupported-format", tuple(sorted(wanted)))
+    return Unfit("not-eligible" if tasks else "no-task")
+
+
+def drawable(waiting: list[T], late: Callable[[T], int], round_: Round, now: float) -> list[T]:
+    """Those of the waiting that a round may draw now: late devices only where nobody else can be hoped for.
+
+    late: for how many committed rounds one is late from now on; more than LATE_ROUNDS in an attempt at this very round.
+    """
+    punctual = [one for one in waiting if not late(one)]
+    if len(punctual) == len(waiting) or round_.state is RoundState.REPORTING or round_.held or now < round_.deadline:
+        return punctual
+    patient = [one for one in waiting if late(one) <= LATE_ROUNDS]
+    return patient if len(patient) >= round_.policy.minimum else waiting
+
+
+def draw(
+    waiting: Sequence[T], count: int, source: random.Random, late: Callable[[T], bool] = lambda one: False
+) -> list[T]:
+    """`count` of the waiting, every subset and order equally likely: a fast phone has no advantage.
+
+    Late devices are drawn only where there are too few others.
+    """
+    punctual, others = ([one for one in waiting if late(one) == is_late] for is_late in (False, True))
+    first = source.sample(punctual, min(count, len(punctual)))
+    return first + source.sample(others, count - len(first))

@@ -16,7 +16,7 @@ from coordinator.errors import MissingStore, WrongRevision
 from coordinator.failpoints import reach
 from coordinator.store.database_engines import Engines, open_engines
 
-HEAD = "0008"
+HEAD = "0009"
 """The revision that this code works with."""
 BASE = "base"
 """The revision of a database without tables."""

@@ -67,6 +67,7 @@ REPLICAS = Table(
     _column("beat", BigInteger, "counts up while it lives; once it stands still, others declare the replica gone"),
     _column("draining", Boolean, "whether it is about to stop, and takes no population"),
     _column("seen_at", Float, "seconds since 1970 at its last beat, by its own clock; for people"),
+    _column("steady", Float, "a clock of its own that nobody sets, in seconds, at its last beat"),
     comment="Coordinator processes that drive populations",
 )
 
@@ -80,6 +81,26 @@ POPULATIONS = Table(
     _column("term", BigInteger, "counts the holders; what an earlier one still writes is refused"),
     Index("populations_of", "holder"),
     comment="Groups of devices that check in together, each with the lease of the one process that drives it",
+)
+
+NOTICES = Table(
+    "notices",
+    METADATA,
+    _column("population", String(200), "whose devices they send away", ForeignKey("populations.name"), key=True),
+    _column("replica", String(8), "replica that drove the population and wrote this"),
+    _column("version", BigInteger, "counts up with every change"),
+    _column("said", Text, "JSON: needs of active tasks, generation of return tokens, end of the idle queue"),
+    comment="What decides which devices are sent away, for replicas that do not drive the population",
+)
+
+TALLIES = Table(
+    "tallies",
+    METADATA,
+    _column("id", _SERIAL, "number of the row", key=True),
+    _column("population", String(200), "whose devices they were", ForeignKey("populations.name")),
+    _column("said", Text, "JSON: keyed digests of devices with their windows, and counts of obstacles"),
+    Index("tallies_of", "population"),
+    comment="Devices that replicas sent away of populations which others drive; the driver counts and deletes them",
 )
 
 BUDGETS = Table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from types import ModuleType
@@ -20,6 +21,8 @@ from device_runtime.errors import PlanRefused, RuntimeFailed
 KEPT = 4
 # Larger graphs are loaded without a plan for their buffers.
 PLANNED_BYTES = 128 * 1024
+# An arena hands out a piece that is up to twice as large as wanted, unless more than this would be left of it.
+LEFT_BYTES = 64 * 1024
 
 
 def module_of(name: str) -> ModuleType:
@@ -36,6 +39,8 @@ class OnnxRuntime:
     def load(self, graph: bytes, name: str = "graph") -> Executable:
         """Prepare a graph. Raises PlanRefused when a plan may not contain it, or ONNX Runtime cannot read it."""
         check_graph(graph, name)
+        if len(graph) > PLANNED_BYTES:
+            _share_arena()
         # ONNX Runtime's statuses are exceptions without a common base, and its own texts need not be UTF-8.
         try:
             session = onnxruntime.InferenceSession(graph, _options(len(graph)), providers=["CPUExecutionProvider"])
@@ -85,6 +90,15 @@ class _Graph:
         return binding
 
 
+@functools.cache
+def _share_arena() -> None:
+    """Make the arena that the large graphs of this process share, which leaves less unused than one of their own."""
+    kinds = onnxruntime.OrtAllocatorType, onnxruntime.OrtMemType
+    memory = onnxruntime.OrtMemoryInfo("Cpu", kinds[0].ORT_ARENA_ALLOCATOR, 0, kinds[1].DEFAULT)
+    settings = onnxruntime.OrtArenaCfg({"max_dead_bytes_per_chunk": LEFT_BYTES})
+    onnxruntime.create_and_register_allocator(memory, settings)
+
+
 def _options(size: int) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -96,6 +110,8 @@ def _options(size: int) -> onnxruntime.SessionOptions:
     options.enable_mem_pattern = False
     # Planning which buffers to use again takes time quadratic in the operators: seconds for an unrolled LSTM.
     options.enable_mem_reuse = size <= PLANNED_BYTES
+    if size > PLANNED_BYTES:
+        options.add_session_config_entry("session.use_env_allocators", "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     # A graph must be self-contained. ONNX lets a tensor name a file, and this path is no folder, so none can be read.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 from device_runtime.backends.backend import Backend
 from device_runtime.config import DeviceConfig
@@ -59,9 +60,11 @@ def kept_parts(config: DeviceConfig, current: KeptVersion, backend: Backend) -> 
     release = signed_release(policy_of(config), current.release)
     try:
         plan = Plan.decode(_read(config, release.plan))
-        frozen = b"" if plan.frozen is None else _read(config, plan.frozen.blob)
+        frozen = None if plan.frozen is None else _checked(config, plan.frozen.blob)
         graph = _read(config, predict_of(plan, backend.format).graphs[backend.format])
-        return Parts(current.release, release.number, plan, graph, _read(config, release.parameters), frozen)
+        tokenizers = {name: _read(config, ref) for name, ref in plan.tokenizers.items()}
+        parameters = _read(config, release.parameters)
+        return Parts(current.release, release.number, plan, graph, parameters, frozen, tokenizers)
     except FedcoreError as error:
         raise ModelRefused(str(error)) from error
 
@@ -77,7 +80,13 @@ def with_personal(config: DeviceConfig, name: str, parts: Parts) -> Parts:
 
 
 def _read(config: DeviceConfig, ref: BlobRef) -> bytes:
+    return ref.check(_checked(config, ref).read_bytes())
+
+
+def _checked(config: DeviceConfig, ref: BlobRef) -> Path:
+    path = config.state / BLOBS / ref.sha256
     try:
-        return ref.check((config.state / BLOBS / ref.sha256).read_bytes())
+        ref.check_file(path)
+        return path
     except OSError as error:
         raise ModelRefused(f"blob {ref.sha256[:12]}… is not in the cache any more: {why(error)}") from error

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from device_runtime.backends import open_backend
-from device_runtime.backends.backend import Arrays
 from device_runtime.config import DeviceConfig
 from device_runtime.errors import ConfigError, ModelClosed, NoModel
 from device_runtime.models.kept import kept_version
-from device_runtime.models.version import Version
+from device_runtime.models.version import Inputs, Version
 from fedcore.errors import BadRelease
 from fedcore.model_release import check_model_name
 
@@ -50,12 +49,13 @@ class Model:
         version = self._version
         return version is not None and version.personal
 
-    def predict(self, examples: Arrays) -> dict[str, NDArray[Any]]:
+    def predict(self, examples: Inputs) -> dict[str, NDArray[Any]]:
         """The model's outputs (n, …), by their names in the plan, for n examples, at least 1.
 
-        examples: an array (n, …) for each input, by the name of its field, of the field's type. A call that began
-        before a swap ends on the version it began with. Raises NoModel before the first version, InputRefused,
-        ModelClosed, and RuntimeFailed when an operator fails.
+        examples: an array (n, …) for each input, by the name of its field, of the field's type; where the plan names a
+        tokenizer, n texts will do, of which long ones are cut. A call that began before a swap ends on the version it
+        began with. Raises NoModel before the first version, InputRefused, ModelClosed, and RuntimeFailed when an
+        operator fails.
         """
         with self._swapping:
             self._check_open()

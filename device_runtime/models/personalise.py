@@ -23,7 +23,6 @@ from device_runtime.errors import (
     plain,
 )
 from device_runtime.examples import open_examples
-from device_runtime.examples.text import Texts
 from device_runtime.models.held import Held, held
 from device_runtime.models.kept import kept_parts, kept_version
 from device_runtime.models.version import Parts, Version, load
@@ -31,7 +30,8 @@ from device_runtime.monitor import Monitor
 from device_runtime.personal import Measured, divided, local_graphs
 from device_runtime.record import SessionRecord
 from device_runtime.state.models import KeptVersion
-from device_runtime.trainer import Job
+from device_runtime.texts import Texts
+from device_runtime.trainer import Job, Limits
 from fedcore import checkpoint
 from fedcore.batching import StreamKey
 from fedcore.errors import FedcoreError
@@ -116,16 +116,16 @@ class _Personalising:
         parts = kept_parts(self._config, current, backend)
         release = decode_model_release(current.release.text)
         self._record.write(plan=plain(parts.plan.name), plan_sha256=release.plan.sha256)
-        job = self._job(parts, current, release.plan.size + release.parameters.size)
         try:
-            result = self._trainer.train(job, holder.guard.limits(), self._monitor.keep_going)
+            job, limits = self._job(parts, current, release.plan.size + release.parameters.size)
+            result = self._trainer.train(job, limits, self._monitor.keep_going)
         finally:
             self._record.know(compute_s=holder.guard.seconds)
         self._record.note(examples=result.examples, steps=result.steps)
         return self._judged(parts, job, Measured.of(job.plan, result))
 
-    def _job(self, parts: Parts, current: KeptVersion, received_bytes: int) -> Job:
-        """The work, after the policy's limits, with graphs that are fetched if they are not here."""
+    def _job(self, parts: Parts, current: KeptVersion, received_bytes: int) -> tuple[Job, Limits]:
+        """The work, after the policy's limits, with graphs that are fetched if they are not here; what it may use."""
         holder, plan, form = self._held, parts.plan, self._trainer.format
         refs = {name: plan.graphs[form][name] for name in local_graphs(plan, form)}
         missing = sum(ref.size for ref in refs.values() if not holder.cache().holds(ref))
@@ -133,19 +133,21 @@ class _Personalising:
         to_move = holder.transport.bytes_moved + missing
         holder.guard.check_plan(plan, form, source.count, received_bytes=received_bytes, to_move=to_move)
         whole = msgspec.structs.replace(plan.examples, hold_out=None)
-        train, left_out = divided(plan.examples, source.load(whole, tokenize=Texts(holder.cache().get).tokenize))
+        texts = Texts(holder.cache().get, self._trainer, holder.guard.limits(), self._monitor.keep_going)
+        train, left_out = divided(plan.examples, source.load(whole, tokenize=texts.tokenize))
         try:
-            return Job(
+            job = Job(
                 plan=plan,
                 graphs=self._graphs(refs, current),
                 broadcast=checkpoint.decode(parts.parameters, (VectorSpec(PARAMS, plan.schema.size),)),
                 examples=train,
                 left_out=left_out,
                 key=KEY,
-                frozen=checkpoint.decode_frozen(parts.frozen, plan.frozen.vectors) if plan.frozen else {},
+                frozen=parts.frozen,
             )
         except FedcoreError as error:
             raise ModelRefused(str(error)) from error
+        return job, texts.left
 
     def _graphs(self, refs: Mapping[str, BlobRef], current: KeptVersion) -> dict[str, bytes]:
         """The graphs of local steps, which stay from now on, so that this needs no network again."""

@@ -108,7 +108,7 @@ class _Refresh:
             self._guard.check_released(release, transport.bytes_moved)
             plan = _decoded(cache.get(release.plan))
             predict = predict_of(plan, form)
-            refs = (predict.graphs[form], *((plan.frozen.blob,) if plan.frozen else ()))
+            refs = {predict.graphs[form], *plan.model_refs}
             missing = sum(ref.size for ref in refs if not cache.holds(ref))
             to_move = transport.bytes_moved + missing + release.parameters.size
             self._guard.check_predict(release, plan, predict, form, to_move=to_move)
@@ -116,11 +116,12 @@ class _Refresh:
             raise _AgainstLimits(error.detail, error.private) from error
         stored = self._store.get()
         training = {ref.sha256 for ref in plan.kept_refs(form) if stored.current and ref.sha256 in stored.current.blobs}
-        pending = replace(pending, blobs=(*pending.blobs, *(ref.sha256 for ref in refs), *sorted(training)))
+        pending = replace(pending, blobs=(*pending.blobs, *sorted({ref.sha256 for ref in refs} | training)))
         self._store.put(replace(stored, pending=pending))
-        graph, frozen = cache.get(refs[0]), b"".join(map(cache.get, refs[1:]))
+        graph, frozen = cache.get(predict.graphs[form]), cache.file(plan.frozen.blob) if plan.frozen else None
+        tokenizers = {name: cache.get(ref) for name, ref in plan.tokenizers.items()}
         parameters = self._held.cache().newest(release.parameters, f"model-{self._name}")
-        return Parts(pending.release, release.number, plan, graph, parameters, frozen), pending
+        return Parts(pending.release, release.number, plan, graph, parameters, frozen, tokenizers), pending
 
     def _key(self, signed: Signed) -> str:
         """A name for a release on this engine: another one may run what this one cannot."""

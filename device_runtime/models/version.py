@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from device_runtime.backends.backend import Arrays, Backend, Executable
-from device_runtime.errors import DeviceError, InputRefused, ModelRefused
+from device_runtime.errors import DeviceError, InputRefused, ModelRefused, PlanRefused
 from device_runtime.footprint import random_field
 from device_runtime.runner import aligned
+from device_runtime.texts import LoadedTokenizer, has_library
 from fedcore import checkpoint
 from fedcore.errors import FedcoreError
 from fedcore.params import Frozen, VectorSpec
@@ -22,13 +26,16 @@ from fedcore.release import Signed
 FIXED_BATCH = frozenset({"executorch"})
 """Formats whose graphs take batches of the plan's size only."""
 TRIAL_ROWS = 3
+Inputs = Mapping[str, NDArray[Any] | Sequence[str]]
+"""For each input an array (n, …), or n texts where the plan names a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a version, fetched and with the right digests. frozen: empty where the plan freezes nothing.
+    """The parts of a version, fetched and with the right digests. frozen: the file of what the plan freezes.
 
-    personal: whether the parameters are those that this device made of the released ones.
+    tokenizers: their files, by the names of fields. personal: whether the parameters are those that this device made of
+    the released ones.
     """
 
     release: Signed
@@ -36,7 +43,8 @@ class Parts:
     plan: Plan
     graph: bytes
     parameters: bytes
-    frozen: bytes = b""
+    frozen: Path | None = None
+    tokenizers: Mapping[str, bytes] = field(default_factory=dict)
     personal: bool = False
 
 
@@ -47,7 +55,8 @@ class Version:
         self.release, self.number, self.personal = parts.release, parts.number, parts.personal
         fields = {item.name: item for item in parts.plan.examples.fields}
         self._fields = {name: fields[name] for name in predict.inputs}
-        self._outputs = predict.outputs
+        self._outputs, self._tokenizers = predict.outputs, parts.tokenizers
+        self._loaded: dict[str, LoadedTokenizer] = {}
         self._fixed = predict.batch_size if form in FIXED_BATCH else 0
         self._graph, self._weights = graph, weights
         self._lock = threading.Lock()
@@ -56,11 +65,12 @@ class Version:
         self._bound: Arrays = {}
         self._made: Arrays = {}
 
-    def predict(self, examples: Arrays) -> dict[str, NDArray[Any]]:
-        """The outputs (n, …) for examples (n, …) of every input, n at least 1, in arrays of their own.
+    def predict(self, inputs: Inputs) -> dict[str, NDArray[Any]]:
+        """The outputs (n, …) for examples (n, …) of every input, or n texts, n at least 1, in arrays of their own.
 
         Raises InputRefused when they do not fit, RuntimeFailed when an operator fails.
         """
+        examples = {name: self._array(name, given) for name, given in inputs.items()}
         count = self._checked(examples)
         size = self._fixed or count
         with self._lock:
@@ -75,7 +85,13 @@ class Version:
         random = np.random.default_rng(0)
         try:
             rows = self._fixed or TRIAL_ROWS
-            outputs = self.predict({name: random_field(item, rows, random) for name, item in self._fields.items()})
+            texts = self._tokenizers.keys() if has_library() else ()
+            outputs = self.predict(
+                {
+                    name: ["a"] * rows if name in texts else random_field(item, rows, random)
+                    for name, item in self._fields.items()
+                }
+            )
         except DeviceError as error:
             raise ModelRefused(f"version {self.number} fails on trial: {error.detail}", error.private) from error
         except (ValueError, MemoryError) as error:
@@ -83,6 +99,23 @@ class Version:
         for name, values in outputs.items():
             if not np.isfinite(values).all():
                 raise ModelRefused(f"version {self.number} gives {name!r} that is not finite on trial")
+
+    def _array(self, name: str, given: NDArray[Any] | Sequence[str]) -> Any:
+        """The values of an input; of texts, their tokens. Raises InputRefused."""
+        if isinstance(given, np.ndarray) and given.dtype.kind == "U":
+            given = given.tolist()
+        if name not in self._tokenizers or isinstance(given, np.ndarray):
+            return given
+        if isinstance(given, str) or not all(isinstance(text, str) for text in given):
+            raise InputRefused(f"input {name!r} takes a list of texts, or an array of their tokens")
+        item = self._fields[name]
+        try:
+            with self._lock:
+                if name not in self._loaded and item.tokenizer is not UNSET:
+                    self._loaded[name] = LoadedTokenizer(item, self._tokenizers[name], item.tokenizer.padding)
+                return self._loaded[name].tokens(given, len(given)).ids
+        except PlanRefused as error:
+            raise InputRefused(error.detail, error.private) from error
 
     def _run(self, examples: Arrays, start: int, count: int, size: int) -> dict[str, NDArray[Any]]:
         """The outputs for the rows from `start` on, at most `size` of `count`. A shorter batch is filled with zeros."""
@@ -123,16 +156,17 @@ def load(parts: Parts, backend: Backend) -> Version:
     """
     predict, specs = predict_of(parts.plan, backend.format), (VectorSpec(PARAMS, parts.plan.schema.size),)
     try:
-        weights: dict[str, Frozen] = dict(checkpoint.decode(parts.parameters, specs))
-        if parts.plan.frozen is not None:
-            weights |= prefixed(FROZEN, checkpoint.decode_frozen(parts.frozen, parts.plan.frozen.vectors))
+        weights: dict[str, Frozen] = {}
+        for name, parameters in checkpoint.decode(parts.parameters, specs).items():
+            weights[name] = aligned(parameters.shape)
+            weights[name][:] = parameters
+        if parts.plan.frozen is not None and parts.frozen is not None:
+            weights |= prefixed(FROZEN, checkpoint.map_frozen(parts.frozen, parts.plan.frozen.vectors))
         for name, vector in weights.items():
             if not np.isfinite(vector).all():
                 raise ModelRefused(f"vector {name!r} of version {parts.number} is not finite")
-            weights[name] = aligned(vector.shape)
-            weights[name][:] = vector
         return Version(parts, predict, backend.load(parts.graph, PREDICT), backend.format, weights)
-    except FedcoreError as error:
+    except (FedcoreError, OSError) as error:
         raise ModelRefused(str(error)) from error
     except ModelRefused:
         raise

@@ -84,7 +84,7 @@ class Guard:
         """Check the limits of a plan before fetching what predicts. `to_move`: as for a plan. Raises PlanRefused."""
         limits = self._policy.plan
         _at_most("plan.parameters", plan.schema.size, limits.parameters)
-        kept_bytes = predict.graphs[form].size + (plan.frozen.blob.size if plan.frozen else 0)
+        kept_bytes = predict.graphs[form].size + sum(ref.size for ref in plan.model_refs)
         _at_most("plan.graph_bytes", kept_bytes, limits.graph_bytes)
         batch_bytes = predict.batch_size * sum(_bytes(item) for item in (*plan.examples.fields, *predict.outputs))
         memory_bytes = release.plan.size + release.parameters.size + kept_bytes + batch_bytes

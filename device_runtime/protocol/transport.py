@@ -158,8 +158,8 @@ class Transport:
         answers.check_names(answer)
         return answer
 
-    def blob(self, ref: BlobRef, partial: PartialDownload, watch: Callable[[], None] = lambda: None) -> bytes:
-        """A blob's bytes, checked. `partial` holds what has arrived so far, so that only the rest is requested.
+    def blob(self, ref: BlobRef, partial: PartialDownload, watch: Callable[[], None] = lambda: None) -> None:
+        """Fetch a blob, and check it. `partial` holds what has arrived so far, so that only the rest is requested.
 
         watch: called before every request and after every piece. An error in it ends the download, and `partial` keeps
         what has arrived. Raises StateError when `partial` cannot be written.
@@ -172,9 +172,8 @@ class Transport:
                     partial.clear()  # it is not the start of the coordinator's blob
                 raise
         try:
-            return ref.check(partial.read())
+            partial.check(ref)
         except DigestMismatch as error:
-            partial.clear()
             raise BadAnswer(str(error)) from error
 
     def delta(self, ref: BlobRef, base: str, watch: Callable[[], None] = lambda: None) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The channel between a device and the process that trains for it: messages as JSON, and arrays as their bytes."""
+"""The channel between a device and the process that works for it: messages as JSON, and arrays as their bytes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from device_runtime.trainer import Limits
 from fedcore.batching import StreamKey
 from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.plan import Field
 from fedcore.validation import Count, NotNegative
 
 M = TypeVar("M")
@@ -37,10 +38,11 @@ class ArrayKind(msgspec.Struct, frozen=True):
         return tuple(cls(name, array.dtype.name, array.shape) for name, array in arrays.items())
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """An order to train. Graphs follow, and vectors: broadcast, frozen, kept; and examples, also those left out.
+class Order(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
+    """An order to train. Graphs follow, and vectors: broadcast, kept; and examples, also those left out.
 
-    backend: the engine's name. plan: as JSON. graphs: sizes, by name. kept: None before the first round.
+    backend: the engine's name. plan: as JSON. graphs: sizes, by name. frozen: a descriptor of
+    the process, as of a Job. kept: None before the first round.
     """
 
     backend: str
@@ -49,14 +51,24 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     key: StreamKey
     graphs: dict[str, int]
     broadcast: tuple[ArrayKind, ...]
-    frozen: tuple[ArrayKind, ...]
+    frozen: int | None
     kept: tuple[ArrayKind, ...] | None
     examples: tuple[ArrayKind, ...]
     left_out: tuple[ArrayKind, ...]
 
 
+class TextOrder(msgspec.Struct, frozen=True, kw_only=True, tag="tokenize"):
+    """An order to make tokens of a field's texts. The file of the tokenizer follows, of `size` bytes, and the texts."""
+
+    limits: Limits
+    field: Field
+    size: int
+    padding: int
+    texts: ArrayKind
+
+
 class Working(msgspec.Struct, frozen=True, tag="working"):
-    """The training continues; `cpu_s` are the CPU seconds of its process so far."""
+    """The work continues; `cpu_s` are the CPU seconds of its process so far."""
 
     cpu_s: NotNegative
 
@@ -69,17 +81,23 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     steps: Count
 
 
+class Tokenized(msgspec.Struct, frozen=True, tag="tokenized"):
+    """The texts are tokens, `cut` of them without their last ones. The int32 values (n, T) follow."""
+
+    cut: Count
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The training failed with the error of errors.py that has this class name."""
+    """The work failed with the error of errors.py that has this class name."""
 
     kind: str
     detail: str
     private: str = ""
 
 
-Answer: TypeAlias = Working | Done | Failed
-ORDER = decoder(Order)
-ANSWER: msgspec.json.Decoder[Answer] = decoder(Working | Done | Failed)  # type: ignore[arg-type]
+Answer: TypeAlias = Working | Done | Tokenized | Failed
+ORDER: msgspec.json.Decoder[Order | TextOrder] = decoder(Order | TextOrder)  # type: ignore[arg-type]
+ANSWER: msgspec.json.Decoder[Answer] = decoder(Answer)  # type: ignore[arg-type]
 
 
 class Broken(Exception):

@@ -1,9 +1,9 @@
-"""The process that trains for a device: it receives one order over a socket, sends one answer, and ends.
+"""The process that trains or makes tokens for a device: it receives one order over a socket, answers, and ends.
 
     python -m device_runtime.sandbox.child DESCRIPTOR DEVICE
 
-DEVICE is the id of the device's process; this process ends with it. Before it reads a graph, it permanently gives up
-all rights that training does not need (confinement.py), and limits its memory and time.
+DEVICE is the id of the device's process; this process ends with it. Before it reads a graph or a tokenizer, it
+permanently gives up all rights that this does not need (confinement.py), and limits its memory and time.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 import numpy.random  # noqa: F401  # otherwise loaded with the first batch, when no file can be opened any more
 
 from device_runtime.backends import open_backend
 from device_runtime.errors import DeviceError
-from device_runtime.runner import TrainingResult
 from device_runtime.sandbox import kernel
-from device_runtime.sandbox.channel import ORDER, Broken, Channel, Done, Failed, Order, Working
+from device_runtime.sandbox.channel import ORDER, Broken, Channel, Done, Failed, Order, TextOrder, Tokenized, Working
 from device_runtime.sandbox.confinement import confine
+from device_runtime.texts import TextColumn, library_of
 from device_runtime.trainer import InProcess, Job
 from fedcore.plan import Plan
 
-# Seconds between two messages that the training continues.
+# Seconds between two messages that the work continues.
 TELL_EVERY_S = 0.05
 
 
@@ -37,11 +38,36 @@ def end_with(device: int) -> None:
         sys.exit(1)
 
 
-def train(channel: Channel) -> TrainingResult:
-    """Carry out the order from the channel. Raises DeviceError as a Trainer does, ConfigError, or Broken."""
+def work(channel: Channel) -> None:
+    """Carry out the order from the channel, and answer. Raises as a Trainer does, ConfigError, or Broken."""
     order = channel.receive(ORDER)
+    if isinstance(order, TextOrder):
+        _tokenize(order, channel)
+    else:
+        _train(order, channel)
+
+
+def _train(order: Order, channel: Channel) -> None:
     backend = open_backend(order.backend)
-    job = _job(order, channel)
+    result = InProcess(backend, confine).train(_job(order, channel), order.limits, _teller(channel))
+    channel.send(Done(result.steps))
+    for vector in (result.values, *result.kept.values()):
+        channel.send_bytes(vector)
+
+
+def _tokenize(order: TextOrder, channel: Channel) -> None:
+    library_of(order.field)  # now: later no file can be opened
+    column = TextColumn(
+        order.field, channel.receive_bytes(order.size), order.padding, channel.receive_array(order.texts)
+    )
+    confine(order.limits)
+    tokens = column.tokens(_teller(channel))
+    channel.send(Tokenized(tokens.cut))
+    channel.send_bytes(tokens.ids)
+
+
+def _teller(channel: Channel) -> Callable[[], bool]:
+    """What is called in the work: it tells the device, now and then, that the work continues."""
     told = 0.0
 
     def tell() -> bool:
@@ -52,7 +78,7 @@ def train(channel: Channel) -> TrainingResult:
             told = now
         return True
 
-    return InProcess(backend, confine).train(job, order.limits, tell)
+    return tell
 
 
 def _job(order: Order, channel: Channel) -> Job:
@@ -60,7 +86,7 @@ def _job(order: Order, channel: Channel) -> Job:
         plan=Plan.decode(bytes(order.plan)),
         graphs={name: channel.receive_bytes(size) for name, size in order.graphs.items()},
         broadcast={kind.name: channel.receive_array(kind) for kind in order.broadcast},
-        frozen={kind.name: channel.receive_array(kind) for kind in order.frozen},
+        frozen=order.frozen,
         kept=None if order.kept is None else {kind.name: channel.receive_array(kind) for kind in order.kept},
         examples={kind.name: channel.receive_array(kind) for kind in order.examples},
         left_out={kind.name: channel.receive_array(kind) for kind in order.left_out},
@@ -75,10 +101,7 @@ def main() -> None:
     kernel.hide_memory()
     channel = Channel(socket.socket(fileno=descriptor))
     try:
-        result = train(channel)
-        channel.send(Done(result.steps))
-        for vector in (result.values, *result.kept.values()):
-            channel.send_bytes(vector)
+        work(channel)
     except Broken:
         sys.exit(1)
     except DeviceError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -10,6 +11,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
+from typing import IO, TypeVar
 
 import msgspec
 
@@ -19,13 +22,26 @@ from device_runtime.errors import (
     ConfigError,
     DeadlinePassed,
     DeviceError,
+    ExamplesError,
     NonFiniteReport,
     PlanRefused,
     RuntimeFailed,
     plain,
 )
 from device_runtime.runner import TrainingResult
-from device_runtime.sandbox.channel import ANSWER, ArrayKind, Broken, Channel, Done, Failed, Order, Working
+from device_runtime.sandbox.channel import (
+    ANSWER,
+    ArrayKind,
+    Broken,
+    Channel,
+    Done,
+    Failed,
+    Order,
+    TextOrder,
+    Tokenized,
+    Working,
+)
+from device_runtime.texts import TextColumn, Tokens
 from device_runtime.trainer import Job, Limits
 from fedcore.report import all_finite
 
@@ -40,9 +56,12 @@ ENVIRONMENT = (
     "XDG_CACHE_HOME",
 )
 # The errors that the process may report.
-KINDS: dict[str, type[DeviceError]] = {
+KINDS: dict[str, Callable[[str, str], DeviceError]] = {
     kind.__name__: kind for kind in (ConfigError, PlanRefused, RuntimeFailed, NonFiniteReport)
 }
+KINDS[ExamplesError.__name__] = functools.partial(ExamplesError, "invalid-examples")
+T = TypeVar("T")
+A = TypeVar("A", Done, Tokenized)
 
 
 class Sandbox:
@@ -73,36 +92,70 @@ class Sandbox:
         Also raises RuntimeFailed when the process ends without an answer.
         """
 
+        def talk(channel: Channel) -> TrainingResult:
+            channel.send(self._order(job, *shared, limits=limits))
+            for graph in job.graphs.values():
+                channel.send_bytes(graph)
+            sent = job.broadcast, job.kept or {}, job.examples, job.left_out
+            for array in chain(*(arrays.values() for arrays in sent)):
+                channel.send_bytes(array)
+            return self._result(channel, job, self._answer(channel, Done, "training", limits))
+
+        with contextlib.ExitStack() as opened:
+            shared = [opened.enter_context(_readable(job.frozen)).fileno()] if job.frozen is not None else []
+            return self._in_new_process(talk, "training", limits, keep_going, *shared)
+
+    def tokenize(self, column: TextColumn, limits: Limits, keep_going: Callable[[], bool]) -> Tokens:
+        """Make tokens in a new process, as `train` runs a plan in one."""
+
+        def talk(channel: Channel) -> Tokens:
+            (texts,) = ArrayKind.of({column.field.name: column.texts})
+            channel.send(
+                TextOrder(limits=limits, field=column.field, size=len(column.file), padding=column.padding, texts=texts)
+            )
+            channel.send_bytes(column.file)
+            channel.send_bytes(column.texts)
+            answer = self._answer(channel, Tokenized, "tokenizer", limits)
+            shape = len(column.texts), *column.field.shape
+            return Tokens(channel.receive_array(ArrayKind(column.field.name, "int32", shape)), answer.cut)
+
+        return self._in_new_process(talk, "tokenizer", limits, keep_going)
+
+    def _in_new_process(
+        self, talk: Callable[[Channel], T], what: str, limits: Limits, keep_going: Callable[[], bool], *shared: int
+    ) -> T:
+        """What `talk` gives over a channel to a process, which is for `what` and ends with it.
+
+        shared: descriptors of files that the process may read.
+        """
+
         def look() -> None:
             if not keep_going():
-                raise DeadlinePassed("stopped in training: the report would come too late")
+                raise DeadlinePassed(f"stopped in the process of the {what}: the report would come too late")
 
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                process = _start(theirs)
+                process = _start(theirs, *shared)
             try:
-                return self._talk(Channel(ours, look), job, limits)
+                return talk(Channel(ours, look))
             except Broken:
-                raise _death(self._end(process), limits) from None
+                raise _death(self._end(process), what, limits) from None
             finally:
                 self._end(process)
 
-    def _talk(self, channel: Channel, job: Job, limits: Limits) -> TrainingResult:
-        channel.send(self._order(job, limits))
-        for graph in job.graphs.values():
-            channel.send_bytes(graph)
-        sent = job.broadcast, job.frozen, job.kept or {}, job.examples, job.left_out
-        for array in chain(*(arrays.values() for arrays in sent)):
-            channel.send_bytes(array)
+    def _answer(self, channel: Channel, kind: type[A], what: str, limits: Limits) -> A:
+        """The answer at the end of the work. Raises Broken where it is of another kind, and the error that it names."""
         while isinstance(answer := channel.receive(ANSWER), Working):
             self._running_s = min(answer.cpu_s, limits.cpu_s + 1)  # the kernel allows little more than the limit
         if isinstance(answer, Failed):
             words = f"{answer.detail}: {answer.private}" if answer.private else answer.detail
-            raise KINDS.get(answer.kind, RuntimeFailed)("the process of the training gave up", plain(words))
-        return self._result(channel, job, answer)
+            raise KINDS.get(answer.kind, RuntimeFailed)(f"the process of the {what} gave up", plain(words))
+        if not isinstance(answer, kind):
+            raise Broken
+        return answer
 
-    def _order(self, job: Job, limits: Limits) -> Order:
+    def _order(self, job: Job, frozen: int | None = None, *, limits: Limits) -> Order:
         return Order(
             backend=self._backend,
             limits=limits,
@@ -110,7 +163,7 @@ class Sandbox:
             key=job.key,
             graphs={name: len(graph) for name, graph in job.graphs.items()},
             broadcast=ArrayKind.of(job.broadcast),
-            frozen=ArrayKind.of(job.frozen),
+            frozen=frozen,
             kept=None if job.kept is None else ArrayKind.of(job.kept),
             examples=ArrayKind.of(job.examples),
             left_out=ArrayKind.of(job.left_out),
@@ -143,7 +196,14 @@ class Sandbox:
         return process.returncode
 
 
-def _start(end: socket.socket) -> subprocess.Popen[bytes]:
+def _readable(file: Path | int) -> IO[bytes]:
+    try:
+        return open(file, "rb", closefd=not isinstance(file, int))
+    except OSError as error:
+        raise PlanRefused("the frozen vectors cannot be read", str(error)) from error
+
+
+def _start(end: socket.socket, *shared: int) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
     inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     return subprocess.Popen(
@@ -152,14 +212,14 @@ def _start(end: socket.socket) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**inherited, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        pass_fds=[end.fileno()],
+        pass_fds=[end.fileno(), *shared],
         start_new_session=True,  # without a terminal, and killed together with all that it starts
     )
 
 
-def _death(code: int, limits: Limits) -> AssignmentError:
+def _death(code: int, what: str, limits: Limits) -> AssignmentError:
     """The error of a process that ended without an answer."""
     if code == -signal.SIGXCPU:
         return PlanRefused("against plan.compute_seconds of this device's policy", f"{limits.cpu_s:.10g} allowed")
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return RuntimeFailed("the process of the training died", how)
+    return RuntimeFailed(f"the process of the {what} died", how)

@@ -32,14 +32,24 @@ class PartialDownload:
 
     def append(self, chunk: bytes) -> None:
         """Add what arrived."""
-        with _usable(self._path), self._path.open("ab") as file:
+        with _usable(self._path), open(self._path, "ab", opener=_private) as file:
             file.write(chunk)
         self.size += len(chunk)
 
-    def read(self) -> bytes:
-        """All that arrived."""
+    def check(self, ref: BlobRef) -> None:
+        """Check that all of a blob has arrived. Raises DigestMismatch, and nothing has arrived then."""
         with _usable(self._path):
-            return self._path.read_bytes() if self.size else b""
+            self._path.touch()  # a blob may be empty
+            try:
+                ref.check_file(self._path)
+            except DigestMismatch:
+                self.clear()
+                raise
+
+    def move(self, to: Path) -> None:
+        """Give what arrived its place."""
+        with _usable(self._path):
+            self._path.replace(to)
 
     def clear(self) -> None:
         """Start again from nothing."""
@@ -51,8 +61,9 @@ class PartialDownload:
 class BlobCache:
     """Blobs in a folder, each in a file named by its digest. Only for the holder of the state folder.
 
-    `fetch` gives a blob's checked bytes; if it fails, the PartialDownload keeps what has arrived. Only the last broken
-    download is remembered, because a device that went on to other work has no use for older ones. `fetch_delta` gives
+    `fetch` fetches a blob into the PartialDownload, and checks it; if it fails, that keeps what has arrived, over
+    sessions. Only the last broken download is remembered, because a device that went on to other work has no use for
+    older ones. `fetch_delta` gives
     the delta from a kept blob, by digest, to another, or None. keep: digests of blobs that models need, which stay, and
     so does what has arrived of them.
     """
@@ -60,7 +71,7 @@ class BlobCache:
     def __init__(
         self,
         folder: Path,
-        fetch: Callable[[BlobRef, PartialDownload], bytes],
+        fetch: Callable[[BlobRef, PartialDownload], None],
         fetch_delta: Callable[[BlobRef, str], bytes | None] = lambda ref, base: None,
         keep: frozenset[str] = frozenset(),
     ) -> None:
@@ -78,19 +89,22 @@ class BlobCache:
         return sum(ref.size for ref in set(refs) if ref.sha256 not in self._keep)
 
     def get(self, ref: BlobRef) -> bytes:
-        """A blob, fetched if it is missing or damaged. Raises StateError, and as `fetch`."""
+        """The bytes of a blob, as `file` gives it."""
+        path = self.file(ref)
+        with _usable(path):
+            return path.read_bytes()
+
+    def file(self, ref: BlobRef) -> Path:
+        """The file of a blob, checked, and fetched if it is missing or damaged. Raises StateError, and as `fetch`."""
         path = self._folder / ref.sha256
         try:
-            data = ref.check(path.read_bytes())
+            ref.check_file(path)
             os.utime(path)
-            return data
         except (FileNotFoundError, DigestMismatch):
-            data, partial = self._download(ref)
+            self._download(ref).move(path)
         except (OSError, ValueError) as error:
             raise StateError("a cached blob cannot be read", f"{path}: {error}") from error
-        write_whole(path, data, durable=False)
-        partial.clear()
-        return data
+        return path
 
     def settle(self, digests: Iterable[str]) -> None:
         """Make kept blobs survive a power cut. Raises StateError."""
@@ -136,7 +150,7 @@ class BlobCache:
         write_whole(self._folder / ref.sha256, data, durable=False)
         return data
 
-    def _download(self, ref: BlobRef) -> tuple[bytes, PartialDownload]:
+    def _download(self, ref: BlobRef) -> PartialDownload:
         path = self._folder / f"{ref.sha256}{DOWNLOAD}"
         with _usable(path):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +158,8 @@ class BlobCache:
                 if other != path and other.stem not in self._keep:
                     other.unlink()
         partial = PartialDownload(path)
-        return self._fetch(ref, partial), partial
+        self._fetch(ref, partial)
+        return partial
 
 
 def _digest_in(path: Path) -> str:
@@ -173,6 +188,10 @@ def trim(folder: Path, most: int, keep: frozenset[str] = frozenset()) -> None:
         if not (folder / _digest_in(path)).is_file():
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 @contextlib.contextmanager

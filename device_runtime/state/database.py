@@ -27,11 +27,12 @@ NAME = "state.db"
 # Written into the file's header, so that another application's database is not taken for ours.
 APPLICATION_ID = 0x4D757353
 # A database of another version is set aside, never migrated: none was ever released.
-VERSION = 8
+VERSION = 9
 SCHEMA = f"""
 BEGIN;
 CREATE TABLE retry (
-    coordinator TEXT, population TEXT, due TEXT NOT NULL CHECK (json_valid(due)), PRIMARY KEY (coordinator, population)
+    coordinator TEXT, population TEXT, due TEXT CHECK (due IS NULL OR json_valid(due)), token TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (coordinator, population)
 ) WITHOUT ROWID;
 CREATE TABLE assignment (
     coordinator TEXT, population TEXT, stored TEXT NOT NULL CHECK (json_valid(stored)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,6 +22,7 @@ from export.errors import InvalidModel, reason
 from export.few_bits import BITS, EXACT, DenseInFewBits, in_few_bits
 from export.few_bits import FORMS as FORMS_IN_FEW_BITS
 from export.huggingface import tokenizer
+from export.huggingface.gated import with_gated_layers
 from export.huggingface.token_loss import DeferredLogits
 from export.lora import FORMS, lora
 from export.model import ModelSpec, PerExample, accuracy, cross_entropy
@@ -44,10 +45,10 @@ INSTALL = "pip install 'muster-fl[huggingface]'"
 class Pretrained:
     """How a folder becomes a model.
 
-    task: classification of a text in `classes`, or causal-lm, the next token at every place. rank: of the adapters.
-    tokens: the length of a text; shorter ones are padded. layers: names of the adapted layers, by default those of
-    attention. freeze_a: train B alone, so that averaging adapters averages their products (FFA-LoRA, Sun et al. 2024).
-    bits: of frozen weights, 32, 8 or 4.
+    task: classification of a text in `classes`, or causal-lm, the next token at every place. rank: of the adapters;
+    with 0 a classifier trains its head alone. tokens: the length of a text; shorter ones are padded. layers: names of
+    the adapted layers, by default those of attention. freeze_a: train B alone, so that averaging adapters averages
+    their products (FFA-LoRA, Sun et al. 2024). bits: of frozen weights, 32, 8 or 4.
     """
 
     folder: str
@@ -86,7 +87,8 @@ class Pretrained:
     def __post_init__(self) -> None:
         if self.task not in get_args(Task):
             raise InvalidModel(f"{self.folder}: no task is called {self.task!r}; {offered(self.task, get_args(Task))}")
-        for name, least in {"classes": 2, "rank": 1, "tokens": 2}.items():
+        rank = 0 if self.task == "classification" else 1
+        for name, least in {"classes": 2, "rank": rank, "tokens": 2}.items():
             if getattr(self, name) < least:
                 raise InvalidModel(f"{self.folder}: {name} is {getattr(self, name)}; the least is {least}")
         if self.bits not in (EXACT, *BITS):
@@ -170,13 +172,8 @@ def _as_traced() -> Iterator[None]:
 def build(pretrained: Pretrained) -> nn.Module:
     """The frozen module with adapters, and a head of its own for classes. Raises InvalidModel."""
     model = unadapted(pretrained)
-    names = [path for path, layer in model.named_modules() if type(layer) in _forms()]
-    chosen = pretrained.layers or tuple(sorted({path.rpartition(".")[2] for path in names} & ATTENTION))
-    if not chosen:
-        raise InvalidModel(
-            f"{pretrained.folder}: no layer of {type(model).__name__} is known to be one of attention; name some of "
-            f"{', '.join(sorted({path.rpartition('.')[2] for path in names}))} by layers"
-        )
+    chosen = _adapted(pretrained, model) if pretrained.rank else ()
+    with_gated_layers(model)
     inside = f"model.{model.base_model_prefix}."
     text = Text(model, padding_of(model.config))
     head = [name for name, _ in text.named_parameters() if not name.startswith(inside)]
@@ -184,9 +181,21 @@ def build(pretrained: Pretrained) -> nn.Module:
     if pretrained.bits != EXACT:
         in_few_bits(text, pretrained.bits, lambda path: not train or path.startswith(inside))
     adapted = [f"{inside}*.{name}" for name in chosen]
-    text = lora(text, pretrained.rank, adapted, train, freeze_a=pretrained.freeze_a)
+    text = lora(text, pretrained.rank or 1, adapted, train, freeze_a=pretrained.freeze_a)
     text.without_logits = pretrained.task == "causal-lm" and _are_plain_products(text.model)
     return text
+
+
+def _adapted(pretrained: Pretrained, model: nn.Module) -> Sequence[str]:
+    """The last names of the layers that get adapters. Raises InvalidModel."""
+    names = sorted({path.rpartition(".")[2] for path, layer in model.named_modules() if type(layer) in _forms()})
+    chosen = pretrained.layers or [name for name in names if name in ATTENTION]
+    if not chosen:
+        raise InvalidModel(
+            f"{pretrained.folder}: no layer of {type(model).__name__} is known to be one of attention; name some of "
+            f"{', '.join(names)} by layers"
+        )
+    return chosen
 
 
 def _are_plain_products(model: Any) -> bool:

@@ -1,7 +1,9 @@
 """The loss of next tokens from the values before the last layer, whose weight is in few bits: panel by panel.
 
 Logits of 128 tokens over 49,152 words are 25 MB, and a plain loss holds four such arrays: logits, their logarithms, the
-one-hot truth, and the gradient. Here a step holds the logits alone; the gradient of a panel is multiplied at once.
+one-hot truth, and the gradient. Here a step holds one panel of them: sums of exponentials, and of rows that these
+weigh, go from panel to panel, scaled to the largest logit so far. So the gradient is there when the loss is, and each
+panel is made once (as attention in Dao, Fu, Ermon, Rudra, Ré, "FlashAttention", NeurIPS 2022).
 
 Shapes: N tokens, H values of each, V words, P words of a panel.
 """
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from export.few_bits import panels, part_of, product
+from export.few_bits import made, panels, part_of, product, rows_at
 
 
 class DeferredLogits:
@@ -39,39 +41,33 @@ class _TokenLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(states_NH: Tensor, tokens_N: Tensor, codes: Tensor, scales: Tensor, bits: int) -> tuple[Tensor, ...]:
-        """Cross-entropy, whether the largest is right, the logarithms of sums (N,) each, and the logits by panels."""
-        logits: list[Tensor] = []
+        """Cross-entropy (N,), whether the largest logit is right (N,), and the gradient of the first (N, H)."""
         largest = states_NH[:, 0] * 0 - torch.inf
-        total = truth = states_NH[:, 0] * 0
+        total, truth, pull_NH = states_NH[:, 0] * 0, states_NH[:, 0] * 0, states_NH * 0
+        after = states_NH
         for panel in panels(codes.shape[0], states_NH.shape[-1]):
-            part_NP = product(states_NH, codes, scales, bits, panel, logits[-1] if logits else states_NH)
-            logits.append(part_NP)
+            rows = made(codes, scales, bits, panel, after)
+            part_NP = product(states_NH, rows)
             next_largest = torch.maximum(largest, part_NP.amax(1))
-            total = total * (largest - next_largest).exp() + (part_NP - next_largest[:, None]).exp().sum(1)
+            shrink, weights_NP = (largest - next_largest).exp(), (part_NP - next_largest[:, None]).exp()
+            total = total * shrink + weights_NP.sum(1)
+            pull_NH = pull_NH * shrink[:, None] + part_of(weights_NP, rows)
             largest = next_largest
             place = (tokens_N - panel.first).clamp(0, part_NP.shape[1] - 1)
             found = part_NP.gather(1, place[:, None]).squeeze(1)
             truth = torch.where(tokens_N - panel.first == place, found, truth)
-        sums = largest + total.log()
-        return sums - truth, (truth >= largest).to(torch.float32), sums, *logits
+            after = pull_NH[:, 0] + total + truth  # all that needs this panel
+        gradient_NH = pull_NH / total[:, None] - rows_at(codes, scales, bits, tokens_N)
+        return largest + total.log() - truth, (truth >= largest).to(torch.float32), gradient_NH
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Keep what the gradient needs."""
-        _, tokens, codes, scales, ctx.bits = inputs
-        ctx.inputs = inputs[0].shape[-1]
-        ctx.save_for_backward(tokens, codes, scales, *output[2:])
+        """Keep the gradient."""
+        ctx.save_for_backward(output[2])
         ctx.mark_non_differentiable(*output[1:])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient with respect to states, (N, H)."""
-        tokens_N, codes, scales, sums_N, *logits = ctx.saved_tensors
-        after, total = gradients[0], torch.zeros(())
-        for panel, part_NP in zip(panels(codes.shape[0], ctx.inputs), logits, strict=True):
-            words = torch.arange(panel.first, panel.behind)
-            truth_NP = (tokens_N[:, None] == words).to(torch.float32)
-            gradient_NP = ((part_NP - sums_N[:, None]).exp() - truth_NP) * gradients[0][:, None]
-            part = part_of(gradient_NP, codes, scales, ctx.bits, panel, after)
-            after = total = total + part if panel.first else part
-        return total, None, None, None, None
+        (gradient_NH,) = ctx.saved_tensors
+        return gradients[0][:, None] * gradient_NH, None, None, None, None

@@ -6,6 +6,7 @@ Spec: docs/spec/plan.md §1.3.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ KNOWN = {
     "model": {"BPE", "WordPiece"},
 }
 """The parts that device_runtime/js/src/core/tokenizer.ts has, by their place."""
+
+NO_GROUPS = re.compile(r"\\.|\[(?:\\.|[^\]])*\]", re.DOTALL)
+GROUP_REPEATS = re.compile(r"\)[*+{]")
+"""Such an expression may be tried in more ways than can be counted."""
 
 
 def read(folder: Path, vocabulary: int, tokens: int) -> bytes | None:
@@ -63,17 +68,28 @@ def _unknown(file: dict[str, Any]) -> Iterator[str]:
     for name in ("byte_fallback", "dropout", "end_of_word_suffix"):
         if model.get(name):
             yield f"{name} in its {model['type']}"
+    if any(GROUP_REPEATS.search(NO_GROUPS.sub("", expression)) for expression in _expressions(file["pre_tokenizer"])):
+        yield "a group that repeats in an expression"
     if any(token["single_word"] for token in file["added_tokens"]):
         yield "an added token that is a single word"
 
 
 def _kinds(part: dict[str, Any] | None) -> Iterator[str]:
+    return (one["type"] for one in _parts(part))
+
+
+def _expressions(part: dict[str, Any] | None) -> Iterator[str]:
+    return (one["pattern"].get("Regex", "") for one in _parts(part) if one["type"] == "Split")
+
+
+def _parts(part: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """A part, or those of a sequence."""
     if part is None:
         return
     if part["type"] != "Sequence":
-        yield part["type"]
+        yield part
         return
     for members in part.values():
         if isinstance(members, list):
             for member in members:
-                yield from _kinds(member)
+                yield from _parts(member)

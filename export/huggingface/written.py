@@ -35,12 +35,13 @@ class Values(NamedTuple):
 def write_adapters(pretrained: Pretrained, values: Values, folder: Path) -> None:
     """Write `adapter_model.safetensors` and `adapter_config.json`, which `PeftModel.from_pretrained` reads.
 
-    Raises InvalidModel for values of another model, and for a folder that is there already.
+    Raises InvalidModel for values of another model or of one without adapters, and for a folder that is there already.
     """
     model = _trained(pretrained, values)
+    if not (layers := _adapted(model)):
+        raise InvalidModel(f"{pretrained.folder} has no adapters; write the whole model: --to transformers")
     _make(folder)
     tensors: dict[str, Tensor] = {}
-    layers = _adapted(model)
     for path, layer in layers.items():
         tensors[f"{PREFIX}{path}.lora_A.weight"] = layer.get_submodule(DOWN).get_parameter("weight")
         tensors[f"{PREFIX}{path}.lora_B.weight"] = layer.get_submodule(UP).get_parameter("weight")

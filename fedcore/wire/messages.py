@@ -31,6 +31,7 @@ MOST_COLLECTIONS, MOST_NAMES, MOST_TASKS = 64, 16, 256
 ShortNames = Annotated[tuple[ShortName, ...], msgspec.Meta(max_length=MOST_NAMES)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 MOST_CERTIFICATES = 6
+MOST_TOKEN = 200
 """The longest chain of certificates, with leaf and root. Phones have up to five."""
 Certificate = Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
 RoundNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -193,7 +194,8 @@ class CheckIn(msgspec.Struct, frozen=True, kw_only=True):
     """`POST /v1/populations/{population}/checkins`: a device is willing.
 
     `examples` are counts by collection, each rounded down to a power of two. `models` are the versions of released
-    models that the device has, by name, and `refused` those that it refused last; absent when there are none.
+    models that the device has, by name, and `refused` those that it refused last; absent when there are none. `token`
+    is that of its last rejection in this population.
     """
 
     version: int = WIRE_VERSION
@@ -202,6 +204,7 @@ class CheckIn(msgspec.Struct, frozen=True, kw_only=True):
     conditions: StatedConditions | None = None
     models: Versions | UnsetType = UNSET
     refused: Versions | UnsetType = UNSET
+    token: Annotated[str, msgspec.Meta(max_length=MOST_TOKEN)] | UnsetType = UNSET
 
 
 class Offer(ConditionRules, frozen=True, kw_only=True, omit_defaults=True):
@@ -234,10 +237,15 @@ class Willing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rejected(msgspec.Struct, frozen=True, omit_defaults=True, tag="rejected", tag_field="outcome"):
-    """There is no work for the device now. `formats`: with `unsupported-format`, those that would get it work."""
+    """There is no work for the device now.
+
+    `token` goes with the device's next check-in, and is opaque. `formats`: with `unsupported-format`, those that would
+    get it work.
+    """
 
     reason: RejectionReason
     retry: RetryWindow
+    token: Annotated[str, msgspec.Meta(max_length=MOST_TOKEN)] = ""
     formats: tuple[str, ...] = ()
 
 

@@ -29,15 +29,15 @@ def list_datasets(json: Json = False) -> None:
     Also how many clients it has, where its files belong, its licence, and what it is. `muster data show NAME` says its
     source and its files.
     """
-    from simulator.datasets import DATASETS
+    from simulator.datasets import DATASETS, folder_of
     from simulator.datasets.sources import SOURCES
 
     if json:
         return emit([_listed(name, dataset) for name, dataset in DATASETS.items()])
     rows = [
         (
-            *(name, dataset.clients or "its users", f"DIR/{name}" if dataset.on_disk else "–"),
-            *(SOURCES[name].licence if name in SOURCES else "–", dataset.about),
+            *(name, dataset.clients or "its users", f"DIR/{folder_of(name)}" if dataset.on_disk else "–"),
+            *(SOURCES[folder_of(name)].licence if dataset.on_disk else "–", dataset.about),
         )
         for name, dataset in DATASETS.items()
     ]
@@ -104,24 +104,27 @@ def check(
 
 def _source(name: str) -> dict[str, object]:
     """Where a data set on disk comes from, and where it belongs."""
+    from simulator.datasets import folder_of
     from simulator.datasets.sources import SOURCES
 
-    source = SOURCES[name]
+    folder = folder_of(name)
+    source = SOURCES[folder]
     files = " or ".join(" and ".join(names) for names in source.files)
     return {
         "data set": name,
         "source": source.origin,
         "licence": source.licence,
         "files": files,
-        "put them in": f"DIR/{name}/, and name DIR with --data DIR",
-        "then": f"muster data check DIR/{name}",
+        "put them in": f"DIR/{folder}/, and name DIR with --data DIR",
+        "then": f"muster data check DIR/{folder}",
     }
 
 
 def _listed(name: str, dataset: Dataset) -> dict[str, object]:
+    from simulator.datasets import folder_of
     from simulator.datasets.sources import SOURCES
 
-    source = SOURCES.get(name)
+    source = SOURCES.get(folder_of(name))
     return {
         "name": name,
         "clients": dataset.clients,

@@ -20,7 +20,7 @@ from simulator.datasets.omniglot import omniglot
 from simulator.datasets.own import is_own, own
 from simulator.datasets.published import cifar100, federated_emnist, stackoverflow, tff_shakespeare
 from simulator.datasets.quadratics import quadratics
-from simulator.datasets.shakespeare import shakespeare
+from simulator.datasets.shakespeare import shakespeare, shakespeare_marks
 from simulator.datasets.sources import SOURCES
 from simulator.datasets.sparse_logistic import sparse_logistic
 from simulator.datasets.svmlight import svmlight
@@ -36,9 +36,10 @@ from simulator.population import Population, draw
 class Dataset:
     """The loader of a data set, and a description in a few words.
 
-    on_disk: whether `load` takes the folder that holds data sets on disk. sized: whether it also takes the number of
-    clients to make or draw. clients: the default number of clients of a data set that has no users, or is not read
-    whole. If such a data set is not sized, `load` gives examples without users, which are partitioned.
+    folder: the name of its folder on disk, by default its own. on_disk: whether `load` takes the folder that holds data
+    sets on disk. sized: whether it also takes the number of clients to make or draw. clients: the default number of
+    clients of a data set that has no users, or is not read whole. If such a data set is not sized, `load` gives
+    examples without users, which are partitioned.
     """
 
     load: Callable[..., Population]
@@ -46,6 +47,7 @@ class Dataset:
     on_disk: bool = True
     clients: int | None = None
     sized: bool = False
+    folder: str = ""
 
 
 def _generated(load: Callable[..., Population], about: str, clients: int) -> Dataset:
@@ -57,6 +59,9 @@ DATASETS = {
     "wisdm": Dataset(wisdm, "activities of phone users, from accelerometers"),
     "omniglot": Dataset(omniglot, "characters of five alphabets by writer, 28×28 pixels"),
     "shakespeare": Dataset(shakespeare, "next characters of plays by speaking role"),
+    "shakespeare_marks": Dataset(
+        shakespeare_marks, "sentences of plays by speaking role, for the mark that ends each", folder="shakespeare"
+    ),
     "mnist_10k": Dataset(mnist_10k, "handwritten digits of 28×28 pixels", clients=125),
     "svmlight": Dataset(svmlight, "your own sparse features and two classes, a file for each user"),
     "federated_emnist": Dataset(
@@ -95,6 +100,11 @@ def describe(name: str) -> Dataset:
     )
 
 
+def folder_of(name: str) -> str:
+    """The name of the folder on disk that a data set of DATASETS is read from; two may be read from one."""
+    return DATASETS[name].folder or name
+
+
 def load(
     name: str, data: Path | str | None = None, clients: int | None = None, partition: str | None = None
 ) -> Population:
@@ -113,11 +123,12 @@ def load(
     count = dataset.clients if clients is None else clients
     arguments: list[Path | int | None] = []
     if dataset.on_disk:
+        folder = folder_of(name)
         if data is None:
-            words = f"data set {name!r} lies on disk: say where with --data=DIR (the folder that holds {name}/)"
+            words = f"data set {name!r} lies on disk: say where with --data=DIR (the folder that holds {folder}/)"
             raise DatasetError(f"{words}; {_get(name)}")
-        if not Path(data, name).is_dir():
-            words = f"{data} holds no folder {name}; name the folder that holds {name}/ with --data"
+        if not Path(data, folder).is_dir():
+            words = f"{data} holds no folder {folder}; name the folder that holds {folder}/ with --data"
             raise DatasetError(f"{words}; {_get(name)}")
         arguments.append(Path(data))
     if dataset.sized:
@@ -153,7 +164,7 @@ def _loaded(name: str, dataset: Dataset, arguments: Sequence[Path | int | None])
     except ModuleNotFoundError:  # of an extra that is not installed
         raise
     except DatasetError as error:
-        if dataset.on_disk and SOURCES[name].missing(Path(str(arguments[0]), name)):
+        if dataset.on_disk and SOURCES[folder_of(name)].missing(Path(str(arguments[0]), folder_of(name))):
             raise DatasetError(f"{error}; {_get(name)}") from error
         raise
     except Exception as error:

@@ -54,9 +54,9 @@ def _labels(users: Population) -> tuple[NDArray[np.int64], float | None]:
     from export.questions.builtin import builtin  # loads torch
     from simulator.questions import ask_population
 
-    if users.classes is None:
+    if users.classes is None or users.labels is None:
         return np.zeros(0, np.int64), None
-    y = users.fields["y"].astype(np.int64)
+    y = users.labels.astype(np.int64)
     asked = Population(users.clients, {"y": y}, users.starts, users.classes)
     rows, devices = np.zeros((2, users.classes), np.int64)
     try:
@@ -75,14 +75,14 @@ def label_counts(users: Population) -> NDArray[np.int64] | None:
     """The number of each user's examples of each class: (users, classes). Padding, token 0 of a sequence, is not
     counted.
 
-    None if `y` holds no classes.
+    None if the labels are no classes.
     """
-    if users.classes is None:
+    if users.classes is None or users.labels is None:
         return None
-    labels = users.fields["y"].reshape(int(users.starts[-1]), -1).astype(np.int64)
+    labels = users.labels.reshape(int(users.starts[-1]), -1).astype(np.int64)
     owners = np.repeat(np.arange(len(users)), users.sizes)[:, None]
     places = (owners * users.classes + labels).ravel()
     counts = np.bincount(places, minlength=len(users) * users.classes).reshape(len(users), users.classes)
-    if users.fields["y"].ndim > 1:
+    if users.labels.ndim > 1:
         counts[:, 0] = 0
     return counts

@@ -1,15 +1,23 @@
-"""Lines of 299 speaking roles of Shakespeare's plays, for the prediction of the next character."""
+"""Lines of 299 speaking roles of Shakespeare's plays: next characters, and the marks that end sentences."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from fedcore.decoding import UNDECODABLE, decoder
 from simulator.datasets.text import tokens, windows
 from simulator.errors import DatasetError
 from simulator.population import Population
+from simulator.texts import as_bytes
+
+MARKS = ".?!"
+SENTENCE = re.compile(rf"\s*([^{MARKS}]+)([{MARKS}])")
+WORDS = 3
+"""The words of a sentence, at least."""
 
 
 class Role(msgspec.Struct, frozen=True):
@@ -27,11 +35,36 @@ def shakespeare(data: Path) -> Population:
 
     A role's windows are in the order of time.
     """
+    roles = _roles(data)
+    return Population.of([role.client for role in roles], [windows(tokens(role.lines)) for role in roles])
+
+
+def shakespeare_marks(data: Path) -> Population:
+    """One client per role. `text`: a sentence without the mark that ends it; `label` int64: the mark's place in MARKS.
+
+    A dictated text has such a label without anybody's work: the mark that its user sets. Roles without a sentence of
+    three words are left out. A role's sentences are in the order of time.
+    """
+    found = {role.client: _sentences(role.lines) for role in _roles(data)}
+    said = {client: sentences for client, sentences in found.items() if sentences}
+    if not said:
+        raise DatasetError(f"{data / 'shakespeare'}: no role says a sentence of {WORDS} words or more")
+    texts = as_bytes([text for sentences in said.values() for text, _ in sentences])
+    labels = np.array([mark for sentences in said.values() for _, mark in sentences], np.int64)
+    starts = np.cumsum([0, *map(len, said.values())])
+    return Population(tuple(said), {"text": texts, "label": labels}, starts)
+
+
+def _sentences(lines: list[str]) -> list[tuple[str, int]]:
+    found = [SENTENCE.findall(line.replace("\n", " ")) for line in lines]
+    return [(text, MARKS.index(mark)) for line in found for text, mark in line if len(text.split()) >= WORDS]
+
+
+def _roles(data: Path) -> list[Role]:
     path = data / "shakespeare" / "clients.jsonl"
     if not path.is_file():
         raise DatasetError(f"{path} does not exist")
     try:
-        roles = _ROLE.decode_lines(path.read_bytes())
+        return _ROLE.decode_lines(path.read_bytes())
     except UNDECODABLE as error:
         raise DatasetError(f"{path} is not the data set it should be: {error}") from error
-    return Population.of([role.client for role in roles], [windows(tokens(role.lines)) for role in roles])

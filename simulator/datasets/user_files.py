@@ -2,12 +2,14 @@
 
 An npz holds an array for each field, with an example in every row. A Parquet file holds a column for each field; a
 vector or an image is a list, or lists of lists, of equal length. A field `user` names each example's user; without it a
-file is one user, named after the file. Numbers become types that models read: float32, int64 or uint8.
+file is one user, named after the file. Numbers become types that models read: float32, int64 or uint8; a text in each
+row becomes bytes, as devices keep them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from export.errors import reason
 from simulator.datasets.files import read_npz
 from simulator.errors import DatasetError
 from simulator.population import Array, Population
+from simulator.texts import as_bytes
 
 USER = "user"
 
@@ -38,7 +41,9 @@ def users_of(path: Path) -> Population:
                     f"{_shown(expected)}; all need the same fields"
                 )
     whole = [{name: np.concatenate([part[name] for part in parts]) for name in expected} for parts in shards.values()]
-    return Population.of(list(shards), whole)
+    users = Population.of(list(shards), whole)
+    texts = {name: as_bytes(array.tolist()) for name, array in users.fields.items() if array.dtype == object}
+    return replace(users, fields={**users.fields, **texts})
 
 
 def _files(path: Path) -> list[Path]:
@@ -79,7 +84,9 @@ def _numbers(array: Array, name: str, path: Path) -> Array:
         return array.astype(np.float32)
     if array.dtype.kind in "iub":
         return array if array.dtype == np.uint8 else array.astype(np.int64)
-    raise DatasetError(f"{path}: field {name!r} is {array.dtype}, not numbers")
+    if array.ndim == 1 and all(isinstance(value, str) for value in array.tolist()):
+        return array.astype(object)  # of any length, until all files are read
+    raise DatasetError(f"{path}: field {name!r} is {array.dtype}, neither numbers nor texts")
 
 
 def _by_user(fields: Mapping[str, Array], path: Path) -> Iterator[tuple[str, dict[str, Array]]]:

@@ -17,7 +17,7 @@ def verified(users: Population, name: str) -> Population:
                 f"{name}: field {field!r} of client {_owner(users, row)!r} holds a number that is not finite (NaN or "
                 "infinite); fill it in, or leave the example out"
             )
-    labels = users.fields.get("y")
+    labels = users.labels
     if labels is not None and labels.dtype.kind == "i" and labels.size and labels.min() < 0:
         row = int(np.flatnonzero(labels.reshape(len(labels), -1).min(1) < 0)[0])
         raise DatasetError(

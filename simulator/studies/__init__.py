@@ -14,6 +14,7 @@ from simulator.studies.learning_rates import LEARNING_RATES
 from simulator.studies.local_steps import LOCAL_STEPS
 from simulator.studies.masked_compression import MASKED_COMPRESSION
 from simulator.studies.personal_models import PERSONAL_MODELS
+from simulator.studies.pretrained_adapters import PRETRAINED_ADAPTERS
 from simulator.studies.private_training import PRIVATE_TRAINING
 from simulator.studies.pseudo_gradients import PSEUDO_GRADIENTS
 from simulator.studies.round_time import ROUND_TIME
@@ -37,6 +38,7 @@ STUDIES = {
         LOCAL_STEPS,
         MASKED_COMPRESSION,
         PERSONAL_MODELS,
+        PRETRAINED_ADAPTERS,
         PRIVATE_TRAINING,
         PSEUDO_GRADIENTS,
         ROUND_TIME,

@@ -10,6 +10,7 @@ COLLINS = (
     "ICML 2021"
 )
 FIELD_GUIDE = "Wang et al., *A field guide to federated optimization*, arXiv:2107.06917, 2021"
+HU = "Hu et al., *LoRA: low-rank adaptation of large language models*, ICLR 2022"
 KARIMIREDDY = (
     "Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, *SCAFFOLD: stochastic controlled averaging for federated "
     "learning*, ICML 2020"

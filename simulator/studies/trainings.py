@@ -27,6 +27,7 @@ from simulator.private_training import PrivateSums
 from simulator.studies.study import PerSeed, mean
 from simulator.studies.trials import Series, Trials
 from simulator.sums_of_rounds import sums_of
+from simulator.texts import with_tokens
 from simulator.training import EngineTraining, Training
 
 TOGETHER = 64
@@ -67,6 +68,7 @@ def training_on(
     """
     spec = load_model(config.model, users[0].shape, users[0].classes)
     spec = spec if normaliser is None else normaliser.before(spec)
+    users = with_tokens(users[0], spec), with_tokens(users[1], spec)
     model = Model(spec.with_local(config.local), config.seed)
     algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
     privacy = config.privacy

@@ -42,9 +42,18 @@ def is_rejected(coordinator, device):
     assert coordinator.calls == ["check-in"]
 
 
+@promise("2", "a device shows the token of its last rejection, and none after a rejection without one")
+def shows_its_token(coordinator, device):
+    rejections = [Rejected("resting", WINDOW, "a token"), Rejected("resting", WINDOW), Rejected("resting", WINDOW)]
+    coordinator.faults["check-in"] = [answer(encode(rejected)) for rejected in rejections]
+    for _ in rejections:
+        ended(device.session(), "rejected", "resting")
+    assert [hello.token or "" for hello in coordinator.checkins] == ["", "a token", ""]
+
+
 @promise("2", "a device whose formats nobody wants says which were wanted")
 def is_told_of_other_formats(coordinator, device):
-    coordinator.faults["check-in"] = [answer(encode(Rejected("unsupported-format", WINDOW, ("executorch",))))]
+    coordinator.faults["check-in"] = [answer(encode(Rejected("unsupported-format", WINDOW, formats=("executorch",))))]
     outcome = device.session()
     ended(outcome, "rejected", "unsupported-format")
     assert "executorch" in outcome["detail"]

@@ -27,7 +27,7 @@ from coordinator.store.database import Database
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.signing import SigningKey, key_text
 from fedcore.succession import SucceedingKey
-from fedcore.wire.messages import Abort, CheckIn, RetryWindow
+from fedcore.wire.messages import Abort, CheckIn, Rejected, RetryWindow
 from muster.releasing import released
 from tests.coordinator.browser import chromium, look_as
 from tests.coordinator.bundles import make_bundle, report_vector
@@ -205,6 +205,12 @@ def draw_at_once(asked):
     future = Future()
     future.set_result(Beacons(AUTHORITY).draw(asked, 0.0))
     return future
+
+
+def bare(rejected: Rejected) -> Rejected:
+    """A rejection without its token, which no test can foresee."""
+    assert isinstance(rejected, Rejected)
+    return msgspec.structs.replace(rejected, token="")
 
 
 class Desk:

@@ -159,9 +159,11 @@ def test_wait_is_capped_applied_and_answered_when_nothing_comes(register, client
     answer = wait(client, seconds=1)
     assert monotonic() - started > 0.9
     assert answer.headers["preference-applied"] == "wait=1"
-    assert answer.json() == {"outcome": "rejected", "reason": "not-selected", "retry": {"min_s": 3.0, "max_s": 3.0}}
+    rejected = answer.json()
+    token = rejected.pop("token")
+    assert rejected == {"outcome": "rejected", "reason": "not-selected", "retry": {"min_s": 3.0, "max_s": 3.0}}
     early = check_in(client).json()
-    assert (early["reason"], early["retry"]) == ("too-early", {"min_s": 3.0, "max_s": 3.0})
+    assert (early["reason"], early["retry"], early["token"]) == ("too-early", {"min_s": 3.0, "max_s": 3.0}, token)
     session = check_in(client, "b").json()["session"]
     assert "preference-applied" not in ask(client, session, "b").headers
 
@@ -169,7 +171,8 @@ def test_wait_is_capped_applied_and_answered_when_nothing_comes(register, client
 def test_device_without_a_fitting_format_hears_which_would_fit(register, client):
     register()
     rejected = {"outcome": "rejected", "reason": "unsupported-format", "retry": {"min_s": 3.0, "max_s": 3.0}}
-    assert check_in(client, formats=("executorch",)).json() == rejected | {"formats": ["onnx"]}
+    answer = check_in(client, formats=("executorch",)).json()
+    assert answer == rejected | {"formats": ["onnx"], "token": answer["token"]}
 
 
 def test_preference_is_read_as_rfc_7240_writes_it_and_capped(register, client):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -88,6 +89,15 @@ def test_replica_without_a_beat_for_the_lease_time_is_gone():
     beats = observe_beats(beats, [replica("x", 7), replica("y", 8)], 110.0)
     assert gone(beats, 110.0, LEASE_S) == {"x": 7}
     assert observe_beats(beats, [replica("y", 9)], 111.0).keys() == {"y"}
+
+
+def test_clock_of_a_replica_is_known_once_it_was_seen_to_beat():
+    other = Replica("x", "http://x", 7, draining=False, steady=50.0)
+    beats = observe_beats({}, [other], 100.0)
+    assert beats["x"].ahead_s is None
+    beats = observe_beats(beats, [replace(other, beat=8, steady=955.0)], 105.0)
+    assert beats["x"].ahead_s == 850.0
+    assert observe_beats(beats, [replace(other, beat=8, steady=955.0)], 106.0) == beats
 
 
 def test_ids_say_who_made_them_and_fit_their_columns():

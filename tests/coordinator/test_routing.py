@@ -14,6 +14,8 @@ import uvicorn
 
 from coordinator.keys import Keys
 from coordinator.rules.leases import Replica
+from coordinator.rules.notices import Notice, text_of
+from coordinator.rules.selection import Needs
 from coordinator.rules.states import AssignmentState
 from coordinator.settings import Settings
 from fedcore import checkpoint
@@ -140,6 +142,36 @@ def test_what_was_passed_on_once_is_not_passed_on_again(store, register, pair, t
         passed_on = {"Muster-Forwarded": proof}
         refused(holder.post(path, content=HELLO, headers=passed_on, auth=holder.devices["a"]), "unavailable")
         assert len(echo.asked) == asked
+
+
+def test_replica_answers_whom_no_task_can_use_and_passes_on_the_rest(store, register, pair):
+    _, other = pair
+    register()
+    echo = Echo()
+    (holding,) = until(lambda: [lease for lease in leases(store) if lease.holder])
+    able = Needs(frozenset({"onnx"}), "default", 10)
+    notice = Notice(generation=b"a name..", tasks={"task": able}, idle_until=0.0)
+    path, useless = "/v1/populations/phones/checkins", CheckIn(capabilities=CAPABILITIES, examples={"default": 1})
+
+    def ask_in_vain():
+        return other.post(path, content=messages.encode(useless), auth=other.devices["a"])
+
+    with peer(store, echo):
+        with store.database.writing() as records:
+            records.leases.release(holding)
+            assert records.leases.take(holding, "00000000")
+            records.notices.publish("phones", "00000000", text_of(notice))
+        until(lambda: ask_in_vain().status_code == 418)
+        with store.database.writing() as records:
+            records.leases.beat(Replica("00000000", "", beat=1, draining=False, steady=1e6))
+        until(lambda: ask_in_vain().status_code == 200)
+        echo.asked.clear()
+        assert ask_in_vain().json()["reason"] == "too-early"
+        assert echo.asked == []
+        assert other.post(path, content=HELLO, auth=other.devices["b"]).status_code == 418
+    ((method, target, headers, body),) = echo.asked
+    assert (method, target.decode(), body) == ("POST", f"{path}?", HELLO)
+    assert headers[b"signature"]
 
 
 def test_wait_ends_when_the_device_hangs_up_behind_another_replica(register, pair):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from coordinator.rules.eligibility import Requires
-from coordinator.rules.selection import Capabilities, Needs, draw, formats_wanted
+from coordinator.rules.selection import Capabilities, Needs, draw, unfit
 from device_runtime.capabilities import stated_examples
 from fedcore.conditions import StatedConditions
 
@@ -17,7 +17,10 @@ NEEDS = Needs(frozenset({"onnx", "executorch"}), "photos", 5)
 
 
 def wanted_by(offers, device):
-    return formats_wanted((needs, needs.unmet_by("a", device)) for needs in offers)
+    tasks = {needs.collection: needs for needs in offers}
+    reason, formats = unfit(tasks, {task: needs.unmet_by("a", device) for task, needs in tasks.items()})
+    assert reason == ("unsupported-format" if formats else "not-eligible")
+    return set(formats)
 
 
 @pytest.mark.parametrize(

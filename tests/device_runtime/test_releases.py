@@ -99,7 +99,7 @@ def trained(folder, slot, graphs, secagg):
     plan = stealing_plan(graphs)
     blobs = {BlobRef.of(data): data for data in (plan.encode(), checkpoint.encode(ZEROS), *graphs.values())}
     np.savez(folder / "x.npz", x=OWN[slot : slot + 1])
-    cache = BlobCache(folder / "blobs", lambda ref, part: blobs[ref])
+    cache = BlobCache(folder / "blobs", lambda ref, part: part.append(blobs[ref]))
     worker = Worker(InProcess(OnnxRuntime()), open_examples(folder / "x.npz"), cache, lambda: True)
     refs = {"plan": BlobRef.of(plan.encode()), "checkpoint": BlobRef.of(checkpoint.encode(ZEROS))}
     given = assignment(slot=slot, seed=SEED, round=ROUND, secagg=secagg, **refs)

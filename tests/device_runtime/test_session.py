@@ -134,6 +134,9 @@ def test_frozen_vectors_are_fetched_once_and_reach_the_graphs(coordinator, confi
     assert [outcome.outcome for outcome in outcomes] == ["reported"] * 2
     assert coordinator.calls.count("blob") == 1 + 5 + 1 + 1  # plan, graphs, frozen vectors, checkpoint
     assert not np.allclose(coordinator.reports[0], report_of(examples))
+    (config.state / "blobs" / BlobRef.of(blob).sha256).write_bytes(blob[:-1] + b"?")
+    assert run_session(config).outcome == "reported"
+    assert coordinator.reports[2].tobytes() == coordinator.reports[0].tobytes()
 
 
 def test_a_corrupt_cached_graph_is_fetched_again(coordinator, config):
@@ -160,7 +163,7 @@ def test_a_rejection_is_passed_on_with_its_window(coordinator, config, call):
 
 
 def test_a_device_whose_format_nobody_wants_says_which_and_what_to_do(coordinator, config):
-    rejected = Rejected("unsupported-format", WINDOW, ("coreml", "executorch"))
+    rejected = Rejected("unsupported-format", WINDOW, formats=("coreml", "executorch"))
     coordinator.faults["check-in"] = [answer(encode(rejected))]
     outcome = run_session(config)
     assert (outcome.outcome, outcome.reason, outcome.retryable) == ("rejected", "unsupported-format", "permanent")

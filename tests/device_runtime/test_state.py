@@ -52,7 +52,6 @@ def never(ref, partial):
 
 def whole(ref, partial):
     partial.append(BLOB)
-    return partial.read()
 
 
 def test_a_blob_is_fetched_once(tmp_path):
@@ -105,9 +104,9 @@ def test_a_broken_download_of_a_model_outlives_that_of_another_blob(tmp_path):
     for keep, left in ((frozenset({REF.sha256}), BLOB[:3]), (frozenset(), b"")):
         with pytest.raises(Unreachable):
             BlobCache(tmp_path, broken, keep=keep).get(REF)
-        BlobCache(tmp_path, lambda ref, partial: b"another", keep=keep).get(other)
+        BlobCache(tmp_path, lambda ref, partial: partial.append(b"another"), keep=keep).get(other)
         (tmp_path / other.sha256).unlink()
-        assert PartialDownload(tmp_path / f"{REF.sha256}.download").read() == left
+        assert PartialDownload(tmp_path / f"{REF.sha256}.download").size == len(left)
         PartialDownload(tmp_path / f"{REF.sha256}.download").clear()
 
 

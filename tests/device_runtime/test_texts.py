@@ -11,9 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.errors import ExampleRefused, ExamplesError, PlanRefused
 from device_runtime.examples import Collection, ExampleStore, open_examples
-from device_runtime.examples.text import Texts
+from device_runtime.texts import Texts
+from device_runtime.trainer import InProcess, Limits
 from fedcore.errors import PlanError
 from fedcore.plan import BlobRef, ExampleSpec, Field, Plan, Tokenizer
 from tests.device_runtime.linear import plan
@@ -44,7 +46,7 @@ def stored(folder, *texts):
 
 
 def tokens(source, wanted, data=WORD_PIECE):
-    texts = Texts({BlobRef.of(data): data}.__getitem__)
+    texts = Texts({BlobRef.of(data): data}.__getitem__, InProcess(OnnxRuntime()), Limits(10**9, 60.0), lambda: True)
     return source.load(ExampleSpec((wanted,)), tokenize=texts.tokenize)["text"], texts.cut
 
 

@@ -33,7 +33,7 @@ def test_the_rounds_number_decides_which_trip_runs(number, weighting, tmp_path):
         checkpoint=BlobRef.of(b""),
         report_within_s=1.0,
     )
-    plan = plan_of(given, BlobCache(tmp_path, lambda ref, part: blob))
+    plan = plan_of(given, BlobCache(tmp_path, lambda ref, part: part.append(blob)))
     assert (plan.report.weighting, plan.second) == (weighting, None)
 
 

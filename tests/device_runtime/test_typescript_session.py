@@ -36,6 +36,7 @@ from tests.device_runtime.test_secure import (
     releasing,
     terms,
 )
+from tests.device_runtime.test_session import begin
 from tests.tree import ROOT
 
 
@@ -80,6 +81,24 @@ def test_what_passes_is_asked_for_again(coordinator, session):
     coordinator.faults["report"] = [refusal("digest-mismatch")]
     assert session()["outcome"] == "reported"
     assert len(coordinator.enrolments) == 1
+
+
+def test_a_download_goes_on_where_it_broke_even_in_a_later_session(coordinator, session):
+    coordinator.faults["blob"] = [begin(coordinator.plan.sha256, 10), hang_up, hang_up, hang_up]
+    assert session()["reason"] == "unreachable"
+    assert session()["outcome"] == "reported"
+    asked = [headers.get("range") for call, headers in coordinator.headers if call == "blob"]
+    assert asked[:6] == [None, *["bytes=10-"] * 4, None]
+    assert "bytes=10-" not in asked[5:]
+
+
+def test_a_kept_start_of_other_bytes_costs_a_download_and_nothing_else(coordinator, session):
+    good = coordinator.blobs[coordinator.plan.sha256]
+    coordinator.blobs[coordinator.plan.sha256] = bytes(len(good))
+    coordinator.faults["blob"] = [begin(coordinator.plan.sha256, 10), hang_up, hang_up, hang_up]
+    assert session()["reason"] == "unreachable"
+    coordinator.blobs[coordinator.plan.sha256] = good
+    assert session()["outcome"] == "reported"
 
 
 def test_a_device_that_is_not_known_any_more_enrols_again(coordinator, session):
@@ -206,7 +225,8 @@ def test_an_assignment_that_no_request_can_name_is_no_answer(coordinator, sessio
     given = json.loads(encode(coordinator.assignment())) | {"assignment": name, "lost_after_s": 0.01}
     coordinator.faults["assignment"] = [answer(json.dumps(given).encode())]
     assert session()["reason"] == "bad-answer"
-    assert session()["outcome"] == "reported"
+    outcome = session()
+    assert outcome["outcome"] == "reported", outcome
 
 
 def test_a_device_follows_no_redirect(coordinator, session):

@@ -186,7 +186,7 @@ def pickled(folder):
         ("tokens=10", of_images, "is a vit, which reads no tokens"),
         ("tokens=64", None, "reads 32 tokens at most, not 64"),
         ("task=poetry", None, "no task is called 'poetry'"),
-        ("rank=0", None, "rank is 0; the least is 1"),
+        ("rank=-1", None, "rank is -1; the least is 0"),
         ("rank=many", None, "rank cannot be 'many'"),
         ("bits=3", None, "weights in 3 bits; there are 32, 8 and 4"),
         ("speed=3", None, "has no setting 'speed'"),

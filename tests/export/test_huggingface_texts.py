@@ -52,7 +52,7 @@ def test_a_device_trains_on_texts_as_its_app_keeps_them(family, tmp_path, monkey
     store.append_all(
         "default", [{"text": text} | {one.name: 1 for one in labels} for text in VECTORS["texts"] if text.strip()]
     )
-    cache = BlobCache(tmp_path / "blobs", lambda ref, part: bundle.read(ref))
+    cache = BlobCache(tmp_path / "blobs", lambda ref, part: part.append(bundle.read(ref)))
     worker = Worker(InProcess(OnnxRuntime()), store, cache, lambda: True)
     given = assignment(plan=bundle.manifest.plan, checkpoint=bundle.manifest.state)
     result = worker.train(given, bundle.plan, Limits(4_000_000_000, 600.0))
@@ -79,6 +79,11 @@ def single(file):
     file["added_tokens"][0]["single_word"] = True
 
 
+def repeating(file):
+    pattern = {"Regex": "[(a+)+]|(?:a|aa)+b"}
+    file["pre_tokenizer"] = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+
+
 def broken(file):
     del file["model"]
 
@@ -89,6 +94,7 @@ def broken(file):
         (another, 8, "and the model knows 520; it is another model's"),
         (sentence_piece, 8, "has the pre-tokenizer Metaspace, which devices do not know"),
         (single, 8, "has an added token that is a single word, which devices do not know"),
+        (repeating, 8, "has a group that repeats in an expression, which devices do not know"),
         (broken, 8, "is no tokenizer"),
         (None, 2, "adds 2 tokens to every text; 2 leave no room"),
     ],

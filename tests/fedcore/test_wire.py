@@ -49,7 +49,7 @@ ASSIGNMENT = Assignment(
         ),
         (Accepted("s1"), CheckInAnswer),
         (REJECTED, CheckInAnswer),
-        (Rejected("unsupported-format", RetryWindow(1, 2), ("onnx", "executorch")), CheckInAnswer),
+        (Rejected("unsupported-format", RetryWindow(1, 2), "shown", ("onnx", "executorch")), CheckInAnswer),
         (ASSIGNMENT, AssignmentAnswer),
         (msgspec.structs.replace(ASSIGNMENT, plan_signature=PlanSignature("s", "v"), minimum=20), AssignmentAnswer),
         (REJECTED, AssignmentAnswer),

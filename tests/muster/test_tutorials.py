@@ -3,11 +3,13 @@
 Each is followed by a reader who begins in an empty folder.
 """
 
+import importlib.util
 import os
 import re
 
 import pytest
 
+from simulator.studies.pretrained_adapters import INSTALL, PACKAGE
 from tests.muster.reader import BLOCK, Reader
 from tests.tree import ROOT
 from tools.arm.wheel import build_wheel
@@ -21,6 +23,7 @@ MADE = {
     "operator": ["model.safetensors", "muster.db"],
     "secure-task": ["muster-trial/release.pem", "muster.db"],
     "app-developer": ["rounds.svg", "app/examples/examples.db"],
+    "pretrained-model": ["curves.svg", "merged/model.safetensors"],
     "from-training-to-prediction": ["rounds.svg", "release.pem", "app/state/state.db"],
 }
 
@@ -36,9 +39,13 @@ def test_every_tutorial_is_followed():
     assert sorted(MADE) == sorted(path.stem for path in TUTORIALS.glob("*.md"))
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name == "pretrained-model" else name for name in MADE]
+)
 def test_a_tutorial_does_what_it_says_and_ends_with_its_picture(tmp_path, environment, name):
     folder, text = tmp_path / "empty", (TUTORIALS / f"{name}.md").read_text()
+    if PACKAGE in text and importlib.util.find_spec(PACKAGE) is None:
+        pytest.skip(f"needs the weights of MiniLM: {INSTALL}")
     folder.mkdir()
     with Reader(folder, environment) as reader:
         reader.follow(text)

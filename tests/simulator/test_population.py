@@ -95,7 +95,7 @@ def test_mnist_is_partitioned_over_as_many_clients_as_asked(data):
 
 
 def test_unknown_absent_and_malformed_data_sets_are_named(tmp_path):
-    with pytest.raises(DatasetError, match="digits, wisdm, omniglot, shakespeare, mnist_10k"):
+    with pytest.raises(DatasetError, match="digits, wisdm, omniglot, shakespeare, shakespeare_marks, mnist_10k"):
         datasets.load("imagenet")
     with pytest.raises(DatasetError, match="--data=DIR"):
         datasets.load("wisdm")

@@ -14,6 +14,7 @@ from typing import TypeVar
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from coordinator.api.authentication import demand_body, signed
 from coordinator.api.devices.assignment_access import REMEMBERED, AssignmentAccess
@@ -22,6 +23,7 @@ from coordinator.api.devices.deltas import Deltas
 from coordinator.api.devices.reports import HEADER_BYTES
 from coordinator.api.devices.uploads import Senders
 from coordinator.api.http import (
+    ONWARD,
     answer,
     preferred_wait,
     read_as,
@@ -90,12 +92,15 @@ class DeviceApi:
         async with self._enrolling:
             return answer(await run_in_threadpool(self._registry.enrol, message, who.keyid, who.created))
 
-    async def check_in(self, population: str, request: Request) -> Response:
+    async def check_in(self, population: str, request: Request) -> ASGIApp:
         """Check a device in: it gets a session, or a reason and a time to come back."""
-        message = await read_message(request, CheckIn, self._settings.message_limit_bytes)
-        device = signed(request).keyid
-        command = CheckInDevice(population, device, Eligibility.of(device, message))
+        body, who = await read_body(request, self._settings.message_limit_bytes), signed(request)
+        message, device = read_as(body, CheckIn), who.keyid
+        command = CheckInDevice(population, device, Eligibility.of(device, message), message.token or "", who.created)
         outcome: CheckInAnswer | None = self._driver.turn_away(command)
+        if outcome is None and ONWARD in request.scope:
+            passed_on: ASGIApp = request.scope[ONWARD](bytes(body))
+            return passed_on
         if outcome is None:
             outcome = await self._ask(command)
         self._metrics.checked_in(outcome)

@@ -12,7 +12,6 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.api.http import answer_error
@@ -22,8 +21,8 @@ from fedcore.wire.messages import RetryWindow
 
 NAME = re.compile(r"\{(\w+)\}")
 """A name in the path of a route: it stands for one segment, or for a part of one."""
-Act = Callable[..., Awaitable[Response]]
-"""An endpoint: it gets the names in the path, and the request."""
+Act = Callable[..., Awaitable[ASGIApp]]
+"""An endpoint: it gets the names in the path and the request, and answers with a response."""
 Admit = Callable[[Request], Awaitable[None]]
 
 
@@ -71,7 +70,7 @@ class DeviceRouter:
     async def _answer(self, route: DeviceRoute, names: dict[str, str], request: Request, send: Send) -> None:
         try:
             await route.admit(request)
-            answer = await route.act(request=request, **names)
+            answer: ASGIApp = await route.act(request=request, **names)
         except (Refusal, RequestError, ClientDisconnect) as error:
             answer = answer_error(request, error, self._retry)
         except Exception as error:

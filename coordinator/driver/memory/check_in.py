@@ -9,14 +9,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.commands import AwaitAssignment, CancelWait, CheckInDevice
+from coordinator.driver.memory.followed import Followed
 from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.driver.memory.open_rounds import OpenRounds
 from coordinator.driver.memory.pace_steering import Steering
 from coordinator.driver.memory.recent_check_ins import CheckInLog
 from coordinator.driver.memory.recent_participation import ParticipationLimit
+from coordinator.driver.memory.returns import Visit
 from coordinator.driver.memory.sessions import Session, Sessions
 from coordinator.errors import Unavailable, UnknownPopulation
-from coordinator.rules.selection import formats_wanted
+from coordinator.rules.selection import unfit
 from coordinator.session_counts import SessionCounts
 from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionReason
 
@@ -47,6 +49,8 @@ class CheckIns:
         self._session_counts = session_counts
         self.arrivals = CheckInLog()
         self._known = _Snapshot()
+        self.followed: Mapping[str, Followed] = {}
+        """The populations that other replicas drive, of which this one knows enough: replaced as a whole."""
         self._open: dict[str, LoadedTask] = {}
         """The tasks for which a device may wait."""
         self.closed = self.blind = False
@@ -83,14 +87,18 @@ class CheckIns:
             self.send_away(left, "no-task", now)
 
     def turn_away(self, command: CheckInDevice, now: float) -> Rejected | None:
-        """Reject at once a device that no task can use; None if `check_in` must decide.
+        """Reject at once a device that no task can use; None if `check_in` must decide, here or elsewhere.
 
         From any thread, without waiting for the driver's. Most check-ins of a large population end here, and cost no
         more than this.
         """
         snapshot = self._known
-        if self.closed or command.population not in snapshot.driven:
+        if self.closed:
             return None
+        if command.population not in snapshot.driven:
+            followed = self.followed.get(command.population)
+            rejected = None if followed is None else followed.turn_away(command, now)
+            return rejected and self._counted(command, rejected)
         outcome = self._early(command, now) or self._offers(snapshot, command, now)
         return self._counted(command, outcome) if isinstance(outcome, Rejected) else None
 
@@ -107,14 +115,14 @@ class CheckIns:
             raise Unavailable("this coordinator does not drive the population yet, or no longer; ask again")
         rejected = self._early(command, now)
         if rejected is None and self.closed:
-            rejected = self._rejected(command.population, command.device, "shutting-down", now)
+            rejected = self._rejected(command, "shutting-down", now)
         offers = rejected or self._offers(self._known, command, now)
         if isinstance(offers, Rejected):
             return self._counted(command, offers)
         self.arrivals.accepted(command.population, now)
         active = self._known.active.get(command.population, ())
         eligibility = command.eligibility.only(task.needs for task in active)
-        session, older = self._sessions.enter(command.population, command.device, eligibility, now)
+        session, older = self._sessions.enter(command, eligibility, now)
         if any(task.settings.same_cohort for task in offers):
             retry = self._steering.soon
         else:
@@ -127,8 +135,8 @@ class CheckIns:
 
     def _early(self, command: CheckInDevice, now: float) -> Rejected | None:
         """The answer to a device that was told to stay away for longer: what is left of that."""
-        left = self._steering.early(command.population, command.device, now)
-        return None if left is None else Rejected("too-early", left)
+        left = self._steering.early(command, now)
+        return None if left is None else Rejected("too-early", *left)
 
     def _counted(self, command: CheckInDevice, rejected: Rejected) -> Rejected:
         self._session_counts.count(command.population, "", [f"rejected: {rejected.reason}"])
@@ -146,16 +154,14 @@ class CheckIns:
         fitting = [task for task in active if not obstacles[task.id]]
         if not fitting:
             self.arrivals.rejected(obstacles, now)
-            formats = formats_wanted((task.needs, obstacles[task.id]) for task in active)
-            if formats:
-                return Rejected("unsupported-format", self._steering.idle(name, device, now), tuple(sorted(formats)))
-            return self._rejected(name, device, "not-eligible" if active else "no-task", now)
+            reason, formats = unfit({task.id: task.needs for task in active}, obstacles)
+            return Rejected(reason, *self._steering.idle(command, now), formats)
         offered = [task for task in fitting if not self._participation.is_resting(task.id, device, now)]
         if offered:
             return offered
         self.arrivals.rejected({task: obstacle or "resting" for task, obstacle in obstacles.items()}, now)
         left = [self._participation.remaining(task.id, device, now) for task in fitting]
-        return Rejected("resting", self._steering.rested(name, device, *min(left), now))
+        return Rejected("resting", *self._steering.rested(command, *min(left), now))
 
     def wait(self, command: AwaitAssignment, answer: Future[Any], now: float) -> None:
         """Park `answer` until there is one. Raises UnknownSession or ForeignSession."""
@@ -176,7 +182,7 @@ class CheckIns:
                 # Its device gets no answer, so it is not expected back.
                 self._sessions.leave(session)
             else:
-                self._sessions.reject(session, self._rejected(session.population, session.device, reason, now))
+                self._sessions.reject(session, self._rejected(session, reason, now))
 
     def forget(self, populations: frozenset[str], now: float) -> None:
         """Drop populations that another process drives now: their devices come back, and reach it."""
@@ -190,12 +196,12 @@ class CheckIns:
         if self.closed:
             self.send_away(list(self._sessions.waiting()), "shutting-down", now)
 
-    def _rejected(self, population: str, device: str, reason: RejectionReason, now: float) -> Rejected:
+    def _rejected(self, visit: Visit, reason: RejectionReason, now: float) -> Rejected:
         useful = reason in ("not-selected", "shutting-down")
-        if useful and device in self._known.awaited.get(population, ()):
-            return Rejected(reason, self._steering.awaited(population, device, now))
+        if useful and visit.device in self._known.awaited.get(visit.population, ()):
+            return Rejected(reason, *self._steering.awaited(visit, now))
         when = self._steering.needed if useful else self._steering.idle
-        return Rejected(reason, when(population, device, now))
+        return Rejected(reason, *when(visit, now))
 
 
 def _has_offer(session: Session, tasks: Iterable[LoadedTask]) -> bool:

@@ -21,20 +21,11 @@ from coordinator.commands import settle
 from coordinator.errors import NoLongerNeeded
 from fedcore.wire.messages import Assignment
 
-_LEAST_S, _CONTACTS_PER_S = 5.0, 100.0
 _BROKEN_S, _BROKEN_SHARE = 2.0, 0.25
 """How long a device has to ask again after its connection broke: a share of `lost_after_s`, and so much at least."""
 _LOOK_S = 0.25
 _STALL_S = 1.0
 """After this long without a look, this process stood still: it has not yet read the requests since then."""
-
-
-def lost_after_s(devices: int) -> float:
-    """The seconds of silence after which a device is lost, in a round of `devices`.
-
-    It grows with the round, so that all of its devices together make no more requests than one process answers.
-    """
-    return _LEAST_S + devices / _CONTACTS_PER_S
 
 
 class Silence(NamedTuple):

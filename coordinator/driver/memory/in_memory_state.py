@@ -22,14 +22,14 @@ from fedcore.wire.messages import RetryWindow
 class Memory:
     """Loaded tasks, their open rounds and sums, and the devices that take part. Only the driver's thread changes it.
 
-    replica: the id of this process. clock: seconds, with any origin.
+    replica: the id of this process. key: what authenticates return tokens. clock: seconds, with any origin.
     """
 
-    def __init__(self, replica: str, retry: RetryWindow, clock: Callable[[], float]) -> None:
+    def __init__(self, replica: str, retry: RetryWindow, key: Callable[[], bytes], clock: Callable[[], float]) -> None:
         self.session_counts, self.model_counts = SessionCounts(), ModelTally()
         self.sessions = Sessions(replica, self.session_counts)
         self.participation = ParticipationLimit()
-        self.steering = Steering(retry)
+        self.steering = Steering(retry, key)
         self.check_ins = CheckIns(self.sessions, self.participation, self.steering, self.session_counts)
         self.presence = Presence(clock)
         self.secure = SecureRounds()

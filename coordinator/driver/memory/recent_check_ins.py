@@ -29,13 +29,17 @@ class CheckInLog:
 
     def rejected(self, obstacles: Mapping[str, str], now: float) -> None:
         """Count a rejected check-in: the obstacle between the device and each task."""
+        self.heard({task: {obstacle: 1} for task, obstacle in obstacles.items()}, now)
+
+    def heard(self, obstacles: Mapping[str, Mapping[str, int]], now: float) -> None:
+        """Count rejected check-ins, by task and by the obstacle between their devices and it."""
         with self._lock:
             span = int(now // _SPAN_S)
             if span not in self._spans:
                 self._forget_before(span - 1)
             counts = self._spans.setdefault(span, defaultdict(Counter))
-            for task, obstacle in obstacles.items():
-                counts[task][obstacle] += 1
+            for task, by_obstacle in obstacles.items():
+                counts[task].update(by_obstacle)
 
     def accepted_at(self, population: str) -> float | None:
         """When the last check-in to a population was accepted; None when none was."""

@@ -10,7 +10,7 @@ from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
 from coordinator.driver.memory.recent_participation import ParticipationLimit
 from coordinator.driver.memory.sessions import Session, Sessions
-from coordinator.rules.selection import LATE_ROUNDS, draw
+from coordinator.rules.selection import LATE_ROUNDS, draw, drawable
 from coordinator.rules.states import RoundState
 from coordinator.secure.round import SecureRoundFactory
 
@@ -33,11 +33,7 @@ class Selector:
         waiting, late = self.in_time(round_, rounds, now), _late(round_, rounds)
         if not late or round_.buffered:
             return waiting
-        punctual = [session for session in waiting if session.device not in late]
-        if round_.reporting or round_.value.held or now < round_.value.deadline:
-            return punctual
-        patient = [session for session in waiting if late.get(session.device, 0) <= LATE_ROUNDS]
-        return patient if len(patient) >= round_.value.policy.minimum else waiting
+        return drawable(waiting, lambda session: late.get(session.device, 0), round_.value, now)
 
     def in_time(self, round_: OpenRound, rounds: OpenRounds, now: float) -> list[Session]:
         """The waiting devices that a round could draw before it ends, without those that it drew before."""
@@ -47,11 +43,7 @@ class Selector:
 
     def draw(self, candidates: list[Session], count: int, late: Container[str]) -> list[Session]:
         """`count` of the candidates, drawn uniformly; late devices only where there are too few others."""
-        punctual, others = (
-            [session for session in candidates if (session.device in late) is is_late] for is_late in (False, True)
-        )
-        first = draw(punctual, min(count, len(punctual)), self.source)
-        return first + draw(others, count - len(first), self.source)
+        return draw(candidates, count, self.source, lambda session: session.device in late)
 
     def due(self, task_id: str, task: LoadedTask | None, rounds: OpenRounds, now: float) -> bool:
         """Whether, by what memory knows, `Transaction.advance` would do anything."""

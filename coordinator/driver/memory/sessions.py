@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from coordinator.commands import AwaitAssignment, CancelWait, settle
-from coordinator.errors import ForeignSession, Refusal, UnknownSession
+from coordinator.commands import AwaitAssignment, CancelWait, CheckInDevice, settle
+from coordinator.errors import ForeignSession, Refusal, ReplayedSignature, UnknownSession
 from coordinator.rules.leases import new_id
 from coordinator.rules.selection import Eligibility, Needs
 from coordinator.session_counts import SessionCounts
@@ -25,7 +25,8 @@ _IDLE_S = 60.0
 class Session:
     """A session of one device. It waits while it has `answer`; `until` ends the wait, the assignment or the session.
 
-    tasks: those that it is willing for; None is any. steps: its steps so far, in order.
+    token: that of the device's last rejection, or "". signed: when it signed its check-in. tasks: those that it is
+    willing for; None is any. steps: its steps so far, in order.
     """
 
     id: str
@@ -33,6 +34,8 @@ class Session:
     device: str
     eligibility: Eligibility
     until: float
+    token: str = ""
+    signed: int = 0
     tasks: frozenset[str] | None = None
     answer: Future[Any] | None = None
     assignment: Assignment | None = None
@@ -66,12 +69,18 @@ class Sessions:
         self._working: dict[str, dict[str, Session]] = {}
         """Sessions whose assignment has not ended, by device and population."""
 
-    def enter(self, population: str, device: str, eligibility: Eligibility, now: float) -> tuple[str, Session | None]:
-        """Start a session; answers its id, and the session that it supersedes, which the caller must reject."""
-        session_id = new_id(self.replica)
+    def enter(self, visit: CheckInDevice, eligibility: Eligibility, now: float) -> tuple[str, Session | None]:
+        """Start a session; answers its id, and the session that it supersedes, which the caller must reject.
+
+        Raises ReplayedSignature for a check-in that was signed before that of the session: another replica may have
+        answered it, and then somebody sends it again.
+        """
+        session_id, (population, device) = new_id(self.replica), (visit.population, visit.device)
         older = self._sessions.get(self._devices.get((population, device), ""))
-        self._sessions[session_id] = Session(session_id, population, device, eligibility, now + _IDLE_S)
-        self._devices[population, device] = session_id
+        if older is not None and visit.signed < older.signed:
+            raise ReplayedSignature("the device has signed a later check-in since; sign every request anew")
+        entered = Session(session_id, population, device, eligibility, now + _IDLE_S, visit.token, visit.signed)
+        self._sessions[session_id], self._devices[population, device] = entered, session_id
         return session_id, older
 
     def wait(self, command: AwaitAssignment, answer: Future[Any], now: float) -> Session | None:

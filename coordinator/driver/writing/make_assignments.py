@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import msgspec
 
-from coordinator.driver.memory.device_presence import lost_after_s
 from coordinator.driver.memory.open_rounds import OpenRound
 from coordinator.lineage import log_proof
 from coordinator.rules.entities import AssignedDevice
+from coordinator.rules.rounds import lost_after_s
 from coordinator.secure.round import SecureRoundFactory, SecureRoundSettings, invitation
 from coordinator.store.records.records import Records
 from fedcore.signing import SigningKey

@@ -44,7 +44,7 @@ class LeaseRecords(WithinTransaction):
 
     def beat(self, me: Replica) -> bool:
         """Write that `me` lives; false when its row is gone: another replica declared it gone."""
-        values = {"beat": me.beat, "draining": me.draining, "seen_at": self.at}
+        values = {"beat": me.beat, "draining": me.draining, "seen_at": self.at, "steady": me.steady}
         return self._connection.execute(update(REPLICAS).where(REPLICAS.c.id == me.id).values(**values)).rowcount == 1
 
     def forget(self, replica: str, beat: int | None = None) -> None:

@@ -29,6 +29,7 @@ from coordinator.store.records.identity import IdentityRecords
 from coordinator.store.records.lease import LeaseRecords
 from coordinator.store.records.ledger import LedgerRecords
 from coordinator.store.records.model import ModelRecords
+from coordinator.store.records.notice import NoticeRecords
 from coordinator.store.records.observation import ObservationRecords
 from coordinator.store.records.overview import OverviewRecords
 from coordinator.store.records.release import ReleaseRecords
@@ -71,6 +72,7 @@ class Records(WithinTransaction):
         self.audit = AuditRecords(connection, at, writing=writing)
         self.releases = ReleaseRecords(connection, at, writing=writing)
         self.overview = OverviewRecords(connection, at, writing=writing)
+        self.notices = NoticeRecords(connection, at, writing=writing)
         self.observations = ObservationRecords(connection, at, writing=writing)
         self.garbage = GarbageRecords(connection, at, writing=writing)
         self.sessions = SessionCountRecords(connection, at, writing=writing)

@@ -8,7 +8,7 @@ import { flushCompileCache } from "node:module";
 import { createInterface } from "node:readline";
 import { Device } from "../src/core/device.ts";
 import { DeviceError } from "../src/core/errors.ts";
-import type { Columns } from "../src/core/model-version.ts";
+import type { Columns, Inputs } from "../src/core/model-version.ts";
 import { policyOf } from "../src/core/permission/policy.ts";
 import { NodePlatform, NpzExamples } from "../src/node/device.ts";
 
@@ -24,7 +24,7 @@ interface Order {
     | "personalise"
     | "forget"
     | "swaps";
-  readonly columns?: Readonly<Record<string, readonly [type: string, values: readonly number[]]>>;
+  readonly columns?: Readonly<Record<string, readonly [type: string, values: readonly (number | string)[]]>>;
   readonly calls?: number;
 }
 
@@ -74,7 +74,7 @@ async function carryOut(order: Order): Promise<object> {
 }
 
 /** The first value of `output` of so many calls, 50 at a time. */
-async function predicting(inputs: Columns, calls: number): Promise<readonly number[]> {
+async function predicting(inputs: Inputs, calls: number): Promise<readonly number[]> {
   const found: number[] = [];
   while (found.length < calls) {
     const answers = await Promise.all(Array.from({ length: 50 }, () => model.predict(inputs)));
@@ -85,7 +85,7 @@ async function predicting(inputs: Columns, calls: number): Promise<readonly numb
 }
 
 /** The different answers of so many calls, while the model becomes personal and is forgotten. */
-async function swapping(inputs: Columns, calls: number): Promise<object> {
+async function swapping(inputs: Inputs, calls: number): Promise<object> {
   let isOver = false;
   const asked = predicting(inputs, calls).finally(() => {
     isOver = true;
@@ -98,8 +98,10 @@ async function swapping(inputs: Columns, calls: number): Promise<object> {
   return { answers: [...new Set(await asked)], calls: (await asked).length, swaps };
 }
 
-function columns({ columns: given = {} }: Order): Columns {
-  const made = Object.entries(given).map(([name, [type, values]]) => {
+function columns({ columns: given = {} }: Order): Inputs {
+  const made = Object.entries(given).map(([name, [type, all]]) => {
+    if (type === "text") return [name, all as readonly string[]] as const;
+    const values = all as readonly number[];
     if (type === "float32") return [name, Float32Array.from(values)] as const;
     if (type === "int64") return [name, BigInt64Array.from(values.map(BigInt))] as const;
     return [name, Int32Array.from(values)] as const;

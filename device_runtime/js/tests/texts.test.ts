@@ -37,7 +37,7 @@ test.for<Vector>(tokenizers)("the tokens of $name are Python's", ({ file, ids })
 });
 
 test("a text that is too long keeps what is around it, and is counted", async () => {
-  const { examples, cut } = await tokenized(planOf(), examplesOf("a, b. c! d? e", "a", ""), file);
+  const { examples, cut } = await tokenized(planOf(), examplesOf("a, b. c! d? e", "a", ""), file, () => true);
   const { shape, values } = examples.columns.get("text")!;
   const whole = new Tokenizer(wordPiece.file).encode("a, b").own;
   const one = new Tokenizer(wordPiece.file).encode("a").own;
@@ -46,9 +46,30 @@ test("a text that is too long keeps what is around it, and is counted", async ()
   expect([...values].slice(5)).toEqual([3, 2, ...one, 3, 0, 0, 0, 2, 3, 0, 0, 0, 0]);
 });
 
+test("work stops between two texts when there is no time left", async () => {
+  let asked = 0;
+  await expect(tokenized(planOf(), examplesOf("a", "b", "c"), file, () => ++asked < 2)).rejects.toThrow(
+    "stopped while texts became tokens",
+  );
+  expect(asked).toBe(2);
+});
+
+test.for<[string, RegExp | null]>([
+  ["(a+)+b", /has a group that repeats in the expression/],
+  ["(?:a|aa){2,}b", /has a group that repeats in the expression/],
+  ["(?:a|b)?c|[(a+)+]+", null],
+])("an expression that may try a text in countless ways is refused: %s", ([expression, message]) => {
+  const split = { type: "Split", pattern: { Regex: expression }, behavior: "Isolated", invert: false };
+  const qwen = tokenizers.find(({ name }: Vector) => name === "qwen").file;
+  const { pretokenizers } = qwen.pre_tokenizer;
+  const made = () =>
+    new Tokenizer({ ...qwen, pre_tokenizer: { type: "Sequence", pretokenizers: [split, ...pretokenizers] } });
+  message === null ? expect(made).not.toThrow() : expect(made).toThrow(message);
+});
+
 test("tokens that an app made itself stay as they are", async () => {
   const made = { count: 1, columns: new Map([["text", { shape: [6], values: new Int32Array(6) }]]) };
-  expect((await tokenized(planOf(), made, file)).examples).toEqual(made);
+  expect((await tokenized(planOf(), made, file, () => true)).examples).toEqual(made);
 });
 
 test("a tokenizer is among the blobs that a device keeps", () => {
@@ -75,7 +96,7 @@ test.for<[string, object, Examples, object, RegExp]>([
   ],
 ])("%s is refused", async ([, more, examples, content, message]) => {
   const blob = async () => utf8(JSON.stringify(content));
-  await expect(tokenized(planOf(more), examples, blob)).rejects.toThrow(message);
+  await expect(tokenized(planOf(more), examples, blob, () => true)).rejects.toThrow(message);
 });
 
 test.for<[object, RegExp]>([

@@ -10,7 +10,7 @@ export * from "./errors.ts";
 export { type Column, type ExampleSource, type Examples, ExamplesError, type Values } from "./examples.ts";
 export type { Model } from "./model.ts";
 export type { Personalised } from "./model-training.ts";
-export type { Columns } from "./model-version.ts";
+export type { Columns, Inputs } from "./model-version.ts";
 export type { Outcome } from "./outcome.ts";
 export { type Policy, policyOf } from "./permission/policy.ts";
 export type { BlobCache, Platform, Store } from "./platform.ts";

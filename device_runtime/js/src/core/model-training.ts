@@ -6,7 +6,7 @@ import { Graph } from "./engine.ts";
 import { checkExamples } from "./examples.ts";
 import type { Guard } from "./permission/guard.ts";
 import { divided, localGraphs, type Measured, personalise } from "./personal.ts";
-import { type BlobRef, type Plan, parameterCount, tokenizerRefs } from "./plan.ts";
+import { type BlobRef, type Plan, parameterCount } from "./plan.ts";
 import type { Platform } from "./platform.ts";
 import type { ModelRelease } from "./release.ts";
 import { tokenized } from "./texts.ts";
@@ -29,7 +29,7 @@ export interface Personalised {
   readonly kept: boolean;
 }
 
-/** What a training needs. moved: bytes of this visit. mine: a blob of the version. fetch: a graph or tokenizer. keep: notes graphs that
+/** What a training needs. moved: bytes of this visit. mine: a blob of the version. fetch: a graph. keep: notes graphs that
  * stay. keepGoing: asked between steps.
  */
 interface Means {
@@ -53,7 +53,7 @@ export async function trained(
   const refs = localGraphs(plan);
   const count = (await source.counts()).get(collection) ?? 0;
   guard.checkPlan({ plan: release.plan, checkpoint: release.parameters }, plan, count, moved);
-  const { examples: all } = await tokenized(plan, await source.load(collection), fetch);
+  const { examples: all } = await tokenized(plan, await source.load(collection), mine, keepGoing);
   checkExamples(plan, all);
   const [examples, leftOut] = await divided(plan, all);
   const broadcast = decodeVectors(await mine(release.parameters), [{ name: "params", size: parameterCount(plan) }]);
@@ -61,7 +61,7 @@ export async function trained(
   const graphs = new Map<string, Graph>();
   try {
     for (const [name, ref] of refs) graphs.set(name, await Graph.load(engine, await fetch(ref), name));
-    await keep([...refs.values(), ...tokenizerRefs(plan)]);
+    await keep([...refs.values()]);
     const work = { engine, plan, graphs, broadcast, frozen, examples, key: KEY, keepGoing };
     return { ...(await personalise(work, leftOut)), examples: examples.count, leftOut: leftOut.count };
   } finally {

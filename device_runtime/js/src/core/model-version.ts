@@ -4,7 +4,7 @@ import type { Tensor } from "onnxruntime-common";
 import type { Bytes } from "./bytes.ts";
 import { decodeFrozen } from "./checkpoint.ts";
 import { type Engine, flatTensor, Graph } from "./engine.ts";
-import { FormatError, InputRefused, ModelRefused } from "./errors.ts";
+import { FormatError, InputRefused, ModelRefused, PlanRefused } from "./errors.ts";
 import { KINDS, type Values } from "./examples.ts";
 import {
   type BlobRef,
@@ -17,15 +17,20 @@ import {
   parameterCount,
 } from "./plan.ts";
 import type { ModelRelease } from "./release.ts";
+import { loadedTokenizer, tokensOf } from "./texts.ts";
+import type { Tokenizer } from "./tokenizer.ts";
 
 /** By name the values of n rows, one row after the other, each in the typed array of its element type. */
 export type Columns = Readonly<Record<string, Values>>;
+/** The values of inputs: of one with a tokenizer, n texts will do. */
+export type Inputs = Readonly<Record<string, Values | readonly string[]>>;
 type Get = (ref: BlobRef) => Promise<Bytes>;
 
 /** Rows of a trial. */
 const TRIED = 3;
 
-/** What a version is made of: its plan, and its blobs by kind: `graph`, `parameters`, and `frozen` if there is any. */
+/** What a version is made of: its plan, and its blobs by kind: `graph`, `parameters`, `frozen` if there is any, and
+ * `tokenizer.FIELD` for each. */
 export interface Recipe {
   readonly plan: Plan;
   readonly predict: NonNullable<Plan["predict"]>;
@@ -45,6 +50,9 @@ export async function recipeOf(release: ModelRelease, get: Get): Promise<Recipe>
     ["parameters", release.parameters],
   ]);
   if (plan.frozen !== null) blobs.set("frozen", plan.frozen.blob);
+  for (const { name, tokenizer } of plan.examples.fields) {
+    if (tokenizer !== undefined) blobs.set(`tokenizer.${name}`, tokenizer.blob);
+  }
   return { plan, predict: plan.predict, blobs };
 }
 
@@ -56,10 +64,19 @@ export class Version {
   readonly #constants: Readonly<Record<string, Tensor>>;
   readonly #inputs: readonly Field[];
   readonly #outputs: readonly Field[];
+  readonly #tokenizers: ReadonlyMap<string, Tokenizer>;
   #calls = 0;
   #isRetired = false;
 
-  private constructor(engine: Engine, number: number, recipe: Recipe, graph: Graph, constants: Record<string, Tensor>) {
+  private constructor(
+    engine: Engine,
+    number: number,
+    recipe: Recipe,
+    graph: Graph,
+    constants: Record<string, Tensor>,
+    tokenizers: ReadonlyMap<string, Tokenizer>,
+  ) {
+    this.#tokenizers = tokenizers;
     this.#engine = engine;
     this.number = number;
     this.#graph = graph;
@@ -81,13 +98,18 @@ export class Version {
         constants[edge] = flatTensor(engine, values);
       }
     }
+    const tokenizers = new Map<string, Tokenizer>();
+    for (const field of recipe.plan.examples.fields) {
+      const ref = recipe.blobs.get(`tokenizer.${field.name}`);
+      if (ref !== undefined) tokenizers.set(field.name, loadedTokenizer(field, await get(ref)));
+    }
     const graph = await Graph.load(engine, await get(recipe.blobs.get("graph")!), PREDICT);
-    return new Version(engine, release.number, recipe, graph, constants);
+    return new Version(engine, release.number, recipe, graph, constants, tokenizers);
   }
 
   /** The outputs for n rows, at least 1. Throws InputRefused, and RuntimeFailed when an operator fails. */
-  async predict(columns: Columns): Promise<Columns> {
-    const [inputs, rows] = this.#tensors(columns);
+  async predict(given: Inputs): Promise<Columns> {
+    const [inputs, rows] = this.#tensors(given);
     this.#calls += 1;
     try {
       const wanted = new Map(this.#outputs.map(({ name, shape }) => [name, [rows, ...shape]]));
@@ -104,7 +126,7 @@ export class Version {
   async tryOut(): Promise<void> {
     let outputs: Columns;
     try {
-      outputs = await this.predict(Object.fromEntries(this.#inputs.map((field) => [field.name, drawn(field)])));
+      outputs = await this.predict(Object.fromEntries(this.#inputs.map((field) => [field.name, this.#drawn(field)])));
     } catch (error) {
       throw new ModelRefused(`version ${this.number} fails on trial: ${(error as Error).message}`);
     }
@@ -129,7 +151,7 @@ export class Version {
   }
 
   /** The inputs as tensors, and n. */
-  #tensors(given: Columns): [Record<string, Tensor>, number] {
+  #tensors(given: Inputs): [Record<string, Tensor>, number] {
     const names = this.#inputs.map(({ name }) => name);
     const keys = Object.keys(given);
     if (keys.length !== names.length || !names.every((name) => Object.hasOwn(given, name))) {
@@ -138,7 +160,7 @@ export class Version {
     const tensors: Record<string, Tensor> = {};
     let rows = -1;
     for (const field of this.#inputs) {
-      const values = given[field.name]!;
+      const values = this.#values(field, given[field.name]!);
       const count = rowsOf(field, values);
       if (count === 0 || (rows !== -1 && rows !== count)) {
         throw new InputRefused(`input ${field.name} holds ${count} rows; all must hold the same number, at least 1`);
@@ -148,6 +170,25 @@ export class Version {
     }
     return [tensors, rows];
   }
+
+  /** The values of an input, or the tokens of its texts. Throws InputRefused. */
+  #values(field: Field, given: Values | readonly string[]): Values {
+    const tokenizer = this.#tokenizers.get(field.name);
+    if (tokenizer === undefined || !isTexts(given)) return given as Values;
+    try {
+      return tokensOf(field, tokenizer, given, given.length).ids;
+    } catch (error) {
+      throw error instanceof PlanRefused ? new InputRefused(error.message) : error;
+    }
+  }
+
+  #drawn(field: Field): Values | string[] {
+    return this.#tokenizers.has(field.name) ? Array<string>(TRIED).fill("a") : drawn(field);
+  }
+}
+
+function isTexts(given: Values | readonly string[]): given is readonly string[] {
+  return Array.isArray(given) && given.every((text) => typeof text === "string");
 }
 
 /** The number of rows of an input. Throws InputRefused when it is of another type or size, or outside its range. */

@@ -19,7 +19,7 @@ import {
 } from "./errors.ts";
 import { type KeptVersion, keptBlobs, ModelKeeper } from "./kept-models.ts";
 import { type Personalised, trained } from "./model-training.ts";
-import { type Columns, type Recipe, recipeOf, Version } from "./model-version.ts";
+import { type Columns, type Inputs, type Recipe, recipeOf, Version } from "./model-version.ts";
 import { FOR_MODEL, failure, NOTHING_YET, writeJournal, writeRemark } from "./outcome.ts";
 import { Guard } from "./permission/guard.ts";
 import { AgainstLimits, checkModelRelease, signedRelease, withinLimits } from "./permission/model-releases.ts";
@@ -28,7 +28,7 @@ import { type BlobRef, isBlob, keptRefs, parameterCount } from "./plan.ts";
 import type { Platform } from "./platform.ts";
 import { plain } from "./protocol/call.ts";
 import { Enrolments } from "./protocol/enrolment.ts";
-import { Transport } from "./protocol/transport.ts";
+import { keptOrFetched, Transport } from "./protocol/transport.ts";
 import { type ModelRelease, modelName, type Signed, same } from "./release.ts";
 import type { SessionConfig } from "./session.ts";
 
@@ -115,7 +115,7 @@ export class Model {
    * call that began before a swap ends on the version it began with. Rejects with NoModel before the first version,
    * InputRefused, ModelClosed, and RuntimeFailed when an operator fails.
    */
-  async predict(columns: Columns): Promise<Columns> {
+  async predict(columns: Inputs): Promise<Columns> {
     this.#checkOpen();
     if (this.#opened === null) {
       throw new NoModel(`no version of model ${this.#name} is here yet: refresh() fetches one`);
@@ -356,11 +356,7 @@ export class Model {
   }
 
   async #blob(ref: BlobRef, transport: Transport): Promise<Bytes> {
-    const held = await this.#held(ref);
-    if (held !== null) return held;
-    const data = await transport.blob(ref);
-    await this.#platform.blobs.put(ref.sha256, data);
-    return data;
+    return keptOrFetched(ref, this.#platform.blobs, transport);
   }
 
   /** A blob that must be here. Throws ModelRefused. */

@@ -20,7 +20,12 @@ export interface Store {
  * These are removed when it leaves. Records of use, answered rounds and releases stay, so that its guards still hold
  * when it returns.
  */
-export const IDENTITY = { enrolment: "enrolment:", credential: "credential:", assignment: "assignment:" } as const;
+export const IDENTITY = {
+  enrolment: "enrolment:",
+  credential: "credential:",
+  assignment: "assignment:",
+  token: "token:",
+} as const;
 
 /** The value of the JSON text under a key; null when there is none. Throws StateDamaged when it is not JSON. */
 export async function keptJson<T>(store: Store, key: string): Promise<T | null> {
@@ -32,7 +37,8 @@ export async function keptJson<T>(store: Store, key: string): Promise<T | null> 
   }
 }
 
-/** Plans and graphs by digest, kept between rounds. They may be lost at any time. */
+/** Plans, graphs and other blobs by digest, kept between rounds; of one whose download broke off, the first bytes. They may
+ * be lost at any time. */
 export interface BlobCache {
   /** The blob with a digest, in hex; null when it is not kept. */
   get(sha256: string): Promise<Bytes | null>;

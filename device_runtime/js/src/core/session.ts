@@ -26,13 +26,13 @@ import { failure, NOTHING_YET, type Outcome, writeJournal } from "./outcome.ts";
 import { Guard } from "./permission/guard.ts";
 import { checkHttps, type Policy } from "./permission/policy.ts";
 import { checkModel } from "./permission/releases.ts";
-import { type BlobRef, decodeTraining, FORMAT, isBlob, keptRefs, type Plan } from "./plan.ts";
-import type { Platform } from "./platform.ts";
+import { type BlobRef, decodeTraining, FORMAT, keptRefs, type Plan } from "./plan.ts";
+import { IDENTITY, type Platform } from "./platform.ts";
 import { plain } from "./protocol/call.ts";
 import { Enrolments } from "./protocol/enrolment.ts";
 import { Hold } from "./protocol/hold.ts";
 import { SecureDelivery, UNWEIGHTED } from "./protocol/secure.ts";
-import { Transport } from "./protocol/transport.ts";
+import { keptOrFetched, Transport } from "./protocol/transport.ts";
 import { countAnswer, shownQuestion, toldOf } from "./questions.ts";
 import { reportSize, weigh } from "./report.ts";
 import { execute, type TrainingResult } from "./runner.ts";
@@ -107,6 +107,11 @@ class Session {
     this.#transport = transport;
   }
 
+  /** Where the token of the last rejection is kept. */
+  get #tokenPlace(): string {
+    return `${IDENTITY.token}${this.#config.coordinator.href}:${this.#config.population}`;
+  }
+
   note(facts: Partial<Outcome>): void {
     this.outcome = { ...this.outcome, ...facts };
   }
@@ -163,6 +168,7 @@ class Session {
   async #takePart(last: KeptAssignment | null): Promise<void> {
     const { examples, engine, memoryBytes } = this.#platform;
     const now = await this.#platform.conditions();
+    const token = await this.#platform.store.get(this.#tokenPlace);
     const answer = await this.#transport.checkIn(this.#config.population, {
       capabilities: {
         runtime: "muster-js",
@@ -175,6 +181,7 @@ class Session {
       examples: statedExamples(this.#guard.visible(await examples.counts())),
       conditions: statedConditions(now),
       ...(await statedVersions(this.#platform.store, this.#config.coordinator, this.#config.population)),
+      ...(token !== null && { token }),
     });
     if (answer.outcome === "rejected") return this.#rejected(answer);
     this.#minExamples = new Map(answer.offers.map(({ task, min_examples }) => [task, min_examples]));
@@ -242,8 +249,9 @@ class Session {
     if (refs === undefined) {
       throw new PlanRefused(`plan ${plan.name} has graphs in ${Object.keys(plan.graphs)}, this device runs ${FORMAT}`);
     }
+    const keepGoing = () => this.#keepGoing(due);
     const stored = await this.#platform.examples.load(plan.examples.collection);
-    const { examples: all, cut } = await tokenized(plan, stored, (ref) => this.#blob(ref));
+    const { examples: all, cut } = await tokenized(plan, stored, (ref) => this.#blob(ref), keepGoing);
     this.note({ cut });
     checkExamples(plan, all);
     const examples = await onSide(plan, all, this.#minExamples.get(given.task) ?? 0);
@@ -259,7 +267,6 @@ class Session {
       for (const [name, ref] of Object.entries(refs)) {
         graphs.set(name, await Graph.load(engine, await this.#blob(ref), name));
       }
-      const keepGoing = () => this.#keepGoing(due);
       return await execute({ engine, plan, graphs, broadcast, frozen, examples, key, keepGoing });
     } finally {
       for (const graph of graphs.values()) await graph.release();
@@ -330,12 +337,7 @@ class Session {
 
   /** A plan or a graph, kept between rounds. */
   async #blob(ref: BlobRef) {
-    const { blobs } = this.#platform;
-    const kept = await blobs.get(ref.sha256);
-    if (kept !== null && (await isBlob(ref, kept))) return kept;
-    const data = await this.#transport.blob(ref);
-    await blobs.put(ref.sha256, data);
-    return data;
+    return keptOrFetched(ref, this.#platform.blobs, this.#transport);
   }
 
   get #moved(): number {
@@ -346,7 +348,8 @@ class Session {
     this.note({ task, round, attempt, secure: secagg !== null });
   }
 
-  #rejected({ reason, retry, formats }: Rejected): void {
+  async #rejected({ reason, retry, token, formats }: Rejected): Promise<void> {
+    await this.#platform.store.write({ [this.#tokenPlace]: token || null });
     const wanted = reason === "unsupported-format" ? `this device runs ${FORMAT}; wanted: ${formats}` : "";
     const retryable = reason === "unsupported-format" ? "permanent" : "transient";
     this.note({ outcome: "rejected", reason, detail: wanted, retry, retryable });

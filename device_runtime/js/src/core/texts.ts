@@ -1,39 +1,51 @@
 /** Texts of examples as tokens: what an app keeps as UTF-8 becomes the integers that a plan trains on. Spec: plan §1.3. */
 
 import type { Bytes } from "./bytes.ts";
-import { PlanRefused } from "./errors.ts";
+import { DeadlinePassed, PlanRefused } from "./errors.ts";
 import { type Column, type Examples, ExamplesError } from "./examples.ts";
 import type { BlobRef, Field, Plan } from "./plan.ts";
 import { Tokenizer } from "./tokenizer.ts";
 
 /** The examples with texts, uint8 `[bytes]` with zeros at the end, as tokens, and the number of texts that were cut.
- * Throws PlanRefused for a tokenizer that does not load or fit the field, ExamplesError for what is no UTF-8.
+ * keepGoing: asked before every text; false ends the work with DeadlinePassed. Throws PlanRefused for a tokenizer that
+ * does not load or fit the field, ExamplesError for what is no UTF-8.
  */
 export async function tokenized(
   plan: Plan,
   examples: Examples,
   blob: (ref: BlobRef) => Promise<Bytes>,
+  keepGoing: () => boolean,
 ): Promise<{ examples: Examples; cut: number }> {
   const columns = new Map(examples.columns);
   let cut = 0;
   for (const field of plan.examples.fields) {
     const column = columns.get(field.name);
     if (field.tokenizer === undefined || !(column?.values instanceof Uint8Array) || column.shape.length !== 1) continue;
-    const made = tokens(field, column, examples.count, loaded(field, await blob(field.tokenizer.blob)));
-    columns.set(field.name, made.column);
+    const tokenizer = loadedTokenizer(field, await blob(field.tokenizer.blob));
+    const made = tokensOf(field, tokenizer, textsOf(field, column, examples.count, keepGoing), examples.count);
+    columns.set(field.name, { shape: field.shape, values: made.ids });
     cut += made.cut;
   }
   return { examples: { ...examples, columns }, cut };
 }
 
-function tokens(field: Field, { shape, values }: Column, count: number, tokenizer: Tokenizer) {
-  const [length = 0] = field.shape;
+/** The texts of a column, asking before each whether to go on. */
+function* textsOf(field: Field, { shape, values }: Column, count: number, keepGoing: () => boolean): Generator<string> {
   const [width = 0] = shape;
+  for (let place = 0; place < count; place++) {
+    if (!keepGoing()) throw new DeadlinePassed("stopped while texts became tokens: the report would come too late");
+    yield textOf(field, (values as Uint8Array<ArrayBuffer>).subarray(place * width, (place + 1) * width), place);
+  }
+}
+
+/** The tokens of so many texts, one text after the other, and how many were cut. Throws PlanRefused. */
+export function tokensOf(field: Field, tokenizer: Tokenizer, texts: Iterable<string>, count: number) {
+  const [length = 0] = field.shape;
   const ids = new Int32Array(count * length).fill(field.tokenizer!.padding);
   let cut = 0;
-  for (let place = 0; place < count; place++) {
-    const row = (values as Uint8Array<ArrayBuffer>).subarray(place * width, (place + 1) * width);
-    const { before, own, after } = tokenizer.encode(textOf(field, row, place));
+  let place = 0;
+  for (const text of texts) {
+    const { before, own, after } = tokenizer.encode(text);
     const room = length - before.length - after.length;
     if (own.length > room) {
       cut += 1;
@@ -54,8 +66,9 @@ function tokens(field: Field, { shape, values }: Column, count: number, tokenize
       );
     }
     ids.set(whole, place * length);
+    place += 1;
   }
-  return { column: { shape: [length], values: ids }, cut };
+  return { ids, cut };
 }
 
 function textOf(field: Field, row: Bytes, place: number): string {
@@ -73,7 +86,8 @@ function decoded(data: Bytes): string {
   return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(data);
 }
 
-function loaded(field: Field, data: Bytes): Tokenizer {
+/** The tokenizer of a field, from its file. Throws PlanRefused. */
+export function loadedTokenizer(field: Field, data: Bytes): Tokenizer {
   try {
     return new Tokenizer(JSON.parse(decoded(data)));
   } catch (error) {

@@ -219,7 +219,9 @@ function translated(expression: string): string {
   });
   if (/\(\?[^:=!<]/u.test(folded)) throw unknown(`the expression ${expression}`);
   let inside = false;
-  return folded.replace(/\\.|[[\]]/gsu, (one) => {
+  return folded.replace(/\\.|[[\]]|\)[*+{]/gsu, (one) => {
+    // It may be tried in more ways than can be counted.
+    if (one.startsWith(")") && !inside) throw unknown(`a group that repeats in the expression ${expression}`);
     if (one === "[" || one === "]") inside = one === "[";
     if (one === "\\s") return inside ? SPACES : `[${SPACES}]`;
     return one === "\\S" && !inside ? `[^${SPACES}]` : one;

@@ -22,7 +22,7 @@ import type { Target } from "./target.ts";
 
 export { DeviceError } from "../core/errors.ts";
 export type { Column, Values } from "../core/examples.ts";
-export type { Columns } from "../core/model-version.ts";
+export type { Columns, Inputs } from "../core/model-version.ts";
 export type { Entry, Outcome } from "../core/outcome.ts";
 export { type Waking, waking } from "./background.ts";
 export type { OwnRules } from "./conditions.ts";

@@ -3,7 +3,7 @@
 import { UNKNOWN } from "../core/conditions.ts";
 import { DeviceError } from "../core/errors.ts";
 import { Model } from "../core/model.ts";
-import type { Columns } from "../core/model-version.ts";
+import type { Columns, Inputs } from "../core/model-version.ts";
 import { policyOf } from "../core/permission/policy.ts";
 import { openDatabase } from "./database.ts";
 import { stoppedBy } from "./endings.ts";
@@ -17,7 +17,7 @@ export interface Question extends Target {
   readonly id: number;
   readonly model: string;
   readonly owner: Owner;
-  readonly rows: Columns | null;
+  readonly rows: Inputs | null;
 }
 
 /** The answer to the question with this id: outputs, whether the version was replaced, or what went wrong. */

@@ -1,7 +1,7 @@
 /** A model on a page, in a worker of its own: the page is never held up by a graph. */
 
 import { DeviceError, StateInUse } from "../core/errors.ts";
-import type { Columns } from "../core/model-version.ts";
+import type { Columns, Inputs } from "../core/model-version.ts";
 import { crashed } from "./endings.ts";
 import type { Answer, Question } from "./model-worker.ts";
 
@@ -38,7 +38,7 @@ export class BrowserModel {
    *
    * Rejects with a DeviceError, whose reason is `no-model` before the first version, and StateInUse if `rest` ended it.
    */
-  async predict(rows: Columns): Promise<Columns> {
+  async predict(rows: Inputs): Promise<Columns> {
     return ((await this.#ask(rows)) as Extract<Answer, { outputs: unknown }>).outputs;
   }
 
@@ -55,7 +55,7 @@ export class BrowserModel {
     this.#end(new StateInUse("the model was set to rest"));
   }
 
-  #ask(rows: Columns | null): Promise<Answer> {
+  #ask(rows: Inputs | null): Promise<Answer> {
     const [worker, id] = [this.#worker ?? this.#newWorker(), ++this.#last];
     return new Promise((answer, fail) => {
       this.#waiting.set(id, { answer, fail });

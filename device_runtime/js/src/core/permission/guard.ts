@@ -91,10 +91,11 @@ export class Guard {
    */
   checkPredict(plan: Plan, sizes: ReadonlyMap<string, number>, moved: number, missing: number): void {
     const { plan: limits } = this.policy;
-    const kept = (sizes.get("graph") ?? 0) + (sizes.get("frozen") ?? 0);
+    const all = [...sizes.values()].reduce((sum, size) => sum + size, 0);
+    const kept = all - (sizes.get("plan") ?? 0) - (sizes.get("parameters") ?? 0);
     atMost("plan.parameters", parameterCount(plan), limits.parameters);
     atMost("plan.graph_bytes", kept, limits.graph_bytes);
-    atMost("plan.memory_bytes", kept + (sizes.get("plan") ?? 0) + (sizes.get("parameters") ?? 0), limits.memory_bytes);
+    atMost("plan.memory_bytes", all, limits.memory_bytes);
     this.#checkBytes(moved + missing);
   }
 

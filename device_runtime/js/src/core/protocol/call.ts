@@ -24,7 +24,8 @@ const MOST_SHOWN = 500;
 /** One call of the wire protocol.
  *
  * timeoutS: for the head of the answer, once the body has left, and for each piece of the answer's body. most: bytes of
- * that body.
+ * that body. arrived: the pieces that earlier attempts brought of the body with this `etag`; an answer goes on with them, or
+ * begins anew.
  */
 export interface Call {
   readonly method: string;
@@ -33,6 +34,8 @@ export interface Call {
   readonly headers?: Readonly<Record<string, string>>;
   readonly timeoutS?: number;
   readonly most?: number;
+  readonly arrived?: Uint8Array[];
+  readonly etag?: string;
   readonly cancelled?: AbortSignal;
 }
 
@@ -107,8 +110,12 @@ async function exchange(
   }
   limit.renew();
   // A problem may be longer than a small blob.
-  const [pieces, most] = [[] as Uint8Array[], (response.ok ? call.most : undefined) ?? LARGEST_MESSAGE];
-  let size = 0;
+  const most = (response.ok ? call.most : undefined) ?? LARGEST_MESSAGE;
+  const { arrived = [], etag } = call;
+  let size = sizeOf(arrived);
+  const goesOn = response.status === 206 && response.headers.get("content-range")?.startsWith(`bytes ${size}-`);
+  const pieces = response.ok && (goesOn || response.headers.get("etag") === etag) ? arrived : [];
+  if (!goesOn) size = pieces.length = 0;
   const reader = response.body?.getReader();
   for (let piece = await reader?.read(); piece?.value !== undefined; piece = await reader?.read()) {
     limit.renew();
@@ -166,6 +173,11 @@ class TimeLimit {
   #stopAfter(ms: number, why: string): Timer {
     return setTimeout(() => this.#ended.abort(new Error(why)), Math.min(ms, LONGEST_TIMER_MS));
   }
+}
+
+/** Bytes of pieces. */
+export function sizeOf(pieces: readonly Uint8Array[]): number {
+  return pieces.reduce((sum, { length }) => sum + length, 0);
 }
 
 /** A foreign text that is safe to keep and print: made visible, and not too long. */

@@ -1,14 +1,24 @@
 /** The device's half of the wire protocol: its calls, and which calls are repeated. Spec: docs/spec/wire.md. */
 
-import { type Bytes, hex, utf8 } from "../bytes.ts";
+import { type Bytes, concat, hex, utf8 } from "../bytes.ts";
 import { type AbortReason, BadAnswer, FormatError, Refused, Unreachable } from "../errors.ts";
 import { type BlobRef, isBlob } from "../plan.ts";
-import type { Platform } from "../platform.ts";
+import type { BlobCache, Platform } from "../platform.ts";
 import { sha256 } from "../primitives.ts";
 import type { Signed } from "../release.ts";
 import { type ANSWERS, type Assignment, decodeAnswer, type Rejected, WIRE_VERSION } from "../wire/messages.ts";
 import { digestField, type Signer } from "../wire/signatures.ts";
-import { type Answer, BYTES_TYPE, type BytesMoved, type Call, JSON_TYPE, plain, send, TIMEOUT_S } from "./call.ts";
+import {
+  type Answer,
+  BYTES_TYPE,
+  type BytesMoved,
+  type Call,
+  JSON_TYPE,
+  plain,
+  send,
+  sizeOf,
+  TIMEOUT_S,
+} from "./call.ts";
 
 const RETRIES = 3;
 const [FIRST_DELAY_S, LONGEST_DELAY_S] = [0.5, 60];
@@ -60,11 +70,19 @@ export class Transport {
     return answer;
   }
 
-  /** A blob's bytes, checked. */
-  async blob(ref: BlobRef): Promise<Bytes> {
-    const call = { method: "GET", path: `/v1/blobs/${ref.sha256}`, most: ref.size };
-    const { body } = await this.#again(() => this.#attempt(call));
+  /** A blob's bytes, checked. arrived: pieces that earlier sessions brought; it keeps those of this one if it breaks off. */
+  async blob(ref: BlobRef, arrived: Uint8Array[] = []): Promise<Bytes> {
+    const isGuess = arrived.length > 0;
+    const etag = `"${ref.sha256}"`;
+    const call = { method: "GET", path: `/v1/blobs/${ref.sha256}`, most: ref.size, arrived, etag };
+    const { body } = await this.#again(() => {
+      const start = sizeOf(arrived);
+      const rest = { range: `bytes=${start}-`, "if-range": etag };
+      return this.#attempt(start > 0 ? { ...call, headers: rest } : call);
+    });
     if (!(await isBlob(ref, body))) {
+      arrived.length = 0;
+      if (isGuess) return this.blob(ref, arrived); // they were damaged
       throw new BadAnswer(`blob ${ref.sha256.slice(0, 12)}… of ${ref.size} bytes arrived as ${body.length} others`);
     }
     return body;
@@ -231,6 +249,24 @@ export class Transport {
   /** The coordinator's time, as far as known, in whole seconds. */
   #now(): number {
     return Math.floor(this.#platform.now() + this.#aheadS);
+  }
+}
+
+/** A blob that is kept, or is fetched and kept.
+ *
+ * If the connection breaks for good, what arrived is kept in its place, so that a later session fetches the rest.
+ */
+export async function keptOrFetched(ref: BlobRef, blobs: BlobCache, transport: Transport): Promise<Bytes> {
+  const kept = await blobs.get(ref.sha256);
+  if (kept !== null && (await isBlob(ref, kept))) return kept;
+  const arrived: Uint8Array[] = kept !== null && kept.length < ref.size ? [kept] : [];
+  try {
+    const data = await transport.blob(ref, arrived);
+    await blobs.put(ref.sha256, data);
+    return data;
+  } catch (error) {
+    await blobs.put(ref.sha256, concat(...arrived));
+    throw error;
   }
 }
 

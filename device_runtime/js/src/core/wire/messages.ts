@@ -13,6 +13,7 @@ import { successionSchema } from "../succession.ts";
 
 export const WIRE_VERSION = 1;
 const LONGEST_REPORTING_S = 7 * 86_400;
+const MOST_TOKEN = 200;
 
 /** The id of a session, an assignment or a task: it is named in paths, kept and printed. */
 const id = v.pipe(v.string(), v.regex(/^\P{C}{1,200}$/u));
@@ -46,6 +47,7 @@ const rejectedSchema = v.object({
     "shutting-down",
   ]),
   retry: retrySchema,
+  token: v.optional(v.pipe(v.string(), v.maxLength(MOST_TOKEN)), ""),
   formats: v.optional(v.array(v.string()), []),
 });
 const acceptedSchema = v.object({

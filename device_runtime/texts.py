@@ -1,0 +1,163 @@
+"""Texts of examples as tokens: what an app keeps as UTF-8 becomes the integers that a plan trains on.
+
+Spec: docs/spec/plan.md §1.3. `tokenizers` is the library of Hugging Face's models. Devices in TypeScript have a
+tokenizer of their own, which gives the same tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.errors import STOPS, DeadlinePassed, ExamplesError, PlanRefused
+from fedcore.plan import BlobRef, Field, Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from device_runtime.trainer import Limits, Trainer
+
+INSTALL = "pip install 'muster-fl[text]'"
+Ids = list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens (n, T) of texts, and how many of the texts were too long."""
+
+    ids: NDArray[np.int32]
+    cut: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextColumn:
+    """The texts (n, bytes) of a field, UTF-8 and zeros; its tokenizer's file; the token `padding` fills short ones.
+
+    The file comes from elsewhere: a trainer makes the tokens within its limits.
+    """
+
+    field: Field
+    file: bytes
+    padding: int
+    texts: NDArray[np.uint8]
+
+    def tokens(self, keep_going: Callable[[], bool]) -> Tokens:
+        """The tokens. keep_going: called before every text.
+
+        Raises as LoadedTokenizer does; ExamplesError for what is no UTF-8; DeadlinePassed when `keep_going` returns
+        false.
+        """
+        return LoadedTokenizer(self.field, self.file, self.padding).tokens(self._texts(keep_going), len(self.texts))
+
+    def _texts(self, keep_going: Callable[[], bool]) -> Iterator[str]:
+        for place, row in enumerate(self.texts):
+            if not keep_going():
+                raise DeadlinePassed("stopped while texts became tokens: the report would come too late")
+            try:
+                yield row.tobytes().rstrip(b"\0").decode()
+            except UnicodeDecodeError as error:
+                words = f"field {self.field.name!r} of example {place} is not text in UTF-8"
+                raise ExamplesError("invalid-examples", words) from error
+
+
+class LoadedTokenizer:
+    """A field's tokenizer, from its file. padding: the token that fills short texts.
+
+    Raises PlanRefused when it does not load, fails, or does not fit the field.
+    """
+
+    def __init__(self, field: Field, file: bytes, padding: int) -> None:
+        self._field, self._padding = field, padding
+        with _refusing(field, "does not load"):
+            self._library = library_of(field).from_str(file.decode())
+            self._library.no_padding()
+            self._library.no_truncation()
+
+    def tokens(self, texts: Iterable[str], count: int) -> Tokens:
+        """The tokens of so many texts."""
+        length, cut = self._field.shape[0], 0
+        ids = np.full((count, length), self._padding, np.int32)
+        for place, text in enumerate(texts):
+            with _refusing(self._field, f"fails at the text of example {place}"):
+                whole = list(self._library.encode(text).ids)
+                if len(whole) > length:
+                    plain = list(self._library.encode(text, add_special_tokens=False).ids)
+                    whole, cut = _cut(self._field, whole, plain), cut + 1
+            _check_fits(self._field, whole)
+            ids[place, : len(whole)] = whole
+        return Tokens(ids, cut)
+
+
+class Texts:
+    """Has a trainer make tokens of a plan's texts, within limits. blob: gets tokenizers. keep_going: as of a Trainer.
+
+    `cut`: texts that were too long.
+    """
+
+    def __init__(
+        self, blob: Callable[[BlobRef], bytes], trainer: Trainer, limits: Limits, keep_going: Callable[[], bool]
+    ) -> None:
+        self._blob, self._trainer, self._limits, self._keep_going = blob, trainer, limits, keep_going
+        self._before_s, self.cut = trainer.cpu_s, 0
+
+    def tokenize(self, field: Field, tokenizer: Tokenizer, texts: NDArray[np.uint8]) -> NDArray[np.int32]:
+        """Texts (n, bytes) as the field's tokens (n, T). Raises as `blob` and `Trainer.tokenize`."""
+        column = TextColumn(field, self._blob(tokenizer.blob), tokenizer.padding, texts)
+        tokens = self._trainer.tokenize(column, self.left, self._keep_going)
+        self.cut += tokens.cut
+        return tokens.ids
+
+    @property
+    def left(self) -> Limits:
+        """What making tokens left of the limits."""
+        return self._limits.after(self._trainer.cpu_s - self._before_s)
+
+
+def has_library() -> bool:
+    """Whether the library of tokenizers is installed."""
+    return find_spec("tokenizers") is not None
+
+
+def library_of(field: Field) -> type[tokenizers.Tokenizer]:
+    """The library, for the tokens of a field. Raises PlanRefused where there is none."""
+    try:
+        from tokenizers import Tokenizer as Library
+    except ImportError as error:
+        raise PlanRefused(f"field {field.name!r} is text, which needs a tokenizer here: {INSTALL}") from error
+    return Library
+
+
+@contextlib.contextmanager
+def _refusing(field: Field, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (*STOPS, PlanRefused):
+        raise
+    except BaseException as error:  # the library raises Exception itself, and panics with what is not even that
+        raise PlanRefused(f"the tokenizer of field {field.name!r} {what}: {error}") from error
+
+
+def _check_fits(field: Field, ids: Ids) -> None:
+    if max(ids, default=0) >= (field.high or 0):
+        raise PlanRefused(
+            f"the tokenizer of field {field.name!r} gives token {max(ids)}; the model knows those below {field.high}: "
+            "export it with the tokenizer that it was trained with"
+        )
+
+
+def _cut(field: Field, whole: Ids, plain: Ids) -> Ids:
+    """The tokens of a text with its last own ones left out, so that those around it, such as [SEP], stay."""
+    around, length = len(whole) - len(plain), field.shape[0]
+    if around >= length:
+        raise PlanRefused(
+            f"field {field.name!r} has room for {length} tokens, and its tokenizer adds {around} to every text: "
+            "export it with more tokens"
+        )
+    before = next((k for k in range(around + 1) if whole[k : k + len(plain)] == plain), 0)
+    return whole[: before + length - around] + whole[before + len(plain) :]

@@ -1,0 +1,1 @@
+"""The twin: the coordinator's rules on a modelled population, in virtual time."""

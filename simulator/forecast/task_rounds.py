@@ -1,0 +1,318 @@
+"""A task's rounds in virtual time: the rules of rounds, buffers, selection and participation, step by step."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from coordinator.rules import buffers
+from coordinator.rules import rounds as cohorts
+from coordinator.rules.pacing import GATHER_S, Demand, RoundTimes
+from coordinator.rules.participation import Participations
+from coordinator.rules.rounds import (
+    FAILURES,
+    Aborted,
+    Aggregated,
+    Configured,
+    EndAssignments,
+    Event,
+    Expired,
+    Lost,
+    Reported,
+    Round,
+    Select,
+    Tick,
+    TurnAway,
+    Waiting,
+    back_off_s,
+    lost_after_s,
+    open_round,
+)
+from coordinator.rules.selection import LATE_ROUNDS, draw, drawable
+from coordinator.rules.states import AssignmentState, RoundState
+from coordinator.rules.task_settings import TaskSettings
+from simulator.forecast.course import CommittedRound, Course
+from simulator.forecast.devices import Devices
+
+
+class _Work(NamedTuple):
+    """An open assignment: which one, since when, of which round, and the CPU seconds that it takes in all."""
+
+    serial: int
+    since: float
+    number: int
+    cpu_s: float
+
+
+@dataclass(slots=True)
+class Drawing:
+    """Where devices come from and go to. waiting: rows that wait, each until when, the first first.
+
+    drawn, free, turned_away: rows that were drawn, whose work is over, and that are sent away, since the last look.
+    """
+
+    waiting: dict[int, float] = field(default_factory=dict)
+    drawn: int = 0
+    free: list[int] = field(default_factory=list)
+    turned_away: list[int] = field(default_factory=list)
+
+
+class TaskRounds:
+    """The rounds of a task: the one that runs, and the one that is held behind it."""
+
+    def __init__(
+        self,
+        settings: TaskSettings,
+        costs: tuple[int, int],
+        drop_out: float,
+        devices: Devices,
+        course: Course,
+        seed: int,
+    ) -> None:
+        """costs: bytes of an assignment, down and up. drop_out: the chance that a device vanishes in one."""
+        self.settings, self.policy, self.buffered = settings, settings.policy, settings.buffered is not None
+        self.drawing, self.times = Drawing(), RoundTimes()
+        self._costs, self._drop_out, self._devices, self._course = costs, drop_out, devices, course
+        self._chance, self._source = np.random.default_rng((seed, 2)), random.Random(seed)
+        self._running: Round | None = None
+        self._held: Round | None = None
+        self._opened = self._drawn_at = self._not_before = 0.0
+        self._number, self._failures, self._serial = 1, 0, 0
+        self._open: dict[int, _Work] = {}
+        self._events: list[tuple[float, int, int, AssignmentState]] = []
+        self._late: dict[int, int] = {}
+        self._taken: set[int] = set()
+        self._failing: set[int] = set()
+        self._reported: list[int] = []
+        separation = settings.separation
+        self._resting = None if separation is None else Participations(separation, 0)
+
+    def advance(self, now: float) -> None:
+        """Do all that is due until now."""
+        while self._events and self._events[0][0] <= now:
+            at, serial, row, how = heapq.heappop(self._events)
+            work = self._open.get(row)
+            if work is not None and work.serial == serial:
+                self._end_work(row, how, at)
+        if self.idle or self._course.paused:
+            return
+        self._open_round(now)
+        if self._held is not None and self._running is None and now >= self._not_before:
+            self._running, self._held, self._opened = self._held, None, now
+            self._step(Waiting(len(self._candidates(self._running, now))), now)
+        elif self._running is not None:
+            self._step_due(self._running, now)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing can be due but ends of work: no round runs, and nobody waits."""
+        return self._running is None and self._held is None and not self.drawing.waiting
+
+    def is_resting(self, row: int, now: float) -> bool:
+        """Whether a device that comes now rests from its last participation."""
+        return self._resting is not None and self._resting.is_resting(str(row), now)
+
+    def rest_s(self, row: int, now: float) -> float:
+        """How long a device that rests must stay away."""
+        if self._resting is None:
+            return 0.0
+        seconds, rounds = self._resting.remaining(str(row), now)
+        return max(seconds, rounds * self.demand(now).every_s)
+
+    def demand(self, now: float) -> Demand:
+        """The demand of the rounds for devices."""
+        running = self._running
+        cohort = self.policy.cohort
+        if self.buffered and running is not None:
+            cohort = max(buffers.places(running), self.policy.goal)
+        every_s = self.times.takes_s(self.policy) + GATHER_S
+        return Demand(cohort, self._opens_in_s(running, now), every_s, GATHER_S)
+
+    def _opens_in_s(self, running: Round | None, now: float) -> float:
+        if running is None:
+            return max(0.0, self._not_before - now)
+        if running.state in (RoundState.SELECTING, RoundState.CONFIGURING) or self._draws_more(running, now):
+            return 0.0
+        return self.times.left_s(self.policy, now)
+
+    def _draws_more(self, running: Round, now: float) -> bool:
+        return bool(buffers.places(running) if self.buffered else running.missing(now))
+
+    # --- rounds
+
+    def _open_round(self, now: float) -> None:
+        """Open the next round, if somebody waits for it: held while another one runs, or during a pause."""
+        if self._held is not None or not self.drawing.waiting:
+            return
+        running = self._running
+        if self.buffered:
+            if running is None and now >= self._not_before:
+                self._running, self._opened = buffers.open_buffer(self.policy), now
+        elif running is None and now >= self._not_before:
+            self._running, self._opened = open_round(self.policy, now), now
+        elif running is None or running.state is not RoundState.SELECTING:
+            self._held = open_round(self.policy, now, held=True)
+
+    def _step_due(self, running: Round, now: float) -> None:
+        if running.state is RoundState.SELECTING:
+            # Whoever waits is counted only where that may matter.
+            if now >= running.deadline or len(self.drawing.waiting) >= self.policy.cohort:
+                self._step(Waiting(len(self._candidates(running, now))), now)
+        elif self._draws_more(running, now):
+            self._step(Waiting(len(self._candidates(running, now))), now)
+        else:
+            self._step(Tick(), now)
+
+    def _candidates(self, round_: Round, now: float) -> list[int]:
+        waiting = list(self.drawing.waiting)
+        if round_.state is RoundState.REPORTING:
+            waiting = [row for row in waiting if row not in self._taken]
+        if self._resting is not None:
+            waiting = [row for row in waiting if not self._resting.is_resting(str(row), now, 0)]
+        if not self._late or self.buffered:
+            return waiting
+        return drawable(waiting, lambda row: self._late.get(row, 0), round_, now)
+
+    def _step(self, event: Event, now: float) -> None:
+        if self._running is None:
+            return
+        if self.buffered:
+            self._running, effects = buffers.step(self._running, event)
+        else:
+            self._running, effects = cohorts.step(self._running, event, now)
+        stepped = self._running
+        for effect in effects:
+            match effect:
+                case Select(count):
+                    self._assign(stepped, count, now)
+                case TurnAway():
+                    self.drawing.turned_away += self.drawing.waiting
+                    self.drawing.waiting.clear()
+                case EndAssignments(state):
+                    self._end_all(state, now)
+        if self._running is not stepped:
+            return  # it was drawn, and went on
+        if stepped.state is RoundState.AGGREGATING:
+            self._commit(stepped, now)
+        elif stepped.state.ended:
+            self._abandoned(stepped, now)
+
+    def _commit(self, round_: Round, now: float) -> None:
+        """The next model is there: take over what is open, or begin anew."""
+        self._course.rounds.append(CommittedRound(self._opened, self._drawn_at, now, tuple(self._reported)))
+        self.times = self.times.ended(now, buffered=self.buffered)
+        self._late = {row: left - 1 for row, left in self._late.items() if left > 1}
+        self._number, self._failures = self._number + 1, 0
+        stale: list[int] = []
+        if self.buffered:
+            fresh = buffers.drawn_in(self._number, self.settings.max_staleness)
+            stale = [row for row, work in self._open.items() if work.number not in fresh]
+            for row in stale:
+                self._finish(row, AssignmentState.TOO_STALE, now)
+            buffers.step(round_, Aggregated(len(stale), len(self._open)))
+        else:
+            cohorts.step(round_, Aggregated(), now)
+        if self._resting is not None:
+            self._resting.end(now, committed=True, going_on={str(row) for row in self._open})
+        self._taken, self._failing, self._reported, self._running = set(), set(), [], None
+        if self.buffered:
+            self._running, self._opened = buffers.open_buffer(self.policy, len(self._open)), now
+
+    def _abandoned(self, round_: Round, now: float) -> None:
+        self._course.abandoned[round_.reason] += 1
+        if round_.assigned:
+            self.times = self.times.ended(now, buffered=self.buffered)
+        if round_.reason in FAILURES:
+            self._failures += 1
+            self._not_before = now + back_off_s(self._failures)
+            if self._failures >= self.settings.max_attempts:
+                self._course.paused = now, round_.reason
+        if self._resting is not None:
+            self._resting.end(now, committed=False)
+        self._taken, self._failing, self._reported, self._running = set(), set(), [], None
+
+    # --- assignments
+
+    def _assign(self, round_: Round, count: int, now: float) -> None:
+        chosen = draw(self._candidates(round_, now), count, self._source, self._late.__contains__)
+        for row in chosen:
+            del self.drawing.waiting[row]
+        rows = np.array(chosen, np.int64)
+        ends = now + self._devices.work_s[rows].astype(np.float64)
+        vanishes = self._chance.random(count) < self._drop_out
+        ends = np.where(vanishes, now + self._chance.random(count) * (ends - now), ends)
+        until = np.maximum(self._devices.stretches.can_until(rows, now), now)
+        silence_s, deadline = lost_after_s(self.policy.cohort), now + self.policy.reporting_deadline_s
+        works = zip(
+            chosen, ends.tolist(), until.tolist(), vanishes.tolist(), self._devices.cpu_s[rows].tolist(), strict=True
+        )
+        for row, end, leaves, gone, cpu_s in works:
+            at, how = (end + silence_s, AssignmentState.LOST) if gone else (end, AssignmentState.REPORTED)
+            if leaves < end:
+                at, how = leaves, AssignmentState.ABORTED
+            if self.buffered and deadline <= at:
+                at, how = deadline, AssignmentState.EXPIRED
+            self._serial += 1
+            self._open[row] = _Work(self._serial, now, self._number, cpu_s)
+            heapq.heappush(self._events, (at, self._serial, row, how))
+        if not self.buffered:
+            self._taken.update(chosen)
+        if round_.state is RoundState.CONFIGURING or round_.assigned == 0:
+            self._drawn_at = now
+        if not round_.replaced:
+            self.times = self.times.drawn(now, buffered=self.buffered)
+        if self._resting is not None:
+            self._resting.add(map(str, chosen), now)
+        self.drawing.drawn += count
+        self._course.assigned += count
+        self._step(Configured(count), now)
+
+    def _end_work(self, row: int, how: AssignmentState, at: float) -> None:
+        """A device reports, gives up, is lost, or is late in a buffered round."""
+        running = self._running
+        if running is not None and at >= running.deadline:
+            self._step(Tick(), at)
+            running = self._running
+        work = self._open.get(row)
+        if running is None or work is None:
+            return
+        self._finish(row, how, at)
+        again = row in self._failing
+        if how is AssignmentState.REPORTED:
+            self._reported.append(row)
+            if self.buffered:
+                self._taken.add(row)
+            self._step(Reported(self._number - work.number), at)
+            return
+        if self.buffered:
+            self._failing.add(row)
+        if self._resting is not None and how is not AssignmentState.EXPIRED:
+            self._resting.leave(str(row))
+        if how is AssignmentState.EXPIRED:
+            self._late[row] = LATE_ROUNDS + 1
+            self._step(Expired(1, int(again)), at)
+        else:
+            self._step(Aborted(again) if how is AssignmentState.ABORTED else Lost(1, again=int(again)), at)
+
+    def _end_all(self, state: AssignmentState, now: float) -> None:
+        """End what is open: nobody needs it any more, or it is late."""
+        if state is AssignmentState.EXPIRED:
+            self._late |= dict.fromkeys(self._open, LATE_ROUNDS + 1)
+        for row in list(self._open):
+            self._finish(row, state, now)
+
+    def _finish(self, row: int, how: AssignmentState, at: float) -> None:
+        work, course = self._open.pop(row), self._course
+        spent_s, reports = min(work.cpu_s, at - work.since), how is AssignmentState.REPORTED
+        course.ended[str(how)] += 1
+        course.spent_s[row] += spent_s
+        course.wasted_s += 0.0 if reports else spent_s
+        course.moved[row] += self._costs[0] + (self._costs[1] if reports else 0)
+        if reports:
+            course.took_part[row] += 1
+            course.reports.add(1, at)
+        self.drawing.free.append(row)

@@ -1,0 +1,191 @@
+"""The twin: a population that comes and goes in virtual time, and is told when to come back by the rule of pacing.
+
+Time moves in steps, of a second by default; within one, work ends at its exact time. Devices that nobody needs cost a
+row of an array each time that they come. With `bulk` devices that stand close to each other in the queue get one
+window, which counts all of them; without, each gets its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from coordinator.rules.pacing import (
+    HOUR_S,
+    IDLE_PER_S,
+    IDLE_S,
+    Demand,
+    Pace,
+    after,
+    drawn,
+    idle_window,
+    observe,
+    window,
+)
+from fedcore.wire.messages import RetryWindow
+from simulator.forecast.configuration import ForecastConfig
+from simulator.forecast.course import Course
+from simulator.forecast.devices import Devices
+from simulator.forecast.stretches import DAY_S, Rows, Times
+from simulator.forecast.task_rounds import TaskRounds
+
+WAIT_S = 30.0
+"""How long a device waits for a round."""
+BOUNDS = RetryWindow(5.0, DAY_S)
+CLOSE = 0.02
+"""Devices get one window together if the last stands behind the first by at most this share of the queue."""
+_CHUNK = 64
+
+
+class Twin:
+    """A population and its one task."""
+
+    def __init__(self, config: ForecastConfig, *, bulk: bool = True) -> None:
+        self.devices, self._bulk, self._step_s = Devices.drawn(config), bulk, config.step_s
+        self._days_s, self._chance = config.days * DAY_S, np.random.default_rng((config.seed, 1))
+        self.course = Course.of(len(self.devices), config.days)
+        costs = config.bytes_down, config.bytes_up
+        self._task = TaskRounds(config.task, costs, config.drop_out, self.devices, self.course, config.seed)
+        self._due = self._chance.uniform(0.0, config.first_within_s, len(self.devices))
+        self._pace = Pace(0.0)
+        self._returns: dict[int, RetryWindow] = {}
+        self._soon: dict[int, Rows] = {}
+        self._step = self._chunk_ends = 0
+
+    def run(self, on_hour: Callable[[int], None] = lambda hour: None, seconds: float | None = None) -> Course:
+        """Simulate all of the days, or only so many seconds, or until the task is paused.
+
+        on_hour: called with the hours that are over.
+        """
+        hour, steps = 0, int((self._days_s if seconds is None else seconds) / self._step_s)
+        for start in range(0, steps, _CHUNK):
+            self._chunk_ends = min(start + _CHUNK, steps)
+            soon = np.flatnonzero(self._due < self._chunk_ends * self._step_s)
+            self._soon = self._by_step(soon, start)
+            for step in range(start, self._chunk_ends):
+                self._advance(step)
+            if self.course.paused:
+                break
+            if (over := int(self._chunk_ends * self._step_s // HOUR_S)) > hour:
+                on_hour(hour := over)
+        return self.course
+
+    def _by_step(self, rows: Rows, least: int) -> dict[int, Rows]:
+        """These rows by the step in which they are due, which is `least` or later."""
+        if not len(rows):
+            return {}
+        steps = np.maximum((self._due[rows] / self._step_s).astype(np.int64), least)
+        order = np.argsort(steps, kind="stable")
+        values, first = np.unique(steps[order], return_index=True)
+        return dict(zip(values.tolist(), np.split(rows[order], first[1:]), strict=True))
+
+    def _advance(self, step: int) -> None:
+        """One step. Everything in it happens at its end, but for work, which ends when it ends."""
+        now, task = (step + 1) * self._step_s, self._task
+        self._step = step
+        rows = self._soon.pop(step, None)
+        if rows is not None:
+            self._arrive(rows, now)
+        task.advance(now)
+        drawing = task.drawing
+        if drawing.drawn:
+            self._pace = drawn(observe(self._pace, float(drawing.drawn), now, task.demand(now)))
+            drawing.drawn = 0
+        if drawing.free:
+            self._come_back(drawing.free, now)
+            drawing.free.clear()
+        if drawing.turned_away:
+            self._send_away(np.array(drawing.turned_away, np.int64), now, "not-selected")
+            drawing.turned_away.clear()
+        late = []
+        for row, until in drawing.waiting.items():
+            if until > now:
+                break
+            late.append(row)
+        for row in late:
+            del drawing.waiting[row]
+        if late:
+            self._send_away(np.array(late, np.int64), now, "not-selected")
+
+    def _arrive(self, rows: Rows, now: float) -> None:
+        until = self.devices.stretches.can_until(rows, now)
+        away = rows[until == 0.0]
+        if len(away):
+            self._come(away, self.devices.stretches.next_stretch(away, now))
+        rows = rows[until > 0.0]
+        if not len(rows):
+            return
+        self.course.check_ins.add(len(rows), now)
+        self._due[rows] = np.inf
+        obstacle = self.devices.obstacle[rows]
+        for index in np.unique(obstacle[obstacle > 0]):
+            self._send_idle(rows[obstacle == index], now, self.devices.obstacles[index])
+        accepted = self._returning(now)
+        for row in rows[obstacle == 0].tolist():
+            if self._task.is_resting(row, now):
+                self._rest(row, now)
+            else:
+                self._task.drawing.waiting[row] = now + WAIT_S
+                self._returns[row] = accepted
+
+    # --- windows
+
+    def _send_away(self, rows: Rows, now: float, why: str) -> None:
+        demand = self._task.demand(now)
+        for row in rows.tolist():
+            del self._returns[row]
+        while len(rows):
+            count = min(self._together(demand), len(rows))
+            self._pace = observe(self._pace, float(count), now, demand)
+            self._pace, when = window(self._pace, demand, BOUNDS, float(count))
+            self._sent(rows[:count], when, now, why)
+            rows = rows[count:]
+
+    def _together(self, demand: Demand) -> int:
+        """How many of the devices that come next may get one window: all for a place, or close in the queue."""
+        free = demand.places - self._pace.booked
+        many = free if free >= 1 else 1.0 if free > 0 and not self._pace.queued else CLOSE * self._pace.queued
+        return max(1, int(many)) if self._bulk else 1
+
+    def _send_idle(self, rows: Rows, now: float, why: str) -> None:
+        demand = self._task.demand(now)
+        while len(rows):
+            many = max(IDLE_S * IDLE_PER_S - self._pace.idle, CLOSE * self._pace.idle, 1.0) if self._bulk else 1.0
+            count = min(int(many), len(rows))
+            self._pace = observe(self._pace, float(count), now, demand)
+            self._pace, when = idle_window(self._pace, BOUNDS, float(count))
+            self._sent(rows[:count], when, now, why)
+            rows = rows[count:]
+
+    def _rest(self, row: int, now: float) -> None:
+        usual = self._returning(now, 1.0)
+        self._sent(np.array([row]), after(usual, self._task.rest_s(row, now), BOUNDS), now, "resting")
+
+    def _returning(self, now: float, devices: float = 0.0) -> RetryWindow:
+        """The window of a device that is accepted now, for when its work is over. It takes no place."""
+        demand = self._task.demand(now)
+        self._pace = observe(self._pace, devices, now, demand)
+        _, usual = window(self._pace, demand, BOUNDS)
+        return after(usual, self._task.settings.min_separation_s, BOUNDS)
+
+    def _come_back(self, rows: list[int], now: float) -> None:
+        """Devices whose work is over come back when they were told at the beginning of their session."""
+        windows = [self._returns.pop(row) for row in rows]
+        first, last = np.array([(one.min_s, one.max_s) for one in windows]).T
+        self._come(np.array(rows, np.int64), now + self._chance.uniform(first, last))
+
+    def _sent(self, rows: Rows, when: RetryWindow, now: float, why: str) -> None:
+        self.course.sent_away(rows, when, why)
+        self._come(rows, self._within(when, len(rows), now))
+
+    def _within(self, when: RetryWindow, count: int, now: float) -> Times:
+        return now + self._chance.uniform(when.min_s, when.max_s, count)
+
+    def _come(self, rows: Rows, at: Times) -> None:
+        """Make devices due; those of this chunk of time are put into it."""
+        self._due[rows] = at
+        early = rows[at < self._chunk_ends * self._step_s]
+        for step, more in self._by_step(early, self._step + 1).items():
+            had = self._soon.get(step)
+            self._soon[step] = more if had is None else np.concatenate((had, more))

@@ -1,0 +1,45 @@
+"""Texts of simulated users: kept as devices keep them, and as a model's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from msgspec import UNSET
+from numpy.typing import NDArray
+
+from device_runtime.errors import DeviceError
+from device_runtime.texts import TextColumn
+from export.model import ModelSpec
+from fedcore.plan import BlobRef
+from simulator.errors import DatasetError
+from simulator.population import Population
+
+
+def as_bytes(texts: Sequence[str]) -> NDArray[np.uint8]:
+    """Texts as (n, bytes), UTF-8 and zeros. Raises DatasetError, with its place, for one that UTF-8 cannot hold."""
+    try:
+        encoded = [text.encode() for text in texts]
+    except UnicodeEncodeError as error:
+        place = next(place for place, text in enumerate(texts) if text == error.object)
+        raise DatasetError(f"the text of example {place} has half a character, which UTF-8 cannot hold") from error
+    return np.array(encoded, np.bytes_).view(np.uint8).reshape(len(encoded), -1)
+
+
+def with_tokens(users: Population, spec: ModelSpec) -> Population:
+    """The same users with tokens in place of their texts, as devices make them; users without texts as they are.
+
+    Raises DatasetError for a text that is no UTF-8, and where the tokenizer does not fit the model.
+    """
+    fields, blobs = dict(users.fields), {BlobRef.of(data).sha256: data for data in spec.tokenizers}
+    for field in spec.fields:
+        if field.tokenizer is UNSET or fields.get(field.name, np.zeros(0)).dtype != np.uint8:
+            continue
+        texts = fields[field.name].astype(np.uint8, copy=False)
+        column = TextColumn(field, blobs[field.tokenizer.blob.sha256], field.tokenizer.padding, texts)
+        try:
+            fields[field.name] = column.tokens(lambda: True).ids
+        except DeviceError as error:
+            raise DatasetError(str(error)) from error
+    return replace(users, fields=fields)

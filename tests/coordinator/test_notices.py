@@ -1,0 +1,186 @@
+"""Replicas that do not drive a population send its devices away by the driver's notice, and tell the driver."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.commands import AwaitAssignment, CheckInDevice
+from coordinator.errors import ReplayedSignature
+from coordinator.rules.notices import Notice, Tally, notice_of, tally_of, text_of
+from coordinator.rules.return_tokens import Return
+from coordinator.rules.selection import DeviceHoldOut, Eligibility, Needs
+from fedcore.wire.messages import Accepted, CheckIn, RetryWindow
+from tests.coordinator.conftest import CAPABILITIES, Desk
+from tests.coordinator.test_steering import BOUNDS
+
+LEASE_S = 3.0
+AHEAD_S = 5000.0
+
+
+def visit(device="a", token="", examples=1, signed=0, formats=("onnx",)):
+    able = CheckIn(capabilities=CAPABILITIES, examples={"default": examples})
+    return CheckInDevice("phones", device, Eligibility.of(device, able), token, signed)
+
+
+class Pair:
+    """The driver of a population, whose clock is ahead, and other replicas, which follow it."""
+
+    def __init__(self, store, others=1):
+        self.driver = Desk(store, url="http://driver", lease_s=LEASE_S, now=AHEAD_S, retry=BOUNDS)
+        self.others = [self.other(store, number) for number in range(others)]
+        self.live(3)
+
+    def other(self, store, number=0):
+        desk = Desk(store, url=f"http://other{number}", lease_s=LEASE_S, retry=BOUNDS)
+        assert not desk.membership.held
+        return desk
+
+    def live(self, seconds, step_s=0.5):
+        for _ in range(round(seconds / step_s)):
+            for desk in (self.driver, *self.others):
+                desk.pass_time(step_s)
+
+    @property
+    def idle(self):
+        return self.driver.driver._memory.steering._populations["phones"].pace.idle
+
+
+@pytest.fixture
+def pair(store, register):
+    register(min_examples=10)
+    return Pair(store)
+
+
+def away(desk, *args, **kwargs):
+    return desk.driver.turn_away(visit(*args, **kwargs))
+
+
+def test_replica_sends_away_whom_no_task_can_use(pair):
+    (other,) = pair.others
+    told = away(other)
+    assert (told.reason, told.retry) == ("not-eligible", RetryWindow(45.0, 75.0))
+    assert away(pair.driver, "b").retry == told.retry
+
+
+def test_replica_leaves_whom_a_task_may_use_to_the_driver(pair):
+    (other,) = pair.others
+    assert away(other, examples=10) is None
+    assert isinstance(pair.driver.ask(visit(examples=10)), Accepted)
+
+
+def test_token_of_one_replica_holds_at_all_others(pair):
+    (other,) = pair.others
+    for giver, reader, device in ((other, pair.driver, "a"), (pair.driver, other, "b")):
+        token = away(giver, device).token
+        pair.live(10)
+        early = away(reader, device, token)
+        assert early.reason == "too-early"
+        assert early.retry.min_s == pytest.approx(35.0, abs=1.0)
+
+
+def test_driver_counts_whom_others_sent_away(pair):
+    (other,) = pair.others
+    for number in range(100):
+        away(other, str(number))
+    assert pair.idle == 0
+    pair.live(2.5)
+    assert 70 <= pair.idle <= 100
+    log = pair.driver.driver._memory.check_ins.arrivals
+    (task,) = pair.driver.driver._memory.tasks
+    assert log.lately(task, pair.driver.now) == {"examples": 100}
+
+
+def test_replicas_put_devices_into_one_queue(store, register):
+    register(min_examples=10)
+    pair = Pair(store, others=2)
+    first, second = pair.others
+    for number in range(2000):
+        away(first, str(number))
+    pair.live(3.0)
+    waits = [away(desk, "late").retry.min_s for desk in (first, second, pair.driver)]
+    assert min(waits) > 120
+    assert max(waits) - min(waits) < 5
+
+
+def test_device_that_shows_itself_at_every_replica_takes_one_place(store, register):
+    register(min_examples=10)
+    pair = Pair(store, others=2)
+    desks = [*pair.others, pair.driver]
+    token = ""
+    for _ in range(3):
+        told = [away(desk, token=token) for desk in desks]
+        assert "not-eligible" in {one.reason for one in told}
+        pair.live(2.5, step_s=0.1)
+        assert pair.idle <= 1.0
+        token = told[0].token
+        pair.live(60)
+
+
+def test_new_task_lets_devices_come_at_every_replica(pair, register):
+    (other,) = pair.others
+    token = away(other).token
+    register(min_examples=1)
+    pair.live(1)
+    assert away(other, token=token) is None
+
+
+def test_replica_that_cannot_know_the_drivers_clock_asks_it(store, register):
+    register(min_examples=10)
+    driver = Desk(store, url="http://driver", lease_s=LEASE_S, now=AHEAD_S, retry=BOUNDS)
+    driver.pass_time(0.5)
+    other = Desk(store, url="http://other", lease_s=LEASE_S, retry=BOUNDS)
+    other.pass_time(0.5)
+    assert away(other) is None
+    driver.pass_time(1.5)
+    other.pass_time(0.5)
+    assert away(other).reason == "not-eligible"
+
+
+def test_replica_does_not_follow_a_driver_that_is_gone(pair):
+    (other,) = pair.others
+    assert away(other) is not None
+    with pair.driver.store.database.writing() as records:
+        records.leases.forget(pair.driver.membership.id)
+    other.pass_time(0.5)
+    assert other.membership.held == {"phones"}
+    assert not other.driver.follows("phones")
+    assert away(other, "b").reason == "not-eligible"
+
+
+def test_tallies_are_deleted_once_they_were_counted(pair):
+    (other,) = pair.others
+    away(other)
+    other.pass_time(1.5)
+    with other.store.database.reading() as records:
+        assert records.notices.any_told({"phones"})
+    pair.live(2)
+    with other.store.database.reading() as records:
+        assert not records.notices.any_told({"phones"})
+
+
+def test_nothing_is_written_while_nobody_comes(pair):
+    with pair.driver.store.database.reading() as records:
+        before = records.notices.changed({})
+    pair.live(10)
+    with pair.driver.store.database.reading() as records:
+        assert records.notices.changed({}) == before
+
+
+def test_check_in_that_is_sent_again_later_ends_no_session(pair):
+    driver = pair.driver
+    session = driver.ask(visit(examples=10, signed=20)).session
+    (waiting,) = driver.turn(AwaitAssignment(session, "a", 10.0))
+    with pytest.raises(ReplayedSignature):
+        driver.ask(visit(examples=10, signed=19))
+    assert not waiting.done() or waiting.result(timeout=0).assignment
+    assert driver.ask(visit("b", examples=10, signed=1)).session
+
+
+def test_notices_and_tallies_come_back_as_they_were_written():
+    needs = Needs(frozenset({"onnx"}), "default", 5, hold_out=DeviceHoldOut("phones", 0.25, on_held_out=True))
+    notice = Notice(generation=b"\0\xff345678", tasks={"t": needs}, idle_until=1.5)
+    assert notice_of(text_of(notice)) == notice
+    visits = [(b"12345678", Return(1.5, 2.5)), (b"\0" * 8, Return(3.0, 4.0))]
+    tally = Tally.of(visits, {("t", "examples"): 2, ("t", "format"): 1})
+    assert list(tally_of(text_of(tally)).each()) == visits
+    assert tally.obstacles == {"t": {"examples": 2, "format": 1}}

@@ -1,0 +1,135 @@
+"""Released models take texts, in Python and TypeScript: they predict with them, and become personal on them."""
+
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from device_runtime.errors import InputRefused, ModelRefused
+from device_runtime.examples import open_examples
+from device_runtime.models.model import Model as OnDevice
+from export.huggingface.folder import load
+from export.model import Model
+from fedcore.algorithms import create
+from fedcore.plan import BlobRef, Tokenizer
+from tests.device_runtime.personal import away, owning, taken
+from tests.device_runtime.released import NAME
+from tests.device_runtime.test_personal_of_export import offered
+from tests.device_runtime.test_texts import VECTORS, WORD_PIECE, field, tokens
+from tests.device_runtime.test_typescript_models import Node
+from tests.export.test_huggingface import FAMILIES
+from tests.export.test_huggingface_texts import folder_of
+
+TOKENS = 12
+TEXTS = [text for text in VECTORS["texts"] if text.strip()][:6]
+TOPICS = ("quick brown fox", "12,345 reasons")
+
+
+def rows_of(texts):
+    return np.array([np.frombuffer(text.encode().ljust(200, b"\0"), np.uint8) for text in texts])
+
+
+@pytest.fixture
+def mine():
+    """Texts of two topics, which differ in their words."""
+    texts = [f"{TOPICS[place % 2]}, {word}" for place, word in enumerate([*"abcdefghijklmnopqrst"] * 4)]
+    return {"text": rows_of(texts), "label": np.arange(len(texts)) % 2}
+
+
+@pytest.fixture
+def release(coordinator, tmp_path, monkeypatch):
+    """Release a tiny model of texts; its plan."""
+    pytest.importorskip("transformers")
+    sizes, task = FAMILIES["Bert"]
+    # Weights as small as they usually are drawn tell no text from another.
+    monkeypatch.setitem(FAMILIES, "Bert", ({**sizes, "initializer_range": 0.3}, task))
+    spec = load(folder_of("Bert", tmp_path, monkeypatch), rank=4, tokens=TOKENS)
+    algorithm = create("fedavg", {"epochs": 10, "client_lr": 0.1, "batch_size": 4})
+    return offered(coordinator, Model(spec, 3), algorithm, "onnx")[0]
+
+
+@pytest.fixture
+def by_tokens(tmp_path):
+    """The tokens of some texts, as a training would make them."""
+
+    def made(texts):
+        np.savez(tmp_path / "texts.npz", text=rows_of(texts))
+        return tokens(open_examples(tmp_path / "texts.npz"), field(TOKENS, 520), WORD_PIECE)[0]
+
+    return made
+
+
+def test_an_app_gives_texts_and_gets_what_their_tokens_give(coordinator, config, release, by_tokens, mine, tmp_path):
+    owned = owning(config, mine)
+    with taken(owned) as model:
+        found = model.predict({"text": TEXTS})["output"]
+        np.testing.assert_array_equal(found, model.predict({"text": by_tokens(TEXTS)})["output"])
+    with OnDevice(away(owned), NAME) as offline:
+        np.testing.assert_array_equal(offline.predict({"text": tuple(TEXTS)})["output"], found)
+    with Node(tmp_path, coordinator.url) as node:
+        assert node.refresh() == (True, 1)
+        np.testing.assert_allclose(node.answers({"text": ["text", TEXTS]}), found.ravel(), atol=1e-5)
+        by_hand = by_tokens(TEXTS).ravel().tolist()
+        assert node.answers({"text": ["int32", by_hand]}) == node.answers({"text": ["text", TEXTS]})
+    calls = len(coordinator.calls)
+    with Node(tmp_path, coordinator.url) as offline:
+        np.testing.assert_allclose(offline.answers({"text": ["text", TEXTS]}), found.ravel(), atol=1e-5)
+    assert len(coordinator.calls) == calls
+
+
+def test_models_of_texts_become_personal_in_both_runtimes(coordinator, config, release, mine, tmp_path):
+    with taken(owning(config, mine)) as model:
+        outcome = model.personalise()
+        assert (outcome.kept, model.personal) == (True, True)
+        assert outcome.after < 0.5 * outcome.before
+        found = model.predict({"text": [f"{topic}, z" for topic in TOPICS]})["output"]
+        assert found.argmax(axis=1).tolist() == [0, 1]
+    with Node(tmp_path, coordinator.url) as node:
+        node.refresh()
+        answer = node.ask("personalise")
+        assert (answer["kept"], answer["examples"], answer["leftOut"]) == (True, outcome.examples, outcome.left_out)
+        np.testing.assert_allclose([answer["before"], answer["after"]], [outcome.before, outcome.after], rtol=1e-2)
+        theirs = node.answers({"text": ["text", [f"{topic}, z" for topic in TOPICS]]})
+        np.testing.assert_allclose(theirs, found.ravel(), atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ("fox", "input 'text' takes a list of texts, or an array of their tokens"),
+        ([b"fox"], "input 'text' takes a list of texts"),
+        (["half \ud800"], "fails at the text of example 0"),
+        ([], "examples; all must hold the same number, at least 1"),
+    ],
+)
+def test_what_is_no_text_is_refused_in_one_line(config, release, mine, texts, words):
+    with taken(owning(config, mine)) as model, pytest.raises(InputRefused, match=words) as caught:
+        model.predict({"text": texts})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_text_is_refused_where_no_library_is_and_tokens_are_not(config, release, mine, by_tokens, monkeypatch):
+    ids = by_tokens(TEXTS)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with taken(owning(config, mine)) as model:
+        with pytest.raises(InputRefused, match=r"pip install 'muster-fl\[text\]'"):
+            model.predict({"text": TEXTS})
+        assert len(model.predict({"text": ids})["output"]) == len(TEXTS)
+
+
+def test_a_version_whose_tokenizer_does_not_load_is_refused_on_trial(coordinator, config, mine, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    spec = load(folder_of("Bert", tmp_path, monkeypatch), rank=4, tokens=TOKENS)
+    broken = json.loads(spec.tokenizers[0])
+    del broken["model"]
+    data = json.dumps(broken).encode()
+    text = structs.replace(spec.inputs[0], tokenizer=Tokenizer(BlobRef.of(data), 0))
+    offered(coordinator, Model(replace(spec, inputs=(text,), tokenizers=(data,)), 3), create("fedavg", {}), "onnx")
+    with OnDevice(owning(config, mine), NAME) as one, pytest.raises(ModelRefused, match="does not load"):
+        one.refresh()
+    with Node(tmp_path, coordinator.url) as node:
+        answer = node.ask("refresh")
+        assert "does not load" in answer["detail"]

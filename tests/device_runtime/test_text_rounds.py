@@ -1,0 +1,103 @@
+"""Devices of both kinds train on texts in real rounds of a real coordinator, each as Python makes tokens of them."""
+
+import json
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+import pytest
+
+from coordinator.rules.aggregation import aggregate
+from coordinator.store.tasks import Secagg, TaskSettings
+from device_runtime.backends.onnxruntime import OnnxRuntime
+from device_runtime.config import DeviceConfig
+from device_runtime.examples import open_examples
+from device_runtime.permission.policy import Policy
+from device_runtime.session import run_session
+from device_runtime.state.cache import BlobCache
+from device_runtime.trainer import InProcess, Limits
+from device_runtime.work import Worker
+from export.build import export_bundle
+from export.huggingface.folder import load
+from export.model import Model
+from fedcore import checkpoint
+from fedcore.algorithms import create
+from fedcore.plan import BlobRef
+from fedcore.signing import SigningKey
+from tests.coordinator.fork_server import wait_until
+from tests.device_runtime.node import command, device_words
+from tests.device_runtime.test_releases import assignment
+from tests.export.test_huggingface import FAMILIES
+from tests.export.test_huggingface_texts import VECTORS, folder_of
+
+TEXTS = [*(text for text in VECTORS["texts"] if text.strip()), "a fox"][-16:]
+WIDTH, TOKENS = 200, 12
+ROWS = {
+    "text": np.array([np.frombuffer(text.encode().ljust(WIDTH, b"\0"), np.uint8) for text in TEXTS]),
+    "label": np.arange(len(TEXTS)) % 2,
+}
+# One batch of all texts, so that their order does not count.
+ALGORITHM = create("fedavg", {"batch_size": len(TEXTS), "epochs": 2, "client_lr": 0.3})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def libraries():
+    pytest.importorskip("transformers")
+
+
+def expected(store, task, number, folder):
+    """The parameters after a round in which all devices have these texts, and how many texts are cut, by Python."""
+    record = store.task(task)
+    plan, before = store.plan(record.plan_sha256), store.checkpoint(task, number - 1)
+    data = checkpoint.encode(before)
+    blobs = lambda ref: data if ref == BlobRef.of(data) else store.blobs.get(ref.sha256)  # noqa: E731
+    cache = BlobCache(folder / f"blobs-{number}", lambda ref, part: part.append(blobs(ref)))
+    worker = Worker(InProcess(OnnxRuntime()), open_examples(folder / "examples.npz"), cache, lambda: True)
+    result = worker.train(assignment(checkpoint=BlobRef.of(data)), plan, Limits(4_000_000_000, 600.0))
+    report = plan.report.weigh(result.values, result.weight).astype(np.float64)
+    return aggregate(plan.report, ALGORITHM, before, report).state["params"], result.cut
+
+
+def on_node(folder, url, signer):
+    """The outcome of a session on Node."""
+    words = device_words(folder, url, "p", ROWS, **({"signers": [signer]} if signer else {}))
+    ran = subprocess.run(
+        command("src/node/main.ts", *words), check=True, stdout=subprocess.PIPE, text=True, timeout=120
+    )
+    return json.loads(ran.stdout)
+
+
+def in_python(folder, url, signer):
+    """The same in Python, in a sandbox."""
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / "examples.npz", **ROWS)
+    given = {"coordinator": url, "population": "p", "examples": folder / "examples.npz", "state": folder / "state"}
+    return msgspec.to_builtins(run_session(DeviceConfig(**given, policy=Policy(signers=(signer,)) if signer else None)))
+
+
+@pytest.mark.parametrize(
+    ("family", "secagg", "others"), [("Bert", None, 0), ("Llama", Secagg(clip_norm=8.0, max_examples=20), 6)]
+)
+def test_both_runtimes_commit_what_python_makes_of_texts(family, secagg, others, tmp_path, coordinators, monkeypatch):
+    spec = load(folder_of(family, tmp_path, monkeypatch), task=FAMILIES[family][1], rank=2, tokens=TOKENS)
+    bundle, key = export_bundle(Model(spec, 3), ALGORITHM, tmp_path / "plan"), SigningKey.new(tmp_path / "release.pem")
+    devices = {"node": on_node, "python": in_python} | {f"python-{index}": in_python for index in range(others)}
+    with coordinators.local(tmp_path, secure=secagg is not None) as local, ThreadPoolExecutor(len(devices)) as pool:
+        settings = TaskSettings(population="p", goal=len(devices), rounds=2, over_selection=1.0, secagg=secagg)
+        task = local.create_task(bundle, settings, key).id
+        for number in (1, 2):
+            running = [
+                pool.submit(run, tmp_path / name, local.url, key.signer if secagg else None)
+                for name, run in devices.items()
+            ]
+            outcomes = [one.result() for one in running]
+            assert {one["outcome"] for one in outcomes} == {"reported"}, outcomes
+            wait_until(lambda done=number: len(local.store.rounds(task)) >= done)
+            wait_until(lambda done=number: local.store.rounds(task)[done - 1].state == "committed")
+            wanted, cut = expected(local.store, task, number, tmp_path / "python")
+            after = local.store.checkpoint(task, number)["params"]
+            assert {one["cut"] for one in outcomes} == {cut}
+            assert 0 < cut < len(TEXTS)
+            np.testing.assert_allclose(after, wanted, atol=1e-5 if secagg is None else 1e-4)
+    assert np.abs(wanted - Model(spec, 3).initial).max() > 1e-3

@@ -1,0 +1,195 @@
+"""The twin: the coordinator's rules on a modelled population, in virtual time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coordinator.errors import InvalidTask
+from simulator.errors import ForecastError
+from simulator.forecast.configuration import ForecastConfig
+from simulator.forecast.devices import Devices
+from simulator.forecast.forecast import forecast
+from simulator.forecast.starved import check_fills
+from simulator.forecast.stretches import DAY_S
+from simulator.forecast.traces import read_trace
+from simulator.forecast.twin import Twin
+
+PATIENT = {"goal": 50, "example_s": 10.0, "reporting_deadline_s": 7200.0, "step_s": 10.0}
+"""Rounds that take an hour, so that a day has few of them, in coarse time."""
+
+
+def test_forecast_is_the_same_with_the_same_seed():
+    config = ForecastConfig(devices=500, seed=3, **PATIENT | {"goal": 10})
+    first, again = Twin(config).run(), Twin(config).run()
+    assert first.rounds
+    assert first.rounds == again.rounds
+    assert np.array_equal(first.took_part, again.took_part)
+
+
+def test_windows_in_bulk_give_the_rounds_of_windows_one_by_one():
+    shared = {"devices": 10_000, "goal": 50, "example_s": 3.0, "reporting_deadline_s": 1800.0, "step_s": 10.0}
+    configs = [ForecastConfig(**shared, seed=seed) for seed in range(2)]
+    bulk, single = ([Twin(config, bulk=one).run() for config in configs] for one in (True, False))
+    rounds, visits = ([sum(map(count, side)) for side in (bulk, single)] for count in (rounds_of, visits_of))
+    assert rounds[0] == pytest.approx(rounds[1], rel=0.1)
+    assert visits[0] == pytest.approx(visits[1], rel=0.1)
+    for share in (0.1, 0.5, 0.75, 0.9):
+        assert stay(bulk[0], share) == pytest.approx(stay(single[0], share), abs=1)
+
+
+def rounds_of(course):
+    return len(course.rounds)
+
+
+def visits_of(course):
+    return course.check_ins.by_hour.sum()
+
+
+def stay(course, share):
+    """The bin, a quarter of an octave wide, of the windows that lies above this share of them."""
+    bins = sorted(course.stays)
+    below = np.cumsum([course.stays[one] for one in bins])
+    return bins[int(np.searchsorted(below, share * below[-1]))]
+
+
+def test_devices_that_no_rule_lets_in_never_take_part():
+    config = ForecastConfig(
+        devices=1000, unmetered=0.5, needs_unmetered=True, min_examples=64, **PATIENT | {"goal": 10}
+    )
+    twin = Twin(config)
+    course = twin.run()
+    kept_out = twin.devices.obstacle > 0
+    assert set(twin.devices.obstacles) == {"", "examples", "conditions"}
+    assert not course.took_part[kept_out].any()
+    assert course.took_part[~kept_out].any()
+
+
+def test_device_can_come_from_the_start_of_its_next_stretch():
+    devices = Devices.drawn(ForecastConfig(devices=1000)).stretches
+    rows = np.arange(1000)
+    starts = devices.next_stretch(rows, DAY_S)
+    assert (starts > DAY_S).all()
+    assert all(devices.can_until(rows[one : one + 1], starts[one] + 1.0)[0] > starts[one] for one in range(1000))
+
+
+def test_every_assignment_ends_in_one_way():
+    twin = Twin(ForecastConfig(devices=500, **PATIENT | {"goal": 10}))
+    course = twin.run()
+    assert course.took_part.sum() == course.reports.by_hour.sum() == course.ended["reported"]
+    assert course.assigned - 13 <= course.ended.total() <= course.assigned
+
+
+def test_device_that_took_part_rests_for_as_long_as_the_task_asks():
+    course = Twin(ForecastConfig(devices=300, min_separation_s=DAY_S, **PATIENT | {"goal": 10})).run()
+    assert course.took_part.max() == 1
+
+
+def test_buffered_rounds_take_reports_of_earlier_models():
+    config = ForecastConfig(devices=500, concurrency=20, max_staleness=1, **PATIENT | {"goal": 5})
+    course = Twin(config).run()
+    assert len(course.rounds) > 10
+    assert all(len(one.devices) == 5 for one in course.rounds)
+    assert course.ended["too-stale"] > 0
+    assert course.abandoned == {}
+
+
+def test_task_whose_attempts_fail_is_paused_as_on_a_coordinator():
+    # Nearly every device needs longer than rounds wait, but for the few that the check before a day must let pass.
+    config = ForecastConfig(devices=2000, goal=20, example_s=40.0, step_s=10.0, max_attempts=3)
+    course = Twin(config).run()
+    assert course.paused is not None
+    assert course.paused[1] == "too-few-reports"
+    assert course.abandoned["too-few-reports"] == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"devices": 99}, "devices=99 leaves 99 of 99 devices"),
+        ({"min_examples": 100_000}, "min_examples=100000 leaves 0 of 1,000 devices"),
+        ({"unmetered": 0.05, "needs_unmetered": True}, "needs_unmetered=True leaves"),
+        ({"example_s": 90.0}, "reporting_deadline_s=600.0 leaves"),
+        ({"charging_s": 60.0}, "charging_s=60.0 leaves"),
+        ({"charges": 0.1}, "at the best hour of a day"),
+        ({"drop_out": 0.9}, "drop_out=0.9 leaves 44 reports of a round of 130 devices at best"),
+    ],
+)
+def test_profile_that_fills_no_round_is_refused_with_what_starves_it(settings, words):
+    config = ForecastConfig(**{"devices": 1000} | settings)
+    with pytest.raises(ForecastError) as refused:
+        check_fills(config, Devices.drawn(config))
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_minimum_above_the_goal_is_refused():
+    with pytest.raises(InvalidTask, match=r"minimum must be from 1 to the goal, 10, not 11"):
+        ForecastConfig(goal=10, minimum=11)
+
+
+def test_answers_say_when_the_rounds_asked_for_are_done():
+    hours = []
+    found = forecast(ForecastConfig(devices=500, rounds=5, **PATIENT | {"goal": 10}), hours.append)
+    assert found.rounds >= 5
+    assert 0 < found.done_at_h < 24
+    assert sum(found.rounds_a_day) == found.rounds
+    assert sum(found.check_ins_by_hour) == found.check_ins
+    assert found.reports == found.assignments["reported"]
+    assert hours == list(range(1, 25))
+
+
+TRACE = "device,start_s,end_s\na,0,3600\nb,7200,10800\na,50000,60000\n"
+
+
+def test_traced_devices_come_in_their_stretches_and_again_every_day(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    traced = read_trace(path, 4, seed=0)
+    rows = np.arange(4)
+    of_a = traced.can_until(rows, 60.0) > 0
+    assert of_a.sum() == 2
+    assert traced.can_until(rows, 60.0)[of_a] == pytest.approx(3600.0)
+    assert traced.can_until(rows, DAY_S + 8000.0)[~of_a] == pytest.approx(DAY_S + 10800.0)
+    assert traced.next_stretch(rows, 60.0)[of_a] == pytest.approx(50_000.0)
+    assert traced.next_stretch(rows, 55_000.0)[of_a] == pytest.approx(DAY_S)
+    assert traced.next_stretch(rows, 60.0)[~of_a] == pytest.approx(7200.0)
+    assert traced.longest_s()[of_a] == pytest.approx(10_000.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "line 1: the columns are device,start_s,end_s"),
+        ("device,start_s,end_s\n", "has no stretch"),
+        (f"{TRACE}c,1\n", "line 5: 'c,1' is not a device and two times"),
+        (f"{TRACE}c,1,x\n", "line 5: 'c,1,x' is not a device and two times"),
+        (f"{TRACE}c,20,10\n", "line 5: a stretch from 20 to 10"),
+        (f"{TRACE}c,-1,10\n", "line 5: a stretch from -1 to 10"),
+        (f"{TRACE}c,0,inf\n", "line 5: a stretch from 0 to inf"),
+        (f"{TRACE}a,3000,4000\n", "line 5: it overlaps the stretch of line 2"),
+    ],
+)
+def test_impossible_trace_is_refused_with_its_line(tmp_path, text, words):
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(ForecastError) as refused:
+        read_trace(path, 10, seed=0)
+    assert words in str(refused.value)
+
+
+def test_rounds_happen_while_traced_devices_can_come(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("device,start_s,end_s\n" + "".join(f"{name},36000,72000\n" for name in range(50)))
+    found = forecast(ForecastConfig(devices=100, trace=path, **PATIENT | {"goal": 10}))
+    hours = [hour for hour, count in enumerate(found.rounds_by_hour) if count]
+    assert 10 <= min(hours) <= max(hours) <= 20
+    assert found.never_by_zone == {}
+
+
+def test_slow_devices_take_part_less_where_rounds_do_not_wait_for_them():
+    config = ForecastConfig(devices=1000, goal=20, example_s=10.0, speed_spread=1.0, over_selection=2.0, step_s=10.0)
+    found = forecast(config)
+    assert found.never_by_speed["slowest"] > found.never_by_speed["fastest"] + 0.1
+    assert found.never_took_part == pytest.approx(np.mean(list(found.never_by_zone.values())), abs=0.05)
+    assert 0 < found.phone.cpu_s < found.phone.cpu_s_p99
