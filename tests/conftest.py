@@ -15,12 +15,14 @@ import torch
 import typer.main
 import typer.testing
 
+from coordinator import server
 from device_runtime.errors import ConfigError
 from device_runtime.native.build import build
 from device_runtime.native.library import FOLDER, default_folder, shim_name
 from export import footprints
 from muster.local.memory_folder import memory_folder
 from tests.coordinator.fork_server import coordinator_fork_server
+from tests.coordinator.operators import made_when_asked
 from tests.footprints import footprint_fork_server
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -79,6 +81,14 @@ def certificates_read_once():
     """HTTP clients of this process share the system's certificates: each would read them again, which takes 25 ms."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(httpcore2, "default_ssl_context", functools.cache(httpcore2.default_ssl_context))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def operators_when_asked():
+    """Coordinators of this process make the port for operators with its first request."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "admin_app", made_when_asked(server.admin_app))
         yield
 
 

@@ -179,9 +179,11 @@ def main() -> None:
     from coordinator.driver.memory import device_presence  # what the tests' own process need not load
     from coordinator.server import serve
     from coordinator.settings import Settings
+    from tests.coordinator.operators import operators_when_asked
     from tests.coordinator.ticks import shorten_ticks
 
     shorten_ticks()
+    operators_when_asked()
     for name in LAZY.split():
         __import__(name)
     admin_app(MagicMock())  # for what the first application of a process compiles
