@@ -285,6 +285,19 @@ class CheckinOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleOptions:
+    """What replicas add: the CPU that rejected check-ins cost each of them.
+
+    Three coordinators run on one database of a PostgreSQL server that is started for it, and a fourth one alone on
+    another. Check-ins come in turns to the one that is alone, and to the two that do not drive the population.
+    """
+
+    devices: Annotated[int, Option(min=16, help="Number of devices, which check in by turns.")] = 100
+    blocks: Annotated[int, Option(min=1, help="Blocks of each, in turns; the best of each counts.")] = 5
+    seconds: Annotated[float, Option(min=0.1, help="CPU seconds of a block.")] = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
     """CPU seconds of the coordinator for a report.
 
@@ -359,6 +372,7 @@ BENCHMARKS: dict[str, type] = {
     "signatures": SignaturesOptions,
     "predict": PredictOptions,
     "checkin": CheckinOptions,
+    "scale": ScaleOptions,
     "report": ReportOptions,
     "rounds": RoundsOptions,
     "forecast_fleet": ForecastFleetOptions,

@@ -53,6 +53,11 @@ def cpu_s(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
 
 
+def main_thread_s(pid: int) -> float:
+    """CPU seconds of the main thread of a running process. Raises OSError."""
+    return int((Path("/proc") / f"{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
 def cpu_s_of_all(pid: int) -> float:
     """CPU seconds of a process and of all its descendants, with those that ended and were waited for.
 

@@ -101,7 +101,7 @@ class Population:
     def of(
         cls, clients: Sequence[str], shards: Sequence[Mapping[str, Array]], classes: int | None = None
     ) -> Population:
-        """Concatenate clients' shards, which have the same fields.
+        """Concatenate clients' shards, which have the same fields. Arrays of texts become bytes.
 
         Raises DatasetError when there is none or one is empty, when two have the same name, and when a client's fields
         differ in length, or in names or shapes from those of the first.
@@ -114,7 +114,8 @@ class Population:
         names = list(shards[0])
         starts = np.concatenate([[0], np.cumsum([len(shard[names[0]]) for shard in shards])]).astype(np.int64)
         fields = {name: np.concatenate([shard[name] for shard in shards]) for name in names}
-        return cls(tuple(clients), fields, starts, classes)
+        kept = {name: as_bytes(array) if array.dtype.kind in "UO" else array for name, array in fields.items()}
+        return cls(tuple(clients), kept, starts, classes)
 
     @classmethod
     def from_frame(
@@ -236,6 +237,22 @@ class Population:
                 )
             if field.high is not None and array.size and not 0 <= int(array.min()) <= int(array.max()) < field.high:
                 raise DatasetError(f"field {field.name!r} holds values outside 0 … {field.high - 1}")
+
+
+def as_bytes(texts: Array) -> NDArray[np.uint8]:
+    """Texts (n,) as (n, bytes), UTF-8 and zeros.
+
+    Raises DatasetError, with its place, for what is no text, and for one that UTF-8 cannot hold.
+    """
+    encoded: list[bytes] = []
+    for place, text in enumerate(texts.tolist()):
+        if not isinstance(text, str):
+            raise DatasetError(f"example {place} has a {type(text).__name__} in the place of a text")
+        try:
+            encoded.append(text.encode())
+        except UnicodeEncodeError as error:
+            raise DatasetError(f"the text of example {place} has half a character, which UTF-8 cannot hold") from error
+    return np.array(encoded, np.bytes_).view(np.uint8).reshape(len(encoded), -1)
 
 
 def _check_names(clients: Sequence[str], count: int) -> None:

@@ -1,13 +1,11 @@
-"""Texts of simulated users: kept as devices keep them, and as a model's tokens."""
+"""Texts of simulated users as a model's tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from msgspec import UNSET
-from numpy.typing import NDArray
 
 from device_runtime.errors import DeviceError
 from device_runtime.texts import TextColumn
@@ -15,16 +13,6 @@ from export.model import ModelSpec
 from fedcore.plan import BlobRef
 from simulator.errors import DatasetError
 from simulator.population import Population
-
-
-def as_bytes(texts: Sequence[str]) -> NDArray[np.uint8]:
-    """Texts as (n, bytes), UTF-8 and zeros. Raises DatasetError, with its place, for one that UTF-8 cannot hold."""
-    try:
-        encoded = [text.encode() for text in texts]
-    except UnicodeEncodeError as error:
-        place = next(place for place, text in enumerate(texts) if text == error.object)
-        raise DatasetError(f"the text of example {place} has half a character, which UTF-8 cannot hold") from error
-    return np.array(encoded, np.bytes_).view(np.uint8).reshape(len(encoded), -1)
 
 
 def with_tokens(users: Population, spec: ModelSpec) -> Population:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -251,7 +252,9 @@ def _config(pretrained: Pretrained) -> Any:
 def _transformers() -> Any:
     os.environ["HF_HUB_OFFLINE"] = "1"  # a folder is given, and nothing else is looked up
     try:
-        import transformers
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "IProgress not found")  # bars in notebooks, which nothing here shows
+            import transformers
     except ImportError as error:
         raise InvalidModel(f"a pretrained model needs Hugging Face's transformers: {INSTALL}") from error
     logging: Any = transformers.logging

@@ -98,9 +98,10 @@ def starting_coordinator(
     That function raises ServerError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
+    database = str(settings.get("database", f"sqlite:///{folder / 'muster.db'}"))
+    blobs = Path(str(settings.get("blobs", folder / "blobs")))
     with ExitStack() as stack:
-        modules = load_settings({"database": database, **settings}).algorithm_modules
+        modules = load_settings({**settings, "database": database}).algorithm_modules
         store = stack.enter_context(open_coordinator_store(database, blobs, algorithm_modules=modules))
         authority, port = None, 0
         if secure:

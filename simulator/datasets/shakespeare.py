@@ -12,7 +12,6 @@ from fedcore.decoding import UNDECODABLE, decoder
 from simulator.datasets.text import tokens, windows
 from simulator.errors import DatasetError
 from simulator.population import Population
-from simulator.texts import as_bytes
 
 MARKS = ".?!"
 SENTENCE = re.compile(rf"\s*([^{MARKS}]+)([{MARKS}])")
@@ -49,10 +48,11 @@ def shakespeare_marks(data: Path) -> Population:
     said = {client: sentences for client, sentences in found.items() if sentences}
     if not said:
         raise DatasetError(f"{data / 'shakespeare'}: no role says a sentence of {WORDS} words or more")
-    texts = as_bytes([text for sentences in said.values() for text, _ in sentences])
-    labels = np.array([mark for sentences in said.values() for _, mark in sentences], np.int64)
-    starts = np.cumsum([0, *map(len, said.values())])
-    return Population(tuple(said), {"text": texts, "label": labels}, starts)
+    shards = [
+        {"text": np.array([text for text, _ in each]), "label": np.array([mark for _, mark in each], np.int64)}
+        for each in said.values()
+    ]
+    return Population.of(list(said), shards)
 
 
 def _sentences(lines: list[str]) -> list[tuple[str, int]]:

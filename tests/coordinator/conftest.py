@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from authority.beacons import Beacons
+from benchmarks.postgresql import binaries, cluster
 from coordinator.commands import AbortAssignment, AwaitAssignment, CheckInDevice, CountReport, QueuedCommand
 from coordinator.driver.driver import Driver
 from coordinator.driver.replica_membership import Membership, ReplicaConfig
@@ -32,7 +33,6 @@ from muster.releasing import released
 from tests.coordinator.browser import chromium, look_as
 from tests.coordinator.bundles import make_bundle, report_vector
 from tests.coordinator.devices import CAPABILITIES, speaking_to
-from tests.coordinator.postgres import binaries, cluster
 from tests.coordinator.ticks import shorten_ticks
 from tests.servers import serving, serving_both
 

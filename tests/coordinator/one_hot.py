@@ -20,9 +20,9 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.postgresql import binaries, cluster
 from muster.header import header
 from tests.coordinator.one_hot_world import BufferedWorld, Operation, Violation, World
-from tests.coordinator.postgres import binaries, cluster
 
 FAIR_EVERY = 250
 """Operations between two times of fair weather, in which a round must be won."""

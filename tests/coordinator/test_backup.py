@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.postgresql import binaries
 from coordinator.settings import Settings
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from tests.coordinator.bundles import START, make_bundle, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.devices import speaking_to
-from tests.coordinator.postgres import binaries
 from tests.coordinator.test_api import assign, check_in, put
 from tests.servers import serving
 

@@ -78,6 +78,7 @@ def test_token_of_one_replica_holds_at_all_others(pair):
         assert early.retry.min_s == pytest.approx(35.0, abs=1.0)
 
 
+@pytest.mark.every_engine
 def test_driver_counts_whom_others_sent_away(pair):
     (other,) = pair.others
     for number in range(100):
@@ -147,6 +148,7 @@ def test_replica_does_not_follow_a_driver_that_is_gone(pair):
     assert away(other, "b").reason == "not-eligible"
 
 
+@pytest.mark.every_engine
 def test_tallies_are_deleted_once_they_were_counted(pair):
     (other,) = pair.others
     away(other)

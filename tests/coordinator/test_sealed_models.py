@@ -12,6 +12,7 @@ import pytest
 import safetensors.numpy
 import sqlalchemy
 
+from benchmarks.postgresql import binaries
 from coordinator.commands import CountReport
 from coordinator.driver.writing import commit_round
 from coordinator.errors import Unavailable, UnknownBlob
@@ -27,7 +28,6 @@ from fedcore.plan import BlobRef
 from tests.coordinator.bundles import make_private_bundle
 from tests.coordinator.conftest import Desk, states
 from tests.coordinator.devices import speaking_to
-from tests.coordinator.postgres import binaries
 from tests.coordinator.test_api import blob
 from tests.coordinator.test_backup import commands, run
 from tests.coordinator.test_failpoints import GOAL, PrivateLearners

@@ -1,11 +1,15 @@
 """Light devices speak the real protocol, and what goes wrong with some of them stalls no round."""
 
 import os
+import threading
+import time
+
+import pytest
 
 from benchmarks.options import RoundsOptions
 from benchmarks.rounds import run
 from benchmarks.soak import slope_per_hour
-from benchmarks.usage import Usage
+from benchmarks.usage import Usage, main_thread_s
 
 
 def test_round_with_silent_and_dying_devices_is_won_at_its_first_attempt():
@@ -28,3 +32,13 @@ def test_usage_of_a_process_is_that_of_the_system():
     assert abs(used.cpu_s - spent) < 0.2
     assert 0 < used.rss_mb <= used.peak_rss_mb
     assert used.descriptors >= 3
+
+
+def test_cpu_of_the_main_thread_leaves_out_that_of_others():
+    began, mine = main_thread_s(os.getpid()), time.thread_time()
+    other = threading.Thread(target=lambda: sum(range(10_000_000)))
+    other.start()
+    other.join()
+    sum(range(1_000_000))
+    used = main_thread_s(os.getpid()) - began
+    assert used == pytest.approx(time.thread_time() - mine, abs=0.05)

@@ -12,10 +12,10 @@ from simulator import datasets
 from simulator.configuration import SimulationConfig
 from simulator.datasets.shakespeare import MARKS
 from simulator.errors import DatasetError
-from simulator.population import Population
+from simulator.population import Population, as_bytes
 from simulator.simulation import Overrides, simulate
 from simulator.studies.pretrained_adapters import generated, tiny
-from simulator.texts import as_bytes, with_tokens
+from simulator.texts import with_tokens
 
 
 def said(users, client):
@@ -71,6 +71,8 @@ def test_a_text_that_is_no_utf_8_is_named(tmp_path):
         with_tokens(Population.of(["a"], [shard]), spec)
 
 
-def test_half_a_character_is_no_text():
+def test_what_is_no_text_is_named():
     with pytest.raises(DatasetError, match="the text of example 1 has half a character"):
-        as_bytes(["fine", "\ud800"])
+        as_bytes(np.array(["fine", "\ud800"]))
+    with pytest.raises(DatasetError, match="example 1 has a NoneType in the place of a text"):
+        Population.of(["a"], [{"text": np.array(["fine", None], object)}])

@@ -1,4 +1,4 @@
-"""A PostgreSQL server for one run of the tests, from the binaries that are installed; no service is needed."""
+"""A PostgreSQL server of one's own, from the binaries that are installed; no service is needed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -19,7 +20,7 @@ from muster.local.memory_folder import memory_folder
 
 USER = "muster"
 # PostgreSQL refuses to run as root: then it runs as whoever exists for the purpose, on a folder of theirs.
-AS_USER = {"user": "nobody", "extra_groups": []} if os.geteuid() == 0 else {}
+AS_USER: dict[str, Any] = {"user": "nobody", "extra_groups": []} if os.geteuid() == 0 else {}
 
 
 def binaries() -> Path | None:

@@ -1,0 +1,202 @@
+"""Replicas of one population: CPU of a rejected check-in, at those that do not drive it and at the one that does.
+
+The peer is a coordinator alone, with the same task on a database of its own, in the same run. What answers check-ins is
+the main thread of a process, and what hears of them at the driver is its turn, once a second: CPU of these two is
+counted. So neither what else the machine does, nor what a process does when nobody comes, is in the figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from benchmarks.load import POPULATION, LoadConfig, LoadFleet, Refusal
+from benchmarks.null_task import null_bundle
+from benchmarks.options import ScaleOptions
+from benchmarks.postgresql import Cluster, binaries, cluster
+from benchmarks.usage import main_thread_s
+from coordinator.api.service import Service
+from coordinator.rules.notices import Tally, text_of
+from coordinator.rules.return_tokens import MARK_BYTES, Return
+from coordinator.settings import load_settings
+from coordinator.store.tasks import TaskSettings
+from muster.local.server import LocalCoordinator, ServerError, local_coordinator
+from muster.output import Say
+
+CALLERS = 16
+TARGETS = {"checkin_ratio": 1.1, "checkin_driver_share": 0.02}
+TASK = TaskSettings(population=POPULATION, goal=1, rounds=1, min_examples=1000)
+"""No light device holds enough examples: every one is rejected."""
+_HEARD = 2000
+_DUE_S = 1.1
+_FOLLOWS_WITHIN_S = 120.0
+
+
+class ScaleCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU of rejected check-ins, in microseconds each.
+
+    alone_us: of the coordinator that is alone, in the best block. follower_us: of the replicas that do not drive the
+    population, where the check-ins come, likewise. heard_us: of the driver for each that it hears of. heard_ms: of the
+    driver for a second in which it hears of any, beyond that. driver_us: both together, where two followers answer as
+    many as they can on a core each. checkin_ratio, checkin_driver_share: follower_us and driver_us, as shares of
+    alone_us.
+    """
+
+    devices: int
+    check_ins: int
+    alone_us: float
+    follower_us: float
+    heard_us: float
+    heard_ms: float
+    driver_us: float
+    checkin_ratio: float
+    checkin_driver_share: float
+    targets: dict[str, float]
+
+
+def run(options: ScaleOptions, say: Say) -> ScaleCosts:
+    """Measure both in turns, then a driver that hears of many. Raises ServerError without PostgreSQL's programs."""
+    programs = binaries()
+    if programs is None:
+        raise ServerError("there is no PostgreSQL here: install its server, with pg_ctl on the PATH")
+    with cluster(programs) as server, tempfile.TemporaryDirectory(prefix="muster-scale-") as folder:
+        say("a driver that hears of many")
+        heard_ms, heard_us = _hearing(_shared(server, Path(folder) / "driver"), Path(folder) / "driver", options.blocks)
+        say("starting")
+        single, several = Path(folder) / "alone", Path(folder) / "shared"
+        with _coordinators(server, single, 1) as (alone,), _coordinators(server, several, 3) as (driver, *followers):
+            check_ins, alone_us, follower_us = asyncio.run(_run(options, alone, driver, followers, say))
+    driver_us = heard_us + heard_ms * 1e-3 * follower_us / len(followers)
+    return ScaleCosts(
+        devices=options.devices,
+        check_ins=check_ins,
+        alone_us=alone_us,
+        follower_us=follower_us,
+        heard_us=heard_us,
+        heard_ms=heard_ms,
+        driver_us=driver_us,
+        checkin_ratio=follower_us / alone_us,
+        checkin_driver_share=driver_us / alone_us,
+        targets=TARGETS,
+    )
+
+
+def _shared(server: Cluster, folder: Path) -> dict[str, Any]:
+    """The settings of coordinators that share a new database. Devices may come again at once, and each visit counts."""
+    files = {name: folder / name for name in ("blobs", "keys")}
+    return {"database": server.without_tables(), **files, "retry_min_s": 0, "retry_max_s": 0, "connection_limit": 8192}
+
+
+@contextmanager
+def _coordinators(server: Cluster, folder: Path, count: int) -> Iterator[list[LocalCoordinator]]:
+    """Coordinators on a database with one task, which rejects every device; the first one drives it."""
+    given = _shared(server, folder)
+    with ExitStack() as stack:
+        started: list[LocalCoordinator] = []
+        for number in range(count):
+            started.append(stack.enter_context(local_coordinator(folder / str(number), **given)))
+            if number == 0:
+                started[0].store.register_task(null_bundle(folder / "plan", 10), TASK)
+        yield started
+
+
+def _hearing(given: Mapping[str, Any], folder: Path, blocks: int) -> tuple[float, float]:
+    """A driver's CPU milliseconds for a second in which it hears of any, and microseconds for each of which it hears.
+
+    The driver is here, without its thread.
+    """
+    folder.mkdir()
+    service = Service.open(load_settings(given))
+    service.membership.listen_at("http://127.0.0.1:9")
+    service.store.register_task(null_bundle(folder / "plan", 10), TASK)
+    service.driver.recover()
+
+    def turn(visits: int) -> float:
+        told = Return(time.monotonic(), time.monotonic())
+        tally = Tally.of([(secrets.token_bytes(MARK_BYTES), told) for _ in range(visits)], {("task", "examples"): 1})
+        with service.store.database.writing() as records:
+            records.notices.tell([(POPULATION, text_of(tally))] if visits else [])
+        time.sleep(_DUE_S)
+        began = time.thread_time()
+        service.driver.turn(())
+        return time.thread_time() - began
+
+    try:
+        turn(1)
+        none, one, many = (median(turn(visits) for _ in range(3 * blocks)) for visits in (0, 1, _HEARD))
+    finally:
+        service.store.close()
+    return 1e3 * (one - none), 1e6 * (many - one) / (_HEARD - 1)
+
+
+async def _run(
+    options: ScaleOptions,
+    alone: LocalCoordinator,
+    driver: LocalCoordinator,
+    followers: Sequence[LocalCoordinator],
+    say: Say,
+) -> tuple[int, float, float]:
+    """How many check-ins, and microseconds of each at the coordinator that is alone and at followers."""
+    async with AsyncExitStack() as stack:
+        by_itself = await _fleet(stack, alone, options.devices)
+        at_driver = await _fleet(stack, driver, options.devices)
+        elsewhere = [await _fleet(stack, follower, 0) for follower in followers]
+        for fleet, follower in zip(elsewhere, followers, strict=True):
+            fleet.devices = at_driver.devices
+            await _until_it_follows(fleet, follower)
+        blocks: list[tuple[int, float, float]] = []
+        here = [follower.pid for follower in followers]
+        for number in range(options.blocks):
+            say(f"block {number + 1}")
+            first, alone_s = await _block([by_itself], [alone.pid], options.seconds)
+            second, followers_s = await _block(elsewhere, here, options.seconds)
+            blocks.append((first + second, alone_s / first, followers_s / second))
+    counts, single, several = zip(*blocks, strict=True)
+    return sum(counts), 1e6 * min(single), 1e6 * min(several)
+
+
+async def _fleet(stack: AsyncExitStack, coordinator: LocalCoordinator, devices: int) -> LoadFleet:
+    fleet = await stack.enter_async_context(LoadFleet(LoadConfig(coordinator=coordinator.url, devices=devices)))
+    await fleet.enrol()
+    return fleet
+
+
+async def _until_it_follows(fleet: LoadFleet, follower: LocalCoordinator) -> None:
+    """Check in at a replica until it answers itself. Raises ServerError."""
+    until = time.monotonic() + _FOLLOWS_WITHIN_S
+    while not any(sample.value for sample in follower.samples("muster_check_ins")):
+        if time.monotonic() > until:
+            raise ServerError("a replica does not send devices away itself; look at its log")
+        await fleet.check_in(fleet.devices[0])
+        await asyncio.sleep(0.5)
+
+
+async def _block(fleets: Sequence[LoadFleet], pids: Sequence[int], seconds: float) -> tuple[int, float]:
+    """Callers, each at one of the fleets' coordinators, until these have used so much CPU; check-ins, and the CPU."""
+    answered, before = 0, sum(map(main_thread_s, pids))
+
+    def used() -> float:
+        return sum(map(main_thread_s, pids)) - before
+
+    async def call(fleet: LoadFleet, number: int) -> None:
+        nonlocal answered
+        turns = cycle(fleet.devices[number::CALLERS])
+        while used() < seconds:
+            try:
+                await fleet.check_in(next(turns))
+                answered += 1
+            except Refusal as refusal:  # the machine has other work
+                await asyncio.sleep(refusal.retry_after_s)
+
+    await asyncio.gather(*(call(fleets[number % len(fleets)], number) for number in range(CALLERS)))
+    return answered, used()
