@@ -212,7 +212,7 @@ def test_reports_and_seconds_of_a_round_are_those_of_now(store, register, desk):
 
 def test_round_waits_for_silent_devices_and_not_for_lost_ones(store, register, desk, monkeypatch):
     task = register(goal=4, minimum=1)
-    monkeypatch.setattr("coordinator.driver.memory.device_presence._LEAST_S", 60.0)
+    monkeypatch.setattr("coordinator.rules.rounds._LEAST_SILENCE_S", 60.0)
     here, *_ = (one.result(timeout=0) for one in [desk.wait(name) for name in "abcd"])
     at_length(desk, 9, here)
     assert said(store, task) == ("reporting", "round 1: 0 of 4 reports, 591 s left")

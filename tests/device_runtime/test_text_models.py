@@ -66,7 +66,8 @@ def test_an_app_gives_texts_and_gets_what_their_tokens_give(coordinator, config,
     owned = owning(config, mine)
     with taken(owned) as model:
         found = model.predict({"text": TEXTS})["output"]
-        np.testing.assert_array_equal(found, model.predict({"text": by_tokens(TEXTS)})["output"])
+        for given in (by_tokens(TEXTS), np.array(TEXTS)):
+            np.testing.assert_array_equal(found, model.predict({"text": given})["output"])
     with OnDevice(away(owned), NAME) as offline:
         np.testing.assert_array_equal(offline.predict({"text": tuple(TEXTS)})["output"], found)
     with Node(tmp_path, coordinator.url) as node:
