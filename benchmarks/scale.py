@@ -26,7 +26,7 @@ from benchmarks.options import ScaleOptions
 from benchmarks.postgresql import Cluster, binaries, cluster
 from benchmarks.usage import main_thread_s
 from coordinator.api.service import Service
-from coordinator.rules.notices import Tally, text_of
+from coordinator.rules.notices import Tally, notice_of, text_of
 from coordinator.rules.return_tokens import MARK_BYTES, Return
 from coordinator.settings import load_settings
 from coordinator.store.tasks import TaskSettings
@@ -38,6 +38,7 @@ TARGETS = {"checkin_ratio": 1.1, "checkin_driver_share": 0.02}
 TASK = TaskSettings(population=POPULATION, goal=1, rounds=1, min_examples=1000)
 """No light device holds enough examples: every one is rejected."""
 _HEARD = 2000
+_AWAY_S = 60.0
 _DUE_S = 1.1
 _FOLLOWS_WITHIN_S = 120.0
 
@@ -122,9 +123,11 @@ def _hearing(given: Mapping[str, Any], folder: Path, blocks: int) -> tuple[float
     service.driver.recover()
 
     def turn(visits: int) -> float:
-        told = Return(time.monotonic(), time.monotonic())
-        tally = Tally.of([(secrets.token_bytes(MARK_BYTES), told) for _ in range(visits)], {("task", "examples"): 1})
+        told = Return(time.monotonic() + _AWAY_S, time.monotonic() + _AWAY_S)
+        each = [(secrets.token_bytes(MARK_BYTES), told) for _ in range(visits)]
         with service.store.database.writing() as records:
+            (notice,) = [notice_of(stored.said) for stored in records.notices.changed({})]
+            tally = Tally.of(notice.generation, each, {("task", "examples"): 1})
             records.notices.tell([(POPULATION, text_of(tally))] if visits else [])
         time.sleep(_DUE_S)
         began = time.thread_time()
@@ -132,6 +135,7 @@ def _hearing(given: Mapping[str, Any], folder: Path, blocks: int) -> tuple[float
         return time.thread_time() - began
 
     try:
+        service.driver.turn(())  # which publishes the generation
         turn(1)
         none, one, many = (median(turn(visits) for _ in range(3 * blocks)) for visits in (0, 1, _HEARD))
     finally:

@@ -28,6 +28,8 @@ Facts: TypeAlias = tuple[bytes, dict[str, Needs]]
 _LOG = logging.getLogger(__name__)
 _EVERY_S = 1.0
 """How often tallies are told and taken."""
+_AGAIN_S = 0.25
+"""The pause after a failure."""
 
 
 @dataclass(slots=True)
@@ -49,20 +51,28 @@ class Noticeboard:
     _told: bool = False
     """Whether other replicas have left tallies for this one."""
     _next: float = -float("inf")
+    _again: float = -float("inf")
+    """Not before, after a failure."""
 
-    def read(self, records: Records) -> None:
+    def read(self, records: Records, now: float) -> None:
         """Follow the notices of the other replicas, as they are now."""
         changed = records.notices.changed({name: stored.version for name, stored in self._stored.items()})
         self._stored |= {stored.population: stored for stored in changed}
         self._told = records.notices.any_told(self.membership.held)
         following = {name: (stored, self._follow(stored)) for name, stored in self._stored.items()}
         self._following = {name: (stored, one) for name, (stored, one) in following.items() if one is not None}
-        self.memory.check_ins.followed = {name: followed for name, (_, followed) in self._following.items()}
+        known = {name: self.membership.ahead_s(stored.replica, now) for name, (stored, _) in self._following.items()}
+        for name, ahead_s in known.items():
+            if ahead_s is not None:
+                self._following[name][1].ahead_s = ahead_s
+        self.memory.check_ins.followed = {
+            name: followed for name, (_, followed) in self._following.items() if known[name] is not None
+        }
 
     def exchange(self, now: float) -> None:
         """Publish what has changed; once a second, leave and take tallies. A failure is tried again."""
         due, tasks = now >= self._next, self.memory.tasks
-        if tasks is self._seen and not due:
+        if now < self._again or (tasks is self._seen and not due):
             return
         facts = {name: self._facts(name) for name in self.membership.held}
         self._published = {name: before for name, before in self._published.items() if name in facts}
@@ -78,6 +88,7 @@ class Noticeboard:
         except Exception as error:
             # The driver's own transactions find out what is wrong, and do something about it.
             _LOG.debug("replicas could not be told who was sent away: %s", error)
+            self._again = now + _AGAIN_S
             return
         self._seen, self._published, self._untold = tasks, facts, []
 
@@ -99,6 +110,8 @@ class Noticeboard:
             tally = tally_of(said)
         except UNDECODABLE:  # another version's
             return
+        if tally.generation != self._steering.generation(population):  # of another driver, or before a new task
+            return
         self._steering.heard(population, tally.each(), now)
         self.memory.check_ins.arrivals.heard(tally.obstacles, now)
 
@@ -108,19 +121,17 @@ class Noticeboard:
         return self._steering.generation(population), needs
 
     def _follow(self, stored: StoredNotice) -> Followed | None:
-        """The population of a notice as it must be followed now; None if it must not, or cannot be."""
-        ahead_s = self.membership.ahead_s(stored.replica)
-        if ahead_s is None or self.membership.directory.holders.get(stored.population) != stored.replica:
+        """The population of a notice; None if another replica drives it now, or the notice is another version's."""
+        if self.membership.directory.holders.get(stored.population) != stored.replica:
             return None
         before, followed = self._following.get(stored.population, (None, None))
         try:
             if followed is None or before is None or before.replica != stored.replica:
-                followed = Followed(notice_of(stored.said), self.bounds, self.key)
-            elif before.version != stored.version:
+                return Followed(notice_of(stored.said), self.bounds, self.key)
+            if before.version != stored.version:
                 followed.renew(notice_of(stored.said))
-        except UNDECODABLE:  # another version's
+        except UNDECODABLE:
             return None
-        followed.ahead_s = ahead_s
         return followed
 
     @property

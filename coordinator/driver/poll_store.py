@@ -73,7 +73,7 @@ class Poller:
             driven = [task for task in active if task.settings.population in membership.held]
             memory.participation.learn(records, driven, now)
             self.revocations.learn(records)
-            self.board.read(records)
+            self.board.read(records, now)
             at = records.at
             for record in driven:
                 loaded_before = memory.tasks.get(record.id)

@@ -104,9 +104,13 @@ class Membership:
         """Set the URL of this process, before anything else; it succeeds the replica that had the URL before."""
         self._me = replace(self._me, url=url)
 
-    def ahead_s(self, replica: str) -> float | None:
-        """How far the clock of another replica is ahead of this one's; None before it was seen to beat."""
-        return self._beats[replica].ahead_s if replica in self._beats else None
+    def ahead_s(self, replica: str, now: float) -> float | None:
+        """How far the clock of another replica is ahead of this one's; None before it was seen to beat, or not lately.
+
+        What stops beats for the lease time may be its death.
+        """
+        observed = self._beats.get(replica)
+        return None if observed is None or now - observed.since >= self._config.lease_s else observed.ahead_s
 
     def read_directory(self) -> Directory:
         """The directory as it is now in the database; from any thread."""

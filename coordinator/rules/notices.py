@@ -32,19 +32,23 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 class Tally(msgspec.Struct, frozen=True):
     """What a replica that does not drive a population tells its driver of the devices that it sent away.
 
-    visits: those that count, packed. obstacles: check-ins by task, and by the obstacle between the device and it.
+    generation: the name of the return tokens that it gave; what was told under another says nothing. visits: those that
+    count, packed. obstacles: check-ins by task, and by the obstacle between the device and it.
     """
 
+    generation: bytes
     visits: bytes
     obstacles: dict[str, dict[str, int]]
 
     @classmethod
-    def of(cls, visits: Iterable[tuple[bytes, Return]], obstacles: Mapping[tuple[str, str], int]) -> Tally:
+    def of(
+        cls, generation: bytes, visits: Iterable[tuple[bytes, Return]], obstacles: Mapping[tuple[str, str], int]
+    ) -> Tally:
         """Of the mark of each device and what it was told, and of check-ins by task and obstacle."""
         by_task: dict[str, dict[str, int]] = {}
         for (task, obstacle), count in obstacles.items():
             by_task.setdefault(task, {})[obstacle] = count
-        return cls(b"".join(_VISIT.pack(mark, *told) for mark, told in visits), by_task)
+        return cls(generation, b"".join(_VISIT.pack(mark, *told) for mark, told in visits), by_task)
 
     def each(self) -> Iterator[tuple[bytes, Return]]:
         """The mark of each device, and what it was told."""
@@ -61,7 +65,10 @@ def notice_of(text: str) -> Notice:
 
 def tally_of(text: str) -> Tally:
     """The tally in a row. Raises as above."""
-    return _tally.decode(text)
+    tally = _tally.decode(text)
+    if len(tally.visits) % _VISIT.size:
+        raise msgspec.ValidationError(f"visits have {len(tally.visits)} bytes, no multiple of {_VISIT.size}")
+    return tally
 
 
 def text_of(message: Notice | Tally) -> str:

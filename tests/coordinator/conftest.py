@@ -229,10 +229,11 @@ class Desk:
         retry=RETRY,
         authority=AUTHORITY_KEY,
         lineage=LINEAGE,
+        drives=True,
     ):
         self.now = now
         self.store = store
-        self.membership = Membership(store, ReplicaConfig(lease_s=lease_s), KEYS)
+        self.membership = Membership(store, ReplicaConfig(lease_s=lease_s, drives=drives), KEYS)
         self.membership.listen_at(url)
         secure = SecureRoundFactory(KEYS, authority, Executors(unmask, draw), lineage)
         self.driver = Driver(self.membership, secure, retry, 16, clock=lambda: self.now, source=source)

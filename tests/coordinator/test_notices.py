@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from coordinator.commands import AwaitAssignment, CheckInDevice
-from coordinator.errors import ReplayedSignature
+from coordinator.errors import DatabaseLocked, ReplayedSignature
 from coordinator.rules.notices import Notice, Tally, notice_of, tally_of, text_of
 from coordinator.rules.return_tokens import Return
 from coordinator.rules.selection import DeviceHoldOut, Eligibility, Needs
+from fedcore.decoding import UNDECODABLE
 from fedcore.wire.messages import Accepted, CheckIn, RetryWindow
 from tests.coordinator.conftest import CAPABILITIES, Desk
 from tests.coordinator.test_steering import BOUNDS
@@ -183,6 +184,63 @@ def test_notices_and_tallies_come_back_as_they_were_written():
     notice = Notice(generation=b"\0\xff345678", tasks={"t": needs}, idle_until=1.5)
     assert notice_of(text_of(notice)) == notice
     visits = [(b"12345678", Return(1.5, 2.5)), (b"\0" * 8, Return(3.0, 4.0))]
-    tally = Tally.of(visits, {("t", "examples"): 2, ("t", "format"): 1})
+    tally = Tally.of(b"generation", visits, {("t", "examples"): 2, ("t", "format"): 1})
     assert list(tally_of(text_of(tally)).each()) == visits
     assert tally.obstacles == {"t": {"examples": 2, "format": 1}}
+
+
+def test_tally_of_another_generation_tells_the_driver_nothing(pair, register):
+    (other,) = pair.others
+    away(other)
+    other.pass_time(1.5)  # its tally lies there
+    register(min_examples=1)
+    pair.driver.pass_time(0.5)
+    pair.live(2)
+    assert pair.idle == 0
+    assert isinstance(pair.driver.ask(visit()), Accepted)
+
+
+def test_tally_of_a_driver_that_is_gone_keeps_no_device_away(pair):
+    (other,) = pair.others
+    away(other)
+    other.pass_time(1.5)
+    with pair.driver.store.database.writing() as records:
+        records.leases.forget(pair.driver.membership.id)
+    for _ in range(4):
+        other.pass_time(0.5)
+    assert other.membership.held == {"phones"}
+    assert away(other).retry.max_s <= BOUNDS.max_s
+
+
+def test_failed_beat_of_a_replica_forgets_no_device(pair, monkeypatch):
+    (other,) = pair.others
+    away(other)
+    with monkeypatch.context() as broken:
+        broken.setattr(other.membership, "_beat", locked)
+        other.pass_time(1.5)
+    assert not other.driver.follows("phones")
+    pair.live(3)
+    assert away(other).reason == "too-early"
+    assert away(pair.driver).reason == "too-early"
+
+
+def locked(now):
+    raise DatabaseLocked("busy")
+
+
+def test_driver_that_stands_still_is_not_followed(store, register):
+    register(min_examples=10)
+    driver = Desk(store, url="http://driver", lease_s=LEASE_S, now=AHEAD_S, retry=BOUNDS)
+    other = Desk(store, url="http://other", lease_s=LEASE_S, retry=BOUNDS, drives=False)
+    for _ in range(6):
+        driver.pass_time(0.5)
+        other.pass_time(0.5)
+    assert away(other) is not None
+    for _ in range(8):
+        other.pass_time(0.5)
+    assert away(other, "b") is None
+
+
+def test_tally_of_another_size_is_refused():
+    with pytest.raises(UNDECODABLE, match="visits have 3 bytes"):
+        tally_of(text_of(Tally(b"generation", b"abc", {})))

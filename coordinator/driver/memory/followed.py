@@ -42,6 +42,8 @@ class Followed:
     def renew(self, notice: Notice) -> None:
         """Take over the driver's next notice."""
         with self._lock:
+            if notice.generation != self._notice.generation:  # these devices may come again
+                self._visits, self._obstacles = [], Counter()
             self._notice = notice
             # The driver does not know yet whom this replica has sent away since it told last.
             self._idle_until = max(self._idle_until, notice.idle_until)
@@ -71,7 +73,7 @@ class Followed:
                 return None
             visits, self._visits = self._visits, []
             obstacles, self._obstacles = self._obstacles, Counter()
-        return Tally.of(visits, obstacles)
+            return Tally.of(self._notice.generation, visits, obstacles)
 
     def _count(self, command: CheckInDevice, told: Told, obstacles: Mapping[str, str], now: float) -> None:
         if len(self._visits) < _MOST:

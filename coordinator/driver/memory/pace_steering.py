@@ -87,7 +87,9 @@ class Steering:
     def heard(self, population: str, visits: Iterable[tuple[bytes, Return]], now: float) -> None:
         """Count the visits of idle devices that other replicas sent away, by their marks: each once until its time."""
         with self._lock:
-            new = float(sum(self._returns.hear(population, mark, told, now) for mark, told in visits))
+            most = now + self.bounds.max_s
+            capped = ((mark, Return(min(told.first, most), min(told.last, most))) for mark, told in visits)
+            new = float(sum(self._returns.hear(population, mark, told, now) for mark, told in capped))
             state = self._at(population, now, new)
             state.pace = replace(state.pace, idle=state.pace.idle + new)
 

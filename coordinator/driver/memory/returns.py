@@ -77,7 +77,7 @@ class Returns:
     def hear(self, population: str, mark: bytes, told: Return, now: float) -> bool:
         """Take over what another replica told a device with this mark; false if its visit does not count."""
         before = self._told.get((population, mark))
-        if before is not None and now < before.first:
+        if told.last <= now or (before is not None and now < before.first):
             return False
         self._remember(population, mark, told)
         return True
