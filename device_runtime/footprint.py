@@ -49,7 +49,7 @@ class _Timed:
 def measure(plan: Plan, graphs: Mapping[str, bytes], form: str) -> Footprint:
     """Run every pass for a few steps, and the report. graphs: those of the format `form`, by name."""
     job, frozen = random_job(plan, graphs), random_frozen(plan)
-    engine = BACKENDS[FORMATS[form]]()
+    engine = BACKENDS[FORMATS[form]](alone=True)
     best_s: dict[str, float] = {}
     loaded: dict[str, Executable] = {
         name: _Timed(name, engine.load(graph, name), best_s) for name, graph in job.graphs.items()

@@ -90,6 +90,8 @@ def index_put(inputs: Tensor, indices: Indices, values: Tensor, accumulate: bool
 
 def index_select(inputs: Tensor, dim: int, places: Tensor) -> Any:
     """Look-ups along one axis, at places that cannot count from the end."""
+    if not inputs.dim() or not inputs.numel():
+        return NotImplemented
     moved = inputs.movedim(dim, 0)
     values: Tensor = aten.embedding(moved.reshape(moved.shape[0], -1), places.reshape(-1))
     return values.reshape(-1, *moved.shape[1:]).movedim(0, dim)

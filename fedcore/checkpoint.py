@@ -30,6 +30,8 @@ class _Tensor(msgspec.Struct, frozen=True):
 
 _HEADER = decoder(dict[str, _Tensor])
 _LENGTH_BYTES = 8
+_OF_A_VECTOR = 256
+"""Bytes of a header for each vector, at most, beside its name, of which a character may be escaped as six."""
 _DTYPES = {"float32": "F32", "uint8": "U8"}
 
 
@@ -117,6 +119,9 @@ def map_frozen(file: Path | int, specs: Sequence[FrozenVector]) -> dict[str, Fro
         try:
             data = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
             start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+            most = sum(_OF_A_VECTOR + 6 * len(spec.name) for spec in specs)
+            if start > most:
+                raise SchemaError(f"the header has {start} bytes, where {len(specs)} vectors need {most} at most")
             tensors = _HEADER.decode(data[_LENGTH_BYTES:start])
         except (*UNDECODABLE, ValueError) as error:  # ValueError: an empty file
             raise SchemaError(f"not a safetensors file: {error}") from error

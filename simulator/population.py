@@ -113,9 +113,8 @@ class Population:
         _check_shards(clients, shards)
         names = list(shards[0])
         starts = np.concatenate([[0], np.cumsum([len(shard[names[0]]) for shard in shards])]).astype(np.int64)
-        fields = {name: np.concatenate([shard[name] for shard in shards]) for name in names}
-        kept = {name: as_bytes(array) if array.dtype.kind in "UO" else array for name, array in fields.items()}
-        return cls(tuple(clients), kept, starts, classes)
+        fields = {name: _joined([shard[name] for shard in shards]) for name in names}
+        return cls(tuple(clients), fields, starts, classes)
 
     @classmethod
     def from_frame(
@@ -237,6 +236,13 @@ class Population:
                 )
             if field.high is not None and array.size and not 0 <= int(array.min()) <= int(array.max()) < field.high:
                 raise DatasetError(f"field {field.name!r} holds values outside 0 … {field.high - 1}")
+
+
+def _joined(arrays: Sequence[Array]) -> Array:
+    """One after the other, with texts as bytes."""
+    if not any(array.dtype.kind in "UO" for array in arrays):
+        return np.concatenate(arrays)
+    return as_bytes(np.concatenate([array.astype(object) for array in arrays]))  # not padded to the longest before
 
 
 def as_bytes(texts: Array) -> NDArray[np.uint8]:

@@ -10,19 +10,19 @@ from device_runtime.backends.backend import Backend
 from device_runtime.errors import ConfigError
 
 
-def _onnxruntime() -> Backend:
+def _onnxruntime(*, alone: bool = False) -> Backend:
     from device_runtime.backends.onnxruntime import OnnxRuntime
 
-    return OnnxRuntime()
+    return OnnxRuntime(alone=alone)
 
 
-def _executorch() -> Backend:
+def _executorch(*, alone: bool = False) -> Backend:  # which keeps no memory
     from device_runtime.backends.executorch import ExecuTorch
 
     return ExecuTorch()
 
 
-BACKENDS: dict[str, Callable[[], Backend]] = {"onnxruntime": _onnxruntime, "executorch": _executorch}
+BACKENDS: dict[str, Callable[..., Backend]] = {"onnxruntime": _onnxruntime, "executorch": _executorch}
 FORMATS = {"onnx": "onnxruntime", "executorch": "executorch"}
 """The backend for each format of graphs."""
 
@@ -54,10 +54,13 @@ def _version(package: str) -> str:
     return version(package)
 
 
-def open_backend(name: str) -> Backend:
-    """Load the engine of this name. Raises ConfigError when there is none, or it cannot be loaded here."""
+def open_backend(name: str, *, alone: bool = False) -> Backend:
+    """Load the engine of this name. Raises ConfigError when there is none, or it cannot be loaded here.
+
+    alone: whether this process does nothing else, and so may keep memory until it ends.
+    """
     _check(name)
-    return BACKENDS[name]()
+    return BACKENDS[name](alone=alone)
 
 
 def _check(name: str) -> None:

@@ -31,19 +31,24 @@ def module_of(name: str) -> ModuleType:
 
 
 class OnnxRuntime:
-    """The backend of ONNX graphs."""
+    """The backend of ONNX graphs. alone: whether this process does nothing else, and may keep memory to its end."""
 
     format = "onnx"
     runtime = f"onnxruntime {onnxruntime.__version__}"
 
+    def __init__(self, *, alone: bool = False) -> None:
+        self._alone = alone
+
     def load(self, graph: bytes, name: str = "graph") -> Executable:
         """Prepare a graph. Raises PlanRefused when a plan may not contain it, or ONNX Runtime cannot read it."""
         check_graph(graph, name)
-        if len(graph) > PLANNED_BYTES:
+        options = _options(len(graph))
+        if self._alone and len(graph) > PLANNED_BYTES:
             _share_arena()
+            options.add_session_config_entry("session.use_env_allocators", "1")
         # ONNX Runtime's statuses are exceptions without a common base, and its own texts need not be UTF-8.
         try:
-            session = onnxruntime.InferenceSession(graph, _options(len(graph)), providers=["CPUExecutionProvider"])
+            session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
             return _Graph(session, name)
         except Exception as error:
             raise PlanRefused(f"ONNX Runtime cannot load graph {name!r}: {error}") from error
@@ -92,7 +97,7 @@ class _Graph:
 
 @functools.cache
 def _share_arena() -> None:
-    """Make the arena that the large graphs of this process share, which leaves less unused than one of their own."""
+    """Make an arena that large graphs share: it leaves less unused than one of their own, and gives nothing back."""
     kinds = onnxruntime.OrtAllocatorType, onnxruntime.OrtMemType
     memory = onnxruntime.OrtMemoryInfo("Cpu", kinds[0].ORT_ARENA_ALLOCATOR, 0, kinds[1].DEFAULT)
     settings = onnxruntime.OrtArenaCfg({"max_dead_bytes_per_chunk": LEFT_BYTES})
@@ -110,8 +115,6 @@ def _options(size: int) -> onnxruntime.SessionOptions:
     options.enable_mem_pattern = False
     # Planning which buffers to use again takes time quadratic in the operators: seconds for an unrolled LSTM.
     options.enable_mem_reuse = size <= PLANNED_BYTES
-    if size > PLANNED_BYTES:
-        options.add_session_config_entry("session.use_env_allocators", "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     # A graph must be self-contained. ONNX lets a tensor name a file, and this path is no folder, so none can be read.

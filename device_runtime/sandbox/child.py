@@ -48,7 +48,7 @@ def work(channel: Channel) -> None:
 
 
 def _train(order: Order, channel: Channel) -> None:
-    backend = open_backend(order.backend)
+    backend = open_backend(order.backend, alone=True)
     result = InProcess(backend, confine).train(_job(order, channel), order.limits, _teller(channel))
     channel.send(Done(result.steps))
     for vector in (result.values, *result.kept.values()):

@@ -56,9 +56,9 @@ def with_gated_layers(model: nn.Module) -> None:
     for path, layer in list(model.named_modules()):
         if not all(hasattr(layer, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
             continue
-        gated = Gated(layer)
+        gated, x = Gated(layer), torch.linspace(-3, 3, layer.gate_proj.in_features)[None]
         with torch.no_grad():
-            x = torch.linspace(-3, 3, layer.gate_proj.in_features)[None]
-            if torch.allclose(layer(x), gated(x), rtol=1e-5, atol=1e-6):
-                parent, _, name = path.rpartition(".")
-                setattr(model.get_submodule(parent), name, gated)
+            same = torch.allclose(layer.act_fn(x), nn.functional.silu(x)) and torch.allclose(layer(x), gated(x))
+        if same:
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, gated)

@@ -106,7 +106,8 @@ def lying(**changes):
     ("data", "words"),
     [
         (b"", "not a safetensors file"),
-        (b"\xff" * 40, "not a safetensors file"),
+        (b"\xff" * 40, "the header has 18446744073709551623 bytes"),
+        (lying(a={"shape": [9] * 1000}), "where 3 vectors need 810 at most"),
         (GOOD[:-1], "vector 'codes' is U8"),
         (checkpoint.encode_frozen({"a": VECTORS["a"]}), r"vectors are \['a'\], expected"),
         (lying(a={"dtype": "F64"}), r"vector 'a' is F64\[3\], expected float32\[3\]"),

@@ -36,6 +36,13 @@ test.for<Vector>(tokenizers)("the tokens of $name are Python's", ({ file, ids })
   }
 });
 
+test("words that every object has are in the vocabulary too", () => {
+  const vocab = { "[UNK]": 0, proto: 1, "##type": 2, prototype: 3, constructor: 4, ["__proto__"]: 5 };
+  const model = { ...(wordPiece.file as { model: object }).model, type: "WordPiece", unk_token: "[UNK]", vocab };
+  const tokenizer = new Tokenizer({ ...wordPiece.file, added_tokens: [], post_processor: null, model });
+  expect(tokenizer.encode("prototype constructor").own).toEqual([3, 4]);
+});
+
 test("a text that is too long keeps what is around it, and is counted", async () => {
   const { examples, cut } = await tokenized(planOf(), examplesOf("a, b. c! d? e", "a", ""), file, () => true);
   const { shape, values } = examples.columns.get("text")!;

@@ -18,6 +18,11 @@ export function text(data: Uint8Array): string {
 
 /** All parts, one after the other. */
 export function concat(...parts: readonly Uint8Array[]): Bytes {
+  return joined(parts);
+}
+
+/** The same of any number of parts: more than a call can have arguments. */
+export function joined(parts: readonly Uint8Array[]): Bytes {
   const whole = new Uint8Array(parts.reduce((size, part) => size + part.length, 0));
   let at = 0;
   for (const part of parts) {

@@ -27,9 +27,13 @@ const addedSchema = v.object({
   normalized: v.boolean(),
 });
 type Added = v.InferOutput<typeof addedSchema>;
+function isVocabulary(value: unknown): boolean {
+  return typeof value === "object" && value !== null && Object.values(value).every((id) => typeof id === "number");
+}
+
 const modelSchema = v.object({
   type: v.picklist(["WordPiece", "BPE"]),
-  vocab: v.record(v.string(), v.number()),
+  vocab: v.custom<Record<string, number>>(isVocabulary), // a record would lose the words prototype and constructor
   unk_token: optional,
   continuing_subword_prefix: optional,
   end_of_word_suffix: optional,

@@ -3,7 +3,7 @@
  * Spec: docs/spec/wire.md §1, §7, §10.
  */
 
-import { type Bytes, concat } from "../bytes.ts";
+import { type Bytes, joined } from "../bytes.ts";
 import { BadAnswer, FormatError, Refused, Unreachable } from "../errors.ts";
 import type { Platform } from "../platform.ts";
 import { sha256 } from "../primitives.ts";
@@ -127,7 +127,7 @@ async function exchange(
       throw new BadAnswer(`${call.method} ${call.path}: the answer is longer than ${most} bytes`);
     }
   }
-  return { status: response.status, headers: response.headers, body: concat(...pieces) };
+  return { status: response.status, headers: response.headers, body: joined(pieces) };
 }
 
 /** The time limits of an exchange: a time-out for each wait, and for the whole exchange the time at the least rate.

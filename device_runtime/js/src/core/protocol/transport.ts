@@ -1,6 +1,6 @@
 /** The device's half of the wire protocol: its calls, and which calls are repeated. Spec: docs/spec/wire.md. */
 
-import { type Bytes, concat, hex, utf8 } from "../bytes.ts";
+import { type Bytes, hex, joined, utf8 } from "../bytes.ts";
 import { type AbortReason, BadAnswer, FormatError, Refused, Unreachable } from "../errors.ts";
 import { type BlobRef, isBlob } from "../plan.ts";
 import type { BlobCache, Platform } from "../platform.ts";
@@ -265,7 +265,7 @@ export async function keptOrFetched(ref: BlobRef, blobs: BlobCache, transport: T
     await blobs.put(ref.sha256, data);
     return data;
   } catch (error) {
-    await blobs.put(ref.sha256, concat(...arrived));
+    await blobs.put(ref.sha256, joined(arrived));
     throw error;
   }
 }
