@@ -197,7 +197,7 @@ export function keptRefs(plan: Plan): BlobRef[] {
 }
 
 /** The tokenizers of a plan's fields. */
-export function tokenizerRefs({ examples }: Plan): BlobRef[] {
+function tokenizerRefs({ examples }: Plan): BlobRef[] {
   return examples.fields.flatMap(({ tokenizer }) => (tokenizer === undefined ? [] : [tokenizer.blob]));
 }
 
