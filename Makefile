@@ -6,8 +6,7 @@ ARGS ?=
 BIN := .venv/bin
 DEMO := .venv/.demo
 INSTALLED := .venv/.installed
-# pip would compile 30,000 modules, one after the other. What is loaded of them is compiled then, once for all processes.
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOCKED := --no-deps --require-hashes --requirement
 
 # Tests start hundreds of processes: what one of them compiles, the others load, whatever the shell says.
@@ -85,10 +84,11 @@ $(BIN)/pip:
 
 # A stamp is newer than pyproject.toml exactly when what that file asks for has been installed: what the lock file has by
 # digest, and then the rest, which is torch.
+# Without --no-compile, pip compiles thousands of modules that the demo never loads, which doubles the time.
 $(DEMO): pyproject.toml requirements/sim.lock | $(BIN)/pip
 	@echo 'installing what the demo needs: a minute when pip has it in its cache'
-	$(PIP) $(LOCKED) requirements/sim.lock
-	$(PIP) --no-build-isolation -e '.[sim]'
+	$(PIP) --no-compile $(LOCKED) requirements/sim.lock
+	$(PIP) --no-compile --no-build-isolation -e '.[sim]'
 	@touch $@
 
 $(INSTALLED): pyproject.toml requirements/dev.lock | $(BIN)/pip
