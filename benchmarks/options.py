@@ -286,7 +286,7 @@ class CheckinOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleOptions:
-    """What replicas add: the CPU that rejected check-ins cost each of them.
+    """The CPU of rejected check-ins at each replica.
 
     Three coordinators run on one database of a PostgreSQL server that is started for it, and a fourth one alone on
     another. Check-ins come in turns to the one that is alone, and to the two that do not drive the population.
@@ -328,7 +328,7 @@ class RoundsOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastFleetOptions:
-    """The twin of `muster forecast` against a real fleet under the same task.
+    """The twin of forecasts against a real fleet.
 
     Light devices work on a real coordinator for as long as the twin's devices do. The exit code is 1 when rounds,
     reports, lengths of rounds or check-ins are further apart than the tolerances.

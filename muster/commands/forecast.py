@@ -37,7 +37,7 @@ def forecast(
     plot: Annotated[Path | None, typer.Option(help=PLOT)] = None,
     json: Json = False,
 ) -> None:
-    """Tell how a task would go on a population of phones, before a phone sees it.
+    """Tell how a task would go, before a phone sees it.
 
     The coordinator's own rules run in virtual time on modelled devices: each is charged and idle for a stretch of most
     nights, has its own speed, bandwidth and number of examples, and vanishes now and then. A

@@ -34,7 +34,7 @@ HOSTILE = """
 from device_runtime.backends import BACKENDS
 from device_runtime.sandbox import child
 from tests.device_runtime.hostile import Hostile, Victim
-BACKENDS["onnxruntime"] = lambda: Hostile({attack!r}, {folder!r}, {victim!r})
+BACKENDS["onnxruntime"] = lambda **_: Hostile({attack!r}, {folder!r}, {victim!r})
 child.main()
 """
 LANDLOCK_ALONE = """
@@ -124,7 +124,7 @@ class Hoarder:
     def load(self, graph, name):
         raise RuntimeFailed("hoarded", str(hoard({way!r}, {most!r})))
 
-BACKENDS["onnxruntime"] = Hoarder
+BACKENDS["onnxruntime"] = lambda **_: Hoarder()
 child.main()
 """
 
@@ -153,7 +153,7 @@ class Attacks:
 
 landlock.version = lambda: 0
 seccomp.offered = lambda filtered=seccomp.offered(): filtered and {filtered!r}
-BACKENDS["onnxruntime"] = Attacks
+BACKENDS["onnxruntime"] = lambda **_: Attacks()
 child.main()
 """
 
@@ -260,7 +260,7 @@ import ctypes
 from device_runtime import backends
 from device_runtime.errors import ConfigError
 from device_runtime.sandbox import child
-def tell():
+def tell(**_):
     raise ConfigError(f"dumpable: {ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)}")  # PR_GET_DUMPABLE
 backends.BACKENDS["onnxruntime"] = tell
 child.main()
