@@ -63,9 +63,8 @@ class BlobCache:
 
     `fetch` fetches a blob into the PartialDownload, and checks it; if it fails, that keeps what has arrived, over
     sessions. Only the last broken download is remembered, because a device that went on to other work has no use for
-    older ones. `fetch_delta` gives
-    the delta from a kept blob, by digest, to another, or None. keep: digests of blobs that models need, which stay, and
-    so does what has arrived of them.
+    older ones. `fetch_delta` gives the delta from a kept blob, by digest, to another, or None. keep: digests of blobs
+    that models need, which stay, and so does what has arrived of them.
     """
 
     def __init__(

@@ -40,9 +40,9 @@ def forecast(
     """Tell how a task would go, before a phone sees it.
 
     The coordinator's own rules run in virtual time on modelled devices: each is charged and idle for a stretch of most
-    nights, has its own speed, bandwidth and number of examples, and vanishes now and then. A
-    profile that can fill no round is refused at once, with the setting that starves it. For example, a day of a million
-    devices, then which goal gets there first:
+    nights, has its own speed, bandwidth and number of examples, and vanishes now and then. A profile that can fill no
+    round is refused at once, with the setting that starves it. For example, a day of a million devices, then which goal
+    gets there first:
 
     \b
       muster forecast --devices 1000000 --goal 500

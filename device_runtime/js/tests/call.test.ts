@@ -84,6 +84,18 @@ test("a call stays at the host of its coordinator, whatever the path of that add
   expect(asked).toBe("//elsewhere.invalid/here/v1/server");
 });
 
+test("an answer may come in more pieces than a call has arguments", async () => {
+  let left = 200_000;
+  const body = new ReadableStream<Uint8Array>({
+    pull: (pieces) => (left-- > 0 ? pieces.enqueue(Uint8Array.of(left & 255)) : pieces.close()),
+  });
+  const inPieces = { ...platform, fetch: async () => new Response(body) } as unknown as Platform;
+  const signer = { keyid: "d-0", key: await signingKey(new Uint8Array(32)) };
+  const call = { method: "GET", path: "/", most: 200_000 };
+  const answer = await send(inPieces, new URL("http://127.0.0.1"), call, signer, 1, { up: 0, down: 0 });
+  expect([answer.body.length, answer.body[0]]).toEqual([200_000, 199_999 & 255]);
+});
+
 async function ask(call: Call, listener: RequestListener, path = "") {
   server = createServer(listener);
   await new Promise<void>((resolve) => server?.listen(0, "127.0.0.1", resolve));
