@@ -265,7 +265,7 @@ export async function keptOrFetched(ref: BlobRef, blobs: BlobCache, transport: T
     await blobs.put(ref.sha256, data);
     return data;
   } catch (error) {
-    await blobs.put(ref.sha256, joined(arrived));
+    if (kept !== null || arrived.length > 0) await blobs.put(ref.sha256, joined(arrived));
     throw error;
   }
 }
