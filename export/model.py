@@ -14,13 +14,14 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
+from msgspec import UNSET
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from export.checkpoint import Checkpoint
 from export.errors import InvalidModel, reason
 from export.patterns import matching
-from export.rewrites import KeyedNoise
+from export.rewrites import IgnoredLabels, KeyedNoise
 from export.unsupported import refuse_unsupported
 from fedcore.algorithms.algorithm import Pass
 from fedcore.params import Float32, Frozen, ParamSchema, TensorSpec
@@ -249,8 +250,9 @@ class Model:
         label = label if label.is_floating_point() else label.long()
         outputs = self._called(self.spec.inputs, tensors, batch, noise)
         given = (outputs, label, mask) if self.spec.compares else (outputs, label)
-        values: dict[Any, Tensor] = {"loss": self.spec.loss(*given)}
-        values |= {name: metric(*given) for name, metric in self.spec.metrics.items()}
+        with IgnoredLabels() if self.spec.label.ignored is not UNSET else contextlib.nullcontext():
+            values: dict[Any, Tensor] = {"loss": self.spec.loss(*given)}
+            values |= {name: metric(*given) for name, metric in self.spec.metrics.items()}
         for name, value in values.items():
             if not isinstance(value, Tensor):
                 raise InvalidModel(f"{self.spec.name}: {name} is {type(value).__name__}, not one number per example")

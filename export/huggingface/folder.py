@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import torch
+from msgspec import UNSET
 from torch import nn
 
 from export.errors import InvalidModel, reason
@@ -24,15 +25,15 @@ from export.few_bits import FORMS as FORMS_IN_FEW_BITS
 from export.huggingface import tokenizer
 from export.huggingface.gated import with_gated_layers
 from export.huggingface.modules import Sentences, Text, pooling_of
-from export.huggingface.tasks import TASKS, Task
+from export.huggingface.tasks import TASKS, TOKENS, Task
 from export.lora import FORMS, lora
 from export.model import ModelSpec
 from export.quiet import quiet
 from fedcore.names import offered
 from fedcore.plan import BlobRef, Field, Tokenizer
 
-TEXT, TOKENS = "text", "tokens"
-"""The field of an example: a text where the folder has a tokenizer, else its tokens. Some tasks have others."""
+TEXT = "text"
+"""The field of an example where the folder has a tokenizer. Some tasks have others."""
 QUERIES = {"query", "q_proj", "q_lin", "query_proj", "q"}
 VALUES = {"value", "v_proj", "v_lin", "value_proj", "v"}
 ATTENTION = QUERIES | VALUES | {"Wqkv", "qkv_proj", "c_attn", "in_proj"}
@@ -45,11 +46,11 @@ INSTALL = "pip install 'muster-fl[huggingface]'"
 class Pretrained:
     """How a folder becomes a model.
 
-    task: classification of a text in `classes`; causal-lm, the next token at every place; or embedding, a vector of a
-    text, near those of texts that belong to it. rank: of the adapters; with 0 a classifier trains its head alone.
-    tokens: the length of a text; shorter ones are padded. layers: names of the adapted layers, by default those of
-    attention. freeze_a: train B alone, so that averaging adapters averages their products (FFA-LoRA, Sun et al. 2024).
-    bits: of frozen weights, 32, 8 or 4.
+    task: classification of a text in one of `classes`, multi-label in any of them, or token-classification of each
+    token; causal-lm, the next token at every place; or embedding, a vector near those of texts that belong to it.
+    rank: of the adapters; with 0 a classifier trains its head alone. tokens: the length of a text; shorter ones are
+    padded. layers: names of the adapted layers, by default those of attention. freeze_a: train B alone, so that
+    averaging adapters averages their products (FFA-LoRA, Sun et al. 2024). bits: of frozen weights, 32, 8 or 4.
     """
 
     folder: str
@@ -120,6 +121,8 @@ def spec_of(pretrained: Pretrained) -> ModelSpec:
     make, exact = (functools.partial(build, replace(pretrained, bits=bits)) for bits in (pretrained.bits, EXACT))
     name = "".join(letter if letter.isalnum() else "_" for letter in str(config.model_type))
     terms = pretrained.kind.terms(text, pretrained.classes, padding)
+    if all(item.tokenizer is UNSET for item in terms.inputs):
+        tokenizers = ()
     return ModelSpec(name, make, **terms._asdict(), exact=exact, tokenizers=tokenizers)
 
 
@@ -182,6 +185,8 @@ def unadapted(pretrained: Pretrained) -> Any:
     config.pad_token_id, config.use_cache = padding_of(config), False
     if pretrained.kind.has_head:
         config.num_labels = pretrained.classes
+    if pretrained.task == "multi-label":
+        config.problem_type = "multi_label_classification"
     try:
         with quiet("torchao"), quiet("torch.utils._pytree"):
             return getattr(transformers, pretrained.kind.kind).from_pretrained(

@@ -7,16 +7,23 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from msgspec import UNSET
 from msgspec.structs import replace
 from torch import Tensor
 
 from export.huggingface.token_loss import DeferredLogits
 from export.model import PerExample, accuracy, cross_entropy
-from export.token_losses import mean_where, of_tokens
-from fedcore.plan import Field
+from export.several_labels import (
+    cross_entropy_of_labels,
+    f1_of_labels,
+    labels_right,
+    mean_where,
+    of_tokens,
+)
+from fedcore.plan import IGNORED, Field
 
-LABEL, ANCHOR, POSITIVE = "label", "anchor", "positive"
-"""Fields of an example: a class; and two texts that belong together, one of which is looked for by the other."""
+TOKENS, LABEL, ANCHOR, POSITIVE = "tokens", "label", "anchor", "positive"
+"""Fields of an example: tokens that the app makes; classes; and two texts that belong together."""
 SCALE = 20.0
 """Of cosines, so that their softmax is sharp enough, as sentence-transformers has it."""
 NEARLY, FAR = 1e-5, 1e4
@@ -49,6 +56,19 @@ class Task:
 
 def _classes(text: Field, classes: int, padding: int) -> Terms:
     return Terms((text,), Field(LABEL, "int64", (), classes), cross_entropy, {"accuracy": accuracy})
+
+
+def _several_labels(text: Field, classes: int, padding: int) -> Terms:
+    label = Field(LABEL, "int64", (classes,), 2, ignored=IGNORED)
+    figures = {"accuracy": labels_right, "f1": f1_of_labels}
+    return Terms((text,), label, cross_entropy_of_labels, figures)
+
+
+def _classes_of_tokens(text: Field, classes: int, padding: int) -> Terms:
+    """Labels belong to tokens, so the app makes these."""
+    label = Field(LABEL, "int64", text.shape, classes, ignored=IGNORED)
+    loss, right = of_tokens(IGNORED)
+    return Terms((replace(text, name=TOKENS, tokenizer=UNSET),), label, loss, {"accuracy": right})
 
 
 def _next_tokens(text: Field, classes: int, padding: int) -> Terms:
@@ -92,6 +112,8 @@ def _pairs(text: Field, classes: int, padding: int) -> Terms:
 
 TASKS: dict[str, Task] = {
     "classification": Task("AutoModelForSequenceClassification", "SEQ_CLS", True, _classes),
+    "multi-label": Task("AutoModelForSequenceClassification", "SEQ_CLS", True, _several_labels),
+    "token-classification": Task("AutoModelForTokenClassification", "TOKEN_CLS", True, _classes_of_tokens),
     "causal-lm": Task("AutoModelForCausalLM", "CAUSAL_LM", False, _next_tokens),
     "embedding": Task("AutoModel", "FEATURE_EXTRACTION", False, _pairs),
 }

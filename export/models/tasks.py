@@ -8,7 +8,7 @@ from torch import nn
 
 from export.errors import InvalidModel
 from export.model import ModelSpec, accuracy, cross_entropy
-from export.token_losses import of_tokens
+from export.several_labels import of_tokens
 from fedcore.plan import Field
 
 

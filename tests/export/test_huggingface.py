@@ -28,6 +28,7 @@ SIZES = {
 }
 FEWER = {"num_key_value_heads": 1}
 CLASSIFIES, CONTINUES, EMBEDS = "classification", "causal-lm", "embedding"
+SEVERAL, OF_TOKENS = "multi-label", "token-classification"
 FAMILIES = {
     "Bert": (SIZES, CLASSIFIES),
     "DistilBert": ({"vocab_size": WORDS, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24}, CLASSIFIES),
@@ -47,12 +48,14 @@ KINDS = {
     CLASSIFIES: "AutoModelForSequenceClassification",
     CONTINUES: "AutoModelForCausalLM",
     EMBEDS: "AutoModel",
+    SEVERAL: "AutoModelForSequenceClassification",
+    OF_TOKENS: "AutoModelForTokenClassification",
 }
 COMMON = ("Bert", "GPT2", "Llama")
 OTHER_TASKS = {
     (family, task): () if family == "Bert" else pytest.mark.long
     for family, (_, usual) in FAMILIES.items()
-    for task in (EMBEDS,)
+    for task in (EMBEDS, SEVERAL, OF_TOKENS)
     if usual == CLASSIFIES
 }
 CASES = [

@@ -6,6 +6,7 @@ import torch
 
 from export.huggingface.folder import spec_of
 from export.model import GradientOracle, Model
+from fedcore.plan import IGNORED
 from simulator.configuration import SimulationConfig
 from simulator.engine import evaluate
 from simulator.engines.oracle import CohortOracle
@@ -74,3 +75,21 @@ def test_vectors_of_texts_that_belong_together_come_near_each_other(tmp_path, mo
     users = Population.of([f"u{number}" for number in range(20)], shards)
     result = simulate(config, given=Overrides(users=users))
     assert result.test_accuracy > 0.3, "a sixteenth is chance, and a tenth before training"
+
+
+def test_labels_are_learned_from_those_that_are_known(tmp_path, monkeypatch):
+    """A text has a label for each of three words that are in it; a third of the labels are unknown."""
+    pytest.importorskip("transformers")
+    monkeypatch.setitem(FAMILIES, "Bert", ({**FAMILIES["Bert"][0], "initializer_range": 0.3}, CLASSIFIES))
+    pretrained("Bert", tmp_path)
+    random, shards = np.random.default_rng(0), []
+    for _ in range(10):
+        texts = random.integers(10, 14, (16, 6), np.int32)
+        label, known = (texts[:, :, None] == [10, 11, 12]).any(1).astype(np.int64), random.random((16, 3)) < 0.7
+        known[:, 0] |= ~known.any(1)
+        shards.append({"tokens": texts, "label": np.where(known, label, IGNORED)})
+    model = f"hf:{tmp_path / 'Bert'},task=multi-label,classes=3,tokens=6,layers=query+key+value+dense"
+    settings = {"client_lr": 0.03, "epochs": 4, "client_optimizer": "adam"}
+    config = SimulationConfig(model=model, settings=settings, rounds=10, cohort=8, processes=1)
+    result = simulate(config, given=Overrides(users=Population.of([f"u{number}" for number in range(10)], shards)))
+    assert result.test_accuracy > 0.88, "to give all labels is right for 0.82 of them"
