@@ -28,15 +28,13 @@ from fedcore.signing import SigningKey
 from tests.coordinator.fork_server import wait_until
 from tests.device_runtime.node import command, device_words
 from tests.device_runtime.test_releases import assignment
-from tests.export.test_huggingface import FAMILIES
+from tests.export.test_huggingface import CLASSIFIES, CONTINUES, EMBEDS
 from tests.export.test_huggingface_texts import VECTORS, folder_of
 
 TEXTS = [*(text for text in VECTORS["texts"] if text.strip()), "a fox"][-16:]
 WIDTH, TOKENS = 200, 12
-ROWS = {
-    "text": np.array([np.frombuffer(text.encode().ljust(WIDTH, b"\0"), np.uint8) for text in TEXTS]),
-    "label": np.arange(len(TEXTS)) % 2,
-}
+ROW = np.array([np.frombuffer(text.encode().ljust(WIDTH, b"\0"), np.uint8) for text in TEXTS])
+ROWS = {"text": ROW, "label": np.arange(len(TEXTS)) % 2, "anchor": ROW, "positive": np.roll(ROW, 1, 0)}
 # One batch of all texts, so that their order does not count.
 ALGORITHM = create("fedavg", {"batch_size": len(TEXTS), "epochs": 2, "client_lr": 0.3})
 
@@ -77,10 +75,12 @@ def in_python(folder, url, signer):
 
 
 @pytest.mark.parametrize(
-    ("family", "secagg", "others"), [("Bert", None, 0), ("Llama", Secagg(clip_norm=8.0, max_examples=20), 6)]
+    ("task", "secagg", "others"),
+    [(CLASSIFIES, None, 0), (EMBEDS, None, 0), (CONTINUES, Secagg(clip_norm=8.0, max_examples=20), 6)],
 )
-def test_both_runtimes_commit_what_python_makes_of_texts(family, secagg, others, tmp_path, coordinators, monkeypatch):
-    spec = load(folder_of(family, tmp_path, monkeypatch), task=FAMILIES[family][1], rank=2, tokens=TOKENS)
+def test_both_runtimes_commit_what_python_makes_of_texts(task, secagg, others, tmp_path, coordinators, monkeypatch):
+    family = "Llama" if task == CONTINUES else "Bert"
+    spec = load(folder_of(family, tmp_path, monkeypatch), task=task, rank=2, tokens=TOKENS)
     bundle, key = export_bundle(Model(spec, 3), ALGORITHM, tmp_path / "plan"), SigningKey.new(tmp_path / "release.pem")
     devices = {"node": on_node, "python": in_python} | {f"python-{index}": in_python for index in range(others)}
     with coordinators.local(tmp_path, secure=secagg is not None) as local, ThreadPoolExecutor(len(devices)) as pool:
@@ -98,6 +98,6 @@ def test_both_runtimes_commit_what_python_makes_of_texts(family, secagg, others,
             wanted, cut = expected(local.store, task, number, tmp_path / "python")
             after = local.store.checkpoint(task, number)["params"]
             assert {one["cut"] for one in outcomes} == {cut}
-            assert 0 < cut < len(TEXTS)
+            assert 0 < cut < len(TEXTS) * len(spec.inputs)
             np.testing.assert_allclose(after, wanted, atol=1e-5 if secagg is None else 1e-4)
     assert np.abs(wanted - Model(spec, 3).initial).max() > 1e-3
