@@ -154,6 +154,13 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """Another replica took `reports` of the round's devices. It may be heard when the round takes none any more."""
+
+    reports: int
+
+
+@dataclass(frozen=True, slots=True)
 class Revealed:
     """The devices of a secure aggregation have done their part: its sum is being made, and no deadline ends that."""
 
@@ -213,7 +220,7 @@ class Abandon:
 
 
 Event: TypeAlias = (
-    Waiting | Configured | Reported | Revealed | Summed | Aborted | Lost | Expired | Tick | Aggregated | Abandon
+    Waiting | Configured | Reported | Told | Revealed | Summed | Aborted | Lost | Expired | Tick | Aggregated | Abandon
 )
 
 
@@ -303,6 +310,11 @@ def step(round_: Round, event: Event, now: float) -> Stepped:  # noqa: C901, PLR
             return _collect(replace(round_, assigned=assigned, replaced=replaced, short_until=math.inf), now)
         case RoundState.REPORTING, Reported() if now < round_.deadline and round_.outstanding > 0:
             return _collect(replace(round_, reported=round_.reported + 1, proven=True), now)
+        case RoundState.REPORTING, Told(reports) if reports <= round_.outstanding:
+            return _collect(replace(round_, reported=round_.reported + reports, proven=True), now)
+        case RoundState.AGGREGATING, Told(reports):
+            expired = max(0, round_.expired - reports)
+            return replace(round_, reported=round_.reported + reports, expired=expired), ()
         case RoundState.REPORTING, Revealed():
             return replace(round_, deadline=math.inf), ()
         case RoundState.REPORTING, Summed(devices) if devices <= round_.outstanding:

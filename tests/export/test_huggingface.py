@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -11,10 +11,12 @@ import torch
 from export.build import export_bundle
 from export.errors import InvalidModel
 from export.huggingface.folder import Pretrained, load, spec_of, unadapted
+from export.huggingface.tasks import TASKS
 from export.huggingface.written import Values, write_adapters, write_merged
 from export.model import Model
 from export.models import load as load_any
 from fedcore.algorithms import create
+from muster.commands.export import export
 
 WORDS = 61
 SIZES = {
@@ -223,3 +225,9 @@ def test_bad_folders_and_settings_get_one_line(settings, harm, message, tmp_path
         Model(load_any(f"hf:{folder},{settings}"))
     assert "\n" not in str(caught.value)
     shutil.rmtree(folder)
+
+
+def test_the_help_of_export_names_every_task_and_setting():
+    words = " ".join((export.__doc__ or "").split())
+    settings = {field.name for field in fields(Pretrained)} - {"folder"}
+    assert [name for name in (*TASKS, *settings) if name not in words] == []
