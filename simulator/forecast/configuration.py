@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,6 +99,9 @@ class ForecastConfig:
         """The configuration of another task of the same population, of its settings by name. Raises as the class."""
         if shared := [name for name in given if name in OF_POPULATION]:
             raise ForecastError(f"{shared[0]} is of the population, which its tasks share: leave it out beside")
+        names = {one.name for one in fields(ForecastConfig)}
+        if missing := [one.name for one in fields(TaskSettings) if one.name in given and one.name not in names]:
+            raise ForecastError(f"a forecast does not model {missing[0]}, which tasks have: leave it out")
         return build(ForecastConfig, {name: getattr(self, name) for name in OF_POPULATION} | dict(given))
 
     @property

@@ -65,7 +65,11 @@ def test_forecast_has_a_part_for_each_task_and_visits_of_all():
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [({"devices": 9}, "devices is of the population"), ({"goals": 9}, "there is no 'goals'")],
+    [
+        ({"devices": 9}, "devices is of the population"),
+        ({"goals": 9}, "there is no 'goals'"),
+        ({"goal": 9, "same_cohort": True}, "a forecast does not model same_cohort, which tasks have: leave it out"),
+    ],
 )
 def test_what_cannot_be_beside_is_refused_by_name(given, words):
     with pytest.raises(ForecastError, match=words):
