@@ -23,6 +23,7 @@ from coordinator.api.health import health_router, metrics_router
 from coordinator.api.http import install_problems
 from coordinator.api.page import PAGE, PageFiles
 from coordinator.api.service import Service
+from coordinator.api.shares import ShareSender
 from coordinator.dashboard.routes import dashboard_router
 from coordinator.driver.watch import watch_forever
 from coordinator.store.garbage_collection import collect_forever
@@ -33,13 +34,14 @@ def device_app(service: Service) -> DeviceRouter:
 
     `serve` sends waiting devices away before it stops. Under another server they hold it up until their wait ends.
     """
-    assignments = AssignmentAccess(service.store, service.driver.presence)
+    assignments = AssignmentAccess(service)
     senders = Senders()
     reports = ReportApi(service, assignments, senders)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        aside = [asyncio.create_task(reports.sweep_forever())]
+        shares = ShareSender(service)
+        aside = [asyncio.create_task(reports.sweep_forever()), asyncio.create_task(shares.send_forever())]
         if (every_h := service.settings.collect_every_h) and service.settings.role != "api":
             collecting = collect_forever(service.store, service.settings.retention, 3600 * every_h)
             aside.append(asyncio.create_task(collecting))
@@ -51,6 +53,8 @@ def device_app(service: Service) -> DeviceRouter:
             aside.append(asyncio.create_task(watching))
         service.lines.begin()
         yield
+        service.driver.drain()
+        await shares.send_last()
         service.lines.end()
         for task in aside:
             task.cancel()

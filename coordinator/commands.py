@@ -8,9 +8,13 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from coordinator.rules.selection import Eligibility
+from coordinator.rules.shared_sums import Share, SharedRound
 from fedcore.params import Float32
 from fedcore.wire.messages import Abort, AssignmentAnswer, CheckInAnswer, Receipt
 
@@ -63,11 +67,24 @@ class CancelWait(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class CountReport(Command[Receipt]):
-    """The report of an assignment: `vector` (L,) is checked against its layout; `sha256` is of its body."""
+    """The report of an assignment: `vector` (L,) is checked against its layout; `sha256` is of its body.
+
+    shared: the round, if another replica drives it and this one adds the report to a sum of its own.
+    """
 
     assignment: str
     sha256: str
     vector: Float32
+    shared: SharedRound | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeShare(Command[None]):
+    """What another replica says of a round that this one drives. total: the sum (L,) of its reports, once it comes."""
+
+    replica: str
+    share: Share
+    total: NDArray[np.float64] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +119,10 @@ class AbortAssignment(Command[None]):
 
     assignment: str
     message: Abort
+
+
+DurableCommand: TypeAlias = CountReport | AbortAssignment | TakeShare
+"""What needs a transaction."""
 
 
 class QueuedCommand(NamedTuple):

@@ -85,6 +85,11 @@ class Keys:
         """A secret derived from the server's key: it authenticates the times that devices carry (`return_tokens`)."""
         return self._derived(b"muster: times at which devices come back")
 
+    @property
+    def of_assignments(self) -> bytes:
+        """A secret derived from the server's key: it authenticates the ids of assignments (`assignment_ids`)."""
+        return self._derived(b"muster: ids of assignments")
+
     def _derived(self, info: bytes) -> bytes:
         derived = HKDF(SHA256(), _SECRET_BYTES, salt=None, info=info)
         return derived.derive(self.server.private.private_bytes_raw())

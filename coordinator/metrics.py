@@ -98,7 +98,7 @@ class Metrics:
             for _ in range(count - (before.staleness[staleness] if staleness < len(before.staleness) else 0)):
                 self.staleness.observe(staleness)
         self.unreported.labels(AssignmentState.LOST).inc(after.lost - before.lost)
-        self.unreported.labels(AssignmentState.EXPIRED).inc(after.expired - before.expired)
+        self.unreported.labels(AssignmentState.EXPIRED).inc(max(0, after.expired - before.expired))
         self.unreported.labels(AssignmentState.TOO_STALE).inc(after.stale - before.stale)
         if after.closed and not before.closed:
             self.unreported.labels(AssignmentState.NOT_NEEDED).inc(after.outstanding)

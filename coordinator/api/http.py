@@ -39,7 +39,10 @@ _WAIT = re.compile(r'(?:^|,)\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?:$|[,;])', re.IGN
 PROBLEM_OF = "muster.problem"
 """The key of a request's scope for the type of the problem document that answered it."""
 ONWARD = "muster.onward"
-"""The key of a request's scope for what passes it on to another replica, given its body; absent where none may."""
+"""The key of a request's scope for what passes it on to another replica, given its body, or None if that was not read.
+
+Absent where the request is not another replica's.
+"""
 _SLUG_OF_STATUS = {404: "unknown-resource", 405: "method-not-allowed", 413: "too-large"}
 
 

@@ -27,12 +27,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.http import ONWARD, answer_refusal
 from coordinator.api.service import Service
+from coordinator.api.shares import FORWARDED, SHARES, proof_of, take_shares
 from coordinator.errors import Refusal, Unavailable
 from coordinator.rules.leases import maker_of
 
 _LOG = logging.getLogger(__name__)
-FORWARDED = b"muster-forwarded"
 _POPULATION = re.compile(r"/v1/populations/([^/]+)/checkins")
+_REPORT = re.compile(r"/v1/assignments/[^/:]+/report")
 _MADE = re.compile(r"/v1/(?:sessions|assignments)/([^/:]+)(?:[/:].*)?")
 _HEALTH = re.compile(r"/(?:healthz|readyz)")
 # Header fields of one connection only (RFC 9110 §7.6.1), or set by every server itself.
@@ -56,6 +57,7 @@ class Router:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         settings = service.settings
         self._app = app
+        self._service = service
         self._driver = service.driver
         self._membership = service.membership
         self._keys = service.keys
@@ -75,7 +77,9 @@ class Router:
                 if self._shared is not None:
                     await self._shared.aclose()
             return
-        if self.is_forwarded(scope) or _HEALTH.fullmatch(scope["path"]):
+        if scope["path"] == SHARES and self.is_forwarded(scope):
+            await take_shares(self._service, scope, receive, send)
+        elif self.is_forwarded(scope) or _HEALTH.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
         elif _proof_in(scope) is not None:
             # Forged, or made with a key that is being succeeded right now: then the next try succeeds.
@@ -84,17 +88,19 @@ class Router:
             await self._refuse(Unavailable("this replica answers only other replicas"), scope, send)
         elif (replica := await self._other_replica(scope["path"])) is None:
             await self._app(scope, receive, send)
-        elif (match := _POPULATION.fullmatch(scope["path"])) and self._driver.follows(match[1]):
+        elif _REPORT.fullmatch(scope["path"]) or (
+            (match := _POPULATION.fullmatch(scope["path"])) and self._driver.follows(match[1])
+        ):
             scope[ONWARD] = functools.partial(self._pass_on, replica)
             await self._app(scope, receive, send)
         else:
             await self._forward(replica, scope, receive, send)
 
-    def _pass_on(self, to: tuple[str, str], body: bytes) -> ASGIApp:
-        """The answer of another replica to a request whose body was read."""
+    def _pass_on(self, to: tuple[str, str], body: bytes | None) -> ASGIApp:
+        """The answer of another replica to a request whose body was read, or was not (None)."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            read: list[Message] = [{"type": "http.request", "body": body}]
+            read: list[Message] = [] if body is None else [{"type": "http.request", "body": body}]
 
             async def again() -> Message:
                 return read.pop() if read else await receive()
@@ -194,8 +200,7 @@ class Router:
 
     def _proof(self, scope: Scope, replica: str) -> bytes:
         """The proof that a replica forwarded a request to `replica`."""
-        said = b" ".join((scope["method"].encode(), _target(scope), replica.encode()))
-        return hmac.digest(self._keys.between_replicas, said, "sha256").hex().encode()
+        return proof_of(self._keys.between_replicas, scope["method"], _target(scope), replica)
 
     async def _refuse(self, refusal: Refusal, scope: Scope, send: Send) -> None:
         await answer_refusal(scope, refusal, self._retry)(scope, _nothing, send)

@@ -19,10 +19,9 @@ from itertools import chain
 from typing import TypeVar
 
 from coordinator.commands import (
-    AbortAssignment,
     CheckInDevice,
     Command,
-    CountReport,
+    DurableCommand,
     Inbox,
     QueuedCommand,
     settle,
@@ -54,7 +53,7 @@ class Driver:
     """Runs the rounds of every task in the populations that this process holds under `membership`.
 
     clock: seconds, with any origin. source: the random source that draws cohorts; the system's own by default.
-    `metrics` counts what happens. `presence` may be used from any thread.
+    `metrics` counts what happens. `presence` and `shared` may be used from any thread.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Driver:
         self._draining, self._stopping = threading.Event(), threading.Event()
         self._fetched: deque[tuple[str, str]] = deque(maxlen=_BATCH * 16)
         self._memory = memory = Memory(membership.id, retry, self._of_returns, clock)
-        self.presence = memory.presence
+        self.presence, self.shared = memory.presence, memory.shared
         selector = Selector(memory.sessions, source or random.SystemRandom(), secure, memory.participation)
         self.revocations = Revocations(memory)
         self._board = board = Noticeboard(membership, memory, retry, self._of_returns)
@@ -122,6 +121,7 @@ class Driver:
     def drain(self) -> None:
         """Send waiting and arriving devices away, and give back populations that are idle; reports are still taken."""
         self._draining.set()
+        self.shared.leaving = True
 
     def stop(self) -> None:
         """Drain, answer what is queued, give everything back, and end the thread."""
@@ -154,6 +154,10 @@ class Driver:
         """Count, from any thread, which versions of models a check-in stated, at a time in seconds since 1970."""
         self._memory.model_counts.count(population, message, now)
 
+    def heard_of(self, replica: str) -> None:
+        """Note, from any thread, that another replica lives that may sum reports of rounds here."""
+        self._memory.heard_of[replica] = self._clock()
+
     def fetched(self, device: str, sha256: str) -> None:
         """Note, from any thread, that a device was given a blob."""
         self._fetched.append((device, sha256))
@@ -170,7 +174,7 @@ class Driver:
         # Not while a transaction must be tried again: what it would lose is lost with the next one that is written.
         lost = self._lost(now) if self._writer.ready(now) else {}
         memory.secure.advance(now)
-        durable = [(command, future) for command, future in inbox if isinstance(command, CountReport | AbortAssignment)]
+        durable = [(command, future) for command, future in inbox if isinstance(command, DurableCommand)]
         self._writer.write(durable, lost, now)
         if self._writer.ready(now):
             if self._closer.close_rounds(now):

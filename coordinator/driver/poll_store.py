@@ -74,6 +74,7 @@ class Poller:
             memory.participation.learn(records, driven, now)
             self.revocations.learn(records)
             self.board.read(records, now)
+            memory.shared.follow(records.attempts.states(memory.shared))
             at = records.at
             for record in driven:
                 loaded_before = memory.tasks.get(record.id)

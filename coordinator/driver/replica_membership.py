@@ -83,6 +83,11 @@ class Membership:
         return self._me.id
 
     @property
+    def lease_s(self) -> float:
+        """How long a beat may stand still."""
+        return self._config.lease_s
+
+    @property
     def held(self) -> frozenset[str]:
         """The populations that this process drives."""
         return frozenset(self._held)

@@ -22,6 +22,7 @@ FAILURES = frozenset({"too-few-reports", "no-beacon", "secagg-failed", "sum-out-
 _FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 15.0, 900.0
 REPLACING_S = 3.0
 """How long a round that lost too many devices waits for replacements before it is tried again as a whole."""
+_BROKEN_S, _BROKEN_SHARE = 2.0, 0.25
 _LEAST_SILENCE_S, _CONTACTS_PER_S = 5.0, 100.0
 
 
@@ -153,6 +154,13 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """Another replica took `reports` of the round's devices. It may be heard when the round takes none any more."""
+
+    reports: int
+
+
+@dataclass(frozen=True, slots=True)
 class Revealed:
     """The devices of a secure aggregation have done their part: its sum is being made, and no deadline ends that."""
 
@@ -212,7 +220,7 @@ class Abandon:
 
 
 Event: TypeAlias = (
-    Waiting | Configured | Reported | Revealed | Summed | Aborted | Lost | Expired | Tick | Aggregated | Abandon
+    Waiting | Configured | Reported | Told | Revealed | Summed | Aborted | Lost | Expired | Tick | Aggregated | Abandon
 )
 
 
@@ -262,6 +270,14 @@ def lost_after_s(devices: int) -> float:
     return _LEAST_SILENCE_S + devices / _CONTACTS_PER_S
 
 
+def broken_after_s(lost_after_s: float) -> float:
+    """The seconds without a request after which a device is lost whose connection broke, where silence takes so long.
+
+    A process that is killed closes its connections, and so does a proxy that restarts; behind it the device asks again.
+    """
+    return min(max(_BROKEN_S, _BROKEN_SHARE * lost_after_s), lost_after_s)
+
+
 def open_round(policy: RoundPolicy, now: float, *, held: bool = False) -> Round:
     """A round that starts selecting now."""
     return Round(policy, deadline=now + policy.selection_timeout_s, held=held)
@@ -294,6 +310,11 @@ def step(round_: Round, event: Event, now: float) -> Stepped:  # noqa: C901, PLR
             return _collect(replace(round_, assigned=assigned, replaced=replaced, short_until=math.inf), now)
         case RoundState.REPORTING, Reported() if now < round_.deadline and round_.outstanding > 0:
             return _collect(replace(round_, reported=round_.reported + 1, proven=True), now)
+        case RoundState.REPORTING, Told(reports) if reports <= round_.outstanding:
+            return _collect(replace(round_, reported=round_.reported + reports, proven=True), now)
+        case RoundState.AGGREGATING, Told(reports):
+            expired = max(0, round_.expired - reports)
+            return replace(round_, reported=round_.reported + reports, expired=expired), ()
         case RoundState.REPORTING, Revealed():
             return replace(round_, deadline=math.inf), ()
         case RoundState.REPORTING, Summed(devices) if devices <= round_.outstanding:

@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.postgresql import binaries, cluster
 from muster.header import header
 from tests.coordinator.one_hot_world import BufferedWorld, Operation, Violation, World
+from tests.coordinator.shared_world import SharedWorld
 
 FAIR_EVERY = 250
 """Operations between two times of fair weather, in which a round must be won."""
@@ -53,10 +54,14 @@ WEIGHTS = {
 }
 
 
-def operations(seed: int, count: int) -> list[Operation]:
+KINDS = {"cohorts": World, "buffered": BufferedWorld, "three replicas": SharedWorld}
+
+
+def operations(seed: int, count: int, kind: type[World] = World) -> list[Operation]:
     """A list of operations. The number of each picks among the devices that it makes sense for, whoever they are."""
     source = random.Random(seed)
-    names = source.choices(list(WEIGHTS), list(WEIGHTS.values()), k=count)
+    weights = WEIGHTS | kind.operations
+    names = source.choices(list(weights), list(weights.values()), k=count)
     return [(name, source.randrange(1000)) for name in names]
 
 
@@ -84,7 +89,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--operations", type=int, default=10_000)
-    parser.add_argument("--buffered", action="store_true", help="in mode buffered")
+    parser.add_argument("--kind", choices=KINDS, default="cohorts", help="of rounds, or of the world around them")
     parser.add_argument("--postgresql", action="store_true", help="on a PostgreSQL server of its own")
     options = parser.parse_args()
     total, began = Counter(), time.process_time()
@@ -93,8 +98,8 @@ def main() -> None:
             with TemporaryDirectory(prefix="one-hot-") as folder:
                 print(f"seed {seed}", file=sys.stderr)
                 database = server.without_tables() if server else ""
-                kind = BufferedWorld if options.buffered else World
-                total += play(operations(seed, options.operations), Path(folder), database, kind)
+                kind = KINDS[options.kind]
+                total += play(operations(seed, options.operations, kind), Path(folder), database, kind)
     cpu_s = round(time.process_time() - began, 1)
     figures = {
         "seeds": options.seeds,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import sqlalchemy
@@ -72,6 +74,8 @@ class World:
     """Phones, a coordinator, and the sea between them."""
 
     algorithm, settings, longest_s = "fedavg", SETTINGS, LONGEST_S
+    operations: ClassVar[Mapping[str, float]] = {}
+    """What may befall this world beside what may befall any, by weight."""
 
     def __init__(self, folder: Path, database: str = ""):
         self.source = random.Random(0)

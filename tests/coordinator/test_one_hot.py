@@ -7,6 +7,7 @@ from coordinator.rules.states import RoundState
 from tests.coordinator.disk import Disk
 from tests.coordinator.one_hot import operations, play
 from tests.coordinator.one_hot_world import BufferedWorld
+from tests.coordinator.shared_world import SharedWorld
 
 
 @pytest.mark.every_engine
@@ -14,6 +15,13 @@ from tests.coordinator.one_hot_world import BufferedWorld
 def test_whatever_happens_exactly_the_holders_of_receipts_are_counted(seed, tmp_path, database):
     done = play(operations(seed, 500), tmp_path, database)
     assert done["rounds committed"] >= 3
+
+
+@pytest.mark.every_engine
+def test_sums_of_three_replicas_count_exactly_the_holders_of_receipts(tmp_path, database):
+    done = play(operations(0, 500, SharedWorld), tmp_path, database, SharedWorld)
+    assert done["rounds committed"] >= 3
+    assert done["reports from other replicas in them"] >= 3
 
 
 @pytest.mark.every_engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import signal
 import sqlite3
 import threading
@@ -11,7 +12,10 @@ import httpx2
 import numpy as np
 import pytest
 
+from coordinator.api.shares import SHARES, proof_of
 from coordinator.failpoints import FAILPOINTS, VARIABLE
+from coordinator.keys import Keys
+from coordinator.rules.shared_sums import Shares, encode_shares
 from coordinator.rules.states import RoundState, TaskState
 from tests.coordinator.bundles import report_body
 from tests.coordinator.devices import speaking_to
@@ -81,7 +85,7 @@ def test_killed_holder_is_replaced_and_nothing_counts_twice(store, register, rep
 @pytest.mark.long
 @pytest.mark.every_engine
 @pytest.mark.parametrize(
-    "failpoint", [name for name in FAILPOINTS if name.partition(".")[0] not in ("task", "migration")]
+    "failpoint", [name for name in FAILPOINTS if name.partition(".")[0] not in ("task", "migration", "receipt", "sum")]
 )
 def test_holder_that_dies_at_any_durable_step_is_replaced_by_another(store, register, replicas, failpoint):
     task = register(goal=GOAL, rounds=3)
@@ -96,10 +100,124 @@ def test_holder_that_dies_at_any_durable_step_is_replaced_by_another(store, regi
     expect_undisturbed(store, task, 3)
 
 
-def refused_as_gone(client, assignment, body):
-    """Whether a report is not needed any more; not known when a connection broke that was idle for too long."""
+@pytest.mark.parametrize(
+    ("database", "failpoint"),
+    [
+        pytest.param(engine, f"{name}:{n}", marks=() if (engine == "sqlite") is (n == 1) else pytest.mark.long)
+        for engine in ("sqlite", "postgresql")
+        for name in ("receipt.before-commit", "receipt.after-commit", "sum.before-hand-over")
+        for n in (1, 2)
+    ],
+    indirect=["database"],
+)
+def test_replica_that_dies_with_receipts_neither_loses_nor_doubles_one(store, register, replicas, failpoint):
+    task = register(goal=GOAL, rounds=3)
+    replicas.start()
+    until(replicas.holder)
+    dying = replicas.start(environment={VARIABLE: failpoint}, role="api")
+    replicas.start(role="api")
+    with Phones(GOAL, lambda: [replica.url for replica in replicas.alive]) as phones:
+        dying.ended()
+        replicas.alive.remove(dying)
+        until(lambda: completed(store, task), 60)
+    assert phones.problems == []
+    expect_undisturbed(store, task, 3)
+    assert {one.reason for one in store.rounds(task)} <= {"", "replica-lost"}
+
+
+@contextlib.contextmanager
+def driver_and_other(replicas):
+    """Clients of a replica that drives the population, and of one that does not, with these replicas."""
+    driver = replicas.start()
+    until(replicas.holder)
+    other = replicas.start(role="api")
+    with speaking_to(driver.url) as here, speaking_to(other.url, devices=here.devices) as there:
+        yield here, there, other
+
+
+@pytest.mark.every_engine
+def test_attempt_ends_when_a_replica_with_receipts_is_killed(store, register, replicas):
+    task = register(goal=2, rounds=1)
+    with driver_and_other(replicas) as (here, there, other):
+        first, second = assign(here, "a", "b")
+        receipt = put(there, first.assignment, report_body([100, 0, 0, 0], 1))
+        until(lambda: store.rounds(task)[0].reported)
+        replicas.kill(other)
+        assert put(here, second.assignment, report_body([100, 0, 0, 0], 1)).status_code == 200
+        until(lambda: store.rounds(task)[0].reason == "replica-lost")
+        assert put(here, first.assignment, report_body([100, 0, 0, 0], 1)).content == receipt.content
+        for again in assign(here, "a", "b"):
+            put(here, again.assignment, report_body([0, 1, 0, 0], 1))
+        until(lambda: completed(store, task))
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], np.array([1, 3, 3, 4], np.float32))
+
+
+def test_attempt_goes_on_when_a_replica_without_receipts_is_killed(store, register, replicas):
+    task = register(goal=2, rounds=1)
+    with driver_and_other(replicas) as (here, there, other):
+        first, second = assign(here, "a", "b")
+        refused(put(there, first.assignment, b"x"), "invalid-report")
+        replicas.kill(other)
+        for given in (first, second):
+            put(here, given.assignment, report_body([0, 1, 0, 0], 1))
+        until(lambda: completed(store, task))
+    assert [(one.attempt, one.state.value) for one in store.rounds(task)] == [(1, "committed")]
+
+
+def test_replica_that_is_told_to_stop_costs_no_attempt(store, register, replicas):
+    task = register(goal=2, rounds=1)
+    with driver_and_other(replicas) as (here, there, other):
+        first, second = assign(here, "a", "b")
+        assert put(there, first.assignment, report_body([0, 1, 0, 0], 1)).status_code == 200
+        other.signal(signal.SIGTERM)
+        other.ended()
+        replicas.alive.remove(other)
+        put(here, second.assignment, report_body([0, 1, 0, 0], 1))
+        until(lambda: completed(store, task))
+    assert [(one.attempt, one.state.value) for one in store.rounds(task)] == [(1, "committed")]
+
+
+def test_report_of_another_device_or_of_a_forged_id_is_taken_nowhere(store, register, replicas):
+    task = register(goal=2, rounds=1)
+    body = report_body([0, 1, 0, 0], 1)
+    with driver_and_other(replicas) as (here, there, _):
+        first, second = assign(here, "a", "b")
+        there.devices.of |= {first.assignment: "b", (forged := f"{first.assignment[:-1]}-"): "a"}
+        refused(put(there, first.assignment, body), "foreign-assignment")
+        refused(put(there, forged, body), "unknown-assignment")
+        there.devices.of[first.assignment] = "a"
+        for given in (first, second):
+            put(there, given.assignment, body)
+        until(lambda: completed(store, task))
+        refused(put(there, first.assignment, report_body([9, 9, 9, 9], 1)), "conflicting-report")
+    assert store.rounds(task)[0].reported == 2
+
+
+def test_shares_are_taken_from_replicas_alone_and_as_they_were_sent(store, register, replicas, tmp_path):
+    register(goal=2, rounds=1)
+    driver = replicas.start()
+    until(replicas.holder)
+    key, own = Keys.open(tmp_path / "keys", store.database).between_replicas, store.database
+    with own.reading() as records:
+        (replica,) = records.leases.replicas()
+    message = encode_shares(Shares(replica="01234567", present=["a"], shares=[]), [])
+
+    def send(body, digest, key):
+        target = f"{SHARES}?sha256={hashlib.sha256(digest).hexdigest()}"
+        proof = proof_of(key, "POST", target.encode(), replica.id).decode()
+        return httpx2.post(f"{driver.url}{target}", content=body, headers={"Muster-Forwarded": proof})
+
+    assert send(message, message, key).status_code == 204
+    refused(send(message + b" ", message, key), "malformed-message")
+    refused(send(b"x", b"x", key), "malformed-message")
+    refused(send(message, message, bytes(32)), "unavailable")
+    refused(httpx2.post(f"{driver.url}{SHARES}", content=message), "unknown-resource")
+
+
+def same_answer(client, assignment, body, earlier):
+    """Whether a report gets its receipt again; not known when a connection broke that was idle for too long."""
     with contextlib.suppress(httpx2.TransportError):
-        return put(client, assignment, body).status_code == 410
+        return put(client, assignment, body).content == earlier.content
 
 
 def stop_outside_a_transaction(replica, database):
@@ -122,17 +240,19 @@ def test_holder_that_slept_past_its_lease_commits_nothing(store, register, repli
     with speaking_to(sleeper.url) as asleep, speaking_to(other.url, devices=asleep.devices) as awake:
         first, second = assign(asleep, "a", "b")
         body = report_body([100, 0, 0, 0], 1)
-        receipt = put(awake, first.assignment, body)
+        receipt = put(asleep, first.assignment, body)
         assert receipt.status_code == 200
         stop_outside_a_transaction(sleeper, tmp_path / "state.db")
-        refused(put(awake, second.assignment, body), "unavailable")
+        # The other one counts it, for a sum that nobody will ask for.
+        late = put(awake, second.assignment, body)
+        assert late.status_code == 200
         until(lambda: replicas.holder() is other)
         again = assign(awake, "a", "b")
         assert [(one.round, one.attempt) for one in again] == [(1, 2), (1, 2)]
         put(awake, again[0].assignment, report_body([0, 1, 0, 0], 1))
         sleeper.signal(signal.SIGCONT)
         # It was told of the second report while it slept, or hears of it now: its sum must reach nobody.
-        until(lambda: refused_as_gone(asleep, second.assignment, body))
+        until(lambda: same_answer(asleep, second.assignment, body, late))
         assert put(awake, first.assignment, body).content == receipt.content
         put(asleep, again[1].assignment, report_body([0, 1, 0, 0], 1))
         until(lambda: completed(store, task))

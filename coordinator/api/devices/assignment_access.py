@@ -12,64 +12,89 @@ from starlette.requests import ClientDisconnect, Request
 
 from coordinator.api.authentication import signed
 from coordinator.api.lru_cache import LruCache
-from coordinator.driver.memory.device_presence import Presence
+from coordinator.api.service import Service
 from coordinator.errors import ForeignAssignment
+from coordinator.rules.assignment_ids import round_in
 from coordinator.rules.buffers import refusal
+from coordinator.rules.shared_sums import SharedRound, may_share
 from coordinator.rules.states import AssignmentState
-from coordinator.store.tasks import CoordinatorStore
+from fedcore.codecs.codec import RoundKey
 from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment, Receipt
 
+_ROUNDS = 1 << 8
 REMEMBERED = 1 << 14
 """Assignments whose unchanging part is kept in memory, 750 bytes each; of others it is read from the database."""
 
 
-class _Part(NamedTuple):
-    """The unchanging part of an assignment: its device, and the layout of its report."""
+class Owned(NamedTuple):
+    """The unchanging part of an assignment: its device, and the layout of its report.
+
+    shared: its round, where another replica drives that and this one may sum its reports.
+    """
 
     device: str
     layout: ReportLayout
+    shared: SharedRound | None = None
 
 
 class AssignmentAccess:
     """Lets the device that signs a request to its own assignments."""
 
-    def __init__(self, store: CoordinatorStore, presence: Presence) -> None:
-        self._store = store
-        self._presence = presence
-        self._parts: LruCache[str, _Part] = LruCache(REMEMBERED)
+    def __init__(self, service: Service) -> None:
+        self._store = service.store
+        self._keys = service.keys
+        self._presence = service.driver.presence
+        self._sums = service.driver.shared
+        self._parts: LruCache[str, Owned] = LruCache(REMEMBERED)
+        self._shared: LruCache[int, tuple[SharedRound | None]] = LruCache(_ROUNDS)
 
     def remember(self, assignment: Assignment, device: str) -> None:
         """Remember an assignment that a device is given, so that its report need not ask the database."""
         # The driver, which gave it, has decoded the plan: nothing is read here.
         plan = self._store.plan(assignment.plan.sha256).of_round(assignment.round)
-        self._parts.put(assignment.assignment, _Part(device, plan.report))
+        self._parts.put(assignment.assignment, Owned(device, plan.report))
+
+    async def shared(self, assignment: str, request: Request) -> Owned | None:
+        """The part of an assignment of another replica's round, where this replica may take its report; else None.
+
+        Its id says whose it is, so nothing is read but once for a round.
+        """
+        device = signed(request).keyid
+        round_id = None if self._sums.leaving else round_in(self._keys.of_assignments, assignment, device)
+        if round_id is None or self._sums.closed(round_id):
+            return None
+        found = self._shared.get(round_id)
+        if found is None:
+            found = self._shared.put(round_id, (await run_in_threadpool(self._find_shared, assignment),))
+        (shared,) = found
+        return None if shared is None else Owned(device, shared.layout, shared)
 
     @asynccontextmanager
-    async def present(self, assignment: str, request: Request) -> AsyncIterator[ReportLayout]:
-        """The layout of an assignment's report; its device counts as present while this request is answered.
+    async def present(self, assignment: str, request: Request) -> AsyncIterator[Owned]:
+        """The part of an assignment; its device counts as present while this request is answered.
 
         Raises UnknownAssignment; ForeignAssignment if it is another's.
         """
-        layout = await self.layout(assignment, request)
+        part = await self.part(assignment, request)
         self._presence.begin(assignment)
         broken = False
         try:
-            yield layout
+            yield part
         except (ClientDisconnect, asyncio.CancelledError):
             broken = True
             raise
         finally:
             self._presence.end(assignment, broken=broken)
 
-    async def layout(self, assignment: str, request: Request) -> ReportLayout:
-        """The layout of an assignment's report. Raises UnknownAssignment; ForeignAssignment if it is another's."""
+    async def part(self, assignment: str, request: Request) -> Owned:
+        """The part of an assignment. Raises UnknownAssignment; ForeignAssignment if it is another's."""
         part = self._parts.get(assignment)
         if part is None:
             part = self._parts.put(assignment, await run_in_threadpool(self._find, assignment))
         if part.device != signed(request).keyid:
             raise ForeignAssignment("the assignment is another device's; check in for one of your own")
-        return part.layout
+        return part
 
     async def receipt(self, assignment: str) -> Receipt | None:
         """The receipt of a report that was counted; None while one is waited for. Raises NoLongerNeeded.
@@ -87,7 +112,16 @@ class AssignmentAccess:
             raise refusal(record.state)
         return None
 
-    def _find(self, assignment: str) -> _Part:
+    def _find(self, assignment: str) -> Owned:
         with self._store.database.reading() as records:
             record = records.assignment(assignment)
-        return _Part(record.device, self._store.plan(record.plan_sha256).of_round(record.number).report)
+        return Owned(record.device, self._store.plan(record.plan_sha256).of_round(record.number).report)
+
+    def _find_shared(self, assignment: str) -> SharedRound | None:
+        with self._store.database.reading() as records:
+            record = records.assignment(assignment)
+            settings = records.task(record.task).settings
+        if not may_share(settings):
+            return None
+        layout = self._store.plan(record.plan_sha256).of_round(record.number).report
+        return SharedRound(record.round, layout, settings.clear, RoundKey(settings.seed, record.number))

@@ -171,17 +171,17 @@ class DeviceApi:
 
     async def outcome(self, assignment: str, request: Request) -> Response:
         """Whether the round of an assignment was committed with its report in it, as far as that is decided."""
-        await self._assignments.layout(assignment, request)
+        await self._assignments.part(assignment, request)
         return answer(await run_in_threadpool(self._settled, assignment))
 
     async def say(self, assignment: str, number: str, request: Request) -> Response:
         """Take a message of the round's secure aggregation, once, and answer as `hear` does for the next number."""
         spoken = _number(number)
-        async with self._assignments.present(assignment, request) as layout:
+        async with self._assignments.present(assignment, request) as part:
             limit = self._settings.message_limit_bytes
             if spoken == MessageType.MASKED:
                 # A masked report takes at most half a word per value, and a word for each segment and the checks.
-                limit = 4 * layout.size + 8 * len(layout.segments) + HEADER_BYTES
+                limit = 4 * part.layout.size + 8 * len(part.layout.segments) + HEADER_BYTES
                 await self._assignments.receipt(assignment)  # before room is reserved: is it still needed?
             wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
             coming: Future[bytes | None] = Future()
@@ -214,7 +214,7 @@ class DeviceApi:
 
     async def abort(self, assignment: str, request: Request) -> Response:
         """Abort an assignment. May be repeated."""
-        await self._assignments.layout(assignment, request)
+        await self._assignments.part(assignment, request)
         message = await read_message(request, Abort, self._settings.message_limit_bytes)
         await self._ask(AbortAssignment(assignment, message))
         return Response(status_code=204)

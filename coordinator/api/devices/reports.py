@@ -6,17 +6,19 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from coordinator.api.authentication import demand_body, signed
-from coordinator.api.devices.assignment_access import AssignmentAccess
+from coordinator.api.devices.assignment_access import AssignmentAccess, Owned
 from coordinator.api.devices.uploads import Part, Senders, Upload, Uploads
-from coordinator.api.http import answer, read_into
+from coordinator.api.http import ONWARD, answer, read_into
 from coordinator.api.service import Service
 from coordinator.commands import CountReport
 from coordinator.errors import (
@@ -47,6 +49,7 @@ _CHECKED_TOGETHER = 1 << 16
 """Values that are checked together as they come."""
 _SWEEP_S = 1.0
 _NUMBER = re.compile(r"[0-9]{1,15}")
+_Act: TypeAlias = Callable[[str, Request, Owned], Awaitable[Response]]
 _LAST = {"?0": False, "?1": True}
 
 
@@ -62,62 +65,83 @@ class ReportApi:
         self._senders = senders
         self._counting: dict[Upload, asyncio.Task[Receipt]] = {}
 
-    async def put(self, assignment: str, request: Request) -> Response:
+    async def put(self, assignment: str, request: Request) -> ASGIApp:
         """Deliver an assignment's report. Sending the same bytes again gives the same receipt."""
-        async with self._assignments.present(assignment, request) as layout:
-            device, digest = signed(request).keyid, signed(request).digest
-            if digest is None:
-                raise MalformedMessage("a report needs a body, and its digest as Content-Digest")
-            async with self._senders.one_at_a_time(device, request, assignment):
-                counted = await self._counted(assignment, digest)
-                return answer(counted or await self._receive(assignment, request, digest, layout))
+        return await self._where_it_counts(self._put, assignment, request)
 
-    async def _receive(self, assignment: str, request: Request, digest: bytes, layout: ReportLayout) -> Receipt:
+    async def head(self, assignment: str, request: Request) -> ASGIApp:
+        """Upload-Offset: the bytes of the report that have arrived. Upload-Complete: whether it was counted."""
+        return await self._where_it_counts(self._head, assignment, request)
+
+    async def patch(self, assignment: str, request: Request) -> ASGIApp:
+        """Bring the next part of the report; the last one is answered with the receipt."""
+        return await self._where_it_counts(self._patch, assignment, request)
+
+    async def _where_it_counts(self, act: _Act, assignment: str, request: Request) -> ASGIApp:
+        """Take a report here, also for a driver elsewhere with whom this replica shares the round; else pass it on."""
+        onward: Callable[[bytes | None], ASGIApp] | None = request.scope.get(ONWARD)
+        if onward is None:
+            async with self._assignments.present(assignment, request) as owned:
+                return await act(assignment, request, owned)
+        shared = await self._assignments.shared(assignment, request)
+        if shared is None:
+            return onward(None)
+        with self._driver.shared.expecting(assignment):
+            return await act(assignment, request, shared)
+
+    async def _put(self, assignment: str, request: Request, owned: Owned) -> Response:
+        device, digest = signed(request).keyid, signed(request).digest
+        if digest is None:
+            raise MalformedMessage("a report needs a body, and its digest as Content-Digest")
+        async with self._senders.one_at_a_time(device, request, assignment):
+            counted = await self._counted(assignment, digest, owned)
+            return answer(counted or await self._receive(assignment, request, digest, owned))
+
+    async def _receive(self, assignment: str, request: Request, digest: bytes, owned: Owned) -> Receipt:
         """The receipt of a report that is waited for, once it has arrived. Room is reserved as long as that takes."""
-        most = _most(layout)
+        most = _most(owned.layout)
         self._uploads.drop_of(signed(request).keyid)
         with self._room.hold(most) as memory:
-            body = ReportBody(memory, layout)
+            body = ReportBody(memory, owned.layout)
             await read_into(body, request, most)
             demand_body(request, body.digest())
-            return await self._count(assignment, digest, body.data, layout, finite=body.finite)
+            return await self._count(assignment, digest, body.data, owned, finite=body.finite)
 
-    async def head(self, assignment: str, request: Request) -> Response:
-        """Upload-Offset: the bytes of the report that have arrived. Upload-Complete: whether it was counted."""
-        async with self._assignments.present(assignment, request):
-            device, headers = signed(request).keyid, {"Cache-Control": "no-store", "Upload-Complete": "?1"}
-            if await self._assignments.receipt(assignment) is None:
-                async with self._senders.one_at_a_time(device, request, assignment):
-                    size = self._uploads.size(device, assignment)
-                headers |= {"Upload-Complete": "?0", "Upload-Offset": str(size)}
+    async def _head(self, assignment: str, request: Request, _: Owned) -> Response:
+        device, headers = signed(request).keyid, {"Cache-Control": "no-store", "Upload-Complete": "?1"}
+        if await self._assignments.receipt(assignment) is None:
+            async with self._senders.one_at_a_time(device, request, assignment):
+                size = self._uploads.size(device, assignment)
+            headers |= {"Upload-Complete": "?0", "Upload-Offset": str(size)}
         return Response(status_code=204, headers=headers)
 
-    async def patch(self, assignment: str, request: Request) -> Response:
-        """Bring the next part of the report; the last one is answered with the receipt."""
-        async with self._assignments.present(assignment, request) as layout:
-            part, device = _announced(request), signed(request).keyid
-            if part.length > _most(layout):
-                raise TooLarge(f"this report has at most {_most(layout)} bytes")
-            async with self._senders.one_at_a_time(device, request, assignment):
-                counted = await self._counted(assignment, part.sha256)
-                if counted is not None:
-                    return answer(counted, {"Upload-Complete": "?1"})
-                upload = self._uploads.take(device, assignment, part)
-                try:
-                    await _append(request, upload)
-                except WrongBody:
-                    self._uploads.drop(upload)
-                    raise
-            if not part.last:
-                headers = {"Upload-Offset": str(upload.size), "Upload-Complete": "?0"}
-                return Response(status_code=204, headers=headers)
-            return await self._finish(upload, layout)
+    async def _patch(self, assignment: str, request: Request, owned: Owned) -> Response:
+        part, device = _announced(request), signed(request).keyid
+        if part.length > _most(owned.layout):
+            raise TooLarge(f"this report has at most {_most(owned.layout)} bytes")
+        async with self._senders.one_at_a_time(device, request, assignment):
+            counted = await self._counted(assignment, part.sha256, owned)
+            if counted is not None:
+                return answer(counted, {"Upload-Complete": "?1"})
+            upload = self._uploads.take(device, assignment, part)
+            try:
+                await _append(request, upload)
+            except WrongBody:
+                self._uploads.drop(upload)
+                raise
+        if not part.last:
+            headers = {"Upload-Offset": str(upload.size), "Upload-Complete": "?0"}
+            return Response(status_code=204, headers=headers)
+        return await self._finish(upload, owned)
 
-    async def _counted(self, assignment: str, sha256: bytes) -> Receipt | None:
+    async def _counted(self, assignment: str, sha256: bytes, owned: Owned) -> Receipt | None:
         """The receipt of a report with this digest that was counted; None while one is waited for.
 
+        While this replica sums reports of the round for another one, the transaction that writes receipts finds it.
         Raises ConflictingReport or NoLongerNeeded.
         """
+        if owned.shared is not None and self._driver.shared.takes(owned.shared.id):
+            return None
         counted = await self._assignments.receipt(assignment)
         if counted is not None and counted.sha256 != sha256.hex():
             raise ConflictingReport(f"a report with digest {counted.sha256[:12]}… was accepted; this is another")
@@ -136,19 +160,19 @@ class ReportApi:
             except Exception as error:
                 _LOG.error("reports in parts could not be looked through: %s", error)
 
-    async def _finish(self, upload: Upload, layout: ReportLayout) -> Response:
+    async def _finish(self, upload: Upload, owned: Owned) -> Response:
         """The receipt of a report that has arrived. A second request for it waits for the same receipt."""
         counting = self._counting.get(upload)
         if counting is None:
-            counting = self._counting[upload] = asyncio.create_task(self._settle(upload, layout))
+            counting = self._counting[upload] = asyncio.create_task(self._settle(upload, owned))
         return answer(await asyncio.shield(counting), {"Upload-Complete": "?1"})
 
-    async def _settle(self, upload: Upload, layout: ReportLayout) -> Receipt:
+    async def _settle(self, upload: Upload, owned: Owned) -> Receipt:
         """Count a report that has arrived. It is kept only when it cannot be counted yet."""
         try:
             if not upload.arrived:
                 raise WrongBody("the report does not have Upload-Length and Repr-Digest; send it again, from 0")
-            receipt = await self._count(upload.assignment, upload.sha256, upload.data, layout)
+            receipt = await self._count(upload.assignment, upload.sha256, upload.data, owned)
         except Unavailable:
             raise
         except BaseException:
@@ -161,13 +185,14 @@ class ReportApi:
             del self._counting[upload]
 
     async def _count(
-        self, assignment: str, digest: bytes, data: memoryview, layout: ReportLayout, *, finite: bool = False
+        self, assignment: str, digest: bytes, data: memoryview, owned: Owned, *, finite: bool = False
     ) -> Receipt:
         if len(data) <= _SMALL_BYTES:
-            report_L = parse_report(data, layout, finite=finite)
+            report_L = parse_report(data, owned.layout, finite=finite)
         else:
-            report_L = await run_in_threadpool(parse_report, data, layout, finite=finite)
-        return await asyncio.wrap_future(self._driver.submit(CountReport(assignment, digest.hex(), report_L)))
+            report_L = await run_in_threadpool(parse_report, data, owned.layout, finite=finite)
+        counting = CountReport(assignment, digest.hex(), report_L, owned.shared)
+        return await asyncio.wrap_future(self._driver.submit(counting))
 
     def _over(self, assignments: Sequence[str]) -> list[str]:
         with self._store.database.reading() as records:

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable
 from coordinator.driver.memory.check_in import CheckIns
 from coordinator.driver.memory.device_presence import Presence
 from coordinator.driver.memory.loaded_task import LoadedTask
-from coordinator.driver.memory.open_rounds import OpenRounds
+from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
 from coordinator.driver.memory.pace_steering import Steering
 from coordinator.driver.memory.private_rounds import RoundSum
 from coordinator.driver.memory.recent_participation import ParticipationLimit
 from coordinator.driver.memory.secure_rounds import SecureRounds
 from coordinator.driver.memory.sessions import Sessions
+from coordinator.driver.memory.shared_sums import SharedSums
 from coordinator.errors import DeviceRevoked, Unavailable
 from coordinator.model_counts import ModelTally
+from coordinator.rules.robust_aggregation import collector
 from coordinator.session_counts import SessionCounts
 from fedcore.wire.messages import RetryWindow
 
@@ -34,6 +36,9 @@ class Memory:
         self.presence = Presence(clock)
         self.secure = SecureRounds()
         self.sums: dict[int, RoundSum] = {}
+        self.shared = SharedSums()
+        self.heard_of: dict[str, float] = {}
+        """When this process last heard of each replica that sums reports for it, on its clock."""
         self.tasks: dict[str, LoadedTask] = {}
         self.rounds = OpenRounds()
         self._last_round: dict[str, int] = {}
@@ -58,6 +63,12 @@ class Memory:
         self.secure.adopt(rounds.running.values(), now)
         self.presence.forget_all_but({round_.id for round_ in rounds if not round_.value.closed})
         self._last_round |= {task_id: round_.id for task_id, round_ in rounds.running.items()}
+
+    def sum_of(self, round_: OpenRound) -> RoundSum:
+        """What was added up of a round that runs."""
+        if round_.id not in self.sums:
+            self.sums[round_.id] = RoundSum(collector(round_.plan.report, round_.task.settings.clear))
+        return self.sums[round_.id]
 
     def drop_populations(self, populations: frozenset[str], now: float) -> None:
         """Drop populations that this process no longer drives: their sessions, rounds, sums and participations."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.rules import buffers
@@ -11,6 +12,7 @@ from coordinator.rules import rounds as cohorts
 from coordinator.rules.entities import Snapshot
 from coordinator.rules.rounds import Abandon, Event, Revealed, Round, Stepped, Tick, Waiting
 from coordinator.rules.selection import LATE_ROUNDS
+from coordinator.rules.shared_sums import may_share
 from coordinator.rules.states import RoundState
 from coordinator.secure.round import SecureRound
 from fedcore.codecs.codec import RoundKey
@@ -27,7 +29,8 @@ class OpenRound:
     devices: all that were given an assignment in it, also those that gave up or were lost; of a buffered round those
     whose reports it counted. It draws none of them again. failing: of a buffered round, the devices that gave up, were
     late or were lost, as far as its rule counts failures. predecessor: the row id of the round whose open assignments
-    it took over.
+    it took over. told: how many reports each other replica has told of that it took. doubted_at: since when a device
+    is silent whose report another replica took, and did not tell of.
     """
 
     id: int
@@ -42,6 +45,8 @@ class OpenRound:
     members: frozenset[str] | None = None
     failing: frozenset[str] = frozenset()
     predecessor: int | None = None
+    told: Mapping[str, int] = field(default_factory=dict)
+    doubted_at: float = math.inf
 
     @property
     def buffered(self) -> bool:
@@ -66,6 +71,15 @@ class OpenRound:
     def reporting(self) -> bool:
         """Whether its devices may still report."""
         return self.value.state is RoundState.REPORTING
+
+    def doubted(self, now: float) -> OpenRound:
+        """The same round, from now on in doubt about a report of which another replica did not tell."""
+        return replace(self, doubted_at=min(self.doubted_at, now))
+
+    @property
+    def shared(self) -> bool:
+        """Whether other replicas may sum reports of it."""
+        return may_share(self.task.settings)
 
     @property
     def number(self) -> int:

@@ -51,10 +51,16 @@ class PrivateSum:
 
 @dataclass(slots=True)
 class RoundSum:
-    """What was added up of a round. noisy: the same with noise, from the first try of its commit on."""
+    """What was added up of a round. noisy: the same with noise, from the first try of its commit on.
+
+    count: how many additions to it came here, or of how many reports other replicas' sums are. handed: the replicas
+    whose sums are in it.
+    """
 
     reports: ReportSum | KeptReports
     noisy: PrivateSum | None = None
+    count: int = 0
+    handed: set[str] = field(default_factory=set)
 
 
 def make_private(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.driver.memory.in_memory_state import Memory
-from coordinator.driver.memory.private_rounds import RoundSum
 from coordinator.driver.writing.effects import (
     AssignmentEnded,
     DevicesDrawn,
@@ -13,10 +12,11 @@ from coordinator.driver.writing.effects import (
     Effect,
     ReportsCounted,
     RoundMoved,
+    SharedReportsCounted,
+    SumHandedOver,
 )
 from coordinator.driver.writing.transaction import Transaction
 from coordinator.metrics import Metrics
-from coordinator.rules.robust_aggregation import collector
 from coordinator.rules.states import AssignmentState
 
 
@@ -48,9 +48,17 @@ class EffectApplier:
                     late = after.expired and not before.buffered
                     memory.sessions.end_assignments(before.task.id, "expired" if late else "not needed")
             case ReportsCounted(round_, vectors):
-                if round_.id not in memory.sums:
-                    memory.sums[round_.id] = RoundSum(collector(round_.plan.report, round_.task.settings.clear))
-                memory.sums[round_.id].reports.add(*vectors)
+                into = memory.sum_of(round_)
+                into.reports.add(*vectors)
+                into.count += len(vectors)
+            case SharedReportsCounted(shared, counted, vectors):
+                memory.shared.add(shared, counted, vectors)
+            case SumHandedOver(round_, replica, count, total):
+                into = memory.sum_of(round_)
+                if replica not in into.handed:
+                    into.handed.add(replica)
+                    into.reports.add(total)
+                    into.count += count
             case AssignmentEnded():
                 self._end_assignment(effect)
 

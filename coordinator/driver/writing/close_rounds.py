@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.driver.memory.in_memory_state import Memory
 from coordinator.driver.memory.open_rounds import OpenRound
 from coordinator.driver.replica_membership import Membership
-from coordinator.driver.writing.commit_round import commit_round
+from coordinator.driver.writing.commit_round import abandon_round, commit_round
 from coordinator.driver.writing.write_transactions import Writer
 from coordinator.metrics import Metrics
 from coordinator.rules.buffers import refusal
 from coordinator.rules.entities import AssignedDevice
+from coordinator.rules.rounds import Abandon
 from coordinator.rules.states import AssignmentState, RoundState
 from fedcore.signing import SigningKey
 
@@ -31,13 +33,21 @@ class RoundCloser:
         """Close every round that has its reports. Whether any was closed, so that its task must be read again."""
         closed = False
         for task_id, opened in list(self.memory.rounds.running.items()):
-            if opened.value.state is not RoundState.AGGREGATING or task_id not in self.memory.rounds.running:
+            if task_id not in self.memory.rounds.running:
                 continue
             # As it stands now: no round follows when it was paused, or its population is about to be given back.
             running = replace(opened, task=self.memory.tasks.get(task_id, opened.task.paused()))
             try:
-                collected = self.memory.sums[running.id]
-                outcome = commit_round(self.membership, self.lineage, running, collected, now, self.metrics.round_steps)
+                if not self._may_end(opened, now):
+                    continue
+                collected = self.memory.sum_of(running)
+                if self._has_all(running):
+                    observed = self.metrics.round_steps
+                    outcome = commit_round(self.membership, self.lineage, running, collected, now, observed)
+                elif self._lost_a_share(running, now) or now >= running.entered_at + self.membership.lease_s:
+                    outcome = abandon_round(self.membership, running, Abandon("replica-lost"), now)
+                else:
+                    continue
             except Exception as error:
                 # The sum is still here: the round stays in AGGREGATING and is closed when the disk allows it.
                 self.writer.fail(error, now)
@@ -60,6 +70,39 @@ class RoundCloser:
             self.memory.replace_rounds(after, now)
             closed = True
         return closed
+
+    def _may_end(self, round_: OpenRound, now: float) -> bool:
+        """Whether a round has its reports, or lost some of them."""
+        return round_.value.state is RoundState.AGGREGATING or (round_.reporting and self._lost_a_share(round_, now))
+
+    def _has_all(self, round_: OpenRound) -> bool:
+        """Whether all reports of a round that have a receipt are in its sum: other replicas may still hand theirs over.
+
+        No other receipt can come, since the assignments have ended.
+        """
+        if round_.value.state is not RoundState.AGGREGATING or not round_.shared:
+            return not round_.reporting
+        return self._receipts(round_) == self.memory.sum_of(round_).count == round_.value.reported
+
+    def _lost_a_share(self, round_: OpenRound, now: float) -> bool:
+        """Whether a replica that took reports of a round, and has their sum, was not heard of for the lease time.
+
+        It may have died before it told of any: then there are receipts of devices that seem to be lost.
+        """
+        heard_of, oldest = self.memory.heard_of, now - self.membership.lease_s
+        silent = {replica for replica in round_.told if heard_of.get(replica, now) <= oldest}
+        if silent and not silent <= self.memory.sum_of(round_).handed:
+            return True
+        if round_.doubted_at > oldest:
+            return False
+        if self._receipts(round_) > round_.value.reported:
+            return True
+        self.memory.rounds.put(replace(round_, doubted_at=math.inf))
+        return False
+
+    def _receipts(self, round_: OpenRound) -> int:
+        with self.membership.store.database.reading() as records:
+            return records.attempts.receipts(round_.id)
 
     def _end_stale(self, round_: OpenRound, too_stale: Sequence[AssignedDevice]) -> None:
         """Tell the devices whose reports are refused from now on."""

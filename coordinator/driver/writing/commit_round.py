@@ -128,6 +128,13 @@ def commit_round(
     return outcome
 
 
+def abandon_round(membership: Membership, running: OpenRound, event: Abandon, now: float) -> Outcome:
+    """End a round of whose sum a part is lost."""
+    _LOG.warning("round %d of task %s is abandoned: %s", running.number, running.task.record.named, event.reason)
+    with membership.writing() as records:
+        return _end(records, running, event, now)
+
+
 def _noisy(
     store: CoordinatorStore,
     lineage: SigningKey,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from coordinator.driver.memory.open_rounds import OpenRound
 from coordinator.driver.memory.sessions import Session
 from coordinator.rules.rounds import Round
+from coordinator.rules.shared_sums import SharedRound
 from coordinator.rules.states import AssignmentState
 from fedcore.wire.messages import Assignment
 
@@ -30,6 +31,25 @@ class ReportsCounted:
 
     round: OpenRound
     vectors: list[NDArray[np.floating[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedReportsCounted:
+    """Reports (L,) that belong into the sum of a round of another replica, and of each its assignment and device."""
+
+    round: SharedRound
+    counted: list[tuple[str, str]]
+    vectors: list[NDArray[np.floating[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class SumHandedOver:
+    """The sum (L,) of all `count` reports of a round that came to another replica."""
+
+    round: OpenRound
+    replica: str
+    count: int
+    total: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,4 +80,12 @@ class DevicesTurnedAway:
     sessions: Sequence[Session]
 
 
-Effect: TypeAlias = RoundMoved | ReportsCounted | AssignmentEnded | DevicesDrawn | DevicesTurnedAway
+Effect: TypeAlias = (
+    RoundMoved
+    | ReportsCounted
+    | SharedReportsCounted
+    | SumHandedOver
+    | AssignmentEnded
+    | DevicesDrawn
+    | DevicesTurnedAway
+)

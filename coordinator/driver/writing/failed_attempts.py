@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 
 from coordinator.driver.memory.open_rounds import OpenRound
 from coordinator.errors import UnknownRound
@@ -15,6 +17,13 @@ from coordinator.store.records.records import Records
 from fedcore.signing import SigningKey
 
 _LOG = logging.getLogger(__name__)
+
+
+def note_failing(round_: OpenRound, devices: Sequence[str]) -> tuple[OpenRound, int]:
+    """A buffered round that knows which devices failed in it, and how many of these failed before."""
+    if not round_.buffered:
+        return round_, 0
+    return replace(round_, failing=round_.failing.union(devices)), len(round_.failing.intersection(devices))
 
 
 def note_failure(records: Records, round_: OpenRound, reason: str) -> float:

@@ -8,13 +8,24 @@ from dataclasses import replace
 import msgspec
 
 from coordinator.driver.memory.open_rounds import OpenRound
+from coordinator.driver.memory.selector import Selector
 from coordinator.lineage import log_proof
+from coordinator.rules.assignment_ids import assignment_id
 from coordinator.rules.entities import AssignedDevice
 from coordinator.rules.rounds import lost_after_s
 from coordinator.secure.round import SecureRoundFactory, SecureRoundSettings, invitation
 from coordinator.store.records.records import Records
 from fedcore.signing import SigningKey
 from fedcore.wire.messages import Assignment
+
+
+def assigned_devices(selector: Selector, round_: OpenRound, devices: Sequence[str], first: int) -> list[AssignedDevice]:
+    """The assignments of devices that a round drew, from the slot `first` on, under ids that any replica can check."""
+    key, replica = selector.secure.keys.of_assignments, selector.sessions.replica
+    return [
+        AssignedDevice(assignment_id(key, replica, round_.id, slot, device), slot, device)
+        for slot, device in enumerate(devices, first)
+    ]
 
 
 def common_part(records: Records, round_: OpenRound, key: SigningKey, now: float) -> Assignment:

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from enum import Enum
 
 import msgspec
-import numpy as np
 
-from coordinator.commands import AbortAssignment, CountReport
+from coordinator.commands import AbortAssignment, CountReport, DurableCommand, TakeShare
 from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
 from coordinator.driver.memory.selector import Selector
 from coordinator.driver.memory.sessions import Session
+from coordinator.driver.memory.shared_sums import SharedSums
+from coordinator.driver.writing.counted_reports import DEFERRED, CountedReports, Deferred
 from coordinator.driver.writing.effects import (
     AssignmentEnded,
     DevicesDrawn,
@@ -26,21 +26,28 @@ from coordinator.driver.writing.effects import (
     Effect,
     ReportsCounted,
     RoundMoved,
+    SharedReportsCounted,
+    SumHandedOver,
 )
-from coordinator.driver.writing.failed_attempts import begin_pair_again, note_failure, pause_without_authority
-from coordinator.driver.writing.make_assignments import common_part, for_device, invite
+from coordinator.driver.writing.failed_attempts import (
+    begin_pair_again,
+    note_failing,
+    note_failure,
+    pause_without_authority,
+)
+from coordinator.driver.writing.make_assignments import assigned_devices, common_part, for_device, invite
+from coordinator.driver.writing.open_a_round import open_round_of
 from coordinator.errors import (
     ConflictingReport,
     InvalidReport,
+    MalformedMessage,
     NoLongerNeeded,
     Refusal,
     Unavailable,
     UnknownAssignment,
 )
-from coordinator.rules.buffers import open_buffer, refusal, staleness_weight
-from coordinator.rules.clear_reports import bounded_report
+from coordinator.rules.buffers import refusal
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord
-from coordinator.rules.leases import new_id
 from coordinator.rules.rounds import (
     FAILURES,
     Aborted,
@@ -54,31 +61,25 @@ from coordinator.rules.rounds import (
     Reported,
     Select,
     Summed,
+    Told,
     TurnAway,
-    open_round,
 )
 from coordinator.rules.rounds import Effect as RoundEffect
+from coordinator.rules.shared_sums import SharedRound
 from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState
 from coordinator.store.records.records import Records
-from fedcore.plan import is_second
 from fedcore.wire.messages import Receipt
-
-
-class Deferred(Enum):
-    """An answer that is still to come: the next transaction will have it."""
-
-    DEFERRED = "deferred"
-
-
-DEFERRED = Deferred.DEFERRED
 
 
 class Transaction:
     """One transaction in the making: its changed `rounds`, and its `effects` in the order in which they came about."""
 
-    def __init__(self, records: Records, selector: Selector, rounds: OpenRounds, now: float) -> None:
+    def __init__(
+        self, records: Records, selector: Selector, rounds: OpenRounds, shared: SharedSums, now: float
+    ) -> None:
         self._records = records
         self._selector = selector
+        self._shared = shared
         self._now = now
         self._before = rounds
         self.rounds = rounds.copy()
@@ -86,26 +87,24 @@ class Transaction:
         self._drawn: set[str] = set()
         """Sessions that were given an assignment."""
         self._assignments: dict[str, AssignmentRecord] = {}
-        self._digests: dict[str, tuple[int, str]] = {}
-        """Reports that are counted and not written yet, by assignment: the round's row id, and the digest."""
-        self._counted: dict[int, ReportsCounted] = {}
-        self._before_reports: dict[int, OpenRound] = {}
-        """Rounds as they were before the reports that are counted and not written yet."""
+        self._counted = CountedReports(records)
 
     @property
     def durable_steps(self) -> list[str]:
         """The durable steps in this transaction, by the names of failpoints."""
         kinds = {type(effect) for effect in self.effects}
-        return ["assignment"] * (DevicesDrawn in kinds) + ["report"] * (ReportsCounted in kinds)
+        steps = {"assignment": DevicesDrawn, "report": ReportsCounted, "receipt": SharedReportsCounted}
+        return [name for name, kind in steps.items() if kind in kinds]
 
-    def take(self, commands: Sequence[CountReport | AbortAssignment]) -> list[Receipt | Refusal | Deferred | None]:
+    def take(self, commands: Sequence[DurableCommand]) -> list[Receipt | Refusal | Deferred | None]:
         """The answers to devices that report or give up, one after the other; rows are read and written together.
 
         DEFERRED for a report to a buffered round that has reached its goal in this very transaction.
         """
-        self._assignments = self._records.assignments({command.assignment for command in commands})
+        about = {command.assignment for command in commands if not isinstance(command, TakeShare)}
+        self._assignments = self._records.assignments(about)
         answers = [self._answer(command) for command in commands]
-        self._write_reports()
+        self.effects += self._counted.write(self.rounds)
         return answers
 
     def lose(self, lost: Mapping[int, Collection[str]]) -> None:
@@ -114,12 +113,14 @@ class Transaction:
         One whose masked report came stays: it is not needed for the sum any more, and took part in it.
         """
         touched = [round_ for round_ in self.rounds.running.values() if round_.id in lost and not round_.value.closed]
-        for round_ in touched:
-            names = set(lost[round_.id]) - (round_.secure.masked if round_.secure else frozenset())
-            ended = self._end_some(round_, names, AssignmentState.LOST, "not heard of")
+        for opened in touched:
+            names = set(lost[opened.id]) - (opened.secure.masked if opened.secure else frozenset())
+            ended = self._end_some(opened, names, AssignmentState.LOST, "not heard of")
+            round_ = opened.doubted(self._now) if opened.shared and len(ended) < len(names) else opened
+            self.rounds.put(round_)
             if ended:
                 proven = round_.secure is not None and round_.secure.proven
-                noted, again = _note_failures(round_, ended)
+                noted, again = note_failing(round_, ended)
                 self._step(noted, Lost(len(ended), proven, again))
 
     def advance(self, task_id: str, task: LoadedTask | None) -> None:
@@ -128,15 +129,19 @@ class Transaction:
             if task_id in rounds:
                 self._advance(rounds[task_id], task)
         if task is not None and self._may_open(task):
-            self._advance(self._open(task), task)
+            self._advance(open_round_of(self._records, self.rounds, task, self._now), task)
 
     # --- reports, and devices that give up
 
-    def _answer(self, command: CountReport | AbortAssignment) -> Receipt | Refusal | Deferred | None:
+    def _answer(self, command: DurableCommand) -> Receipt | Refusal | Deferred | None:
         try:
-            if isinstance(command, CountReport):
-                return self._count(command)
-            self._abort(command)
+            match command:
+                case CountReport():
+                    return self._count(command)
+                case TakeShare():
+                    self._hear(command)
+                case AbortAssignment():
+                    self._abort(command)
         except Refusal as refused:
             return refused
         return None
@@ -151,6 +156,11 @@ class Transaction:
             raise ConflictingReport(
                 f"a report with digest {record.report_sha256[:12]}… was accepted; this one is another"
             )
+        if record.state is AssignmentState.REPORTED:  # since its row was read, at another replica
+            raise Unavailable("a report of this assignment is being counted elsewhere; send it again")
+        if command.shared is not None:
+            self._count_shared(command.shared, record, command)
+            return receipt
         round_ = self._reporting_round(record)
         if round_.secure is not None:
             raise InvalidReport("this round takes only masked reports, as messages of its secure aggregation")
@@ -158,15 +168,47 @@ class Transaction:
             return DEFERRED
         if round_.buffered:
             round_ = replace(round_, devices=round_.devices | {record.device})
-        self._digests[record.id] = round_.id, command.sha256
-        self._assignments[record.id] = replace(record, state=AssignmentState.REPORTED, report_sha256=command.sha256)
-        counted = self._counted.setdefault(round_.id, ReportsCounted(round_, []))
-        bounded = bounded_report(round_.task.settings.clear, command.vector, round_.plan.report, round_.codec_key)
-        staleness = round_.number - record.number
-        counted.vectors.append(staleness_weight(staleness) * bounded.astype(np.float64) if staleness else bounded)
+        staleness = self._counted.add(round_, record, command)
+        self._note(record, command)
         self._end(round_, record, AssignmentState.REPORTED)
         self._step(round_, Reported(staleness))
         return receipt
+
+    def _count_shared(self, shared: SharedRound, record: AssignmentRecord, command: CountReport) -> None:
+        """Count a report for the driver of its round. That ends its assignments once it takes no more.
+
+        Raises NoLongerNeeded; Unavailable once the sum of the round is being handed over.
+        """
+        if record.state is not AssignmentState.ASSIGNED:
+            raise refusal(record.state)
+        if self._shared.closed(shared.id):
+            raise Unavailable("this replica hands its sum of the round over; send the report again")
+        self._counted.add_shared(shared, record, command)
+        self._note(record, command)
+
+    def _note(self, record: AssignmentRecord, command: CountReport) -> None:
+        reported = replace(record, state=AssignmentState.REPORTED, report_sha256=command.sha256)
+        self._assignments[record.id] = reported
+
+    def _hear(self, command: TakeShare) -> None:
+        """Count the reports that another replica took, each once; nothing of a round that is over.
+
+        Raises MalformedMessage for a sum that has not the layout of the round.
+        """
+        share, replica = command.share, command.replica
+        round_ = next((one for one in self.rounds.running.values() if one.id == share.round), None)
+        if round_ is None:
+            return
+        if command.total is not None and share.size != round_.plan.report.size:
+            raise MalformedMessage(f"a sum of {share.size} values is none of a round of {round_.plan.report.size}")
+        known = round_.told.get(replica, 0)
+        for assignment, device in (new := share.counted[max(0, known - share.before) :]):
+            self._end(round_, AssignedDevice(assignment, 0, device), AssignmentState.REPORTED)
+        if new:
+            round_ = replace(round_, told={**round_.told, replica: known + len(new)})
+            self._step(round_, Told(len(new)))
+        if command.total is not None:
+            self.effects.append(SumHandedOver(round_, replica, share.before + len(share.counted), command.total))
 
     def _abort(self, command: AbortAssignment) -> None:
         """End an assignment; one that ended without a report stays as it is.
@@ -185,7 +227,7 @@ class Transaction:
             self._end(round_, record, AssignmentState.ABORTED, reason)
             if reason == LeftOut.REVEALED.value:
                 self.rounds.leave_out(record.task, [record.device])
-            noted, again = _note_failures(round_, [record.device])
+            noted, again = note_failing(round_, [record.device])
             self._step(noted, Aborted(again=again > 0))
 
     def _assignment(self, id_: str) -> AssignmentRecord:
@@ -215,16 +257,6 @@ class Transaction:
             raise NoLongerNeeded(f"round {record.number} has what it needs, or its deadline has passed")
         return round_
 
-    def _write_reports(self) -> None:
-        """Write the reports that were counted, and how many their rounds have."""
-        self._records.add_reports(self._digests)
-        for after in self.rounds:
-            if (before := self._before_reports.get(after.id)) is not None:
-                self._records.move_round(after.id, before.value, after.value, "reported")
-                self.effects.append(RoundMoved(before, after.value))
-        self.effects += self._counted.values()
-        self._digests, self._counted, self._before_reports = {}, {}, {}
-
     def _end(
         self, round_: OpenRound, assignment: AssignmentRecord | AssignedDevice, state: AssignmentState, reason: str = ""
     ) -> None:
@@ -243,7 +275,7 @@ class Transaction:
     def _advance(self, round_: OpenRound, task: LoadedTask | None) -> None:
         late = self._selector.late(round_, self._now)
         if late and (ended := self._end_some(round_, late, AssignmentState.EXPIRED, "deadline passed")):
-            noted, again = _note_failures(round_, ended)
+            noted, again = note_failing(round_, ended)
             self.rounds.note_late(round_.task.id, ended)
             self._step(noted, Expired(len(ended), again))
             if round_.task.id not in self.rounds.running:
@@ -287,31 +319,16 @@ class Transaction:
             return False
         return True
 
-    def _open(self, task: LoadedTask) -> OpenRound:
-        running = self.rounds.running.get(task.id)
-        base = running.base if running else self._records.snapshot(task.record)
-        number = base.number + (2 if running else 1)
-        members = None
-        if task.settings.same_cohort and is_second(number):
-            members = self._records.cohorts.counted_devices(task.id, self._records.made_in(task.record, base))
-        policy = task.settings.in_round(number).policy.among(None if members is None else len(members))
-        held = self.rounds.must_hold(task.id, self._now)
-        value = open_buffer(policy) if policy.buffered else open_round(policy, self._now, held=held)
-        row_id, attempt = self._records.add_round(task.id, number, value)
-        round_ = OpenRound(row_id, attempt, self._now, base, task, value, self._now, members=members)
-        self.rounds.put(round_)
-        return round_
-
     def _step(self, round_: OpenRound, event: Event) -> None:
         value, effects = round_.after(event, self._now)
         if (value, effects) == (round_.value, ()):
             return
         if isinstance(event, Reported) and value.state is round_.value.state and not effects:
             # Many in a turn: their rows are written together, before anything else of the round is.
-            self._before_reports.setdefault(round_.id, round_)
+            self._counted.move(round_)
             self.rounds.put(replace(round_, value=value))
             return
-        self._write_reports()
+        self.effects += self._counted.write(self.rounds)
         if Release() in effects:
             round_ = self._release(round_)
         cause = value.reason or type(event).__name__.lower()
@@ -352,8 +369,7 @@ class Transaction:
         """Draw devices, a cohort or some that are missing of it, and give them their assignments."""
         late = self.rounds.late.get(round_.task.id, {})
         chosen, first = self._selector.draw(self._candidates(round_), count, late), round_.value.assigned
-        replica = self._selector.sessions.replica
-        new = [AssignedDevice(new_id(replica), slot, session.device) for slot, session in enumerate(chosen, first)]
+        new = assigned_devices(self._selector, round_, [session.device for session in chosen], first)
         self._records.add_assignments(round_.id, new)
         if not round_.buffered:
             round_ = replace(round_, devices=round_.devices.union(device.device for device in new))
@@ -376,10 +392,3 @@ class Transaction:
 
     def _not_drawn(self, waiting: Sequence[Session]) -> list[Session]:
         return [session for session in waiting if session.id not in self._drawn]
-
-
-def _note_failures(round_: OpenRound, devices: Sequence[str]) -> tuple[OpenRound, int]:
-    """A buffered round that knows which devices failed in it, and how many of these failed before."""
-    if not round_.buffered:
-        return round_, 0
-    return replace(round_, failing=round_.failing.union(devices)), len(round_.failing.intersection(devices))

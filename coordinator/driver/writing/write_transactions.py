@@ -8,13 +8,14 @@ from concurrent.futures import Future
 from itertools import chain
 from typing import Any, TypeAlias
 
-from coordinator.commands import AbortAssignment, CountReport, settle
+from coordinator.commands import DurableCommand, settle
 from coordinator.driver.memory.in_memory_state import Memory
 from coordinator.driver.memory.loaded_task import late_devices
 from coordinator.driver.memory.selector import Selector
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.writing.apply_effects import EffectApplier
-from coordinator.driver.writing.transaction import DEFERRED, Transaction
+from coordinator.driver.writing.counted_reports import DEFERRED
+from coordinator.driver.writing.transaction import Transaction
 from coordinator.errors import STORE_FAILURES, DatabaseLocked, LeaseLost, StoreConflict, Unavailable
 from coordinator.failpoints import reach
 from coordinator.metrics import Metrics
@@ -32,7 +33,7 @@ _REST_S = 60.0
 
 Lost: TypeAlias = Mapping[int, Sequence[str]]
 """Assignments whose devices are lost, by round."""
-DurableCommand: TypeAlias = tuple[CountReport | AbortAssignment, Future[Any]]
+Waiting: TypeAlias = tuple[DurableCommand, Future[Any]]
 
 
 class Writer:
@@ -53,7 +54,7 @@ class Writer:
         self._effects = EffectApplier(memory, metrics)
         self._next_try = self._next_count = -float("inf")
         self._in_doubt = False
-        self._postponed: list[DurableCommand] = []
+        self._postponed: list[Waiting] = []
         self._postponed_since: float | None = None
         self._resting: dict[str, float] = {}
         """Tasks that are not advanced before a time."""
@@ -71,7 +72,7 @@ class Writer:
         """Begin to wait for counts of sessions."""
         self._next_count = now + _COUNT_S
 
-    def write(self, durable: Sequence[DurableCommand], lost: Lost, now: float) -> None:
+    def write(self, durable: Sequence[Waiting], lost: Lost, now: float) -> None:
         """Write all that is due, and answer the commands that need a transaction."""
         if self._postponed:
             durable, self._postponed = [*self._postponed, *durable], []
@@ -86,14 +87,14 @@ class Writer:
         if durable or due or lost or counts:
             self.commit(durable, due, lost, now)
 
-    def commit(self, durable: Sequence[DurableCommand], due: Sequence[str], lost: Lost, now: float) -> None:
+    def commit(self, durable: Sequence[Waiting], due: Sequence[str], lost: Lost, now: float) -> None:
         """Do all of this in one transaction, and adopt it."""
         counts, versions = self._memory.session_counts.take(), self._memory.model_counts.take()
         try:
             if self._in_doubt:
                 raise StoreConflict("it is not known yet whether the last transaction was done")
             with self._metrics.transactions.time(), self._membership.writing() as records:
-                transaction = Transaction(records, self._selector, self._memory.rounds, now)
+                transaction = Transaction(records, self._selector, self._memory.rounds, self._memory.shared, now)
                 outcomes = transaction.take([command for command, _ in durable])
                 transaction.lose(lost)
                 for task_id in due:
@@ -152,7 +153,7 @@ class Writer:
         _LOG.error("a transaction failed: %s", error)
         self._in_doubt, self._next_try = True, now + _RETRY_S
 
-    def _postpone(self, durable: Sequence[DurableCommand], now: float) -> None:
+    def _postpone(self, durable: Sequence[Waiting], now: float) -> None:
         """Try again soon, and let commands wait until then, for as long as their devices should."""
         self._next_try = now + _LOCKED_RETRY_S
         if self._postponed_since is None and durable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from sqlalchemy import ColumnElement, Select, func, select, union
@@ -11,7 +12,7 @@ from coordinator.rules.rounds import FAILURES
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.rows import task_of
-from coordinator.store.tables import ROUNDS, TASKS, TRANSITIONS
+from coordinator.store.tables import REPORTS, ROUNDS, TASKS, TRANSITIONS
 
 
 class AttemptRecords(WithinTransaction):
@@ -22,6 +23,18 @@ class AttemptRecords(WithinTransaction):
         since = ROUNDS.c.ended_at > self._made_active(task_id)
         failed = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & ROUNDS.c.reason.in_(sorted(FAILURES))
         return self._connection.scalar(select(func.count()).where(failed & since)) or 0
+
+    def states(self, row_ids: Iterable[int]) -> dict[int, RoundState]:
+        """How far rounds are, by row id; without those that are no more."""
+        these = list(row_ids)
+        if not these:
+            return {}
+        query = select(ROUNDS.c.id, ROUNDS.c.state).where(ROUNDS.c.id.in_(these))
+        return {row.id: RoundState(row.state) for row in self._connection.execute(query)}
+
+    def receipts(self, row_id: int) -> int:
+        """How many reports of a round have a receipt, at whichever replica."""
+        return self._connection.scalar(select(func.count()).where(REPORTS.c.round == row_id)) or 0
 
     def pairs_begun_again(self, task: Task) -> int:
         """Second trips in a row whose cohort was gone, since the last one that counted or the task was made active."""

@@ -1,0 +1,70 @@
+"""The reports that a transaction counts: those of one turn are written together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+import numpy as np
+
+from coordinator.commands import CountReport
+from coordinator.driver.memory.open_rounds import OpenRound
+from coordinator.driver.writing.effects import Effect, ReportsCounted, RoundMoved, SharedReportsCounted
+from coordinator.rules.buffers import staleness_weight
+from coordinator.rules.clear_reports import bounded_report
+from coordinator.rules.entities import AssignmentRecord
+from coordinator.rules.shared_sums import SharedRound
+from coordinator.store.records.records import Records
+
+
+class Deferred(Enum):
+    """An answer that is still to come: the next transaction will have it."""
+
+    DEFERRED = "deferred"
+
+
+DEFERRED = Deferred.DEFERRED
+
+
+class CountedReports:
+    """Reports that are counted and not written yet, and the rounds as they were before."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._digests: dict[str, tuple[int, str]] = {}
+        """By assignment: the round's row id, and the digest."""
+        self._here: dict[int, ReportsCounted] = {}
+        self._shared: dict[int, SharedReportsCounted] = {}
+        self._before: dict[int, OpenRound] = {}
+
+    def add(self, round_: OpenRound, record: AssignmentRecord, command: CountReport) -> int:
+        """Count a report to a round that this process drives, within its bounds; answers its staleness."""
+        self._digests[record.id] = round_.id, command.sha256
+        bounded = bounded_report(round_.task.settings.clear, command.vector, round_.plan.report, round_.codec_key)
+        staleness = round_.number - record.number
+        weighed = staleness_weight(staleness) * bounded.astype(np.float64) if staleness else bounded
+        self._here.setdefault(round_.id, ReportsCounted(round_, [])).vectors.append(weighed)
+        return staleness
+
+    def add_shared(self, shared: SharedRound, record: AssignmentRecord, command: CountReport) -> None:
+        """Count a report to a round that another replica drives."""
+        self._digests[record.id] = shared.id, command.sha256
+        effect = self._shared.setdefault(shared.id, SharedReportsCounted(shared, [], []))
+        effect.counted.append((record.id, record.device))
+        effect.vectors.append(bounded_report(shared.clear, command.vector, shared.layout, shared.codec_key))
+
+    def move(self, before: OpenRound) -> None:
+        """A report moves a round, which is as it was before its first one in this turn."""
+        self._before.setdefault(before.id, before)
+
+    def write(self, rounds: Iterable[OpenRound]) -> list[Effect]:
+        """Write them, and how many these rounds have; answers what memory must take over."""
+        self._records.add_reports(self._digests)
+        effects: list[Effect] = []
+        for after in rounds:
+            if (before := self._before.get(after.id)) is not None:
+                self._records.move_round(after.id, before.value, after.value, "reported")
+                effects.append(RoundMoved(before, after.value))
+        effects += [*self._here.values(), *self._shared.values()]
+        self._digests, self._here, self._shared, self._before = {}, {}, {}, {}
+        return effects
