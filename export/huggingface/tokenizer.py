@@ -40,6 +40,7 @@ REFUSED = {
 """Parts that devices in TypeScript do not know."""
 LONGEST, MOST_COUNTED, SHOWN = 2000, 200, 60
 REPEATS, OF_GROUPS = re.compile(r"[*+]|\{\d"), re.compile(r"[()|*+?]|\{\d")
+OF_MORE_THAN_LETTERS = re.compile(r"[(\[\\.]")
 COUNTED = re.compile(r"\{(\d+),?(\d*)\}")
 
 
@@ -108,6 +109,8 @@ def unknown_in(expression: str) -> str:
         following, after = [*parts, "", ""][place + 1 : place + 3]
         if part == ")" and REPEATS.match(following):
             return "a group that repeats"
+        if part == "(?i:" and OF_MORE_THAN_LETTERS.search("".join(parts[place + 1 :]).partition(")")[0]):
+            return "a group that ignores the case of more than letters"
         if part in ("(?=", "(?!") and (OF_GROUPS.match(following) or after != ")"):
             return "a look at more than the next letter"
     return ""
