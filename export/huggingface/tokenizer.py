@@ -22,6 +22,8 @@ KNOWN = {
 }
 """The parts that device_runtime/js/src/core/tokenizer.ts has, by their place."""
 
+SENTENCE_PIECE = {"Unigram", "Metaspace", "Precompiled"}
+
 TOKEN = re.compile(
     r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]|\((?:\?(?:i?:|[=!]|.?))?|(?:[*+?]|\{\d+(?:,\d*)?\})[*+?]?|.", re.DOTALL
 )
@@ -60,7 +62,8 @@ def read(folder: Path, vocabulary: int, tokens: int) -> bytes | None:
         raise InvalidModel(f"{path} is no tokenizer: {reason(error)}") from error
     if unknown:
         raise InvalidModel(
-            f"{path} has {', '.join(unknown)}, which devices do not know; without the file the app makes the tokens"
+            f"{path} has {', '.join(unknown)}, which devices do not know; move the file away, and the app makes the "
+            "tokens"
         )
     highest = max(tokenizer.get_vocab(with_added_tokens=True).values())
     if highest >= vocabulary:
@@ -75,7 +78,7 @@ def _unknown(file: dict[str, Any]) -> Iterator[str]:
     for place, known in KNOWN.items():
         for kind in _kinds(file[place]):
             if kind not in known:
-                yield f"the {place.replace('_', '-')} {kind}"
+                yield f"the {place.replace('_', '-')} {kind}" + (" of SentencePiece" if kind in SENTENCE_PIECE else "")
     model = file["model"]
     if model["type"] == "BPE" and "ByteLevel" not in set(_kinds(file["pre_tokenizer"])):
         yield "a BPE of no bytes"
