@@ -7,7 +7,9 @@ import os
 import platform
 import shutil
 import signal
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpcore2
 import pytest
@@ -24,7 +26,8 @@ from muster.local.memory_folder import memory_folder
 from tests.coordinator.fork_server import coordinator_fork_server
 from tests.coordinator.operators import made_when_asked
 from tests.footprints import footprint_fork_server
-from tests.statements import statements_written_once
+from tests.forked import start_fleet
+from tests.statements import write_statements_once
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell that runs the tests in the background ignores SIGINT, and every process that they start would too.
@@ -88,9 +91,7 @@ def certificates_read_once():
 @pytest.fixture(autouse=True, scope="session")
 def statements():
     """Databases of this process share the SQL that is written for them."""
-    with pytest.MonkeyPatch.context() as patch:
-        statements_written_once(patch)
-        yield
+    write_statements_once()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -98,6 +99,16 @@ def operators_when_asked():
     """Coordinators of this process make the port for operators with its first request."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server, "admin_app", made_when_asked(server.admin_app))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def fleets():
+    """Fork servers of emulated devices are forked themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "simulator.fleet.fork_servers.subprocess", SimpleNamespace(Popen=start_fleet, PIPE=subprocess.PIPE)
+        )
         yield
 
 
