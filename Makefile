@@ -16,7 +16,7 @@ JS := device_runtime/js
 NODE_IS_NEW := node $(JS)/node-is-new.cjs 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test js page docs check format migration algorithms filemap settings reference notebooks lock sbom clean
+.PHONY: help install demo test js page docs check format migration algorithms filemap settings reference twin notebooks lock sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -63,6 +63,9 @@ settings: $(INSTALLED) ## write docs/settings.md anew
 
 reference: $(INSTALLED) ## write the reference of docs/python.md anew
 	$(BIN)/python -m tools.make_python_reference
+
+twin: $(INSTALLED) ## write the table of twins and fleets in docs/performance.md anew
+	$(BIN)/python -m tools.make_twin_table
 
 notebooks: $(INSTALLED) ## run the notebooks in examples/ anew, and keep their outputs
 	$(BIN)/python -m tools.make_notebooks

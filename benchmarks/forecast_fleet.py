@@ -1,7 +1,8 @@
-"""The twin against a real fleet: light devices that work as long as the twin's do, on a real coordinator, in real time.
+"""The twin against real fleets: light devices that do what the twin's do, on a real coordinator, in real time.
 
-Every device can come at any time. Its work takes the seconds that the twin drew for it, and it vanishes with the same
-chance. It comes back when the coordinator says. The twin runs the same task for as long, with several seeds.
+Three profiles: devices that are always there; devices that come once in each of short days, and leave; and slow devices
+of heavy-tailed speed of which many vanish. The fleets run at the same time, each with a coordinator of its own. The
+twin runs the same tasks on the same devices for as long, with several seeds.
 """
 
 from __future__ import annotations
@@ -10,40 +11,46 @@ import asyncio
 import statistics
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from benchmarks.load import POPULATION, Call, LoadConfig, LoadDevice, LoadFleet, Refusal
+from benchmarks.load import POPULATION, LoadConfig
 from benchmarks.null_task import null_coordinator
 from benchmarks.options import ForecastFleetOptions
+from benchmarks.usage import cpu_s
+from benchmarks.working_fleet import WorkingFleet
 from coordinator.rules.eligibility import Requires
 from coordinator.rules.states import RoundState
-from fedcore.wire.messages import AssignmentAnswer, Rejected
 from muster.local.server import LocalCoordinator
 from muster.output import Say
 from simulator.forecast.configuration import ForecastConfig
-from simulator.forecast.devices import Devices
+from simulator.forecast.devices import WAIT_S, Devices
 from simulator.forecast.stretches import DAY_S
-from simulator.forecast.twin import WAIT_S, Twin
+from simulator.forecast.twin import Twin
 
 SIZE = 1000
-_STEPS = "muster_round_step_seconds"
-FIRST_S = 10.0
-HOLD_S = 3.0
+FIRST_S = 20.0
 SEEDS = 8
-TOLERANCES = {"rounds": 0.25, "assigned": 0.25, "reports": 0.25, "round_s": 0.25, "check_ins": 0.35}
-"""How far the fleet may be from the mean of the twins, as a share of it."""
+SHORT_DAY_S, THERE_S, MISSED = 160.0, 90.0, 0.2
+"""The short day, how long a device is there in the median, and the share of days on which it is not."""
+_STEPS = "muster_round_step_seconds"
+TOLERANCES = {"rounds": 0.2, "attempts": 0.2, "assigned": 0.2, "reports": 0.2, "round_s": 0.2, "check_ins": 0.1}
+"""How far a fleet may be from the mean of its twins, as a share of it."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened in the time: committed and abandoned rounds, devices drawn, reports counted, the mean seconds
-    from a draw to a commit, and sessions."""
+    """What happened in the time: committed rounds, attempts at rounds that ended, devices drawn, reports counted, the
+    mean seconds from a draw to its last report, and visits."""
 
+    profile: str
     side: str
     rounds: float
-    abandoned: float
+    attempts: float
     assigned: float
     reports: float
     round_s: float
@@ -51,146 +58,190 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForecastFleetOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of both sides. apart: of each figure, the fleet's distance from the twins' mean, as a share of it."""
+    """The figures of both sides. apart: of each figure, a fleet's distance from its twins' mean, as a share of it.
+
+    cores_used: CPU seconds a second of all devices, and of all coordinators. late_s: how late the devices' clock rang,
+    in the mean: where that is much, the machine was too busy to measure.
+    """
 
     devices: int
     seconds: float
     sides: list[Figures]
-    apart: dict[str, float]
+    apart: dict[str, dict[str, float]]
     tolerances: dict[str, float]
+    cores_used: dict[str, float]
+    late_s: float
     sound: bool
 
 
-class WorkingFleet(LoadFleet):
-    """Light devices whose work takes time. works_s: of each device; drop_out: the chance that it vanishes in one."""
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A population and its task, modelled and real."""
 
-    def __init__(self, config: LoadConfig, works_s: list[float], drop_out: float) -> None:
-        super().__init__(config)
-        self._works_s, self._drop_out = works_s, drop_out
-        self._place: dict[int, int] = {}
-
-    async def _run(self, device: LoadDevice) -> None:
-        self._place.setdefault(id(device), len(self._place))
-        await asyncio.sleep(self._random.uniform(0, FIRST_S))
-        await super()._run(device)
-
-    async def _session(self, device: LoadDevice) -> tuple[str, float]:
-        check_in = await self._retrying(lambda: self.check_in(device))
-        if isinstance(check_in, Rejected):
-            return check_in.reason, self._delay_s(check_in)
-        call = Call("POST", f"/v1/sessions/{check_in.session}/assignments", prefer_s=WAIT_S)
-        answer: AssignmentAnswer = await self._retrying(lambda: self._message(device, call, AssignmentAnswer))
-        if isinstance(answer, Rejected):
-            return answer.reason, self._delay_s(answer)
-        works_s = self._works_s[self._place[id(device)]]
-        rest_s = self._random.uniform(check_in.retry.min_s, check_in.retry.max_s) if check_in.retry else FIRST_S
-        hold = asyncio.create_task(self._hold(device, answer))
-        try:
-            if self._random.random() < self._drop_out:
-                await asyncio.sleep(works_s * self._random.random())
-                return "vanished", rest_s
-            await asyncio.wait([hold], timeout=works_s)
-            if hold.done():
-                return "not needed", rest_s
-            ending, _ = await self._work(device, answer)
-            return ending, rest_s
-        except Refusal:
-            return "not needed", rest_s
-        finally:
-            hold.cancel()
+    name: str
+    config: ForecastConfig
+    server: LocalCoordinator
+    task: str
 
 
 def run(options: ForecastFleetOptions, say: Say) -> ForecastFleetOutcome:
-    """Run the fleet for the time, then its twins."""
-    with tempfile.TemporaryDirectory(prefix="muster-twin-") as folder:
-        config = _config(options, Path(folder) / "always.csv")
-        fleet = _real(options, config, say)
+    """Run the fleets for the time, then their twins."""
+    with tempfile.TemporaryDirectory(prefix="muster-twin-") as folder, ExitStack() as stack:
+        profiles = []
+        for name, config in _configs(options, Path(folder)).items():
+            # Light devices state no conditions.
+            task = replace(config.task, population=POPULATION, requires=Requires())
+            settings = {
+                "connection_limit": 4 * options.devices,
+                "queue_limit": 4 * options.devices,
+                "retry_min_s": config.retry_min_s,
+                "retry_max_s": config.retry_max_s,
+            }
+            profiles.append(Profile(name, config, *stack.enter_context(null_coordinator(SIZE, task, **settings))))
+        began_s = time.process_time(), _server_s(profiles)
+        fleets, late_s = asyncio.run(_all(options, profiles, say))
+        used_s = time.process_time() - began_s[0], _server_s(profiles) - began_s[1]
         say("twins")
-        twins = [_twin(options, replace(config, seed=seed)) for seed in range(SEEDS)]
-    mean = Figures(
-        side="twins' mean", **{name: statistics.fmean(getattr(twin, name) for twin in twins) for name in _NAMES}
-    )
-    apart = {name: round(getattr(fleet, name) / getattr(mean, name) - 1, 3) for name in TOLERANCES}
+        twins = [_twins(options, one) for one in profiles]
+    apart = {
+        fleet.profile: {name: _apart(getattr(fleet, name), getattr(twin, name)) for name in TOLERANCES}
+        for fleet, twin in zip(fleets, twins, strict=True)
+    }
     return ForecastFleetOutcome(
         devices=options.devices,
         seconds=options.seconds,
-        sides=[fleet, mean],
+        sides=[side for both in zip(fleets, twins, strict=True) for side in both],
         apart=apart,
         tolerances=TOLERANCES,
-        sound=all(abs(apart[name]) <= most for name, most in TOLERANCES.items()),
+        cores_used={
+            name: round(used / options.seconds, 3)
+            for name, used in zip(("devices", "coordinators"), used_s, strict=True)
+        },
+        late_s=round(late_s, 4),
+        sound=all(abs(by_name[name]) <= most for by_name in apart.values() for name, most in TOLERANCES.items()),
     )
 
 
-_NAMES = Figures.__struct_fields__[1:]
+def _apart(fleet: float, twin: float) -> float:
+    return round((fleet - twin) / max(twin, 1.0), 3)
 
 
-def _config(options: ForecastFleetOptions, trace: Path) -> ForecastConfig:
-    trace.write_text(f"device,start_s,end_s\nalways,0,{DAY_S}\n")
-    return ForecastConfig(
+def _mean(seconds: Sequence[float]) -> float:
+    return statistics.fmean(seconds) if seconds else 0.0
+
+
+def _server_s(profiles: list[Profile]) -> float:
+    return sum(cpu_s(one.server.pid) for one in profiles)
+
+
+def _configs(options: ForecastFleetOptions, folder: Path) -> Mapping[str, ForecastConfig]:
+    always, windows = folder / "always.csv", folder / "windows.csv"
+    always.write_text(f"device,start_s,end_s\nalways,0,{DAY_S}\n")
+    windows.write_text("device,start_s,end_s\n" + "".join(_short_days(options)))
+    fewest = max(1, options.devices * 3 // 40)
+    common = ForecastConfig(
         devices=options.devices,
-        goal=options.goal,
+        goal=max(1, options.devices // 10),
         rounds=1_000_000,
+        max_attempts=1_000,
         selection_timeout_s=20.0,
-        reporting_deadline_s=6 * options.work_s,
+        reporting_deadline_s=60.0,
         first_within_s=FIRST_S,
-        trace=trace,
+        trace=always,
         median_examples=100.0,
-        example_s=options.work_s / 100.0,
+        example_s=0.05,
         bytes_down=0,
         bytes_up=0,
-        drop_out=options.drop_out,
         step_s=0.25,
     )
+    return {
+        "always there": common,
+        "short days": replace(common, trace=windows, minimum=fewest),
+        "slow": replace(
+            common,
+            example_s=0.08,
+            speed_spread=1.0,
+            drop_out=0.2,
+            reporting_deadline_s=24.0,
+            minimum=fewest,
+        ),
+    }
 
 
-def _twin(options: ForecastFleetOptions, config: ForecastConfig) -> Figures:
-    course = Twin(config).run(seconds=options.seconds)
+def _short_days(options: ForecastFleetOptions) -> list[str]:
+    """The stretches of a trace: each device has its own time of the short day, around one that all have in common."""
+    chance, lines = np.random.default_rng(0), []
+    for device in range(options.devices):
+        begins = chance.normal(SHORT_DAY_S / 3, SHORT_DAY_S / 6) % SHORT_DAY_S
+        lasts = min(THERE_S * np.exp(chance.normal(0, 0.4)), SHORT_DAY_S - 1.0)
+        for day in range(-1, 1 + int(options.seconds / SHORT_DAY_S)):
+            start = max(0.0, begins + day * SHORT_DAY_S)
+            end = begins + day * SHORT_DAY_S + lasts
+            if chance.random() >= MISSED and start < end:
+                lines.append(f"{device},{start:.2f},{end:.2f}\n")
+    return lines
+
+
+def _twins(options: ForecastFleetOptions, profile: Profile) -> Figures:
+    modelled = Devices.drawn(profile.config)
+    seeds = [_twin(options, replace(profile.config, seed=seed), modelled) for seed in range(SEEDS)]
     return Figures(
-        side="twin",
-        rounds=len(course.rounds),
-        abandoned=course.abandoned.total(),
-        assigned=course.assigned,
-        reports=sum(len(one.devices) for one in course.rounds),
-        round_s=statistics.fmean(one.ended - one.drawn for one in course.rounds),
-        check_ins=int(course.check_ins.by_hour.sum()),
+        profile=profile.name,
+        side="twins' mean",
+        **{name: round(statistics.fmean(one[name] for one in seeds), 2) for name in TOLERANCES},
     )
 
 
-def _real(options: ForecastFleetOptions, config: ForecastConfig, say: Say) -> Figures:
-    bounds = {"connection_limit": 4 * options.devices, "queue_limit": 4 * options.devices}
-    # Light devices state no conditions.
-    task = replace(config.task, population=POPULATION, requires=Requires())
-    with null_coordinator(SIZE, task, **bounds) as (server, task_id):
-        return asyncio.run(_run(options, config, server, task_id, say))
+def _twin(options: ForecastFleetOptions, config: ForecastConfig, modelled: Devices) -> dict[str, float]:
+    course = Twin(config, modelled).run(seconds=options.seconds)
+    return {
+        "rounds": len(course.rounds),
+        "attempts": len(course.rounds) + course.abandoned.total(),
+        "assigned": course.assigned,
+        "reports": sum(len(one.devices) for one in course.rounds),
+        "round_s": _mean([one.ended - one.drawn for one in course.rounds]),
+        "check_ins": int(course.check_ins.by_hour.sum()),
+    }
 
 
-async def _run(
-    options: ForecastFleetOptions, config: ForecastConfig, server: LocalCoordinator, task: str, say: Say
+async def _all(options: ForecastFleetOptions, profiles: list[Profile], say: Say) -> tuple[list[Figures], float]:
+    """The figures of all fleets, and how late the clock rang, in the mean."""
+    ready = asyncio.Barrier(len(profiles))
+    late_s: list[float] = []
+    fleets = await asyncio.gather(*(_fleet(options, one, ready, late_s, say) for one in profiles))
+    return fleets, statistics.fmean(late_s)
+
+
+async def _fleet(
+    options: ForecastFleetOptions, profile: Profile, ready: asyncio.Barrier, late_s: list[float], say: Say
 ) -> Figures:
-    works_s = Devices.drawn(config).work_s.tolist()
-    light = LoadConfig(coordinator=server.url, devices=options.devices, wait_s=HOLD_S)
-    async with WorkingFleet(light, works_s, options.drop_out) as fleet:
+    config, server = profile.config, profile.server
+    light = LoadConfig(coordinator=server.url, devices=options.devices, wait_s=WAIT_S)
+    async with WorkingFleet(light, Devices.drawn(config), config.drop_out, FIRST_S) as fleet:
         say("enrolling")
         await fleet.enrol()
-        await fleet.run(lambda: _pass(options.seconds, fleet, say))
-        rounds = await asyncio.to_thread(server.store.rounds, task)
-        steps = {
-            sample.name: sample.value for sample in server.samples(_STEPS) if sample.labels.get("step") == "reporting"
-        }
+        await ready.wait()
+        await fleet.run(lambda: _pass(options.seconds, late_s, say))
+        rounds = await asyncio.to_thread(server.store.rounds, profile.task)
+        samples = await asyncio.to_thread(server.samples, _STEPS)
+    steps = {sample.name: sample.value for sample in samples if sample.labels.get("step") == "reporting"}
     committed = [record for record in rounds if record.state is RoundState.COMMITTED]
     return Figures(
+        profile=profile.name,
         side="fleet",
         rounds=len(committed),
-        abandoned=sum(record.state is RoundState.ABANDONED for record in rounds),
+        attempts=sum(record.state.ended for record in rounds),
         assigned=sum(record.assigned for record in rounds),
         reports=sum(record.reported for record in committed),
-        round_s=steps[f"{_STEPS}_sum"] / steps[f"{_STEPS}_count"],
-        check_ins=fleet.endings.total() - fleet.endings["unreachable"],
+        round_s=round(steps.get(f"{_STEPS}_sum", 0.0) / max(1.0, steps.get(f"{_STEPS}_count", 0.0)), 2),
+        check_ins=fleet.check_ins,
     )
 
 
-async def _pass(seconds: float, fleet: WorkingFleet, say: Say) -> None:
+async def _pass(seconds: float, late_s: list[float], say: Say) -> None:
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        say(f"{left:.0f} s left, {fleet.endings['reported']} reports")
+        say(f"{left:.0f} s left")
+        due = time.monotonic() + min(1.0, left)
         await asyncio.sleep(min(1.0, left))
+        late_s.append(time.monotonic() - due)

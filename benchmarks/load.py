@@ -217,15 +217,19 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         """Hold the assignment during the session. A device that is not needed learns so when it sends its report."""
         wait_s = _HOLD_SHARE * (assignment.lost_after_s or assignment.report_within_s)
         call = Call("GET", f"/v1/assignments/{assignment.assignment}", prefer_s=self.config.wait_s)
+        rest_s = wait_s
         while True:
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(rest_s)
+            began = time.monotonic()
             try:
                 await self._ask(device, call)
+                rest_s = max(0.0, wait_s - (time.monotonic() - began))
             except Refusal as refusal:
                 if refusal.status not in RETRIED:
                     return
+                rest_s = wait_s
             except (aiohttp.ClientError, OSError):
-                continue
+                rest_s = wait_s
 
     async def _work(self, device: LoadDevice, assignment: Assignment) -> tuple[str, float]:
         body, digest = await self._report(device, assignment)

@@ -330,17 +330,14 @@ class RoundsOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastFleetOptions:
-    """The twin of forecasts against a real fleet.
+    """The twin of forecasts against real fleets under three profiles.
 
-    Light devices work on a real coordinator for as long as the twin's devices do. The exit code is 1 when rounds,
-    reports, lengths of rounds or check-ins are further apart than the tolerances.
+    Light devices come to real coordinators, work, vanish and leave as the twin's devices do. The exit code is 1 when
+    rounds, attempts, reports, lengths of rounds or visits are further apart than the tolerances.
     """
 
-    devices: Annotated[int, Option(min=20, help="Number of devices.")] = 150
-    goal: Annotated[int, Option(min=1, help="Reports that a round wants.")] = 30
-    seconds: Annotated[float, Option(min=10, help="How long the fleet runs.")] = 180.0
-    work_s: Annotated[float, Option(min=0.1, help="Seconds that a median device works.")] = 10.0
-    drop_out: Annotated[float, Option(min=0, max=0.5, help="Chance that a device vanishes in an assignment.")] = 0.05
+    devices: Annotated[int, Option(min=20, help="Number of devices under each profile.")] = 200
+    seconds: Annotated[float, Option(min=10, help="How long the fleets run.")] = 480.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

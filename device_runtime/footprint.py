@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -31,6 +32,7 @@ from fedcore.params import Float32, Frozen
 from fedcore.plan import Field, Plan, loop_graph, steps_graph
 
 STEPS = 5
+IGNORED_SHARE = 0.2
 
 
 class _Timed:
@@ -86,11 +88,14 @@ def random_job(plan: Plan, graphs: Mapping[str, bytes]) -> Job:
 
 
 def random_field(item: Field, count: int, random: np.random.Generator) -> NDArray[np.generic]:
-    """Examples of a field (count, *shape): normal, or uniform below `high`."""
+    """Examples of a field (count, *shape): normal, or uniform below `high`, and some that are ignored."""
     shape = (count, *item.shape)
     if item.high is None:
         return random.normal(size=shape).astype(item.dtype)
-    return random.integers(0, item.high, shape).astype(item.dtype)
+    values = random.integers(0, item.high, shape).astype(item.dtype)
+    if item.ignored is not UNSET:
+        values[random.random(shape) < IGNORED_SHARE] = item.ignored
+    return values
 
 
 def _vector(size: int, random: np.random.Generator) -> Float32:

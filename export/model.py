@@ -14,13 +14,14 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
+from msgspec import UNSET
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from export.checkpoint import Checkpoint
 from export.errors import InvalidModel, reason
 from export.patterns import matching
-from export.rewrites import KeyedNoise
+from export.rewrites import IgnoredLabels, KeyedNoise
 from export.unsupported import refuse_unsupported
 from fedcore.algorithms.algorithm import Pass
 from fedcore.params import Float32, Frozen, ParamSchema, TensorSpec
@@ -28,8 +29,8 @@ from fedcore.plan import OUTPUT, Dtype, Field, prefixed
 
 KEPT_BUFFERS = torch.float32, torch.uint8
 """The types of buffers that travel; others are constants of graphs."""
-PerExample = Callable[[Tensor, Tensor], Tensor]
-"""(outputs (B, …), label (B, …)) -> (B,)"""
+PerExample = Callable[..., Tensor]
+"""(outputs (B, …), label (B, …)) -> (B,); of a spec that `compares`, (outputs, label, mask (B,)) -> (B,)."""
 
 
 def accuracy(outputs: Tensor, label: Tensor) -> Tensor:
@@ -42,22 +43,6 @@ def cross_entropy(outputs: Tensor, label: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, label, reduction="none")
 
 
-def token_cross_entropy(outputs: Tensor, label: Tensor) -> Tensor:
-    """Mean cross-entropy of logits (B, T, V) against tokens (B, T), per example (B,); token 0 is padding."""
-    each = nn.functional.cross_entropy(outputs.flatten(0, 1), label.flatten(), reduction="none")
-    return _mean_over_tokens(each.reshape(label.shape), label)
-
-
-def token_accuracy(outputs: Tensor, label: Tensor) -> Tensor:
-    """Share of tokens (B, T) whose logit in (B, T, V) is the largest, per example (B,); token 0 is padding."""
-    return _mean_over_tokens((outputs.argmax(-1) == label).to(torch.float32), label)
-
-
-def _mean_over_tokens(values: Tensor, label: Tensor) -> Tensor:
-    real = (label != 0).to(torch.float32)
-    return (values * real).sum(1) / real.sum(1).clamp(min=1)
-
-
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A user's description of a model to train.
@@ -67,7 +52,9 @@ class ModelSpec:
     count. metrics: more per-example numbers, averaged for the learning curve; under a tuple of n names, n of them at
     once, (B, n).
     inputs: the module's positional arguments, as fields of an example. label: the field the loss compares with; it may
-    be one of them.
+    be one of them. compares: the loss and metrics take the batch's mask (B,) as third argument, and may compare an
+    example with others that it keeps. predicts: how many of the inputs, from the first, the predict graph calls the
+    module with; None for all.
     Parameters that do not require a gradient, and float32 and uint8 buffers, are frozen: they are no part of the flat
     vector, and reach devices once. checkpoint: the values to start from, instead of those that `make` gives.
     examples: makes n examples, every field (n, *shape), for models whose inputs have a domain (logarithms, lengths,
@@ -87,6 +74,8 @@ class ModelSpec:
     local: Sequence[str] = ()
     exact: Callable[[], nn.Module] | None = None
     tokenizers: Sequence[bytes] = ()
+    compares: bool = False
+    predicts: int | None = None
 
     def with_local(self, patterns: str) -> ModelSpec:
         """The same model with these local parameters, by commas; with "" those that it has."""
@@ -105,6 +94,11 @@ class ModelSpec:
     def fields(self) -> tuple[Field, ...]:
         """Every field of an example. A label that is an input too, as of language models, is there once."""
         return self.inputs if self.label in self.inputs else (*self.inputs, self.label)
+
+    @property
+    def asked(self) -> tuple[Field, ...]:
+        """The inputs of the predict graph."""
+        return tuple(self.inputs[: self.predicts])
 
 
 class GradientOracle:
@@ -242,20 +236,23 @@ class Model:
         }
 
     def measure(
-        self, tensors: Mapping[str, Tensor], batch: Mapping[str, Tensor], noise: Tensor | None = None
+        self, tensors: Mapping[str, Tensor], batch: Mapping[str, Tensor], mask: Tensor, noise: Tensor | None = None
     ) -> dict[Any, Tensor]:
         """The loss and every metric by its key, per example (B,), or (B, n) of n at once.
 
-        batch: fields (B, …). noise: int32 (B,), the source of dropout and random numbers; without it nothing is drawn.
+        batch: fields (B, …). mask: float32 (B,), 1 for what is no padding; only a spec that `compares` reads it.
+        noise: int32 (B,), the source of dropout and random numbers; without it nothing is drawn.
         Missing parameters are the module's own. Raises InvalidModel when the loss or a metric is not one number per
         example.
         """
         label = batch[self.spec.label.name]
         # A small type saves room on the device; torch's losses want int64, and uint8 would wrap.
         label = label if label.is_floating_point() else label.long()
-        outputs = self._called(tensors, batch, noise)
-        values: dict[Any, Tensor] = {"loss": self.spec.loss(outputs, label)}
-        values |= {name: metric(outputs, label) for name, metric in self.spec.metrics.items()}
+        outputs = self._called(self.spec.inputs, tensors, batch, noise)
+        given = (outputs, label, mask) if self.spec.compares else (outputs, label)
+        with IgnoredLabels() if self.spec.label.ignored is not UNSET else contextlib.nullcontext():
+            values: dict[Any, Tensor] = {"loss": self.spec.loss(*given)}
+            values |= {name: metric(*given) for name, metric in self.spec.metrics.items()}
         for name, value in values.items():
             if not isinstance(value, Tensor):
                 raise InvalidModel(f"{self.spec.name}: {name} is {type(value).__name__}, not one number per example")
@@ -273,7 +270,7 @@ class Model:
         batch: the input fields (B, …). Missing parameters are the module's own. Raises InvalidModel for anything else
         than tensors.
         """
-        outputs = self._called(tensors, batch, None)
+        outputs = self._called(self.spec.asked, tensors, batch, None)
         if isinstance(outputs, tuple | list):
             outputs = {str(place): output for place, output in enumerate(outputs)}
         named = prefixed(OUTPUT, outputs) if isinstance(outputs, Mapping) else {OUTPUT: outputs}
@@ -282,9 +279,11 @@ class Model:
                 raise InvalidModel(f"{self.spec.name} gives {name} as {type(output).__name__}, not as a tensor")
         return named
 
-    def _called(self, tensors: Mapping[str, Tensor], batch: Mapping[str, Tensor], noise: Tensor | None) -> Any:
+    def _called(
+        self, inputs: Sequence[Field], tensors: Mapping[str, Tensor], batch: Mapping[str, Tensor], noise: Tensor | None
+    ) -> Any:
         with KeyedNoise(noise), held(self.module, {**self._given, **tensors}):
-            return self.module(*(batch[item.name] for item in self.spec.inputs))
+            return self.module(*(batch[item.name] for item in inputs))
 
     def loss(
         self,
@@ -297,7 +296,7 @@ class Model:
 
         mask: float32 (B,) of zeros and ones, not all zero. Raises InvalidModel as `measure` does.
         """
-        values = self.measure(tensors, batch, noise)
+        values = self.measure(tensors, batch, mask, noise)
         single = [(value.detach() * mask).sum() for name, value in values.items() if isinstance(name, str)]
         # A product, as ExecuTorch adds up rows as their mean, times their number: whole sums would not stay whole.
         several = [

@@ -87,6 +87,8 @@ class Normaliser:
             module.register_buffer(name, constants, persistent=False)
 
         def normalise(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            if place >= len(inputs):  # a predict graph reads fewer
+                return inputs
             # Of the layer that is called, as copies of a module share their hooks.
             x = (inputs[place] - layer.get_buffer(mean)) / layer.get_buffer(deviation)
             return (*inputs[:place], x, *inputs[place + 1 :])

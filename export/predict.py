@@ -65,7 +65,7 @@ def build_predict(
         written = form.write_predict(captured)
         ref = refs[form.name] = BlobRef.of(written)
         blobs[ref] = written
-    return PredictPlan(tuple(item.name for item in model.spec.inputs), outputs, FIXED_BATCH, refs), blobs
+    return PredictPlan(tuple(item.name for item in model.spec.asked), outputs, FIXED_BATCH, refs), blobs
 
 
 def capture_predict(model: Model, batch: int | None = None, table: Table = TABLE) -> Captured:
@@ -80,7 +80,7 @@ def capture_predict(model: Model, batch: int | None = None, table: Table = TABLE
         return bound.predict(bound.tensors(values[PARAMS]), unprefixed(EXAMPLE, values))
 
     ports = [Port(PARAMS, (model.schema.size,)), *vector_ports(FROZEN, frozen_specs_of(model.frozen_vectors))]
-    ports += [example_port(field) for field in model.spec.inputs]
+    ports += [example_port(field) for field in model.spec.asked]
     with torch.no_grad():
         captured = capture(predict, ports, batch, Layers(model.module), table)
     for node in captured.module.graph.nodes:
@@ -168,7 +168,7 @@ def _refuse_division(module: fx.GraphModule, node: fx.Node) -> None:
 
 
 def _inputs(model: Model, examples: Mapping[str, np.ndarray]) -> Arrays:
-    return {item.name: np.ascontiguousarray(examples[item.name]) for item in model.spec.inputs}
+    return {item.name: np.ascontiguousarray(examples[item.name]) for item in model.spec.asked}
 
 
 def _rows(examples: Arrays, start: int, count: int) -> Arrays:

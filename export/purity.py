@@ -210,7 +210,8 @@ def _mixed(model: Model, examples: Mapping[str, np.ndarray]) -> str:
     return (
         f"{_mixer(model, examples)} lets the examples of a batch influence each other, as by a mean over the batch, "
         "negatives from it, or a branch on its values; padding would count. Make the loss of an example from that "
-        "example alone: group normalisation instead of statistics of the batch, torch.where instead of a branch"
+        "example alone: group normalisation instead of statistics of the batch, torch.where instead of a branch. A "
+        "loss that compares examples takes the mask: ModelSpec(compares=True)"
     )
 
 
@@ -237,7 +238,7 @@ def _calls(model: Model, sample: Sample) -> tuple[list[tuple[str, Any, Any]], di
                 lambda layer, inputs, outputs, path=path: calls.append((path, inputs, outputs))
             )
             hooks.callback(hook.remove)
-        return calls, model.measure({}, sample.fields, sample.noise)
+        return calls, model.measure({}, sample.fields, sample.mask, sample.noise)
 
 
 def _same_rows(among: Any, alone: Any) -> bool:

@@ -1,7 +1,8 @@
 """Functions of torch in a form that a device can run, substituted while a model runs.
 
-Both are modes, so a user's module needs no change: `KeyedNoise` draws from given integers, in training anywhere;
-`Traceable` replaces functions that torch would trace into slow operators, or into ones that no device runtime has.
+All are modes, so a user's module needs no change: `KeyedNoise` draws from given integers, in training anywhere;
+`Traceable` replaces functions that torch would trace into slow operators, or into ones that no device runtime has; and
+`IgnoredLabels` skips labels that do not count.
 """
 
 from __future__ import annotations
@@ -151,6 +152,22 @@ class Traceable(TorchFunctionMode):
     ) -> Any:
         form = FORMS.get(func)
         return (form or func)(*args, **(kwargs or {}))
+
+
+class IgnoredLabels(TorchFunctionMode):
+    """Cross-entropy of labels of which some are ignored: 0 for these, and nothing is looked up by them."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], kinds: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not functional.cross_entropy or kwargs.get("reduction") != "none" or len(args) < 2:
+            return func(*args, **kwargs)
+        logits, target, *more = args
+        if target.is_floating_point():  # shares of all classes
+            return func(*args, **kwargs)
+        ignored = target == kwargs.get("ignore_index", -100)
+        return torch.where(ignored, 0.0, func(logits, torch.where(ignored, 0, target), *more, **kwargs))
 
 
 @contextlib.contextmanager

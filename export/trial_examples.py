@@ -34,7 +34,7 @@ def _checked(model: str, item: Field, values: np.ndarray, count: int) -> np.ndar
             f"{model}: examples({count}, generator) gives {item.name} as {values.dtype}{list(values.shape)}; expected "
             f"{item.dtype}{[count, *item.shape]}"
         )
-    if item.high is not None and values.size and not 0 <= values.min() <= values.max() < item.high:
+    if item.high is not None and not item.holds(values).all():
         raise InvalidModel(
             f"{model}: examples() gives {item.name} from {values.min()} to {values.max()}; the field says 0 … "
             f"{item.high - 1}"

@@ -42,8 +42,8 @@ from fedcore.schedule import first_of_pair
 from fedcore.validation import Digest
 
 PLAN_VERSION = 1
-# The longest plan, in bytes of JSON.
-MOST_PLAN_BYTES = 4 * 2**20
+MOST_PLAN_BYTES = 4 * 2**20  # of JSON
+IGNORED = -100  # the label of what does not count, as torch's cross-entropy has it
 T = TypeVar("T")
 Dtype = Literal["float32", "int64", "int32", "uint8"]
 
@@ -148,8 +148,8 @@ class Tokenizer(msgspec.Struct, frozen=True):
 class Field(msgspec.Struct, frozen=True):
     """One array of an example; `shape` is without the batch axis.
 
-    `high` bounds integers: they lie in 0 … high − 1 (classes of a label, words of a vocabulary). `tokenizer`: of an
-    int32 field (T,) that devices may hold as text instead.
+    `high` bounds integers: they lie in 0 … high − 1 (classes of a label, words of a vocabulary), or are `ignored`, a
+    label that does not count. `tokenizer`: of an int32 field (T,) that devices may hold as text instead.
     """
 
     name: str
@@ -157,6 +157,16 @@ class Field(msgspec.Struct, frozen=True):
     shape: tuple[Size, ...] = ()
     high: int | None = None
     tokenizer: Tokenizer | UnsetType = UNSET
+    ignored: Annotated[int, msgspec.Meta(ge=-(2**31), lt=0)] | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if self.ignored is not UNSET and (self.dtype not in ("int32", "int64") or self.high is None):
+            raise PlanError(f"field {self.name!r} ignores {self.ignored}: it must be int32 or int64, and have a high")
+
+    def holds(self, values: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which of some integers a field with a `high` may hold."""
+        inside: NDArray[np.bool_] = (values >= 0) & (values < self.high)
+        return inside if self.ignored is UNSET else inside | (values == self.ignored)
 
 
 class ExampleSpec(msgspec.Struct, frozen=True):

@@ -8,7 +8,8 @@ The clients of a cohort are trained in one of several ways, which are in `engine
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,9 @@ from simulator.private_training import PrivateSums
 
 if TYPE_CHECKING:  # as in simulator.compressed
     from simulator.masked_sums import MaskedSums
+
+COMPARED = 32
+"""The examples of one client that an evaluation compares with each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,18 +179,30 @@ class Engine:
 def evaluate(
     model: Model, params: Float32, population: Population, *, device: str = "cpu", batch_size: int = 4096
 ) -> dict[str, NDArray[np.float64]]:
-    """Mean loss and metrics of every client (clients,), under one model."""
+    """Mean loss and metrics of every client (clients,), under one model.
+
+    A model that compares examples compares COMPARED of one client at a time.
+    """
     population.check(model.spec.fields)
     target = compute_device(device)
     model, tensors = model.on(target), model.tensors(torch.from_numpy(params).to(target))
     examples = on_device(target, population.fields)
     parts: list[dict[str, Tensor]] = []
     with torch.no_grad():
-        for start in range(0, int(population.starts[-1]), batch_size):
-            batch = {name: array[start : start + batch_size] for name, array in examples.items()}
-            parts.append(model.measure(tensors, batch))
+        for start, end in _batches(population, batch_size, compared=model.spec.compares):
+            batch = {name: array[start:end] for name, array in examples.items()}
+            parts.append(model.measure(tensors, batch, torch.ones(end - start, device=target)))
     values = {name: torch.cat([part[name] for part in parts]).double().cpu().numpy() for name in parts[0]}
     return {name: np.add.reduceat(array, population.starts[:-1]) / population.sizes for name, array in values.items()}
+
+
+def _batches(population: Population, size: int, *, compared: bool) -> Iterator[tuple[int, int]]:
+    """The first example of each batch, and the one after its last."""
+    starts = population.starts.tolist()
+    runs = itertools.pairwise(starts) if compared else [(0, starts[-1])]
+    for first, after in runs:
+        for start in range(first, after, COMPARED if compared else size):
+            yield start, min(start + (COMPARED if compared else size), after)
 
 
 def evaluate_own(

@@ -234,7 +234,7 @@ class Population:
                     f"field {field.name!r} is {array.dtype}{list(array.shape[1:])} per example, "
                     f"the model reads {field.dtype}{list(field.shape)}"
                 )
-            if field.high is not None and array.size and not 0 <= int(array.min()) <= int(array.max()) < field.high:
+            if field.high is not None and not field.holds(array).all():
                 raise DatasetError(f"field {field.name!r} holds values outside 0 … {field.high - 1}")
 
 

@@ -24,6 +24,7 @@ from muster.local.memory_folder import memory_folder
 from tests.coordinator.fork_server import coordinator_fork_server
 from tests.coordinator.operators import made_when_asked
 from tests.footprints import footprint_fork_server
+from tests.statements import statements_written_once
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell that runs the tests in the background ignores SIGINT, and every process that they start would too.
@@ -81,6 +82,14 @@ def certificates_read_once():
     """HTTP clients of this process share the system's certificates: each would read them again, which takes 25 ms."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(httpcore2, "default_ssl_context", functools.cache(httpcore2.default_ssl_context))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def statements():
+    """Databases of this process share the SQL that is written for them."""
+    with pytest.MonkeyPatch.context() as patch:
+        statements_written_once(patch)
         yield
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tools import make_twin_table
 from tools.make_file_map import DOCUMENT, PACKAGES, document, modules
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +45,10 @@ def test_every_document_is_in_the_index_once():
 
 def test_the_file_map_has_every_module_and_its_first_sentence():
     assert document() == DOCUMENT.read_text(), "run `make filemap`"
+
+
+def test_table_of_twins_and_fleets_is_that_of_the_last_result():
+    assert make_twin_table.document() == make_twin_table.DOCUMENT.read_text(), "run `make twin`"
 
 
 def test_no_module_docstring_opens_with_a_question():

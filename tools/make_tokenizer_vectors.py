@@ -13,6 +13,8 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
+from export.huggingface.tokenizer import unknown_in
+
 PATH = Path(__file__).parents[1] / "tests" / "vectors" / "tokenizers.json"
 TEXTS = (
     "The quick brown fox jumps over the lazy dog, isn't it? I've 12,345 reasons!",
@@ -42,6 +44,29 @@ QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+
+
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEP_SEEK = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TAKEN = [
+    QWEN, O200K, DEEP_SEEK,
+    "a|ab|abc", "abc|ab|a", "(?:e|er|re)o?n", "o{2}", "[a-e]{2,}", "[a-z]{2,3}e?", "t(?=h)", "t(?!h).", "(the|The|a)? ",
+    r"\d+", r"\D", r"[\d\p{L}]+", ".+", r"\s+", r"[\s,.]+", r"\.|\-|\!", r"(?i:THE|qu)", "(e)(?:r| )?", "",
+    "a*|b", r"\p{Lu}\P{Lu}*", "(?:|a)b?",
+]  # fmt: skip
+"""Expressions of known tokenizers, and one of each kind that devices know."""
+REFUSED = [
+    "(a+)+b", "(?:a|aa){2,}b", "(?:a|b)*", "(?!a)*b", "a+?b", "a{2}?", "a*+", "^a", "a$", r"a\b", r"\Aa", r"(a)\1",
+    r"\p{Han}", r"\p{^L}", "(?<=a)b", "(?>a)b", "(?i)a", "(?=ab)", "(?!a|b)", "(?!a+)b", "[a[bc]]", "[a-z&&[aeiou]]",
+    r"[\S]", r"\w", "a{,3}", "a{300}", "a" * 2001,
+]  # fmt: skip
 
 
 def word_piece() -> Tokenizer:
@@ -100,7 +125,16 @@ def main() -> None:
         {"name": name, "file": json.loads(one.to_str()), "ids": [one.encode(text).ids for text in TEXTS]}
         for name, one in made.items()
     ]
-    PATH.write_text(json.dumps({"texts": TEXTS, "tokenizers": vectors}, ensure_ascii=True) + "\n")
+    taken = [{"expression": one, "pieces": [_pieces(one, text) for text in TEXTS]} for one in TAKEN]
+    refused = [{"expression": one, "what": unknown_in(one)} for one in REFUSED]
+    written = {"texts": TEXTS, "tokenizers": vectors, "expressions": {"taken": taken, "refused": refused}}
+    PATH.write_text(json.dumps(written, ensure_ascii=True) + "\n")
+
+
+def _pieces(expression: str, text: str) -> list[str]:
+    """What an expression matches, as the library has it."""
+    split = pre_tokenizers.Split(Regex(expression), "removed", invert=True)
+    return [piece for piece, _ in split.pre_tokenize_str(text)]
 
 
 if __name__ == "__main__":

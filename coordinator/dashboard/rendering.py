@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 from urllib.parse import quote
 
@@ -30,27 +31,9 @@ HEADERS = {
 class Renderer:
     """Pages and parts of them, from templates in which all that is not marked up is escaped."""
 
-    def __init__(self) -> None:
-        self._templates = jinja2.Environment(
-            loader=jinja2.PackageLoader("coordinator.dashboard"),
-            autoescape=True,
-            undefined=jinja2.StrictUndefined,
-            finalize=_finished,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._templates.globals |= {
-            "width": WIDTH,
-            "height": HEIGHT,
-            "csrf_field": CSRF_FIELD,
-            "percentiles": PERCENTILES,
-        }
-        self._templates.filters |= {"date": date, "clock": clock, "age": age, "text": text_of, "bytes": _bytes}
-        self._templates.filters |= {"mean_staleness": mean_staleness, "percent": _percent, "epsilon": in_words}
-
     def part(self, template: str, visitor: Visitor, **seen: Any) -> str:
         """A part of a page, or all of it, for a visitor."""
-        return self._templates.get_template(template).render(visitor=visitor, **seen)
+        return _templates().get_template(template).render(visitor=visitor, **seen)
 
     def page(self, request: Request, visitor: Visitor, template: str, status: int = 200, **seen: Any) -> Response:
         """A page for a visitor, with the cookie of a session that began with it."""
@@ -66,6 +49,28 @@ class Renderer:
     def problem(self, request: Request, visitor: Visitor, status: int, what: str, back: str = "/") -> Response:
         """A page that says why something was not done."""
         return self.page(request, visitor, "problem.html", status, what=what, back=back)
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    """The templates, each read and compiled once in a process."""
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("coordinator.dashboard"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_finished,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.globals |= {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "csrf_field": CSRF_FIELD,
+        "percentiles": PERCENTILES,
+    }
+    templates.filters |= {"date": date, "clock": clock, "age": age, "text": text_of, "bytes": _bytes}
+    templates.filters |= {"mean_staleness": mean_staleness, "percent": _percent, "epsilon": in_words}
+    return templates
 
 
 def model_page_of(population: str, name: str) -> str:

@@ -22,6 +22,7 @@ FAILURES = frozenset({"too-few-reports", "no-beacon", "secagg-failed", "sum-out-
 _FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 15.0, 900.0
 REPLACING_S = 3.0
 """How long a round that lost too many devices waits for replacements before it is tried again as a whole."""
+_BROKEN_S, _BROKEN_SHARE = 2.0, 0.25
 _LEAST_SILENCE_S, _CONTACTS_PER_S = 5.0, 100.0
 
 
@@ -267,6 +268,14 @@ def lost_after_s(devices: int) -> float:
     It grows with the round, so that all of its devices together make no more requests than one process answers.
     """
     return _LEAST_SILENCE_S + devices / _CONTACTS_PER_S
+
+
+def broken_after_s(lost_after_s: float) -> float:
+    """The seconds without a request after which a device is lost whose connection broke, where silence takes so long.
+
+    A process that is killed closes its connections, and so does a proxy that restarts; behind it the device asks again.
+    """
+    return min(max(_BROKEN_S, _BROKEN_SHARE * lost_after_s), lost_after_s)
 
 
 def open_round(policy: RoundPolicy, now: float, *, held: bool = False) -> Round:

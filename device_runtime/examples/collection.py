@@ -141,6 +141,7 @@ def _array(field: Field, value: ArrayLike) -> NDArray[Any]:
         return array
     limits = np.iinfo(field.dtype)
     least, most = (limits.min, limits.max) if field.high is None else (0, field.high - 1)
-    if array.size and not (least <= array.min() and array.max() <= most):
+    held = (array >= least) & (array <= most) if field.high is None else field.holds(array)
+    if not held.all():
         raise ExampleRefused(f"field {field.name!r} holds a value outside {least} … {most}")
     return array.astype(wanted.newbyteorder("<"), copy=False)

@@ -96,7 +96,7 @@ def _check(field: Field, column: NDArray[Any]) -> None:
     if column.dtype.kind == "f":
         _demand(np.isfinite(column), field, "holds an infinity or NaN")
     elif field.high is not None:
-        _demand((column >= 0) & (column < field.high), field, f"holds a value outside 0 … {field.high - 1}")
+        _demand(field.holds(column), field, f"holds a value outside 0 … {field.high - 1}")
 
 
 def _demand(good: NDArray[np.bool_], field: Field, otherwise: str) -> None:

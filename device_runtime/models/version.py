@@ -193,6 +193,6 @@ def _fitting(item: Field, values: object) -> NDArray[Any]:
             f"input {item.name!r} is {values.dtype}{list(values.shape)}, the model takes {item.dtype}"
             f"[n{''.join(f', {size}' for size in item.shape)}]"
         )
-    if item.high is not None and values.size and (values.min() < 0 or values.max() >= item.high):
+    if item.high is not None and not item.holds(values).all():
         raise InputRefused(f"input {item.name!r} holds a value outside 0 … {item.high - 1}")
     return values

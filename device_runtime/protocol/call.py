@@ -11,6 +11,8 @@ from device_runtime.protocol.connection import PIECE, Address, HttpRequest, Http
 from fedcore.wire.signatures import SignableRequest, Signer, content_digest, digest_field
 
 TIMEOUT_S = 30.0
+SLOWEST = 1000
+"""The least bytes of a body per second; a slower peer counts as gone (docs/spec/wire.md §1)."""
 LARGEST_MESSAGE = 1 << 20
 JSON = {"content-type": "application/json"}
 BYTES = {"content-type": "application/octet-stream"}
@@ -77,6 +79,14 @@ class Call:
             about = SignableRequest(self.method, address.authority, target, headers.get)
             headers |= signer.headers(about, now if self.created is None else self.created)
         return HttpRequest(self.method, target, headers, moved.leaving(self.content), timeout_s)
+
+    def paced(self, pieces: Iterable[bytes], most: int) -> Iterator[bytes]:
+        """The pieces of an answer of `most` bytes. Raises Unreachable once it took longer than at the least rate."""
+        began, allowed_s = time.monotonic(), self.timeout_s + most / SLOWEST
+        for piece in pieces:
+            yield piece
+            if time.monotonic() - began > allowed_s:
+                raise Unreachable(f"{self.name}: the answer came too slowly")
 
     def body_of(self, pieces: Iterable[bytes], allowed_s: Callable[[], float]) -> bytes:
         """The body of an answer. Raises Unreachable after `allowed_s`, and BadAnswer above LARGEST_MESSAGE bytes."""

@@ -186,8 +186,9 @@ class Transport:
             watch()
             delta = bytearray()
             path = f"/v1/blobs/{_segment(ref.sha256)}/deltas/{_segment(base)}"
-            with self._asked(Call("GET", path, headers={"accept-encoding": "identity"})) as response:
-                for chunk in self._moved.arriving(response):
+            call = Call("GET", path, headers={"accept-encoding": "identity"})
+            with self._asked(call) as response:
+                for chunk in call.paced(self._moved.arriving(response), ref.size):
                     delta += chunk
                     if len(delta) >= ref.size:
                         raise BadAnswer(f"GET {path}: the delta is as long as the blob")
@@ -348,7 +349,7 @@ class Transport:
             if start and not answers.is_continuation(response, start):
                 partial.clear()
             try:
-                for chunk in self._moved.arriving(response):
+                for chunk in call.paced(self._moved.arriving(response), ref.size):
                     partial.append(chunk)
                     if partial.size > ref.size:
                         partial.clear()

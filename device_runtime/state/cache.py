@@ -88,16 +88,20 @@ class BlobCache:
         return sum(ref.size for ref in set(refs) if ref.sha256 not in self._keep)
 
     def get(self, ref: BlobRef) -> bytes:
-        """The bytes of a blob, as `file` gives it."""
-        path = self.file(ref)
+        """The bytes of a blob. Raises as `file`."""
+        read: list[bytes] = []
+        path = self._checked(ref, lambda path: read.append(ref.check(path.read_bytes())))
         with _usable(path):
-            return path.read_bytes()
+            return read[0] if read else path.read_bytes()
 
     def file(self, ref: BlobRef) -> Path:
         """The file of a blob, checked, and fetched if it is missing or damaged. Raises StateError, and as `fetch`."""
+        return self._checked(ref, ref.check_file)
+
+    def _checked(self, ref: BlobRef, check: Callable[[Path], None]) -> Path:
         path = self._folder / ref.sha256
         try:
-            ref.check_file(path)
+            check(path)
             os.utime(path)
         except (FileNotFoundError, DigestMismatch):
             self._download(ref).move(path)

@@ -6,34 +6,34 @@ Its own Python code, if any, is not run.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from msgspec import UNSET
+from torch import nn
 
 from export.errors import InvalidModel, reason
 from export.few_bits import BITS, EXACT, DenseInFewBits, in_few_bits
 from export.few_bits import FORMS as FORMS_IN_FEW_BITS
 from export.huggingface import tokenizer
 from export.huggingface.gated import with_gated_layers
-from export.huggingface.token_loss import DeferredLogits
+from export.huggingface.modules import Sentences, Text, pooling_of
+from export.huggingface.tasks import TASKS, TOKENS, Task
 from export.lora import FORMS, lora
-from export.model import ModelSpec, PerExample, accuracy, cross_entropy
+from export.model import ModelSpec
 from export.quiet import quiet
 from fedcore.names import offered
 from fedcore.plan import BlobRef, Field, Tokenizer
 
-Task = Literal["classification", "causal-lm"]
-TEXT, TOKENS, LABEL = "text", "tokens", "label"
-"""The fields of an example: a text where the folder has a tokenizer, else its tokens; and a class."""
+TEXT = "text"
+"""The field of an example where the folder has a tokenizer. Some tasks have others."""
 QUERIES = {"query", "q_proj", "q_lin", "query_proj", "q"}
 VALUES = {"value", "v_proj", "v_lin", "value_proj", "v"}
 ATTENTION = QUERIES | VALUES | {"Wqkv", "qkv_proj", "c_attn", "in_proj"}
@@ -46,14 +46,15 @@ INSTALL = "pip install 'muster-fl[huggingface]'"
 class Pretrained:
     """How a folder becomes a model.
 
-    task: classification of a text in `classes`, or causal-lm, the next token at every place. rank: of the adapters;
-    with 0 a classifier trains its head alone. tokens: the length of a text; shorter ones are padded. layers: names of
-    the adapted layers, by default those of attention. freeze_a: train B alone, so that averaging adapters averages
-    their products (FFA-LoRA, Sun et al. 2024). bits: of frozen weights, 32, 8 or 4.
+    task: classification of a text in one of `classes`, multi-label in any of them, or token-classification of each
+    token; causal-lm, the next token at every place; or embedding, a vector near those of texts that belong to it.
+    rank: of the adapters; with 0 a classifier trains its head alone. tokens: the length of a text; shorter ones are
+    padded. layers: names of the adapted layers, by default those of attention. freeze_a: train B alone, so that
+    averaging adapters averages their products (FFA-LoRA, Sun et al. 2024). bits: of frozen weights, 32, 8 or 4.
     """
 
     folder: str
-    task: Task = "classification"
+    task: str = "classification"
     classes: int = 2
     rank: int = 8
     tokens: int = 64
@@ -86,14 +87,19 @@ class Pretrained:
         return cls(folder, **values)
 
     def __post_init__(self) -> None:
-        if self.task not in get_args(Task):
-            raise InvalidModel(f"{self.folder}: no task is called {self.task!r}; {offered(self.task, get_args(Task))}")
-        rank = 0 if self.task == "classification" else 1
+        if self.task not in TASKS:
+            raise InvalidModel(f"{self.folder}: no task is called {self.task!r}; {offered(self.task, TASKS)}")
+        rank = 0 if self.kind.has_head else 1
         for name, least in {"classes": 2, "rank": rank, "tokens": 2}.items():
             if getattr(self, name) < least:
                 raise InvalidModel(f"{self.folder}: {name} is {getattr(self, name)}; the least is {least}")
         if self.bits not in (EXACT, *BITS):
             raise InvalidModel(f"{self.folder}: weights in {self.bits} bits; there are {EXACT}, 8 and 4")
+
+    @property
+    def kind(self) -> Task:
+        """What the task is."""
+        return TASKS[self.task]
 
 
 def load(folder: str | Path, **settings: Any) -> ModelSpec:
@@ -114,11 +120,10 @@ def spec_of(pretrained: Pretrained) -> ModelSpec:
         tokenizers = (data,)
     make, exact = (functools.partial(build, replace(pretrained, bits=bits)) for bits in (pretrained.bits, EXACT))
     name = "".join(letter if letter.isalnum() else "_" for letter in str(config.model_type))
-    label = text  # of which every token but the first is to be told from those before it
-    loss, right = _of_tokens(padding)
-    if pretrained.task == "classification":
-        label, loss, right = Field(LABEL, "int64", (), pretrained.classes), cross_entropy, accuracy
-    return ModelSpec(name, make, loss, (text,), label, {"accuracy": right}, exact=exact, tokenizers=tokenizers)
+    terms = pretrained.kind.terms(text, pretrained.classes, padding)
+    if all(item.tokenizer is UNSET for item in terms.inputs):
+        tokenizers = ()
+    return ModelSpec(name, make, **terms._asdict(), exact=exact, tokenizers=tokenizers)
 
 
 def padding_of(config: Any) -> int:
@@ -133,52 +138,17 @@ def padding_of(config: Any) -> int:
     return 0
 
 
-class Text(nn.Module):
-    """A pretrained model of tokens. Padding is masked out."""
-
-    def __init__(self, model: Any, padding: int) -> None:
-        super().__init__()
-        self.model, self.padding, self.without_logits = model, padding, False
-
-    def forward(self, tokens: Tensor) -> Tensor | DeferredLogits:
-        """Logits: (B, classes), or (B, T, vocabulary). Training may do without these."""
-        ids = tokens.long()
-        given = {"input_ids": ids, "attention_mask": (ids != self.padding).long()}
-        with _as_traced():
-            if self.training and self.without_logits:
-                last = self.model.get_output_embeddings().weight_in_bits
-                return DeferredLogits(
-                    self.model.base_model(**given).last_hidden_state, last.codes, last.scales, last.bits
-                )
-            logits: Tensor = self.model(**given).logits
-            return logits
-
-
-@contextlib.contextmanager
-def _as_traced() -> Iterator[None]:
-    """A block in which `transformers` makes its masks without looking at values, as when it is traced.
-
-    The values of several clients at once, under vmap, cannot be looked at; masks are the same, only never left out.
-    """
-    from transformers import masking_utils
-
-    masks: Any = masking_utils
-    was, masks.is_tracing = masks.is_tracing, lambda tensor=None: True
-    try:
-        yield
-    finally:
-        masks.is_tracing = was
-
-
 def build(pretrained: Pretrained) -> nn.Module:
     """The frozen module with adapters, and a head of its own for classes. Raises InvalidModel."""
     model = unadapted(pretrained)
     chosen = _adapted(pretrained, model) if pretrained.rank else ()
     with_gated_layers(model)
-    inside = f"model.{model.base_model_prefix}."
-    text = Text(model, padding_of(model.config))
+    inside, padding = f"model.{model.base_model_prefix}.", padding_of(model.config)
+    text = Text(model, padding)
+    if pretrained.task == "embedding":
+        inside, text = "model.", Sentences(model, padding, pooling_of(Path(pretrained.folder)))
     head = [name for name, _ in text.named_parameters() if not name.startswith(inside)]
-    train = head if pretrained.task == "classification" else ()
+    train = head if pretrained.kind.has_head else ()
     if pretrained.bits != EXACT:
         in_few_bits(text, pretrained.bits, lambda path: not train or path.startswith(inside))
     adapted = [f"{inside}*.{name}" for name in chosen]
@@ -213,12 +183,13 @@ def unadapted(pretrained: Pretrained) -> Any:
     """The model of `transformers`, in float32, as it is in the folder. Raises InvalidModel."""
     transformers, config = _transformers(), _config(pretrained)
     config.pad_token_id, config.use_cache = padding_of(config), False
-    kind = transformers.AutoModelForCausalLM
-    if pretrained.task == "classification":
-        kind, config.num_labels = transformers.AutoModelForSequenceClassification, pretrained.classes
+    if pretrained.kind.has_head:
+        config.num_labels = pretrained.classes
+    if pretrained.task == "multi-label":
+        config.problem_type = "multi_label_classification"
     try:
         with quiet("torchao"), quiet("torch.utils._pytree"):
-            return kind.from_pretrained(
+            return getattr(transformers, pretrained.kind.kind).from_pretrained(
                 pretrained.folder,
                 config=config,
                 local_files_only=True,
@@ -226,7 +197,7 @@ def unadapted(pretrained: Pretrained) -> Any:
                 use_safetensors=True,
                 dtype=torch.float32,
                 attn_implementation="eager",
-                ignore_mismatched_sizes=pretrained.task == "classification",  # a head of other classes is a new one
+                ignore_mismatched_sizes=pretrained.kind.has_head,  # a head of other classes is a new one
             )
     except Exception as error:  # whatever the library raises for what it finds
         raise InvalidModel(f"{pretrained.folder} has no weights for {pretrained.task}: {reason(error)}") from error
@@ -275,32 +246,6 @@ def _forms() -> Mapping[type[nn.Module], Any]:
         nn.Linear(rank, layer.nf, bias=False),
     )
     return FORMS
-
-
-def _of_tokens(padding: int) -> tuple[PerExample, PerExample]:
-    """The loss and the accuracy of next tokens: means (B,) over the real ones of texts (B, T)."""
-
-    def mean(values: Tensor, following: Tensor) -> Tensor:
-        real = (following != padding).to(torch.float32)
-        return (values * real).sum(1) / real.sum(1).clamp(min=1)
-
-    def following_of(tokens: Tensor) -> Tensor:
-        return torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], padding)), 1)
-
-    def loss(logits: Tensor | DeferredLogits, tokens: Tensor) -> Tensor:
-        following = following_of(tokens)
-        if isinstance(logits, DeferredLogits):
-            return mean(logits.against(following)[0], following)
-        each = nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
-        return mean(each.reshape(following.shape), following)
-
-    def right(logits: Tensor | DeferredLogits, tokens: Tensor) -> Tensor:
-        following = following_of(tokens)
-        if isinstance(logits, DeferredLogits):
-            return mean(logits.against(following)[1], following)
-        return mean((logits.argmax(-1) == following).to(torch.float32), following)
-
-    return loss, right
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -22,9 +22,23 @@ KNOWN = {
 }
 """The parts that device_runtime/js/src/core/tokenizer.ts has, by their place."""
 
-NO_GROUPS = re.compile(r"\\.|\[(?:\\.|[^\]])*\]", re.DOTALL)
-GROUP_REPEATS = re.compile(r"\)[*+{]")
-"""Such an expression may be tried in more ways than can be counted."""
+TOKEN = re.compile(
+    r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]|\((?:\?(?:i?:|[=!]|.?))?|(?:[*+?]|\{\d+(?:,\d*)?\})[*+?]?|.", re.DOTALL
+)
+"""A part of an expression, as device_runtime/js/src/core/expression.ts has it."""
+REFUSED = {
+    "a repetition that is lazy or possessive": re.compile(r"(?:[*+?]|\{.*\})[*+?]"),
+    "a group that begins with {}": re.compile(r"\(\?(?!i?:|[=!]).*", re.DOTALL),
+    "the part {}": re.compile(
+        r"[$^{]|\\(?![pP]\{[LMNPSZC][a-z]?\}|[sSdDnrtfv]|[^A-Za-z0-9]).*"
+        r"|\[(?:\\.|[^\\])*?(?:\[|&&|\\(?![pP]\{[LMNPSZC][a-z]?\}|[sdnrtfv]|[^A-Za-z0-9])).*",
+        re.DOTALL,
+    ),
+}
+"""Parts that devices in TypeScript do not know."""
+LONGEST, MOST_COUNTED, SHOWN = 2000, 200, 60
+REPEATS, OF_GROUPS = re.compile(r"[*+]|\{\d"), re.compile(r"[()|*+?]|\{\d")
+COUNTED = re.compile(r"\{(\d+),?(\d*)\}")
 
 
 def read(folder: Path, vocabulary: int, tokens: int) -> bytes | None:
@@ -68,10 +82,32 @@ def _unknown(file: dict[str, Any]) -> Iterator[str]:
     for name in ("byte_fallback", "dropout", "end_of_word_suffix"):
         if model.get(name):
             yield f"{name} in its {model['type']}"
-    if any(GROUP_REPEATS.search(NO_GROUPS.sub("", expression)) for expression in _expressions(file["pre_tokenizer"])):
-        yield "a group that repeats in an expression"
+    for expression in _expressions(file["pre_tokenizer"]):
+        if what := unknown_in(expression):
+            yield f"{what} in the expression {expression[:SHOWN]!r}"
     if any(token["single_word"] for token in file["added_tokens"]):
         yield "an added token that is a single word"
+
+
+def unknown_in(expression: str) -> str:
+    """What devices do not know in an expression that the library takes; else "".
+
+    Devices match in a time that is linear in the text, which needs groups that do not repeat.
+    """
+    counts = [int(most or least) for least, most in COUNTED.findall(expression)]
+    if len(expression) > LONGEST or sum(counts) > MOST_COUNTED:
+        return "an expression that is too long"
+    parts = TOKEN.findall(expression)
+    for place, part in enumerate(parts):
+        for what, pattern in REFUSED.items():
+            if pattern.fullmatch(part):
+                return what.format(part)
+        following, after = [*parts, "", ""][place + 1 : place + 3]
+        if part == ")" and REPEATS.match(following):
+            return "a group that repeats"
+        if part in ("(?=", "(?!") and (OF_GROUPS.match(following) or after != ")"):
+            return "a look at more than the next letter"
+    return ""
 
 
 def _kinds(part: dict[str, Any] | None) -> Iterator[str]:

@@ -21,7 +21,6 @@ from fedcore.params import Float32, Frozen, ParamSchema
 
 PREFIX = "base_model.model."
 """Of every name in a file of adapters, as peft writes them."""
-TASKS = {"classification": "SEQ_CLS", "causal-lm": "CAUSAL_LM"}
 
 
 class Values(NamedTuple):
@@ -47,11 +46,11 @@ def write_adapters(pretrained: Pretrained, values: Values, folder: Path) -> None
         tensors[f"{PREFIX}{path}.lora_B.weight"] = layer.get_submodule(UP).get_parameter("weight")
     inside = f"{model.base_model_prefix}."
     head = [name for name, _ in model.named_parameters() if not name.startswith(inside) and "lora_" not in name]
-    trained = head if pretrained.task == "classification" else []
+    trained = head if pretrained.kind.has_head else []
     tensors |= {PREFIX + name: model.get_parameter(name) for name in trained}
     config = {
         "peft_type": "LORA",
-        "task_type": TASKS[pretrained.task],
+        "task_type": pretrained.kind.peft,
         "base_model_name_or_path": pretrained.folder,
         "r": pretrained.rank,
         "lora_alpha": pretrained.rank * scale_of(next(iter(layers.values()))),

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from torch import nn
 
 from export.errors import InvalidModel
-from export.model import ModelSpec, accuracy, cross_entropy, token_accuracy, token_cross_entropy
+from export.model import ModelSpec, accuracy, cross_entropy
+from export.several_labels import of_tokens
 from fedcore.plan import Field
 
 
@@ -37,11 +38,12 @@ def next_token(name: str, make: Callable[[], nn.Module], shape: tuple[int, ...],
     """
     if len(shape) != 1:
         raise InvalidModel(f"{name} reads sequences of one axis, not examples of shape {list(shape)}")
+    loss, right = of_tokens(0)
     return ModelSpec(
         name=name,
         make=make,
-        loss=token_cross_entropy,
+        loss=loss,
         inputs=(Field("x", "int64", shape, high=classes),),
         label=Field("y", "int64", shape, high=classes),
-        metrics={"accuracy": token_accuracy},
+        metrics={"accuracy": right},
     )

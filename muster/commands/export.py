@@ -71,6 +71,9 @@ def export(
     The bundle holds training graphs of the model, its loss and the algorithm, as plain ONNX for stock ONNX Runtime or
     as ExecuTorch programs. Each format is compared with torch on the runtime that devices have. Your own model is a
     function without arguments that returns an export.model.ModelSpec: see docs/models.md.
+
+    A pretrained model of Hugging Face is hf:FOLDER,task=TASK: classification, multi-label, token-classification,
+    causal-lm or embedding, with the settings classes, tokens, rank, layers, freeze_a and bits.
     """
     from fedcore.algorithms import module_of
 

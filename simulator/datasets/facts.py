@@ -56,7 +56,7 @@ def _labels(users: Population) -> tuple[NDArray[np.int64], float | None]:
 
     if users.classes is None or users.labels is None:
         return np.zeros(0, np.int64), None
-    y = users.labels.astype(np.int64)
+    y = np.maximum(users.labels, 0).astype(np.int64)
     asked = Population(users.clients, {"y": y}, users.starts, users.classes)
     rows, devices = np.zeros((2, users.classes), np.int64)
     try:
@@ -66,20 +66,20 @@ def _labels(users: Population) -> tuple[NDArray[np.int64], float | None]:
         return (rows, 0.0) if counts is None else (counts.sum(0), float((counts > 0).sum(1).mean()))
     found = np.array([row[:3] for row in ask_population(question, asked).rows], np.int64)
     rows[found[:, 0]], devices[found[:, 0]] = found[:, 1], found[:, 2]
-    if y.ndim > 1:  # padding
+    if y.ndim > 1:  # padding, what has no label, or what is ignored
         rows[0] = devices[0] = 0
     return rows, float(devices.sum() / len(users))
 
 
 def label_counts(users: Population) -> NDArray[np.int64] | None:
-    """The number of each user's examples of each class: (users, classes). Padding, token 0 of a sequence, is not
-    counted.
+    """The number of each user's examples of each class: (users, classes). Of several labels, those that are 0
+    or ignored are not counted.
 
     None if the labels are no classes.
     """
     if users.classes is None or users.labels is None:
         return None
-    labels = users.labels.reshape(int(users.starts[-1]), -1).astype(np.int64)
+    labels = np.maximum(users.labels, 0).reshape(int(users.starts[-1]), -1).astype(np.int64)
     owners = np.repeat(np.arange(len(users)), users.sizes)[:, None]
     places = (owners * users.classes + labels).ravel()
     counts = np.bincount(places, minlength=len(users) * users.classes).reshape(len(users), users.classes)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from coordinator.rules.eligibility import Requires
-from coordinator.rules.task_settings import Buffered, TaskSettings
+from coordinator.rules.task_settings import Buffered, Secagg, TaskSettings
 from fedcore.privacy.settings import WholeFromOne
 from fedcore.validation import Count, Fraction, check, checked, setting
 from simulator.errors import ForecastError
@@ -30,6 +30,13 @@ class ForecastConfig:
     selection_timeout_s: Annotated[float, setting("How long a round waits for devices.", unit="seconds", gt=0)] = 60.0
     reporting_deadline_s: Annotated[float, setting("How long a round waits for reports.", unit="seconds", gt=0)] = 600.0
     concurrency: Annotated[Count, setting("Devices at work at once in buffered rounds; 0 for rounds of cohorts.")] = 0
+    secagg_phase_s: Annotated[
+        float, setting("How long each exchange of secure rounds waits for devices; 0 for clear reports.", ge=0, le=3600)
+    ] = 0.0
+    exchange_s: Annotated[
+        float, setting("Time of an exchange of a secure round on the median device.", unit="seconds", ge=0, le=3600)
+    ] = 1.0
+    exchange_drop_out: Annotated[Fraction, setting("Chance that a device vanishes in each of these exchanges.")] = 0.005
     max_staleness: Annotated[Count, setting("With concurrency: most versions that a report may be behind.")] = 50
     min_separation_s: Annotated[
         float, setting("Least time between two participations of a device.", unit="seconds", ge=0)
@@ -40,6 +47,12 @@ class ForecastConfig:
     first_within_s: Annotated[
         float, setting("Within which all devices look in for the first time.", unit="seconds", gt=0, le=86_400)
     ] = 3600.0
+    retry_min_s: Annotated[
+        float, setting("Earliest return of a device, as coordinators have it.", unit="seconds", ge=0, le=86_400)
+    ] = 5.0
+    retry_max_s: Annotated[
+        float, setting("Latest return of a device, as coordinators have it.", unit="seconds", ge=0, le=86_400)
+    ] = 86_400.0
     time_zones: Annotated[int, setting("Time zones, an hour apart, with equal shares.", ge=1, le=24)] = 24
     charging_s: Annotated[
         float, setting("Median stretch for which a device can come.", unit="seconds", gt=0, le=86_400)
@@ -84,4 +97,5 @@ class ForecastConfig:
             buffered=Buffered(concurrency=self.concurrency, max_staleness=self.max_staleness)
             if self.concurrency
             else None,
+            secagg=Secagg(phase_s=self.secagg_phase_s) if self.secagg_phase_s else None,
         )

@@ -18,13 +18,14 @@ BINS_PER_OCTAVE = 4
 class CommittedRound(NamedTuple):
     """When a round that counted could draw devices, drew them and ended, in seconds from the start.
 
-    devices: the rows of those whose reports it counted.
+    devices: the rows of those whose reports it counted. behind: how many versions the model of each was behind.
     """
 
     opened: float
     drawn: float
     ended: float
     devices: tuple[int, ...]
+    behind: tuple[int, ...]
 
 
 @dataclass(slots=True)

@@ -13,6 +13,8 @@ from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.stretches import DAY_S, Nightly, Stretches
 from simulator.forecast.traces import read_trace
 
+WAIT_S = 30.0
+"""How long a device waits for a round."""
 _FORMAT, _COLLECTION = "onnx", "examples"
 _EVENING_S, _EVENING_SPREAD_S = 22.5 * 3600.0, 2 * 3600.0
 _STRETCH_SPREAD, _BANDWIDTH_SPREAD, _EXAMPLES_SPREAD = 0.4, 0.8, 1.0
@@ -23,7 +25,8 @@ class Devices:
     """The properties of N devices, each an array (N,).
 
     stretches: when they can come. zone: hours ahead of UTC. slow: CPU time over that of the median device. work_s:
-    seconds from an assignment to the report, of which cpu_s compute. obstacle: index into `obstacles`, 0 for none.
+    seconds from an assignment to the report, of which cpu_s compute and up_s send it. obstacle: index into `obstacles`,
+    0 for none.
     """
 
     stretches: Stretches
@@ -31,6 +34,7 @@ class Devices:
     slow: NDArray[np.float32]
     cpu_s: NDArray[np.float32]
     work_s: NDArray[np.float32]
+    up_s: NDArray[np.float32]
     obstacle: NDArray[np.int8]
     obstacles: tuple[str, ...]
 
@@ -58,6 +62,7 @@ class Devices:
             slow.astype(np.float32),
             cpu_s.astype(np.float32),
             work_s.astype(np.float32),
+            (config.bytes_up / bandwidth).astype(np.float32),
             obstacle,
             obstacles,
         )

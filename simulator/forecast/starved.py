@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from simulator.errors import ForecastError
 from simulator.forecast.configuration import ForecastConfig
-from simulator.forecast.devices import Devices
+from simulator.forecast.devices import WAIT_S, Devices
 from simulator.forecast.stretches import DAY_S
 
 _SETTINGS = {"examples": "min_examples", "conditions": "needs_unmetered"}
@@ -35,11 +35,16 @@ def check_fills(config: ForecastConfig, devices: Devices) -> None:
         raise _starved(
             config, "reporting_deadline_s", int(left.sum()), least, f"; work takes {work_s:,.0f} s in the median"
         )
+    stretches = "charging_s" if config.trace is None else "trace"
     left &= devices.work_s < devices.stretches.longest_s()
     if left.sum() < least:
-        raise _starved(config, "charging_s", int(left.sum()), least)
+        raise _starved(config, stretches, int(left.sum()), least, ", the others leave before their work is done")
     if (there := _at_best(devices, left)) < least:
-        raise _starved(config, "charging_s", there, least, ", at the best hour of a day")
+        raise _starved(config, stretches, there, least, ", at the best hour of a day")
+    waiting = there * WAIT_S / (WAIT_S + config.retry_min_s)
+    if waiting + _LUCK * math.sqrt(waiting) < least:
+        words = f", who wait at the same time, for {WAIT_S:g} s, at the best hour of a day"
+        raise _starved(config, "retry_min_s", int(waiting), least, words)
     _check_luck(config)
 
 

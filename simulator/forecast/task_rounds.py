@@ -15,6 +15,7 @@ from coordinator.rules.pacing import GATHER_S, Demand, RoundTimes
 from coordinator.rules.participation import Participations
 from coordinator.rules.rounds import (
     FAILURES,
+    Abandon,
     Aborted,
     Aggregated,
     Configured,
@@ -23,20 +24,26 @@ from coordinator.rules.rounds import (
     Expired,
     Lost,
     Reported,
+    Revealed,
     Round,
     Select,
+    Summed,
     Tick,
     TurnAway,
     Waiting,
     back_off_s,
+    broken_after_s,
     lost_after_s,
     open_round,
 )
 from coordinator.rules.selection import LATE_ROUNDS, draw, drawable
 from coordinator.rules.states import AssignmentState, RoundState
-from coordinator.rules.task_settings import TaskSettings
+from secagg.session_phase import SessionPhase
+from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.course import CommittedRound, Course
 from simulator.forecast.devices import Devices
+from simulator.forecast.exchanges import Exchanges
+from simulator.forecast.stretches import Times
 
 
 class _Work(NamedTuple):
@@ -64,20 +71,12 @@ class Drawing:
 class TaskRounds:
     """The rounds of a task: the one that runs, and the one that is held behind it."""
 
-    def __init__(
-        self,
-        settings: TaskSettings,
-        costs: tuple[int, int],
-        drop_out: float,
-        devices: Devices,
-        course: Course,
-        seed: int,
-    ) -> None:
-        """costs: bytes of an assignment, down and up. drop_out: the chance that a device vanishes in one."""
-        self.settings, self.policy, self.buffered = settings, settings.policy, settings.buffered is not None
+    def __init__(self, config: ForecastConfig, devices: Devices, course: Course) -> None:
+        settings = self.settings = config.task
+        self.policy, self.buffered = settings.policy, settings.buffered is not None
         self.drawing, self.times = Drawing(), RoundTimes()
-        self._costs, self._drop_out, self._devices, self._course = costs, drop_out, devices, course
-        self._chance, self._source = np.random.default_rng((seed, 2)), random.Random(seed)
+        self._config, self._devices, self._course = config, devices, course
+        self._chance, self._source = np.random.default_rng((config.seed, 2)), random.Random(config.seed)
         self._running: Round | None = None
         self._held: Round | None = None
         self._opened = self._drawn_at = self._not_before = 0.0
@@ -87,7 +86,8 @@ class TaskRounds:
         self._late: dict[int, int] = {}
         self._taken: set[int] = set()
         self._failing: set[int] = set()
-        self._reported: list[int] = []
+        self._reported: list[tuple[int, int]] = []
+        self._exchanges: Exchanges | None = None
         separation = settings.separation
         self._resting = None if separation is None else Participations(separation, 0)
 
@@ -98,6 +98,7 @@ class TaskRounds:
             work = self._open.get(row)
             if work is not None and work.serial == serial:
                 self._end_work(row, how, at)
+        self._exchange(now)
         if self.idle or self._course.paused:
             return
         self._open_round(now)
@@ -140,7 +141,9 @@ class TaskRounds:
         return self.times.left_s(self.policy, now)
 
     def _draws_more(self, running: Round, now: float) -> bool:
-        return bool(buffers.places(running) if self.buffered else running.missing(now))
+        if self.buffered:
+            return buffers.places(running) > 0
+        return running.missing(now) > 0 and (self._exchanges is None or self._exchanges.advertising)
 
     # --- rounds
 
@@ -203,7 +206,8 @@ class TaskRounds:
 
     def _commit(self, round_: Round, now: float) -> None:
         """The next model is there: take over what is open, or begin anew."""
-        self._course.rounds.append(CommittedRound(self._opened, self._drawn_at, now, tuple(self._reported)))
+        devices, behind = zip(*self._reported, strict=True)
+        self._course.rounds.append(CommittedRound(self._opened, self._drawn_at, now, devices, behind))
         self.times = self.times.ended(now, buffered=self.buffered)
         self._late = {row: left - 1 for row, left in self._late.items() if left > 1}
         self._number, self._failures = self._number + 1, 0
@@ -218,7 +222,7 @@ class TaskRounds:
             cohorts.step(round_, Aggregated(), now)
         if self._resting is not None:
             self._resting.end(now, committed=True, going_on={str(row) for row in self._open})
-        self._taken, self._failing, self._reported, self._running = set(), set(), [], None
+        self._clear()
         if self.buffered:
             self._running, self._opened = buffers.open_buffer(self.policy, len(self._open)), now
 
@@ -233,7 +237,11 @@ class TaskRounds:
                 self._course.paused = now, round_.reason
         if self._resting is not None:
             self._resting.end(now, committed=False)
-        self._taken, self._failing, self._reported, self._running = set(), set(), [], None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._taken, self._failing, self._reported = set(), set(), []
+        self._running = self._exchanges = None
 
     # --- assignments
 
@@ -242,23 +250,16 @@ class TaskRounds:
         for row in chosen:
             del self.drawing.waiting[row]
         rows = np.array(chosen, np.int64)
-        ends = now + self._devices.work_s[rows].astype(np.float64)
-        vanishes = self._chance.random(count) < self._drop_out
-        ends = np.where(vanishes, now + self._chance.random(count) * (ends - now), ends)
-        until = np.maximum(self._devices.stretches.can_until(rows, now), now)
-        silence_s, deadline = lost_after_s(self.policy.cohort), now + self.policy.reporting_deadline_s
-        works = zip(
-            chosen, ends.tolist(), until.tolist(), vanishes.tolist(), self._devices.cpu_s[rows].tolist(), strict=True
-        )
-        for row, end, leaves, gone, cpu_s in works:
-            at, how = (end + silence_s, AssignmentState.LOST) if gone else (end, AssignmentState.REPORTED)
-            if leaves < end:
-                at, how = leaves, AssignmentState.ABORTED
-            if self.buffered and deadline <= at:
-                at, how = deadline, AssignmentState.EXPIRED
+        lasts = self._devices.work_s[rows].astype(np.float64)
+        if self.settings.secagg is not None:
+            lasts -= self._devices.up_s[rows]  # they send nothing before an exchange of its own
+            deadline = now + self.policy.reporting_deadline_s
+            self._exchanges = self._exchanges or Exchanges(self.policy, self.settings.secagg, deadline)
+            self._exchanges.join(chosen)
+        for row, cpu_s in zip(chosen, self._devices.cpu_s[rows].tolist(), strict=True):
             self._serial += 1
             self._open[row] = _Work(self._serial, now, self._number, cpu_s)
-            heapq.heappush(self._events, (at, self._serial, row, how))
+        self._schedule(chosen, lasts, self._config.drop_out, now)
         if not self.buffered:
             self._taken.update(chosen)
         if round_.state is RoundState.CONFIGURING or round_.assigned == 0:
@@ -271,6 +272,22 @@ class TaskRounds:
         self._course.assigned += count
         self._step(Configured(count), now)
 
+    def _schedule(self, rows: list[int], lasts: Times, drop_out: float, now: float) -> None:
+        """Let the open assignments of `rows` end when their devices have done what lasts so long, vanish or leave."""
+        chosen, ends = np.array(rows, np.int64), now + lasts
+        vanishes = self._chance.random(len(rows)) < drop_out
+        ends = np.where(vanishes, now + self._chance.random(len(rows)) * lasts, ends)
+        until = np.maximum(self._devices.stretches.can_until(chosen, now), now)
+        # What vanishes is a process, as a rule, so its connection closes.
+        silence_s, deadline = broken_after_s(lost_after_s(self.policy.cohort)), now + self.policy.reporting_deadline_s
+        for row, end, leaves, gone in zip(rows, ends.tolist(), until.tolist(), vanishes.tolist(), strict=True):
+            at, how = (end + silence_s, AssignmentState.LOST) if gone else (end, AssignmentState.REPORTED)
+            if leaves < end:
+                at, how = leaves, AssignmentState.ABORTED
+            if self.buffered and deadline <= at:
+                at, how = deadline, AssignmentState.EXPIRED
+            heapq.heappush(self._events, (at, self._open[row].serial, row, how))
+
     def _end_work(self, row: int, how: AssignmentState, at: float) -> None:
         """A device reports, gives up, is lost, or is late in a buffered round."""
         running = self._running
@@ -280,14 +297,15 @@ class TaskRounds:
         work = self._open.get(row)
         if running is None or work is None:
             return
+        if how is AssignmentState.REPORTED:
+            self._take(row, self._number - work.number, at)
+            return
+        if self._exchanges is not None:
+            self._exchanges.leave(row, at, lost=how is AssignmentState.LOST)
+            if row in self._exchanges.masked:
+                return  # its report is in the sum, so it stays until that is made
         self._finish(row, how, at)
         again = row in self._failing
-        if how is AssignmentState.REPORTED:
-            self._reported.append(row)
-            if self.buffered:
-                self._taken.add(row)
-            self._step(Reported(self._number - work.number), at)
-            return
         if self.buffered:
             self._failing.add(row)
         if self._resting is not None and how is not AssignmentState.EXPIRED:
@@ -297,6 +315,47 @@ class TaskRounds:
             self._step(Expired(1, int(again)), at)
         else:
             self._step(Aborted(again) if how is AssignmentState.ABORTED else Lost(1, again=int(again)), at)
+
+    def _take(self, row: int, behind: int, at: float) -> None:
+        """Take a report; or the answer to an exchange of a secure round, which may have gone on without its device."""
+        if self._exchanges is None:
+            self._finish(row, AssignmentState.REPORTED, at)
+            self._reported.append((row, behind))
+            if self.buffered:
+                self._taken.add(row)
+            self._step(Reported(behind), at)
+        elif row in self._exchanges.due:
+            self._exchanges.take(row, at)
+            self._exchange(at)
+        else:
+            self._finish(row, AssignmentState.NOT_NEEDED, at)
+
+    # --- the exchanges of secure rounds
+
+    def _exchange(self, now: float) -> None:
+        """End the exchanges that are over, and with the last one the round."""
+        while (exchanges := self._exchanges) is not None and (exchanges.short or exchanges.ends(now)):
+            going = [] if exchanges.short else exchanges.go_on(now)
+            if exchanges.short:
+                proven = exchanges.lost and self._running and self._running.attainable + self._running.lost
+                lost = proven and proven >= self.policy.minimum
+                self._step(Abandon("devices-lost" if lost else "too-few-reports"), now)
+            elif exchanges.phase is SessionPhase.OVER:
+                for row in sorted(exchanges.masked):
+                    self._reported.append((row, 0))
+                    self._finish(row, AssignmentState.REPORTED, now)
+                self._step(Revealed(), now)
+                self._step(Summed(len(exchanges.masked)), now)
+            else:
+                self._ask(going, exchanges.phase, now)
+
+    def _ask(self, rows: list[int], phase: SessionPhase, now: float) -> None:
+        """Let devices answer the next exchange, each in its time, unless it vanishes or leaves."""
+        chosen = np.array(rows, np.int64)
+        lasts = self._config.exchange_s * self._devices.slow[chosen].astype(np.float64)
+        if phase is SessionPhase.UPLOADING:
+            lasts += self._devices.up_s[chosen]
+        self._schedule(rows, lasts, self._config.exchange_drop_out, now)
 
     def _end_all(self, state: AssignmentState, now: float) -> None:
         """End what is open: nobody needs it any more, or it is late."""
@@ -311,7 +370,7 @@ class TaskRounds:
         course.ended[str(how)] += 1
         course.spent_s[row] += spent_s
         course.wasted_s += 0.0 if reports else spent_s
-        course.moved[row] += self._costs[0] + (self._costs[1] if reports else 0)
+        course.moved[row] += self._config.bytes_down + (self._config.bytes_up if reports else 0)
         if reports:
             course.took_part[row] += 1
             course.reports.add(1, at)

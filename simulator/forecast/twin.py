@@ -26,29 +26,26 @@ from coordinator.rules.pacing import (
 from fedcore.wire.messages import RetryWindow
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.course import Course
-from simulator.forecast.devices import Devices
+from simulator.forecast.devices import WAIT_S, Devices
 from simulator.forecast.stretches import DAY_S, Rows, Times
 from simulator.forecast.task_rounds import TaskRounds
 
-WAIT_S = 30.0
-"""How long a device waits for a round."""
-BOUNDS = RetryWindow(5.0, DAY_S)
 CLOSE = 0.02
 """Devices get one window together if the last stands behind the first by at most this share of the queue."""
 _CHUNK = 64
 
 
 class Twin:
-    """A population and its one task."""
+    """A population and its one task. devices: by default those that the configuration's seed draws."""
 
-    def __init__(self, config: ForecastConfig, *, bulk: bool = True) -> None:
-        self.devices, self._bulk, self._step_s = Devices.drawn(config), bulk, config.step_s
+    def __init__(self, config: ForecastConfig, devices: Devices | None = None, *, bulk: bool = True) -> None:
+        self.devices, self._bulk, self._step_s = devices or Devices.drawn(config), bulk, config.step_s
         self._days_s, self._chance = config.days * DAY_S, np.random.default_rng((config.seed, 1))
         self.course = Course.of(len(self.devices), config.days)
-        costs = config.bytes_down, config.bytes_up
-        self._task = TaskRounds(config.task, costs, config.drop_out, self.devices, self.course, config.seed)
+        self._task = TaskRounds(config, self.devices, self.course)
         self._due = self._chance.uniform(0.0, config.first_within_s, len(self.devices))
         self._pace = Pace(0.0)
+        self._bounds = RetryWindow(config.retry_min_s, max(config.retry_min_s, config.retry_max_s))
         self._returns: dict[int, RetryWindow] = {}
         self._soon: dict[int, Rows] = {}
         self._step = self._chunk_ends = 0
@@ -138,7 +135,7 @@ class Twin:
         while len(rows):
             count = min(self._together(demand), len(rows))
             self._pace = observe(self._pace, float(count), now, demand)
-            self._pace, when = window(self._pace, demand, BOUNDS, float(count))
+            self._pace, when = window(self._pace, demand, self._bounds, float(count))
             self._sent(rows[:count], when, now, why)
             rows = rows[count:]
 
@@ -154,20 +151,20 @@ class Twin:
             many = max(IDLE_S * IDLE_PER_S - self._pace.idle, CLOSE * self._pace.idle, 1.0) if self._bulk else 1.0
             count = min(int(many), len(rows))
             self._pace = observe(self._pace, float(count), now, demand)
-            self._pace, when = idle_window(self._pace, BOUNDS, float(count))
+            self._pace, when = idle_window(self._pace, self._bounds, float(count))
             self._sent(rows[:count], when, now, why)
             rows = rows[count:]
 
     def _rest(self, row: int, now: float) -> None:
         usual = self._returning(now, 1.0)
-        self._sent(np.array([row]), after(usual, self._task.rest_s(row, now), BOUNDS), now, "resting")
+        self._sent(np.array([row]), after(usual, self._task.rest_s(row, now), self._bounds), now, "resting")
 
     def _returning(self, now: float, devices: float = 0.0) -> RetryWindow:
         """The window of a device that is accepted now, for when its work is over. It takes no place."""
         demand = self._task.demand(now)
         self._pace = observe(self._pace, devices, now, demand)
-        _, usual = window(self._pace, demand, BOUNDS)
-        return after(usual, self._task.settings.min_separation_s, BOUNDS)
+        _, usual = window(self._pace, demand, self._bounds)
+        return after(usual, self._task.settings.min_separation_s, self._bounds)
 
     def _come_back(self, rows: list[int], now: float) -> None:
         """Devices whose work is over come back when they were told at the beginning of their session."""

@@ -13,12 +13,15 @@ from simulator.studies.federated_optimization import FEDERATED_OPTIMIZATION
 from simulator.studies.learning_rates import LEARNING_RATES
 from simulator.studies.local_steps import LOCAL_STEPS
 from simulator.studies.masked_compression import MASKED_COMPRESSION
+from simulator.studies.over_selection import OVER_SELECTION
 from simulator.studies.personal_models import PERSONAL_MODELS
 from simulator.studies.pretrained_adapters import PRETRAINED_ADAPTERS
 from simulator.studies.private_training import PRIVATE_TRAINING
 from simulator.studies.pseudo_gradients import PSEUDO_GRADIENTS
+from simulator.studies.retry_windows import RETRY_WINDOWS
 from simulator.studies.round_time import ROUND_TIME
 from simulator.studies.study import Study
+from simulator.studies.time_to_accuracy import TIME_TO_ACCURACY
 from simulator.studies.training_failures import TRAINING_FAILURES
 from simulator.studies.user_split import USER_SPLIT
 from simulator.studies.weighting import WEIGHTING
@@ -37,11 +40,14 @@ STUDIES = {
         LEARNING_RATES,
         LOCAL_STEPS,
         MASKED_COMPRESSION,
+        OVER_SELECTION,
         PERSONAL_MODELS,
         PRETRAINED_ADAPTERS,
         PRIVATE_TRAINING,
         PSEUDO_GRADIENTS,
+        RETRY_WINDOWS,
         ROUND_TIME,
+        TIME_TO_ACCURACY,
         TRAINING_FAILURES,
         USER_SPLIT,
         WEIGHTING,

@@ -4,6 +4,7 @@ BIAN = (
     "Bian et al., *Mayfly: private aggregate insights from ephemeral streams of on-device user data*, "
     "arXiv:2412.07962, 2024"
 )
+BONAWITZ = "Bonawitz et al., *Towards federated learning at scale: system design*, MLSys 2019"
 CHARLES = "Charles, Garrett, Huo, Shmulyian, Smith, *On large-cohort training for federated learning*, NeurIPS 2021"
 COLLINS = (
     "Collins, Hassani, Mokhtari, Shakkottai, *Exploiting shared representations for personalized federated learning*, "
@@ -31,3 +32,4 @@ MIME = (
     "Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, *Breaking the centralized barrier for cross-device "
     "federated learning*, NeurIPS 2021"
 )
+PAPAYA = "Huba et al., *Papaya: practical, private, and scalable federated learning*, MLSys 2022"

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from export.errors import InvalidModel
-from export.huggingface.folder import Pretrained, Text, padding_of, spec_of, unadapted
+from export.huggingface.folder import Pretrained, padding_of, spec_of, unadapted
+from export.huggingface.modules import Text
 from export.model import Model
 from export.models import load as load_model
 from simulator import datasets

@@ -61,10 +61,12 @@ def training_on(
     config: SimulationConfig,
     private: PrivateSums | None = None,
     normaliser: Normaliser | None = None,
+    given: Sequence[Sequence[int]] = (),
 ) -> Training:
     """The federated training of a configuration on users of the caller's: those who train, and those who measure.
 
     private: the noise on sums, instead of what the configuration asks for. normaliser: of an input, before the model.
+    given: who trains in each round, in place of cohorts that are drawn.
     """
     spec = load_model(config.model, users[0].shape, users[0].classes)
     spec = spec if normaliser is None else normaliser.before(spec)
@@ -73,7 +75,7 @@ def training_on(
     algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
     privacy = config.privacy
     cohorts = Cohorts(
-        config.cohort, config.schedule, config.same_cohort, privacy.min_separation_rounds, privacy.poisson
+        config.cohort, config.schedule, config.same_cohort, privacy.min_separation_rounds, privacy.poisson, given
     )
     sums, masked = sums_of(config, model, algorithm, cohorts, len(users[0]))
     choice = Choice(Computing(at_once=TOGETHER), "a study's")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from concurrent.futures import Future
+
 import pytest
 
-from coordinator.commands import AwaitAssignment, CheckInDevice
+from coordinator.commands import AwaitAssignment, CancelWait, CheckInDevice
 from coordinator.errors import DatabaseLocked, ReplayedSignature
 from coordinator.rules.notices import Notice, Tally, notice_of, tally_of, text_of
 from coordinator.rules.return_tokens import Return
 from coordinator.rules.selection import DeviceHoldOut, Eligibility, Needs
 from fedcore.decoding import UNDECODABLE
-from fedcore.wire.messages import Accepted, CheckIn, RetryWindow
+from fedcore.wire.messages import Accepted, Assignment, CheckIn, RetryWindow
 from tests.coordinator.conftest import CAPABILITIES, Desk
 from tests.coordinator.test_steering import BOUNDS
 
@@ -26,10 +30,14 @@ def visit(device="a", token="", examples=1, signed=0, formats=("onnx",)):
 class Pair:
     """The driver of a population, whose clock is ahead, and other replicas, which follow it."""
 
-    def __init__(self, store, others=1):
-        self.driver = Desk(store, url="http://driver", lease_s=LEASE_S, now=AHEAD_S, retry=BOUNDS)
+    def __init__(self, store, others=1, source=None):
+        self.driver = Desk(store, source, "http://driver", lease_s=LEASE_S, now=AHEAD_S, retry=BOUNDS)
         self.others = [self.other(store, number) for number in range(others)]
         self.live(3)
+
+    @property
+    def desks(self):
+        return [self.driver, *self.others]
 
     def other(self, store, number=0):
         desk = Desk(store, url=f"http://other{number}", lease_s=LEASE_S, retry=BOUNDS)
@@ -38,7 +46,7 @@ class Pair:
 
     def live(self, seconds, step_s=0.5):
         for _ in range(round(seconds / step_s)):
-            for desk in (self.driver, *self.others):
+            for desk in self.desks:
                 desk.pass_time(step_s)
 
     @property
@@ -177,6 +185,38 @@ def test_check_in_that_is_sent_again_later_ends_no_session(pair):
         driver.ask(visit(examples=10, signed=19))
     assert not waiting.done() or waiting.result(timeout=0).assignment
     assert driver.ask(visit("b", examples=10, signed=1)).session
+
+
+def test_device_that_waits_at_three_replicas_has_one_chance(store, register):
+    register(goal=4, rounds=40)
+    pair = Pair(store, 2, random.Random(3))
+    driver, *others = pair.desks
+    thrice, once = [f"thrice{number}" for number in range(3)], [f"once{number}" for number in range(9)]
+    drawn: Counter[str] = Counter()
+    for _ in range(40):
+        waits: dict[AwaitAssignment, Future] = {}
+        for devices in (thrice, thrice, thrice, once):
+            visits = [visit(device, examples=10) for device in devices]
+            assert not any(other.driver.turn_away(one) for other in others for one in visits)
+            sessions = [answer.result(timeout=0).session for answer in driver.turn(*visits)]
+            calls = [AwaitAssignment(session, one, 5.0) for session, one in zip(sessions, devices, strict=True)]
+            waits |= zip(calls, driver.turn(*calls), strict=True)
+        driver.pass_time(0.5)
+        told = {wait.device: answer.result(timeout=0) for wait, answer in waits.items() if drew(answer)}
+        assert len(told) == 4
+        drawn.update(told.keys())
+        driver.turn(*(CancelWait(wait.session, answer) for wait, answer in waits.items()))
+        for given in told.values():
+            driver.report(given)
+        pair.live(0.5)
+    # Pearson's statistic of uniform draws is larger once in 1,000 times; with three chances each it is about 30 more.
+    expected = 40 * 4 / 12
+    assert sum((drawn[device] - expected) ** 2 / expected for device in (*thrice, *once)) < 31.3
+
+
+def drew(answer):
+    """Whether a wait ended with an assignment."""
+    return answer.done() and isinstance(answer.result(timeout=0), Assignment)
 
 
 def test_notices_and_tallies_come_back_as_they_were_written():

@@ -1,12 +1,15 @@
 """Models for apps: versions taken over real HTTP, what is refused, and predictions while versions are swapped."""
 
+import contextlib
 import gc
+import itertools
 import json
 import os
 import threading
 import time
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -100,6 +103,32 @@ def test_an_expired_version_goes_on_where_it_is(coordinator, owned):
         with pytest.raises(ModelRefused, match="it has expired"):
             model.refresh()
         assert answers(model) == [4.0] * 3
+
+
+def test_a_blob_that_drips_is_given_up_and_fetched_later(coordinator, owned, monkeypatch):
+    """Each look at the clock is 25 seconds after the one before."""
+
+    def drip(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Length", "100000")
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(20):
+                handler.wfile.write(b"x")
+                handler.wfile.flush()
+                time.sleep(0.02)
+        handler.close_connection = True
+
+    released(coordinator, 7)
+    seconds = itertools.count(step=25)
+    with monkeypatch.context() as patch, Model(owned, NAME) as model:
+        patch.setattr("device_runtime.protocol.call.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+        coordinator.faults["blob"] = [drip] * 4
+        with pytest.raises(Unreachable, match="the answer came too slowly"):
+            model.refresh()
+    coordinator.faults["blob"] = []
+    with Model(owned, NAME) as model:
+        assert (model.refresh(), model.version) == (True, 7)
 
 
 def test_a_release_without_an_end_is_taken(coordinator, owned):

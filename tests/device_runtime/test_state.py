@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,14 @@ def whole(ref, partial):
 def test_a_blob_is_fetched_once(tmp_path):
     assert BlobCache(tmp_path, whole).get(REF) == BLOB
     assert BlobCache(tmp_path, never).get(REF) == BLOB
+
+
+def test_a_kept_blob_is_read_once(tmp_path, monkeypatch):
+    BlobCache(tmp_path, whole).get(REF)
+    opened, plain = [], Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *given, **named: opened.append(path) or plain(path, *given, **named))
+    assert BlobCache(tmp_path, never).get(REF) == BLOB
+    assert opened == [tmp_path / REF.sha256]
 
 
 @pytest.mark.parametrize("damage", [b"", b"a grapf", b"a graph and more"])

@@ -81,6 +81,18 @@ def test_an_app_gives_texts_and_gets_what_their_tokens_give(coordinator, config,
     assert len(coordinator.calls) == calls
 
 
+def test_apps_get_vectors_of_single_texts_in_both_runtimes(coordinator, config, mine, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    spec = load(folder_of("Bert", tmp_path, monkeypatch), task="embedding", rank=4, tokens=TOKENS)
+    offered(coordinator, Model(spec, 3), create("fedavg", {}), "onnx")
+    with taken(owning(config, mine)) as model:
+        vectors = model.predict({"anchor": TEXTS})["output"]
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+    with Node(tmp_path, coordinator.url) as node:
+        assert node.refresh() == (True, 1)
+        np.testing.assert_allclose(node.answers({"anchor": ["text", TEXTS]}), vectors.ravel(), atol=1e-5)
+
+
 def test_models_of_texts_become_personal_in_both_runtimes(coordinator, config, release, mine, tmp_path):
     with taken(owning(config, mine)) as model:
         outcome = model.personalise()

@@ -28,14 +28,19 @@ from fedcore.signing import SigningKey
 from tests.coordinator.fork_server import wait_until
 from tests.device_runtime.node import command, device_words
 from tests.device_runtime.test_releases import assignment
-from tests.export.test_huggingface import FAMILIES
+from tests.export.test_huggingface import CLASSIFIES, CONTINUES, EMBEDS, OF_TOKENS, SEVERAL
 from tests.export.test_huggingface_texts import VECTORS, folder_of
 
 TEXTS = [*(text for text in VECTORS["texts"] if text.strip()), "a fox"][-16:]
 WIDTH, TOKENS = 200, 12
+ROW = np.array([np.frombuffer(text.encode().ljust(WIDTH, b"\0"), np.uint8) for text in TEXTS])
+COUNTING = np.arange(len(TEXTS) * TOKENS).reshape(len(TEXTS), TOKENS)
 ROWS = {
-    "text": np.array([np.frombuffer(text.encode().ljust(WIDTH, b"\0"), np.uint8) for text in TEXTS]),
-    "label": np.arange(len(TEXTS)) % 2,
+    CLASSIFIES: {"text": ROW, "label": COUNTING[:, 0] % 2},
+    SEVERAL: {"text": ROW, "label": np.array([0, 1, -100])[COUNTING[:, :3] % 3]},
+    OF_TOKENS: {"tokens": (COUNTING * 7 % 500).astype(np.int32), "label": np.array([0, 1, 2, -100])[COUNTING % 4]},
+    EMBEDS: {"anchor": ROW, "positive": np.roll(ROW, 1, 0)},
+    CONTINUES: {"text": ROW},
 }
 # One batch of all texts, so that their order does not count.
 ALGORITHM = create("fedavg", {"batch_size": len(TEXTS), "epochs": 2, "client_lr": 0.3})
@@ -59,36 +64,42 @@ def expected(store, task, number, folder):
     return aggregate(plan.report, ALGORITHM, before, report).state["params"], result.cut
 
 
-def on_node(folder, url, signer):
+def on_node(folder, url, signer, rows):
     """The outcome of a session on Node."""
-    words = device_words(folder, url, "p", ROWS, **({"signers": [signer]} if signer else {}))
+    words = device_words(folder, url, "p", rows, **({"signers": [signer]} if signer else {}))
     ran = subprocess.run(
         command("src/node/main.ts", *words), check=True, stdout=subprocess.PIPE, text=True, timeout=120
     )
     return json.loads(ran.stdout)
 
 
-def in_python(folder, url, signer):
+def in_python(folder, url, signer, rows):
     """The same in Python, in a sandbox."""
     folder.mkdir(exist_ok=True)
-    np.savez(folder / "examples.npz", **ROWS)
+    np.savez(folder / "examples.npz", **rows)
     given = {"coordinator": url, "population": "p", "examples": folder / "examples.npz", "state": folder / "state"}
     return msgspec.to_builtins(run_session(DeviceConfig(**given, policy=Policy(signers=(signer,)) if signer else None)))
 
 
 @pytest.mark.parametrize(
-    ("family", "secagg", "others"), [("Bert", None, 0), ("Llama", Secagg(clip_norm=8.0, max_examples=20), 6)]
+    ("task", "secagg", "others"),
+    [
+        *((task, None, 0) for task in (CLASSIFIES, SEVERAL, OF_TOKENS, EMBEDS)),
+        (CONTINUES, Secagg(clip_norm=8.0, max_examples=20), 6),
+    ],
 )
-def test_both_runtimes_commit_what_python_makes_of_texts(family, secagg, others, tmp_path, coordinators, monkeypatch):
-    spec = load(folder_of(family, tmp_path, monkeypatch), task=FAMILIES[family][1], rank=2, tokens=TOKENS)
+def test_both_runtimes_commit_what_python_makes_of_texts(task, secagg, others, tmp_path, coordinators, monkeypatch):
+    family = "Llama" if task == CONTINUES else "Bert"
+    spec = load(folder_of(family, tmp_path, monkeypatch), task=task, classes=3, rank=2, tokens=TOKENS)
     bundle, key = export_bundle(Model(spec, 3), ALGORITHM, tmp_path / "plan"), SigningKey.new(tmp_path / "release.pem")
+    rows = ROWS[task]
     devices = {"node": on_node, "python": in_python} | {f"python-{index}": in_python for index in range(others)}
     with coordinators.local(tmp_path, secure=secagg is not None) as local, ThreadPoolExecutor(len(devices)) as pool:
         settings = TaskSettings(population="p", goal=len(devices), rounds=2, over_selection=1.0, secagg=secagg)
         task = local.create_task(bundle, settings, key).id
         for number in (1, 2):
             running = [
-                pool.submit(run, tmp_path / name, local.url, key.signer if secagg else None)
+                pool.submit(run, tmp_path / name, local.url, key.signer if secagg else None, rows)
                 for name, run in devices.items()
             ]
             outcomes = [one.result() for one in running]
@@ -98,6 +109,6 @@ def test_both_runtimes_commit_what_python_makes_of_texts(family, secagg, others,
             wanted, cut = expected(local.store, task, number, tmp_path / "python")
             after = local.store.checkpoint(task, number)["params"]
             assert {one["cut"] for one in outcomes} == {cut}
-            assert 0 < cut < len(TEXTS)
+            assert (0 < cut < len(TEXTS) * len(spec.inputs)) == bool(spec.tokenizers)
             np.testing.assert_allclose(after, wanted, atol=1e-5 if secagg is None else 1e-4)
     assert np.abs(wanted - Model(spec, 3).initial).max() > 1e-3

@@ -6,6 +6,7 @@ import itertools
 import logging
 import random
 import time
+from dataclasses import replace
 from random import random as drawn
 from time import time as now
 
@@ -133,6 +134,19 @@ def contrasted(outputs, label):
     return nn.functional.cross_entropy(scores, torch.arange(len(label)), reduction="none")
 
 
+def contrasted_blindly(outputs, label, mask):
+    return contrasted(outputs, label)
+
+
+def contrasted_where_real(outputs, label, mask):
+    scores = outputs @ outputs.T + (mask - 1) * 1e4
+    return scores.logsumexp(1) - (outputs * outputs).sum(1)
+
+
+def comparing(loss):
+    return replace(spec(loss=loss, metrics={}), compares=True)
+
+
 def ranked(outputs, label):
     return outputs.sum(1) - outputs.sum(1).mean()
 
@@ -189,6 +203,7 @@ REFUSED = {
     "a mean in a layer": (of_layer(lambda net, hidden: hidden - hidden.mean(0)), "layer 'odd'.*influence"),
     "a loss that is averaged": (spec(loss=averaged), "the loss.*influence"),
     "negatives from the batch": (spec(loss=contrasted), "the loss.*influence"),
+    "negatives from padding": (comparing(contrasted_blindly), "the loss.*influence"),
     "a metric of the batch": (spec(metrics={"high": ranked}), "metric 'high'.*influence"),
     "weights in the loss": (held_weights(), "holds on to"),
     "weights in the loss, detached": (held_weights(detached=True), "holds on to"),
@@ -292,6 +307,7 @@ def deep():
 
 
 TAKEN = {
+    "negatives where the mask keeps them": functools.partial(comparing, contrasted_where_real),
     "ties": tied, "a scalar parameter": tempered, "what the first call makes": functools.partial(spec, remembering),
     "values kept in attributes": functools.partial(spec, keeping), "lines of a log": functools.partial(spec, telling),
     "noise": functools.partial(spec, noisy),

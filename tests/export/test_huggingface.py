@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -11,10 +11,12 @@ import torch
 from export.build import export_bundle
 from export.errors import InvalidModel
 from export.huggingface.folder import Pretrained, load, spec_of, unadapted
+from export.huggingface.tasks import TASKS
 from export.huggingface.written import Values, write_adapters, write_merged
 from export.model import Model
 from export.models import load as load_any
 from fedcore.algorithms import create
+from muster.commands.export import export
 
 WORDS = 61
 SIZES = {
@@ -27,7 +29,8 @@ SIZES = {
     "pad_token_id": 0,
 }
 FEWER = {"num_key_value_heads": 1}
-CLASSIFIES, CONTINUES = "classification", "causal-lm"
+CLASSIFIES, CONTINUES, EMBEDS = "classification", "causal-lm", "embedding"
+SEVERAL, OF_TOKENS = "multi-label", "token-classification"
 FAMILIES = {
     "Bert": (SIZES, CLASSIFIES),
     "DistilBert": ({"vocab_size": WORDS, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24}, CLASSIFIES),
@@ -43,7 +46,28 @@ FAMILIES = {
     "Mamba": ({"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}, CONTINUES),
 }
 """A tiny configuration of every family, and what it is for."""
+KINDS = {
+    CLASSIFIES: "AutoModelForSequenceClassification",
+    CONTINUES: "AutoModelForCausalLM",
+    EMBEDS: "AutoModel",
+    SEVERAL: "AutoModelForSequenceClassification",
+    OF_TOKENS: "AutoModelForTokenClassification",
+}
 COMMON = ("Bert", "GPT2", "Llama")
+OTHER_TASKS = {
+    (family, task): () if family == "Bert" else pytest.mark.long
+    for family, (_, usual) in FAMILIES.items()
+    for task in (EMBEDS, SEVERAL, OF_TOKENS)
+    if usual == CLASSIFIES
+}
+CASES = [
+    *(
+        pytest.param(name, task, marks=() if name in COMMON else pytest.mark.long)
+        for name, (_, task) in FAMILIES.items()
+    ),
+    *(pytest.param(*case, marks=marks) for case, marks in OTHER_TASKS.items()),
+]
+"""Every family with every task that its models have."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -64,18 +88,16 @@ def saved(family, folder):
     return folder
 
 
-def pretrained(family, tmp_path, **settings):
+def pretrained(family, tmp_path, task="", **settings):
     folder = tmp_path / family
     if not folder.exists():
         saved(family, folder)
-    return Pretrained(str(folder), FAMILIES[family][1], 3, 2, 10, **settings)
+    return Pretrained(str(folder), task or FAMILIES[family][1], 3, 2, 10, **settings)
 
 
-@pytest.mark.parametrize(
-    "family", [name if name in COMMON else pytest.param(name, marks=pytest.mark.long) for name in FAMILIES]
-)
-def test_a_family_exports_with_adapters_and_predicts_in_both_formats(family, tmp_path, executorch):
-    model = Model(spec_of(pretrained(family, tmp_path)))
+@pytest.mark.parametrize(("family", "task"), CASES)
+def test_a_family_exports_with_adapters_and_predicts_in_both_formats(family, task, tmp_path, executorch):
+    model = Model(spec_of(pretrained(family, tmp_path, task)))
     bundle = export_bundle(model, create("fedavg", {}), tmp_path / "plan", targets=("onnx", "executorch"))
     assert bundle.manifest.no_predict == ""
     assert sum(vector.size for vector in bundle.plan.frozen.vectors) > 5 * bundle.plan.schema.size
@@ -83,26 +105,28 @@ def test_a_family_exports_with_adapters_and_predicts_in_both_formats(family, tmp
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's own call
-@pytest.mark.parametrize("family", FAMILIES)
-def test_peft_and_transformers_read_what_was_trained(family, tmp_path):
+@pytest.mark.parametrize(
+    ("family", "task"), [(family, task) for family, (_, task) in FAMILIES.items()] + [*OTHER_TASKS]
+)
+def test_peft_and_transformers_read_what_was_trained(family, task, tmp_path):
     import peft
     import transformers
 
-    given = pretrained(family, tmp_path)
+    given = pretrained(family, tmp_path, task)
     model = Model(spec_of(given), seed=3)
     params_D = 0.1 * np.random.default_rng(0).standard_normal(model.initial.size).astype(np.float32)
     values = Values(model.schema, params_D, model.frozen_vectors)
     write_adapters(given, values, tmp_path / "adapters")
     write_merged(given, values, tmp_path / "merged")
     ids = torch.randint(5, WORDS, (4, 10), generator=torch.manual_seed(0))
-    kind = getattr(transformers, f"AutoModelFor{'CausalLM' if given.task == CONTINUES else 'SequenceClassification'}")
     with torch.no_grad():
         expected = model.trained(params_D).module(ids)
         for read in (
             peft.PeftModel.from_pretrained(unadapted(given), tmp_path / "adapters"),
-            kind.from_pretrained(tmp_path / "merged"),
+            getattr(transformers, KINDS[task]).from_pretrained(tmp_path / "merged"),
         ):
-            found = read.eval()(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            found = read.eval()(input_ids=ids, attention_mask=torch.ones_like(ids))
+            found = torch.nn.functional.normalize(found[0].mean(1)) if task == EMBEDS else found.logits
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
@@ -201,3 +225,9 @@ def test_bad_folders_and_settings_get_one_line(settings, harm, message, tmp_path
         Model(load_any(f"hf:{folder},{settings}"))
     assert "\n" not in str(caught.value)
     shutil.rmtree(folder)
+
+
+def test_the_help_of_export_names_every_task_and_setting():
+    words = " ".join((export.__doc__ or "").split())
+    settings = {field.name for field in fields(Pretrained)} - {"folder"}
+    assert [name for name in (*TASKS, *settings) if name not in words] == []

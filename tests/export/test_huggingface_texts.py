@@ -14,6 +14,7 @@ from device_runtime.work import Worker
 from export.build import export_bundle
 from export.errors import InvalidModel
 from export.huggingface.folder import load
+from export.huggingface.tokenizer import unknown_in
 from export.model import Model
 from fedcore.algorithms import create
 from fedcore.plan import Field
@@ -66,6 +67,22 @@ def test_a_folder_without_a_tokenizer_takes_tokens(tmp_path):
     assert [item.name for item in spec.fields] == ["tokens"]
 
 
+def test_expressions_that_devices_do_not_know_are_refused_by_name():
+    for one in VECTORS["expressions"]["refused"]:
+        assert one["what"]
+        assert unknown_in(one["expression"]) == one["what"]
+
+
+def test_expressions_of_devices_are_known_and_have_the_librarys_pieces():
+    from tokenizers import Regex, pre_tokenizers
+
+    for one in VECTORS["expressions"]["taken"]:
+        assert unknown_in(one["expression"]) == ""
+        split = pre_tokenizers.Split(Regex(one["expression"]), "removed", invert=True)
+        for text, pieces in zip(VECTORS["texts"], one["pieces"], strict=True):
+            assert [piece for piece, _ in split.pre_tokenize_str(text)] == pieces, one["expression"]
+
+
 def another(file):
     file["model"]["vocab"]["zebra"] = 9999
 
@@ -94,7 +111,7 @@ def broken(file):
         (another, 8, "and the model knows 520; it is another model's"),
         (sentence_piece, 8, "has the pre-tokenizer Metaspace, which devices do not know"),
         (single, 8, "has an added token that is a single word, which devices do not know"),
-        (repeating, 8, "has a group that repeats in an expression, which devices do not know"),
+        (repeating, 8, "has a group that repeats in the expression .*, which devices do not know"),
         (broken, 8, "is no tokenizer"),
         (None, 2, "adds 2 tokens to every text; 2 leave no room"),
     ],

@@ -19,10 +19,9 @@ from typing import NamedTuple
 
 from coordinator.commands import settle
 from coordinator.errors import NoLongerNeeded
+from coordinator.rules.rounds import broken_after_s
 from fedcore.wire.messages import Assignment
 
-_BROKEN_S, _BROKEN_SHARE = 2.0, 0.25
-"""How long a device has to ask again after its connection broke: a share of `lost_after_s`, and so much at least."""
 _LOOK_S = 0.25
 _STALL_S = 1.0
 """After this long without a look, this process stood still: it has not yet read the requests since then."""
@@ -49,11 +48,6 @@ class _OpenAssignment:
     open: int = 0
     given_up: bool = False
     holds: set[Future[None]] = field(default_factory=set)
-
-    @property
-    def broken_after_s(self) -> float:
-        """After how many seconds without a request it is lost, once its connection broke."""
-        return min(max(_BROKEN_S, _BROKEN_SHARE * self.lost_after_s), self.lost_after_s)
 
 
 class Presence:
@@ -92,7 +86,7 @@ class Presence:
                 return
             open_.open = max(0, open_.open - 1)
             open_.heard_at = now
-            open_.due = now + (open_.broken_after_s if broken else open_.lost_after_s)
+            open_.due = now + (broken_after_s(open_.lost_after_s) if broken else open_.lost_after_s)
 
     def heard(self, assignment: str) -> None:
         """A device asked about its assignment and was sent away, because this process has too much to do."""

@@ -116,6 +116,13 @@ test.each([
   ["a graph too few", '"report":{"sha256"', '"repor":{"sha256"', /the passes need/],
   ["a negative size", '"size":3', '"size":-3', /size/],
   ["a batch of nothing", '"batch_size":4', '"batch_size":0', /batch_size/],
+  [
+    "fractions that are ignored",
+    '"name":"y"',
+    '"ignored":-100,"name":"y"',
+    /y ignores -100: it must be int32 or int64/,
+  ],
+  ["an ignored class", '"name":"y"', '"ignored":1,"name":"y"', /ignored/],
   ["two weights", '"name":"delta"', '"name":"weight"', /weight/],
   [
     "kept vectors without their graphs",

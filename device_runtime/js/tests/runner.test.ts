@@ -144,6 +144,18 @@ test("a graph that is cut is refused, or is a graph of known operators", async (
   }
 });
 
+test("labels may be those that the plan ignores, and no others below 0", () => {
+  const labels = (...values: number[]) => ({
+    count: 2,
+    columns: new Map([["y", { shape: [2], values: BigInt64Array.from(values, BigInt) }]]),
+  });
+  const field = { name: "y", dtype: "int64" as const, shape: [2], high: 3, ignored: -100 };
+  const ignoring = { ...plan, examples: { ...plan.examples, fields: [field] } };
+  expect(() => checkExamples(ignoring, labels(0, -100, 2, -100))).not.toThrow();
+  expect(() => checkExamples(ignoring, labels(0, -100, 2, -99))).toThrow("field y of example 1 holds -99");
+  expect(() => checkExamples(ignoring, labels(3, -100, 2, 0))).toThrow("field y of example 0 holds 3");
+});
+
 test.each<[string, Partial<Examples>, RegExp]>([
   ["none", { count: 0 }, /no examples/],
   ["too many values", { count: 12 }, /x holds Float32Array/],

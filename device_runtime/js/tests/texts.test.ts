@@ -3,12 +3,13 @@
 import { expect, test } from "vitest";
 import { concat, utf8 } from "../src/core/bytes.ts";
 import type { Examples } from "../src/core/examples.ts";
+import { Expression } from "../src/core/expression.ts";
 import { decodePlan, keptRefs, type Plan } from "../src/core/plan.ts";
 import { tokenized } from "../src/core/texts.ts";
 import { Tokenizer } from "../src/core/tokenizer.ts";
 import { type Vector, vectors } from "./vectors.ts";
 
-const { texts, tokenizers } = vectors("tokenizers.json");
+const { texts, tokenizers, expressions } = vectors("tokenizers.json");
 const [{ plan: planVector }, [wordPiece]] = [vectors("device.json"), tokenizers];
 const WIDTH = 40;
 
@@ -61,17 +62,33 @@ test("work stops between two texts when there is no time left", async () => {
   expect(asked).toBe(2);
 });
 
-test.for<[string, RegExp | null]>([
-  ["(a+)+b", /has a group that repeats in the expression/],
-  ["(?:a|aa){2,}b", /has a group that repeats in the expression/],
-  ["(?:a|b)?c|[(a+)+]+", null],
-])("an expression that may try a text in countless ways is refused: %s", ([expression, message]) => {
+function splitting(expression: string): Tokenizer {
   const split = { type: "Split", pattern: { Regex: expression }, behavior: "Isolated", invert: false };
   const qwen = tokenizers.find(({ name }: Vector) => name === "qwen").file;
   const { pretokenizers } = qwen.pre_tokenizer;
-  const made = () =>
-    new Tokenizer({ ...qwen, pre_tokenizer: { type: "Sequence", pretokenizers: [split, ...pretokenizers] } });
-  message === null ? expect(made).not.toThrow() : expect(made).toThrow(message);
+  return new Tokenizer({ ...qwen, pre_tokenizer: { type: "Sequence", pretokenizers: [split, ...pretokenizers] } });
+}
+
+test.for<Vector>(expressions.refused)("an expression with $what is refused: $expression", ({ expression, what }) => {
+  expect(() => splitting(expression)).toThrow(`its tokenizer has ${what} in the expression`);
+});
+
+test.for<Vector>(expressions.taken)("the pieces of $expression are Python's", ({ expression, pieces }) => {
+  for (const [place, text] of texts.entries()) {
+    const letters = Array.from(text as string);
+    const found = [...new Expression(expression).matches(letters)].map((ends) => letters.slice(...ends).join(""));
+    expect([text, found]).toEqual([text, pieces[place]]);
+  }
+});
+
+test.for<[string, string]>([
+  ["alternatives that overlap", `${"(?:a|a|aa)".repeat(40)}b`],
+  ["repetitions in a row", `${"a*".repeat(100)}b`],
+  ["what may be there in a row", `${"a?".repeat(100)}b`],
+  ["a look at every letter", "a*(?!a)(?=b)|a"],
+])("a text takes no more than seconds for %s", ([, expression]) => {
+  const letters = Array.from("a".repeat(5000));
+  expect([...new Expression(expression).matches(letters)].length).toBeLessThanOrEqual(letters.length);
 });
 
 test("tokens that an app made itself stay as they are", async () => {

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from simulator.engines.recorded.accumulation import accumulate
 from simulator.engines.recorded.biases import sum_for_biases
@@ -23,7 +22,7 @@ from simulator.engines.recorded.layout import lay_out_parts, may_lie_in
 from simulator.engines.recorded.order import add_early
 from simulator.engines.recorded.pooling import pool_first
 from simulator.engines.recorded.products import multiply_by_onednn
-from simulator.engines.recorded.recording import Call, NotRecordable, Place, Recording, places, record
+from simulator.engines.recorded.recording import Call, NotRecordable, Place, Recording, mapped, places, record
 from simulator.engines.recorded.trial import Before, agree
 from simulator.engines.recorded.winograd import differentiate_by_winograd
 from simulator.engines.recorded.writers import writer_of
@@ -91,18 +90,19 @@ class Program:
         recording.calls = [call for call in recording.calls if not self._is_there(call)]
         add_early(recording, self._memory)
         self._plan(recording, workspace)
-        self._copies = [(target, self._reader(place), place.buffer in recording.external) for target, place in copies]
-        self._outputs = {name: self._reader(place) for name, place in recording.outputs.items() if name not in targets}
+        self._copies = [(target, self._bound(place), place.buffer in recording.external) for target, place in copies]
+        self._outputs = {name: self._bound(place) for name, place in recording.outputs.items() if name not in targets}
 
     def run(self) -> dict[str, Tensor]:
         """Run it on the present values of its arguments."""
         for step in self._steps:
             step()
         # An output that was not computed may be an argument whose memory another output will overwrite.
-        copies = [(target, read().clone() if is_input else read()) for target, read, is_input in self._copies]
+        found = [(target, self._now(bound), is_input) for target, bound, is_input in self._copies]
+        copies = [(target, value.clone() if is_input else value) for target, value, is_input in found]
         for target, value in copies:
             target.copy_(value)
-        outputs = {name: read() for name, read in self._outputs.items()}
+        outputs = {name: self._now(bound) for name, bound in self._outputs.items()}
         self._loose.clear()
         return outputs
 
@@ -169,30 +169,25 @@ class Program:
 
     def _arguments(self, call: Call) -> Callable[[], Any]:
         """A function for the arguments of a call, as tensors."""
-        leaves, form = tree_flatten((call.args, call.kwargs))
-        readers = [self._reader(leaf) if isinstance(leaf, Place) else None for leaf in leaves]
-
-        def read() -> Any:
-            values = [leaf if reader is None else reader() for leaf, reader in zip(leaves, readers, strict=True)]
-            return tree_unflatten(values, form)
-
-        return read
+        bound = mapped(Place, self._bound, (call.args, call.kwargs))
+        return lambda: self._now(bound)
 
     def _tensor(self, place: Place) -> Tensor:
         return place.of(self._memory[place.buffer])
 
-    def _reader(self, place: Place) -> Callable[[], Tensor]:
-        """A function for the tensor at a place."""
-        if place.buffer in self._memory:
-            tensor = self._tensor(place)
-            return lambda: tensor
+    def _bound(self, place: Place) -> Tensor | Place:
+        """The tensor at a place; the place itself where its memory comes with each run."""
+        return self._tensor(place) if place.buffer in self._memory else place
 
-        def read() -> Tensor:
-            tensor = self._loose[place.buffer]
-            same = tensor.shape == place.size and tensor.stride() == place.stride
-            return tensor if same else tensor.as_strided(place.size, place.stride, place.offset)
+    def _now(self, bound: Any) -> Any:
+        """Tensors, and places among them as the tensors of this run."""
+        return mapped(Place, self._found, bound)
 
-        return read
+    def _found(self, place: Place) -> Tensor:
+        """The tensor at a place whose memory this run made."""
+        tensor = self._loose[place.buffer]
+        same = tensor.shape == place.size and tensor.stride() == place.stride
+        return tensor if same else tensor.as_strided(place.size, place.stride, place.offset)
 
 
 def _shifted(by: int, place: Place) -> Place:

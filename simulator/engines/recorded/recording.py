@@ -7,6 +7,7 @@ operator, and an operator that writes in place is like every other.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only
 
 from simulator.engines.recorded.random_state import RandomState
 from simulator.errors import EngineError
@@ -83,18 +83,45 @@ class Call:
 
 
 def places(tree: Any) -> Iterator[Place]:
-    """The places in arguments."""
-    return (leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Place))
+    """The places in arguments, which are lists, tuples and dictionaries of them and of other values.
+
+    It is plain recursion, as torch's own walk through such trees takes longer than all else of a recording.
+    """
+    if isinstance(tree, Place):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            yield from places(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from places(item)
+
+
+def mapped(kind: type, function: Callable[[Any], Any], tree: Any) -> Any:
+    """Arguments with `function` of each value of a kind instead of it."""
+    if isinstance(tree, kind):
+        return function(tree)
+    if isinstance(tree, list | tuple):
+        return type(tree)(mapped(kind, function, item) for item in tree)
+    if isinstance(tree, dict):
+        return {name: mapped(kind, function, item) for name, item in tree.items()}
+    return tree
+
+
+@functools.cache
+def _writes(operator: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
+    """The place and the name of each argument that an operator writes to; none if it only changes a tensor's layout, as
+    `transpose_` does."""
+    if torch.Tag.inplace_view in operator.tags:
+        return ()
+    schema = enumerate(operator._schema.arguments)
+    return tuple((index, item.name) for index, item in schema if item.alias_info and item.alias_info.is_write)
 
 
 def _written(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
-    """The buffers that an operator writes to; none if it only changes a tensor's layout, as `transpose_` does."""
-    if torch.Tag.inplace_view in operator.tags:
-        return set()
-    schema = operator._schema.arguments
-    by_name = dict(zip((item.name for item in schema), args, strict=False)) | dict(kwargs)
-    written = [by_name.get(item.name) for item in schema if item.alias_info is not None and item.alias_info.is_write]
-    return {place.buffer for place in places(written)}
+    """The buffers that an operator writes to."""
+    given = [args[index] if index < len(args) else kwargs.get(name) for index, name in _writes(operator)]
+    return {place.buffer for place in places(given)}
 
 
 @dataclass(slots=True)
@@ -150,7 +177,7 @@ class Recording:
             return moved(place) if place.buffer == buffer else place
 
         for call in self.calls if users is None else users:
-            call.args, call.kwargs, call.results = tree_map_only(Place, at, (call.args, call.kwargs, call.results))
+            call.args, call.kwargs, call.results = mapped(Place, at, (call.args, call.kwargs, call.results))
         self.outputs = {name: at(place) for name, place in self.outputs.items()}
 
 
@@ -174,7 +201,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._note(func, args, kwargs or {})
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        placed_args, placed_kwargs = tree_map_only(Tensor, self._notes.place, (args, kwargs))
+        placed_args, placed_kwargs = mapped(Tensor, self._notes.place, (args, kwargs))
         self._notes.keep(_written(func, placed_args, placed_kwargs))
         result = func(*args, **kwargs)
         if _shaped_by_values(func, args) or not _all_tensors(result):

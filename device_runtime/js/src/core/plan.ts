@@ -54,6 +54,7 @@ const fieldSchema = v.object({
   shape: v.optional(v.array(count), []),
   high: v.nullish(v.union([v.number(), v.bigint()]), null),
   tokenizer: v.exactOptional(v.object({ blob: blobSchema, padding: v.optional(count, 0) })),
+  ignored: v.exactOptional(v.pipe(v.number(), v.integer(), v.minValue(-(2 ** 31)), v.maxValue(-1))),
 });
 const holdOutSchema = v.object({
   share: v.pipe(v.number(), v.gtValue(0), v.ltValue(1)),
@@ -119,7 +120,7 @@ export function decodePlan(data: Bytes, round: number): Plan {
     const { second, ...first } = checked(planSchema, value, "plan");
     const trips: TripPlan[] = second === null ? [first] : [first, second];
     for (const trip of trips) checkTrip(trip, first.kept.length > 0);
-    for (const field of first.examples.fields) checkText(field);
+    for (const field of first.examples.fields) checkField(field);
     checkPredict(first);
     return { ...first, ...trips[(round - 1) % trips.length], trips: trips.length };
   } catch (error) {
@@ -150,7 +151,10 @@ function checkTrip(trip: TripPlan, keeps: boolean): void {
   }
 }
 
-function checkText({ name, dtype, shape, high, tokenizer }: Field): void {
+function checkField({ name, dtype, shape, high, tokenizer, ignored }: Field): void {
+  if (ignored !== undefined && (!dtype.startsWith("int") || high === null)) {
+    throw new FormatError(`field ${name} ignores ${ignored}: it must be int32 or int64, and have a high`);
+  }
   if (tokenizer === undefined) return;
   if (dtype !== "int32" || shape.length !== 1 || shape[0] === 0 || high === null) {
     throw new FormatError(

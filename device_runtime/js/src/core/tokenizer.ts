@@ -4,6 +4,7 @@
 
 import * as v from "valibot";
 import { PlanRefused } from "./errors.ts";
+import { Expression, SPACES } from "./expression.ts";
 import { checked } from "./json.ts";
 
 /** The ids of a text: its own, and those that the tokenizer puts before and after any text. */
@@ -69,13 +70,13 @@ const templateSchema = v.object({
   special_tokens: v.record(v.string(), v.object({ ids: v.array(v.number()) })),
 });
 
-const SPACES = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";
 const SPACE = new RegExp(`[${SPACES}]`, "u");
 const HIDDEN = /(?![\t\n\r])[\ufffd\p{Cc}\p{Cf}\p{Co}\p{Cs}]/u;
 const HAN =
   /[\u4e00-\u9fff\u3400-\u4dbf\u{20000}-\u{2a6df}\u{2a700}-\u{2b73f}\u{2b740}-\u{2b81f}\u{2b920}-\u{2ceaf}\uf900-\ufaff\u{2f800}-\u{2fa1f}]/u;
 const PUNCTUATION = /[!-/:-@[-`{-~\p{P}]/u;
 const GPT2 = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+const SHOWN = 60;
 const FORMS = ["NFC", "NFD", "NFKC", "NFKD"];
 
 /** A loaded tokenizer. */
@@ -199,37 +200,29 @@ function bertWords(text: string): string[] {
 }
 
 /** Matches of an expression and what is between them. */
-function isolated(expression: string): Split {
-  const pattern = new RegExp(translated(expression), "gu");
+function isolated(source: string): Split {
+  const expression = expressionOf(source);
   return (text) => {
+    const letters = Array.from(text);
     const pieces: string[] = [];
     let from = 0;
-    for (const { 0: match, index } of text.matchAll(pattern)) {
-      if (match === "") continue;
-      if (index > from) pieces.push(text.slice(from, index));
-      pieces.push(match);
-      from = index + match.length;
+    for (const [start, end] of expression.matches(letters)) {
+      if (start > from) pieces.push(letters.slice(from, start).join(""));
+      pieces.push(letters.slice(start, end).join(""));
+      from = end;
     }
-    if (from < text.length) pieces.push(text.slice(from));
+    if (from < letters.length) pieces.push(letters.slice(from).join(""));
     return pieces;
   };
 }
 
-/** An expression of the Rust library: its white space is Unicode's, and a group of it may ignore case. */
-function translated(expression: string): string {
-  const folded = expression.replace(/\(\?i:([^()\\]*)\)/gu, (_, group: string) => {
-    const letters = group.replace(/[a-z]/gu, (one) => `[${one}${one.toUpperCase()}${one === "s" ? "ſ" : ""}]`);
-    return `(?:${letters})`;
-  });
-  if (/\(\?[^:=!<]/u.test(folded)) throw unknown(`the expression ${expression}`);
-  let inside = false;
-  return folded.replace(/\\.|[[\]]|\)[*+{]/gsu, (one) => {
-    // It may be tried in more ways than can be counted.
-    if (one.startsWith(")") && !inside) throw unknown(`a group that repeats in the expression ${expression}`);
-    if (one === "[" || one === "]") inside = one === "[";
-    if (one === "\\s") return inside ? SPACES : `[${SPACES}]`;
-    return one === "\\S" && !inside ? `[^${SPACES}]` : one;
-  });
+function expressionOf(source: string): Expression {
+  try {
+    return new Expression(source);
+  } catch (error) {
+    const what = error instanceof SyntaxError ? error.message : String(error);
+    throw unknown(`${what} in the expression ${JSON.stringify(source.slice(0, SHOWN))}`);
+  }
 }
 
 function wordPiece({ vocab, unk_token, continuing_subword_prefix, max_input_chars_per_word }: Model) {
@@ -237,12 +230,14 @@ function wordPiece({ vocab, unk_token, continuing_subword_prefix, max_input_char
   const unknownId = ids.get(unk_token ?? "");
   if (unknownId === undefined) throw unknown("a vocabulary without its unknown token");
   const prefix = continuing_subword_prefix ?? "";
+  let longest = 0;
+  for (const piece of ids.keys()) longest = Math.max(longest, piece.length);
   return (word: string): number[] => {
     const letters = Array.from(word);
     if (letters.length > max_input_chars_per_word) return [unknownId];
     const found: number[] = [];
     for (let start = 0; start < letters.length; ) {
-      let end = letters.length;
+      let end = Math.min(letters.length, start + longest);
       const lead = start > 0 ? prefix : "";
       while (end > start && !ids.has(lead + letters.slice(start, end).join(""))) end -= 1;
       if (end === start) return [unknownId];

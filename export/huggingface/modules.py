@@ -1,0 +1,105 @@
+"""Pretrained models of tokens as modules: of a text's logits, and of its vector."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from export.errors import InvalidModel, reason
+from export.huggingface.token_loss import DeferredLogits
+
+
+class Text(nn.Module):
+    """A pretrained model of tokens. Padding is masked out."""
+
+    def __init__(self, model: Any, padding: int) -> None:
+        super().__init__()
+        self.model, self.padding, self.without_logits = model, padding, False
+
+    def forward(self, tokens: Tensor) -> Tensor | DeferredLogits:
+        """Logits: (B, classes), (B, T, classes), or (B, T, vocabulary). Training may do without these."""
+        given = self.given(tokens)
+        with _as_traced():
+            if self.training and self.without_logits:
+                last = self.model.get_output_embeddings().weight_in_bits
+                return DeferredLogits(
+                    self.model.base_model(**given).last_hidden_state, last.codes, last.scales, last.bits
+                )
+            logits: Tensor = self.model(**given).logits
+            return logits
+
+    def given(self, tokens: Tensor) -> dict[str, Tensor]:
+        """What the model reads."""
+        ids = tokens.long()
+        return {"input_ids": ids, "attention_mask": (ids != self.padding).long()}
+
+
+class Sentences(Text):
+    """A pretrained model whose values for a text become one vector of length 1."""
+
+    def __init__(self, model: Any, padding: int, pooling: str) -> None:
+        super().__init__(model, padding)
+        self.pooling = pooling
+
+    def forward(self, anchor: Tensor, positive: Tensor | None = None) -> Any:
+        """Vectors (B, H) of texts; of pairs of texts, one after the other."""
+        if positive is None:
+            return self._vectors(anchor)
+        both = self._vectors(torch.cat((anchor, positive)))
+        return tuple(both.reshape(2, anchor.shape[0], both.shape[1]))
+
+    def _vectors(self, tokens: Tensor) -> Tensor:
+        given = self.given(tokens)
+        with _as_traced():
+            values: Tensor = self.model(**given).last_hidden_state
+        real = given["attention_mask"].unsqueeze(-1).to(values.dtype)
+        pooled = values[:, 0] if self.pooling == CLS else (values * real).sum(1) / real.sum(1).clamp(min=1)
+        return pooled * (pooled.square().sum(1, keepdim=True) + 1e-12).rsqrt()  # whose gradient at 0 is finite
+
+
+MEAN, CLS = "mean", "cls"
+"""How the values of a text become one vector: their mean over what is no padding, or those of the first token."""
+MODULES = "modules.json"
+
+
+def pooling_of(folder: Path) -> str:
+    """The pooling that sentence-transformers notes in a folder, else the mean. Raises InvalidModel for another."""
+    if not (folder / MODULES).is_file():
+        return MEAN
+    try:
+        modules = {one["type"].rpartition(".")[2]: one["path"] for one in json.loads((folder / MODULES).read_bytes())}
+        path = modules.pop("Pooling", None)
+        noted = {} if path is None else json.loads((folder / path / "config.json").read_bytes())
+        modes = [name for name, value in noted.items() if name.startswith("pooling_mode_") and value]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InvalidModel(f"{folder / MODULES} is not as sentence-transformers writes it: {reason(error)}") from error
+    modes = modes or [f"pooling_mode_{noted.get('pooling_mode', MEAN)}_tokens"]
+    known = {"pooling_mode_mean_tokens": MEAN, "pooling_mode_cls_token": CLS, "pooling_mode_cls_tokens": CLS}
+    if (unknown := sorted(modules.keys() - {"Transformer", "Normalize"})) or len(modes) > 1 or modes[0] not in known:
+        what = f"the module {unknown[0]}" if unknown else " and ".join(modes)
+        raise InvalidModel(
+            f"{folder / MODULES} has {what}; known are the poolings mean_tokens and cls_token, followed by Normalize"
+        )
+    return known[modes[0]]
+
+
+@contextlib.contextmanager
+def _as_traced() -> Iterator[None]:
+    """A block in which `transformers` makes its masks without looking at values, as when it is traced.
+
+    The values of several clients at once, under vmap, cannot be looked at; masks are the same, only never left out.
+    """
+    from transformers import masking_utils
+
+    masks: Any = masking_utils
+    was, masks.is_tracing = masks.is_tracing, lambda tensor=None: True
+    try:
+        yield
+    finally:
+        masks.is_tracing = was

@@ -1,0 +1,25 @@
+"""The benchmark of replicas in small: real coordinators on a real PostgreSQL server, and real check-ins."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.options import ScaleOptions
+from benchmarks.postgresql import binaries
+from benchmarks.scale import run
+
+
+@pytest.mark.skipif(binaries() is None, reason="needs PostgreSQL's programs")
+def test_replicas_are_measured_by_the_check_ins_that_they_answer():
+    said: list[str] = []
+    found = run(ScaleOptions(devices=16, blocks=1, seconds=0.2), said.append)
+    # Two blocks of 0.2 CPU seconds are that many check-ins, at what each costs.
+    spent_us = 0.2e6 / found.alone_us + 0.2e6 / found.follower_us
+    assert found.check_ins == pytest.approx(spent_us, rel=0.5)
+    # A replica that asked the driver about every device would cost several times as much.
+    assert 0.3 < found.checkin_ratio < 2.5
+    assert found.checkin_ratio == pytest.approx(found.follower_us / found.alone_us)
+    assert 0 < found.heard_us < found.alone_us / 5
+    assert found.driver_us == pytest.approx(found.heard_us + found.heard_ms * 1e-3 * found.follower_us / 2)
+    assert set(found.targets) <= set(found.__struct_fields__)
+    assert "block 1" in said
