@@ -296,7 +296,7 @@ class ScaleOptions:
     devices: Annotated[int, Option(min=16, help="Number of devices, which check in by turns.")] = 100
     blocks: Annotated[int, Option(min=1, help="Blocks of each, in turns; the best of each counts.")] = 5
     seconds: Annotated[float, Option(min=0.1, help="CPU seconds of a block.")] = 2.0
-    reports: Annotated[int, Option(min=1, help="Reports of a round; there is one more round than blocks.")] = 1000
+    reports: Annotated[int, Option(min=1, help="Reports of a round; there is one more round than blocks.")] = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ from coordinator.failpoints import FAILPOINTS, VARIABLE
 from coordinator.keys import Keys
 from coordinator.rules.shared_sums import Shares, encode_shares
 from coordinator.rules.states import RoundState, TaskState
-from tests.coordinator.bundles import report_body
+from coordinator.rules.task_settings import ClearReports
+from tests.coordinator.bundles import START, report_body
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.replicas import Phones, replicas_on, undisturbed, until
 from tests.coordinator.test_api import ask, assign, check_in, check_in_once, put, refused
@@ -163,6 +164,15 @@ def test_attempt_goes_on_when_a_replica_without_receipts_is_killed(store, regist
             put(here, given.assignment, report_body([0, 1, 0, 0], 1))
         until(lambda: completed(store, task))
     assert [(one.attempt, one.state.value) for one in store.rounds(task)] == [(1, "committed")]
+
+
+def test_report_that_is_needed_one_by_one_goes_to_the_driver(store, register, replicas):
+    task = register(goal=3, rounds=1, clear=ClearReports(estimator="median"))
+    with driver_and_other(replicas) as (here, there, _):
+        for given, value in zip(assign(here, "a", "b", "c"), (1, 2, 9), strict=True):
+            assert put(there, given.assignment, report_body([0, value, 0, 0], 1)).status_code == 200
+        until(lambda: completed(store, task))
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], START + np.array([0, 2, 0, 0], np.float32))
 
 
 def test_report_in_parts_is_counted_where_they_are(store, register, replicas):
