@@ -207,10 +207,12 @@ def test_report_of_another_device_or_of_a_forged_id_is_taken_nowhere(store, regi
     body = report_body([0, 1, 0, 0], 1)
     with driver_and_other(replicas) as (here, there, _):
         first, second = assign(here, "a", "b")
-        there.devices.of |= {first.assignment: "b", (forged := f"{first.assignment[:-1]}-"): "a"}
+        owners, forged = there.devices.of, f"{first.assignment[:-1]}-"
+        owner, owners[first.assignment] = owners[first.assignment], owners[second.assignment]
+        owners[forged] = owner
         refused(put(there, first.assignment, body), "foreign-assignment")
         refused(put(there, forged, body), "unknown-assignment")
-        there.devices.of[first.assignment] = "a"
+        owners[first.assignment] = owner
         assert put(there, first.assignment, body).status_code == 200
         refused(put(there, first.assignment, report_body([9, 9, 9, 9], 1)), "conflicting-report")
         assert put(there, second.assignment, body).status_code == 200

@@ -261,6 +261,7 @@ def _configured(policy):
 
 
 def test_ids_of_assignments_fit_their_column_and_say_their_round():
+    assert assignment_id(KEY, "0123abcd", 7, 1, "phone") == "0123abcd.AAAABwAAAVBI_7L6YHxI52c"
     given = assignment_id(KEY, "0123abcd", 2**32 - 1, 2**24 - 1, "phone")
     assert len(given) == 32
     assert maker_of(given) == "0123abcd"

@@ -65,12 +65,13 @@ class AssignmentAccess:
         round_id = None if self._sums.leaving else round_in(self._keys.of_assignments, assignment, device)
         if round_id is None or self._sums.closed(round_id):
             return None
-        async with self._finding:  # the first reports of a round come together
-            found = self._shared.get(round_id)
-            if found is None:
-                found = self._shared.put(round_id, (await run_in_threadpool(self._find_shared, assignment),))
-        (shared,) = found
-        return shared
+        found = self._shared.get(round_id)
+        if found is None:
+            async with self._finding:  # the first reports of a round come together
+                found = self._shared.get(round_id)
+                if found is None:
+                    found = self._shared.put(round_id, (await run_in_threadpool(self._find_shared, assignment),))
+        return found[0]
 
     @asynccontextmanager
     async def present(self, assignment: str, request: Request) -> AsyncIterator[Owned]:
