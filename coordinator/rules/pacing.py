@@ -13,6 +13,7 @@ nobody else away.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.rules.rounds import RoundPolicy
@@ -87,6 +88,15 @@ class Demand:
     def per_s(self) -> float:
         """Devices a second that should arrive over the whole day."""
         return self.places / max(self.every_s, self.gather_s)
+
+
+def together(demands: Sequence[Demand]) -> Demand | None:
+    """The demand of several tasks of a population; None without any."""
+    if not demands:
+        return None
+    cohort = sum(one.cohort for one in demands)
+    per_s = sum(one.cohort / one.every_s for one in demands)
+    return Demand(cohort, min(one.opens_in_s for one in demands), cohort / per_s, demands[0].gather_s)
 
 
 @dataclass(frozen=True, slots=True)

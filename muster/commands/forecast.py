@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from coordinator.errors import InvalidTask
 from fedcore.validation import build
 from muster.options.settings import with_settings
-from muster.options.simulate import configuration
+from muster.options.simulate import configuration, values_of
 from muster.output import Json, emit, progress, remark, show_fields, show_table
+from simulator.errors import ForecastError
 from simulator.forecast.configuration import ForecastConfig
 
 if TYPE_CHECKING:
@@ -22,9 +24,10 @@ if TYPE_CHECKING:
 
 PLAN = "A bundle whose certificate gives --example-s, --bytes-down and --bytes-up, unless given."
 TRAIN = "Train the cohorts that were drawn: a file of options of `muster simulate`. Accuracy then has its hours."
+BESIDE = "Another task of the same population: a file of its options; may be repeated. A row for each task."
 VARY = "Compare values of one setting, such as goal=50,100,200: a row for each."
 PLOT = "Draw the rounds that are done over virtual time, with --train the accuracy: .svg or .png."
-_NOT_SHOWN = ("check_ins_by_hour", "rounds_by_hour")
+_NOT_SHOWN = ("beside", "check_ins_by_hour", "rounds_by_hour")
 
 
 @with_settings(ForecastConfig)
@@ -33,6 +36,7 @@ def forecast(
     settings: dict[str, Any],
     plan: Annotated[Path | None, typer.Option(help=PLAN)] = None,
     train: Annotated[Path | None, typer.Option(metavar="CONFIG.toml", help=TRAIN)] = None,
+    beside: Annotated[list[Path] | None, typer.Option(metavar="TASK.toml", help=BESIDE)] = None,
     vary: Annotated[str | None, typer.Option(metavar="SETTING=VALUE,…", help=VARY)] = None,
     plot: Annotated[Path | None, typer.Option(help=PLOT)] = None,
     json: Json = False,
@@ -53,7 +57,11 @@ def forecast(
         settings = {**_costs(plan), **settings}
     configs = _varied(settings, vary)
     training = None if train is None else configuration([train], {})
-    found = {name: _forecast(name, config, training) for name, config in configs.items()}
+    tasks = {path.stem: values_of(path) for path in beside or ()}
+    found = {name: _forecast(name, config, training, tasks) for name, config in configs.items()}
+    if tasks:
+        names = [f"{name}, {task}" for name in found for task in ("this task", *tasks)]
+        found = dict(zip(names, (one for first in found.values() for one in (first, *first.beside)), strict=True))
     if plot is not None:
         from muster.pictures.forecasts import draw_forecasts
 
@@ -62,7 +70,7 @@ def forecast(
     first = next(iter(found.values()))
     if json:
         return emit(first if vary is None else found)
-    if vary is not None:
+    if len(found) > 1 or vary is not None:
         return _compare(found)
     return _show(first, next(iter(configs.values())))
 
@@ -88,12 +96,14 @@ def _varied(settings: dict[str, Any], vary: str | None) -> Mapping[str, Forecast
     }
 
 
-def _forecast(name: str, config: ForecastConfig, training: SimulationConfig | None) -> Forecast:
+def _forecast(
+    name: str, config: ForecastConfig, training: SimulationConfig | None, tasks: Mapping[str, Mapping[str, Any]]
+) -> Forecast:
     """The forecast, behind a progress bar of virtual hours, and one of rounds where it trains."""
     from simulator.forecast.forecast import forecast as run
 
     with progress() as bar:
-        task = bar.add_task(name, total=24 * config.days, note="virtual hours")
+        shown = bar.add_task(name, total=24 * config.days, note="virtual hours")
 
         def train(rounds: Sequence[CommittedRound]) -> list[tuple[float, float]]:
             if training is None:
@@ -103,7 +113,15 @@ def _forecast(name: str, config: ForecastConfig, training: SimulationConfig | No
             trained = bar.add_task(name, total=min(training.rounds, len(rounds)), note="rounds of training")
             return accuracy_over_time(training, rounds, lambda number, _: bar.update(trained, completed=number))
 
-        return run(config, lambda hour: bar.update(task, completed=hour), train)
+        others = [_beside(task, config, given) for task, given in tasks.items()]
+        return run(config, lambda hour: bar.update(shown, completed=hour), train, others)
+
+
+def _beside(task: str, config: ForecastConfig, given: Mapping[str, Any]) -> ForecastConfig:
+    try:
+        return config.beside(given)
+    except (ForecastError, InvalidTask) as error:
+        raise typer.BadParameter(f"{task}: {error}", param_hint="--beside") from error
 
 
 def _show(found: Forecast, config: ForecastConfig) -> None:

@@ -44,13 +44,18 @@ def configuration(files: Sequence[Path], settings: Mapping[str, Any]) -> Simulat
     return to_config(values)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def values_of(path: Path) -> dict[str, Any]:
+    """The values of a file of options, as TOML has them. Raises BadParameter."""
     try:
-        values = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         from fedcore.errors import why
 
         raise typer.BadParameter(f"cannot read {path}: {why(error)}", param_hint="CONFIG.toml") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    values = values_of(path)
     try:
         check_names(values)
         return {name: build_one(SimulationConfig, name, value) for name, value in values.items()}

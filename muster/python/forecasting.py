@@ -22,27 +22,31 @@ def forecast(
     *,
     plan: Bundle | None = None,
     train: Mapping[str, Any] | None = None,
+    beside: Sequence[Mapping[str, Any]] = (),
     on_hour: Callable[[int], None] = lambda hour: None,
     **settings: Any,
 ) -> twin.Forecast:
     """Tell how a task would go on a modelled population: the coordinator's rules in virtual time, without training.
 
     plan: a bundle whose certificate gives `example_s`, `bytes_down` and `bytes_up`, unless given. train: options of
-    `simulate` by name, with `model`, to train the cohorts that were drawn: `accuracy` then has its hours. on_hour:
-    called with the virtual hours that are over. Raises ForecastError or InvalidTask, naming what is wrong, also for a
-    population that can fill no round. The other keywords are the settings of a forecast:
+    `simulate` by name, with `model`, to train the cohorts that were drawn: `accuracy` then has its hours. beside:
+    further tasks of the same population, each by its own settings. on_hour: called with the virtual hours that are
+    over. Raises ForecastError or InvalidTask, naming what is wrong, also for a population that can fill no round. The
+    other keywords are the settings of a forecast:
     """
     of_kind("plan", plan, (Bundle, type(None)), "a Bundle, as `muster.export` gives it")
     of_kind("train", train, (Mapping, type(None)), 'a mapping such as {"model": "mlp", "rounds": 50}')
     of_kind("on_hour", on_hour, (Callable,), "a function of the virtual hours that are over")
+    of_kind("beside", beside, (Sequence,), 'a list of settings such as [{"goal": 50}]')
     config = build(ForecastConfig, {**({} if plan is None else costs_of(plan)), **settings})
+    others = [config.beside(one) for one in beside]
     with progress_line() as tell:
 
         def heard(hour: int) -> None:
             tell(f"{config.devices:,} devices: {hour} of {24 * config.days} virtual hours")
             on_hour(hour)
 
-        return twin.forecast(config, heard, _trainer(train, tell))
+        return twin.forecast(config, heard, _trainer(train, tell), others)
 
 
 def _trainer(

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from coordinator.rules.eligibility import Requires
 from coordinator.rules.task_settings import Buffered, Secagg, TaskSettings
 from fedcore.privacy.settings import WholeFromOne
-from fedcore.validation import Count, Fraction, check, checked, setting
+from fedcore.validation import Count, Fraction, build, check, checked, setting
 from simulator.errors import ForecastError
+
+OF_POPULATION = (
+    *(
+        "devices",
+        "days",
+        "first_within_s",
+        "retry_min_s",
+        "retry_max_s",
+        "time_zones",
+        "charging_s",
+        "trace",
+        "charges",
+    ),
+    *("unmetered", "median_examples", "speed_spread", "bandwidth", "step_s", "seed"),
+)
+"""Settings that all tasks of a population have in common."""
 
 
 @checked(ForecastError)
@@ -77,6 +94,15 @@ class ForecastConfig:
     def __post_init__(self) -> None:
         check(self)
         self.task  # noqa: B018 - a policy that cannot be is refused now
+
+    def beside(self, given: Mapping[str, Any]) -> ForecastConfig:
+        """The configuration of another task of the same population, of its settings by name. Raises as the class."""
+        if shared := [name for name in given if name in OF_POPULATION]:
+            raise ForecastError(f"{shared[0]} is of the population, which its tasks share: leave it out beside")
+        names = {one.name for one in fields(ForecastConfig)}
+        if missing := [one.name for one in fields(TaskSettings) if one.name in given and one.name not in names]:
+            raise ForecastError(f"a forecast does not model {missing[0]}, which tasks have: leave it out")
+        return build(ForecastConfig, {name: getattr(self, name) for name in OF_POPULATION} | dict(given))
 
     @property
     def task(self) -> TaskSettings:

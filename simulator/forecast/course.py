@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -73,6 +73,13 @@ class Course:
         by_hour = [np.zeros(int(days * DAY_S) // 3600, np.int64) for _ in range(2)]
         of_devices = np.zeros(devices, np.int32), np.zeros(devices, np.float32), np.zeros(devices)
         return cls(*of_devices, Rate(by_hour[0]), Rate(by_hour[1]))
+
+    def beside(self) -> Course:
+        """The course of another task of the population: visits and windows are those of both."""
+        devices, days = len(self.took_part), len(self.check_ins.by_hour) // 24
+        return replace(
+            Course.of(devices, days), check_ins=self.check_ins, turned_away=self.turned_away, stays=self.stays
+        )
 
     def sent_away(self, rows: Rows, when: RetryWindow, why: str) -> None:
         """Count devices that were told to come back within a window."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.course import CommittedRound, Course
 from simulator.forecast.starved import check_fills
+from simulator.forecast.task_rounds import TaskRounds
 from simulator.forecast.twin import Twin
 
 
@@ -47,7 +48,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     devices; never_by_zone, never_by_speed: the same of those at each time zone, and of each fifth by speed. phone: CPU
     seconds and bytes a day. wasted: share of CPU time that no round counted. accuracy: of users never seen, after
     hours, where rounds trained. done_at_h: when the rounds asked for were committed; None if they were not. paused:
-    when and why the task stopped. cpu_s, peak_mb: what this forecast took itself.
+    when and why the task stopped. cpu_s, peak_mb: what this forecast took itself. beside: of further tasks, of which
+    visits are those of all tasks.
     """
 
     devices: int
@@ -75,27 +77,31 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     paused: str
     cpu_s: float
     peak_mb: float
+    beside: list[Forecast] = []
 
 
 def forecast(
     config: ForecastConfig,
     on_hour: Callable[[int], None] = lambda hour: None,
     train: Callable[[Sequence[CommittedRound]], list[tuple[float, float]]] = lambda rounds: [],
+    beside: Sequence[ForecastConfig] = (),
 ) -> Forecast:
     """Run the twin of a configuration. Raises ForecastError.
 
     on_hour: called with the virtual hours that are over. train: gives the accuracy that such rounds come to, by hours.
+    beside: further tasks of the population (`ForecastConfig.beside`), which do not train.
     """
     started = time.process_time()
-    twin = Twin(config)
-    check_fills(config, twin.devices)
+    twin, configs = Twin(config, beside=beside), (config, *beside)
+    for one, task in zip(configs, twin.tasks, strict=True):
+        check_fills(one, task.devices)
     twin.run(on_hour)
-    found = _answers(config, twin, started)
-    return msgspec.structs.replace(found, accuracy=train(twin.course.rounds))
+    found, *others = [_answers(one, task, started) for one, task in zip(configs, twin.tasks, strict=True)]
+    return msgspec.structs.replace(found, accuracy=train(twin.course.rounds), beside=others)
 
 
-def _answers(config: ForecastConfig, twin: Twin, started: float) -> Forecast:
-    course, days = twin.course, config.days
+def _answers(config: ForecastConfig, task: TaskRounds, started: float) -> Forecast:
+    course, days = task.course, config.days
     rounds, never, cpu_s = course.rounds, course.took_part == 0, float(course.spent_s.sum())
     hours = np.array([one.ended // 3600 for one in rounds], np.int64)
     by_hour = np.bincount(hours, minlength=24 * days)
@@ -117,8 +123,8 @@ def _answers(config: ForecastConfig, twin: Twin, started: float) -> Forecast:
         reports_per_s_at_peak=course.reports.peak_per_s,
         assignments=dict(course.ended),
         never_took_part=_share(never),
-        never_by_zone=_by_zone(never, twin.devices.zone) if config.trace is None else {},
-        never_by_speed=_by_speed(never, twin.devices.slow),
+        never_by_zone=_by_zone(never, task.devices.zone) if config.trace is None else {},
+        never_by_speed=_by_speed(never, task.devices.slow),
         phone=_phone(course, days),
         wasted=round(course.wasted_s / cpu_s, 4) if cpu_s else 0.0,
         paused="" if course.paused is None else f"after {course.paused[0] / 3600:.1f} h: {course.paused[1]}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import random
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +41,7 @@ from secagg.session_phase import SessionPhase
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.course import CommittedRound, Course
 from simulator.forecast.devices import Devices
+from simulator.forecast.drawing import Drawing
 from simulator.forecast.exchanges import Exchanges
 from simulator.forecast.stretches import Times
 
@@ -55,28 +55,17 @@ class _Work(NamedTuple):
     cpu_s: float
 
 
-@dataclass(slots=True)
-class Drawing:
-    """Where devices come from and go to. waiting: rows that wait, each until when, the first first.
-
-    drawn, free, turned_away: rows that were drawn, whose work is over, and that are sent away, since the last look.
-    """
-
-    waiting: dict[int, float] = field(default_factory=dict)
-    drawn: int = 0
-    free: list[int] = field(default_factory=list)
-    turned_away: list[int] = field(default_factory=list)
-
-
 class TaskRounds:
     """The rounds of a task: the one that runs, and the one that is held behind it."""
 
-    def __init__(self, config: ForecastConfig, devices: Devices, course: Course) -> None:
+    def __init__(self, config: ForecastConfig, devices: Devices, course: Course, drawing: Drawing, number: int) -> None:
+        """number: of the task among those of its population, which draw from the same devices."""
         settings = self.settings = config.task
         self.policy, self.buffered = settings.policy, settings.buffered is not None
-        self.drawing, self.times = Drawing(), RoundTimes()
-        self._config, self._devices, self._course = config, devices, course
-        self._chance, self._source = np.random.default_rng((config.seed, 2)), random.Random(config.seed)
+        self.drawing, self.times = drawing, RoundTimes()
+        self.devices, self.course, self._config = devices, course, config
+        self._chance = np.random.default_rng((config.seed, 2, number) if number else (config.seed, 2))
+        self._source = random.Random(config.seed + number)
         self._running: Round | None = None
         self._held: Round | None = None
         self._opened = self._drawn_at = self._not_before = 0.0
@@ -99,7 +88,7 @@ class TaskRounds:
             if work is not None and work.serial == serial:
                 self._end_work(row, how, at)
         self._exchange(now)
-        if self.idle or self._course.paused:
+        if self.idle or self.course.paused:
             return
         self._open_round(now)
         if self._held is not None and self._running is None and now >= self._not_before:
@@ -117,12 +106,9 @@ class TaskRounds:
         """Whether a device that comes now rests from its last participation."""
         return self._resting is not None and self._resting.is_resting(str(row), now)
 
-    def rest_s(self, row: int, now: float) -> float:
-        """How long a device that rests must stay away."""
-        if self._resting is None:
-            return 0.0
-        seconds, rounds = self._resting.remaining(str(row), now)
-        return max(seconds, rounds * self.demand(now).every_s)
+    def remaining(self, row: int, now: float) -> tuple[float, int]:
+        """For how long, in seconds and in rounds, a device that rests must stay away."""
+        return (0.0, 0) if self._resting is None else self._resting.remaining(str(row), now)
 
     def demand(self, now: float) -> Demand:
         """The demand of the rounds for devices."""
@@ -149,7 +135,7 @@ class TaskRounds:
 
     def _open_round(self, now: float) -> None:
         """Open the next round, if somebody waits for it: held while another one runs, or during a pause."""
-        if self._held is not None or not self.drawing.waiting:
+        if self._held is not None or not self._fitting():
             return
         running = self._running
         if self.buffered:
@@ -170,8 +156,14 @@ class TaskRounds:
         else:
             self._step(Tick(), now)
 
+    def _fitting(self) -> list[int]:
+        """The rows of waiting devices that this task can use."""
+        if not self.drawing.shared:
+            return list(self.drawing.waiting)
+        return [row for row in self.drawing.waiting if not self.devices.obstacle[row]]
+
     def _candidates(self, round_: Round, now: float) -> list[int]:
-        waiting = list(self.drawing.waiting)
+        waiting = self._fitting()
         if round_.state is RoundState.REPORTING:
             waiting = [row for row in waiting if row not in self._taken]
         if self._resting is not None:
@@ -193,8 +185,7 @@ class TaskRounds:
                 case Select(count):
                     self._assign(stepped, count, now)
                 case TurnAway():
-                    self.drawing.turned_away += self.drawing.waiting
-                    self.drawing.waiting.clear()
+                    self.drawing.turn_away(self._candidates(stepped, now))
                 case EndAssignments(state):
                     self._end_all(state, now)
         if self._running is not stepped:
@@ -207,7 +198,7 @@ class TaskRounds:
     def _commit(self, round_: Round, now: float) -> None:
         """The next model is there: take over what is open, or begin anew."""
         devices, behind = zip(*self._reported, strict=True)
-        self._course.rounds.append(CommittedRound(self._opened, self._drawn_at, now, devices, behind))
+        self.course.rounds.append(CommittedRound(self._opened, self._drawn_at, now, devices, behind))
         self.times = self.times.ended(now, buffered=self.buffered)
         self._late = {row: left - 1 for row, left in self._late.items() if left > 1}
         self._number, self._failures = self._number + 1, 0
@@ -227,14 +218,14 @@ class TaskRounds:
             self._running, self._opened = buffers.open_buffer(self.policy, len(self._open)), now
 
     def _abandoned(self, round_: Round, now: float) -> None:
-        self._course.abandoned[round_.reason] += 1
+        self.course.abandoned[round_.reason] += 1
         if round_.assigned:
             self.times = self.times.ended(now, buffered=self.buffered)
         if round_.reason in FAILURES:
             self._failures += 1
             self._not_before = now + back_off_s(self._failures)
             if self._failures >= self.settings.max_attempts:
-                self._course.paused = now, round_.reason
+                self.course.paused = now, round_.reason
         if self._resting is not None:
             self._resting.end(now, committed=False)
         self._clear()
@@ -250,13 +241,13 @@ class TaskRounds:
         for row in chosen:
             del self.drawing.waiting[row]
         rows = np.array(chosen, np.int64)
-        lasts = self._devices.work_s[rows].astype(np.float64)
+        lasts = self.devices.work_s[rows].astype(np.float64)
         if self.settings.secagg is not None:
-            lasts -= self._devices.up_s[rows]  # they send nothing before an exchange of its own
+            lasts -= self.devices.up_s[rows]  # they send nothing before an exchange of its own
             deadline = now + self.policy.reporting_deadline_s
             self._exchanges = self._exchanges or Exchanges(self.policy, self.settings.secagg, deadline)
             self._exchanges.join(chosen)
-        for row, cpu_s in zip(chosen, self._devices.cpu_s[rows].tolist(), strict=True):
+        for row, cpu_s in zip(chosen, self.devices.cpu_s[rows].tolist(), strict=True):
             self._serial += 1
             self._open[row] = _Work(self._serial, now, self._number, cpu_s)
         self._schedule(chosen, lasts, self._config.drop_out, now)
@@ -269,7 +260,7 @@ class TaskRounds:
         if self._resting is not None:
             self._resting.add(map(str, chosen), now)
         self.drawing.drawn += count
-        self._course.assigned += count
+        self.course.assigned += count
         self._step(Configured(count), now)
 
     def _schedule(self, rows: list[int], lasts: Times, drop_out: float, now: float) -> None:
@@ -277,7 +268,7 @@ class TaskRounds:
         chosen, ends = np.array(rows, np.int64), now + lasts
         vanishes = self._chance.random(len(rows)) < drop_out
         ends = np.where(vanishes, now + self._chance.random(len(rows)) * lasts, ends)
-        until = np.maximum(self._devices.stretches.can_until(chosen, now), now)
+        until = np.maximum(self.devices.stretches.can_until(chosen, now), now)
         # What vanishes is a process, as a rule, so its connection closes.
         silence_s, deadline = broken_after_s(lost_after_s(self.policy.cohort)), now + self.policy.reporting_deadline_s
         for row, end, leaves, gone in zip(rows, ends.tolist(), until.tolist(), vanishes.tolist(), strict=True):
@@ -352,9 +343,9 @@ class TaskRounds:
     def _ask(self, rows: list[int], phase: SessionPhase, now: float) -> None:
         """Let devices answer the next exchange, each in its time, unless it vanishes or leaves."""
         chosen = np.array(rows, np.int64)
-        lasts = self._config.exchange_s * self._devices.slow[chosen].astype(np.float64)
+        lasts = self._config.exchange_s * self.devices.slow[chosen].astype(np.float64)
         if phase is SessionPhase.UPLOADING:
-            lasts += self._devices.up_s[chosen]
+            lasts += self.devices.up_s[chosen]
         self._schedule(rows, lasts, self._config.exchange_drop_out, now)
 
     def _end_all(self, state: AssignmentState, now: float) -> None:
@@ -365,7 +356,7 @@ class TaskRounds:
             self._finish(row, state, now)
 
     def _finish(self, row: int, how: AssignmentState, at: float) -> None:
-        work, course = self._open.pop(row), self._course
+        work, course = self._open.pop(row), self.course
         spent_s, reports = min(work.cpu_s, at - work.since), how is AssignmentState.REPORTED
         course.ended[str(how)] += 1
         course.spent_s[row] += spent_s

@@ -7,7 +7,8 @@ window, which counts all of them; without, each gets its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,12 +22,14 @@ from coordinator.rules.pacing import (
     drawn,
     idle_window,
     observe,
+    together,
     window,
 )
 from fedcore.wire.messages import RetryWindow
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.course import Course
 from simulator.forecast.devices import WAIT_S, Devices
+from simulator.forecast.drawing import Drawing
 from simulator.forecast.stretches import DAY_S, Rows, Times
 from simulator.forecast.task_rounds import TaskRounds
 
@@ -36,13 +39,28 @@ _CHUNK = 64
 
 
 class Twin:
-    """A population and its one task. devices: by default those that the configuration's seed draws."""
+    """A population and its tasks. devices: by default those that the configuration's seed draws.
 
-    def __init__(self, config: ForecastConfig, devices: Devices | None = None, *, bulk: bool = True) -> None:
+    beside: further tasks of the population, which differ from `config` in no setting of it.
+    """
+
+    def __init__(
+        self,
+        config: ForecastConfig,
+        devices: Devices | None = None,
+        *,
+        beside: Sequence[ForecastConfig] = (),
+        bulk: bool = True,
+    ) -> None:
         self.devices, self._bulk, self._step_s = devices or Devices.drawn(config), bulk, config.step_s
         self._days_s, self._chance = config.days * DAY_S, np.random.default_rng((config.seed, 1))
         self.course = Course.of(len(self.devices), config.days)
-        self._task = TaskRounds(config, self.devices, self.course)
+        self._drawing = Drawing(shared=bool(beside))
+        self.tasks = [TaskRounds(config, self.devices, self.course, self._drawing, 0)]
+        for number, other in enumerate(beside, start=1):
+            # The same draws for the same seed: of each device only what the task costs it differs.
+            modelled = replace(Devices.drawn(other), stretches=self.devices.stretches)
+            self.tasks.append(TaskRounds(other, modelled, self.course.beside(), self._drawing, number))
         self._due = self._chance.uniform(0.0, config.first_within_s, len(self.devices))
         self._pace = Pace(0.0)
         self._bounds = RetryWindow(config.retry_min_s, max(config.retry_min_s, config.retry_max_s))
@@ -62,7 +80,7 @@ class Twin:
             self._soon = self._by_step(soon, start)
             for step in range(start, self._chunk_ends):
                 self._advance(step)
-            if self.course.paused:
+            if all(task.course.paused for task in self.tasks):
                 break
             if (over := int(self._chunk_ends * self._step_s // HOUR_S)) > hour:
                 on_hour(hour := over)
@@ -79,15 +97,15 @@ class Twin:
 
     def _advance(self, step: int) -> None:
         """One step. Everything in it happens at its end, but for work, which ends when it ends."""
-        now, task = (step + 1) * self._step_s, self._task
+        now, drawing = (step + 1) * self._step_s, self._drawing
         self._step = step
         rows = self._soon.pop(step, None)
         if rows is not None:
             self._arrive(rows, now)
-        task.advance(now)
-        drawing = task.drawing
+        for task in self.tasks:
+            task.advance(now)
         if drawing.drawn:
-            self._pace = drawn(observe(self._pace, float(drawing.drawn), now, task.demand(now)))
+            self._pace = drawn(observe(self._pace, float(drawing.drawn), now, self._demand(now)))
             drawing.drawn = 0
         if drawing.free:
             self._come_back(drawing.free, now)
@@ -115,21 +133,27 @@ class Twin:
             return
         self.course.check_ins.add(len(rows), now)
         self._due[rows] = np.inf
-        obstacle = self.devices.obstacle[rows]
-        for index in np.unique(obstacle[obstacle > 0]):
-            self._send_idle(rows[obstacle == index], now, self.devices.obstacles[index])
-        accepted = self._returning(now)
-        for row in rows[obstacle == 0].tolist():
-            if self._task.is_resting(row, now):
-                self._rest(row, now)
+        fits = np.any([task.devices.obstacle[rows] == 0 for task in self.tasks], axis=0)
+        unfit, obstacle = rows[~fits], self.devices.obstacle[rows[~fits]]
+        for index in np.unique(obstacle):
+            self._send_idle(unfit[obstacle == index], now, self.devices.obstacles[index])
+        usual = self._usual(now)
+        for row in rows[fits].tolist():
+            fitting = [task for task in self.tasks if not task.devices.obstacle[row]]
+            offered = [task for task in fitting if not task.is_resting(row, now)]
+            if offered:
+                self._drawing.waiting[row] = now + WAIT_S
+                self._returns[row] = after(usual, min(task.settings.min_separation_s for task in offered), self._bounds)
             else:
-                self._task.drawing.waiting[row] = now + WAIT_S
-                self._returns[row] = accepted
+                self._rest(row, min(task.remaining(row, now) for task in fitting), now)
+
+    def _demand(self, now: float) -> Demand | None:
+        return together([task.demand(now) for task in self.tasks if not task.course.paused])
 
     # --- windows
 
     def _send_away(self, rows: Rows, now: float, why: str) -> None:
-        demand = self._task.demand(now)
+        demand = self._demand(now)
         for row in rows.tolist():
             del self._returns[row]
         while len(rows):
@@ -139,14 +163,16 @@ class Twin:
             self._sent(rows[:count], when, now, why)
             rows = rows[count:]
 
-    def _together(self, demand: Demand) -> int:
+    def _together(self, demand: Demand | None) -> int:
         """How many of the devices that come next may get one window: all for a place, or close in the queue."""
+        if demand is None:
+            return 1
         free = demand.places - self._pace.booked
         many = free if free >= 1 else 1.0 if free > 0 and not self._pace.queued else CLOSE * self._pace.queued
         return max(1, int(many)) if self._bulk else 1
 
     def _send_idle(self, rows: Rows, now: float, why: str) -> None:
-        demand = self._task.demand(now)
+        demand = self._demand(now)
         while len(rows):
             many = max(IDLE_S * IDLE_PER_S - self._pace.idle, CLOSE * self._pace.idle, 1.0) if self._bulk else 1.0
             count = min(int(many), len(rows))
@@ -155,16 +181,17 @@ class Twin:
             self._sent(rows[:count], when, now, why)
             rows = rows[count:]
 
-    def _rest(self, row: int, now: float) -> None:
-        usual = self._returning(now, 1.0)
-        self._sent(np.array([row]), after(usual, self._task.rest_s(row, now), self._bounds), now, "resting")
+    def _rest(self, row: int, remaining: tuple[float, int], now: float) -> None:
+        seconds, rounds = remaining
+        demand = self._demand(now)
+        rest_s = max(seconds, rounds * demand.every_s if demand else 0.0)
+        self._sent(np.array([row]), after(self._usual(now, 1.0), rest_s, self._bounds), now, "resting")
 
-    def _returning(self, now: float, devices: float = 0.0) -> RetryWindow:
-        """The window of a device that is accepted now, for when its work is over. It takes no place."""
-        demand = self._task.demand(now)
+    def _usual(self, now: float, devices: float = 0.0) -> RetryWindow:
+        """The window of a device that comes now, for when its work or its rest is over. It takes no place."""
+        demand = self._demand(now)
         self._pace = observe(self._pace, devices, now, demand)
-        _, usual = window(self._pace, demand, self._bounds)
-        return after(usual, self._task.settings.min_separation_s, self._bounds)
+        return window(self._pace, demand, self._bounds)[1]
 
     def _come_back(self, rows: list[int], now: float) -> None:
         """Devices whose work is over come back when they were told at the beginning of their session."""

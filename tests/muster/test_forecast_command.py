@@ -36,6 +36,27 @@ def test_values_of_a_setting_are_compared_in_a_table_and_a_picture(tmp_path):
     assert found["goal=5"]["rounds"] > found["goal=10"]["rounds"]
 
 
+def test_tasks_of_a_population_are_forecast_together(tmp_path):
+    task = tmp_path / "words.toml"
+    task.write_text("goal = 5\nexample_s = 20.0\nreporting_deadline_s = 7200.0\n")
+    shown = in_process("forecast", *SMALL, "--beside", task)
+    assert "this task" in shown.stdout
+    assert "words" in shown.stdout
+    found = json.loads(in_process("forecast", *SMALL, "--beside", task, "--json").stdout)
+    given = muster.forecast(
+        devices=200,
+        goal=5,
+        example_s=20.0,
+        reporting_deadline_s=7200.0,
+        step_s=10.0,
+        beside=[{"goal": 5, "example_s": 20.0, "reporting_deadline_s": 7200.0}],
+    )
+    assert [one["rounds"] for one in (found, *found["beside"])] == [given.rounds, given.beside[0].rounds]
+    task.write_text("devices = 5\n")
+    refused = in_process("forecast", *SMALL, "--beside", task)
+    assert "words: devices is of the population" in refused.output + str(refused.exception)
+
+
 def test_plan_gives_the_costs_that_are_not_given(tmp_path):
     bundle = make_bundle(tmp_path / "plan")
     found = json.loads(in_process("forecast", *SMALL, "--plan", bundle.folder, "--bytes-up", 7, "--json").stdout)

@@ -21,6 +21,7 @@ from coordinator.rules.pacing import (
     drawn,
     idle_window,
     observe,
+    together,
     window,
 )
 from coordinator.rules.return_tokens import Return
@@ -179,12 +180,17 @@ class Steering:
         return self._round_times.get(task, RoundTimes())
 
     def _demand(self, tasks: Iterable[LoadedTask], rounds: OpenRounds, now: float) -> Demand | None:
-        wanted = [(_cohort(task, rounds), self._opens_in_s(task, rounds, now), task) for task in tasks]
-        if not wanted:
-            return None
-        cohort = sum(size for size, _, _ in wanted)
-        per_s = sum(size / (self._times(task.id).takes_s(task.settings.policy) + GATHER_S) for size, _, task in wanted)
-        return Demand(cohort, min(opens_in_s for _, opens_in_s, _ in wanted), cohort / per_s, GATHER_S)
+        return together(
+            [
+                Demand(
+                    _cohort(task, rounds),
+                    self._opens_in_s(task, rounds, now),
+                    self._times(task.id).takes_s(task.settings.policy) + GATHER_S,
+                    GATHER_S,
+                )
+                for task in tasks
+            ]
+        )
 
     def _opens_in_s(self, task: LoadedTask, rounds: OpenRounds, now: float) -> float:
         running = rounds.running.get(task.id)
