@@ -57,7 +57,8 @@ class LoadConfig:
     """The devices. silent: the share that never reports; killed: the share that dies in the middle of an upload.
 
     Both are shares of devices, not of sessions: a device keeps its behaviour. uploading: the most reports sent at the
-    same time. pause_s: the pause between a receipt and the next check-in. seed: of behaviours and delays.
+    same time. pause_s: the pause between a receipt and the next check-in. holds: whether devices hold assignments while
+    they work, as they should where that takes long. seed: of behaviours and delays.
     """
 
     coordinator: str
@@ -67,6 +68,7 @@ class LoadConfig:
     uploading: int = 1000
     wait_s: float = 60.0
     pause_s: float = 0.0
+    holds: bool = True
     seed: int = 0
 
 
@@ -204,11 +206,12 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         if device.behaviour == "silent":
             await self._report(device, answer)
             return "silent", answer.report_within_s
-        hold = asyncio.create_task(self._hold(device, answer))
+        hold = asyncio.create_task(self._hold(device, answer)) if self.config.holds else None
         try:
             return await self._work(device, answer)
         finally:
-            hold.cancel()
+            if hold is not None:
+                hold.cancel()
 
     async def _hold(self, device: LoadDevice, assignment: Assignment) -> None:
         """Hold the assignment during the session. A device that is not needed learns so when it sends its report."""

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 
@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.load import POPULATION, LoadConfig, LoadFleet
 from benchmarks.null_task import null_coordinator
 from benchmarks.options import ReportOptions
-from benchmarks.usage import Usage
+from benchmarks.usage import Usage, cpu_s
 from coordinator.store.tasks import TaskSettings
 from muster.local.server import LocalCoordinator
 from muster.output import Say
@@ -124,7 +124,7 @@ async def _measure(options: ReportOptions, size: int, say: Say) -> Cost:
             for number in range(options.pairs + 1):
                 say(f"{size} values, {max(0, number - 1)} of {options.pairs} pairs")
                 parts = await asyncio.to_thread(yardstick, size, options.devices)
-                seconds = await fleet.run(lambda: _upload(fleet, server, task, options.devices))
+                (seconds,), _ = await fleet.run(lambda: upload(fleet, server, task, options.devices, [server.pid]))
                 if number > 0:
                     pairs.append(_pair(parts, seconds, options.devices))
         after = Usage.of(server.pid)
@@ -151,18 +151,20 @@ def _pair(parts: tuple[float, float, float], seconds: float, count: int) -> Pair
     )
 
 
-async def _upload(fleet: LoadFleet, server: LocalCoordinator, task: str, devices: int) -> float:
-    """CPU seconds of the server from the first report, once every device has one, to the round's commit."""
+async def upload(
+    fleet: LoadFleet, server: LocalCoordinator, task: str, devices: int, pids: Sequence[int]
+) -> tuple[list[float], float]:
+    """CPU seconds of processes from the first report, once every device has one, to the round's commit; seconds."""
     ready = fleet.trained + devices
     fleet.may_upload.clear()
     while fleet.trained < ready:
         await asyncio.sleep(0.02)
     rounds = server.committed(task)
-    began = Usage.of(server.pid).cpu_s
+    began, at = [cpu_s(pid) for pid in pids], time.monotonic()
     fleet.may_upload.set()
     while len(server.committed(task)) == len(rounds):
         await asyncio.sleep(0.05)
-    return Usage.of(server.pid).cpu_s - began
+    return [cpu_s(pid) - before for pid, before in zip(pids, began, strict=True)], time.monotonic() - at
 
 
 def yardstick(size: int, count: int) -> tuple[float, float, float]:

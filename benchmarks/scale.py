@@ -1,5 +1,7 @@
 """Replicas of one population: CPU of a rejected check-in, at those that do not drive it and at the one that does.
 
+The same of reports: `benchmarks.scale_reports`.
+
 The peer is a coordinator alone, with the same task on a database of its own, in the same run. What answers check-ins is
 the main thread of a process, and what hears of them at the driver is its turn, once a second: CPU of these two is
 counted. So neither what else the machine does, nor what a process does when nobody comes, is in the figures.
@@ -20,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks import scale_reports
 from benchmarks.load import POPULATION, LoadConfig, LoadFleet, Refusal
 from benchmarks.null_task import null_bundle
 from benchmarks.options import ScaleOptions
@@ -62,6 +65,7 @@ class ScaleCosts(msgspec.Struct, frozen=True, kw_only=True):
     driver_us: float
     checkin_ratio: float
     checkin_driver_share: float
+    reports: scale_reports.ReportScale
     targets: dict[str, float]
 
 
@@ -75,8 +79,17 @@ def run(options: ScaleOptions, say: Say) -> ScaleCosts:
         heard_ms, heard_us = _hearing(_shared(server, Path(folder) / "driver"), Path(folder) / "driver", options.blocks)
         say("starting")
         single, several = Path(folder) / "alone", Path(folder) / "shared"
-        with _coordinators(server, single, 1) as (alone,), _coordinators(server, several, 3) as (driver, *followers):
+        with (
+            _coordinators(server, single, 1, TASK, 10) as (alone,),
+            _coordinators(server, several, 3, TASK, 10) as (driver, *followers),
+        ):
             check_ins, alone_us, follower_us = asyncio.run(_run(options, alone, driver, followers, say))
+        single, several, task = Path(folder) / "reports-alone", Path(folder) / "reports", scale_reports.task_of(options)
+        with (
+            _coordinators(server, single, 1, task, scale_reports.SIZE) as (alone,),
+            _coordinators(server, several, 2, task, scale_reports.SIZE) as (driver, replica),
+        ):
+            reports = asyncio.run(scale_reports.measure(options, alone, driver, replica, say))
     driver_us = heard_us + heard_ms * 1e-3 * follower_us / len(followers)
     return ScaleCosts(
         devices=options.devices,
@@ -88,7 +101,8 @@ def run(options: ScaleOptions, say: Say) -> ScaleCosts:
         driver_us=driver_us,
         checkin_ratio=follower_us / alone_us,
         checkin_driver_share=driver_us / alone_us,
-        targets=TARGETS,
+        reports=reports,
+        targets=TARGETS | scale_reports.TARGETS,
     )
 
 
@@ -99,15 +113,17 @@ def _shared(server: Cluster, folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _coordinators(server: Cluster, folder: Path, count: int) -> Iterator[list[LocalCoordinator]]:
-    """Coordinators on a database with one task, which rejects every device; the first one drives it."""
+def _coordinators(
+    server: Cluster, folder: Path, count: int, task: TaskSettings, size: int
+) -> Iterator[list[LocalCoordinator]]:
+    """Coordinators on a database with one task, on `size` parameters; the first one drives it."""
     given = _shared(server, folder)
     with ExitStack() as stack:
         started: list[LocalCoordinator] = []
         for number in range(count):
             started.append(stack.enter_context(local_coordinator(folder / str(number), **given)))
             if number == 0:
-                started[0].store.register_task(null_bundle(folder / "plan", 10), TASK)
+                started[0].store.register_task(null_bundle(folder / "plan", size), task)
         yield started
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -91,8 +92,12 @@ class Keys:
         return self._derived(b"muster: ids of assignments")
 
     def _derived(self, info: bytes) -> bytes:
-        derived = HKDF(SHA256(), _SECRET_BYTES, salt=None, info=info)
-        return derived.derive(self.server.private.private_bytes_raw())
+        return _derive(self.server.private.private_bytes_raw(), info)
+
+
+@functools.lru_cache(16)  # every report needs one
+def _derive(private: bytes, info: bytes) -> bytes:
+    return HKDF(SHA256(), _SECRET_BYTES, salt=None, info=info).derive(private)
 
 
 def rotate(path: Path, database: Database, out: Path | None = None) -> Keys:

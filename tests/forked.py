@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 
 from tests.muster.warm_commands import run_as
 from tests.tree import ROOT
@@ -25,7 +26,10 @@ DEVICE = (
 """What the process of a device loads."""
 COMMAND = f"{DEVICE} coordinator.app coordinator.store.tasks muster.app muster.tables"
 """What commands load that neither export nor train."""
+FLEET = f"{DEVICE} simulator.fleet.faults simulator.fleet.recorder"
+"""What the process loads from which emulated devices are forked."""
 SET_CHILD_SUBREAPER = 36  # of prctl
+ONE_AT_A_TIME = threading.Lock()
 
 
 class ForkServer:
@@ -53,13 +57,14 @@ class ForkServer:
                 command = [sys.executable, "-c", PROGRAM, str(theirs.fileno()), *self._modules]
                 self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
         adopt = ctypes.CDLL(None).prctl
-        adopt(SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what is forked becomes a child of this process
-        try:
-            socket.send_fds(self._socket, [len(order).to_bytes(4, "big")], files)
-            self._socket.sendall(order)
-            return int.from_bytes(self._socket.recv(4, socket.MSG_WAITALL), "big")
-        finally:
-            adopt(SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        with ONE_AT_A_TIME:
+            adopt(SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what is forked becomes a child of this process
+            try:
+                socket.send_fds(self._socket, [len(order).to_bytes(4, "big")], files)
+                self._socket.sendall(order)
+                return int.from_bytes(self._socket.recv(4, socket.MSG_WAITALL), "big")
+            finally:
+                adopt(SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
     def close(self):
         if self._process is not None:
@@ -73,6 +78,11 @@ def forked(modules):
     server = ForkServer(modules)
     atexit.register(server.close)
     return server
+
+
+def start_fleet(words, **how):
+    """As subprocess.Popen, which starts a fork server of emulated devices; those in Python are forked."""
+    return forked(FLEET).start(words, **how) if words[0] == sys.executable else subprocess.Popen(words, **how)
 
 
 class _Forked(subprocess.Popen):

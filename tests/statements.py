@@ -10,10 +10,9 @@ from sqlalchemy.util import LRUCache
 ROOM = 5000
 
 
-def statements_written_once(patch):
-    """From now on, until `patch` is undone, all engines share what they write; dialects of one kind are one key."""
+def write_statements_once():
+    """From now on all engines of this process share what they write; dialects of one kind are one key."""
     written = LRUCache(ROOM)
-    shared = property(lambda engine: written, lambda engine, own: None)
-    patch.setattr(Engine, "_compiled_cache", shared, raising=False)
-    patch.setattr(DefaultDialect, "__eq__", lambda one, other: type(one) is type(other))
-    patch.setattr(DefaultDialect, "__hash__", lambda one: hash(type(one)))
+    Engine._compiled_cache = property(lambda engine: written, lambda engine, own: None)
+    DefaultDialect.__eq__ = lambda one, other: type(one) is type(other)
+    DefaultDialect.__hash__ = lambda one: hash(type(one))

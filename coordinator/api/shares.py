@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 FORWARDED = b"muster-forwarded"
 SHARES = "/replicas/shares"
 _ROUTE = SimpleNamespace(path="shares of a replica")
-_EVERY_S = 0.2
+_EVERY_S, _LOOK_S = 0.4, 0.05
 _BEAT_S = 1.0
 """How often a driver hears, at least, of a replica that sums reports for it."""
 _TIMES = httpx2.Timeout(30.0, connect=2.0, pool=2.0)
@@ -59,14 +59,17 @@ class ShareSender:
         self._sent: dict[str, float] = {}
 
     async def send_forever(self) -> None:
-        """Send what is new, several times a second. What did not arrive is sent again."""
+        """Send what is new, a few times a second, and sums at once. What did not arrive is sent again."""
         try:
             while True:
-                await asyncio.sleep(_EVERY_S)
+                until = time.monotonic() + _EVERY_S
+                while time.monotonic() < until and not self._sums.closing:
+                    await asyncio.sleep(_LOOK_S)
                 try:
                     await self._send_all()
                 except Exception as error:
                     _LOG.error("sums could not be handed over: %s", error)
+                await asyncio.sleep(_LOOK_S)
         finally:
             await self._client.aclose()
 
@@ -75,7 +78,7 @@ class ShareSender:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_S):
                 while self._sums.wait:
-                    await asyncio.sleep(_EVERY_S / 4)
+                    await asyncio.sleep(_LOOK_S)
 
     @functools.cached_property
     def _client(self) -> httpx2.AsyncClient:

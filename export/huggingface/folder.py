@@ -188,7 +188,11 @@ def unadapted(pretrained: Pretrained) -> Any:
     if pretrained.task == "multi-label":
         config.problem_type = "multi_label_classification"
     try:
-        with quiet("torchao"), quiet("torch.utils._pytree"):
+        with (
+            quiet("torchao"),
+            quiet("torch.utils._pytree"),
+            torch.device("cpu"),
+        ):  # also where sizes alone are asked for
             return getattr(transformers, pretrained.kind.kind).from_pretrained(
                 pretrained.folder,
                 config=config,

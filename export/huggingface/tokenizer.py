@@ -22,6 +22,8 @@ KNOWN = {
 }
 """The parts that device_runtime/js/src/core/tokenizer.ts has, by their place."""
 
+SENTENCE_PIECE = {"Unigram", "Metaspace", "Precompiled"}
+
 TOKEN = re.compile(
     r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]|\((?:\?(?:i?:|[=!]|.?))?|(?:[*+?]|\{\d+(?:,\d*)?\})[*+?]?|.", re.DOTALL
 )
@@ -38,6 +40,7 @@ REFUSED = {
 """Parts that devices in TypeScript do not know."""
 LONGEST, MOST_COUNTED, SHOWN = 2000, 200, 60
 REPEATS, OF_GROUPS = re.compile(r"[*+]|\{\d"), re.compile(r"[()|*+?]|\{\d")
+OF_MORE_THAN_LETTERS = re.compile(r"[(\[\\.]")
 COUNTED = re.compile(r"\{(\d+),?(\d*)\}")
 
 
@@ -60,7 +63,8 @@ def read(folder: Path, vocabulary: int, tokens: int) -> bytes | None:
         raise InvalidModel(f"{path} is no tokenizer: {reason(error)}") from error
     if unknown:
         raise InvalidModel(
-            f"{path} has {', '.join(unknown)}, which devices do not know; without the file the app makes the tokens"
+            f"{path} has {', '.join(unknown)}, which devices do not know; move the file away, and the app makes the "
+            "tokens"
         )
     highest = max(tokenizer.get_vocab(with_added_tokens=True).values())
     if highest >= vocabulary:
@@ -75,7 +79,7 @@ def _unknown(file: dict[str, Any]) -> Iterator[str]:
     for place, known in KNOWN.items():
         for kind in _kinds(file[place]):
             if kind not in known:
-                yield f"the {place.replace('_', '-')} {kind}"
+                yield f"the {place.replace('_', '-')} {kind}" + (" of SentencePiece" if kind in SENTENCE_PIECE else "")
     model = file["model"]
     if model["type"] == "BPE" and "ByteLevel" not in set(_kinds(file["pre_tokenizer"])):
         yield "a BPE of no bytes"
@@ -105,6 +109,8 @@ def unknown_in(expression: str) -> str:
         following, after = [*parts, "", ""][place + 1 : place + 3]
         if part == ")" and REPEATS.match(following):
             return "a group that repeats"
+        if part == "(?i:" and OF_MORE_THAN_LETTERS.search("".join(parts[place + 1 :]).partition(")")[0]):
+            return "a group that ignores the case of more than letters"
         if part in ("(?=", "(?!") and (OF_GROUPS.match(following) or after != ")"):
             return "a look at more than the next letter"
     return ""

@@ -40,11 +40,16 @@ def known(name, page=node.FOLDER / "dist" / "page"):
     return name
 
 
-class Device:
-    """One device: its command line, and a folder with its examples, its policy and its state."""
+def started(words):
+    """What a program that is started printed, once it has ended."""
+    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
-    def __init__(self, command_line, folder, url):
-        self._command_line, self._folder, self._url = command_line, folder, url
+
+class Device:
+    """One device: its command line, a folder with its examples, its policy and its state, and how it is run."""
+
+    def __init__(self, command_line, folder, url, run=started):
+        self._command_line, self._folder, self._url, self._run = command_line, folder, url, run
         self.hold(linear.examples(10))
 
     def hold(self, examples):
@@ -53,8 +58,7 @@ class Device:
 
     def session(self, **policy):
         """The outcome of one session, under an owner's policy: the last line that the program prints, a JSON object."""
-        words = self._words(policy)
-        ended = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        ended = self._run(self._words(policy))
         lines = ended.stdout.strip().splitlines()
         assert lines, f"no outcome on standard output, but on standard error: {ended.stderr[-500:]}"
         return json.loads(lines[-1])

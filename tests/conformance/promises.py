@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tests.conformance.device import Device
+from tests.conformance.device import Device, started
 from tests.device_runtime.coordinator import serving
 
 
@@ -37,11 +37,11 @@ def promise(section, what, *, brief=False):
 
 
 @contextmanager
-def stage(command_line, folder):
+def stage(command_line, folder, run=started):
     """A coordinator that errs and lies where a scenario says so, and a device that it serves. It checks signatures."""
     with serving() as coordinator:
         coordinator.may_resend = True
-        yield coordinator, Device(command_line, folder, coordinator.url)
+        yield coordinator, Device(command_line, folder, coordinator.url, run)
 
 
 def ended(outcome, *expected):

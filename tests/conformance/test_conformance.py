@@ -6,9 +6,10 @@ import shutil
 import pytest
 
 from tests.conformance import plain, secure  # noqa: F401  # they make promises
-from tests.conformance.device import known
+from tests.conformance.device import known, started
 from tests.conformance.promises import PROMISES, stage
 from tests.device_runtime.node import node
+from tests.forked import DEVICE, forked
 from tests.tree import ROOT
 
 LONG = pytest.mark.long
@@ -44,7 +45,8 @@ def command_line(tmp_path_factory):
     ],
 )
 def test_a_device_keeps_what_the_specification_promises(one, runtime, command_line, tmp_path):
-    with stage(command_line(runtime), tmp_path) as (coordinator, device):
+    run = forked(DEVICE).run if runtime == "python" else started
+    with stage(command_line(runtime), tmp_path, run) as (coordinator, device):
         one.scenario(coordinator, device)
 
 

@@ -29,8 +29,11 @@ from muster.local.server import FOR_ONE_MACHINE, LocalCoordinator
 from tests.servers import authority_serving
 
 PROGRAM = "from tests.coordinator.fork_server import main; main()"
-LAZY = "pydantic.v1 uvicorn.loops.asyncio uvicorn.lifespan.on fastapi.telemetry._runtime"
-"""What a coordinator imports only once it starts."""
+LAZY = (
+    "pydantic.v1 uvicorn.loops.asyncio uvicorn.lifespan.on uvicorn.protocols.http.httptools_impl "
+    "fastapi.telemetry._runtime anyio._backends._asyncio dp_accounting"
+)
+"""What a coordinator imports only once it starts, answers or accounts."""
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0
 
@@ -181,9 +184,11 @@ def main() -> None:
     from coordinator.settings import Settings
     from tests.coordinator.operators import operators_when_asked
     from tests.coordinator.ticks import shorten_ticks
+    from tests.statements import write_statements_once
 
     shorten_ticks()
     operators_when_asked()
+    write_statements_once()
     for name in LAZY.split():
         __import__(name)
     admin_app(MagicMock())  # for what the first application of a process compiles

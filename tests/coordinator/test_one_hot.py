@@ -18,8 +18,9 @@ def test_whatever_happens_exactly_the_holders_of_receipts_are_counted(seed, tmp_
 
 
 @pytest.mark.every_engine
-def test_sums_of_three_replicas_count_exactly_the_holders_of_receipts(tmp_path, database):
-    done = play(operations(0, 500, SharedWorld), tmp_path, database, SharedWorld)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 20))])
+def test_sums_of_three_replicas_count_exactly_the_holders_of_receipts(seed, tmp_path, database):
+    done = play(operations(seed, 500, SharedWorld), tmp_path, database, SharedWorld)
     assert done["rounds committed"] >= 3
     assert done["reports from other replicas in them"] >= 3
 

@@ -17,10 +17,12 @@ from coordinator.failpoints import FAILPOINTS, VARIABLE
 from coordinator.keys import Keys
 from coordinator.rules.shared_sums import Shares, encode_shares
 from coordinator.rules.states import RoundState, TaskState
-from tests.coordinator.bundles import report_body
+from coordinator.rules.task_settings import ClearReports
+from tests.coordinator.bundles import START, report_body
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.replicas import Phones, replicas_on, undisturbed, until
 from tests.coordinator.test_api import ask, assign, check_in, check_in_once, put, refused
+from tests.coordinator.test_uploads import BODY, head, patch
 
 GOAL = 4
 
@@ -164,6 +166,29 @@ def test_attempt_goes_on_when_a_replica_without_receipts_is_killed(store, regist
     assert [(one.attempt, one.state.value) for one in store.rounds(task)] == [(1, "committed")]
 
 
+def test_report_that_is_needed_one_by_one_goes_to_the_driver(store, register, replicas):
+    task = register(goal=3, rounds=1, clear=ClearReports(estimator="median"))
+    with driver_and_other(replicas) as (here, there, _):
+        for given, value in zip(assign(here, "a", "b", "c"), (1, 2, 9), strict=True):
+            assert put(there, given.assignment, report_body([0, value, 0, 0], 1)).status_code == 200
+        until(lambda: completed(store, task))
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], START + np.array([0, 2, 0, 0], np.float32))
+
+
+def test_report_in_parts_is_counted_where_they_are(store, register, replicas):
+    task = register(goal=2, rounds=1)
+    with driver_and_other(replicas) as (here, there, _):
+        first, second = assign(here, "a", "b")
+        assert patch(there, first.assignment, 0, 20, last="?0").status_code == 204
+        assert head(there, first.assignment).headers["upload-offset"] == "20"
+        assert head(here, first.assignment).headers["upload-offset"] == "0"
+        assert patch(there, first.assignment, 20).status_code == 200
+        until(lambda: head(here, first.assignment).headers["upload-complete"] == "?1")
+        assert put(here, second.assignment, BODY).status_code == 200
+        until(lambda: completed(store, task))
+    assert store.rounds(task)[0].reported == 2
+
+
 def test_replica_that_is_told_to_stop_costs_no_attempt(store, register, replicas):
     task = register(goal=2, rounds=1)
     with driver_and_other(replicas) as (here, there, other):
@@ -182,14 +207,16 @@ def test_report_of_another_device_or_of_a_forged_id_is_taken_nowhere(store, regi
     body = report_body([0, 1, 0, 0], 1)
     with driver_and_other(replicas) as (here, there, _):
         first, second = assign(here, "a", "b")
-        there.devices.of |= {first.assignment: "b", (forged := f"{first.assignment[:-1]}-"): "a"}
+        owners, forged = there.devices.of, f"{first.assignment[:-1]}-"
+        owner, owners[first.assignment] = owners[first.assignment], owners[second.assignment]
+        owners[forged] = owner
         refused(put(there, first.assignment, body), "foreign-assignment")
         refused(put(there, forged, body), "unknown-assignment")
-        there.devices.of[first.assignment] = "a"
-        for given in (first, second):
-            put(there, given.assignment, body)
-        until(lambda: completed(store, task))
+        owners[first.assignment] = owner
+        assert put(there, first.assignment, body).status_code == 200
         refused(put(there, first.assignment, report_body([9, 9, 9, 9], 1)), "conflicting-report")
+        assert put(there, second.assignment, body).status_code == 200
+        until(lambda: completed(store, task))
     assert store.rounds(task)[0].reported == 2
 
 

@@ -11,7 +11,7 @@ from coordinator.commands import CountReport, TakeShare
 from coordinator.errors import ConflictingReport, MalformedMessage, NoLongerNeeded, Unavailable
 from coordinator.rules.assignment_ids import assignment_id, round_in
 from coordinator.rules.leases import maker_of
-from coordinator.rules.rounds import RoundPolicy, Told, open_round, step
+from coordinator.rules.rounds import Configured, RoundPolicy, Told, Waiting, open_round, step
 from coordinator.rules.shared_sums import SharedRound, decode_shares, encode_shares, may_share
 from coordinator.rules.states import RoundState
 from coordinator.rules.task_settings import Buffered, ClearReports, Secagg, TaskSettings
@@ -26,10 +26,10 @@ KEY = bytes(32)
 class Group:
     """The driver of a population, and other replicas, which sum reports for it."""
 
-    def __init__(self, store, task, others=1):
+    def __init__(self, store, task, others=1, ahead_s=0.0):
         self.store, self.task = store, task
         self.driver = Desk(store, url="http://driver", lease_s=LEASE_S)
-        self.others = [Desk(store, url=f"http://other{n}", lease_s=LEASE_S) for n in range(others)]
+        self.others = [Desk(store, url=f"http://other{n}", lease_s=LEASE_S, now=ahead_s) for n in range(others)]
         self.turn()
 
     def turn(self, seconds=0.5):
@@ -71,7 +71,9 @@ class Group:
 
 @pytest.fixture
 def group(store, register):
-    return lambda others=1, **settings: Group(store, register(**({"rounds": 1} | settings)), others)
+    return lambda others=1, ahead_s=0.0, **settings: Group(
+        store, register(**({"rounds": 1} | settings)), others, ahead_s
+    )
 
 
 @pytest.mark.every_engine
@@ -159,6 +161,18 @@ def test_attempt_is_abandoned_when_a_receipt_has_no_sum(group):
     assert group.states == [(1, 1, "abandoned", "replica-lost")]
 
 
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+def test_clock_of_a_replica_says_nothing_about_a_deadline(group, ahead_s):
+    group = group(ahead_s=ahead_s, goal=2)
+    (other,), (a, b) = group.others, group.driver.assign("a", "b")
+    for given, delta in ((a, (2, 0, 0, 0)), (b, (0, 4, 0, 0))):
+        group.report(other, given, delta)
+        group.tell(other)
+    other.pass_time(0.5)
+    group.tell(other)
+    assert group.model == [1, 2, 0, 0]
+
+
 def test_attempt_goes_on_when_a_replica_without_receipts_is_silent(group):
     group = group(goal=2)
     a, b = group.driver.assign("a", "b")
@@ -200,7 +214,7 @@ def test_sums_of_a_round_that_ended_are_dropped(group):
 def test_device_whose_report_is_on_its_way_elsewhere_is_not_lost(group):
     group = group(goal=2)
     (other,), (a, b) = group.others, group.driver.assign("a", "b")
-    with other.driver.shared.expecting(a.assignment):
+    with other.driver.shared.expecting(a.assignment, 1):
         for _ in range(40):
             for here in decode_shares(memoryview(group.message(other)))[0].present:
                 group.driver.driver.presence.heard(here)
@@ -240,8 +254,6 @@ def test_told_reports_count_also_once_the_round_takes_none():
 
 
 def _configured(policy):
-    from coordinator.rules.rounds import Configured, Waiting
-
     return step(open_round(policy, 0.0), Waiting(4), 0.0)[0], Configured(4)
 
 
@@ -249,6 +261,7 @@ def _configured(policy):
 
 
 def test_ids_of_assignments_fit_their_column_and_say_their_round():
+    assert assignment_id(KEY, "0123abcd", 7, 1, "phone") == "0123abcd.AAAABwAAAVBI_7L6YHxI52c"
     given = assignment_id(KEY, "0123abcd", 2**32 - 1, 2**24 - 1, "phone")
     assert len(given) == 32
     assert maker_of(given) == "0123abcd"

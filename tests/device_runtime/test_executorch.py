@@ -21,10 +21,10 @@ from device_runtime.permission.policy import Policy
 from device_runtime.sandbox.process import Sandbox
 from device_runtime.session import run_session
 from muster.app import app
-from tests.conftest import built
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import report_of
 from tests.device_runtime.executorch import altered, doubler, linear_graphs, program, step
+from tests.fixtures import built
 
 pytest.importorskip("executorch")
 F = np.float32

@@ -92,6 +92,10 @@ def sentence_piece(file):
     file["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
 
 
+def unigram(file):
+    file["model"] = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0]], "byte_fallback": False}
+
+
 def single(file):
     file["added_tokens"][0]["single_word"] = True
 
@@ -109,7 +113,12 @@ def broken(file):
     ("harm", "tokens", "message"),
     [
         (another, 8, "and the model knows 520; it is another model's"),
-        (sentence_piece, 8, "has the pre-tokenizer Metaspace, which devices do not know"),
+        (sentence_piece, 8, "has the pre-tokenizer Metaspace of SentencePiece, which devices do not know; move"),
+        (
+            unigram,
+            8,
+            "has the model Unigram of SentencePiece, which devices do not know; move the file away, and the app",
+        ),
         (single, 8, "has an added token that is a single word, which devices do not know"),
         (repeating, 8, "has a group that repeats in the expression .*, which devices do not know"),
         (broken, 8, "is no tokenizer"),

@@ -9,9 +9,11 @@ from export.build import export_bundle
 from export.errors import InvalidModel
 from export.huggingface.folder import load, spec_of
 from export.huggingface.modules import pooling_of
+from export.inference.making import inference_model
 from export.model import GradientOracle, Model
 from fedcore.algorithms import create
 from tests.export.test_huggingface import EMBEDS, WORDS, pretrained, saved
+from tests.export.test_inference import trained
 
 
 @pytest.fixture
@@ -74,6 +76,13 @@ def test_an_app_gives_one_text_and_gets_a_vector_of_length_1(model, tmp_path):
     vectors = model.predict({}, {"anchor": tokens(3)})["output"]
     assert vectors.shape == (3, 16)
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
+
+
+@pytest.mark.parametrize("to", ["onnx", "torch", "executorch"])
+def test_a_file_for_apps_takes_one_text(to, model, executorch):
+    work = trained(model, model.initial)
+    assert inference_model(work, to, source=model.spec).data
+    assert list(work.drawn(1)) == ["anchor"]
 
 
 def noted(folder, pooling, *more):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from collections import Counter
 from contextlib import suppress
@@ -41,6 +42,12 @@ def processes():
                     yield pid, int(stat.read().rpartition(")")[2].split()[1])
         except (FileNotFoundError, ProcessLookupError):
             continue
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch):
+    """Fork servers are started as for users: here they are found by their command lines."""
+    monkeypatch.setattr("simulator.fleet.fork_servers.subprocess", subprocess)
 
 
 def own_devices():

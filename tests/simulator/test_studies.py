@@ -8,6 +8,7 @@ import pytest
 
 from fedcore.privacy.accounting import calibrated, spent
 from fedcore.privacy.settings import Noise
+from fedcore.questions.answer import Answer
 from simulator.errors import StudyError
 from simulator.population import Population
 from simulator.studies import STUDIES, asking_first, find
@@ -140,3 +141,14 @@ def test_a_device_of_a_crowd_has_the_examples_of_one_user():
     shards = [crowd.shard(device)["x"].tolist() for device in range(50)]
     assert {tuple(shard) for shard in shards} == {(0.0, 1.0, 2.0), (10.0, 11.0, 12.0, 13.0, 14.0)}
     assert asking_first.crowd_of(users, 0, seed=0) is users
+
+
+def test_an_answer_is_trusted_where_it_exceeds_its_error():
+    columns = ("name", "element", "mean", "deviation")
+    rows = [["x", 0, 5.0, 2.0], ["x", 1, 6.0, 2.0], ["x", 2, 7.0, None]]
+    bounds = np.array([[0.0, 10.0]] * 3)
+    errors = [[None, None, 0.1, 3.0], [None, None, 0.1, 1.0], [None, None, None, None]]
+    noisy = asking_first._normaliser(Answer(columns, rows, 9, 0, errors), bounds)
+    assert noisy == {"mean": [5.0, 6.0, 5.0], "deviation": [5.0, 2.0, 5.0], "trusted": [0, 1, 0]}
+    exact = asking_first._normaliser(Answer(columns, rows, 9, 0), bounds)
+    assert exact == {"mean": [5.0, 6.0, 5.0], "deviation": [2.0, 2.0, 5.0], "trusted": [1, 1, 0]}

@@ -47,6 +47,7 @@ class AssignmentAccess:
         self._presence = service.driver.presence
         self._sums = service.driver.shared
         self._parts: LruCache[str, Owned] = LruCache(REMEMBERED)
+        self._finding = asyncio.Lock()
         self._shared: LruCache[int, tuple[SharedRound | None]] = LruCache(_ROUNDS)
 
     def remember(self, assignment: Assignment, device: str) -> None:
@@ -55,8 +56,8 @@ class AssignmentAccess:
         plan = self._store.plan(assignment.plan.sha256).of_round(assignment.round)
         self._parts.put(assignment.assignment, Owned(device, plan.report))
 
-    async def shared(self, assignment: str, request: Request) -> Owned | None:
-        """The part of an assignment of another replica's round, where this replica may take its report; else None.
+    async def shared(self, assignment: str, request: Request) -> SharedRound | None:
+        """The round of an assignment that another replica made, where this one may take its report; else None.
 
         Its id says whose it is, so nothing is read but once for a round.
         """
@@ -66,9 +67,11 @@ class AssignmentAccess:
             return None
         found = self._shared.get(round_id)
         if found is None:
-            found = self._shared.put(round_id, (await run_in_threadpool(self._find_shared, assignment),))
-        (shared,) = found
-        return None if shared is None else Owned(device, shared.layout, shared)
+            async with self._finding:  # the first reports of a round come together
+                found = self._shared.get(round_id)
+                if found is None:
+                    found = self._shared.put(round_id, (await run_in_threadpool(self._find_shared, assignment),))
+        return found[0]
 
     @asynccontextmanager
     async def present(self, assignment: str, request: Request) -> AsyncIterator[Owned]:

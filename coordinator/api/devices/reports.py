@@ -86,8 +86,8 @@ class ReportApi:
         shared = await self._assignments.shared(assignment, request)
         if shared is None:
             return onward(None)
-        with self._driver.shared.expecting(assignment):
-            return await act(assignment, request, shared)
+        with self._driver.shared.expecting(assignment, shared.id):
+            return await act(assignment, request, Owned(signed(request).keyid, shared.layout, shared))
 
     async def _put(self, assignment: str, request: Request, owned: Owned) -> Response:
         device, digest = signed(request).keyid, signed(request).digest
@@ -152,7 +152,7 @@ class ReportApi:
         while True:
             await asyncio.sleep(_SWEEP_S)
             try:
-                held = {*self._uploads.assignments, *self._senders.assignments}
+                held = {*self._uploads.assignments, *self._senders.assignments} - self._driver.shared.awaits()
                 if unsure := [one for one in held if not self._driver.presence.is_open(one)]:
                     over = await run_in_threadpool(self._over, unsure)
                     self._uploads.drop_for(over)

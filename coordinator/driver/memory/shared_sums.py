@@ -41,7 +41,7 @@ class SharedSums:
 
     def __init__(self) -> None:
         self._sums: dict[int, SharedSum] = {}
-        self._present: Counter[str] = Counter()
+        self._present: Counter[tuple[str, int]] = Counter()
         self.leaving = False
         """Set when the process is about to stop: it hands over what it has, and takes no more."""
 
@@ -61,6 +61,11 @@ class SharedSums:
     def wait(self) -> bool:
         """Whether there are sums that drivers do not have."""
         return any(not one.handed for one in tuple(self._sums.values()))
+
+    @property
+    def closing(self) -> bool:
+        """Whether there are sums that drivers can have now, and do not have."""
+        return any(one.closed and not one.handed for one in tuple(self._sums.values()))
 
     def add(
         self, round_: SharedRound, counted: list[tuple[str, str]], vectors: list[NDArray[np.floating[Any]]]
@@ -82,21 +87,30 @@ class SharedSums:
                 self._sums[round_id].closed = True
 
     @contextmanager
-    def expecting(self, assignment: str) -> Iterator[None]:
-        """While a report is on its way here, its driver is told that the device is there."""
-        self._present[assignment] += 1
+    def expecting(self, assignment: str, round_id: int) -> Iterator[None]:
+        """While a report of a round is on its way here, its driver is told that the device is there."""
+        one = assignment, round_id
+        self._present[one] += 1
         try:
             yield
         finally:
-            self._present[assignment] -= 1
-            self._present += Counter()  # without those that are at zero
+            self._present[one] -= 1
+            if not self._present[one]:
+                del self._present[one]
+
+    def awaits(self) -> frozenset[str]:
+        """The assignments whose reports are on their way here, of rounds that take them."""
+        return frozenset(assignment for assignment, round_id in self._present if self.takes(round_id))
 
     def news(self, replica: str) -> dict[str, tuple[Shares, list[NDArray[np.float64]]]]:
         """What each driver has not been told yet, by its id: a message of this `replica`, with sums that go with it.
 
         There is one, if it says nothing, for each that does not have a sum.
         """
-        present, sums = list(self._present), [(id_, one) for id_, one in list(self._sums.items()) if not one.handed]
+        present, sums = (
+            [assignment for assignment, _ in self._present],
+            [(id_, one) for id_, one in list(self._sums.items()) if not one.handed],
+        )
         news = {}
         for driver in {maker_of(one) for one in present} | {mine.driver for _, mine in sums}:
             mine = [(one, _share(id_, one)) for id_, one in sums if one.driver == driver]

@@ -147,6 +147,9 @@ class Parser {
   #atom(ignoresCase: boolean): Node {
     const token = this.#tokens[this.#at++]!;
     if (REPEATS.test(token)) throw new SyntaxError("a repetition of nothing");
+    if (ignoresCase && /^[([\\.]/u.test(token)) {
+      throw new SyntaxError("a group that ignores the case of more than letters");
+    }
     if (!token.startsWith("(")) return { kind: "one", test: testOf(token, ignoresCase) };
     if (token === "(?=" || token === "(?!") {
       const inside = this.#tokens[this.#at++] ?? "";
@@ -156,7 +159,7 @@ class Parser {
       return { kind: "look", test: testOf(inside, ignoresCase), ahead: token === "(?=" };
     }
     if (!GROUPS.includes(token)) throw new SyntaxError(`a group that begins with ${token}`);
-    const inside = this.#any(ignoresCase || token === "(?i:");
+    const inside = this.#any(token === "(?i:");
     if (this.#tokens[this.#at++] !== ")") throw new SyntaxError("a group that does not end");
     return inside;
   }

@@ -1,0 +1,113 @@
+"""Reports at a replica that does not drive their round: its CPU, the driver's, and transactions that write.
+
+The peer is a coordinator alone, as in `benchmarks.scale`. CPU seconds are of all threads of a process, from the first
+report of a round to its commit, so what a commit takes is the driver's, without those of as long a time in which nobody
+comes. Devices hold no assignments here: that costs the driver what it did, for each device that it draws and not for
+each report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from statistics import median
+
+import msgspec
+import sqlalchemy
+
+from benchmarks.load import POPULATION, LoadConfig, LoadFleet
+from benchmarks.options import ScaleOptions
+from benchmarks.report import DEADLINE_S, upload
+from benchmarks.usage import cpu_s
+from coordinator.store.tasks import TaskSettings
+from muster.local.server import LocalCoordinator
+from muster.output import Say
+
+SIZE = 40_000
+"""Values of a report: 160 kB."""
+TARGETS = {"report_ratio": 1.15, "report_driver_share": 0.1, "writes_per_report": 1 / 8}
+_UPLOADING = 32
+_IDLE_S = 3.0
+
+
+class ReportScale(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU of reports, in microseconds each: medians over rounds.
+
+    report_alone_us: of the coordinator that is alone. report_replica_us, report_driver_us: of a replica that does not
+    drive their round, where all of them come, and of the one that drives it. report_ratio, report_driver_share: these
+    two, as shares of report_alone_us. writes_per_report: transactions of PostgreSQL that wrote, in those rounds.
+    """
+
+    reports: int
+    report_alone_us: float
+    report_replica_us: float
+    report_driver_us: float
+    report_ratio: float
+    report_driver_share: float
+    writes_per_report: float
+
+
+def task_of(options: ScaleOptions) -> TaskSettings:
+    """The task: all devices are selected and counted. One round more than is measured warms up."""
+    return TaskSettings(
+        population=POPULATION,
+        goal=options.reports,
+        rounds=options.blocks + 1,
+        over_selection=1.0,
+        selection_timeout_s=DEADLINE_S,
+        reporting_deadline_s=DEADLINE_S,
+    )
+
+
+async def measure(
+    options: ScaleOptions, alone: LocalCoordinator, driver: LocalCoordinator, replica: LocalCoordinator, say: Say
+) -> ReportScale:
+    """Rounds in turns: at the coordinator that is alone, and at `replica`, of a task that `driver` drives."""
+    async with AsyncExitStack() as stack:
+        by_itself, elsewhere = [await _fleet(stack, one, options.reports) for one in (alone, replica)]
+        rounds: list[tuple[float, float, float, float]] = []
+        for number in range(options.blocks + 1):
+            say(f"reports of {number} of {options.blocks} rounds")
+            (alone_s,) = await _round(by_itself, alone, [alone.pid])
+            before = _writes(driver)
+            replica_s, driver_s = await _round(elsewhere, driver, [replica.pid, driver.pid])
+            rounds.append((alone_s, replica_s, driver_s, _writes(driver) - before))
+    alone_us, replica_us, driver_us, writes = (
+        1e6 * median(figures) / options.reports for figures in zip(*rounds[1:], strict=True)
+    )
+    return ReportScale(
+        reports=options.blocks * options.reports,
+        report_alone_us=alone_us,
+        report_replica_us=replica_us,
+        report_driver_us=driver_us,
+        report_ratio=replica_us / alone_us,
+        report_driver_share=driver_us / alone_us,
+        writes_per_report=writes / 1e6,
+    )
+
+
+async def _fleet(stack: AsyncExitStack, coordinator: LocalCoordinator, devices: int) -> LoadFleet:
+    light = LoadConfig(
+        coordinator=coordinator.url, devices=devices, uploading=_UPLOADING, pause_s=DEADLINE_S, holds=False
+    )
+    fleet = await stack.enter_async_context(LoadFleet(light))
+    await fleet.enrol()
+    return fleet
+
+
+async def _round(fleet: LoadFleet, driver: LocalCoordinator, pids: Sequence[int]) -> list[float]:
+    """CPU seconds of processes for the reports of a round, without what they take when nobody comes."""
+    (task,) = await asyncio.to_thread(driver.store.tasks)
+    devices, before = len(fleet.devices), [cpu_s(pid) for pid in pids]
+    await asyncio.sleep(_IDLE_S)
+    idle = [(cpu_s(pid) - earlier) / _IDLE_S for pid, earlier in zip(pids, before, strict=True)]
+    took, seconds = await fleet.run(lambda: upload(fleet, driver, task.id, devices, pids))
+    return [all_s - idle_s * seconds for all_s, idle_s in zip(took, idle, strict=True)]
+
+
+def _writes(coordinator: LocalCoordinator) -> int:
+    """How many transactions have written, on the server of a coordinator's database, since it began."""
+    with coordinator.store.database.engine.connect() as connection:
+        found: int = connection.scalar(sqlalchemy.text("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"))
+        return found
