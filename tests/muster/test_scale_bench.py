@@ -12,7 +12,7 @@ from benchmarks.scale import run
 @pytest.mark.skipif(binaries() is None, reason="needs PostgreSQL's programs")
 def test_replicas_are_measured_by_the_check_ins_that_they_answer():
     said: list[str] = []
-    found = run(ScaleOptions(devices=16, blocks=1, seconds=0.2), said.append)
+    found = run(ScaleOptions(devices=16, blocks=1, seconds=0.2, reports=20), said.append)
     # Two blocks of 0.2 CPU seconds are that many check-ins, at what each costs.
     spent_us = 0.2e6 / found.alone_us + 0.2e6 / found.follower_us
     assert found.check_ins == pytest.approx(spent_us, rel=0.5)
@@ -21,5 +21,8 @@ def test_replicas_are_measured_by_the_check_ins_that_they_answer():
     assert found.checkin_ratio == pytest.approx(found.follower_us / found.alone_us)
     assert 0 < found.heard_us < found.alone_us / 5
     assert found.driver_us == pytest.approx(found.heard_us + found.heard_ms * 1e-3 * found.follower_us / 2)
-    assert set(found.targets) <= set(found.__struct_fields__)
+    assert found.reports.reports >= 20
+    assert 0 < found.reports.report_driver_us < 2 * found.reports.report_alone_us
+    assert found.reports.report_ratio < 4
+    assert {"checkin_ratio", "checkin_driver_share"} < set(found.targets)
     assert "block 1" in said
