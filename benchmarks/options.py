@@ -286,7 +286,7 @@ class CheckinOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleOptions:
-    """The CPU of rejected check-ins, and of reports, at each replica.
+    """CPU of check-ins and reports at replicas, or alone.
 
     Three coordinators run on one database of a PostgreSQL server that is started for it, and a fourth one alone on
     another. Check-ins come in turns to the one that is alone, and to the two that do not drive the population. So do
@@ -330,7 +330,7 @@ class RoundsOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastFleetOptions:
-    """The twin of forecasts against real fleets under three profiles.
+    """The twin of forecasts against three real fleets.
 
     Light devices come to real coordinators, work, vanish and leave as the twin's devices do. The exit code is 1 when
     rounds, attempts, reports, lengths of rounds or visits are further apart than the tolerances.

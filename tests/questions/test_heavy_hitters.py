@@ -28,7 +28,7 @@ def cells_of(asked, state, values):
     """The cells that examples vote for, by the torch function."""
     model = Model(asked.spec())
     tensors = model.tensors(torch.as_tensor(state, dtype=torch.float32))
-    return model.measure(tensors, {asked.field.name: torch.from_numpy(values)})[CELL].tolist()
+    return model.measure(tensors, {asked.field.name: torch.from_numpy(values)}, torch.ones(len(values)))[CELL].tolist()
 
 
 def start_of(asked):

@@ -57,7 +57,8 @@ class Voting(LoadFleet):
             if blob.sha256 not in self._cells:
                 received = checkpoint.decode(await self._blob(device, blob), self._plan.broadcast)
                 tensors = self._model.tensors(torch.from_numpy(received["params"]))
-                cells = self._model.measure(tensors, {"word": self._words})[CELL]
+                everyone = torch.ones(len(self._words))
+                cells = self._model.measure(tensors, {"word": self._words}, everyone)[CELL]
                 self._cells = {blob.sha256: cells.int().tolist()}
             number = self._numbers.setdefault(device.signer, len(self._numbers))
             votes = np.zeros(self._plan.report.size - 1, np.float32)
