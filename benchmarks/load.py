@@ -34,6 +34,7 @@ from fedcore.wire.messages import (
     Enrolled,
     Receipt,
     Rejected,
+    RetryWindow,
     StatedCapabilities,
     Unattested,
     decode,
@@ -196,11 +197,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
 
     async def _session(self, device: LoadDevice) -> tuple[str, float]:
         """One session. Returns its ending, and the device's rest after it."""
-        check_in = await self._retrying(lambda: self.check_in(device))
-        if isinstance(check_in, Rejected):
-            return check_in.reason, self._delay_s(check_in)
-        call = Call("POST", f"/v1/sessions/{check_in.session}/assignments", prefer_s=self.config.wait_s)
-        answer: AssignmentAnswer = await self._retrying(lambda: self._message(device, call, AssignmentAnswer))
+        answer, _ = await self._drawn(device)
         if isinstance(answer, Rejected):
             return answer.reason, self._delay_s(answer)
         if device.behaviour == "silent":
@@ -212,6 +209,14 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         finally:
             if hold is not None:
                 hold.cancel()
+
+    async def _drawn(self, device: LoadDevice) -> tuple[AssignmentAnswer, RetryWindow]:
+        """Check in and wait. Returns the assignment or the rejection, and the device's window after the session."""
+        check_in = await self._retrying(lambda: self.check_in(device))
+        if isinstance(check_in, Rejected):
+            return check_in, check_in.retry
+        call = Call("POST", f"/v1/sessions/{check_in.session}/assignments", prefer_s=self.config.wait_s)
+        return await self._retrying(lambda: self._message(device, call, AssignmentAnswer)), check_in.retry
 
     async def _hold(self, device: LoadDevice, assignment: Assignment) -> None:
         """Hold the assignment during the session. A device that is not needed learns so when it sends its report."""

@@ -97,12 +97,12 @@ def run(options: ReportOptions, say: Say) -> ReportCosts:
     )
 
 
-def _settings(options: ReportOptions) -> TaskSettings:
+def task_of(devices: int, rounds: int) -> TaskSettings:
     """The task: all devices are selected and counted. One round more than is measured warms up."""
     return TaskSettings(
         population=POPULATION,
-        goal=options.devices,
-        rounds=options.pairs + 1,
+        goal=devices,
+        rounds=rounds + 1,
         over_selection=1.0,
         selection_timeout_s=DEADLINE_S,
         reporting_deadline_s=DEADLINE_S,
@@ -111,7 +111,7 @@ def _settings(options: ReportOptions) -> TaskSettings:
 
 async def _measure(options: ReportOptions, size: int, say: Say) -> Cost:
     pairs: list[Pair] = []
-    with null_coordinator(size, _settings(options)) as (server, task):
+    with null_coordinator(size, task_of(options.devices, options.pairs)) as (server, task):
         light = LoadConfig(
             coordinator=server.url,
             devices=options.devices,

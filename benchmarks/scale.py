@@ -27,6 +27,7 @@ from benchmarks.load import POPULATION, LoadConfig, LoadFleet, Refusal
 from benchmarks.null_task import null_bundle
 from benchmarks.options import ScaleOptions
 from benchmarks.postgresql import Cluster, binaries, cluster
+from benchmarks.report import task_of
 from benchmarks.usage import main_thread_s
 from coordinator.api.service import Service
 from coordinator.rules.notices import Tally, notice_of, text_of
@@ -84,7 +85,8 @@ def run(options: ScaleOptions, say: Say) -> ScaleCosts:
             _coordinators(server, several, 3, TASK, 10) as (driver, *followers),
         ):
             check_ins, alone_us, follower_us = asyncio.run(_run(options, alone, driver, followers, say))
-        single, several, task = Path(folder) / "reports-alone", Path(folder) / "reports", scale_reports.task_of(options)
+        single, several = Path(folder) / "reports-alone", Path(folder) / "reports"
+        task = task_of(options.reports, options.blocks)
         with (
             _coordinators(server, single, 1, task, scale_reports.SIZE) as (alone,),
             _coordinators(server, several, 2, task, scale_reports.SIZE) as (driver, replica),

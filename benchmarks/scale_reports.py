@@ -16,11 +16,10 @@ from statistics import median
 import msgspec
 import sqlalchemy
 
-from benchmarks.load import POPULATION, LoadConfig, LoadFleet
+from benchmarks.load import LoadConfig, LoadFleet
 from benchmarks.options import ScaleOptions
 from benchmarks.report import DEADLINE_S, upload
 from benchmarks.usage import cpu_s
-from coordinator.store.tasks import TaskSettings
 from muster.local.server import LocalCoordinator
 from muster.output import Say
 
@@ -46,18 +45,6 @@ class ReportScale(msgspec.Struct, frozen=True, kw_only=True):
     report_ratio: float
     report_driver_share: float
     writes_per_report: float
-
-
-def task_of(options: ScaleOptions) -> TaskSettings:
-    """The task: all devices are selected and counted. One round more than is measured warms up."""
-    return TaskSettings(
-        population=POPULATION,
-        goal=options.reports,
-        rounds=options.blocks + 1,
-        over_selection=1.0,
-        selection_timeout_s=DEADLINE_S,
-        reporting_deadline_s=DEADLINE_S,
-    )
 
 
 async def measure(

@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from benchmarks.load import Call, LoadConfig, LoadDevice, LoadFleet, Refusal
-from fedcore.wire.messages import Abort, Assignment, AssignmentAnswer, Rejected, encode
+from fedcore.wire.messages import Abort, Assignment, Rejected, encode
 from simulator.forecast.devices import Devices
 
 
@@ -38,17 +38,13 @@ class WorkingFleet(LoadFleet):
         if not stretches.can_until(row, self._now()).any():
             now = self._now()
             await asyncio.sleep(float(stretches.next_stretch(row, now)[0]) - now)
-        check_in = await self._retrying(lambda: self.check_in(device))
         self.check_ins += 1
-        if isinstance(check_in, Rejected):
-            return check_in.reason, self._delay_s(check_in)
-        call = Call("POST", f"/v1/sessions/{check_in.session}/assignments", prefer_s=self.config.wait_s)
-        answer: AssignmentAnswer = await self._retrying(lambda: self._message(device, call, AssignmentAnswer))
+        answer, retry = await self._drawn(device)
         if isinstance(answer, Rejected):
             return answer.reason, self._delay_s(answer)
         leaves_s = max(0.0, float(stretches.can_until(row, self._now())[0]) - self._now())
         ending = await self._assigned(device, answer, float(self._modelled.work_s[row[0]]), leaves_s)
-        return ending, self._random.uniform(check_in.retry.min_s, check_in.retry.max_s)
+        return ending, self._random.uniform(retry.min_s, retry.max_s)
 
     async def _assigned(self, device: LoadDevice, given: Assignment, works_s: float, leaves_s: float) -> str:
         """Work on an assignment until it is done, or this device vanishes or leaves, or is not needed."""
