@@ -276,7 +276,7 @@ def test_more_signatures_than_can_be_remembered_are_sent_away(register, service,
 def test_more_requests_than_may_be_in_progress_are_sent_away_at_once(register, service):
     register(goal=3)
     with service(connection_limit=2) as (devices, admin), ThreadPoolExecutor() as pool:
-        waiting = [pool.submit(wait, devices, name, 2) for name in ("a", "b")]
+        waiting = [pool.submit(wait, devices, name, 6) for name in ("a", "b")]
         while samples(admin)["muster_sessions_waiting"] < 2:
             assert not any(one.done() for one in waiting)
         answer = devices.get("/openapi.json")
