@@ -46,7 +46,7 @@ from fedcore.own_code import own_name
 from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef, Field
 from tests.export import impure, models
-from tests.sampled import covering, sampled
+from tests.sampled import covering
 
 EMBEDDING = TABLE[torch.ops.aten.embedding_dense_backward.default]
 # Those that export in seconds, with every algorithm; the others follow in test_golden.py.

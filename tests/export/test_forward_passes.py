@@ -48,9 +48,7 @@ def test_evaluations_agree_with_torch_on_both_formats(name, algorithm, executorc
     assert verify_bundle(bundle).worst <= TOLERANCE
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"), sampled([*SMALL, ("resnet18_gn", ())], SMALL)
-)
+@pytest.mark.parametrize(("name", "sizes"), sampled([*SMALL, ("resnet18_gn", ())], SMALL))
 def test_layers_with_a_way_of_their_own_in_eval_mode_agree_with_torch(name, sizes):
     model = Model(load(name, *sizes))
     algorithm = for_model(create("evaluate"), model.metrics[1:], model.schema)
