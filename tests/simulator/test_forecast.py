@@ -20,7 +20,7 @@ PATIENT = {"goal": 50, "example_s": 10.0, "reporting_deadline_s": 7200.0, "step_
 """Rounds that take an hour, so that a day has few of them, in coarse time."""
 
 
-def test_forecast_is_the_same_with_the_same_seed_and_each_assignment_ends_once():
+def test_forecast_repeats_itself_and_each_assignment_ends_in_one_way():
     config = ForecastConfig(devices=500, seed=3, **PATIENT | {"goal": 10})
     course, again = Twin(config).run(), Twin(config).run()
     assert course.rounds
