@@ -23,6 +23,7 @@ from export.models import load
 from fedcore.algorithms import create
 from tests.device_runtime import hostile
 from tests.device_runtime.test_sandbox import WIDE, busy, children, job
+from tests.sampled import covering
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are those on Linux")
 WHOLE = pytest.mark.skipif(bool(confinement.lacking()), reason=f"this kernel lacks {confinement.lacking()}")
@@ -320,13 +321,15 @@ def test_a_device_says_at_its_start_what_its_kernel_lacks_and_trains(tmp_path):
     assert "the sandbox lacks Landlock 6 (there is none), seccomp" in done.stderr
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize(("model", "sizes"), [("logreg", ()), ("digits_cnn", ()), ("char_lstm", ((7,), 11))])
-def test_reports_from_a_sandbox_have_the_bytes_of_those_without(model, sizes, form, request):
+@pytest.mark.parametrize(
+    ("form", "model"), covering(FORMATS, [("digits_cnn", ()), ("logreg", ()), ("char_lstm", ((7,), 11))])
+)
+def test_reports_from_a_sandbox_have_the_bytes_of_those_without(form, model, request):
+    name, sizes = model
     if form == "executorch":
         pytest.importorskip("executorch")
         request.getfixturevalue("executorch")
-    plan, blobs = build_plan(Model(load(model, *sizes)), create("fedavg", {"batch_size": 5}), (form,))
+    plan, blobs = build_plan(Model(load(name, *sizes)), create("fedavg", {"batch_size": 5}), (form,))
     graphs = {name: blobs[ref] for name, ref in plan.graphs[form].items()}
     backend = FORMATS[form]
     reports = [

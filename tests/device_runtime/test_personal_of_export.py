@@ -23,6 +23,7 @@ from fedcore.params import VectorSpec
 from simulator import datasets
 from tests.device_runtime.personal import owning, taken
 from tests.device_runtime.released import released
+from tests.sampled import covering
 
 WIDE = Limits(memory_bytes=10**12, cpu_s=600.0)
 
@@ -33,14 +34,18 @@ def digits():
     return {name: np.concatenate([shard[name] for shard in shards]) for name in shards[0]}
 
 
-def offered(coordinator, model, algorithm, form):
-    """The plan of a model, released with its initial parameters, and its graphs of training."""
+def predicting(model, algorithm, form):
+    """A plan of a model that predicts, and its blobs."""
     plan, blobs = build_plan(model, algorithm, (form,))
     predict, graphs = build_predict(model, (form,))
-    plan = structs.replace(plan, predict=predict)
+    return structs.replace(plan, predict=predict), blobs | graphs
+
+
+def offered(coordinator, params, plan, blobs, form="onnx"):
+    """Release a plan's model with these parameters (D,); its graphs of training."""
     coordinator.blobs |= {ref.sha256: blob for ref, blob in blobs.items()}
-    released(coordinator, 1, params=model.initial, plan=plan, graph=graphs[predict.graphs[form]])
-    return plan, {name: blobs[ref] for name, ref in plan.graphs[form].items()}
+    released(coordinator, 1, params=params, plan=plan, graph=blobs[plan.predict.graphs[form]])
+    return {name: blobs[ref] for name, ref in plan.graphs[form].items()}
 
 
 def kept(config, model, release):
@@ -49,11 +54,11 @@ def kept(config, model, release):
     return checkpoint.decode(data, (VectorSpec("params", model.schema.size),))["params"]
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("name", ["logreg", "digits_cnn"])
+@pytest.mark.parametrize(("form", "name"), covering(FORMATS, ["digits_cnn", "logreg"]))
 def test_a_personal_model_is_where_the_report_of_its_plan_goes(coordinator, config, executorch, name, form):
     model, mine = Model(load(name)), digits()
-    plan, graphs = offered(coordinator, model, create("fedavg", {"epochs": 5}), form)
+    plan, blobs = predicting(model, create("fedavg", {"epochs": 5}), form)
+    graphs = offered(coordinator, model.initial, plan, blobs, form)
     config = replace(owning(config, mine), backend=FORMATS[form])
     with taken(config) as one:
         before = one.predict({"x": mine["x"]})["output"].argmax(axis=1)
@@ -73,7 +78,7 @@ def test_the_bound_on_reports_does_not_bound_a_personal_model(coordinator, confi
     settings = {"epochs": 5, "weighting": "uniform"}
     made = []
     for algorithm in (create("fedavg", settings), Clipped(create("fedavg", settings), Clipping(clip_norm=1e-3))):
-        offered(coordinator, model, algorithm, "onnx")
+        offered(coordinator, model.initial, *predicting(model, algorithm, "onnx"))
         owned = owning(replace(config, state=config.state / str(len(made))), mine)
         with taken(owned) as one:
             assert one.personalise().kept
@@ -90,7 +95,8 @@ def test_the_bound_on_reports_does_not_bound_a_personal_model(coordinator, confi
     ],
 )
 def test_algorithms_whose_steps_need_the_server_are_refused(coordinator, config, algorithm, words):
-    offered(coordinator, Model(load("logreg")), create(algorithm), "onnx")
+    model = Model(load("logreg"))
+    offered(coordinator, model.initial, *predicting(model, create(algorithm), "onnx"))
     with taken(owning(config, digits())) as one:
         with pytest.raises(PlanRefused, match=words):
             one.personalise()

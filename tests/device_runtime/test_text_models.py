@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from fedcore.algorithms import create
 from fedcore.plan import BlobRef, Tokenizer
 from tests.device_runtime.personal import away, owning, taken
 from tests.device_runtime.released import NAME
-from tests.device_runtime.test_personal_of_export import offered
+from tests.device_runtime.test_personal_of_export import offered, predicting
 from tests.device_runtime.test_texts import VECTORS, WORD_PIECE, field, tokens
 from tests.device_runtime.test_typescript_models import Node
 from tests.export.test_huggingface import FAMILIES
@@ -39,16 +38,24 @@ def mine():
     return {"text": rows_of(texts), "label": np.arange(len(texts)) % 2}
 
 
-@pytest.fixture
-def release(coordinator, tmp_path, monkeypatch):
-    """Release a tiny model of texts; its plan."""
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The parameters of a tiny model of texts, its plan, and the plan's blobs."""
     pytest.importorskip("transformers")
     sizes, task = FAMILIES["Bert"]
-    # Weights as small as they usually are drawn tell no text from another.
-    monkeypatch.setitem(FAMILIES, "Bert", ({**sizes, "initializer_range": 0.3}, task))
-    spec = load(folder_of("Bert", tmp_path, monkeypatch), rank=4, tokens=TOKENS)
+    with pytest.MonkeyPatch.context() as patch:
+        # Weights as small as they usually are drawn tell no text from another.
+        patch.setitem(FAMILIES, "Bert", ({**sizes, "initializer_range": 0.3}, task))
+        spec = load(folder_of("Bert", tmp_path_factory.mktemp("texts"), patch), rank=4, tokens=TOKENS)
+    model = Model(spec, 3)
     algorithm = create("fedavg", {"epochs": 10, "client_lr": 0.1, "batch_size": 4})
-    return offered(coordinator, Model(spec, 3), algorithm, "onnx")[0]
+    return model.initial, *predicting(model, algorithm, "onnx")
+
+
+@pytest.fixture
+def release(coordinator, exported):
+    """Release a tiny model of texts."""
+    offered(coordinator, *exported)
 
 
 @pytest.fixture
@@ -84,7 +91,8 @@ def test_an_app_gives_texts_and_gets_what_their_tokens_give(coordinator, config,
 def test_apps_get_vectors_of_single_texts_in_both_runtimes(coordinator, config, mine, tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     spec = load(folder_of("Bert", tmp_path, monkeypatch), task="embedding", rank=4, tokens=TOKENS)
-    offered(coordinator, Model(spec, 3), create("fedavg", {}), "onnx")
+    model = Model(spec, 3)
+    offered(coordinator, model.initial, *predicting(model, create("fedavg", {}), "onnx"))
     with taken(owning(config, mine)) as model:
         vectors = model.predict({"anchor": TEXTS})["output"]
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
@@ -133,14 +141,15 @@ def test_a_text_is_refused_where_no_library_is_and_tokens_are_not(config, releas
         assert len(model.predict({"text": ids})["output"]) == len(TEXTS)
 
 
-def test_a_version_whose_tokenizer_does_not_load_is_refused_on_trial(coordinator, config, mine, tmp_path, monkeypatch):
-    pytest.importorskip("transformers")
-    spec = load(folder_of("Bert", tmp_path, monkeypatch), rank=4, tokens=TOKENS)
-    broken = json.loads(spec.tokenizers[0])
+def test_a_version_whose_tokenizer_does_not_load_is_refused_on_trial(coordinator, config, mine, exported, tmp_path):
+    params, plan, blobs = exported
+    text, *others = plan.examples.fields
+    broken = json.loads(blobs[text.tokenizer.blob])
     del broken["model"]
     data = json.dumps(broken).encode()
-    text = structs.replace(spec.inputs[0], tokenizer=Tokenizer(BlobRef.of(data), 0))
-    offered(coordinator, Model(replace(spec, inputs=(text,), tokenizers=(data,)), 3), create("fedavg", {}), "onnx")
+    text = structs.replace(text, tokenizer=Tokenizer(BlobRef.of(data), 0))
+    plan = structs.replace(plan, examples=structs.replace(plan.examples, fields=(text, *others)))
+    offered(coordinator, params, plan, blobs | {BlobRef.of(data): data})
     with OnDevice(owning(config, mine), NAME) as one, pytest.raises(ModelRefused, match="does not load"):
         one.refresh()
     with Node(tmp_path, coordinator.url) as node:

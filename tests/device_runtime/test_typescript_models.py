@@ -226,20 +226,22 @@ def test_each_answer_is_of_one_version_while_three_are_swapped(coordinator, node
     assert len(set(first)) > 1
 
 
-@pytest.mark.parametrize("case", UNFIT)
-def test_a_plan_that_cannot_predict_is_refused_and_not_fetched_again(coordinator, node, case):
-    plan, blob, _ = UNFIT[case]
-    released(coordinator, 1)
-    assert node.refresh() == (True, 1)
-    released(coordinator, 2, plan=plan, graph=blob)
-    assert node.refresh() == ("ModelRefused", 1)
-    fetched = coordinator.calls.count("blob")
-    answer = node.ask("refresh")
-    assert (answer["error"], coordinator.calls.count("blob")) == ("ModelRefused", fetched)
-    assert remarks(answer) == [f"model keyboard: {answer['detail']}"]
-    assert node.answers() == [1.0] * 3
-    released(coordinator, 3)
-    assert node.refresh() == (True, 3)
+def test_a_plan_that_cannot_predict_is_refused_and_not_fetched_again(coordinator, node):
+    refusals = []
+    for good, (case, (plan, blob, _)) in enumerate(UNFIT.items()):
+        number = 2 * good + 1
+        released(coordinator, number)
+        assert (case, *node.refresh()) == (case, True, number)
+        released(coordinator, number + 1, plan=plan, graph=blob)
+        assert (case, *node.refresh()) == (case, "ModelRefused", number)
+        fetched = coordinator.calls.count("blob")
+        answer = node.ask("refresh")
+        assert (case, answer["error"], coordinator.calls.count("blob")) == (case, "ModelRefused", fetched)
+        refusals.append(f"model keyboard: {answer['detail']}")
+        assert (case, remarks(answer)) == (case, refusals)
+        assert node.answers() == [float(number)] * 3
+    released(coordinator, number + 2)
+    assert node.refresh() == (True, number + 2)
 
 
 @pytest.mark.parametrize(

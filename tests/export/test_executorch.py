@@ -19,7 +19,8 @@ from export.models import load
 from fedcore.algorithms import create
 from fedcore.params import VectorSpec
 from tests.export import test_rules
-from tests.export.models import regression, spec
+from tests.export.models import regression
+from tests.export.test_promises import branches
 
 pytestmark = pytest.mark.usefixtures("executorch")
 
@@ -107,49 +108,49 @@ FUNCTIONS = {
 ALSO = [name for name in test_rules.FUNCTIONS if "whole numbers" in name or "in the middle" in name]
 
 
-def written(function, inputs=(X, INDEX, NOISE)):
-    names = [port.name for port in inputs]
-    return to_executorch(
-        capture(lambda values: {"out": function(*(values[name] for name in names))}, inputs, BATCH, table=TABLE)
-    )
+def written(function):
+    """A program of one function of all inputs."""
+    inputs = (X, INDEX, NOISE)
+    return to_executorch(capture(lambda values: {"out": function(*values.values())}, inputs, BATCH, table=TABLE))
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_an_operator_computes_what_torch_computes_every_time(name):
-    function = FUNCTIONS[name]
-    program = ExecuTorch().load(written(function))
-    for seed in range(3):
-        random = np.random.default_rng(seed)
-        feed = {
-            "x": random.normal(size=(BATCH, 4, 6)).astype(np.float32),
-            "i": random.integers(0, 4, (BATCH, 4)),
-            "n": random.integers(-(2**31), 2**31, BATCH, np.int32),
-        }
-        expected = function(*map(torch.from_numpy, feed.values())).numpy()
-        found = np.full_like(expected, 7)
-        program.run(feed, {"out": found})
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+def assert_computes_what_torch_computes(function, inputs, feeds):
+    """One program of a function, from tensors by name to tensors by name, gives what it gives for every feed."""
+    program = ExecuTorch().load(to_executorch(capture(function, inputs, BATCH, table=TABLE)))
+    for feed in feeds:
+        expected = function({name: torch.from_numpy(value) for name, value in feed.items()})
+        found = {name: np.full_like(value.numpy(), 7) for name, value in expected.items()}
+        program.run(feed, found)
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("name", ALSO)
-def test_functions_that_are_tried_for_onnx_compute_the_same_here(name):
-    written_too = written(lambda x, i, n: test_rules.FUNCTIONS[name](x, i))
-    random = np.random.default_rng(0)
-    feed = {"x": random.normal(size=(BATCH, 4, 6)).astype(np.float32), "i": random.integers(0, 4, (BATCH, 4))}
-    expected = test_rules.FUNCTIONS[name](*map(torch.from_numpy, feed.values())).numpy()
-    found = np.full_like(expected, 7)
-    ExecuTorch().load(written_too).run(feed, {"out": found})
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+def drawn(seed):
+    random = np.random.default_rng(seed)
+    return {
+        "x": random.normal(size=(BATCH, 4, 6)).astype(np.float32),
+        "i": random.integers(0, 4, (BATCH, 4)),
+        "n": random.integers(-(2**31), 2**31, BATCH, np.int32),
+    }
 
 
-@pytest.mark.parametrize("name", test_rules.GRADIENTS)
-def test_a_gradient_is_torchs(name):
-    of = functools.partial(test_rules.gradient, test_rules.GRADIENTS[name])
-    x = np.random.default_rng(0).normal(size=(BATCH, 4, 6)).astype(np.float32)
-    found = np.full_like(x, 7)
-    ExecuTorch().load(to_executorch(capture(of, [X], BATCH, table=TABLE))).run({"x": x}, {"out": found})
-    expected = of({"x": torch.from_numpy(x)})["out"].numpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("functions", test_rules.in_groups(FUNCTIONS))
+def test_operators_compute_what_torch_computes_every_time(functions):
+    def results(values):
+        return {name: function(*values.values()) for name, function in functions.items()}
+
+    assert_computes_what_torch_computes(results, (X, INDEX, NOISE), [drawn(seed) for seed in range(3)])
+
+
+def test_functions_that_are_tried_for_onnx_compute_the_same_here():
+    results = functools.partial(test_rules.results, {name: test_rules.FUNCTIONS[name] for name in ALSO})
+    assert_computes_what_torch_computes(results, (X, INDEX), [drawn(0)])
+
+
+@pytest.mark.parametrize("functions", test_rules.in_groups(test_rules.GRADIENTS))
+def test_gradients_are_torchs(functions):
+    gradients = functools.partial(test_rules.gradients, functions)
+    assert_computes_what_torch_computes(gradients, [X], [{"x": drawn(0)["x"]}])
 
 
 class Attention(nn.Module):
@@ -160,17 +161,6 @@ class Attention(nn.Module):
     def forward(self, x):
         parts = self.first(x.flatten(1, 2)).unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4)
         return functional.scaled_dot_product_attention(*parts, is_causal=True).flatten(1)
-
-
-def ending(*layers, head=nn.LazyLinear):
-    """A model of these layers and a dense one on top; its input is (2, 9, 7)."""
-
-    def make():
-        model = nn.Sequential(*(layer() for layer in layers), nn.Flatten(), head(5))
-        model(torch.zeros(1, 2, 9, 7))
-        return model
-
-    return make
 
 
 LAYERS = {
@@ -260,9 +250,9 @@ def assert_agree(model, algorithm="fedavg", tolerance=1e-5):
         assert distance <= tolerance * scale, name
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_trains_as_in_torch(name):
-    assert_agree(Model(spec(ending(*LAYERS[name]))))
+@pytest.mark.parametrize("layers", test_rules.in_groups(LAYERS))
+def test_layers_side_by_side_train_as_in_torch(layers):
+    assert_agree(Model(branches(*layers.values())))
 
 
 def test_two_layers_of_lstm_train_as_in_torch():

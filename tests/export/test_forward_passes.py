@@ -1,5 +1,7 @@
 """Graphs of forward passes: what torch measures in eval mode, without a gradient, in every format."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -20,8 +22,10 @@ from fedcore.errors import InvalidSetting
 from fedcore.params import VectorSpec
 from fedcore.plan import NOISE, BlobRef, Field
 from tests.export import models
+from tests.sampled import sampled
 
 EVALUATIONS = ("evaluate", "compare", "personalisation")
+SMALL = [("transformer", ((9,), 7)), ("char_lstm", ((9,), 7))]
 
 
 def captured(model, name="evaluate"):
@@ -33,23 +37,27 @@ def captured(model, name="evaluate"):
     return capture_step(model, stage, received, capture_begin(stage, received).specs)
 
 
-@pytest.mark.parametrize("algorithm", EVALUATIONS)
-@pytest.mark.parametrize("name", ["logreg", pytest.param("digits_cnn", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("name", "algorithm"), sampled(product(["logreg", "digits_cnn"], EVALUATIONS), [("logreg", "personalisation")])
+)
 def test_evaluations_agree_with_torch_on_both_formats(name, algorithm, executorch, tmp_path):
+    """Every run has the one that trains between two forward passes; test_export.py has the graphs of all."""
     bundle = export_bundle(Model(load(name)), create(algorithm), tmp_path, targets=("onnx", "executorch"))
     for evidence in bundle.certificate.formats.values():
         assert evidence.worst <= evidence.tolerance == TOLERANCE
     assert verify_bundle(bundle).worst <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["transformer", "char_lstm", pytest.param("resnet18_gn", marks=pytest.mark.long)])
-def test_layers_with_a_way_of_their_own_in_eval_mode_agree_with_torch(name, tmp_path):
-    assert export_bundle(Model(load(name)), create("evaluate"), tmp_path).certificate.worst <= TOLERANCE
+@pytest.mark.parametrize(("name", "sizes"), sampled([*SMALL, ("resnet18_gn", ())], SMALL))
+def test_layers_with_a_way_of_their_own_in_eval_mode_agree_with_torch(name, sizes):
+    model = Model(load(name, *sizes))
+    algorithm = for_model(create("evaluate"), model.metrics[1:], model.schema)
+    assert certify(model, algorithm, *build_plan(model, algorithm)).worst <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["digits_cnn", "char_lstm"])
-def test_a_forward_graph_has_no_operator_of_a_gradient_and_is_smaller(name):
-    model = Model(load(name))
+@pytest.mark.parametrize(("name", "sizes"), [("digits_cnn", ()), ("char_lstm", ((9,), 7))])
+def test_a_forward_graph_has_no_operator_of_a_gradient_and_is_smaller(name, sizes):
+    model = Model(load(name, *sizes))
     targets = [str(node.target) for node in captured(model).module.graph.nodes]
     assert not [target for target in targets if "backward" in target]
     trained = captured_training(model)

@@ -156,20 +156,34 @@ GRADIENTS = {
 }
 
 
-def gradient(function, values):
-    """Of a function of `x`, weighted by something smooth."""
-    x = values["x"].detach().requires_grad_()
-    out = function(x)
-    return {"out": torch.autograd.grad((out * out.detach().cos()).sum(), x)[0]}
+# So many functions are one graph: what is done once for a graph costs more than most functions.
+TOGETHER = 10
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
-def test_a_gradient_is_torchs(name):
-    of = functools.partial(gradient, GRADIENTS[name])
-    session = onnxruntime.InferenceSession(to_onnx(capture(of, [X])))
+def in_groups(functions):
+    """Parameters: the functions by name, `TOGETHER` at a time."""
+    names = list(functions)
+    groups = [names[start : start + TOGETHER] for start in range(0, len(names), TOGETHER)]
+    return [pytest.param({name: functions[name] for name in group}, id=f"{group[0]} and so on") for group in groups]
+
+
+def gradients(functions, values):
+    """Of each function of `x`, weighted by something smooth."""
+    found = {}
+    for name, function in functions.items():
+        x = values["x"].detach().requires_grad_()
+        out = function(x)
+        found[name] = torch.autograd.grad((out * out.detach().cos()).sum(), x)[0]
+    return found
+
+
+@pytest.mark.parametrize("functions", in_groups(GRADIENTS))
+def test_gradients_are_torchs(functions):
+    session = onnxruntime.InferenceSession(to_onnx(capture(functools.partial(gradients, functions), [X])))
     x = np.random.default_rng(0).normal(size=(5, 4, 6)).astype(np.float32)
-    expected = of({"x": torch.from_numpy(x)})["out"].numpy()
-    np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5, atol=1e-6)
+    expected = gradients(functions, {"x": torch.from_numpy(x)})
+    for (name, value), found in zip(expected.items(), session.run(None, {"x": x}), strict=True):
+        np.testing.assert_allclose(found, value.numpy(), rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(("beta", "threshold"), [(1.0, 20.0), (2.5, 5.0), (1.0, 200.0)])
@@ -200,19 +214,22 @@ def test_hyperbolic_functions_keep_the_digits_of_small_and_large_numbers(functio
     np.testing.assert_allclose(session.run(None, {"x": x})[0], function(torch.from_numpy(x).double()), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_rule_computes_what_torch_computes(name):
-    function = FUNCTIONS[name]
-    graph = to_onnx(capture(lambda values: {"out": function(values["x"], values["i"])}, [X, INDEX]))
-    session = onnxruntime.InferenceSession(graph)
+def results(functions, values):
+    return {name: function(values["x"], values["i"]) for name, function in functions.items()}
+
+
+@pytest.mark.parametrize("functions", in_groups(FUNCTIONS))
+def test_rules_compute_what_torch_computes(functions):
+    session = onnxruntime.InferenceSession(to_onnx(capture(functools.partial(results, functions), [X, INDEX])))
     for batch in (2, 3, 11):
         random = np.random.default_rng(batch)
         feed = {"x": random.normal(size=(batch, 4, 6)).astype(np.float32), "i": random.integers(0, 4, (batch, 4))}
         wanted = {port.name for port in session.get_inputs()}
-        (found,) = session.run(None, {name: value for name, value in feed.items() if name in wanted})
-        expected = function(*map(torch.from_numpy, feed.values())).numpy()
-        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        outputs = session.run(None, {name: value for name, value in feed.items() if name in wanted})
+        expected = results(functions, {name: torch.from_numpy(value) for name, value in feed.items()})
+        for (name, value), found in zip(expected.items(), outputs, strict=True):
+            assert (name, found.dtype, found.shape) == (name, value.numpy().dtype, tuple(value.shape))
+            np.testing.assert_allclose(found, value.numpy(), rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_equal_operators_are_written_once_and_shapes_are_changed_once():

@@ -26,7 +26,7 @@ from simulator.population import Population
 from simulator.simulation import Overrides, simulate
 from tests.simulator.test_engine import uneven
 
-SAMPLE = {"mimelite", "mime", "evaluate", "compare", "personalisation"}
+SAMPLE = {"mime", "personalisation"}
 GRAPHS_RUN = [name for name, one in ALGORITHMS.items() if not keeps_client_state(one()) and one.family != QUESTION]
 
 

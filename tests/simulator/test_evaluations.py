@@ -1,6 +1,7 @@
 """Evaluations in the engine and on a fleet: the same figures, and those of every user's own measurements."""
 
 import hashlib
+from itertools import product
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from simulator.proofs.fleet_against_engine import counted_cohort, worst_figure
 from simulator.simulation import simulate, training_of
 from tests.coordinator.fork_server import wait_until
 from tests.device_runtime.node import node
+from tests.sampled import sampled
 from tests.simulator.federation import SEED, give_keys, give_node_key
 from tests.simulator.test_engine import uneven
 
@@ -48,8 +50,13 @@ def others(figures):
     return {name: value for name, value in figures.items() if not name.endswith((".low", ".high"))}
 
 
-@pytest.mark.parametrize("name", EVALUATIONS)
-@pytest.mark.parametrize("model_name", ["logreg", "tests.export.models:digits_dropout"])
+@pytest.mark.parametrize(
+    ("model_name", "name"),
+    sampled(
+        product(["logreg", "tests.export.models:digits_dropout"], EVALUATIONS),
+        [("logreg", "compare"), ("tests.export.models:digits_dropout", "personalisation")],
+    ),
+)
 def test_every_way_to_train_clients_gives_the_same_figures(model_name, name):
     population, model, algorithm = uneven(), Model(load(model_name, (1, 8, 8), 10)), create(name, {"batch_size": 5})
     ways = [
@@ -93,7 +100,7 @@ def test_a_bound_that_no_report_reaches_changes_no_figure():
     assert set(plain) - set(clipped) == set()
 
 
-@pytest.mark.parametrize("name", EVALUATIONS)
+@pytest.mark.parametrize("name", sampled(EVALUATIONS, ["compare"]))
 def test_devices_in_typescript_evaluate_with_those_in_python(name, federate):
     node()  # a skip where there is none
     kinds = counted_kinds("node:3,python:3")
@@ -105,7 +112,7 @@ def test_devices_in_typescript_evaluate_with_those_in_python(name, federate):
     assert worst_figure(engine, users, run.cohorts, list(map(others, run.metrics))) < AGREE
 
 
-@pytest.mark.parametrize("name", EVALUATIONS)
+@pytest.mark.parametrize("name", sampled(EVALUATIONS, ["personalisation"]))
 def test_the_fleet_and_the_engine_give_the_same_figures(name, federate, capsys):
     users, _ = datasets.users("digits", None, 12)
     model = Model(load("digits_cnn", (1, 8, 8), 10), SEED)

@@ -21,7 +21,8 @@ def test_demand_of_tasks_is_their_sum_at_the_pace_of_both():
     assert together([]) is None
 
 
-def test_no_device_works_for_two_tasks_at_once():
+def test_equal_tasks_share_devices_evenly_and_none_works_for_both():
+    alone = Twin(CONFIG).run()
     twin = Twin(CONFIG, beside=[CONFIG.beside(TASK)])
     at_work = []
 
@@ -32,12 +33,6 @@ def test_no_device_works_for_two_tasks_at_once():
 
     twin.run(look)
     assert max(at_work) > 13
-
-
-def test_equal_tasks_share_a_population_about_evenly():
-    alone = Twin(CONFIG).run()
-    twin = Twin(CONFIG, beside=[CONFIG.beside(TASK)])
-    twin.run()
     counts = [len(task.course.rounds) for task in twin.tasks]
     assert counts[0] == pytest.approx(counts[1], rel=0.3)
     assert sum(counts) > len(alone.rounds)

@@ -55,7 +55,10 @@ def test_the_fleet_and_the_engine_reach_the_same_model(model_name, algorithm_nam
 
 @pytest.mark.parametrize(
     ("model_name", "algorithm_name", "settings"),
-    [CASES[4], ("tests.export.models:digits_dropout", "mimelite", {"clip_norm": 1.0})],
+    [
+        pytest.param(*CASES[4], marks=pytest.mark.long),
+        ("tests.export.models:digits_dropout", "mimelite", {"clip_norm": 1.0}),
+    ],
 )
 def test_devices_with_different_runtimes_train_in_one_round(
     model_name, algorithm_name, settings, executorch, federate, capsys
