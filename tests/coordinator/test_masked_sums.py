@@ -29,9 +29,10 @@ from tests.coordinator.test_secure import BOUNDS, NEVER, PHASES, PLAN, Device, p
 from tests.coordinator.test_secure_api import hear, say
 
 NAMES = [f"d{number}" for number in range(10)]
-PHASE_S = 8.0
 SECURE = {"goal": 10, "minimum": 8, "rounds": 1}
-SECURE |= {"secagg": Secagg(clip_norm=4.0, max_examples=10, phase_s=PHASE_S)}
+SECURE |= {"secagg": Secagg(clip_norm=4.0, max_examples=10, phase_s=60.0)}
+WAITING = SECURE | {"secagg": Secagg(clip_norm=4.0, max_examples=10, phase_s=12.0)}
+"""Where half of a phase is waited for a sum."""
 STEP = 2 * 4.0 / (2**20 - 1) * 10 / 2
 
 
@@ -57,7 +58,7 @@ class Phone(Device):
         """Say again what it said, until there is an answer that is final."""
         return final(lambda: say(at, self.given.assignment, number, self.said[number]))
 
-    def hear(self, number, wait_s=8):
+    def hear(self, number, wait_s=9):
         answer = hear(self.at, self.given.assignment, number, wait_s)
         assert answer.status_code == 200, answer.text
         return answer.content
@@ -87,10 +88,11 @@ def replicas(coordinators, store, database, tmp_path):
 @contextmanager
 def world(replicas, store, *environments):
     """Ten phones that have opened their shares; the clients of the driver, and of a replica for each environment."""
-    authority = {"authority": key_text(AUTHORITY_KEY), "authority_url": "https://authority.example"}
-    driver = replicas.start(**authority)
+    settings = {"authority": key_text(AUTHORITY_KEY), "authority_url": "https://authority.example"}
+    settings |= {"lease_s": 30, "silence_s": 60}  # a busy machine holds up a driver and silent phones
+    driver = replicas.start(**settings)
     until(replicas.holder)
-    others = [replicas.start(environment, role="api", **authority) for environment in environments]
+    others = [replicas.start(environment, role="api", **settings) for environment in environments]
     with ExitStack() as stack:
         here = stack.enter_context(speaking_to(driver.url))
         there = [stack.enter_context(speaking_to(one.url, devices=here.devices)) for one in others]
@@ -167,7 +169,7 @@ def test_masked_report_that_is_false_or_anothers_is_added_nowhere(store, registe
 
 @pytest.mark.every_engine
 def test_replica_that_dies_before_the_set_is_announced_loses_its_devices(store, register, replicas):
-    task = register(**SECURE)
+    task = register(**WAITING)
     with world(replicas, store, {}) as (here, (there,), (other,), phones):
         lost, *rest = phones
         lost.upload_at = there
@@ -181,7 +183,7 @@ def test_replica_that_dies_before_the_set_is_announced_loses_its_devices(store, 
 
 
 def test_attempt_without_enough_devices_of_others_ends_as_replica_lost(store, register, replicas):
-    task = register(**SECURE | {"minimum": 10})
+    task = register(**WAITING | {"minimum": 10})
     with world(replicas, store, {}) as (here, (there,), (other,), phones):
         phones[0].upload_at = there
         run(phones[:-1], ["upload"])
@@ -196,7 +198,7 @@ def test_attempt_without_enough_devices_of_others_ends_as_replica_lost(store, re
 @pytest.mark.parametrize("failpoint", ["masked.before-hand-over", "masked.after-hand-over"])
 @pytest.mark.every_engine
 def test_replica_that_dies_at_its_hand_over_is_in_the_sum_or_not(store, register, replicas, failpoint):
-    task = register(**SECURE)
+    task = register(**WAITING)
     with world(replicas, store, {VARIABLE: failpoint}) as (_, (there,), (other,), phones):
         for phone in phones[:2]:
             phone.upload_at = there
