@@ -160,6 +160,21 @@ def command(group, given, delta, *, shared=False):
     return command if shared else CountReport(command.assignment, command.sha256, command.vector)
 
 
+@pytest.mark.every_engine
+def test_buffer_closes_only_once_reports_for_it_are_written(group):
+    group = group()
+    a, b, c = given_to(group, *"abc")
+    group.driver.report(b, Y)
+    with group.store.database.writing() as records:  # as a replica that counts a report of this assignment
+        assert a.assignment in records.assignments([a.assignment])
+        (last,) = group.driver.turn(command(group, c, Y))
+        assert not last.done()
+        assert group.states == [(1, 1, "reporting", "")]
+    group.driver.pass_time(0.5)
+    assert last.result(timeout=0).assignment == c.assignment
+    assert group.states[0] == (1, 1, "committed", "")
+
+
 def test_receipt_that_nobody_told_of_is_in_the_version_that_it_came_for(group):
     group = group()
     (other,), (a, b, c) = group.others, given_to(group, *"abc")
