@@ -15,12 +15,14 @@ from coordinator.api.admin.problems import install_admin_problems
 from coordinator.api.admin.routes import ADMIN, admin_router
 from coordinator.api.devices.assignment_access import AssignmentAccess
 from coordinator.api.devices.endpoints import DeviceApi
+from coordinator.api.devices.masked_reports import MaskedReports
 from coordinator.api.devices.reports import ReportApi
 from coordinator.api.devices.router import DeviceRouter
 from coordinator.api.devices.routes import DEVICES, device_routes, paths_of
 from coordinator.api.devices.uploads import Senders
 from coordinator.api.health import health_router, metrics_router
 from coordinator.api.http import install_problems
+from coordinator.api.masked_exchange import MaskedExchange
 from coordinator.api.page import PAGE, PageFiles
 from coordinator.api.service import Service
 from coordinator.api.shares import ShareSender
@@ -37,6 +39,8 @@ def device_app(service: Service) -> DeviceRouter:
     assignments = AssignmentAccess(service)
     senders = Senders()
     reports = ReportApi(service, assignments, senders)
+    exchange = MaskedExchange(service)
+    masked = MaskedReports(service, senders, exchange)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -54,7 +58,8 @@ def device_app(service: Service) -> DeviceRouter:
         service.lines.begin()
         yield
         service.driver.drain()
-        await shares.send_last()
+        await asyncio.gather(shares.send_last(), exchange.send_last())
+        await exchange.close()
         service.lines.end()
         for task in aside:
             task.cancel()
@@ -64,7 +69,7 @@ def device_app(service: Service) -> DeviceRouter:
         service.beacons.close()
         service.store.close()
 
-    routes = device_routes(DeviceApi(service, assignments, senders), reports, service.authenticator)
+    routes = device_routes(DeviceApi(service, assignments, senders, masked), reports, service.authenticator)
     app = _application("Muster coordinator", lifespan)
     install_problems(app, service.settings.soon)
     app.include_router(health_router(service))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import queue
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.rules.masked_shares import MaskedAnswer, MaskedNews
 from coordinator.rules.selection import Eligibility
 from coordinator.rules.shared_sums import Share, SharedRound
 from fedcore.params import Float32
@@ -111,6 +113,14 @@ class AwaitMessage(Command[bytes | None]):
     assignment: str
     number: int
     wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeMasked(Command[MaskedAnswer]):
+    """What another replica says of masked reports, with the sums (W,) of the shares that have one."""
+
+    news: MaskedNews
+    sums: Sequence[NDArray[np.uint64] | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ FAILPOINTS = {
     "receipt.before-commit": "reports are counted at a replica that does not drive them, not committed",
     "receipt.after-commit": "they are committed, and no device has its receipt, nor the driver heard of them",
     "sum.before-hand-over": "a round has ended, and the driver does not have the sum of this replica",
+    "masked.before-hand-over": "masked reports have come, and the driver does not have the sum of this replica",
+    "masked.after-hand-over": "the driver has the sum of this replica, and announces whose reports are in it",
     "round.before-commit": "the blobs of a round are durable, its rows are written, not committed",
     "round.after-commit": "a round is committed, and the coordinator has not gone on",
     "migration.before-commit": "tables are changed, not committed",

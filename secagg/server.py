@@ -30,7 +30,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from secagg import keys, packing, parameters
@@ -39,7 +38,6 @@ from secagg.complaints import leave_out
 from secagg.errors import (
     BadShare,
     BadSignature,
-    BadVector,
     BelowThreshold,
     DuplicateKey,
     DuplicateUpload,
@@ -49,8 +47,9 @@ from secagg.errors import (
 )
 from secagg.graph import NeighbourGraph
 from secagg.invite import ACTIVE, Invite
-from secagg.masking import LITTLE, Words
-from secagg.merkle import EMPTY, Tree, hash_of, sha256
+from secagg.masked_sum import ExpectedVector, MaskedSum, no_words
+from secagg.masking import Words
+from secagg.merkle import EMPTY, Tree, hash_of
 from secagg.message_type import DEVICE_MESSAGES, MessageType
 from secagg.messages import (
     ABORTED,
@@ -64,7 +63,6 @@ from secagg.messages import (
     Confirmations,
     Deliver,
     Included,
-    Masked,
     Roster,
     RosterEntry,
     SessionResult,
@@ -108,10 +106,9 @@ class Server:
         self._shares: dict[int, Shares] = {}
         self._accused: dict[int, frozenset[int]] = {}
         self._suspects: frozenset[int] = frozenset()
-        self._uploads: dict[int, bytes] = {}
+        self._masked = MaskedSum(no_words(0))
         self._confirmed: dict[int, bytes] = {}
         self._revealed: dict[int, dict[int, int]] = {}
-        self._masked_sum: Words = np.zeros(0, np.uint64)
 
     def receive(self, slot: int, message: bytes, device: bytes | None = None) -> None:
         """Handle a message of a device. A refusal, any SecaggError, changes nothing.
@@ -135,6 +132,20 @@ class Server:
             SessionPhase.REVEALING: self._take_revealed,
         }[self.phase]
         return take(self._positions[slot], message)
+
+    def expected(self, slot: int) -> ExpectedVector:
+        """What M7 of a device must be, for a host that adds vectors elsewhere. Raises OutOfOrder when none is due."""
+        if self.phase is not SessionPhase.UPLOADING or self._positions.get(slot, -1) not in self._shared:
+            raise OutOfOrder(f"slot {slot} is not included, so its mask could not be removed")
+        device = self._devices[position := self._positions[slot]]
+        return ExpectedVector(self._sid, position, device.id if self._active else None, self._masked.words.size)
+
+    def merge(self, signatures: Mapping[int, bytes], words: Words) -> None:
+        """Take in a sum of vectors that were opened elsewhere, with the signatures in their M7 by slot.
+
+        Raises OutOfOrder, DuplicateUpload or BadVector, and takes nothing.
+        """
+        self._masked.merge({self.expected(slot).position: one for slot, one in signatures.items()}, words)
 
     def divide(self, groups: Sequence[Iterable[int]]) -> list[Server]:
         """A session for each of several disjoint groups of the slots that advertised. This session is then over."""
@@ -185,7 +196,7 @@ class Server:
         if not self._neighbours:
             return {}
         status, digest = (DONE, self._sum.digest) if self._sum else (ABORTED, EMPTY)
-        leaves = [self._uploads.get(position, UNSIGNED) for position in range(len(self._slots))]
+        leaves = [self._masked.signatures.get(position, UNSIGNED) for position in range(len(self._slots))]
         unsigned = SessionResult(status, digest, Tree(leaves).root)
         signed = replace(unsigned, signature=self._sign("result", self._sid, unsigned.body()))
         return dict.fromkeys(self._slots, signed.encode(self._sid))
@@ -208,7 +219,7 @@ class Server:
     def _forget(self) -> None:
         """Forget the shares, which could unmask one device's vector, and the sum's words."""
         self._shares, self._revealed = {}, {}
-        self._masked_sum = np.zeros(0, np.uint64)
+        self._masked.forget()
 
     def _sign(self, what: str, context: bytes, body: bytes) -> bytes:
         return keys.sign(self._key, what, context, body) if self._active else UNSIGNED
@@ -245,17 +256,7 @@ class Server:
         self._accused[position] = accused
 
     def _take_upload(self, position: int, message: bytes) -> None:
-        if position not in self._shared:
-            raise OutOfOrder(f"position {position} is not included, so its mask could not be removed")
-        self._once(position, self._uploads)
-        try:
-            upload = Masked.decode(message, self._sid, packing.word_count(self._invite.segments))
-            if self._active:
-                keys.verify(self._devices[position].id, upload.signature, "masked", self._sid, sha256(upload.words))
-        except (Malformed, BadSignature) as error:
-            raise BadVector(f"the upload of position {position} is unusable: {error}", [position]) from error
-        self._uploads[position] = upload.signature
-        self._masked_sum += np.frombuffer(upload.words, LITTLE)
+        self._masked.add(position, self.expected(self._slots[position]).open(message))
 
     def _take_confirmation(self, position: int, message: bytes) -> None:
         self._must_be_alive(position)
@@ -350,18 +351,17 @@ class Server:
         self._suspects = leave_out(among, self.parameters)
         self._shared = opened - self._suspects
         self._check_enough(self._shared)
-        self._masked_sum = np.zeros(packing.word_count(self._invite.segments), np.uint64)
+        self._masked = MaskedSum(no_words(packing.word_count(self._invite.segments)))
         message = Included(self._shared).encode(self._sid, self.parameters.n)
         return SessionPhase.UPLOADING, self._by_slot(dict.fromkeys(self._shared, message))
 
     def _fix_survivors(self) -> tuple[SessionPhase, PhaseEnd]:
         """M8."""
-        self._alive = frozenset(self._uploads)
+        self._alive = frozenset(self._masked.signatures)
         self._check_enough(self._alive)
         for position in self._shared:
             near = sum(peer in self._alive for peer in self._neighbours[position])
-            needed = position in self._alive or near
-            if needed and near < self.parameters.t:
+            if (near or position in self._alive) and near < self.parameters.t:
                 raise BelowThreshold(
                     f"position {position} has {near} neighbours left, of {self.parameters.t} that must reveal",
                     [position],
@@ -387,7 +387,7 @@ class Server:
             self._sid, self.parameters, self._devices, self._neighbours, self._shared, self._alive,
             commitments, self._revealed,
         )  # fmt: skip
-        work = Unmasking(revealed, self._masked_sum, self._invite.segments, self._invite.w_max)
+        work = Unmasking(revealed, self._masked.words, self._invite.segments, self._invite.w_max)
         self._forget()
         return SessionPhase.OVER, PhaseEnd(unmasking=work)
 

@@ -26,14 +26,17 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.http import ONWARD, answer_refusal
+from coordinator.api.masked_exchange import MASKED, take_masked
+from coordinator.api.replica_channel import FORWARDED, answer_replica, proof_of
 from coordinator.api.service import Service
-from coordinator.api.shares import FORWARDED, SHARES, proof_of, take_shares
+from coordinator.api.shares import SHARES, take_shares
 from coordinator.errors import Refusal, Unavailable
 from coordinator.rules.leases import maker_of
 
 _LOG = logging.getLogger(__name__)
 _POPULATION = re.compile(r"/v1/populations/([^/]+)/checkins")
-_REPORT = re.compile(r"/v1/assignments/[^/:]+/report")
+_REPORT = re.compile(r"[A-Z]+ /v1/assignments/[^/:]+/report|PUT /v1/assignments/[^/:]+/secagg/7")
+"""What may be taken here for a driver elsewhere: reports, and masked ones."""
 _MADE = re.compile(r"/v1/(?:sessions|assignments)/([^/:]+)(?:[/:].*)?")
 _HEALTH = re.compile(r"/(?:healthz|readyz)")
 # Header fields of one connection only (RFC 9110 §7.6.1), or set by every server itself.
@@ -41,6 +44,7 @@ _OF_ONE_HOP = frozenset({b"connection", b"keep-alive", b"te", b"trailer", b"tran
 _OF_EVERY_SERVER = _OF_ONE_HOP | {b"date", b"server"}
 _CONNECT_S, _SLACK_S = 2.0, 30.0
 _MOST_SHARED = 100
+_FROM_REPLICAS = {SHARES: take_shares, MASKED: take_masked}
 _FORWARDED_ROUTE = SimpleNamespace(path="another replica")
 """The route of a forwarded request in metrics."""
 _KEPT_S = 2.0
@@ -77,8 +81,9 @@ class Router:
                 if self._shared is not None:
                     await self._shared.aclose()
             return
-        if scope["path"] == SHARES and self.is_forwarded(scope):
-            await take_shares(self._service, scope, receive, send)
+        take = _FROM_REPLICAS.get(scope["path"])
+        if take is not None and self.is_forwarded(scope):
+            await answer_replica(self._service, take, scope, receive, send)
         elif self.is_forwarded(scope) or _HEALTH.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
         elif _proof_in(scope) is not None:
@@ -88,7 +93,7 @@ class Router:
             await self._refuse(Unavailable("this replica answers only other replicas"), scope, send)
         elif (replica := await self._other_replica(scope["path"])) is None:
             await self._app(scope, receive, send)
-        elif _REPORT.fullmatch(scope["path"]) or (
+        elif _REPORT.fullmatch(f"{scope['method']} {scope['path']}") or (
             (match := _POPULATION.fullmatch(scope["path"])) and self._driver.follows(match[1])
         ):
             scope[ONWARD] = functools.partial(self._pass_on, replica)

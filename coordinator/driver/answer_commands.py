@@ -8,6 +8,7 @@ from coordinator.commands import (
     AwaitMessage,
     CancelWait,
     CheckInDevice,
+    ExchangeMasked,
     PutMessage,
     QueuedCommand,
     settle,
@@ -36,6 +37,8 @@ def answer_from_memory(memory: Memory, queued: QueuedCommand, now: float) -> Non
                 settle(future, None)
             case AwaitMessage(assignment) as command:
                 memory.secure.of(assignment).wait(command, future, now)
+            case ExchangeMasked() as command:
+                settle(future, memory.secure.exchange(command, now))
             case AbortAssignment(assignment):
                 # To stop waiting for it is right whether or not the row can be written.
                 memory.secure.leave(assignment)

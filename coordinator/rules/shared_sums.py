@@ -5,7 +5,6 @@ Spec: docs/spec/rounds.md §5.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,13 +13,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.errors import MalformedMessage
+from coordinator.rules.share_frames import decode_frame, encode_frame
 from coordinator.rules.task_settings import ClearReports, TaskSettings
 from fedcore.codecs.codec import RoundKey
-from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.decoding import decoder
 from fedcore.report import ReportLayout
 
-_HEAD = struct.Struct(">I")
 _FLOAT = np.dtype("<f8")
 
 
@@ -76,22 +74,11 @@ def may_share(settings: TaskSettings) -> bool:
 
 
 def encode_shares(shares: Shares, sums: Sequence[NDArray[np.float64]]) -> bytes:
-    """The bytes of a message: JSON behind its length, then the sums of the shares that have one."""
-    head = msgspec.json.encode(shares)
-    return b"".join([_HEAD.pack(len(head)), head, *(np.ascontiguousarray(one, _FLOAT).tobytes() for one in sums)])
+    """The bytes of a message, with the sums of the shares that have one."""
+    return encode_frame(shares, sums, _FLOAT)
 
 
 def decode_shares(data: memoryview) -> tuple[Shares, list[NDArray[np.float64] | None]]:
     """A message, and the sum of each of its shares. Raises MalformedMessage."""
-    try:
-        (length,) = _HEAD.unpack(data[: _HEAD.size])
-        shares, rest = _shares.decode(data[_HEAD.size : _HEAD.size + length]), data[_HEAD.size + length :]
-    except (struct.error, *UNDECODABLE) as error:
-        raise MalformedMessage(f"these shares are another version's, run one on all replicas: {error}") from error
-    if len(rest) != sum(share.size for share in shares.shares) * _FLOAT.itemsize:
-        raise MalformedMessage(f"the sums of these shares have {len(rest)} bytes, and not what they announce")
-    sums: list[NDArray[np.float64] | None] = []
-    for share in shares.shares:
-        sums.append(np.frombuffer(rest, _FLOAT, share.size).astype(np.float64) if share.size else None)
-        rest = rest[share.size * _FLOAT.itemsize :]
-    return shares, sums
+    shares, sums = decode_frame(data, _shares, lambda found: [share.size for share in found.shares], _FLOAT)
+    return shares, [None if one is None else one.astype(np.float64) for one in sums]

@@ -13,9 +13,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
-from coordinator.errors import BeaconUnavailable
+from coordinator.errors import BeaconUnavailable, MalformedMessage
+from coordinator.secure.remote_uploads import RemoteUploads
 from fedcore.wire.messages import RequestBeacon
 from secagg.errors import BadShare, BelowThreshold, SecaggError, SumOutOfRange
+from secagg.masked_sum import ExpectedVector
+from secagg.masking import Words
 from secagg.server import Server
 from secagg.session_phase import PhaseEnd, SessionPhase
 from secagg.unmasking import UnmaskedSum, Unmasking
@@ -38,17 +41,20 @@ class Executors(NamedTuple):
 class Group:
     """One session, and the slots that its phase waits for until the time is up.
 
-    sum: the session's sum, once it is there. failure: the reason why there will be none.
+    remote: the masked reports that other replicas add. session: its id, once one of them may. sum: the session's sum,
+    once it is there. failure: the reason why there will be none.
     """
 
     def __init__(self, server: Server, executors: Executors, slots: Collection[int], until: float) -> None:
         self._server, self._executors = server, executors
         self._due, self._sent, self._until = set(slots), set[int](), until
         self._not_before = -math.inf
-        self._survivors: int | None = None
+        self._survivors: frozenset[int] | None = None
         self._drawing: Future[bytes] | None = None
         self._unmasking: Future[UnmaskedSum] | None = None
         self._dealers: frozenset[int] = frozenset()
+        self.remote = RemoteUploads()
+        self.session = b""
         self.sum: UnmaskedSum | None = None
         self.failure: str | None = None
 
@@ -81,8 +87,13 @@ class Group:
         if self.failure is not None:
             return 0
         if self._survivors is not None:
-            return self._survivors
+            return len(self._survivors)
         return len(self._due | self._sent if self.phase is SessionPhase.UPLOADING else self._due)
+
+    @property
+    def in_sum(self) -> frozenset[int]:
+        """The slots of the devices whose masked reports are in its sum, once that is decided."""
+        return frozenset() if self.failure is not None or self._survivors is None else self._survivors
 
     @property
     def present(self) -> int:
@@ -108,8 +119,49 @@ class Group:
 
     def receive(self, slot: int, message: bytes, device: bytes) -> None:
         """Take in a message of the device with that id. A refusal, any SecaggError, changes nothing."""
+        if self.phase is SessionPhase.UPLOADING:
+            self.remote.check_free(slot)
         self._server.receive(slot, message, device)
         self._sent.add(slot)
+
+    def grant(self, slot: int, replica: str, sha256: str) -> ExpectedVector:
+        """Let another replica add the masked report of a slot, and no other: what it must be.
+
+        Raises SecaggError or Unavailable, which change nothing.
+        """
+        expected = self._server.expected(slot)
+        self.remote.claim(slot, replica, sha256)
+        self.session = expected.sid
+        return expected
+
+    def added(self, replica: str, signatures: Mapping[int, bytes]) -> dict[int, str]:
+        """Another replica has added the masked reports of these slots: the digests of those that are new, by slot."""
+        new = self.remote.added(replica, signatures)
+        self._sent.update(new)
+        return new
+
+    def merge(self, replica: str, count: int, words: Words) -> None:
+        """Take the sum of another replica, once: of all the reports that it has added, which are `count`.
+
+        Raises MalformedMessage for another sum than that, and takes nothing.
+        """
+        if self.remote.handed(replica):
+            return
+        signatures = self.remote.in_sum_of(replica)
+        if len(signatures) != count:
+            raise MalformedMessage(f"a masked sum of {count} reports came, and {len(signatures)} were told of")
+        try:
+            self._server.merge(signatures, words)
+        except SecaggError as error:
+            raise MalformedMessage(f"a masked sum does not fit its session: {error}") from error
+        self.remote.hand_over(replica)
+
+    def give_up_sums(self) -> set[int]:
+        """Go on without the sums of other replicas that are not here: the slots of the devices that are lost."""
+        lost = self.remote.give_up()
+        self._sent -= lost
+        self._due -= lost
+        return lost
 
     def end_by(self, until: float) -> None:
         """End the phase no later than that."""
@@ -157,7 +209,7 @@ class Group:
                 self._unmasking = self._executors.unmask(end.unmasking)
                 return {}
             if uploading:
-                self._survivors = len(end.messages)
+                self._survivors = frozenset(end.messages)
         self._due, self._sent, self._until = set(end.messages) & self._due, set(), until
         return end.messages
 

@@ -9,8 +9,9 @@ few in all, no share is ever asked for.
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import reduce
@@ -22,74 +23,26 @@ from numpy.typing import NDArray
 from coordinator.commands import AwaitMessage, PutMessage, settle
 from coordinator.errors import ConflictingReport, NoLongerNeeded, Refusal, UnusableMessage
 from coordinator.keys import Keys
-from coordinator.rules.packed_segments import packed_segments
+from coordinator.rules.masked_shares import MaskedShare
 from coordinator.rules.progress import UNMASKING
-from coordinator.rules.rounds import REPLACING_S, Abandon, RoundPolicy, Summed
+from coordinator.rules.rounds import REPLACING_S, Abandon, Summed
 from coordinator.rules.states import LeftOut
-from coordinator.rules.task_settings import PHASES_AFTER_TRAINING, Secagg, TaskSettings
 from coordinator.secure.group import Executors, Group
-from fedcore.masking import (
-    greatest_weight,
-    join_weight,
-    layout_hash,
-    model_hash,
-    session_number,
-    task_hash,
-)
-from fedcore.plan import Plan
+from coordinator.secure.terms import SecureRoundSettings
+from fedcore.masking import join_weight
 from fedcore.report import ReportLayout
 from fedcore.signing import SigningKey
 from fedcore.succession import Succession
-from fedcore.wire.messages import Assignment
 from secagg.errors import SecaggError
-from secagg.invite import ACTIVE, Invite
+from secagg.invite import Invite
+from secagg.masked_sum import ExpectedVector
+from secagg.masking import Words
 from secagg.message_type import MessageType
 from secagg.server import Server
 from secagg.session_phase import SessionPhase
 
 _OF_FAILURES = (Abandon("sum-out-of-range"), Abandon("no-beacon"), Abandon("secagg-failed"))
 """What becomes of a round for the failures of its groups, the gravest first."""
-
-
-def invitation(
-    settings: TaskSettings, policy: RoundPolicy, plan: Plan, assignment: Assignment, deadline: int
-) -> Invite:
-    """The content of M0 for an assignment's round. deadline: in Unix seconds. The task must ask for masked reports."""
-    bounds, secagg = settings.sum_bounds, settings.secagg or Secagg()
-    largest = min(policy.cohort, secagg.group_size)
-    return Invite(
-        mode=ACTIVE,
-        task=task_hash(assignment.task),
-        round=session_number(assignment.round, assignment.attempt),
-        deadline=deadline,
-        n_max=largest,
-        min_sum=bounds.min_sum,
-        w_max=greatest_weight(plan.report, bounds),
-        layout_hash=layout_hash(plan.report, assignment.seed),
-        model_hash=model_hash(assignment.plan, assignment.checkpoint),
-        segments=packed_segments(plan.report, bounds, largest),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class SecureRoundSettings:
-    """Sizes and times of a round: fewer than `minimum` devices in all do not count, more than `group_size` are divided.
-
-    Training ends at `training_deadline`, or `phase_s` after `goal` devices came; every other phase after `phase_s`.
-    """
-
-    goal: int
-    minimum: int
-    group_size: int
-    training_deadline: float
-    phase_s: float
-
-    @classmethod
-    def of(cls, secagg: Secagg | None, policy: RoundPolicy, deadline: float) -> SecureRoundSettings:
-        """The settings of a round whose reporting deadline is this, on the driver's clock."""
-        secagg = secagg or Secagg()
-        training_deadline = deadline - PHASES_AFTER_TRAINING * secagg.phase_s
-        return cls(policy.goal, policy.minimum, secagg.group_size, training_deadline, secagg.phase_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +87,8 @@ class SecureRound:
         self._digests: dict[tuple[int, int], str] = {}
         self._outbox: dict[tuple[int, int], bytes] = {}
         self._listeners: dict[tuple[str, int], tuple[Future[Any], float]] = {}
-        self._lost, self._gave_up = set[int](), set[int]()
+        self._lost, self._gave_up, self._lost_with_sums = set[int](), set[int](), set[int]()
+        self._sums_due_at = math.inf
         # The message after which a device joins no other attempt at the round.
         self._last_word = MessageType.MASKED if Invite.decode(lobby.invitation)[0].noisy else MessageType.UNMASK
         self.invitation = lobby.invitation
@@ -175,16 +129,20 @@ class SecureRound:
 
     @property
     def masked(self) -> frozenset[str]:
-        """The assignments whose masked reports came; those of groups that failed too, whose sums may be known."""
-        return frozenset(name for name, slot in self._seats.items() if (slot, MessageType.MASKED) in self._digests)
+        """The assignments whose masked reports came, or may be in another replica's sum; also of groups that failed."""
+        return frozenset(
+            name
+            for name, slot in self._seats.items()
+            if (slot, MessageType.MASKED) in self._digests or self._group_of[slot].remote.claimed(slot)
+        )
 
     @property
     def uploads(self) -> dict[str, str]:
-        """The digest of every masked report that was folded in, by assignment, but for groups that failed."""
+        """The digest of every masked report that is in a sum, by assignment, but for groups that failed."""
         return {
-            name: self._digests[self._seats[name], MessageType.MASKED]
-            for name in self.masked
-            if self._group_of[self._seats[name]].failure is None
+            name: self._digests[slot, MessageType.MASKED]
+            for name, slot in self._seats.items()
+            if slot in self._group_of[slot].in_sum
         }
 
     @property
@@ -210,23 +168,94 @@ class SecureRound:
 
         Raises ConflictingReport when another came before, NoLongerNeeded when it is late, UnusableMessage.
         """
-        slot, digest = self._seats[command.assignment], command.sha256
-        group, earlier = self._group_of[slot], self._digests.get((slot, command.number))
-        if earlier == digest:
+        slot = self._seats[command.assignment]
+        group = self._listening(slot, command.number, command.sha256)
+        if group is None:
             return
-        if earlier is not None:
-            raise ConflictingReport(f"another message M{command.number} of this assignment was taken before")
-        if self.ended_at is not None or not group.waits_for(slot) or command.number < group.phase:
-            raise NoLongerNeeded(f"message M{command.number} comes too late, or the aggregation goes on without it")
-        if command.number != group.phase:
-            raise UnusableMessage(f"message M{command.number} is not due yet")
         try:
             group.receive(slot, command.message, bytes.fromhex(command.device))
         except SecaggError as error:
-            raise UnusableMessage(f"{type(error).__name__}: {error}") from error
-        self._digests[slot, command.number] = digest
+            raise _unusable(error) from error
+        self._digests[slot, command.number] = command.sha256
         if group.phase is SessionPhase.ADVERTISING and group.present == self._settings.goal:
             group.end_by(now + self._settings.phase_s)
+
+    def _listening(self, slot: int, number: int, sha256: str) -> Group | None:
+        """The group that waits for a message; None when it has this very one. Raises as `receive` does."""
+        group, earlier = self._group_of[slot], self._digests.get((slot, number))
+        if earlier == sha256:
+            return None
+        if earlier is not None:
+            raise ConflictingReport(f"another message M{number} of this assignment was taken before")
+        if self.ended_at is not None or not group.waits_for(slot) or number < group.phase:
+            raise NoLongerNeeded(f"message M{number} comes too late, or the aggregation goes on without it")
+        if number != group.phase:
+            raise UnusableMessage(f"message M{number} is not due yet")
+        return group
+
+    # --- masked reports that other replicas add
+
+    def grant(self, assignment: str, sha256: str, replica: str) -> ExpectedVector | None:
+        """Let another replica add a masked report, and no other: what it must be; None when it was taken before.
+
+        Raises what `receive` would; Unavailable while another replica may.
+        """
+        slot = self._seats[assignment]
+        group = self._listening(slot, MessageType.MASKED, sha256)
+        if group is None:
+            return None
+        if self._sums_due_at < math.inf:
+            raise NoLongerNeeded("the masked report comes too late: the sum is being made")
+        try:
+            return group.grant(slot, replica, sha256)
+        except SecaggError as error:
+            raise _unusable(error) from error
+
+    def release(self, replica: str, checking: Collection[str]) -> None:
+        """Drop the grants of a replica that came to nothing: of reports that it neither told of nor is `checking`."""
+        slots = {self._seats[name] for name in checking if name in self._seats}
+        for group in self._groups:
+            group.remote.release(replica, slots)
+
+    def take_share(self, replica: str, share: MaskedShare, words: Words | None) -> bool:
+        """Hear which reports another replica has added, and take its sum if that comes. Whether more may be said of it.
+
+        Raises MalformedMessage for a sum that is not of all the reports told of.
+        """
+        group = next((one for one in self._groups if one.session == share.session), None)
+        if group is None or self.ended_at is not None or group.over or group.phase is not SessionPhase.UPLOADING:
+            return False
+        signatures = {self._seats[one.assignment]: one.signature for one in share.taken if one.assignment in self}
+        for slot, sha256 in group.added(replica, signatures).items():
+            self._digests[slot, MessageType.MASKED] = sha256
+        if words is not None:
+            group.merge(replica, share.count, words)
+        return not group.remote.handed(replica)
+
+    def wanted(self, replica: str, now: float) -> list[bytes]:
+        """The sessions whose sums another replica must hand over now."""
+        if self.ended_at is not None or not self._all_uploaded(now):
+            return []
+        self._sums_due_at = min(self._sums_due_at, now)
+        return [group.session for group in self._uploading() if replica in group.remote.owing]
+
+    def _uploading(self) -> list[Group]:
+        return [group for group in self._open() if group.phase is SessionPhase.UPLOADING]
+
+    def _all_uploaded(self, now: float) -> bool:
+        """Whether every group has its masked reports, or had time for them."""
+        return all(
+            group.phase > SessionPhase.UPLOADING or (group.phase is SessionPhase.UPLOADING and group.is_due(now))
+            for group in self._open()
+        )
+
+    def _has_sums(self, now: float) -> bool:
+        """Whether no other replica owes a sum. From the first call on they must hand them over, in half a phase."""
+        self._sums_due_at = min(self._sums_due_at, now)
+        if now >= self._sums_due_at + self._settings.phase_s / 2:
+            for group in self._uploading():
+                self._lost_with_sums |= group.give_up_sums()
+        return not any(group.remote.owing for group in self._uploading())
 
     def wait(self, command: AwaitMessage, answer: Future[Any], now: float) -> None:
         """Park `answer` until the message is there, will never come, or the wait is over (None).
@@ -286,9 +315,8 @@ class SecureRound:
         """One step; whether there was one to take."""
         settled = [group for group in self._groups if group.settle()]
         due = [group for group in self._groups if group.is_due(now)]
-        uploading = SessionPhase.UPLOADING
-        if any(group.phase < uploading or (group.phase is uploading and group not in due) for group in self._open()):
-            due = [group for group in due if group.phase is not uploading]
+        if not (self._all_uploaded(now) and self._has_sums(now)):
+            due = [group for group in due if group.phase is not SessionPhase.UPLOADING]
         said = [(group.phase.then, self._close(group, now)) for group in due]
         # While devices may still join, it is the round that knows how many more there may be.
         short = not self.advertising and self._counted() < self._settings.minimum
@@ -306,7 +334,9 @@ class SecureRound:
         return sum(group.counted for group in self._groups)
 
     def _close(self, group: Group, now: float) -> Mapping[int, bytes]:
-        until = now + self._settings.phase_s
+        # What sums of other replicas took is a part of the next phase, so that all phases end in time.
+        began = min(now, self._sums_due_at) if group.phase is SessionPhase.UPLOADING else now
+        until = began + self._settings.phase_s
         if group.phase is not SessionPhase.ADVERTISING:
             return group.advance(until)
         parts = group.divide(self._settings.group_size)
@@ -324,6 +354,8 @@ class SecureRound:
                 return verdict
         if any(group.suspects for group in self._groups):
             return Abandon("culprits-known")
+        if self._lost_with_sums:
+            return Abandon("replica-lost")
         stayed = len(self._seats) - len(self._gave_up)
         if self.proven and self._lost and stayed >= self._settings.minimum:
             return Abandon("devices-lost")
@@ -346,3 +378,7 @@ class SecureRound:
         elif now >= until:
             settle(answer, None)
         return answer.done()
+
+
+def _unusable(error: SecaggError) -> UnusableMessage:
+    return UnusableMessage(f"{type(error).__name__}: {error}")

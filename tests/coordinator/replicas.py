@@ -58,13 +58,15 @@ class Replicas:
         self._numbers = itertools.count()
         self.alive: list[Replica] = []
 
-    def start(self, environment: dict[str, str] | None = None, **settings: object) -> Replica:
-        """One more, once it answers."""
+    def start(
+        self, environment: dict[str, str] | None = None, silence_s: float | None = None, **settings: object
+    ) -> Replica:
+        """One more, once it answers. silence_s: as for `CoordinatorForkServer.fork`."""
         ready = self._folder / f"url{next(self._numbers)}"
         given = {"database": self._database, "blobs": str(self._folder / "blobs"), "keys": str(self._folder / "keys")}
         given |= {"port": 0, "admin_port": 0, "lease_s": LEASE_S, "retry_min_s": 0.02, "retry_max_s": 0.05}
         given |= {"device_limit_per_minute": 0}
-        pid = self._coordinators.fork(ready, given | settings, environment or {})
+        pid = self._coordinators.fork(ready, given | settings, environment or {}, silence_s=silence_s)
         self.alive.append(Replica(pid, urls(pid, ready)[0]))
         return self.alive[-1]
 

@@ -12,9 +12,12 @@ import httpx2
 import numpy as np
 import pytest
 
-from coordinator.api.shares import SHARES, proof_of
+from coordinator.api.masked_exchange import MASKED
+from coordinator.api.replica_channel import proof_of
+from coordinator.api.shares import SHARES
 from coordinator.failpoints import FAILPOINTS, VARIABLE
 from coordinator.keys import Keys
+from coordinator.rules.masked_shares import MaskedNews, encode_news
 from coordinator.rules.shared_sums import Shares, encode_shares
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import ClearReports
@@ -25,6 +28,8 @@ from tests.coordinator.test_api import ask, assign, check_in, check_in_once, put
 from tests.coordinator.test_uploads import BODY, head, patch
 
 GOAL = 4
+OF_DRIVERS = ("blob", "assignment", "report", "round")
+"""What a process that drives rounds reaches, where failpoints have these names."""
 
 
 @pytest.fixture
@@ -86,9 +91,7 @@ def test_killed_holder_is_replaced_and_nothing_counts_twice(store, register, rep
 
 @pytest.mark.long
 @pytest.mark.every_engine
-@pytest.mark.parametrize(
-    "failpoint", [name for name in FAILPOINTS if name.partition(".")[0] not in ("task", "migration", "receipt", "sum")]
-)
+@pytest.mark.parametrize("failpoint", [name for name in FAILPOINTS if name.partition(".")[0] in OF_DRIVERS])
 def test_holder_that_dies_at_any_durable_step_is_replaced_by_another(store, register, replicas, failpoint):
     task = register(goal=GOAL, rounds=3)
     dying = replicas.start(environment={VARIABLE: f"{failpoint}:2"})
@@ -220,25 +223,29 @@ def test_report_of_another_device_or_of_a_forged_id_is_taken_nowhere(store, regi
     assert store.rounds(task)[0].reported == 2
 
 
-def test_shares_are_taken_from_replicas_alone_and_as_they_were_sent(store, register, replicas, tmp_path):
+@pytest.mark.parametrize("path", [SHARES, MASKED])
+def test_shares_are_taken_from_replicas_alone_and_as_they_were_sent(store, register, replicas, tmp_path, path):
     register(goal=2, rounds=1)
     driver = replicas.start()
     until(replicas.holder)
     key, own = Keys.open(tmp_path / "keys", store.database).between_replicas, store.database
     with own.reading() as records:
         (replica,) = records.leases.replicas()
-    message = encode_shares(Shares(replica="01234567", present=["a"], shares=[]), [])
+    message = {
+        SHARES: encode_shares(Shares(replica="01234567", present=["a"], shares=[]), []),
+        MASKED: encode_news(MaskedNews(replica="01234567", claims=[], checking=["a"], shares=[]), []),
+    }[path]
 
     def send(body, digest, key):
-        target = f"{SHARES}?sha256={hashlib.sha256(digest).hexdigest()}"
+        target = f"{path}?sha256={hashlib.sha256(digest).hexdigest()}"
         proof = proof_of(key, "POST", target.encode(), replica.id).decode()
         return httpx2.post(f"{driver.url}{target}", content=body, headers={"Muster-Forwarded": proof})
 
-    assert send(message, message, key).status_code == 204
+    assert send(message, message, key).is_success
     refused(send(message + b" ", message, key), "malformed-message")
     refused(send(b"x", b"x", key), "malformed-message")
     refused(send(message, message, bytes(32)), "unavailable")
-    refused(httpx2.post(f"{driver.url}{SHARES}", content=message), "unknown-resource")
+    refused(httpx2.post(f"{driver.url}{path}", content=message), "unknown-resource")
 
 
 def same_answer(client, assignment, body, earlier):

@@ -41,12 +41,12 @@ from tests.secagg.cohort import (
 
 
 def refuses(server, error, slot, message):
-    before = (server.phase, dict(server._uploads), server._masked_sum.copy(), dict(server._revealed))
+    before = (server.phase, dict(server._masked.signatures), server._masked.words.copy(), dict(server._revealed))
     with pytest.raises(error) as caught:
         server.receive(slot, message)
     assert caught.type is error
-    assert (server.phase, server._uploads, server._revealed) == (before[0], before[1], before[3])
-    np.testing.assert_array_equal(server._masked_sum, before[2])
+    assert (server.phase, server._masked.signatures, server._revealed) == (before[0], before[1], before[3])
+    np.testing.assert_array_equal(server._masked.words, before[2])
 
 
 def advertisement(cohort, slot, **changes):
@@ -218,7 +218,7 @@ def test_a_mask_that_does_not_cancel_lets_no_number_out():
     cohort.reveal(cohort.server.advance().messages)
     with pytest.raises(UnmaskCheckFailed):
         cohort.unmask()
-    assert cohort.server._masked_sum.size == 0
+    assert cohort.server._masked.words.size == 0
     assert summed(cohort) is False
 
 

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from secagg.client import Reply
-from secagg.errors import BelowThreshold, OutOfOrder, TooFewNeighbours
+from secagg.errors import BadVector, BelowThreshold, DuplicateUpload, OutOfOrder, TooFewNeighbours
 from secagg.invite import ACTIVE, HONEST, Invite
-from secagg.packing import PackedSegment
+from secagg.masked_sum import MaskedSum, no_words
+from secagg.messages import Masked
+from secagg.packing import PackedSegment, word_count
 from secagg.parameters import GraphParameters
 from tests.secagg.cohort import EXACT, Cohort, dimension, integers, invitation
 
@@ -183,3 +185,44 @@ def test_what_devices_send_and_get_is_as_small_as_the_specification_says():
     assert len(roster) == 34 + 12 + 96 + 4 + 96 + 7 * (4 + 248 + 96)
     assert len(cohort.client(11).receive(cohort.server.invitation).message) == 34 + 248
     assert len(cohort.clients[10].receive(roster).message) == 34 + 32 + 7 * 80
+
+
+def test_a_sum_that_was_made_in_parts_has_the_bits_of_one():
+    """Every vector is opened and added where it comes, by a host of three places, and the parts are merged."""
+    cohort = Cohort(12, invitation(min_sum=8))
+    messages = cohort.open(cohort.share(cohort.advertise()))
+    uploads = {slot: cohort.clients[slot].receive(message).message for slot, message in messages.items() if slot != 12}
+    server, parts = cohort.server, [({}, MaskedSum(no_words(word_count(cohort.invite.segments)))) for _ in range(2)]
+    for number, (slot, upload) in enumerate(uploads.items()):
+        if number % 3 == 2:
+            server.receive(slot, upload)
+        else:
+            expected = server.expected(slot)
+            signatures, part = parts[number % 3]
+            part.add(expected.position, masked := expected.open(upload))
+            signatures[slot] = masked.signature
+    for signatures, part in parts:
+        server.merge(signatures, part.words)
+        with pytest.raises(DuplicateUpload):
+            server.merge(signatures, part.words)
+    words = sum(np.frombuffer(Masked.decode(one, cohort.sid, part.words.size).words, "<u8") for one in uploads.values())
+    np.testing.assert_array_equal(server._masked.words, words)
+    cohort.reveal(cohort.confirm(server.advance().messages))
+    found = cohort.unmask()
+    assert found.total.devices == len(uploads) == 11
+    np.testing.assert_array_equal(found.total.sums, cohort.total(uploads))
+
+
+def test_a_part_of_another_size_phase_or_device_is_refused_whole():
+    cohort = Cohort(9, invitation(min_sum=8))
+    size = word_count(cohort.invite.segments)
+    with pytest.raises(OutOfOrder):
+        cohort.server.expected(10)
+    cohort.open(cohort.share(cohort.advertise()))
+    for error, signatures, words in (
+        (BadVector, {10: bytes(64)}, np.ones(size + 1, np.uint64)),
+        (OutOfOrder, {10: bytes(64), 99: bytes(64)}, np.ones(size, np.uint64)),
+    ):
+        with pytest.raises(error):
+            cohort.server.merge(signatures, words)
+    assert (cohort.server._masked.signatures, cohort.server._masked.words.any()) == ({}, False)

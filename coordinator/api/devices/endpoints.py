@@ -20,7 +20,7 @@ from coordinator.api.authentication import demand_body, signed
 from coordinator.api.devices.assignment_access import REMEMBERED, AssignmentAccess
 from coordinator.api.devices.blobs import HeldAnswer, serve_blob
 from coordinator.api.devices.deltas import Deltas
-from coordinator.api.devices.reports import HEADER_BYTES
+from coordinator.api.devices.masked_reports import MaskedReports, most_bytes
 from coordinator.api.devices.uploads import Senders
 from coordinator.api.http import (
     ONWARD,
@@ -68,8 +68,11 @@ NUMBER = re.compile(r"[0-9]{1,2}")
 class DeviceApi:
     """The endpoints, as methods on signed HTTP requests."""
 
-    def __init__(self, service: Service, assignments: AssignmentAccess, senders: Senders) -> None:
+    def __init__(
+        self, service: Service, assignments: AssignmentAccess, senders: Senders, masked: MaskedReports
+    ) -> None:
         self._assignments = assignments
+        self._masked = masked
         self._senders = senders
         self._driver = service.driver
         self._store = service.store
@@ -174,14 +177,15 @@ class DeviceApi:
         await self._assignments.part(assignment, request)
         return answer(await run_in_threadpool(self._settled, assignment))
 
-    async def say(self, assignment: str, number: str, request: Request) -> Response:
+    async def say(self, assignment: str, number: str, request: Request) -> ASGIApp:
         """Take a message of the round's secure aggregation, once, and answer as `hear` does for the next number."""
         spoken = _number(number)
+        if ONWARD in request.scope:
+            return await self._masked.put(assignment, request)
         async with self._assignments.present(assignment, request) as part:
             limit = self._settings.message_limit_bytes
             if spoken == MessageType.MASKED:
-                # A masked report takes at most half a word per value, and a word for each segment and the checks.
-                limit = 4 * part.layout.size + 8 * len(part.layout.segments) + HEADER_BYTES
+                limit = most_bytes(part.layout)
                 await self._assignments.receipt(assignment)  # before room is reserved: is it still needed?
             wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
             coming: Future[bytes | None] = Future()

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Container
 from contextlib import suppress
 
+from coordinator.commands import ExchangeMasked
 from coordinator.driver.memory.open_rounds import OpenRound
 from coordinator.errors import NoLongerNeeded, Refusal
+from coordinator.rules.masked_shares import Claim, Denial, Grant, MaskedAnswer, MaskedShare
 from coordinator.secure.round import SecureRound
+from secagg.masking import Words
 
 _LINGER_S = 60.0
 """How long the messages of a secure aggregation that is over can still be had."""
@@ -21,9 +24,43 @@ class SecureRounds:
 
     def of(self, assignment: str) -> SecureRound:
         """The secure round of an assignment. Raises NoLongerNeeded."""
+        return self._find(assignment)[1]
+
+    def exchange(self, command: ExchangeMasked, now: float) -> MaskedAnswer:
+        """Hear of the masked reports that another replica added, and say which it may add. Raises MalformedMessage."""
+        news = command.news
+        shares = zip(news.shares, command.sums, strict=True)
+        over = [share.session for share, words in shares if not self._take_share(news.replica, share, words)]
         for secure in self._rounds.values():
+            secure.release(news.replica, news.checking)
+        outcomes = [self._grant(news.replica, claim) for claim in news.claims]
+        wanted = [session for secure in self._rounds.values() for session in secure.wanted(news.replica, now)]
+        return MaskedAnswer(outcomes=outcomes, wanted=wanted, over=over)
+
+    def _take_share(self, replica: str, share: MaskedShare, words: Words | None) -> bool:
+        secure = self._rounds.get(share.round)
+        return secure is not None and secure.take_share(replica, share, words)
+
+    def _grant(self, replica: str, claim: Claim) -> Grant | Denial | None:
+        try:
+            round_id, secure = self._find(claim.assignment)
+            expected = secure.grant(claim.assignment, claim.sha256, replica)
+        except Refusal as refused:
+            return Denial(slug=refused.slug, detail=str(refused))
+        if expected is None:
+            return None
+        return Grant(
+            round=round_id,
+            session=expected.sid,
+            position=expected.position,
+            signer=expected.signer,
+            words=expected.words,
+        )
+
+    def _find(self, assignment: str) -> tuple[int, SecureRound]:
+        for round_id, secure in self._rounds.items():
             if assignment in secure:
-                return secure
+                return round_id, secure
         raise NoLongerNeeded("the assignment has no secure aggregation, or it is over")
 
     def leave(self, assignment: str) -> None:

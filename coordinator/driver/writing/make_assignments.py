@@ -13,7 +13,8 @@ from coordinator.lineage import log_proof
 from coordinator.rules.assignment_ids import assignment_id
 from coordinator.rules.entities import AssignedDevice
 from coordinator.rules.rounds import lost_after_s
-from coordinator.secure.round import SecureRoundFactory, SecureRoundSettings, invitation
+from coordinator.secure.round import SecureRoundFactory
+from coordinator.secure.terms import SecureRoundSettings, invitation
 from coordinator.store.records.records import Records
 from fedcore.signing import SigningKey
 from fedcore.wire.messages import Assignment

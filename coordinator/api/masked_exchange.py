@@ -1,0 +1,241 @@
+"""Sums of the masked reports that come here, of secure rounds that other replicas drive. Spec: docs/spec/rounds.md §5.
+
+All of it is in memory, and used only by the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from coordinator.api.replica_channel import ReplicaChannel
+from coordinator.api.service import Service
+from coordinator.commands import ExchangeMasked
+from coordinator.errors import ConflictingReport, NoLongerNeeded, Refusal, Unavailable, UnusableMessage
+from coordinator.failpoints import reach
+from coordinator.rules.leases import maker_of
+from coordinator.rules.masked_shares import (
+    Claim,
+    Denial,
+    Grant,
+    MaskedAnswer,
+    MaskedNews,
+    MaskedShare,
+    Taken,
+    decode_answer,
+    decode_news,
+    encode_news,
+)
+from secagg.errors import SecaggError
+from secagg.masked_sum import ExpectedVector, MaskedSum, no_words
+
+_LOG = logging.getLogger(__name__)
+MASKED = "/replicas/masked"
+_GATHER_S, _EVERY_S = 0.01, 0.2
+"""How long claims wait for others, so that many share a request; and how often a driver is asked what it wants."""
+_LAST_S = 2.0
+"""How long a process that stops waits until drivers have its sums."""
+_SMALL_BYTES = 1 << 22
+"""Up to here, checking takes no more time than handing the work to a thread."""
+_DENIALS: dict[str, type[Refusal]] = {
+    one.slug: one for one in (ConflictingReport, NoLongerNeeded, Unavailable, UnusableMessage)
+}
+
+
+_Asked: TypeAlias = tuple[Claim, asyncio.Future[Grant | None]]
+"""A claim, and the future of its outcome."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    """The sum of a session. told: how many of the reports in it the driver has heard of. closed: no other is added."""
+
+    round: int
+    total: MaskedSum
+    taken: list[Taken] = field(default_factory=list)
+    told: int = 0
+    closed: bool = False
+
+
+@dataclass(slots=True)
+class _Talk:
+    """What this replica and one driver have to tell each other.
+
+    checking: reports that may be added, and are not yet. uncertain: the driver may have granted what was not heard.
+    """
+
+    driver: str
+    asked: list[_Asked] = field(default_factory=list)
+    checking: set[str] = field(default_factory=set)
+    sums: dict[bytes, _Sum] = field(default_factory=dict)
+    uncertain: bool = False
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing to tell."""
+        return not (self.asked or self.checking or self.sums or self.uncertain)
+
+    def message(self, replica: str, claims: list[Claim]) -> MaskedNews:
+        """What the driver has not heard yet. Sums go with the closed ones."""
+        shares = [
+            MaskedShare(
+                round=one.round,
+                session=session,
+                taken=one.taken[one.told :],
+                count=len(one.taken),
+                size=one.total.words.size if one.closed else 0,
+            )
+            for session, one in self.sums.items()
+        ]
+        return MaskedNews(replica=replica, claims=claims, checking=sorted(self.checking), shares=shares)
+
+    def heard(self, message: MaskedNews, answer: MaskedAnswer) -> None:
+        """Take note of the driver's answer to a message."""
+        self.uncertain = False
+        for share in message.shares:
+            self.sums[share.session].told = share.count
+        for session in answer.over:
+            self.sums.pop(session, None)
+        for session in answer.wanted:
+            if (found := self.sums.get(session)) is not None:
+                found.closed = True
+                self.news.set()
+
+    def settle(self, asked: list[_Asked], answer: MaskedAnswer) -> None:
+        """Pass the outcomes of claims on to those who wait for them."""
+        for (claim, future), outcome in zip(asked, answer.outcomes, strict=True):
+            if isinstance(outcome, Grant):  # also of a device that hung up: then the next message gives it back
+                self.sums.setdefault(outcome.session, _Sum(outcome.round, MaskedSum(no_words(outcome.words))))
+            if future.done():
+                continue
+            if isinstance(outcome, Denial):
+                future.set_exception(_DENIALS[outcome.slug](outcome.detail))
+                continue
+            if outcome is not None:
+                self.checking.add(claim.assignment)
+            future.set_result(outcome)
+
+
+class MaskedExchange:
+    """Adds masked reports that the drivers of their rounds let it add, and hands the sums over."""
+
+    def __init__(self, service: Service) -> None:
+        self._membership = service.membership
+        self._shared = service.driver.shared
+        self._channel = ReplicaChannel(service)
+        self._talks: dict[str, _Talk] = {}
+
+    async def take(self, assignment: str, message: bytes, sha256: str) -> None:
+        """Add a device's masked report (M7) to its session's sum, once. sha256: of the message, hexadecimal.
+
+        Raises ConflictingReport, NoLongerNeeded, UnusableMessage or Unavailable.
+        """
+        talk = self._talk_to(maker_of(assignment))
+        answer: asyncio.Future[Grant | None] = asyncio.get_running_loop().create_future()
+        talk.asked.append((Claim(assignment=assignment, sha256=sha256), answer))
+        talk.news.set()
+        try:
+            grant = await answer
+            if grant is not None:
+                await self._add(talk, grant, assignment, message)
+        except SecaggError as error:
+            raise UnusableMessage(f"{type(error).__name__}: {error}") from error
+        finally:
+            talk.checking.discard(assignment)
+
+    async def send_last(self) -> None:
+        """Return once drivers have all sums, as this process ends and adds no more; but soon."""
+        for talk in self._talks.values():
+            talk.news.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_S):
+                await asyncio.gather(*(talk.task for talk in self._talks.values() if talk.task is not None))
+
+    async def close(self) -> None:
+        """Tell nobody anything more."""
+        tasks = [talk.task for talk in self._talks.values() if talk.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._channel.close()
+
+    async def _add(self, talk: _Talk, grant: Grant, assignment: str, message: bytes) -> None:
+        expected = ExpectedVector(grant.session, grant.position, grant.signer, grant.words)
+        if len(message) <= _SMALL_BYTES:
+            masked = expected.open(message)
+        else:
+            masked = await run_in_threadpool(expected.open, message)
+        mine = talk.sums.get(grant.session)
+        if mine is None or mine.closed or self._shared.leaving:
+            raise Unavailable("this replica hands its sum of the session over; send the message again")
+        mine.total.add(grant.position, masked)
+        mine.taken.append(Taken(assignment=assignment, signature=masked.signature))
+
+    def _talk_to(self, driver: str) -> _Talk:
+        talk = self._talks.setdefault(driver, _Talk(driver))
+        if talk.task is None or talk.task.done():
+            talk.task = asyncio.create_task(self._talk(talk))
+        return talk
+
+    async def _talk(self, talk: _Talk) -> None:
+        """Tell a driver what is new: claims at once, all else a few times a second, until there is nothing to tell."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_EVERY_S):
+                    await talk.news.wait()
+            talk.news.clear()
+            await asyncio.sleep(_GATHER_S)
+            try:
+                await self._exchange(talk)
+            except Exception as error:
+                _LOG.error("masked reports could not be told of: %s", error)
+            if talk.over:
+                return
+
+    async def _exchange(self, talk: _Talk) -> None:
+        asked, talk.asked = [one for one in talk.asked if not one[1].done()], []
+        try:
+            await self._tell(talk, asked)
+        finally:
+            for _, future in asked:
+                if not future.done():
+                    future.set_exception(Unavailable("the replica that drives this round cannot be reached; ask again"))
+
+    async def _tell(self, talk: _Talk, asked: list[_Asked]) -> None:
+        talk.uncertain = False
+        if talk.driver not in self._membership.directory.urls:
+            talk.sums.clear()  # whoever takes its populations abandons the rounds
+            return
+        if self._shared.leaving:
+            for mine in talk.sums.values():
+                mine.closed = True
+        message = talk.message(self._membership.id, [claim for claim, _ in asked])
+        sums = [talk.sums[share.session].total.words for share in message.shares if share.size]
+        if sums:
+            reach("masked.before-hand-over")
+        talk.uncertain = bool(asked)
+        answered = await self._channel.post(talk.driver, MASKED, encode_news(message, sums))
+        if answered is None:
+            return
+        answer = decode_answer(answered)
+        talk.heard(message, answer)
+        talk.settle(asked, answer)
+        if sums:
+            reach("masked.after-hand-over")
+
+
+async def take_masked(service: Service, data: memoryview) -> Response:
+    """Answer a replica that tells of masked reports, or hands sums over."""
+    news, sums = decode_news(data)
+    taken: Future[MaskedAnswer] = service.driver.submit(ExchangeMasked(news, sums))
+    return Response(msgspec.json.encode(await asyncio.wrap_future(taken)), media_type="application/json")

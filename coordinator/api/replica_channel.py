@@ -1,0 +1,92 @@
+"""The channel on which replicas tell the drivers of rounds what they sum, memory to memory.
+
+Spec: docs/spec/rounds.md §5. A request proves with a key that all replicas have that one of them sent it, and its
+target has the digest of its body.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+import httpx2
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from coordinator.api.http import answer_error, read_into
+from coordinator.api.service import Service
+from coordinator.errors import MalformedMessage
+from ingress.connection import Body, memory_of
+
+_LOG = logging.getLogger(__name__)
+FORWARDED = b"muster-forwarded"
+_ROUTE = SimpleNamespace(path="shares of a replica")
+_TIMES = httpx2.Timeout(30.0, connect=2.0, pool=2.0)
+Take: TypeAlias = Callable[[Service, memoryview], Awaitable[Response]]
+"""Takes the body of a request, and answers once what it says is done."""
+
+
+def proof_of(key: bytes, method: str, target: bytes, replica: str) -> bytes:
+    """The proof that a replica sent a request to `replica`."""
+    return hmac.digest(key, b" ".join((method.encode(), target, replica.encode())), "sha256").hex().encode()
+
+
+class ReplicaChannel:
+    """Requests of this replica to others."""
+
+    def __init__(self, service: Service) -> None:
+        self._membership = service.membership
+        self._keys = service.keys
+
+    async def post(self, replica: str, path: str, body: bytes) -> bytes | None:
+        """The answer of a replica; None, and a line in the log, if it cannot be reached or refuses."""
+        url = self._membership.directory.urls.get(replica)
+        if url is None:
+            return None
+        target = f"{path}?sha256={hashlib.sha256(body).hexdigest()}".encode()
+        proof = proof_of(self._keys.between_replicas, "POST", target, replica)
+        headers = [(b"content-type", b"application/octet-stream"), (FORWARDED, proof)]
+        extensions = {"target": urlsplit(url).path.rstrip("/").encode() + target}
+        try:
+            answered = await self._client.post(url, content=body, headers=headers, extensions=extensions)
+        except httpx2.TransportError as error:
+            _LOG.warning("replica %s cannot be told of reports: %s", replica, type(error).__name__)
+            return None
+        if not answered.is_success:
+            _LOG.warning("replica %s took no shares: %s", replica, answered.text[:200])
+            return None
+        return answered.content
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    @functools.cached_property
+    def _client(self) -> httpx2.AsyncClient:
+        # As for what is forwarded: the system says which authorities are trusted, and no proxy is used.
+        return httpx2.AsyncClient(verify=ssl.create_default_context(), trust_env=False, timeout=_TIMES)
+
+
+async def answer_replica(service: Service, take: Take, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer another replica's request, in memory that is reserved as for reports."""
+    scope["route"] = _ROUTE
+    request = Request(scope, receive, send)
+    try:
+        size = int(request.headers.get("content-length", "0"))
+        with service.limits.reports.reserve(size):
+            body = Body(memory_of(size))
+            await read_into(body, request, size)
+            if body.digest().hex() != request.query_params.get("sha256"):
+                raise MalformedMessage("the body of these shares is another than was sent")
+            answer = await take(service, body.data)
+    except Exception as error:
+        answer = answer_error(request, error, service.settings.soon)
+    await answer(scope, receive, send)

@@ -1,0 +1,140 @@
+"""Masked reports at replicas whose messages to the driver are lost, come twice or late, and that die, by a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from contextlib import suppress
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+
+from coordinator.api import masked_exchange
+from coordinator.api.masked_exchange import MaskedExchange
+from coordinator.commands import ExchangeMasked
+from coordinator.errors import NoLongerNeeded, Refusal, Unavailable
+from coordinator.rules.masked_shares import decode_news
+from coordinator.rules.states import AssignmentState
+from tests.coordinator.conftest import Desk
+from tests.coordinator.test_masked_claims import STEP, TEN, upload_of
+from tests.coordinator.test_secure import LENIENT, PHASES, run, seat, states
+from tests.coordinator.test_secure_groups import mean_of
+
+ARRIVES, IS_ANSWERED, COMES_AGAIN, HANGS_UP, IS_REPEATED, DIES = 0.8, 0.8, 0.1, 0.2, 0.4, 0.01
+
+
+class Sea:
+    """The channel between replicas, to a driver on a clock of its own."""
+
+    def __init__(self, desk, luck):
+        self.desk, self.luck, self.late = desk, luck, []
+
+    async def post(self, replica, path, body):
+        await asyncio.sleep(0.002 * self.luck.random())
+        if self.luck.random() < COMES_AGAIN:
+            self.late.append(body)
+        answer = self.arrive(body) if self.luck.random() < ARRIVES else None
+        await asyncio.sleep(0.002 * self.luck.random())
+        return answer if self.luck.random() < IS_ANSWERED else None
+
+    def arrive(self, body):
+        news, sums = decode_news(memoryview(body))
+        with suppress(Refusal):
+            return msgspec.json.encode(self.desk.ask(ExchangeMasked(news, sums)))
+        return None
+
+    async def pass_time(self, devices):
+        """The driver's clock goes on until it announces whose reports are in the sum, and late messages come."""
+        while True:
+            await asyncio.sleep(0.004)
+            if not heard(devices):
+                self.desk.pass_time(0.05)
+            if self.late and self.luck.random() < 0.1:
+                self.arrive(self.late.pop(self.luck.randrange(len(self.late))))
+
+
+class Replicas:
+    """Three that do not drive. One that dies is followed by another, which knows nothing."""
+
+    def __init__(self, sea):
+        self.sea, self.born, self.exchanges = sea, 0, []
+        for _ in range(3):
+            self.exchanges.append(self.new())
+
+    def new(self):
+        self.born += 1
+        directory = SimpleNamespace(urls={self.sea.desk.membership.id: "http://driver"})
+        membership = SimpleNamespace(id=f"replica{self.born}", directory=directory)
+        driver = SimpleNamespace(shared=SimpleNamespace(leaving=False))
+        exchange = MaskedExchange(SimpleNamespace(membership=membership, driver=driver, keys=None))
+        exchange._channel = self.sea
+        return exchange
+
+    def kill(self, number):
+        for talk in self.exchanges[number]._talks.values():
+            talk.task.cancel()
+        self.exchanges[number] = self.new()
+
+
+async def upload(device, replicas, luck):
+    """Send the masked report of a device here and there, until it is taken or too late."""
+    message = upload_of(device)
+    sha256, taken = hashlib.sha256(message).hexdigest(), False
+    while not taken or luck.random() < IS_REPEATED:
+        await asyncio.sleep(0.004 * luck.random())
+        if luck.random() < DIES:
+            replicas.kill(luck.randrange(3))
+        try:
+            if (place := luck.randrange(4)) == 3:
+                device.say(7, message)
+            else:
+                sending = replicas.exchanges[place].take(device.given.assignment, message, sha256)
+                await asyncio.wait_for(sending, 0.005 if luck.random() < HANGS_UP else 0.5)
+            taken = True
+        except (Unavailable, TimeoutError):
+            continue
+        except NoLongerNeeded:
+            return
+
+
+async def uploads(devices, replicas, luck):
+    ticking = asyncio.create_task(replicas.sea.pass_time(devices))
+    await asyncio.gather(*(upload(device, replicas, luck) for device in devices))
+    while states(replicas.sea.desk.store, devices[0].given.task) == ["reporting"] and not heard(devices):
+        await asyncio.sleep(0.01)
+    ticking.cancel()
+
+
+def heard(devices):
+    """The devices that are told whose reports are in the sum."""
+    found = []
+    for device in devices:
+        with suppress(NoLongerNeeded):
+            if device.hear(8) is not None:
+                found.append(device)
+    return found
+
+
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 60))])
+def test_sum_has_exactly_the_reports_of_those_whom_m8_names(store, register, monkeypatch, seed):
+    monkeypatch.setattr(masked_exchange, "_EVERY_S", 0.01)
+    monkeypatch.setattr(masked_exchange, "_GATHER_S", 0.001)
+    luck, task, desk = random.Random(seed), register(**LENIENT), Desk(store)
+    devices = seat(desk, TEN, {name: [number / 16, -number / 32, 0, 1] for number, name in enumerate(TEN)})
+    run(devices, PHASES[:3])
+    for device in devices:
+        desk.hold(device.given)
+    sea = Sea(desk, luck)
+    asyncio.run(uploads(devices, Replicas(sea), luck))
+    named = heard(devices)
+    if not named:
+        assert store.rounds(task)[0].reason in ("replica-lost", "too-few-reports", "devices-lost")
+        return
+    run(named, PHASES[4:])
+    assert states(store, task) == ["committed"], store.rounds(task)
+    np.testing.assert_allclose(store.checkpoint(task, 1)["params"], mean_of(named), atol=STEP)
+    counted = {one.id for one in store.cohort(task, 1) if one.state is AssignmentState.REPORTED}
+    assert counted == {device.given.assignment for device in named}
