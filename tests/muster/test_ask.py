@@ -64,25 +64,25 @@ def in_engine(users, question, **terms):
     return ask_population(made, users)
 
 
-def test_26_devices_answer_what_the_engine_does_near_and_far(tmp_path, coordinators, servers, monkeypatch):
-    users = population(26)
+def test_60_devices_answer_what_the_engine_does_near_and_far(tmp_path, coordinators, servers, monkeypatch):
+    users = population(60)
     with coordinators.local(tmp_path) as local:
         monkeypatch.setenv("MUSTER_TOKEN", tokens.issue(local.store.database, "alice", Role.OPERATOR)[1])
         with answering(local, users, servers, tmp_path / "devices"):
-            found = asked(BY_LABEL, "--population", "phones", "--goal", 26, *FIELDS, *near(local))
+            found = asked(BY_LABEL, "--population", "phones", "--goal", 60, *FIELDS, *near(local))
         far = ("--coordinator", local.admin_url)
         with answering(local, users, servers, tmp_path / "others"):
-            labels = asked("labels", "y", "--population", "phones", "--goal", 26, *far)
+            labels = asked("labels", "y", "--population", "phones", "--goal", 60, *far)
         with muster.Coordinator(local.admin_url) as coordinator:
             again = coordinator.task(found["task"]).answer()
     engine = in_engine(users, BY_LABEL)
     assert found["rows"] == [list(row) for row in engine.rows]
     assert (again.rows, again.columns) == (engine.rows, engine.columns)
     assert sum(row[1] for row in found["rows"]) == len(users.fields["y"])
-    assert (found["devices"], found["hidden_groups"], found["errors"]) == (26, 0, None)
+    assert (found["devices"], found["hidden_groups"], found["errors"]) == (60, 0, None)
     assert found["seconds"] > 0
     assert labels["rows"] == [list(row) for row in muster.ask("labels", "y", dataset=users).rows]
-    assert labels["devices"] == 26
+    assert labels["devices"] == 60
 
 
 def test_a_secure_answer_is_exact_in_whole_numbers(tmp_path, coordinators, servers):
