@@ -139,17 +139,14 @@ def panels(rows: int, inputs: int) -> list[Panel]:
     return [Panel(first, min(first + size, rows)) for first in range(0, rows, size)]
 
 
-def _taken(matrix: Tensor, panel: Panel, after: Tensor) -> Tensor:
-    """Rows of a matrix. Within `in_order` they wait for a value to be there."""
-    if not _in_order.get():
-        return matrix[panel.first : panel.behind]
-    nothing = (after.detach().amax() > torch.inf).to(torch.int64)  # no number is: 0, which no runtime foresees
-    return matrix.index_select(0, torch.arange(panel.first, panel.behind) + nothing)
-
-
 def made(codes: Tensor, scales: Tensor, bits: int, panel: Panel, after: Tensor) -> list[Tensor]:
-    """The rows of a panel, (P, I), in 4 bits each half of the inputs, which are made once `after` is there."""
-    return _parts(_taken(codes, panel, after), scales[panel.first : panel.behind], bits)
+    """The rows of a panel, (P, I), in 4 bits each half of the inputs. Within `in_order` they are made after `after`."""
+    if not _in_order.get():
+        rows = slice(panel.first, panel.behind)
+        return _parts(codes[rows], scales[rows], bits)
+    nothing = (after.detach().amax() > torch.inf).to(torch.int64)  # no number is: 0, which no runtime foresees
+    places_P = torch.arange(panel.first, panel.behind) + nothing
+    return _parts(codes.index_select(0, places_P), scales.index_select(0, places_P), bits)
 
 
 def product(x_BI: Tensor, rows: list[Tensor]) -> Tensor:

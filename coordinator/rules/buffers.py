@@ -30,6 +30,7 @@ from coordinator.rules.rounds import (
     Select,
     Stepped,
     Tick,
+    Told,
     Waiting,
 )
 from coordinator.rules.states import AssignmentState, RoundState
@@ -47,7 +48,7 @@ def places(round_: Round) -> int:
     return max(0, round_.policy.concurrency - round_.outstanding) if round_.state is RoundState.REPORTING else 0
 
 
-def step(round_: Round, event: Event) -> Stepped:  # noqa: PLR0911 - one return per row of the table
+def step(round_: Round, event: Event) -> Stepped:  # noqa: C901, PLR0911 - one return per row of the table
     """The round after `event`, and what the caller must do about it: `rounds.step` for a buffered round.
 
     No row depends on the time: every assignment has a deadline of its own. Raises UnexpectedEvent for an event that the
@@ -56,14 +57,21 @@ def step(round_: Round, event: Event) -> Stepped:  # noqa: PLR0911 - one return 
     match round_.state, event:
         case _, Tick():
             return round_, ()
-        case _, Abandon(reason):
+        case _, Abandon(reason, None):
             return _abandon(round_, reason)
+        case state, Abandon(reason, int(handed_on)) if state in _OPEN and handed_on <= round_.outstanding:
+            # Whoever does not go on has reported to a replica that did not tell of it.
+            reported = round_.reported + round_.outstanding - handed_on
+            ended = replace(round_, state=RoundState.ABANDONED, reason=reason)
+            return replace(ended, reported=reported, handed_on=handed_on), ()
         case RoundState.REPORTING, Waiting(eligible):
             count = min(eligible, places(round_))
             return round_, (Select(count),) if count else ()
         case RoundState.REPORTING, Configured(assigned) if 1 <= assigned <= places(round_):
             return replace(round_, assigned=round_.assigned + assigned), ()
         case RoundState.REPORTING, Reported(staleness) if round_.outstanding > 0:
+            return _collect(_count(round_, (staleness,)))
+        case state, Told(staleness) if state in _OPEN and len(staleness) <= round_.outstanding:
             return _collect(_count(round_, staleness))
         case state, Aborted(again) if state in _OPEN and round_.outstanding > 0:
             return _collect(replace(round_, aborted=round_.aborted + 1, failed=round_.failed + (not again)))
@@ -78,10 +86,11 @@ def step(round_: Round, event: Event) -> Stepped:  # noqa: PLR0911 - one return 
     raise UnexpectedEvent(f"a buffered round that is {round_.state} cannot take {event}")
 
 
-def _count(round_: Round, staleness: int) -> Round:
-    counts = [*round_.staleness, *[0] * (staleness + 1 - len(round_.staleness))]
-    counts[staleness] += 1
-    return replace(round_, reported=round_.reported + 1, proven=True, staleness=tuple(counts))
+def _count(round_: Round, staleness: Sequence[int]) -> Round:
+    counts = [*round_.staleness, *[0] * (max(staleness) + 1 - len(round_.staleness))]
+    for one in staleness:
+        counts[one] += 1
+    return replace(round_, reported=round_.reported + len(staleness), proven=True, staleness=tuple(counts))
 
 
 def _collect(round_: Round) -> Stepped:

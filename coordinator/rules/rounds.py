@@ -155,9 +155,12 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Another replica took `reports` of the round's devices. It may be heard when the round takes none any more."""
+    """Another replica took reports of the round's devices. It may be heard when the round takes none any more.
 
-    reports: int
+    staleness: of each report, as that of `Reported`.
+    """
+
+    staleness: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +217,10 @@ class Aggregated:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Give the round up, from any state."""
+    """Give the round up, from any state. handed_on: as of `Aggregated`, if the devices of a buffered round go on."""
 
     reason: str
+    handed_on: int | None = None
 
 
 Event: TypeAlias = (
@@ -310,11 +314,11 @@ def step(round_: Round, event: Event, now: float) -> Stepped:  # noqa: C901, PLR
             return _collect(replace(round_, assigned=assigned, replaced=replaced, short_until=math.inf), now)
         case RoundState.REPORTING, Reported() if now < round_.deadline and round_.outstanding > 0:
             return _collect(replace(round_, reported=round_.reported + 1, proven=True), now)
-        case RoundState.REPORTING, Told(reports) if reports <= round_.outstanding:
-            return _collect(replace(round_, reported=round_.reported + reports, proven=True), now)
+        case RoundState.REPORTING, Told(reports) if len(reports) <= round_.outstanding:
+            return _collect(replace(round_, reported=round_.reported + len(reports), proven=True), now)
         case RoundState.AGGREGATING, Told(reports):
-            expired = max(0, round_.expired - reports)
-            return replace(round_, reported=round_.reported + reports, expired=expired), ()
+            expired = max(0, round_.expired - len(reports))
+            return replace(round_, reported=round_.reported + len(reports), expired=expired), ()
         case RoundState.REPORTING, Revealed():
             return replace(round_, deadline=math.inf), ()
         case RoundState.REPORTING, Summed(devices) if devices <= round_.outstanding:

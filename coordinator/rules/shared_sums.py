@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,24 +26,36 @@ _FLOAT = np.dtype("<f8")
 
 @dataclass(frozen=True, slots=True)
 class SharedRound:
-    """A round that another replica drives, as one that sums reports of it must know it. id: of its row."""
+    """A round that another replica drives, as one that sums reports of it must know it. id: of its row.
+
+    buffered: it drew its devices, and their reports belong to whichever round of its task is open when they come.
+    """
 
     id: int
     layout: ReportLayout
     clear: ClearReports
     codec_key: RoundKey
+    buffered: bool = False
+
+
+class Counted(NamedTuple):
+    """A report that a replica took: its assignment and device, and how many versions its model is old."""
+
+    assignment: str
+    device: str
+    staleness: int = 0
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
     """What a replica tells the driver of one of its rounds.
 
-    counted: the assignments whose reports it took, each with its device, but for the `before` that it told of earlier.
+    counted: the reports that it took, but for the `before` that it told of earlier.
     size: how many values the sum of all of them has that comes with this; 0 as long as there is none.
     """
 
     round: int
     before: int
-    counted: list[tuple[str, str]]
+    counted: list[Counted]
     size: int = 0
 
 
@@ -58,8 +71,8 @@ _shares = decoder(Shares)
 
 
 def may_share(settings: TaskSettings) -> bool:
-    """Whether replicas share the sums of a task's rounds: plain ones, of cohorts, whose estimator is the mean."""
-    return settings.secagg is None and settings.buffered is None and settings.clear.estimator == "mean"
+    """Whether replicas share the sums of a task's rounds: those in the clear whose estimator is the mean."""
+    return settings.secagg is None and settings.clear.estimator == "mean"
 
 
 def encode_shares(shares: Shares, sums: Sequence[NDArray[np.float64]]) -> bytes:

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.postgresql import binaries, cluster
 from muster.header import header
 from tests.coordinator.one_hot_world import BufferedWorld, Operation, Violation, World
-from tests.coordinator.shared_world import SharedWorld
+from tests.coordinator.shared_world import SharedBufferedWorld, SharedWorld
 
 FAIR_EVERY = 250
 """Operations between two times of fair weather, in which a round must be won."""
@@ -54,7 +54,12 @@ WEIGHTS = {
 }
 
 
-KINDS = {"cohorts": World, "buffered": BufferedWorld, "three replicas": SharedWorld}
+KINDS = {
+    "cohorts": World,
+    "buffered": BufferedWorld,
+    "three replicas": SharedWorld,
+    "buffered at three replicas": SharedBufferedWorld,
+}
 
 
 def operations(seed: int, count: int, kind: type[World] = World) -> list[Operation]:

@@ -437,10 +437,13 @@ class BufferedWorld(World):
         self.desk.driver.turn([])
         while any(not one.queued.future.done() for one in sent if isinstance(one.queued.command, CountReport)):
             self.pass_time(1.0)
-            self.desk.driver.turn([])
+            self.go_on()
         self.hear(sent)
         for phone in self.phones:
             self.hear_assignment(phone)
+
+    def go_on(self):
+        self.desk.driver.turn([])
 
     def check_round(self, row):
         """The model must move by the reports that have a row, whose devices get their receipts, and by no other."""
@@ -448,7 +451,8 @@ class BufferedWorld(World):
         self.model = self.operator.checkpoint(self.task, row.number)["params"]
         known = {given.assignment: (phone, given) for phone in self.phones for given in phone.given}
         in_sum = self.operator.counted(self.task, row.number)
-        demand(len({one.device for one in in_sum}) == self.settings.goal == row.reported, f"not the goal: {in_sum}")
+        demand(len({one.device for one in in_sum}) == len(in_sum) == row.reported, f"not {row.reported}: {in_sum}")
+        demand(self.goal_is_met(row.reported), f"not the goal: {in_sum}")
         ages = [row.number - one.number for one in in_sum]
         demand(max(ages) <= self.settings.max_staleness, f"reports of round {row.number} have ages {ages}")
         demand(row.staleness == [ages.count(age) for age in range(max(ages) + 1)], f"{row.staleness} for {ages}")
@@ -459,6 +463,9 @@ class BufferedWorld(World):
         self.seen["rounds committed"] += 1
         self.seen["old reports in them"] += sum(age > 0 for age in ages)
         self.end_round(row)
+
+    def goal_is_met(self, reported):
+        return reported == self.settings.goal
 
     def ask_for_receipts(self, known, in_sum):
         self.disk.faults, queued, self.inbox = [], self.inbox, []

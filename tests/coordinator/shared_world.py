@@ -14,7 +14,7 @@ from fedcore.codecs.codec import RoundKey
 from fedcore.wire.messages import Receipt
 from tests.coordinator.conftest import Desk
 from tests.coordinator.disk import Disk
-from tests.coordinator.one_hot_world import LEASE_S, Sent, World, outcome_of
+from tests.coordinator.one_hot_world import LEASE_S, BufferedWorld, Sent, World, outcome_of
 
 ARRIVES, IS_ANSWERED = 0.7, 0.8
 """Of what replicas tell the driver, what arrives, and of that, where the answer does."""
@@ -87,6 +87,9 @@ class SharedWorld(World):
 
     def turn(self, _=0):
         super().turn()
+        self.turn_helpers()
+
+    def turn_helpers(self):
         for helper in self.helpers:
             helper.desk.now = self.now
             helper.desk.driver.turn([])
@@ -120,7 +123,8 @@ class SharedWorld(World):
         with self.operator.database.reading() as records:
             round_id = records.assignment(given.assignment).round
         settings = self.operator.task(given.task).settings
-        shared = SharedRound(round_id, self.plan.report, settings.clear, RoundKey(settings.seed, given.round))
+        key, buffered = RoundKey(settings.seed, given.round), settings.buffered is not None
+        shared = SharedRound(round_id, self.plan.report, settings.clear, key, buffered)
         command = CountReport(count.assignment, count.sha256, count.vector, shared)
         queued = QueuedCommand(command, sent.queued.future)
         helper.desk.now = self.now
@@ -132,3 +136,25 @@ class SharedWorld(World):
     def check_round(self, row):
         super().check_round(row)
         self.seen["reports from other replicas in them"] += self.elsewhere.pop(row.id, 0)
+
+
+class SharedBufferedWorld(SharedWorld, BufferedWorld):
+    """The same in mode buffered. A version has all reports that came for it, also those beyond the goal."""
+
+    asks_driver = False
+
+    def go_on(self):
+        super().go_on()
+        self.turn_helpers()
+
+    def goal_is_met(self, reported):
+        return reported >= self.settings.goal
+
+    def report_to(self, helper, phone, given, *, heard):
+        if not self.asks_driver:
+            super().report_to(helper, phone, given, heard=heard)
+
+    def ask_for_receipts(self, known, in_sum):
+        self.asks_driver = True
+        super().ask_for_receipts(known, in_sum)
+        self.asks_driver = False

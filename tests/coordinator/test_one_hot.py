@@ -7,7 +7,7 @@ from coordinator.rules.states import RoundState
 from tests.coordinator.disk import Disk
 from tests.coordinator.one_hot import operations, play
 from tests.coordinator.one_hot_world import BufferedWorld
-from tests.coordinator.shared_world import SharedWorld
+from tests.coordinator.shared_world import SharedBufferedWorld, SharedWorld
 
 
 @pytest.mark.every_engine
@@ -30,6 +30,14 @@ def test_a_buffered_model_moves_by_the_reports_with_receipts_alone(tmp_path, dat
     done = play(operations(0, 400), tmp_path, database, BufferedWorld)
     assert done["rounds committed"] >= 3
     assert done["old reports in them"] >= 3
+
+
+@pytest.mark.every_engine
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 20))])
+def test_buffers_of_three_replicas_move_by_the_reports_with_receipts(seed, tmp_path, database):
+    done = play(operations(seed, 500, SharedBufferedWorld), tmp_path, database, SharedBufferedWorld)
+    assert done["rounds committed"] >= 3
+    assert done["reports from other replicas in them"] >= 3
 
 
 def test_report_whose_commit_is_in_doubt_costs_the_attempt(store, register, desk):

@@ -42,7 +42,8 @@ class Group:
         with self.store.database.reading() as records:
             record, settings = records.assignment(given.assignment), records.task(self.task).settings
         layout = self.store.plan(record.plan_sha256).of_round(record.number).report
-        shared = SharedRound(record.round, layout, settings.clear, RoundKey(settings.seed, record.number))
+        key, buffered = RoundKey(settings.seed, record.number), settings.buffered is not None
+        shared = SharedRound(record.round, layout, settings.clear, key, buffered)
         return desk.ask(CountReport(given.assignment, vector.tobytes().hex()[:64], vector, shared))
 
     def message(self, desk):
@@ -247,9 +248,9 @@ def test_message_that_is_cut_off_is_refused(group, cut):
 def test_told_reports_count_also_once_the_round_takes_none():
     policy = RoundPolicy(goal=2, minimum=1, over_selection=2.0, selection_timeout_s=9.0, reporting_deadline_s=9.0)
     reporting = step(*_configured(policy), 0.0)[0]
-    late = step(step(reporting, Told(1), 1.0)[0], Told(0), 99.0)[0]
+    late = step(step(reporting, Told((0,)), 1.0)[0], Told(()), 99.0)[0]
     assert (late.state, late.reported, late.expired) == (RoundState.AGGREGATING, 1, 3)
-    told = step(late, Told(2), 100.0)[0]
+    told = step(late, Told((0, 0)), 100.0)[0]
     assert (told.state, told.reported, told.expired, told.outstanding) == (RoundState.AGGREGATING, 3, 1, 0)
 
 
@@ -290,10 +291,10 @@ def test_forged_ids_and_those_of_other_devices_and_keys_are_nobodys():
         assert round_in(KEY, forged, "phone") is None
 
 
-def test_only_plain_rounds_of_cohorts_with_the_mean_are_shared():
+def test_only_rounds_in_the_clear_with_the_mean_are_shared():
     plain = TaskSettings(population="phones", goal=8, rounds=1)
     assert may_share(plain)
     assert not may_share(TaskSettings(population="phones", goal=8, rounds=1, secagg=Secagg()))
-    assert not may_share(TaskSettings(population="phones", goal=8, rounds=1, buffered=Buffered()))
+    assert may_share(TaskSettings(population="phones", goal=8, rounds=1, buffered=Buffered()))
     median = ClearReports(estimator="median")
     assert not may_share(TaskSettings(population="phones", goal=8, rounds=1, clear=median))

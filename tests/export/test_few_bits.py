@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -129,6 +130,23 @@ def test_a_graph_holds_no_more_than_some_weights_as_floats_at_once(tmp_path):
         peaks[bits] = bundle.certificate.formats["onnx"].footprint.peak_rss_mb
     # As floats the weights are 25 MB, in bytes 6; a graph that makes all of them first would hold 31.
     assert peaks[8] <= peaks[32] - 8, peaks
+
+
+def test_nothing_is_made_of_codes_or_scales_before_a_value_needs_it():
+    """Else a runtime makes it of all layers first, and holds it until the backward pass."""
+    plan, graphs = build_plan(Model(tied(4)), create("fedavg"), ("onnx",))
+    (outer,) = (onnx.load_from_string(graphs[ref]).graph for name, ref in plan.graphs["onnx"].items() if "step" in name)
+    (step,) = [node for node in outer.node if node.op_type in ("Loop", "Scan")]
+    body = next(one.g for one in step.attribute if one.name == "body")
+    known = {item.name for item in (*outer.initializer, *body.initializer)}
+    known |= {item.name for item in outer.input if "_in_bits" in item.name}
+    assert len([name for name in known if "_in_bits" in name]) == 4
+    early = set()
+    for node in (*outer.node, *body.node):
+        if node.input and {*node.input} <= known:
+            known |= {*node.output}
+            early.add(node.op_type)
+    assert early <= {"Reshape", "Unsqueeze"}, early
 
 
 def test_the_gradient_through_panels_is_that_of_the_whole_product(monkeypatch):

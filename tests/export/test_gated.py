@@ -45,6 +45,18 @@ def test_two_arrays_are_kept_for_the_gradient(layer):
     assert (kept(layer), kept(Gated(layer))) == (4, 3)  # the product is kept too, where the layer after it is trained
 
 
+def test_every_layer_of_a_usual_size_is_one():
+    """In sums of that many products, values near zero differ by more than a share of themselves."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(hidden_size=576, num_attention_heads=9, intermediate_size=1536)
+    layers = torch.nn.ModuleList([torch.nn.ModuleDict({"mlp": LlamaMLP(config)}) for _ in range(8)])
+    with_gated_layers(layers)
+    assert all(isinstance(layer["mlp"], Gated) for layer in layers)
+
+
 def test_a_layer_with_another_activation_stays(layer):
     layer.act_fn = torch.nn.GELU()
     model = torch.nn.ModuleDict({"mlp": layer})

@@ -127,4 +127,5 @@ class AssignmentAccess:
         if not may_share(settings):
             return None
         layout = self._store.plan(record.plan_sha256).of_round(record.number).report
-        return SharedRound(record.round, layout, settings.clear, RoundKey(settings.seed, record.number))
+        key, buffered = RoundKey(settings.seed, record.number), settings.buffered is not None
+        return SharedRound(record.round, layout, settings.clear, key, buffered)

@@ -178,9 +178,9 @@ class Sessions:
         """The open assignments of a task whose deadlines have passed."""
         return [assignment.assignment for session, assignment in self._at_work(task) if session.until <= now]
 
-    def at_work(self, task: str) -> frozenset[str]:
-        """The devices with an open assignment of a task."""
-        return frozenset(session.device for session, _ in self._at_work(task))
+    def at_work(self, task: str) -> dict[str, str]:
+        """The open assignments of a task, with their devices."""
+        return {assignment.assignment: session.device for session, assignment in self._at_work(task)}
 
     def is_late(self, population: str, device: str, now: float) -> bool:
         """Whether a device works on an assignment whose deadline has passed."""

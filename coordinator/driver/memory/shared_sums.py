@@ -17,20 +17,20 @@ from numpy.typing import NDArray
 
 from coordinator.rules.aggregation import ReportSum
 from coordinator.rules.leases import maker_of
-from coordinator.rules.shared_sums import Share, SharedRound, Shares
+from coordinator.rules.shared_sums import Counted, Share, SharedRound, Shares
 from coordinator.rules.states import RoundState
 
 
 @dataclass(slots=True)
 class SharedSum:
-    """The sum of the reports of a round that came here, and their assignments with their devices.
+    """The sum of the reports of a round that came here, and which they are.
 
     closed: nothing is added any more. told: how many the driver has heard of; handed: whether it has the sum.
     """
 
     driver: str
     reports: ReportSum
-    counted: list[tuple[str, str]] = field(default_factory=list)
+    counted: list[Counted] = field(default_factory=list)
     closed: bool = False
     told: int = 0
     handed: bool = False
@@ -67,13 +67,11 @@ class SharedSums:
         """Whether there are sums that drivers can have now, and do not have."""
         return any(one.closed and not one.handed for one in tuple(self._sums.values()))
 
-    def add(
-        self, round_: SharedRound, counted: list[tuple[str, str]], vectors: list[NDArray[np.floating[Any]]]
-    ) -> None:
-        """Add reports (L,) whose receipts are committed, with assignment and device of each."""
+    def add(self, round_: SharedRound, counted: list[Counted], vectors: list[NDArray[np.floating[Any]]]) -> None:
+        """Add reports (L,) whose receipts are committed, and which they are."""
         mine = self._sums.get(round_.id)
         if mine is None:
-            mine = self._sums[round_.id] = SharedSum(maker_of(counted[0][0]), ReportSum(round_.layout.size))
+            mine = self._sums[round_.id] = SharedSum(maker_of(counted[0].assignment), ReportSum(round_.layout.size))
         mine.reports.add(*vectors)
         mine.counted += counted
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from coordinator.driver.memory.in_memory_state import Memory
@@ -64,7 +65,9 @@ class RoundCloser:
             else:
                 after.leave_out(task_id, outcome.left_out)
             self._end_stale(running, outcome.too_stale)
-            going_on = self.memory.sessions.at_work(task_id) if outcome.successor is not None else frozenset()
+            if outcome.at_work is not None:
+                self._end_all_but(running, outcome.at_work)
+            going_on = set(self.memory.sessions.at_work(task_id).values()) if outcome.successor else frozenset()
             committed = value.state is RoundState.COMMITTED
             self.memory.participation.end(task_id, now, committed=committed, going_on=going_on)
             self.memory.replace_rounds(after, now)
@@ -103,6 +106,13 @@ class RoundCloser:
     def _receipts(self, round_: OpenRound) -> int:
         with self.membership.store.database.reading() as records:
             return records.attempts.receipts(round_.id)
+
+    def _end_all_but(self, round_: OpenRound, at_work: AbstractSet[str]) -> None:
+        """Take for done whoever is not at work any more: another replica has the report, and did not tell of it."""
+        for assignment, device in self.memory.sessions.at_work(round_.task.id).items():
+            if assignment not in at_work:
+                self.memory.sessions.end_assignment(round_.task.population, device, "reported")
+                self.memory.presence.forget([assignment])
 
     def _end_stale(self, round_: OpenRound, too_stale: Sequence[AssignedDevice]) -> None:
         """Tell the devices whose reports are refused from now on."""

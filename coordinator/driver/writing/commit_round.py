@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from coordinator.driver.memory.open_rounds import OpenRound
 from coordinator.driver.memory.private_rounds import BUDGET_SPENT, PrivateSum, RoundSum, make_private, write_row
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.writing.failed_attempts import note_failure, pause_diverged, why_diverged
-from coordinator.driver.writing.hand_over import HandOver, end_or_keep, open_next
+from coordinator.driver.writing.hand_over import HandOver, begin_again, end_or_keep, open_next
 from coordinator.driver.writing.regular_evaluations import Start, begin, store_start
 from coordinator.errors import STORE_FAILURES, NonFiniteState, Unavailable, UnknownBlob, UnreadableBlob
 from coordinator.failpoints import reach
@@ -51,7 +52,7 @@ class Outcome(NamedTuple):
 
     pause_s: for how many seconds the task must open no other, which is 0 but after failed attempts. left_out: the
     devices that further attempts at the round must not draw. too_stale: assignments that ended with a buffered round.
-    successor: the round that takes over those that did not.
+    successor: the round that takes over those that did not. at_work: which these are, if the round was abandoned.
     """
 
     value: Round
@@ -59,6 +60,7 @@ class Outcome(NamedTuple):
     left_out: frozenset[str] = frozenset()
     too_stale: Sequence[AssignedDevice] = ()
     successor: OpenRound | None = None
+    at_work: AbstractSet[str] | None = None
 
 
 class _Model(NamedTuple):
@@ -129,10 +131,14 @@ def commit_round(
 
 
 def abandon_round(membership: Membership, running: OpenRound, event: Abandon, now: float) -> Outcome:
-    """End a round of whose sum a part is lost."""
+    """End a round of whose sum a part is lost. Devices at work go on in the next attempt at a buffered one."""
     _LOG.warning("round %d of task %s is abandoned: %s", running.number, running.task.record.named, event.reason)
     with membership.writing() as records:
-        return _end(records, running, event, now)
+        active = running.task.active and records.task(running.task.id).state is TaskState.ACTIVE
+        if not (running.buffered and active):
+            return _end(records, running, event, now)
+        value, successor, at_work = begin_again(records, running, event.reason, now)
+    return Outcome(value, successor=successor, at_work=at_work)
 
 
 def _noisy(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coordinator.commands import CountReport
 from coordinator.driver.memory.open_rounds import OpenRound
@@ -13,7 +15,7 @@ from coordinator.driver.writing.effects import Effect, ReportsCounted, RoundMove
 from coordinator.rules.buffers import staleness_weight
 from coordinator.rules.clear_reports import bounded_report
 from coordinator.rules.entities import AssignmentRecord
-from coordinator.rules.shared_sums import SharedRound
+from coordinator.rules.shared_sums import Counted, SharedRound
 from coordinator.store.records.records import Records
 
 
@@ -42,16 +44,18 @@ class CountedReports:
         self._digests[record.id] = round_.id, command.sha256
         bounded = bounded_report(round_.task.settings.clear, command.vector, round_.plan.report, round_.codec_key)
         staleness = round_.number - record.number
-        weighed = staleness_weight(staleness) * bounded.astype(np.float64) if staleness else bounded
-        self._here.setdefault(round_.id, ReportsCounted(round_, [])).vectors.append(weighed)
+        self._here.setdefault(round_.id, ReportsCounted(round_, [])).vectors.append(_weighed(bounded, staleness))
         return staleness
 
-    def add_shared(self, shared: SharedRound, record: AssignmentRecord, command: CountReport) -> None:
+    def add_shared(
+        self, shared: SharedRound, record: AssignmentRecord, command: CountReport, staleness: int = 0
+    ) -> None:
         """Count a report to a round that another replica drives."""
         self._digests[record.id] = shared.id, command.sha256
         effect = self._shared.setdefault(shared.id, SharedReportsCounted(shared, [], []))
-        effect.counted.append((record.id, record.device))
-        effect.vectors.append(bounded_report(shared.clear, command.vector, shared.layout, shared.codec_key))
+        bounded = bounded_report(shared.clear, command.vector, shared.layout, shared.codec_key)
+        effect.counted.append(Counted(record.id, record.device, staleness))
+        effect.vectors.append(_weighed(bounded, staleness))
 
     def move(self, before: OpenRound) -> None:
         """A report moves a round, which is as it was before its first one in this turn."""
@@ -68,3 +72,8 @@ class CountedReports:
         effects += [*self._here.values(), *self._shared.values()]
         self._digests, self._here, self._shared, self._before = {}, {}, {}, {}
         return effects
+
+
+def _weighed(report_L: NDArray[np.floating[Any]], staleness: int) -> NDArray[np.floating[Any]]:
+    """A report as it counts from a model that is so many versions old."""
+    return staleness_weight(staleness) * report_L.astype(np.float64) if staleness else report_L

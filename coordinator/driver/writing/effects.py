@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from coordinator.driver.memory.open_rounds import OpenRound
 from coordinator.driver.memory.sessions import Session
 from coordinator.rules.rounds import Round
-from coordinator.rules.shared_sums import SharedRound
+from coordinator.rules.shared_sums import Counted, SharedRound
 from coordinator.rules.states import AssignmentState
 from fedcore.wire.messages import Assignment
 
@@ -35,10 +35,10 @@ class ReportsCounted:
 
 @dataclass(frozen=True, slots=True)
 class SharedReportsCounted:
-    """Reports (L,) that belong into the sum of a round of another replica, and of each its assignment and device."""
+    """Reports (L,) that belong into the sum of a round of another replica, and which they are."""
 
     round: SharedRound
-    counted: list[tuple[str, str]]
+    counted: list[Counted]
     vectors: list[NDArray[np.floating[Any]]]
 
 

@@ -1,4 +1,4 @@
-"""The rows of a round that begins to collect devices."""
+"""The rows of a round that begins to collect devices, and of a task that may do so."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
 from coordinator.rules.buffers import open_buffer
 from coordinator.rules.rounds import open_round
+from coordinator.rules.states import TaskState
 from coordinator.store.records.records import Records
 from fedcore.plan import is_second
 
@@ -25,3 +26,13 @@ def open_round_of(records: Records, rounds: OpenRounds, task: LoadedTask, now: f
     round_ = OpenRound(row_id, attempt, now, base, task, value, now, members=members)
     rounds.put(round_)
     return round_
+
+
+def as_it_stands(records: Records, task: LoadedTask) -> LoadedTask | None:
+    """A task as it is by now, if an operator or this very transaction moved it; None when it is over."""
+    match records.task(task.id).state:
+        case TaskState.ACTIVE:
+            return task
+        case TaskState.PAUSED:
+            return task.paused()
+    return None

@@ -36,7 +36,8 @@ from coordinator.driver.writing.failed_attempts import (
     pause_without_authority,
 )
 from coordinator.driver.writing.make_assignments import assigned_devices, common_part, for_device, invite
-from coordinator.driver.writing.open_a_round import open_round_of
+from coordinator.driver.writing.open_a_round import as_it_stands, open_round_of
+from coordinator.driver.writing.open_buffers import OpenBuffers
 from coordinator.errors import (
     ConflictingReport,
     InvalidReport,
@@ -81,13 +82,13 @@ class Transaction:
         self._selector = selector
         self._shared = shared
         self._now = now
-        self._before = rounds
         self.rounds = rounds.copy()
         self.effects: list[Effect] = []
         self._drawn: set[str] = set()
         """Sessions that were given an assignment."""
         self._assignments: dict[str, AssignmentRecord] = {}
         self._counted = CountedReports(records)
+        self._buffers = OpenBuffers(records)
 
     @property
     def durable_steps(self) -> list[str]:
@@ -99,7 +100,7 @@ class Transaction:
     def take(self, commands: Sequence[DurableCommand]) -> list[Receipt | Refusal | Deferred | None]:
         """The answers to devices that report or give up, one after the other; rows are read and written together.
 
-        DEFERRED for a report to a buffered round that has reached its goal in this very transaction.
+        DEFERRED for a report to a buffered round that has its reports, and is not committed yet.
         """
         about = {command.assignment for command in commands if not isinstance(command, TakeShare)}
         self._assignments = self._records.assignments(about)
@@ -159,8 +160,7 @@ class Transaction:
         if record.state is AssignmentState.REPORTED:  # since its row was read, at another replica
             raise Unavailable("a report of this assignment is being counted elsewhere; send it again")
         if command.shared is not None:
-            self._count_shared(command.shared, record, command)
-            return receipt
+            return receipt if self._count_shared(command.shared, record, command) else DEFERRED
         round_ = self._reporting_round(record)
         if round_.secure is not None:
             raise InvalidReport("this round takes only masked reports, as messages of its secure aggregation")
@@ -174,17 +174,21 @@ class Transaction:
         self._step(round_, Reported(staleness))
         return receipt
 
-    def _count_shared(self, shared: SharedRound, record: AssignmentRecord, command: CountReport) -> None:
+    def _count_shared(self, shared: SharedRound, record: AssignmentRecord, command: CountReport) -> bool:
         """Count a report for the driver of its round. That ends its assignments once it takes no more.
 
-        Raises NoLongerNeeded; Unavailable once the sum of the round is being handed over.
+        False for a report to a buffered round that has its reports, and is not committed yet. Raises NoLongerNeeded;
+        Unavailable once the sum of the round is being handed over.
         """
         if record.state is not AssignmentState.ASSIGNED:
             raise refusal(record.state)
-        if self._shared.closed(shared.id):
+        into = self._buffers.of(shared, record) if shared.buffered else (shared, 0)
+        if self._shared.leaving if into is None else self._shared.closed(into[0].id):
             raise Unavailable("this replica hands its sum of the round over; send the report again")
-        self._counted.add_shared(shared, record, command)
-        self._note(record, command)
+        if into is not None:
+            self._counted.add_shared(into[0], record, command, into[1])
+            self._note(record, command)
+        return into is not None
 
     def _note(self, record: AssignmentRecord, command: CountReport) -> None:
         reported = replace(record, state=AssignmentState.REPORTED, report_sha256=command.sha256)
@@ -202,11 +206,12 @@ class Transaction:
         if command.total is not None and share.size != round_.plan.report.size:
             raise MalformedMessage(f"a sum of {share.size} values is none of a round of {round_.plan.report.size}")
         known = round_.told.get(replica, 0)
-        for assignment, device in (new := share.counted[max(0, known - share.before) :]):
-            self._end(round_, AssignedDevice(assignment, 0, device), AssignmentState.REPORTED)
+        for one in (new := share.counted[max(0, known - share.before) :]):
+            self._end(round_, AssignedDevice(one.assignment, 0, one.device), AssignmentState.REPORTED)
         if new:
-            round_ = replace(round_, told={**round_.told, replica: known + len(new)})
-            self._step(round_, Told(len(new)))
+            devices = round_.devices.union(one.device for one in new)
+            round_ = replace(round_, told={**round_.told, replica: known + len(new)}, devices=devices)
+            self._step(round_, Told(tuple(one.staleness for one in new)))
         if command.total is not None:
             self.effects.append(SumHandedOver(round_, replica, share.before + len(share.counted), command.total))
 
@@ -237,9 +242,9 @@ class Transaction:
         return record
 
     def _reporting_round(self, record: AssignmentRecord) -> OpenRound:
-        """The round that still waits for the report of an assignment; a buffered one may have reached its goal now.
+        """The round that still waits for the report of an assignment; a buffered one may have reached its goal.
 
-        Raises NoLongerNeeded; Unavailable when a buffered round has its reports for a while and cannot be committed.
+        Raises NoLongerNeeded.
         """
         round_ = self.rounds.running.get(record.task)
         if round_ is None or record.state is not AssignmentState.ASSIGNED:
@@ -247,9 +252,6 @@ class Transaction:
         if round_.buffered:
             if self._selector.sessions.is_late(round_.task.population, record.device, self._now):
                 raise NoLongerNeeded("the deadline of the assignment has passed")
-            before = self._before.running.get(record.task)
-            if before is not None and before.value.state is RoundState.AGGREGATING:
-                raise Unavailable("the next model cannot be written now; send the report again later")
             return round_
         if round_.id != record.round:
             raise refusal(record.state)
@@ -274,7 +276,10 @@ class Transaction:
 
     def _advance(self, round_: OpenRound, task: LoadedTask | None) -> None:
         late = self._selector.late(round_, self._now)
-        if late and (ended := self._end_some(round_, late, AssignmentState.EXPIRED, "deadline passed")):
+        ended = self._end_some(round_, late, AssignmentState.EXPIRED, "deadline passed") if late else []
+        if len(ended) < len(late):
+            self.rounds.put(round_ := round_.doubted(self._now))
+        if ended:
             noted, again = note_failing(round_, ended)
             self.rounds.note_late(round_.task.id, ended)
             self._step(noted, Expired(len(ended), again))
@@ -282,20 +287,11 @@ class Transaction:
                 return
             round_ = self.rounds.running[round_.task.id]
         if task is not None and (round_.value.state is RoundState.SELECTING or round_.draws_more(self._now)):
-            task = self._as_it_stands(task)
+            task = as_it_stands(self._records, task)
         event = self.rounds.next_event(round_, task, self._candidates, self._now)
         if isinstance(event, Summed):
             self._count_masked(round_)
         self._step(round_, event)
-
-    def _as_it_stands(self, task: LoadedTask) -> LoadedTask | None:
-        """A task as it is by now, if an operator or this very transaction moved it; None when it is over."""
-        match self._records.task(task.id).state:
-            case TaskState.ACTIVE:
-                return task
-            case TaskState.PAUSED:
-                return task.paused()
-        return None
 
     def _count_masked(self, round_: OpenRound) -> None:
         """Count every masked report that is in the sum which came out."""
@@ -337,6 +333,9 @@ class Transaction:
         goes_on = value.state is round_.value.state and value.revealed is round_.value.revealed
         after = replace(round_, value=value, entered_at=round_.entered_at if goes_on else self._now)
         self.rounds.put(after)
+        if after.buffered and round_.reporting and value.state is RoundState.AGGREGATING:
+            # Of whoever is at work no replica counts a report into this buffer from now on.
+            self._records.cohorts.at_work(after.task.id, after.numbers)
         if value.state is RoundState.ABANDONED and after.secure is not None:
             self.rounds.leave_out(after.task.id, self._records.leave_out(after.secure.left_out))
         if value.reason in FAILURES:

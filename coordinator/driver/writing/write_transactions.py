@@ -26,6 +26,8 @@ _LOG = logging.getLogger(__name__)
 _RETRY_S = 1.0
 _LOCKED_RETRY_S, _LOCKED_S = 0.25, 10.0
 """While another transaction holds the database: from one try to the next, and how long reports wait for that."""
+_DEFERRED_S = 10.0
+"""How long reports wait for the next buffer to open."""
 _COUNT_S = 60.0
 """How long counts wait for a transaction that happens anyway, before they get one of their own."""
 _REST_S = 60.0
@@ -56,6 +58,8 @@ class Writer:
         self._in_doubt = False
         self._postponed: list[Waiting] = []
         self._postponed_since: float | None = None
+        self._deferred: dict[Future[Any], float] = {}
+        """Since when the answers to reports that wait are deferred."""
         self._resting: dict[str, float] = {}
         """Tasks that are not advanced before a time."""
 
@@ -119,11 +123,20 @@ class Writer:
             self._effects.adopt(transaction, now)
             self._memory.presence.forget(chain.from_iterable(lost.values()))
         self._postponed_since = None
+        self._settle(durable, outcomes, now)
+
+    def _settle(self, durable: Sequence[Waiting], outcomes: Sequence[object], now: float) -> None:
+        """Answer commands. Those whose answers are deferred wait for the next transaction, but not for ever."""
+        before, self._deferred = self._deferred, {}
         for waiting, outcome in zip(durable, outcomes, strict=True):
-            if outcome is DEFERRED:
+            future = waiting[1]
+            if outcome is not DEFERRED:
+                settle(future, outcome)
+            elif now < (since := before.get(future, now)) + _DEFERRED_S:
                 self._postponed.append(waiting)
+                self._deferred[future] = since
             else:
-                settle(waiting[1], outcome)
+                settle(future, Unavailable("the next model cannot be made now; send the report again later"))
 
     def _put_back(self, counts: Counts, versions: ModelCounts) -> None:
         self._memory.session_counts.put_back(counts)

@@ -32,6 +32,13 @@ class AttemptRecords(WithinTransaction):
         query = select(ROUNDS.c.id, ROUNDS.c.state).where(ROUNDS.c.id.in_(these))
         return {row.id: RoundState(row.state) for row in self._connection.execute(query)}
 
+    def reporting(self, task_id: str) -> tuple[int, int] | None:
+        """Row id and number of the round of a task that takes reports; None while there is none."""
+        query = select(ROUNDS.c.id, ROUNDS.c.number)
+        open_ = (ROUNDS.c.task == task_id) & (ROUNDS.c.state == RoundState.REPORTING)
+        row = self._connection.execute(query.where(open_)).one_or_none()
+        return None if row is None else (row.id, row.number)
+
     def receipts(self, row_id: int) -> int:
         """How many reports of a round have a receipt, at whichever replica."""
         return self._connection.scalar(select(func.count()).where(REPORTS.c.round == row_id)) or 0

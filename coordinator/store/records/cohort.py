@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import func, select
 
 from coordinator.errors import UnknownAssignment
-from coordinator.rules.entities import AssignmentRecord
+from coordinator.rules.entities import AssignedDevice, AssignmentRecord
 from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState
 from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.rows import assignment_of
@@ -19,6 +19,7 @@ ASSIGNED_ROWS = (
     .order_by(ASSIGNMENTS.c.slot)
 )
 _SUMS = ROUNDS.alias()
+_OF_REPORT = REPORTS.c.round == _SUMS.c.id
 
 
 class CohortRecords(WithinTransaction):
@@ -41,6 +42,17 @@ class CohortRecords(WithinTransaction):
             .order_by(ROUNDS.c.number, ASSIGNMENTS.c.slot)
         )
         return [assignment_of(row) for row in self._connection.execute(query)]
+
+    def at_work(self, task_id: str, numbers: range) -> list[AssignedDevice]:
+        """The open assignments of a task's rounds of these numbers.
+
+        In a transaction that writes, no replica counts a report of theirs before it ends.
+        """
+        within = (ROUNDS.c.number >= numbers.start) & (ROUNDS.c.number < numbers.stop)
+        rounds = select(ROUNDS.c.id).where((ROUNDS.c.task == task_id) & within)
+        open_ = ASSIGNMENTS.c.round.in_(rounds) & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED)
+        query = self._held(select(ASSIGNMENTS.c.id, ASSIGNMENTS.c.slot, ASSIGNMENTS.c.device).where(open_), ASSIGNMENTS)
+        return [AssignedDevice(*row) for row in self._connection.execute(query)]
 
     def settled(self, assignment_id: str) -> Settled:
         """What became of the round of an assignment, and of its task. Raises UnknownAssignment."""
@@ -74,13 +86,16 @@ class CohortRecords(WithinTransaction):
         """Devices that took part, and stayed, in these rounds or later ones, or in some that ended after `since`.
 
         Device, time of its last assignment in seconds since 1970, and number of that round. numbers: rounds up to the
-        last committed one. Of an abandoned attempt at a committed round those count that further attempts left out.
+        last committed one. Of an abandoned attempt at a committed round those count that further attempts left out, or
+        that went on after it.
         """
         gone = ASSIGNMENTS.c.state.in_((AssignmentState.ABORTED, AssignmentState.LOST))
-        stayed = ~gone & (ROUNDS.c.state != RoundState.ABANDONED)
+        goes_on = (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED) | (_SUMS.c.state != RoundState.ABANDONED)
+        stayed = ~gone & ((ROUNDS.c.state != RoundState.ABANDONED) | goes_on)
         left_out = ASSIGNMENTS.c.reason.in_(list(LeftOut)) & (ROUNDS.c.number < numbers.stop)
         counting = (ROUNDS.c.task == task_id) & (stayed | left_out)
         lately = (ROUNDS.c.number >= numbers.start) | (ROUNDS.c.ended_at > since) | ROUNDS.c.ended_at.is_(None)
         columns = (ASSIGNMENTS.c.device, func.max(ASSIGNMENTS.c.assigned_at), func.max(ROUNDS.c.number))
-        query = select(*columns).select_from(ASSIGNMENTS.join(ROUNDS)).where(counting & lately)
+        summed = ASSIGNMENTS.join(ROUNDS).outerjoin(REPORTS, _OF_ASSIGNMENT).outerjoin(_SUMS, _OF_REPORT)
+        query = select(*columns).select_from(summed).where(counting & lately)
         return [(row[0], row[1], row[2]) for row in self._connection.execute(query.group_by(ASSIGNMENTS.c.device))]

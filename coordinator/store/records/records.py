@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Select, Table, Update, bindparam, func, insert, select, update
+from sqlalchemy import Row, Table, Update, bindparam, func, insert, select, update
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
@@ -331,13 +331,10 @@ class Records(WithinTransaction):
 
         Answers which ended.
         """
-        within = (ROUNDS.c.number >= numbers.start) & (ROUNDS.c.number < numbers.stop)
-        rounds = select(ROUNDS.c.id).where((ROUNDS.c.task == task_id) & within)
-        open_ = ASSIGNMENTS.c.round.in_(rounds) & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED)
-        query = self._held(select(ASSIGNMENTS.c.id, ASSIGNMENTS.c.slot, ASSIGNMENTS.c.device).where(open_), ASSIGNMENTS)
-        ended = [AssignedDevice(*row) for row in self._connection.execute(query) if names is None or row.id in names]
+        open_ = self.cohorts.at_work(task_id, numbers)
+        ended = [device for device in open_ if names is None or device.id in names]
         for some in slices([device.id for device in ended]):
-            self._connection.execute(update(ASSIGNMENTS).where(open_ & ASSIGNMENTS.c.id.in_(some)).values(state=to))
+            self._connection.execute(update(ASSIGNMENTS).where(ASSIGNMENTS.c.id.in_(some)).values(state=to))
         self._transitions("assignment", [device.id for device in ended], AssignmentState.ASSIGNED, to, cause)
         return ended
 
@@ -354,9 +351,6 @@ class Records(WithinTransaction):
         return frozenset(self._connection.scalars(select(ASSIGNMENTS.c.device).join(ROUNDS).where(where)))
 
     # --- the ways of writing
-
-    def _held(self, query: Select[Any], table: Table) -> Select[Any]:
-        return query.with_for_update(of=table, key_share=True) if self._writing else query
 
     def _insert_if_absent(self, table: Table, **values: Any) -> None:
         """Insert a row unless there is one with its key, even one that another transaction is writing now."""

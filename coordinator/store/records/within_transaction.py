@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import Table, text
+from sqlalchemy import Select, Table, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
@@ -31,6 +31,10 @@ class WithinTransaction:
         """
         if self._on_postgresql:
             self._connection.execute(text(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE"))
+
+    def _held(self, query: Select[Any], table: Table) -> Select[Any]:
+        """A query whose rows of `table` no other transaction changes until this one ends, if this one writes."""
+        return query.with_for_update(of=table, key_share=True) if self._writing else query
 
     def _insert_unless(self, table: Table) -> postgresql.Insert | sqlite.Insert:
         """An insertion that can say what happens when there is a row with its key already."""
