@@ -65,7 +65,7 @@ class CoordinatorForkServer:
         A `seed` fixes which of the waiting devices are drawn, and in which order. silence_s: how long a device may be
         silent, where that is not the coordinator's own choice.
         """
-        self._process.stdin.write(json.dumps([str(ready), settings, environment, seed, silence_s]) + "\n")
+        self._process.stdin.write(json.dumps([str(ready), settings, environment, seed, silence_s], default=str) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
@@ -106,9 +106,10 @@ class CoordinatorForkServer:
         environment: dict[str, str],
     ) -> Iterator[LocalCoordinator]:
         folder.mkdir(parents=True, exist_ok=True)
-        database, blobs, ready = f"sqlite:///{folder / 'muster.db'}", folder / "blobs", folder / "coordinator.url"
+        database = str(settings.get("database", f"sqlite:///{folder / 'muster.db'}"))
+        blobs, ready = Path(str(settings.get("blobs", folder / "blobs"))), folder / "coordinator.url"
         ready.unlink(missing_ok=True)
-        if not (folder / "muster.db").exists():
+        if "database" not in settings and not (folder / "muster.db").exists():
             shutil.copy(self._without_rows, folder / "muster.db")
         given = {"database": database, "blobs": str(blobs), "port": 0} | FOR_ONE_MACHINE | settings
         with open_coordinator_store(database, blobs) as store:

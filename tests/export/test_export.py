@@ -5,6 +5,7 @@ import functools
 import shutil
 import subprocess
 import sys
+from itertools import product
 
 import msgspec
 import numpy as np
@@ -46,7 +47,7 @@ from fedcore.own_code import own_name
 from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef, Field
 from tests.export import impure, models
-from tests.sampled import covering
+from tests.sampled import covering, sampled
 
 EMBEDDING = TABLE[torch.ops.aten.embedding_dense_backward.default]
 # Those that export in seconds, with every algorithm; the others follow in test_golden.py.
@@ -99,7 +100,11 @@ def test_every_model_and_algorithm_agree_with_torch_on_onnx_runtime(name, settin
 
 def test_a_small_model_without_a_loop_has_a_graph_of_many_steps():
     graphs = {}
-    for name, model in (("small", load("digits_cnn")), ("loop", models.recurrent()), ("large", load("emnist_cnn"))):
+    for name, model in (
+        ("small", load("digits_cnn")),
+        ("loop", models.recurrent()),
+        ("large", load("mlp", (1, 28, 28), 62)),
+    ):
         plan, _ = build_plan(Model(model), create("fedavg"), ("onnx",))
         graphs[name] = set(plan.graphs["onnx"]) - {"train.begin", "report"}
     assert graphs == {"small": {"train.steps"}, "loop": {"train.step"}, "large": {"train.step"}}
@@ -135,9 +140,19 @@ def test_a_plan_names_what_devices_keep_and_certifies_its_graphs(name, tmp_path)
         replace(bundle.plan, kept=(VectorSpec("params", 3),))
 
 
-@pytest.mark.parametrize(("algorithm", "settings"), OWN_GRAPHS)
-@pytest.mark.parametrize("form", ["onnx", pytest.param("executorch", marks=pytest.mark.long)])
+# Their devices run FedAvg's functions: they differ in what the coordinator does.
+SERVER_OPTIMIZERS = {"fedadam", "fedbuff", "fedavgm", "fedadagrad", "fedyogi", "fedlars", "fedlamb"}
+
+
+@pytest.mark.parametrize(
+    ("form", "algorithm", "settings"),
+    sampled(
+        ((form, *one) for form in FORMATS for one in OWN_GRAPHS),
+        (("onnx", *one) for one in OWN_GRAPHS if one[0] not in SERVER_OPTIMIZERS),
+    ),
+)
 def test_graphs_of_every_algorithm_agree_with_torch(form, algorithm, settings, request):
+    """Every run has those of ONNX that differ; what ExecuTorch makes of operators, test_executorch.py has."""
     if form == "executorch":
         request.getfixturevalue("executorch")
     spec = impure.tempered().with_local(local_for(algorithm, "temperature"))  # of a dense layer and a scalar
@@ -170,8 +185,8 @@ USERS = [
 ]
 
 
-# Tracing takes seconds for each pass of those, and MimeLite has two.
-SLOW = {models.residual, models.grouped, models.separable, models.gated_cell, models.recurrent, models.encoder}
+# Those that are trained with MimeLite, whose trace has a pass more: plain numbers, noise, and frozen vectors.
+OF_TWO_PASSES = {models.regression, models.dropout, models.transfer}
 
 
 # Promises have their layers too, each in a model of its own.
@@ -182,7 +197,7 @@ LARGE = {models.grouped, models.separable, models.gated_cell, models.recurrent}
     "make", [pytest.param(make, marks=[pytest.mark.long] if make in LARGE else []) for make in USERS]
 )
 def test_a_users_own_model_agrees_with_torch_in_both_formats(make, executorch):
-    model, algorithm = Model(make()), create("fedavg" if make in SLOW else "mimelite")
+    model, algorithm = Model(make()), create("mimelite" if make in OF_TWO_PASSES else "fedavg")
     plan, graphs = build_plan(model, algorithm, tuple(FORMATS))
     assert set(plan.graphs) == {"onnx", "executorch"}
     work = Trial.draw(model, algorithm)
@@ -297,25 +312,21 @@ def test_a_masked_batch_equals_a_short_one(digits):
     np.testing.assert_allclose(padded[1], short[1], rtol=1e-5)
 
 
+STRIDES = [(1, 0, 1), (2, 1, 1), (3, 2, 2)]
+CONVOLUTIONS = list(product([1, 2, 3], [4, 128], [(8, 7, 6), (17, 9, 8)], [1, 2, 4], STRIDES))
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"stride": 1, "padding": 0, "dilation": 1},
-        {"stride": 2, "padding": 1, "dilation": 1},
-        {"stride": 3, "padding": 2, "dilation": 2},
-    ],
+    ("axes", "channels", "size", "groups", "strides"), sampled(CONVOLUTIONS, CONVOLUTIONS[::2] + CONVOLUTIONS[-1:])
 )
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("size", [(8, 7, 6), (17, 9, 8)])
-@pytest.mark.parametrize("channels", [4, 128])
-@pytest.mark.parametrize("axes", [1, 2, 3])
-def test_a_convolution_and_its_gradients_are_torchs_in_every_form(axes, channels, size, groups, settings):
+def test_a_convolution_and_its_gradients_are_torchs_in_every_form(axes, channels, size, groups, strides):
+    """Every run has each size with each number of groups; of strides, paddings and dilations every other case."""
     torch.manual_seed(0)
     groups = channels if groups == 4 else groups
     x = torch.randn(3, channels, *size[:axes], dtype=torch.float64)
     weight = torch.randn(channels, channels // groups, *(3, 2, 2)[:axes], dtype=torch.float64)
     bias = torch.randn(channels, dtype=torch.float64)
-    lists = [[settings[name]] * axes for name in ("stride", "padding", "dilation")]
+    lists = [[one] * axes for one in strides]
     rest = (*lists, False, [0] * axes, groups)
     out = torch.ops.aten.convolution(x, weight, bias, *rest)
     ours = convolution(x, weight, bias, *rest)

@@ -10,7 +10,8 @@ from benchmarks.scale import run
 
 
 @pytest.mark.skipif(binaries() is None, reason="needs PostgreSQL's programs")
-def test_replicas_are_measured_by_the_check_ins_that_they_answer():
+def test_replicas_are_measured_by_the_check_ins_that_they_answer(coordinators, monkeypatch):
+    monkeypatch.setattr("benchmarks.scale.local_coordinator", coordinators.local)
     said: list[str] = []
     found = run(ScaleOptions(devices=16, blocks=1, seconds=0.2, reports=20), said.append)
     # Two blocks of 0.2 CPU seconds are that many check-ins, at what each costs.
