@@ -69,7 +69,7 @@ def blob(client, sha256, **headers):
 
 def assign(client, *devices):
     with ThreadPoolExecutor(len(devices)) as pool:
-        answers = list(pool.map(lambda device: wait(client, device), devices))
+        answers = list(pool.map(lambda device: wait(client, device, 20), devices))
     return sorted((messages.decode(a.content, Assignment) for a in answers), key=lambda assignment: assignment.slot)
 
 
