@@ -43,6 +43,8 @@ _GATHER_S, _EVERY_S = 0.01, 0.2
 """How long claims wait for others, so that many share a request; and how often a driver is asked what it wants."""
 _LAST_S = 2.0
 """How long a process that stops waits until drivers have its sums."""
+_TOGETHER_BYTES = 1 << 26
+"""Sums that go with one message: a driver must have room for it, and both ends do nothing else meanwhile."""
 _SMALL_BYTES = 1 << 22
 """Up to here, checking takes no more time than handing the work to a thread."""
 _DENIALS: dict[str, type[Refusal]] = {
@@ -86,18 +88,29 @@ class _Talk:
         return not (self.asked or self.checking or self.sums or self.uncertain)
 
     def message(self, replica: str, claims: list[Claim]) -> MaskedNews:
-        """What the driver has not heard yet. Sums go with the closed ones."""
+        """What the driver has not heard yet. Sums go with some of the closed ones."""
+        going = self._going()
         shares = [
             MaskedShare(
                 round=one.round,
                 session=session,
                 taken=one.taken[one.told :],
                 count=len(one.taken),
-                size=one.total.words.size if one.closed else 0,
+                size=one.total.words.size if session in going else 0,
             )
             for session, one in self.sums.items()
         ]
         return MaskedNews(replica=replica, claims=claims, checking=sorted(self.checking), shares=shares)
+
+    def _going(self) -> set[bytes]:
+        """The sessions whose sums go with the next message: one that is closed, and others while there is room."""
+        going, room = set[bytes](), _TOGETHER_BYTES
+        for session, one in self.sums.items():
+            size = one.total.words.nbytes
+            if one.closed and (not going or size <= room):
+                going.add(session)
+                room -= size
+        return going
 
     def heard(self, message: MaskedNews, answer: MaskedAnswer) -> None:
         """Take note of the driver's answer to a message."""
@@ -109,7 +122,8 @@ class _Talk:
         for session in answer.wanted:
             if (found := self.sums.get(session)) is not None:
                 found.closed = True
-                self.news.set()
+        if any(one.closed for one in self.sums.values()):
+            self.news.set()
 
     def settle(self, asked: list[_Asked], answer: MaskedAnswer) -> None:
         """Pass the outcomes of claims on to those who wait for them."""
@@ -212,9 +226,9 @@ class MaskedExchange:
                     future.set_exception(Unavailable("the replica that drives this round cannot be reached; ask again"))
 
     async def _tell(self, talk: _Talk, asked: list[_Asked]) -> None:
-        talk.uncertain = False
         if talk.driver not in self._membership.directory.urls:
             talk.sums.clear()  # whoever takes its populations abandons the rounds
+            talk.uncertain = False
             return
         if self._shared.leaving:
             for mine in talk.sums.values():
@@ -223,7 +237,7 @@ class MaskedExchange:
         sums = [talk.sums[share.session].total.words for share in message.shares if share.size]
         if sums:
             reach("masked.before-hand-over")
-        talk.uncertain = bool(asked)
+        talk.uncertain |= bool(asked)
         answered = await self._channel.post(talk.driver, MASKED, encode_news(message, sums))
         if answered is None:
             return

@@ -13,10 +13,10 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
-from coordinator.errors import BeaconUnavailable, MalformedMessage
+from coordinator.errors import BeaconUnavailable
 from coordinator.secure.remote_uploads import RemoteUploads
 from fedcore.wire.messages import RequestBeacon
-from secagg.errors import BadShare, BelowThreshold, SecaggError, SumOutOfRange
+from secagg.errors import BadShare, BadVector, BelowThreshold, SecaggError, SumOutOfRange
 from secagg.masked_sum import ExpectedVector
 from secagg.masking import Words
 from secagg.server import Server
@@ -140,25 +140,30 @@ class Group:
         self._sent.update(new)
         return new
 
-    def merge(self, replica: str, count: int, words: Words) -> None:
+    def merge(self, replica: str, count: int, words: Words) -> set[int]:
         """Take the sum of another replica, once: of all the reports that it has added, which are `count`.
 
-        Raises MalformedMessage for another sum than that, and takes nothing.
+        Of another sum than that nothing is taken: then answers the slots of the devices that are lost with it.
         """
         if self.remote.handed(replica):
-            return
+            return set()
         signatures = self.remote.in_sum_of(replica)
-        if len(signatures) != count:
-            raise MalformedMessage(f"a masked sum of {count} reports came, and {len(signatures)} were told of")
         try:
+            if len(signatures) != count:
+                raise BadVector(f"it has {count} reports, and {len(signatures)} were told of", [])
             self._server.merge(signatures, words)
         except SecaggError as error:
-            raise MalformedMessage(f"a masked sum does not fit its session: {error}") from error
+            _LOG.error("the masked sum of replica %s is not used: %s", replica, error)
+            return self._give_up(replica)
         self.remote.hand_over(replica)
+        return set()
 
     def give_up_sums(self) -> set[int]:
         """Go on without the sums of other replicas that are not here: the slots of the devices that are lost."""
-        lost = self.remote.give_up()
+        return set[int]().union(*(self._give_up(replica) for replica in self.remote.owing))
+
+    def _give_up(self, replica: str) -> set[int]:
+        lost = self.remote.give_up(replica)
         self._sent -= lost
         self._due -= lost
         return lost

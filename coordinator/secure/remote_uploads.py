@@ -68,10 +68,8 @@ class RemoteUploads:
         """The replicas that may add reports, or have, and whose sums are not here."""
         return ({replica for replica, _ in self._claims.values()} | self._added.keys()) - self._handed
 
-    def give_up(self) -> set[int]:
-        """Wait for no sum any more: the slots of reports that are lost with them."""
-        lost = set[int]()
-        for replica in self.owing:
-            lost.update(self._added.pop(replica, ()))
-            self.hand_over(replica)
+    def give_up(self, replica: str) -> set[int]:
+        """Wait for the sum of a replica no more: the slots of reports that are lost with it."""
+        lost = set(self._added.pop(replica, ()))
+        self.hand_over(replica)
         return lost

@@ -220,7 +220,7 @@ class SecureRound:
     def take_share(self, replica: str, share: MaskedShare, words: Words | None) -> bool:
         """Hear which reports another replica has added, and take its sum if that comes. Whether more may be said of it.
 
-        Raises MalformedMessage for a sum that is not of all the reports told of.
+        A sum that is not of all the reports told of is given up.
         """
         group = next((one for one in self._groups if one.session == share.session), None)
         if group is None or self.ended_at is not None or group.over or group.phase is not SessionPhase.UPLOADING:
@@ -229,7 +229,7 @@ class SecureRound:
         for slot, sha256 in group.added(replica, signatures).items():
             self._digests[slot, MessageType.MASKED] = sha256
         if words is not None:
-            group.merge(replica, share.count, words)
+            self._lost_with_sums |= group.merge(replica, share.count, words)
         return not group.remote.handed(replica)
 
     def wanted(self, replica: str, now: float) -> list[bytes]:

@@ -16,12 +16,12 @@ from coordinator.api import masked_exchange
 from coordinator.api.masked_exchange import MaskedExchange
 from coordinator.commands import ExchangeMasked
 from coordinator.errors import NoLongerNeeded, Refusal, Unavailable
-from coordinator.rules.masked_shares import decode_news
+from coordinator.rules.masked_shares import Grant, decode_news
 from coordinator.rules.states import AssignmentState
 from tests.coordinator.conftest import Desk
-from tests.coordinator.test_masked_claims import STEP, TEN, upload_of
+from tests.coordinator.test_masked_claims import STEP, TEN, Elsewhere, expect_sum_of, upload_of
 from tests.coordinator.test_secure import LENIENT, PHASES, run, seat, states
-from tests.coordinator.test_secure_groups import mean_of
+from tests.coordinator.test_secure_groups import DIVIDED, mean_of, seat_all
 
 ARRIVES, IS_ANSWERED, COMES_AGAIN, HANGS_UP, IS_REPEATED, DIES = 0.8, 0.8, 0.1, 0.2, 0.4, 0.01
 
@@ -66,17 +66,22 @@ class Replicas:
 
     def new(self):
         self.born += 1
-        directory = SimpleNamespace(urls={self.sea.desk.membership.id: "http://driver"})
-        membership = SimpleNamespace(id=f"replica{self.born}", directory=directory)
-        driver = SimpleNamespace(shared=SimpleNamespace(leaving=False))
-        exchange = MaskedExchange(SimpleNamespace(membership=membership, driver=driver, keys=None))
-        exchange._channel = self.sea
-        return exchange
+        return exchange_over(self.sea, f"replica{self.born}")
 
     def kill(self, number):
         for talk in self.exchanges[number]._talks.values():
             talk.task.cancel()
         self.exchanges[number] = self.new()
+
+
+def exchange_over(channel, name):
+    """The exchange of a replica of this name that reaches the driver at a desk over such a channel."""
+    directory = SimpleNamespace(urls={channel.desk.membership.id: "http://driver"})
+    membership = SimpleNamespace(id=name, directory=directory)
+    driver = SimpleNamespace(shared=SimpleNamespace(leaving=False))
+    exchange = MaskedExchange(SimpleNamespace(membership=membership, driver=driver, keys=None))
+    exchange._channel = channel
+    return exchange
 
 
 async def upload(device, replicas, luck):
@@ -106,6 +111,33 @@ async def uploads(devices, replicas, luck):
     while states(replicas.sea.desk.store, devices[0].given.task) == ["reporting"] and not heard(devices):
         await asyncio.sleep(0.01)
     ticking.cancel()
+
+
+class Line:
+    """A channel that carries every message, but for the first ones: these are lost, or their answers."""
+
+    def __init__(self, desk, *fates):
+        self.desk, self.fates, self.sums = desk, list(fates), []
+
+    async def post(self, replica, path, body):
+        fate = self.fates.pop(0) if self.fates else "answered"
+        if fate == "lost":
+            return None
+        news, sums = decode_news(memoryview(body))
+        self.sums.append([one.session for one in news.shares if one.size])
+        answer = msgspec.json.encode(self.desk.ask(ExchangeMasked(news, sums)))
+        return answer if fate == "answered" else None
+
+
+async def take(exchange, *devices):
+    """Send masked reports to a replica, at once."""
+    messages = {device.given.assignment: upload_of(device) for device in devices}
+    await asyncio.gather(*(exchange.take(name, one, hashlib.sha256(one).hexdigest()) for name, one in messages.items()))
+
+
+async def nothing_to_tell(exchange):
+    """Return once a replica has told all."""
+    await asyncio.gather(*(talk.task for talk in exchange._talks.values()))
 
 
 def heard(devices):
@@ -138,3 +170,35 @@ def test_sum_has_exactly_the_reports_of_those_whom_m8_names(store, register, mon
     np.testing.assert_allclose(store.checkpoint(task, 1)["params"], mean_of(named), atol=STEP)
     counted = {one.id for one in store.cohort(task, 1) if one.state is AssignmentState.REPORTED}
     assert counted == {device.given.assignment for device in named}
+
+
+def test_claim_whose_answer_was_lost_is_given_back_in_the_end(register, desk):
+    register(**LENIENT)
+    devices, line = seat(desk, TEN), Line(desk, "unanswered", "lost", "lost")
+    run(devices, PHASES[:3])
+
+    async def lose_a_grant():
+        exchange = exchange_over(line, "replica1")
+        with pytest.raises(Unavailable):
+            await take(exchange, devices[0])
+        await nothing_to_tell(exchange)
+
+    asyncio.run(lose_a_grant())
+    assert isinstance(Elsewhere(desk, "replica2").claim(devices[0]), Grant)
+
+
+def test_sums_of_many_groups_go_to_the_driver_in_several_messages(store, register, desk, monkeypatch):
+    monkeypatch.setattr(masked_exchange, "_TOGETHER_BYTES", 1)
+    task, line = register(**DIVIDED), Line(desk)
+    devices, groups = seat_all(desk)
+    run(devices, PHASES[1:3])
+
+    async def hand_over():
+        exchange = exchange_over(line, "replica1")
+        await take(exchange, *devices)
+        await nothing_to_tell(exchange)
+
+    asyncio.run(hand_over())
+    assert sorted(map(len, line.sums))[-len(groups) :] == [1] * len(groups)
+    run(devices, PHASES[4:])
+    expect_sum_of(store, task, devices)

@@ -7,7 +7,7 @@ import base64
 import numpy as np
 import pytest
 
-from coordinator.commands import CountReport, TakeShare
+from coordinator.commands import AwaitAssignment, CountReport, TakeShare
 from coordinator.errors import ConflictingReport, MalformedMessage, NoLongerNeeded, Unavailable
 from coordinator.rules.assignment_ids import assignment_id, round_in
 from coordinator.rules.leases import maker_of
@@ -138,6 +138,19 @@ def test_receipt_of_which_the_driver_did_not_hear_is_in_the_model(group):
     (done,) = group.store.rounds(group.task)
     assert (done.state, done.reported, done.expired) == (RoundState.COMMITTED, 2, 0)
     assert group.model == [1, 2, 0, 0]
+
+
+def test_report_that_is_told_late_leaves_its_device_at_its_next_task(group, register):
+    group = group(goal=1, over_selection=2.0)
+    (other,), (a, b) = group.others, group.driver.assign("a", "b")
+    group.report(other, a, (2, 0, 0, 0))
+    group.driver.report(b, (0, 4, 0, 0))
+    register(goal=1, name="next")
+    group.driver.pass_time(0.5)
+    waiting = AwaitAssignment(group.driver.arrive("a").session, "a", 10.0)
+    given = group.driver.ask(waiting)
+    group.tell(other)
+    assert group.driver.ask(waiting).assignment == given.assignment
 
 
 def test_attempt_is_abandoned_when_a_replica_with_receipts_is_silent(group):

@@ -27,7 +27,7 @@ class SecureRounds:
         return self._find(assignment)[1]
 
     def exchange(self, command: ExchangeMasked, now: float) -> MaskedAnswer:
-        """Hear of the masked reports that another replica added, and say which it may add. Raises MalformedMessage."""
+        """Hear of the masked reports that another replica added, and say which it may add."""
         news = command.news
         shares = zip(news.shares, command.sums, strict=True)
         over = [share.session for share, words in shares if not self._take_share(news.replica, share, words)]

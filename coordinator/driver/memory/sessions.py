@@ -187,13 +187,18 @@ class Sessions:
         session = self._working.get(device, {}).get(population)
         return session is not None and session.until <= now
 
-    def end_assignment(self, population: str, device: str, how: str) -> None:
-        """End the session of a device whose assignment has ended; `how` is its last step."""
-        session = self._working.get(device, {}).pop(population, None)
-        if session is not None:
-            self._end(session, how)
-        if not self._working.get(device):
-            self._working.pop(device, None)
+    def end_assignment(self, population: str, device: str, assignment: str, how: str) -> None:
+        """End the session of a device whose assignment has ended; `how` is its last step.
+
+        A device that works on another one by now goes on.
+        """
+        session = self._working.get(device, {}).get(population)
+        if session is None or session.assignment is None or session.assignment.assignment != assignment:
+            return
+        self._end(session, how)
+        del self._working[device][population]
+        if not self._working[device]:
+            del self._working[device]
 
     def fetched(self, device: str, sha256: str) -> None:
         """Add the step of a device that was given a blob."""
@@ -204,8 +209,8 @@ class Sessions:
 
     def end_assignments(self, task: str, how: str) -> None:
         """End the sessions that still have an assignment of a task, once its round takes no more reports."""
-        for session, _ in self._at_work(task):
-            self.end_assignment(session.population, session.device, how)
+        for session, assigned in self._at_work(task):
+            self.end_assignment(session.population, session.device, assigned.assignment, how)
 
     def _at_work(self, task: str) -> list[tuple[Session, Assignment]]:
         """The sessions with an open assignment of a task."""

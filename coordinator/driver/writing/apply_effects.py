@@ -67,7 +67,7 @@ class EffectApplier:
         if ended.state is AssignmentState.ABORTED:
             how = f"aborted: {ended.reason}"
             self.metrics.aborts.labels(ended.reason).inc()
-        memory.sessions.end_assignment(ended.population, ended.device, how)
+        memory.sessions.end_assignment(ended.population, ended.device, ended.assignment, how)
         memory.presence.forget([ended.assignment])
         if ended.state in (AssignmentState.ABORTED, AssignmentState.LOST):
             memory.participation.leave(ended.task, ended.device)

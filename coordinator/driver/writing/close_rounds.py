@@ -111,11 +111,12 @@ class RoundCloser:
         """Take for done whoever is not at work any more: another replica has the report, and did not tell of it."""
         for assignment, device in self.memory.sessions.at_work(round_.task.id).items():
             if assignment not in at_work:
-                self.memory.sessions.end_assignment(round_.task.population, device, "reported")
+                self.memory.sessions.end_assignment(round_.task.population, device, assignment, "reported")
                 self.memory.presence.forget([assignment])
 
     def _end_stale(self, round_: OpenRound, too_stale: Sequence[AssignedDevice]) -> None:
         """Tell the devices whose reports are refused from now on."""
         for assigned in too_stale:
-            self.memory.sessions.end_assignment(round_.task.population, assigned.device, "too stale")
+            population, device = round_.task.population, assigned.device
+            self.memory.sessions.end_assignment(population, device, assigned.id, "too stale")
         self.memory.presence.forget([assigned.id for assigned in too_stale], refusal(AssignmentState.TOO_STALE))
