@@ -2,12 +2,18 @@
 
 import json
 
+import numpy as np
+
 from fedcore.wire.messages import AssignmentAnswer, decode
 from tools.make_device_vectors import PATH, text
 
 
 def test_the_vectors_of_devices_are_what_this_implementation_answers():
-    assert PATH.read_text() == text(), "run `python -m tools.make_device_vectors`, and read the difference"
+    """Low-rank factors up to rounding: a processor's matrix products round in their own order."""
+    kept, made = json.loads(PATH.read_text()), json.loads(text())
+    factors = [np.frombuffer(bytes.fromhex(one["low_rank"].pop("coded")), "<f4") for one in (kept, made)]
+    assert kept == made, "run `python -m tools.make_device_vectors`, and read the difference"
+    np.testing.assert_allclose(*factors, rtol=0, atol=5e-5)
 
 
 def test_the_form_of_a_message_does_not_matter():
