@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from itertools import cycle
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import msgspec
@@ -155,7 +154,8 @@ def _hearing(given: Mapping[str, Any], folder: Path, blocks: int) -> tuple[float
     try:
         service.driver.turn(())  # which publishes the generation
         turn(1)
-        none, one, many = (median(turn(visits) for _ in range(3 * blocks)) for visits in (0, 1, _HEARD))
+        # The least of several: whatever else a process does only adds to a turn.
+        none, one, many = (min(turn(visits) for _ in range(3 * blocks)) for visits in (0, 1, _HEARD))
     finally:
         service.store.close()
     return 1e3 * (one - none), 1e6 * (many - one) / (_HEARD - 1)

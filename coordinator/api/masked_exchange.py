@@ -80,7 +80,6 @@ class _Talk:
     sums: dict[bytes, _Sum] = field(default_factory=dict)
     uncertain: bool = False
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
 
     @property
     def over(self) -> bool:
@@ -147,7 +146,7 @@ class MaskedExchange:
         self._membership = service.membership
         self._shared = service.driver.shared
         self._channel = ReplicaChannel(service)
-        self._talks: dict[str, _Talk] = {}
+        self._talks: dict[str, tuple[_Talk, asyncio.Task[None]]] = {}
 
     async def take(self, assignment: str, message: bytes, sha256: str) -> None:
         """Add a device's masked report (M7) to its session's sum, once. sha256: of the message, hexadecimal.
@@ -169,15 +168,15 @@ class MaskedExchange:
 
     async def send_last(self) -> None:
         """Return once drivers have all sums, as this process ends and adds no more; but soon."""
-        for talk in self._talks.values():
+        for talk, _ in self._talks.values():
             talk.news.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_S):
-                await asyncio.gather(*(talk.task for talk in self._talks.values() if talk.task is not None))
+                await asyncio.gather(*(task for _, task in self._talks.values()))
 
     async def close(self) -> None:
         """Tell nobody anything more."""
-        tasks = [talk.task for talk in self._talks.values() if talk.task is not None]
+        tasks = [task for _, task in self._talks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -196,10 +195,10 @@ class MaskedExchange:
         mine.taken.append(Taken(assignment=assignment, signature=masked.signature))
 
     def _talk_to(self, driver: str) -> _Talk:
-        talk = self._talks.setdefault(driver, _Talk(driver))
-        if talk.task is None or talk.task.done():
-            talk.task = asyncio.create_task(self._talk(talk))
-        return talk
+        if driver not in self._talks:
+            talk = _Talk(driver)
+            self._talks[driver] = talk, asyncio.create_task(self._talk(talk))
+        return self._talks[driver][0]
 
     async def _talk(self, talk: _Talk) -> None:
         """Tell a driver what is new: claims at once, all else a few times a second, until there is nothing to tell."""
@@ -214,6 +213,7 @@ class MaskedExchange:
             except Exception as error:
                 _LOG.error("masked reports could not be told of: %s", error)
             if talk.over:
+                del self._talks[talk.driver]
                 return
 
     async def _exchange(self, talk: _Talk) -> None:

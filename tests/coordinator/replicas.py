@@ -94,6 +94,16 @@ def replicas_on(coordinators: CoordinatorForkServer, folder: Path, store, databa
             replica.kill()
 
 
+@contextmanager
+def driver_and_other(replicas):
+    """Clients of a replica that drives the population, and of one that does not, with these replicas."""
+    driver = replicas.start()
+    until(replicas.holder)
+    other = replicas.start(role="api")
+    with speaking_to(driver.url) as here, speaking_to(other.url, devices=here.devices) as there:
+        yield here, there, other
+
+
 def until(condition: Callable[[], object], seconds: float = 20.0) -> object:
     """What `condition` gives once that is true."""
     deadline = time.monotonic() + seconds

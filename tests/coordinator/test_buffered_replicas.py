@@ -14,7 +14,7 @@ from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import Buffered
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_body
 from tests.coordinator.devices import speaking_to
-from tests.coordinator.replicas import Phones, replicas_on, until
+from tests.coordinator.replicas import Phones, driver_and_other, replicas_on, until
 from tests.coordinator.test_api import assign, put, refused
 
 GOAL, ROUNDS, DEVICES = 3, 4, 5
@@ -136,16 +136,6 @@ def test_killed_driver_is_replaced_and_every_version_stays(store, buffered, repl
         until(lambda: any(one.state is RoundState.COMMITTED for one in store.rounds(task)), PATIENCE_S)
         replicas.kill(until(replicas.holder))
     assert reasons(store, task) <= {"", "driver-lost", "replica-lost"}
-
-
-@contextlib.contextmanager
-def driver_and_other(replicas):
-    """Clients of a replica that drives the population, and of one that does not, with that one."""
-    driver = replicas.start()
-    until(replicas.holder)
-    other = replicas.start(role="api")
-    with speaking_to(driver.url) as here, speaking_to(other.url, devices=here.devices) as there:
-        yield here, there, other
 
 
 def present(client, given):

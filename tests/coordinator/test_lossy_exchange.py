@@ -69,8 +69,8 @@ class Replicas:
         return exchange_over(self.sea, f"replica{self.born}")
 
     def kill(self, number):
-        for talk in self.exchanges[number]._talks.values():
-            talk.task.cancel()
+        for _, task in self.exchanges[number]._talks.values():
+            task.cancel()
         self.exchanges[number] = self.new()
 
 
@@ -137,7 +137,7 @@ async def take(exchange, *devices):
 
 async def nothing_to_tell(exchange):
     """Return once a replica has told all."""
-    await asyncio.gather(*(talk.task for talk in exchange._talks.values()))
+    await asyncio.gather(*(task for _, task in exchange._talks.values()))
 
 
 def heard(devices):

@@ -153,7 +153,8 @@ def test_masked_report_that_is_false_or_anothers_is_added_nowhere(store, registe
     with world(replicas, store, {}) as (_, (there,), _, phones):
         first, second, *others = phones
         message, owners = first.mask(), there.devices.of
-        refused(final(lambda: say(there, first.given.assignment, 7, message[:-1] + b"\0")), "unusable-message")
+        altered = message[:-1] + bytes([message[-1] ^ 1])
+        refused(final(lambda: say(there, first.given.assignment, 7, altered)), "unusable-message")
         refused(say(there, first.given.assignment, 7, bytes(100_000)), "too-large")
         forged = f"{first.given.assignment[:-1]}-"
         owner, owners[first.given.assignment] = owners[first.given.assignment], owners[second.given.assignment]

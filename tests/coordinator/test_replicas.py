@@ -23,7 +23,7 @@ from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import ClearReports
 from tests.coordinator.bundles import START, report_body
 from tests.coordinator.devices import speaking_to
-from tests.coordinator.replicas import Phones, replicas_on, undisturbed, until
+from tests.coordinator.replicas import Phones, driver_and_other, replicas_on, undisturbed, until
 from tests.coordinator.test_api import ask, assign, check_in, check_in_once, put, refused
 from tests.coordinator.test_uploads import BODY, head, patch
 
@@ -128,16 +128,6 @@ def test_replica_that_dies_with_receipts_neither_loses_nor_doubles_one(store, re
     assert phones.problems == []
     expect_undisturbed(store, task, 3)
     assert {one.reason for one in store.rounds(task)} <= {"", "replica-lost"}
-
-
-@contextlib.contextmanager
-def driver_and_other(replicas):
-    """Clients of a replica that drives the population, and of one that does not, with these replicas."""
-    driver = replicas.start()
-    until(replicas.holder)
-    other = replicas.start(role="api")
-    with speaking_to(driver.url) as here, speaking_to(other.url, devices=here.devices) as there:
-        yield here, there, other
 
 
 @pytest.mark.every_engine

@@ -20,12 +20,10 @@ def test_replicas_are_measured_by_the_check_ins_that_they_answer(coordinators, m
     # A replica that asked the driver about every device would cost several times as much.
     assert 0.3 < found.checkin_ratio < 2.5
     assert found.checkin_ratio == pytest.approx(found.follower_us / found.alone_us)
-    # The CPU of so few turns differs by more than a driver needs to hear of a visit, so this may be below zero here.
-    assert abs(found.heard_us) < found.alone_us / 5
+    assert 0 < found.heard_us < found.alone_us / 5
     assert found.driver_us == pytest.approx(found.heard_us + found.heard_ms * 1e-3 * found.follower_us / 2)
     assert found.reports.reports >= 20
-    # On a busy machine the few reports come one by one, each with a transaction and a message of its own.
-    assert 0 < found.reports.report_driver_us < 10 * found.reports.report_alone_us
-    assert 0 < found.reports.report_ratio < 10
+    assert 0 < found.reports.report_driver_us < 2 * found.reports.report_alone_us
+    assert found.reports.report_ratio < 4
     assert {"checkin_ratio", "checkin_driver_share"} < set(found.targets)
     assert "block 1" in said

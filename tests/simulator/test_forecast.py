@@ -31,7 +31,7 @@ def test_forecast_repeats_itself_and_each_assignment_ends_in_one_way():
 
 
 def test_windows_in_bulk_give_the_rounds_of_windows_one_by_one():
-    config = ForecastConfig(devices=5_000, goal=20, example_s=3.0, reporting_deadline_s=1800.0, step_s=10.0, seed=1)
+    config = ForecastConfig(devices=10_000, goal=20, example_s=3.0, reporting_deadline_s=1800.0, step_s=10.0, seed=1)
     bulk, single = (Twin(config, bulk=one).run() for one in (True, False))
     assert len(bulk.rounds) == pytest.approx(len(single.rounds), rel=0.1)
     assert bulk.check_ins.by_hour.sum() == pytest.approx(single.check_ins.by_hour.sum(), rel=0.1)
