@@ -289,14 +289,15 @@ class ScaleOptions:
     """CPU of check-ins and reports at replicas, or alone.
 
     Three coordinators run on one database of a PostgreSQL server that is started for it, and a fourth one alone on
-    another. Check-ins come in turns to the one that is alone, and to the two that do not drive the population. So do
-    reports, of 160 kB, to one that is alone and to one that does not drive.
+    another. Check-ins come in turns to the one that is alone, and to one of the two that do not drive the population.
+    So do reports, of 160 kB.
     """
 
     devices: Annotated[int, Option(min=16, help="Number of devices, which check in by turns.")] = 100
-    blocks: Annotated[int, Option(min=1, help="Blocks of each, in turns; the best of each counts.")] = 5
+    blocks: Annotated[int, Option(min=1, help="Pairs of blocks of check-ins; the median over pairs counts.")] = 15
     seconds: Annotated[float, Option(min=0.1, help="CPU seconds of a block.")] = 2.0
-    reports: Annotated[int, Option(min=1, help="Reports of a round; there is one more round than blocks.")] = 500
+    rounds: Annotated[int, Option(min=1, help="Pairs of rounds of reports; the median over pairs counts.")] = 15
+    reports: Annotated[int, Option(min=1, help="Reports of a round.")] = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -49,11 +50,12 @@ _FOLLOWS_WITHIN_S = 120.0
 class ScaleCosts(msgspec.Struct, frozen=True, kw_only=True):
     """CPU of rejected check-ins, in microseconds each.
 
-    alone_us: of the coordinator that is alone, in the best block. follower_us: of the replicas that do not drive the
-    population, where the check-ins come, likewise. heard_us: of the driver for each that it hears of. heard_ms: of the
-    driver for a second in which it hears of any, beyond that. driver_us: both together, where two followers answer as
-    many as they can on a core each. checkin_ratio, checkin_driver_share: follower_us and driver_us, as shares of
-    alone_us.
+    alone_us: of the coordinator that is alone. follower_us: of a replica that does not drive the population, where the
+    check-ins come. Both are medians over blocks. checkin_ratio: the latter's share of the former in the block beside
+    it, the median over pairs of blocks, as a processor's speed changes from one minute to the next. heard_us: of the
+    driver for each that it hears of. heard_ms: of the driver for a second in which it hears of any, beyond that.
+    driver_us: both together, where two followers answer as many as they can on a core each. checkin_driver_share: its
+    share of alone_us.
     """
 
     devices: int
@@ -76,31 +78,35 @@ def run(options: ScaleOptions, say: Say) -> ScaleCosts:
         raise ServerError("there is no PostgreSQL here: install its server, with pg_ctl on the PATH")
     with cluster(programs) as server, tempfile.TemporaryDirectory(prefix="muster-scale-") as folder:
         say("a driver that hears of many")
-        heard_ms, heard_us = _hearing(_shared(server, Path(folder) / "driver"), Path(folder) / "driver", options.blocks)
+        heard_ms, heard_us = _hearing(
+            _shared(server, Path(folder) / "driver"), Path(folder) / "driver", options.blocks + 2
+        )
         say("starting")
         single, several = Path(folder) / "alone", Path(folder) / "shared"
         with (
             _coordinators(server, single, 1, TASK, 10) as (alone,),
             _coordinators(server, several, 3, TASK, 10) as (driver, *followers),
         ):
-            check_ins, alone_us, follower_us = asyncio.run(_run(options, alone, driver, followers, say))
+            pairs = asyncio.run(_run(options, alone, driver, followers, say))
         single, several = Path(folder) / "reports-alone", Path(folder) / "reports"
-        task = task_of(options.reports, options.blocks)
+        task = task_of(options.reports, options.rounds)
         with (
             _coordinators(server, single, 1, task, scale_reports.SIZE) as (alone,),
             _coordinators(server, several, 2, task, scale_reports.SIZE) as (driver, replica),
         ):
             reports = asyncio.run(scale_reports.measure(options, alone, driver, replica, say))
+    alone_us = median(pair.alone_us for pair in pairs)
+    follower_us = median(pair.follower_us for pair in pairs)
     driver_us = heard_us + heard_ms * 1e-3 * follower_us / len(followers)
     return ScaleCosts(
         devices=options.devices,
-        check_ins=check_ins,
+        check_ins=sum(pair.check_ins for pair in pairs),
         alone_us=alone_us,
         follower_us=follower_us,
         heard_us=heard_us,
         heard_ms=heard_ms,
         driver_us=driver_us,
-        checkin_ratio=follower_us / alone_us,
+        checkin_ratio=median(pair.follower_us / pair.alone_us for pair in pairs),
         checkin_driver_share=driver_us / alone_us,
         reports=reports,
         targets=TARGETS | scale_reports.TARGETS,
@@ -128,7 +134,7 @@ def _coordinators(
         yield started
 
 
-def _hearing(given: Mapping[str, Any], folder: Path, blocks: int) -> tuple[float, float]:
+def _hearing(given: Mapping[str, Any], folder: Path, turns: int) -> tuple[float, float]:
     """A driver's CPU milliseconds for a second in which it hears of any, and microseconds for each of which it hears.
 
     The driver is here, without its thread.
@@ -155,10 +161,18 @@ def _hearing(given: Mapping[str, Any], folder: Path, blocks: int) -> tuple[float
         service.driver.turn(())  # which publishes the generation
         turn(1)
         # The least of several: whatever else a process does only adds to a turn.
-        none, one, many = (min(turn(visits) for _ in range(3 * blocks)) for visits in (0, 1, _HEARD))
+        none, one, many = (min(turn(visits) for _ in range(turns)) for visits in (0, 1, _HEARD))
     finally:
         service.store.close()
     return 1e3 * (one - none), 1e6 * (many - one) / (_HEARD - 1)
+
+
+class _Pair(NamedTuple):
+    """Check-ins of two blocks, and microseconds of each at the coordinator that is alone and at a follower."""
+
+    check_ins: int
+    alone_us: float
+    follower_us: float
 
 
 async def _run(
@@ -167,8 +181,8 @@ async def _run(
     driver: LocalCoordinator,
     followers: Sequence[LocalCoordinator],
     say: Say,
-) -> tuple[int, float, float]:
-    """How many check-ins, and microseconds of each at the coordinator that is alone and at followers."""
+) -> list[_Pair]:
+    """Blocks in turns: at the coordinator that is alone, and at one of the followers."""
     async with AsyncExitStack() as stack:
         by_itself = await _fleet(stack, alone, options.devices)
         at_driver = await _fleet(stack, driver, options.devices)
@@ -176,15 +190,14 @@ async def _run(
         for fleet, follower in zip(elsewhere, followers, strict=True):
             fleet.devices = at_driver.devices
             await _until_it_follows(fleet, follower)
-        blocks: list[tuple[int, float, float]] = []
-        here = [follower.pid for follower in followers]
+        pairs: list[_Pair] = []
         for number in range(options.blocks):
-            say(f"block {number + 1}")
-            first, alone_s = await _block([by_itself], [alone.pid], options.seconds)
-            second, followers_s = await _block(elsewhere, here, options.seconds)
-            blocks.append((first + second, alone_s / first, followers_s / second))
-    counts, single, several = zip(*blocks, strict=True)
-    return sum(counts), 1e6 * min(single), 1e6 * min(several)
+            say(f"pair {number + 1} of {options.blocks} of blocks")
+            one = number % len(followers)
+            first, alone_s = await _block(by_itself, alone.pid, options.seconds)
+            second, follower_s = await _block(elsewhere[one], followers[one].pid, options.seconds)
+            pairs.append(_Pair(first + second, 1e6 * alone_s / first, 1e6 * follower_s / second))
+    return pairs
 
 
 async def _fleet(stack: AsyncExitStack, coordinator: LocalCoordinator, devices: int) -> LoadFleet:
@@ -203,22 +216,19 @@ async def _until_it_follows(fleet: LoadFleet, follower: LocalCoordinator) -> Non
         await asyncio.sleep(0.5)
 
 
-async def _block(fleets: Sequence[LoadFleet], pids: Sequence[int], seconds: float) -> tuple[int, float]:
-    """Callers, each at one of the fleets' coordinators, until these have used so much CPU; check-ins, and the CPU."""
-    answered, before = 0, sum(map(main_thread_s, pids))
+async def _block(fleet: LoadFleet, pid: int, seconds: float) -> tuple[int, float]:
+    """Check-ins at a coordinator until its main thread has used so much CPU: how many, and the CPU."""
+    answered, before = 0, main_thread_s(pid)
 
-    def used() -> float:
-        return sum(map(main_thread_s, pids)) - before
-
-    async def call(fleet: LoadFleet, number: int) -> None:
+    async def call(number: int) -> None:
         nonlocal answered
         turns = cycle(fleet.devices[number::CALLERS])
-        while used() < seconds:
+        while main_thread_s(pid) - before < seconds:
             try:
                 await fleet.check_in(next(turns))
                 answered += 1
             except Refusal as refusal:  # the machine has other work
                 await asyncio.sleep(refusal.retry_after_s)
 
-    await asyncio.gather(*(call(fleets[number % len(fleets)], number) for number in range(CALLERS)))
-    return answered, used()
+    await asyncio.gather(*map(call, range(CALLERS)))
+    return answered, main_thread_s(pid) - before

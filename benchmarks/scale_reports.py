@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 import sqlalchemy
@@ -35,7 +36,9 @@ class ReportScale(msgspec.Struct, frozen=True, kw_only=True):
 
     report_alone_us: of the coordinator that is alone. report_replica_us, report_driver_us: of a replica that does not
     drive their round, where all of them come, and of the one that drives it. report_ratio, report_driver_share: these
-    two, as shares of report_alone_us. writes_per_report: transactions of PostgreSQL that wrote, in those rounds.
+    two, as shares of that of the coordinator alone in the round beside theirs: medians over pairs of rounds, as a
+    processor's speed changes from one minute to the next. writes_per_report: transactions of PostgreSQL that wrote, in
+    rounds at the replica.
     """
 
     reports: int
@@ -47,30 +50,37 @@ class ReportScale(msgspec.Struct, frozen=True, kw_only=True):
     writes_per_report: float
 
 
+class _Pair(NamedTuple):
+    """CPU seconds of a round at the coordinator alone, and of one at the replica; transactions that wrote in that."""
+
+    alone_s: float
+    replica_s: float
+    driver_s: float
+    writes: int
+
+
 async def measure(
     options: ScaleOptions, alone: LocalCoordinator, driver: LocalCoordinator, replica: LocalCoordinator, say: Say
 ) -> ReportScale:
     """Rounds in turns: at the coordinator that is alone, and at `replica`, of a task that `driver` drives."""
     async with AsyncExitStack() as stack:
         by_itself, elsewhere = [await _fleet(stack, one, options.reports) for one in (alone, replica)]
-        rounds: list[tuple[float, float, float, float]] = []
-        for number in range(options.blocks + 1):
-            say(f"reports of {number} of {options.blocks} rounds")
+        pairs: list[_Pair] = []
+        for number in range(options.rounds + 1):
+            say(f"reports of {max(0, number - 1)} of {options.rounds} pairs of rounds")
             (alone_s,) = await _round(by_itself, alone, [alone.pid])
             before = _writes(driver)
             replica_s, driver_s = await _round(elsewhere, driver, [replica.pid, driver.pid])
-            rounds.append((alone_s, replica_s, driver_s, _writes(driver) - before))
-    alone_us, replica_us, driver_us, writes = (
-        1e6 * median(figures) / options.reports for figures in zip(*rounds[1:], strict=True)
-    )
+            pairs.append(_Pair(alone_s, replica_s, driver_s, _writes(driver) - before))
+    del pairs[0]  # which warmed up
     return ReportScale(
-        reports=options.blocks * options.reports,
-        report_alone_us=alone_us,
-        report_replica_us=replica_us,
-        report_driver_us=driver_us,
-        report_ratio=replica_us / alone_us,
-        report_driver_share=driver_us / alone_us,
-        writes_per_report=writes / 1e6,
+        reports=options.rounds * options.reports,
+        report_alone_us=1e6 * median(pair.alone_s for pair in pairs) / options.reports,
+        report_replica_us=1e6 * median(pair.replica_s for pair in pairs) / options.reports,
+        report_driver_us=1e6 * median(pair.driver_s for pair in pairs) / options.reports,
+        report_ratio=median(pair.replica_s / pair.alone_s for pair in pairs),
+        report_driver_share=median(pair.driver_s / pair.alone_s for pair in pairs),
+        writes_per_report=median(pair.writes for pair in pairs) / options.reports,
     )
 
 

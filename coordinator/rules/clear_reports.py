@@ -106,4 +106,6 @@ def _norm(values: NDArray[np.floating[Any]]) -> float:
     precision = np.finfo(values.dtype)
     # What vanishes is at most the smallest normal number for each value: below this it could be part of the norm.
     least = values.size * float(precision.tiny) / float(precision.eps)
-    return math.sqrt(square) if least <= square < math.inf else float(np.linalg.norm(values.astype(np.float64)))
+    if least <= square < math.inf:
+        return math.sqrt(square)
+    return float(np.linalg.norm(values.astype(np.float64))) if values.any() else 0.0
