@@ -6,7 +6,6 @@ target has the digest of its body.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import hmac
 import logging
@@ -45,6 +44,7 @@ class ReplicaChannel:
     def __init__(self, service: Service) -> None:
         self._membership = service.membership
         self._keys = service.keys
+        self._client: httpx2.AsyncClient | None = None
 
     async def post(self, replica: str, path: str, body: bytes) -> bytes | None:
         """The answer of a replica; None, and a line in the log, if it cannot be reached or refuses."""
@@ -56,7 +56,7 @@ class ReplicaChannel:
         headers = [(b"content-type", b"application/octet-stream"), (FORWARDED, proof)]
         extensions = {"target": urlsplit(url).path.rstrip("/").encode() + target}
         try:
-            answered = await self._client.post(url, content=body, headers=headers, extensions=extensions)
+            answered = await self._opened().post(url, content=body, headers=headers, extensions=extensions)
         except httpx2.TransportError as error:
             _LOG.warning("replica %s cannot be told of reports: %s", replica, type(error).__name__)
             return None
@@ -67,12 +67,14 @@ class ReplicaChannel:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        if self._client is not None:
+            await self._client.aclose()
 
-    @functools.cached_property
-    def _client(self) -> httpx2.AsyncClient:
-        # As for what is forwarded: the system says which authorities are trusted, and no proxy is used.
-        return httpx2.AsyncClient(verify=ssl.create_default_context(), trust_env=False, timeout=_TIMES)
+    def _opened(self) -> httpx2.AsyncClient:
+        if self._client is None:
+            # As for what is forwarded: the system says which authorities are trusted, and no proxy is used.
+            self._client = httpx2.AsyncClient(verify=ssl.create_default_context(), trust_env=False, timeout=_TIMES)
+        return self._client
 
 
 async def answer_replica(service: Service, take: Take, scope: Scope, receive: Receive, send: Send) -> None:

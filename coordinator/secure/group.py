@@ -48,6 +48,8 @@ class Group:
     def __init__(self, server: Server, executors: Executors, slots: Collection[int], until: float) -> None:
         self._server, self._executors = server, executors
         self._due, self._sent, self._until = set(slots), set[int](), until
+        self._silent = set[int]()
+        """The slots of devices that are heard if they speak again, and not waited for."""
         self._not_before = -math.inf
         self._survivors: frozenset[int] | None = None
         self._drawing: Future[bytes] | None = None
@@ -107,7 +109,7 @@ class Group:
 
     def waits_for(self, slot: int) -> bool:
         """Whether a message of this slot is wanted, now or later."""
-        return slot in self._due
+        return slot in self._due or slot in self._silent
 
     def is_due(self, now: float) -> bool:
         """Whether its phase ends now: everybody has sent, or the time is up; or the beacon is there."""
@@ -123,6 +125,9 @@ class Group:
             self.remote.check_free(slot)
         self._server.receive(slot, message, device)
         self._sent.add(slot)
+        if slot in self._silent:
+            self._silent.remove(slot)
+            self._due.add(slot)
 
     def grant(self, slot: int, replica: str, sha256: str) -> ExpectedVector:
         """Let another replica add the masked report of a slot, and no other: what it must be.
@@ -185,6 +190,11 @@ class Group:
         """Go on without a device."""
         self._due.discard(slot)
 
+    def pass_over(self, slot: int) -> None:
+        """Wait no more for a device whose masked report came, but hear it if it speaks again in time."""
+        self._due.discard(slot)
+        self._silent.add(slot)
+
     def divide(self, limit: int) -> dict[Group, list[int]]:
         """New groups of the devices that advertised and stayed, at random: as few as `limit` allows, of even size."""
         slots = sorted(self._due & self._sent)
@@ -216,6 +226,7 @@ class Group:
             if uploading:
                 self._survivors = frozenset(end.messages)
         self._due, self._sent, self._until = set(end.messages) & self._due, set(), until
+        self._silent &= set(end.messages)
         return end.messages
 
     def settle(self) -> bool:

@@ -289,7 +289,8 @@ class SecureRound:
     def lose(self, assignment: str, now: float) -> None:
         """Go on without a device that vanished, or wait a little for another in its place if there are too few."""
         slot = self._seats[assignment]
-        self._group_of[slot].leave(slot)
+        group = self._group_of[slot]
+        (group.pass_over if assignment in self.masked else group.leave)(slot)
         self._lost.add(slot)
         if self.advertising and self._lobby.counted < self._settings.minimum:
             self._lobby.end_after(now + REPLACING_S)

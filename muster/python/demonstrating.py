@@ -35,7 +35,7 @@ def demo(  # noqa: PLR0913  # what is run, and what is kept of it
     algorithms: names, or one's own as package.module:Class. devices: per round, of 60; with 8 or more, reports are
     summed under secure aggregation, unless `plain`. out: a new folder that keeps the run of each algorithm as that of a
     simulation, with its plan. on_progress: called with an algorithm, its committed rounds, and a note. Takes about
-    half a minute. Raises DemoFailed, UnknownAlgorithm, TypeError, RunError when the folder is there, and RunNotKept
+    a minute. Raises DemoFailed, UnknownAlgorithm, TypeError, RunError when the folder is there, and RunNotKept
     when it cannot be made.
     """
     if isinstance(algorithms, str):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from tests.coordinator.conftest import committed
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.fork_server import runs, urls, wait_until
 from tests.coordinator.test_api import assign, put, refused, wait
+from tests.servers import serving
 
 pytestmark = pytest.mark.every_engine
 
@@ -85,6 +87,14 @@ def test_terminated_service_sends_waiting_devices_away_and_stops(store, register
         child.send_signal(signal.SIGTERM)
         assert waiting.result(5).json()["reason"] == "shutting-down"
         assert child.wait(5) in (0, -signal.SIGTERM)
+
+
+def test_coordinator_that_tells_no_replica_anything_reads_no_certificates(database, tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(ssl, "create_default_context", lambda: read.append("certificates"))
+    with serving(Settings(database=database, blobs=tmp_path / "blobs", keys=tmp_path / "keys", port=0, admin_port=0)):
+        pass
+    assert read == []
 
 
 def test_database_that_this_version_cannot_use_is_refused(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -152,6 +154,20 @@ def test_secure_round_goes_on_without_a_device_that_vanishes_in_any_phase(store,
     in_the_sum = after >= 4
     state = AssignmentState.REPORTED if in_the_sum else AssignmentState.LOST
     assert next(one.state for one in store.cohort(task, 1) if one.id == devices[0].given.assignment) is state
+
+
+def test_silent_device_that_is_in_the_sum_is_heard_when_it_speaks_again(store, register, desk):
+    task = register(**SECURE | {"secagg": replace(SECURE["secagg"], phase_s=30.0)})
+    devices = seat(desk)
+    silent, slow, *others = devices
+    run(devices, PHASES[:4])
+    run(others, ["confirm"])
+    desk.live(8, *(one.given for one in [slow, *others]))
+    run([silent, slow], ["confirm"])
+    run(devices, ["reveal"])
+    desk.turn()
+    assert states(store, task) == [(1, 1, "committed", "")]
+    assert all(device.result().summed for device in devices)
 
 
 @every_engine
