@@ -1,14 +1,17 @@
 """Every device of this repository keeps the promises of the specification; a sample is brief enough for every run."""
 
+import contextlib
 import functools
+import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from tests.conformance import plain, secure  # noqa: F401  # they make promises
 from tests.conformance.device import known, started
 from tests.conformance.promises import PROMISES, stage
-from tests.device_runtime.node import node
+from tests.device_runtime.node import node, sessions
 from tests.forked import DEVICE, forked
 from tests.tree import ROOT
 
@@ -36,6 +39,18 @@ def command_line(tmp_path_factory):
     return found
 
 
+@pytest.fixture(scope="module")
+def in_node():
+    """As `started`, of the command lines of Node, in one process for all of them: each would load the same again."""
+    with contextlib.ExitStack() as opened:
+
+        @functools.cache
+        def run():
+            return opened.enter_context(sessions())
+
+        yield lambda words: SimpleNamespace(stdout=json.dumps(run()(words[words.index("run") :])), stderr="")
+
+
 @pytest.mark.parametrize(
     ("one", "runtime"),
     [
@@ -44,9 +59,9 @@ def command_line(tmp_path_factory):
         for runtime in ("python", "node", "browser")
     ],
 )
-def test_a_device_keeps_what_the_specification_promises(one, runtime, command_line, tmp_path):
-    run = forked(DEVICE).run if runtime == "python" else started
-    with stage(command_line(runtime), tmp_path, run) as (coordinator, device):
+def test_a_device_keeps_what_the_specification_promises(one, runtime, command_line, in_node, tmp_path):
+    run = {"python": forked(DEVICE).run, "node": in_node, "browser": started}
+    with stage(command_line(runtime), tmp_path, run[runtime]) as (coordinator, device):
         one.scenario(coordinator, device)
 
 

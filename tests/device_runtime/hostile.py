@@ -275,15 +275,21 @@ def outcome(attack, folder, victim):
 
 
 class Hostile:
-    """A backend that makes an attack when it is given a graph, and says how that went in the error that it raises."""
+    """A backend that makes attacks when it is given a graph.
+
+    The error that it raises has their number, and each that the system did not refuse with an error of `refused`.
+    """
 
     format, runtime = "onnx", "hostile"
 
-    def __init__(self, attack, folder, victim):
-        self._attack = attack, folder, victim
+    def __init__(self, attacks, folder, victim, refused):
+        self._attacks, self._target, self._refused = attacks, (folder, victim), refused
 
     def load(self, graph, name):
-        raise RuntimeFailed("attacked", outcome(*self._attack))
+        outcomes = [(attack, outcome(attack, *self._target)) for attack in self._attacks]
+        raise RuntimeFailed(
+            "attacked", repr([len(outcomes), *(one for one in outcomes if one[1] not in self._refused)])
+        )
 
 
 def without(*numbers):

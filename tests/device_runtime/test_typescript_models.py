@@ -1,5 +1,7 @@
 """Models of the device runtime in TypeScript: the same versions are taken and refused as by Python's."""
 
+import atexit
+import functools
 import json
 import subprocess
 import time
@@ -29,20 +31,39 @@ from tests.device_runtime.test_models import UNFIT
 X = {"x": ("float32", ROWS.ravel().tolist())}
 
 
+def process(*more):
+    """A process of Node that opens devices, one after the other."""
+    return subprocess.Popen(command("tests/models.ts", *more), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@functools.cache
+def shared():
+    """The process that tests take in turn: to start one for each device takes a third of a second of CPU."""
+    running = process()
+    atexit.register(running.communicate)
+    return running
+
+
 class Node:
     """A device in TypeScript with one open model. more: "web", or the writes of its state before it is killed."""
 
     def __init__(self, folder, url, *more, **policy):
-        rules = json.dumps({"signers": [KEY.signer], **policy})
-        words = command("tests/models.ts", folder / "node", url, rules, *more)
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._is_alone = bool(more)
+        if not more and shared.cache_info().currsize and shared().poll() is not None:
+            shared.cache_clear()
+        self.process = process(*more) if more else shared()
+        self._where = {"state": str(folder / "node"), "url": url, "policy": {"signers": [KEY.signer], **policy}}
 
     def __enter__(self):
+        self.ask("open", **self._where)
         return self
 
     def __exit__(self, *_):
-        self.process.kill()
-        self.process.communicate()
+        if self._is_alone:
+            self.process.kill()
+            self.process.communicate()
+        else:
+            self.ask("leave")
 
     def ask(self, order, **about):
         """The answer to an order; None when the process ended instead."""

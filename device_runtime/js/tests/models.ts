@@ -1,19 +1,23 @@
-/** A model on a device for Python's tests: node tests/models.ts STATE URL POLICY [STEPS]
+/** Models on devices for Python's tests: node tests/models.ts [STEPS]
  *
- * An order a line, an answer a line, both in JSON. Each answer has the version and the journal after it. With STEPS the
- * process is killed at the write of the state that comes after so many; "web" for STEPS takes browsers' engine.
+ * An order a line, an answer a line, both in JSON. "open" opens a device with its model, which the next orders are for,
+ * until "leave" closes it. Each answer has the model's version and the journal after it. With STEPS the process is
+ * killed at the write of the state that comes after so many; "web" for STEPS takes browsers' engine.
  */
 
 import { flushCompileCache } from "node:module";
 import { createInterface } from "node:readline";
 import { Device } from "../src/core/device.ts";
 import { DeviceError } from "../src/core/errors.ts";
+import type { Model } from "../src/core/model.ts";
 import type { Columns, Inputs } from "../src/core/model-version.ts";
 import { policyOf } from "../src/core/permission/policy.ts";
 import { NodePlatform, NpzExamples } from "../src/node/device.ts";
 
 interface Order {
   readonly do:
+    | "open"
+    | "leave"
     | "refresh"
     | "predict"
     | "session"
@@ -26,36 +30,59 @@ interface Order {
     | "swaps";
   readonly columns?: Readonly<Record<string, readonly [type: string, values: readonly (number | string)[]]>>;
   readonly calls?: number;
+  readonly state?: string;
+  readonly url?: string;
+  readonly policy?: object;
 }
 
 flushCompileCache(); // now, since this process is killed
-const [state = "", url = "", policy = "{}", steps] = process.argv.slice(2);
-const platform = new NodePlatform(state, new NpzExamples(`${state}/../examples.npz`));
-if (steps === "web") {
-  const { webEngine } = await import("../src/web/engine.ts");
-  Object.assign(platform, { engine: webEngine });
-} else if (steps !== undefined) {
-  endAfter(Number(steps));
-}
-const config = { coordinator: new URL(url), population: "phones", policy: policyOf(JSON.parse(policy)), waitS: 5 };
-const warnings: string[] = [];
-const device = new Device(platform, config, (words) => warnings.push(words));
-const model = await device.model("keyboard");
-let storm: Promise<readonly number[]> = Promise.resolve([]);
+const [, , steps] = process.argv;
+let platform: NodePlatform;
+let device: Device;
+let model: Model;
+let warnings: string[];
+let storm: Promise<readonly number[]>;
 
 for await (const line of createInterface({ input: process.stdin })) {
-  const answer = await carryOut(JSON.parse(line) as Order).catch((error: unknown) => {
+  const order = JSON.parse(line) as Order;
+  const answer = order.do === "leave" ? await leave() : await answerTo(order);
+  process.stdout.write(`${JSON.stringify(answer)}\n`);
+}
+process.exit(0);
+
+async function open({ state = "", url = "", policy = {} }: Order): Promise<void> {
+  platform = new NodePlatform(state, new NpzExamples(`${state}/../examples.npz`));
+  if (steps === "web") {
+    const { webEngine } = await import("../src/web/engine.ts");
+    Object.assign(platform, { engine: webEngine });
+  } else if (steps !== undefined) {
+    endAfter(Number(steps));
+  }
+  const config = { coordinator: new URL(url), population: "phones", policy: policyOf(policy), waitS: 5 };
+  warnings = [];
+  storm = Promise.resolve([]);
+  device = new Device(platform, config, (words) => warnings.push(words));
+  model = await device.model("keyboard");
+}
+
+async function leave(): Promise<object> {
+  await storm;
+  await model.close();
+  platform.close();
+  return {};
+}
+
+async function answerTo(order: Order): Promise<object> {
+  const answer = await carryOut(order).catch((error: unknown) => {
     if (!(error instanceof DeviceError)) throw error;
     return { error: error.name, detail: error.message };
   });
   const journal = JSON.parse((await platform.store.get("journal")) ?? "[]") as object[];
-  process.stdout.write(
-    `${JSON.stringify({ ...answer, version: model.version, personal: model.personal, journal, warnings })}\n`,
-  );
+  return { ...answer, version: model.version, personal: model.personal, journal, warnings };
 }
-process.exit(0);
 
 async function carryOut(order: Order): Promise<object> {
+  if (order.do === "open") await open(order);
   if (order.do === "refresh") return { swapped: await model.refresh() };
   if (order.do === "personalise") return { ...(await model.personalise()) };
   if (order.do === "forget") return { forgot: await model.forget() };
