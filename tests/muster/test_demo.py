@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import contextmanager
 from xml.etree import ElementTree
 
 import pytest
@@ -13,6 +14,19 @@ from tests.muster.test_cli import muster
 from tests.muster.test_own_algorithms import MY_ALGOS
 
 
+@pytest.fixture
+def forked_services(coordinators, monkeypatch):
+    """Coordinator and authority need not be started: the demo that a test of test_cli.py ends starts its own."""
+
+    @contextmanager
+    def starting(folder, **how):
+        with coordinators.local(folder, **how) as local:
+            yield lambda: local
+
+    monkeypatch.setattr("muster.local.server.starting_coordinator", starting)
+
+
+@pytest.mark.usefixtures("forked_services")
 def test_demo_prints_one_object_and_draws_the_curves(tmp_path, typed):
     kept = tmp_path / "kept"
     arguments = ["demo", "--algorithms", "mimelite,fedadam", "--rounds", 3, "--devices", 6, "--out", kept]
@@ -64,6 +78,7 @@ def test_demo_prints_one_object_and_draws_the_curves(tmp_path, typed):
     )
 
 
+@pytest.mark.usefixtures("forked_services")
 def test_demo_masks_and_agrees(typed):
     status, out, err = typed("demo", "--algorithms", "fedavg", "--rounds", 2, "--devices", 8, "--json")
     assert status == 0, err

@@ -14,6 +14,7 @@ from coordinator.store.tasks import open_coordinator_store
 from export.errors import ExportError
 from export.model import Model
 from export.models import load
+from fedcore.bundle import Bundle
 from fedcore.errors import SchemaError
 from tests.coordinator.bundles import make_bundle
 from tests.muster.test_remote import served
@@ -171,7 +172,7 @@ def test_onnx_needs_no_torch_and_names_what_it_needs(made, tmp_path):
 
 
 def test_python_writes_the_same_file(made, typed, tmp_path):
-    bundle = muster.export("digits_cnn", out=tmp_path / "plan")
+    bundle = Bundle(made / "plan")
     tensors = safetensors.numpy.load_file(made / "m.safetensors")
     result = muster.export_model(bundle, tensors, tmp_path / "a.onnx")
     typed(*command(made, "--out", tmp_path / "b.onnx"))

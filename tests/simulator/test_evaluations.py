@@ -215,12 +215,9 @@ def test_a_fleet_evaluates_the_model_of_every_round(tmp_path, coordinators, logr
         assert one.metrics["evaluate.loss.devices"] == pytest.approx(own.mean(), abs=1e-5)
 
 
-def test_a_secure_training_is_evaluated_under_its_release(tmp_path, coordinators, capsys):
+def test_a_secure_training_is_evaluated_under_its_release(tmp_path, coordinators, logreg, capsys):
     node()  # a skip where there is none
-    model = Model(load("logreg", (1, 8, 8), 10), SEED)
-    train, evaluation = (
-        export_bundle(model, create(name, {"batch_size": 5}), tmp_path / name) for name in ("fedavg", "evaluate")
-    )
+    model, (train, evaluation) = Model(load("logreg", (1, 8, 8), 10), SEED), logreg
     users, _ = datasets.users("digits", None, 24)
     give_keys(tmp_path / "devices", users)
     held_out = [is_held_out("p", device_id(key_of(client)), 0.5) for client in users.clients]

@@ -5,6 +5,7 @@ or twice, c would differ from the mean of all c_i, and the models of later round
 """
 
 import numpy as np
+import pytest
 import sqlalchemy
 
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
@@ -28,6 +29,19 @@ TOLERANCE = 1e-5
 STEADY = (Kind(name="steady"),)
 
 
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory):
+    """The bundle of a model and an algorithm, which the tests of one algorithm share."""
+    made = {}
+
+    def bundle(model, algorithm):
+        if algorithm.name not in made:
+            made[algorithm.name] = export_bundle(model, algorithm, tmp_path_factory.mktemp(algorithm.name))
+        return made[algorithm.name]
+
+    return bundle
+
+
 def with_one(**failing):
     """Kinds of a cohort of which one device fails in every session."""
     return Kind(name="steady", weight=GOAL - 1), Kind(name="failing", **failing)
@@ -36,12 +50,12 @@ def with_one(**failing):
 class World:
     """A task of an algorithm that keeps vectors for a few devices, and what came of it."""
 
-    def __init__(self, folder, name="scaffold", local="", **settings):
+    def __init__(self, folder, bundles, name="scaffold", local="", **settings):
         self.folder = folder
         self.users, _ = datasets.users("digits", None, USERS)
         self.model = Model(load("logreg", (1, 8, 8), 10).with_local(local), SEED)
         self.algorithm = create(name, {"batch_size": 5, "client_lr": 0.1})
-        self.bundle = export_bundle(self.model, self.algorithm, folder / "plan")
+        self.bundle = bundles(self.model, self.algorithm)
         self.key = SigningKey.new(folder / "release.pem")
         given = {"population": "p", "goal": GOAL, "rounds": ROUNDS, "over_selection": 1.0}
         given |= {"clients": USERS} if name == "scaffold" else {}
@@ -78,8 +92,8 @@ def reported_in_vain(store):
         return connection.scalar(query)
 
 
-def test_attempts_that_are_abandoned_or_restarted_change_nothing(tmp_path, coordinators, capsys):
-    world, port = World(tmp_path), free_port()
+def test_attempts_that_are_abandoned_or_restarted_change_nothing(tmp_path, coordinators, bundles, capsys):
+    world, port = World(tmp_path, bundles), free_port()
     with coordinators.local(tmp_path, SEED, port=port, failpoint="round.before-commit:2") as local:
         task = local.create_task(world.bundle, world.settings, world.key).id
         ended = lambda: [one.state for one in local.store.rounds(task) if one.state.ended]  # noqa: E731
@@ -101,9 +115,9 @@ def test_attempts_that_are_abandoned_or_restarted_change_nothing(tmp_path, coord
     assert difference < TOLERANCE
 
 
-def test_a_secure_fleet_whose_devices_drop_out_of_sums_agrees(tmp_path, coordinators, capsys):
+def test_a_secure_fleet_whose_devices_drop_out_of_sums_agrees(tmp_path, coordinators, bundles, capsys):
     secagg = Secagg(clip_norm=8.0, phase_s=4.0)
-    world = World(tmp_path, secagg=secagg, goal=USERS, minimum=GOAL, reporting_deadline_s=40.0)
+    world = World(tmp_path, bundles, secagg=secagg, goal=USERS, minimum=GOAL, reporting_deadline_s=40.0)
     with coordinators.local(tmp_path, SEED, secure=True) as local:
         task = local.create_task(world.bundle, world.settings, world.key).id
         world.train(local, with_one(drop_out_secagg=1.0))
@@ -117,8 +131,8 @@ def test_a_secure_fleet_whose_devices_drop_out_of_sums_agrees(tmp_path, coordina
     assert TOLERANCE < difference < allowed < 1e-2
 
 
-def test_parameters_that_stay_on_devices_agree_and_nothing_of_them_moves(tmp_path, coordinators, capsys):
-    world = World(tmp_path, "fedrep", "*.bias")
+def test_parameters_that_stay_on_devices_agree_and_nothing_of_them_moves(tmp_path, coordinators, bundles, capsys):
+    world = World(tmp_path, bundles, "fedrep", "*.bias")
     with coordinators.local(tmp_path, SEED) as local:
         task = local.create_task(world.bundle, world.settings, world.key).id
         world.train(local)
@@ -130,8 +144,8 @@ def test_parameters_that_stay_on_devices_agree_and_nothing_of_them_moves(tmp_pat
     assert difference < TOLERANCE
 
 
-def test_a_device_that_forgot_would_be_seen(tmp_path):
-    world = World(tmp_path)
+def test_a_device_that_forgot_would_be_seen(tmp_path, bundles):
+    world = World(tmp_path, bundles)
     cohorts = [dict(enumerate(world.users.clients[:GOAL]))] * 3
     right = [after.params for after in replay(world.engine(), world.users, cohorts)]
     forgetful, models = world.engine(), []
