@@ -44,6 +44,12 @@ def programs():
     }
 
 
+@pytest.fixture(scope="module")
+def graphs():
+    """The programs of the plan of `linear`, exported once."""
+    return linear_graphs()
+
+
 @pytest.fixture
 def load(executorch, programs):
     return lambda name="doubler": ExecuTorch().load(programs[name], name)
@@ -425,8 +431,7 @@ def test_the_command_builds_for_another_architecture(tmp_path):
         assert int.from_bytes(header[18:20], "little") == MACHINES[other]
 
 
-def test_a_session_with_this_backend_reports_what_numpy_computes(executorch, coordinator, config, examples):
-    graphs = linear_graphs()
+def test_a_session_with_this_backend_reports_what_numpy_computes(executorch, graphs, coordinator, config, examples):
     coordinator.offer(linear.plan(graphs, fmt="executorch"), graphs, {"params": linear.PARAMS})
     outcome = run_session(replace(config, backend="executorch", policy=UNSIGNED))
     assert (outcome.outcome, outcome.detail, outcome.steps) == ("reported", "", 9)
@@ -468,13 +473,12 @@ for at in range(1000, len(good)):
 """
 
 
-def test_a_program_that_crashes_its_process_is_an_outcome(executorch, coordinator, config, tmp_path):
-    graphs = linear_graphs()
+def test_a_program_that_crashes_its_process_is_an_outcome(executorch, graphs, coordinator, config, tmp_path):
     good = bytes(graphs["train.step"])
     (tmp_path / "good").write_bytes(good)
     found = subprocess.check_output([sys.executable, "-c", CRASH, str(tmp_path / "good")], text=True)
     at = int(found)
-    graphs["train.step"] = good[:at] + b"\xff\x80" + good[at + 2 :]
+    graphs = {**graphs, "train.step": good[:at] + b"\xff\x80" + good[at + 2 :]}
     coordinator.offer(linear.plan(graphs, fmt="executorch"), graphs, {"params": linear.PARAMS})
     outcome = run_session(replace(config, backend="executorch", policy=UNSIGNED, trainer=Sandbox))
     assert (outcome.outcome, outcome.reason) == ("aborted", "runtime-failed")
