@@ -5,6 +5,7 @@ tests.test_surface` writes it anew. `muster` is left out as a user: it puts the 
 """
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -51,6 +52,7 @@ def users():
             yield program, None
 
 
+@functools.cache
 def surface():
     found = defaultdict(set)
     for program, own in users():

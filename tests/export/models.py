@@ -466,7 +466,7 @@ def unbounded_label():
 def kinked():
     """Convolutions with ReLU and group normalisation, deep enough for round-off to grow at a large step size."""
     layers = [nn.Conv2d(2, 16, 3, padding=1)]
-    for _ in range(12):
+    for _ in range(4):
         layers += [nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)]
     return spec(lambda: nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 63, 5)))
 

@@ -106,9 +106,12 @@ def test_a_family_exports_with_adapters_and_predicts_in_both_formats(family, tas
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's own call
 @pytest.mark.parametrize(
-    ("family", "task"), [(family, task) for family, (_, task) in FAMILIES.items()] + [*OTHER_TASKS]
+    ("family", "task"),
+    [(family, task) for family, (_, task) in FAMILIES.items()]
+    + [pytest.param(*case, marks=marks) for case, marks in OTHER_TASKS.items()],
 )
 def test_peft_and_transformers_read_what_was_trained(family, task, tmp_path):
+    """Every run has each family, and each task of one; the product of both is long."""
     import peft
     import transformers
 

@@ -305,8 +305,6 @@ OPERATORS = {
     "flips": [lambda x: x * x.flip(1)],
     "repeats": [lambda x: x.repeat(1, 2) * x.repeat_interleave(2, 1)],
     "one-hot codes": [lambda x: x * functional.one_hot(x.argmax(1), 12)],
-    "operators that work in place": [in_place],
-    "assignments to slices": [assigned],
     "Python loops of fixed length": [looped],
     "products": [lambda x: x.unflatten(1, (3, 4)).prod(1) + x.cumprod(1)[:, :4]],
     "sort and argsort": [lambda x: x.sort(1).values * torch.arange(12) + x * x.argsort(1, descending=True) / 12],
@@ -318,6 +316,9 @@ OPERATORS = {
     "replication padding": [lambda x: functional.pad(x.unflatten(1, (3, 4)), (2, 1), mode="replicate").flatten(1) ** 2],
     "distances": [lambda x: torch.cdist(x.unflatten(1, (3, 4)), x.unflatten(1, (3, 4)).flip(2)).flatten(1)],
 }
+# Apart: a graph with an operator in place is traced twice.
+IN_PLACE = {"operators that work in place": [in_place], "assignments to slices": [assigned]}
+CHANGED = function(lambda x: torch.cat([one(x) for some in IN_PLACE.values() for one in some], 1))
 OPERATED = function(lambda x: torch.cat([one(x) for some in OPERATORS.values() for one in some], 1))
 PROMISES = {
     "layers": {
@@ -390,6 +391,7 @@ PROMISES = {
     },
     "operators": {
         **dict.fromkeys(OPERATORS, (OPERATED,)),
+        **dict.fromkeys(IN_PLACE, (CHANGED,)),
         "padding and cropping": [CONVOLVED],
         "buffers": [ATTENDED],
         "places by numbers and tensors": [COMPUTED],

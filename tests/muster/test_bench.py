@@ -16,7 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import adapters, curves, language_model
+from benchmarks import adapters, curves, language_model, null_task
 from benchmarks.device_footprint import LOADS, LOADS_SANDBOX, import_cpu_s, run_python, size_mb, train_rss_mb
 from benchmarks.options import BENCHMARKS, AdaptersOptions, CurvesOptions, LanguageModelOptions, ReportOptions
 from benchmarks.report import run
@@ -158,7 +158,8 @@ def test_sizes_are_those_of_files_in_all_folders(tmp_path):
     assert (size_mb(tmp_path, "*"), size_mb(tmp_path, "*.pyc")) == (1.5, 0.5)
 
 
-def test_a_report_is_measured_against_its_body_received_hashed_and_added():
+def test_a_report_is_measured_against_its_body_received_hashed_and_added(coordinators, monkeypatch):
+    monkeypatch.setattr(null_task, "local_coordinator", coordinators.local)
     options = ReportOptions(size=[2000], devices=6, uploading=3, pairs=2)
     (cost,) = run(options, lambda *_: None).costs
     assert [pair.coordinator_ms > pair.yardstick_ms > 0 for pair in cost.pairs] == [True, True]

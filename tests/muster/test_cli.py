@@ -19,6 +19,7 @@ import typer
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
+from benchmarks import null_task
 from coordinator.keys import Keys
 from coordinator.store.database import Database as Store
 from coordinator.store.migrations import HEAD
@@ -173,7 +174,8 @@ def test_bench_secagg_measures_both_ends_of_a_session():
         (("predict", "--blocks", 1), "predict_to_bare"),
     ],
 )
-def test_a_bench_runs_and_prints_one_json_object(options, figure):
+def test_a_bench_runs_and_prints_one_json_object(options, figure, coordinators, monkeypatch):
+    monkeypatch.setattr(null_task, "local_coordinator", coordinators.local)
     result = in_process("bench", *options, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)[figure]

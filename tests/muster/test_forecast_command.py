@@ -8,15 +8,33 @@ import pytest
 
 import muster
 from simulator.errors import ForecastError
+from simulator.forecast import forecast as forecasting
 from tests.coordinator.bundles import make_bundle
 from tests.muster.test_cli import in_process
 
 SMALL = ("--devices", 200, "--goal", 5, "--example-s", 20, "--reporting-deadline-s", 7200, "--step-s", 10)
 
 
+@pytest.fixture(autouse=True)
+def equal_twins_run_once(monkeypatch):
+    """The doors of a test share what equal twins come to; another test says that a twin repeats itself."""
+    made, opened = {}, forecasting.Twin
+
+    def once(config, *, beside):
+        key = repr((config, beside))
+        if key not in made:
+            made[key] = twin = opened(config, beside=beside)
+            hours = []
+            twin.run(hours.append)
+            monkeypatch.setattr(twin, "run", lambda on_hour: [on_hour(hour) for hour in hours])
+        return made[key]
+
+    monkeypatch.setattr(forecasting, "Twin", once)
+
+
 def test_forecast_says_the_same_as_a_table_json_and_python():
-    shown = in_process("forecast", *SMALL)
     found = json.loads(in_process("forecast", *SMALL, "--json").stdout)
+    shown = in_process("forecast", *SMALL)
     given = muster.forecast(devices=200, goal=5, example_s=20.0, reporting_deadline_s=7200.0, step_s=10.0)
     assert found["rounds"] == given.rounds > 0
     assert found["check_ins"] == given.check_ins

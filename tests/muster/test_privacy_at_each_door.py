@@ -1,6 +1,7 @@
 """A privacy budget means the same at each door: the same numbers make the same task, whoever creates it, and how."""
 
 import math
+from bisect import bisect_right
 from dataclasses import replace
 from itertools import product
 
@@ -31,17 +32,20 @@ def doors(tmp_path, monkeypatch):
 
 def lasting(task, plan):
     """For how many rounds the budget of a task lasts, and the ε that its ledger has then, or after all rounds."""
-    privacy, rows, epsilon = task.settings.promise, [], 0.0
-    for number in range(1, task.settings.rounds + 1):
+    privacy, goal = task.settings.promise, task.settings.goal
+
+    def entry(number):
         if privacy.noise_of_devices:
-            row = entry_of_devices(task.settings, plan.report, number, task.settings.goal)
-        else:
-            row = entry_of(privacy, number, 2.0, task.settings.goal)
-        after = spent([*rows, row], privacy.delta)
-        if after > privacy.epsilon:
-            break
-        rows, epsilon = [*rows, row], after
-    return len(rows), epsilon
+            return entry_of_devices(task.settings, plan.report, number, goal)
+        return entry_of(privacy, number, 2.0, goal)
+
+    def after(rounds):
+        return spent([entry(number) for number in range(1, rounds + 1)], privacy.delta)
+
+    # More rounds spend more, so the first round that is one too many is found by halving.
+    every = range(1, task.settings.rounds + 1)
+    lasts = bisect_right(every, privacy.epsilon, key=after)
+    return lasts, after(lasts) if lasts else 0.0
 
 
 @pytest.mark.parametrize("named", PROMISES)

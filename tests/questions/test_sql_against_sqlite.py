@@ -16,6 +16,7 @@ from tests.device_runtime.node import command
 from tests.questions.graphs import KEY, apart, packed, planned, together, values_of, write
 from tests.questions.pooled import FIELDS, answered, database, devices, told
 from tests.questions.queries import Queries
+from tests.sampled import sampled
 
 
 def drawn(source, *, bounds=("", " MAX 64 ROWS PER DEVICE"), bounded=False, **how):
@@ -58,8 +59,9 @@ def assert_same(text, scales, ordered, found, connection):
         remaining.pop(at)
 
 
-@pytest.mark.parametrize("part", range(8))
-def test_2000_queries_are_answered_as_sqlite_answers_them(part):
+@pytest.mark.parametrize("part", sampled(range(8), [0, 1]))
+def test_queries_are_answered_as_sqlite_answers_them(part):
+    """Every run has 500 queries; 2,000 are long."""
     source = random.Random(part)
     for number in range(250):
         if number % 25 == 0:

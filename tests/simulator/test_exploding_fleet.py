@@ -18,8 +18,8 @@ from tests.coordinator.fork_server import wait_until
 GOAL, ROUNDS, SEED = 8, 6, 11
 EXPLODING = [
     ("digits_cnn", "fedavg", {"client_lr": 3.0, "batch_size": 4}),
-    ("mlp", "fedavg", {"client_lr": 30.0}),
-    ("mlp", "fedavg", {"client_lr": 300.0}),
+    pytest.param("mlp", "fedavg", {"client_lr": 30.0}, marks=pytest.mark.long),
+    pytest.param("mlp", "fedavg", {"client_lr": 300.0}, marks=pytest.mark.long),
     ("mlp", "fedadam", {"server_lr": 10.0}),
 ]
 
@@ -57,6 +57,7 @@ def train(tmp_path, coordinators, servers):
 
 @pytest.mark.parametrize(("model", "algorithm", "settings"), EXPLODING)
 def test_training_that_explodes_on_devices_pauses_its_task(model, algorithm, settings, train, capsys):
+    """Every run has a convolution and an algorithm of the server's; other steps of FedAvg that explode are long."""
     task, rounds = train(algorithm, settings, model)
     with capsys.disabled():
         print(f"\n{algorithm} {settings}: {[one.metrics['train.loss'] for one in rounds]}, {task.reason}")
@@ -65,8 +66,11 @@ def test_training_that_explodes_on_devices_pauses_its_task(model, algorithm, set
     assert len(rounds) <= 3
 
 
-@pytest.mark.parametrize(("algorithm", "settings"), [("fedavg", {"client_lr": 0.3}), ("fedadam", {})])
+@pytest.mark.parametrize(
+    ("algorithm", "settings"), [pytest.param("fedavg", {"client_lr": 0.3}, marks=pytest.mark.long), ("fedadam", {})]
+)
 def test_training_that_learns_on_devices_pauses_no_task(algorithm, settings, train):
+    """Every run has the algorithm whose steps are the longest."""
     task, rounds = train(algorithm, settings)
     assert task.state is TaskState.ACTIVE
     assert [one.state for one in rounds[:ROUNDS]] == [RoundState.COMMITTED] * ROUNDS

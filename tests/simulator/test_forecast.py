@@ -18,11 +18,12 @@ from simulator.forecast.twin import Twin
 
 PATIENT = {"goal": 50, "example_s": 10.0, "reporting_deadline_s": 7200.0, "step_s": 10.0}
 """Rounds that take an hour, so that a day has few of them, in coarse time."""
+HALF_A_DAY_S = DAY_S / 2
 
 
 def test_forecast_repeats_itself_and_each_assignment_ends_in_one_way():
     config = ForecastConfig(devices=500, seed=3, **PATIENT | {"goal": 10})
-    course, again = Twin(config).run(), Twin(config).run()
+    course, again = (Twin(config).run(seconds=HALF_A_DAY_S) for _ in range(2))
     assert course.rounds
     assert course.rounds == again.rounds
     assert np.array_equal(course.took_part, again.took_part)
@@ -48,7 +49,7 @@ def apart(some, others):
 def test_devices_that_no_rule_lets_in_never_take_part():
     config = ForecastConfig(devices=300, unmetered=0.5, needs_unmetered=True, min_examples=64, **PATIENT | {"goal": 5})
     twin = Twin(config)
-    course = twin.run()
+    course = twin.run(seconds=HALF_A_DAY_S)
     kept_out = twin.devices.obstacle > 0
     assert set(twin.devices.obstacles) == {"", "examples", "conditions"}
     assert not course.took_part[kept_out].any()
@@ -70,7 +71,7 @@ def test_device_that_took_part_rests_for_as_long_as_the_task_asks():
 
 def test_buffered_rounds_take_reports_of_earlier_models():
     config = ForecastConfig(devices=500, concurrency=20, max_staleness=1, **PATIENT | {"goal": 5})
-    course = Twin(config).run()
+    course = Twin(config).run(seconds=HALF_A_DAY_S)
     assert len(course.rounds) > 10
     assert all(len(one.devices) == 5 for one in course.rounds)
     assert course.ended["too-stale"] > 0
@@ -79,7 +80,7 @@ def test_buffered_rounds_take_reports_of_earlier_models():
 
 def test_windows_keep_to_the_bounds_of_the_coordinator():
     config = ForecastConfig(devices=300, retry_min_s=600.0, retry_max_s=600.0, **PATIENT | {"goal": 5})
-    course = Twin(config).run()
+    course = Twin(config).run(seconds=HALF_A_DAY_S)
     assert set(course.stays) == {int(BINS_PER_OCTAVE * np.log2(600.0))}
 
 

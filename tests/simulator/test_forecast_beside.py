@@ -9,10 +9,12 @@ from coordinator.rules.pacing import Demand, together
 from simulator.errors import ForecastError
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.forecast import forecast
+from simulator.forecast.stretches import DAY_S
 from simulator.forecast.twin import Twin
 
 CONFIG = ForecastConfig(devices=500, goal=10, example_s=10.0, reporting_deadline_s=7200.0, step_s=10.0)
 TASK = {"goal": 10, "example_s": 10.0, "reporting_deadline_s": 7200.0}
+HALF_A_DAY_S = DAY_S / 2
 
 
 def test_demand_of_tasks_is_their_sum_at_the_pace_of_both():
@@ -22,7 +24,7 @@ def test_demand_of_tasks_is_their_sum_at_the_pace_of_both():
 
 
 def test_equal_tasks_share_devices_evenly_and_none_works_for_both():
-    alone = Twin(CONFIG).run()
+    alone = Twin(CONFIG).run(seconds=HALF_A_DAY_S)
     twin = Twin(CONFIG, beside=[CONFIG.beside(TASK)])
     at_work = []
 
@@ -31,7 +33,7 @@ def test_equal_tasks_share_devices_evenly_and_none_works_for_both():
         at_work.append(len(first | second))
         assert not first & second
 
-    twin.run(look)
+    twin.run(look, HALF_A_DAY_S)
     assert max(at_work) > 13
     counts = [len(task.course.rounds) for task in twin.tasks]
     assert counts[0] == pytest.approx(counts[1], rel=0.3)
@@ -41,7 +43,7 @@ def test_equal_tasks_share_devices_evenly_and_none_works_for_both():
 def test_device_that_only_one_task_can_use_works_for_that_one():
     choosy = CONFIG.beside(TASK | {"min_examples": 128})
     twin = Twin(CONFIG, beside=[choosy])
-    twin.run()
+    twin.run(seconds=HALF_A_DAY_S)
     first, second = twin.tasks
     kept_out = second.devices.obstacle > 0
     assert kept_out.any()

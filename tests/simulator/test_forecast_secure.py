@@ -10,6 +10,7 @@ from coordinator.rules.task_settings import Secagg
 from secagg.session_phase import SessionPhase
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.exchanges import Exchanges
+from simulator.forecast.stretches import DAY_S
 from simulator.forecast.twin import Twin
 
 SECURE = {
@@ -87,7 +88,8 @@ def test_secure_rounds_take_longer_than_clear_ones_by_their_exchanges():
 
 
 def test_devices_that_vanish_in_exchanges_cost_reports_and_rounds():
-    steady, shaky = (Twin(ForecastConfig(**SECURE, exchange_drop_out=chance)).run() for chance in (0.0, 0.08))
+    configs = (ForecastConfig(**SECURE, exchange_drop_out=chance) for chance in (0.0, 0.08))
+    steady, shaky = (Twin(config).run(seconds=DAY_S / 2) for config in configs)
     assert shaky.ended["lost"] > 2 * steady.ended["lost"]
     assert np.mean([len(one.devices) for one in shaky.rounds]) < np.mean([len(one.devices) for one in steady.rounds])
     assert shaky.abandoned["devices-lost"] + shaky.abandoned["too-few-reports"] > 0

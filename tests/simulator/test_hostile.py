@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import fleet_training
 from benchmarks.hostile_fleet import run
 from benchmarks.options import HostileFleetOptions
 from benchmarks.reconcile import reconcile
@@ -20,7 +21,8 @@ from simulator.fleet.profile import Kind
 PROFILE = Path(__file__).parents[2] / "examples" / "fleet-hostile.toml"
 
 
-def test_silent_killed_and_unplugged_devices_do_not_stop_a_task(capsys):
+def test_silent_killed_and_unplugged_devices_do_not_stop_a_task(coordinators, monkeypatch, capsys):
+    monkeypatch.setattr(fleet_training, "local_coordinator", coordinators.local)
     result = run(HostileFleetOptions(profile=PROFILE, devices=16, rounds=4), lambda *_: None)
     with capsys.disabled():
         print(f"\nhostile: {result.endings} in {result.seconds:.0f} s, {result.agreement:.1e} from the engine")

@@ -1,10 +1,11 @@
 """The allocator of our own processes that train is told to keep memory, in huge pages; a host's is left alone."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked import forked
 
 pytestmark = pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no transparent huge pages here"
@@ -38,6 +39,8 @@ try:
 except SystemExit as ended:
     assert not ended.code
 """
+LOADED = "simulator.simulation simulator.engines.workers.forked muster.commands.simulate"
+"""What these programs load: none of it tells the allocator anything."""
 FORK_AND_WORK = """
 from simulator.engines.workers import processes
 from simulator.engines.workers.forked import compute_apart
@@ -58,7 +61,8 @@ print(*compute_apart(flags, decoder(list[str])))
 
 def flags_printed(program):
     """The flags in each line that a program prints."""
-    ran = subprocess.run([sys.executable, "-c", FLAGS + program], check=True, capture_output=True, text=True)
+    ran = forked(LOADED).run([sys.executable, "-c", FLAGS + program])
+    assert ran.returncode == 0, ran.stderr
     return [line.split() for line in ran.stdout.splitlines()]
 
 

@@ -1,10 +1,12 @@
 """A fleet that is killed in the middle of secure aggregations. A hundred devices: `muster bench secagg_fleet`."""
 
+from benchmarks import fleet_training
 from benchmarks.options import SecaggFleetOptions
 from benchmarks.secagg_fleet import run
 
 
-def test_sums_of_a_killed_fleet_are_exact_and_nothing_else_is_learnt(capsys):
+def test_sums_of_a_killed_fleet_are_exact_and_nothing_else_is_learnt(coordinators, monkeypatch, capsys):
+    monkeypatch.setattr(fleet_training, "local_coordinator", coordinators.local)
     result = run(SecaggFleetOptions(devices=10, rounds=1, seed=9, phase_s=4.0, lost=1), lambda *_: None)
     with capsys.disabled():
         print(f"\nsecure fleet: {result.deaths}, {result.failed} in {result.seconds:.0f} s")
