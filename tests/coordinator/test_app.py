@@ -19,6 +19,7 @@ from tests.coordinator.conftest import committed
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.fork_server import runs, urls, wait_until
 from tests.coordinator.test_api import assign, put, refused, wait
+from tests.forked import COMMAND, forked
 from tests.servers import serving
 
 pytestmark = pytest.mark.every_engine
@@ -39,7 +40,7 @@ serve(settings, lambda ready: print(ready.devices, flush=True))
 def process(database, folder):
     """The service as a process of its own; gives it and a client."""
     command = [sys.executable, "-c", SERVE, database, str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+    with forked(COMMAND).start(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             with speaking_to(child.stdout.readline().strip()) as client:
                 yield child, client
@@ -48,7 +49,7 @@ def process(database, folder):
 
 
 @contextmanager
-def forked(coordinators, database, folder, port=0, devices=None):
+def killed(coordinators, database, folder, port=0, devices=None):
     """The service as a process that is killed at the end of the block, with its client connected; gives the client."""
     place = {"database": database, "blobs": str(folder / "blobs"), "keys": str(folder / "keys")}
     (ready := folder / "ready").unlink(missing_ok=True)
@@ -64,10 +65,10 @@ def forked(coordinators, database, folder, port=0, devices=None):
 def test_killed_service_runs_the_round_again_and_keeps_its_receipts(store, register, database, coordinators, tmp_path):
     task = register(goal=2, rounds=1)
     body = report_body([100, 0, 0, 0], 1)
-    with forked(coordinators, database, tmp_path) as client:
+    with killed(coordinators, database, tmp_path) as client:
         first, second = assign(client, "a", "b")
         receipt = put(client, first.assignment, body)
-    with forked(coordinators, database, tmp_path, client.base_url.port, client.devices) as client:
+    with killed(coordinators, database, tmp_path, client.base_url.port, client.devices) as client:
         assert put(client, first.assignment, body).content == receipt.content
         refused(put(client, second.assignment, body), "no-longer-needed")
         again = assign(client, "a", "b")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -34,6 +33,7 @@ from tests.coordinator.bundles import (
     report_body,
 )
 from tests.coordinator.replicas import Phones, replicas_on, until
+from tests.forked import COMMAND, forked
 
 GOAL, ROUNDS = 4, 3
 SERVING = [name for name in FAILPOINTS if name.partition(".")[0] in ("blob", "assignment", "report", "round")]
@@ -196,12 +196,8 @@ def test_killed_training_starts_the_evaluation_of_every_round_once(store, bundle
 
 def die(program, failpoint, *arguments):
     """Run a program that must die at a failpoint."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        env=os.environ | {VARIABLE: failpoint},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = forked(COMMAND).run(
+        [sys.executable, "-c", program, *map(str, arguments)], env=os.environ | {VARIABLE: failpoint}
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
 

@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import hashlib
 import json
-import subprocess
 import sys
 
 import pytest
@@ -26,6 +25,7 @@ from fedcore.schedule import ServerSchedule
 from tests.coordinator.conftest import Desk, states
 from tests.coordinator.test_failpoints import die
 from tests.coordinator.test_store import connected
+from tests.forked import COMMAND, forked
 from tools import make_migration
 
 FIRST = make_migration.ROOT / "coordinator/store/revisions/versions/r0001_initial.py"
@@ -231,7 +231,7 @@ def test_service_that_does_not_start_says_which_setting_it_does_not_know(store, 
     before = dump(database)
     command = [sys.executable, "-m", "muster", "coordinator", "serve", "--port", "0", "--admin-port", "0"]
     command += ["--accept-unattested", "--db", database, "--blobs", str(tmp_path / "blobs")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = forked(COMMAND).run(command)
     assert done.returncode not in (0, -9)
     assert f"settings of task {task}" in " ".join(done.stderr.split())
     assert "brand_new" in done.stderr
