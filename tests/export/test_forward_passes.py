@@ -50,6 +50,7 @@ def test_evaluations_agree_with_torch_on_both_formats(name, algorithm, executorc
 
 @pytest.mark.parametrize(("name", "sizes"), sampled([*SMALL, ("resnet18_gn", ())], SMALL))
 def test_layers_with_a_way_of_their_own_in_eval_mode_agree_with_torch(name, sizes):
+    """Every run has small models with such layers; a large one is long."""
     model = Model(load(name, *sizes))
     algorithm = for_model(create("evaluate"), model.metrics[1:], model.schema)
     assert certify(model, algorithm, *build_plan(model, algorithm)).worst <= TOLERANCE

@@ -58,6 +58,7 @@ def others(figures):
     ),
 )
 def test_every_way_to_train_clients_gives_the_same_figures(model_name, name):
+    """Every run has each model and an evaluation that trains; the product is long."""
     population, model, algorithm = uneven(), Model(load(model_name, (1, 8, 8), 10)), create(name, {"batch_size": 5})
     ways = [
         Computing(),
@@ -102,6 +103,7 @@ def test_a_bound_that_no_report_reaches_changes_no_figure():
 
 @pytest.mark.parametrize("name", sampled(EVALUATIONS, ["compare"]))
 def test_devices_in_typescript_evaluate_with_those_in_python(name, federate):
+    """Every run has the evaluation with the most figures."""
     node()  # a skip where there is none
     kinds = counted_kinds("node:3,python:3")
     users, _ = datasets.users("digits", None, 6)
@@ -114,6 +116,7 @@ def test_devices_in_typescript_evaluate_with_those_in_python(name, federate):
 
 @pytest.mark.parametrize("name", sampled(EVALUATIONS, ["personalisation"]))
 def test_the_fleet_and_the_engine_give_the_same_figures(name, federate, capsys):
+    """Every run has the evaluation that trains between two forward passes."""
     users, _ = datasets.users("digits", None, 12)
     model = Model(load("digits_cnn", (1, 8, 8), 10), SEED)
     run = federate(model, create(name, {"batch_size": 5}), users, {"onnx": "onnxruntime"}, rounds=2)

@@ -42,6 +42,7 @@ def engine(name, processes, *, on_graphs=False, spec=None):
     ),
 )
 def test_the_number_of_processes_changes_no_bit(name, on_graphs):
+    """Every run has clients with a state of their own, and graphs."""
     first, *others = (engine(name, count, on_graphs=on_graphs) for count in (1, 2, 3))
     for number, cohort in enumerate([range(10), [7, 1], [2, 0, 1, 9, 4]], start=1):
         expected = first.run_round(number, cohort)
