@@ -100,7 +100,6 @@ class Coordinator:
         """(call, status, content type, body) of a request in good weather."""
         match [method, *path.strip("/").split("/")]:
             case ["POST", "v1", "populations", "phones", "checkins"]:
-                self.checkins.append(decode(body, CheckIn))
                 return "check-in", 200, "application/json", encode(ACCEPTED)
             case ["POST", "v1", "sessions", "s-1", "assignments"]:
                 self.willing.append(decode(body, Willing))
@@ -271,6 +270,8 @@ class Handler(BaseHTTPRequestHandler):
             coordinator.forged.append(error)
             self.respond(401, "text/plain", str(error).encode())
             return
+        if call == "check-in":
+            coordinator.checkins.append(decode(body, CheckIn))
         if coordinator.faults[call] and (fault := coordinator.faults[call].pop(0)):
             fault(self)
             return
