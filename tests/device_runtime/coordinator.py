@@ -96,6 +96,12 @@ class Coordinator:
         )
         return msgspec.structs.replace(given, **self.lies)
 
+    def heard(self, call, body):
+        """Note a well-signed request; the fault that is played for it, if any."""
+        if call == "check-in":
+            self.checkins.append(decode(body, CheckIn))
+        return self.faults[call].pop(0) if self.faults[call] else None
+
     def answer(self, method, path, headers, body, signature):
         """(call, status, content type, body) of a request in good weather."""
         match [method, *path.strip("/").split("/")]:
@@ -270,9 +276,7 @@ class Handler(BaseHTTPRequestHandler):
             coordinator.forged.append(error)
             self.respond(401, "text/plain", str(error).encode())
             return
-        if call == "check-in":
-            coordinator.checkins.append(decode(body, CheckIn))
-        if coordinator.faults[call] and (fault := coordinator.faults[call].pop(0)):
+        if fault := coordinator.heard(call, body):
             fault(self)
             return
         _, code, kind, answer = coordinator.answer(self.command, self.path, self.headers, body, signature)
