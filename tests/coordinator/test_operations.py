@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import ssl
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,6 @@ from tests.coordinator.connections import begun
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.replicas import until
 from tests.coordinator.test_api import abort, assign, blob, check_in, check_in_once, digest_of, put, refused, wait
-from tests.forked import COMMAND, forked
 from tests.servers import serving_both
 
 
@@ -60,7 +60,7 @@ def process(tmp_path, **environment):
     command = [sys.executable, "-m", "muster", "coordinator", "serve", "--port", "0"]
     command += ["--db", f"sqlite:///{tmp_path}/state.db", "--blobs", str(tmp_path / "blobs")]
     environment = {**os.environ, "MUSTER_LOG_LEVEL": "debug", "MUSTER_LOOPBACK_VIEWER": "1", **environment}
-    with log.open("w") as output, forked(COMMAND).start(command, stderr=output, env=environment) as child:
+    with log.open("w") as output, subprocess.Popen(command, stderr=output, env=environment) as child:
         try:
             urls = None
             while urls is None:
@@ -161,8 +161,8 @@ def test_other_libraries_tell_no_url_at_any_level(service):
     program += "httpx2.get(sys.argv[1])"
     with service() as (devices, _):
         url = f"{devices.base_url}/v1/assignments/secret/report"
-        done = forked(COMMAND).run([sys.executable, "-c", program, url])
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        done = subprocess.run([sys.executable, "-c", program, url], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_stop_waits_for_uploads_in_progress_and_logs_text(store, register, tmp_path):
