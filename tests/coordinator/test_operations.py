@@ -9,6 +9,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,6 +35,9 @@ from tests.coordinator.devices import speaking_to
 from tests.coordinator.replicas import until
 from tests.coordinator.test_api import abort, assign, blob, check_in, check_in_once, digest_of, put, refused, wait
 from tests.servers import serving_both
+
+_GIVEN_UP_S = 60.0
+"""How long what a test sends slowly goes on, so that a failure is told and not waited on."""
 
 
 @pytest.fixture
@@ -171,12 +175,11 @@ def test_stop_waits_for_uploads_in_progress_and_logs_text(store, register, tmp_p
     quiet = {"MUSTER_LOG_FORMAT": "text", "MUSTER_LOG_LEVEL": "info"}
     with process(tmp_path, **quiet) as (child, devices, admin, log), ThreadPoolExecutor() as pool:
         (one,) = assign(devices, "a")
-        told = []
+        told = threading.Event()
 
         def slowly():
             yield body[:100]
-            while not told:
-                time.sleep(0.005)
+            told.wait(_GIVEN_UP_S)
             yield body[100:]
 
         headers = {"Content-Digest": digest_of(body), "Content-Length": str(len(body))}
@@ -189,7 +192,7 @@ def test_stop_waits_for_uploads_in_progress_and_logs_text(store, register, tmp_p
         while (ready := admin.get("/readyz")).status_code == 200:
             time.sleep(0.005)
         assert "about to stop" in refused(ready, "unavailable").detail
-        told.append(True)
+        told.set()
         assert upload.result(5).status_code == 200
         assert child.wait(10) in (0, -signal.SIGTERM)
     text = log.read_text()
@@ -202,12 +205,11 @@ def test_stop_ends_within_its_bound_whatever_a_device_or_an_operator_does(store,
     operator = {"Authorization": f"Bearer {issue(store.database, 'alice', Role.OPERATOR)[1]}", "Content-Length": "100"}
     with process(tmp_path, MUSTER_DRAIN_S="2") as (child, devices, admin, _), ThreadPoolExecutor() as pool:
         (one,) = assign(devices, "a")
-        over = []
+        over, given_up = threading.Event(), time.monotonic() + _GIVEN_UP_S
 
         def never():
-            while not over:
+            while time.monotonic() < given_up and not over.wait(0.05):
                 yield b"x"
-                time.sleep(0.05)
 
         headers = {"Content-Digest": digest_of(b""), "Content-Length": "100"}
         url = f"/v1/assignments/{one.assignment}/report"
@@ -219,7 +221,7 @@ def test_stop_ends_within_its_bound_whatever_a_device_or_an_operator_does(store,
         child.send_signal(signal.SIGTERM)
         assert child.wait(10) in (0, -signal.SIGTERM)
         assert time.monotonic() - began > 1.9
-        over.append(True)
+        over.set()
         upload.exception(5)
         put_blob.exception(5)
 
