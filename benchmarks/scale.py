@@ -192,7 +192,7 @@ async def _run(
             await _until_it_follows(fleet, follower)
         pairs: list[_Pair] = []
         for number in range(options.blocks):
-            say(f"pair {number + 1} of {options.blocks} of blocks")
+            say(f"check-ins: pair {number + 1} of {options.blocks}")
             one = number % len(followers)
             first, alone_s = await _block(by_itself, alone.pid, options.seconds)
             second, follower_s = await _block(elsewhere[one], followers[one].pid, options.seconds)

@@ -67,7 +67,7 @@ async def measure(
         by_itself, elsewhere = [await _fleet(stack, one, options.reports) for one in (alone, replica)]
         pairs: list[_Pair] = []
         for number in range(options.rounds + 1):
-            say(f"reports of {max(0, number - 1)} of {options.rounds} pairs of rounds")
+            say(f"reports: pair {number} of {options.rounds}" if number else "reports: warming up")
             (alone_s,) = await _round(by_itself, alone, [alone.pid])
             before = _writes(driver)
             replica_s, driver_s = await _round(elsewhere, driver, [replica.pid, driver.pid])

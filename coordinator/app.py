@@ -24,6 +24,7 @@ from coordinator.api.health import health_router, metrics_router
 from coordinator.api.http import install_problems
 from coordinator.api.masked_exchange import MaskedExchange
 from coordinator.api.page import PAGE, PageFiles
+from coordinator.api.replica_channel import ReplicaChannel
 from coordinator.api.service import Service
 from coordinator.api.shares import ShareSender
 from coordinator.dashboard.routes import dashboard_router
@@ -39,12 +40,13 @@ def device_app(service: Service) -> DeviceRouter:
     assignments = AssignmentAccess(service)
     senders = Senders()
     reports = ReportApi(service, assignments, senders)
-    exchange = MaskedExchange(service)
+    channel = ReplicaChannel(service)
+    exchange = MaskedExchange(service, channel)
     masked = MaskedReports(service, senders, exchange)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        shares = ShareSender(service)
+        shares = ShareSender(service, channel)
         aside = [asyncio.create_task(reports.sweep_forever()), asyncio.create_task(shares.send_forever())]
         if (every_h := service.settings.collect_every_h) and service.settings.role != "api":
             collecting = collect_forever(service.store, service.settings.retention, 3600 * every_h)
@@ -64,6 +66,7 @@ def device_app(service: Service) -> DeviceRouter:
         for task in aside:
             task.cancel()
         await asyncio.wait(aside)
+        await channel.close()
         service.driver.stop()
         service.unmasker.close()
         service.beacons.close()

@@ -142,10 +142,10 @@ class _Talk:
 class MaskedExchange:
     """Adds masked reports that the drivers of their rounds let it add, and hands the sums over."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, channel: ReplicaChannel) -> None:
         self._membership = service.membership
         self._shared = service.driver.shared
-        self._channel = ReplicaChannel(service)
+        self._channel = channel
         self._talks: dict[str, tuple[_Talk, asyncio.Task[None]]] = {}
 
     async def take(self, assignment: str, message: bytes, sha256: str) -> None:
@@ -180,7 +180,6 @@ class MaskedExchange:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._channel.close()
 
     async def _add(self, talk: _Talk, grant: Grant, assignment: str, message: bytes) -> None:
         expected = ExpectedVector(grant.session, grant.position, grant.signer, grant.words)

@@ -27,26 +27,23 @@ _LAST_S = 2.0
 class ShareSender:
     """Tells the drivers of rounds which reports came here, and hands over the sums."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, channel: ReplicaChannel) -> None:
         self._membership = service.membership
-        self._channel = ReplicaChannel(service)
+        self._channel = channel
         self._sums = service.driver.shared
         self._sent: dict[str, float] = {}
 
     async def send_forever(self) -> None:
         """Send what is new, a few times a second, and sums at once. What did not arrive is sent again."""
-        try:
-            while True:
-                until = time.monotonic() + _EVERY_S
-                while time.monotonic() < until and not self._sums.closing:
-                    await asyncio.sleep(_LOOK_S)
-                try:
-                    await self._send_all()
-                except Exception as error:
-                    _LOG.error("sums could not be handed over: %s", error)
+        while True:
+            until = time.monotonic() + _EVERY_S
+            while time.monotonic() < until and not self._sums.closing:
                 await asyncio.sleep(_LOOK_S)
-        finally:
-            await self._channel.close()
+            try:
+                await self._send_all()
+            except Exception as error:
+                _LOG.error("sums could not be handed over: %s", error)
+            await asyncio.sleep(_LOOK_S)
 
     async def send_last(self) -> None:
         """Return once drivers have all that `send_forever` sends, as this process ends; but soon."""

@@ -130,11 +130,10 @@ class SecureRound:
     @property
     def masked(self) -> frozenset[str]:
         """The assignments whose masked reports came, or may be in another replica's sum; also of groups that failed."""
-        return frozenset(
-            name
-            for name, slot in self._seats.items()
-            if (slot, MessageType.MASKED) in self._digests or self._group_of[slot].remote.claimed(slot)
-        )
+        return frozenset(name for name, slot in self._seats.items() if self._has_masked(slot))
+
+    def _has_masked(self, slot: int) -> bool:
+        return (slot, MessageType.MASKED) in self._digests or self._group_of[slot].remote.claimed(slot)
 
     @property
     def uploads(self) -> dict[str, str]:
@@ -289,8 +288,10 @@ class SecureRound:
     def lose(self, assignment: str, now: float) -> None:
         """Go on without a device that vanished, or wait a little for another in its place if there are too few."""
         slot = self._seats[assignment]
-        group = self._group_of[slot]
-        (group.pass_over if assignment in self.masked else group.leave)(slot)
+        if self._has_masked(slot):
+            self._group_of[slot].pass_over(slot)
+        else:
+            self._group_of[slot].leave(slot)
         self._lost.add(slot)
         if self.advertising and self._lobby.counted < self._settings.minimum:
             self._lobby.end_after(now + REPLACING_S)

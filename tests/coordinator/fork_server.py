@@ -10,7 +10,6 @@ import random
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -194,8 +193,6 @@ def main() -> None:
     for name in LAZY.split():
         __import__(name)
     admin_app(MagicMock())  # for what the first application of a process compiles
-    ssl.create_default_context = functools.cache(ssl.create_default_context)
-    ssl.create_default_context()  # to read the system's certificates takes 30 ms, and what talks to another reads them
     gc.collect()
     gc.freeze()  # what is loaded stays: a child's collector need neither look through its pages nor copy them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the dead

@@ -79,9 +79,7 @@ def exchange_over(channel, name):
     directory = SimpleNamespace(urls={channel.desk.membership.id: "http://driver"})
     membership = SimpleNamespace(id=name, directory=directory)
     driver = SimpleNamespace(shared=SimpleNamespace(leaving=False))
-    exchange = MaskedExchange(SimpleNamespace(membership=membership, driver=driver, keys=None))
-    exchange._channel = channel
-    return exchange
+    return MaskedExchange(SimpleNamespace(membership=membership, driver=driver), channel)
 
 
 async def upload(device, replicas, luck):

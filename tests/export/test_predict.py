@@ -79,7 +79,7 @@ def drawn(model, count):
 
 @pytest.mark.parametrize(("name", "form"), sampled(CASES, [case for case in SAMPLE if case not in LARGE]))
 def test_every_built_in_model_predicts_what_torch_does(name, form, executorch):
-    """Every run has each kind of layer in one format; the rest of the product is long."""
+    """Every run has all but large models in ONNX, and in ExecuTorch those that have layers of every kind."""
     model = Model(load(name))
     predict, graphs = build_predict(model, (form,))
     graph, params_D = loaded(predict, graphs)[form], moved(model)

@@ -32,7 +32,7 @@ def users():
 
 @pytest.mark.parametrize("secure", sampled([False, True], [True]), ids=["plain", "masked"])
 def test_devices_take_part_in_every_round(secure, users, tmp_path, coordinators, servers):
-    """Every run has masked sums, through which all messages go that plain ones need too."""
+    """Every run has masked sums; plain ones are asked for with noise below."""
     key = SigningKey.new(tmp_path / "release.pem")
     masked = ("--secagg", "--release-key", tmp_path / "release.pem") if secure else ()
     with coordinators.local(tmp_path, secure=secure) as local:

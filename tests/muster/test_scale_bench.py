@@ -26,4 +26,4 @@ def test_replicas_are_measured_by_the_check_ins_that_they_answer(coordinators, m
     assert 0 < found.reports.report_driver_us < 2 * found.reports.report_alone_us
     assert found.reports.report_ratio < 4
     assert {"checkin_ratio", "checkin_driver_share"} < set(found.targets)
-    assert "pair 1 of 1 of blocks" in said
+    assert {"check-ins: pair 1 of 1", "reports: pair 1 of 1"} < set(said)

@@ -58,7 +58,7 @@ def others(figures):
     ),
 )
 def test_every_way_to_train_clients_gives_the_same_figures(model_name, name):
-    """Every run has each model and an evaluation that trains; the product is long."""
+    """Every run has each model once; its product with the evaluations is long."""
     population, model, algorithm = uneven(), Model(load(model_name, (1, 8, 8), 10)), create(name, {"batch_size": 5})
     ways = [
         Computing(),
@@ -103,7 +103,7 @@ def test_a_bound_that_no_report_reaches_changes_no_figure():
 
 @pytest.mark.parametrize("name", sampled(EVALUATIONS, ["compare"]))
 def test_devices_in_typescript_evaluate_with_those_in_python(name, federate):
-    """Every run has the evaluation with the most figures."""
+    """Every run has the evaluation of two models."""
     node()  # a skip where there is none
     kinds = counted_kinds("node:3,python:3")
     users, _ = datasets.users("digits", None, 6)
