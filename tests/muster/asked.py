@@ -5,6 +5,7 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 
+from coordinator.rules.progress import Reason
 from device_runtime.permission.policy import Policy
 from simulator.errors import FleetError
 from simulator.fleet.fleet import Fleet, FleetConfig
@@ -33,7 +34,10 @@ def population(clients):
 
 @contextmanager
 def answering(local, users, servers, folder, signer=None):
-    """Users' devices, awake once the coordinator has a task that runs, until it has no more work."""
+    """Users' devices, awake once the coordinator has opened a task's round, until it has no more work.
+
+    Before that the first of them hears that there is no task, and no other wakes.
+    """
     config = FleetConfig(
         coordinator=local.url,
         population="phones",
@@ -42,8 +46,11 @@ def answering(local, users, servers, folder, signer=None):
         policy=None if signer is None else Policy(signers=(signer,)),
     )
 
+    def reason(task):
+        return local.store.progress_of(task.id).reason
+
     def serve():
-        wait_until(lambda: any(not task.state.ended for task in local.store.tasks()))
+        wait_until(lambda: any(reason(task) is Reason.SELECTING for task in local.store.tasks()))
         with suppress(FleetError):  # where all of them are refused for good
             Fleet(config, users).run(servers=servers)
 
