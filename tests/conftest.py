@@ -1,6 +1,7 @@
 """The environment of all tests, and their collection; their fixtures are in tests/fixtures.py."""
 
 import gc
+import logging
 import os
 import signal
 from pathlib import Path
@@ -26,6 +27,16 @@ def pytest_configure(config):
     """Load the fixtures, and with them the libraries, in processes that run tests; one that leads others runs none."""
     if not config.getoption("numprocesses"):
         config.pluginmanager.import_plugin("tests.fixtures")
+
+
+def pytest_sessionstart(session):
+    """Capture warnings and worse. The setting `log_level` would set the root logger's level too, thrice in each test.
+
+    Every time the caches of thousands of loggers are emptied, which took a hundredth of the time of all tests.
+    """
+    logging_plugin = session.config.pluginmanager.get_plugin("logging-plugin")
+    for handler in (logging_plugin.caplog_handler, logging_plugin.report_handler):
+        handler.setLevel(logging.WARNING)
 
 
 def pytest_collection_modifyitems(items):

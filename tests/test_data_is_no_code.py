@@ -26,9 +26,9 @@ def runs_data(tree):
                 found = LOADERS & {one.name.partition(".")[0] for one in names}
             case ast.ImportFrom(module=str(module), names=names):
                 found = module.partition(".")[0] in LOADERS or {f"{module}.{one.name}" for one in names} & OF_TORCH
-            case ast.Call(func=ast.Name(name) | ast.Attribute(attr=name)) if ast.unparse(node.func) != "re.compile":
-                found = name in RUNNERS - ({"eval", "compile"} if isinstance(node.func, ast.Attribute) else set())
-            case ast.Attribute():
+            case ast.Call(func=ast.Name(name) | ast.Attribute(attr=name)) if name in RUNNERS:
+                found = name not in ("eval", "compile") or isinstance(node.func, ast.Name)
+            case ast.Attribute(attr="load" | "package" | "hub"):
                 found = ast.unparse(node) in OF_TORCH
             case ast.keyword(arg="allow_pickle", value=value):
                 found = ast.unparse(value) != "False"

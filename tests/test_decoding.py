@@ -64,8 +64,9 @@ def sources():
 
 def left_outside(source):
     """The lines that describe a type to msgspec themselves, or have it done when they are called."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
+    if not any(word in source for word in ("msgspec", *MAKERS)):
+        return
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "msgspec":
             yield from (node.lineno for name in node.names if name.name in ("convert", "decode", "Decoder"))
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("msgspec."):

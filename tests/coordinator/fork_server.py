@@ -31,7 +31,7 @@ from tests.servers import authority_serving
 PROGRAM = "from tests.coordinator.fork_server import main; main()"
 LAZY = (
     "pydantic.v1 uvicorn.loops.asyncio uvicorn.lifespan.on uvicorn.protocols.http.httptools_impl "
-    "fastapi.telemetry._runtime anyio._backends._asyncio dp_accounting"
+    "fastapi.telemetry._runtime anyio._backends._asyncio dp_accounting httpcore2 coordinator.store.bounded_connection"
 )
 """What a coordinator imports only once it starts, answers or accounts."""
 ROOT = Path(__file__).parents[2]

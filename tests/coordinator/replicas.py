@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -104,7 +105,7 @@ def driver_and_other(replicas):
         yield here, there, other
 
 
-def until(condition: Callable[[], object], seconds: float = 20.0) -> object:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> object:
     """What `condition` gives once that is true."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
@@ -152,10 +153,12 @@ class Phones:
             thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
         self._over.set()
         for thread in self._threads:
             thread.join()
+        for problem in self.problems if error is not None else ():
+            error.add_note(f"a device had ended: {''.join(traceback.format_exception(problem))}")
 
     def _live(self) -> None:
         with speaking_to(self._urls()[0]) as client:

@@ -5,7 +5,7 @@ import pytest
 
 from simulator import datasets
 from simulator.errors import DatasetError
-from simulator.partitions import dealt
+from simulator.partitions import _drawn, dealt
 from simulator.population import Population
 
 CLASSES, EXAMPLES = 20, 800
@@ -135,3 +135,12 @@ def test_generated_data_sets_have_as_many_clients_as_asked():
     assert [len(datasets.load("synthetic", clients=count)) for count in (None, 7)] == [30, 7]
     assert len(datasets.load("synthetic", clients=12, partition="quantity")) == 12
     assert datasets.load("quadratics", clients=4).classes is None
+
+
+def test_a_class_is_drawn_as_numpy_chooses_it():
+    ours, numpys, source = (np.random.default_rng(seed) for seed in (0, 0, 1))
+    for _ in range(1000):
+        wanted, left = source.dirichlet(np.full(10, 0.3)), source.integers(0, 3, 10)
+        left[0] += 1
+        weights = np.where(left > 0, wanted + 1e-12, 0)
+        assert _drawn(wanted, list(left), ours) == numpys.choice(10, p=weights / weights.sum())
