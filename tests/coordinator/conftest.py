@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,7 +23,6 @@ from coordinator.rules.selection import Eligibility
 from coordinator.secure.group import Executors
 from coordinator.secure.round import SecureRoundFactory
 from coordinator.settings import Settings
-from coordinator.store.database import Database
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.signing import SigningKey, key_text
 from fedcore.succession import SucceedingKey
@@ -35,6 +33,7 @@ from tests.coordinator.bundles import make_bundle, report_vector
 from tests.coordinator.devices import CAPABILITIES, speaking_to
 from tests.coordinator.ticks import shorten_ticks
 from tests.servers import serving, serving_both
+from tests.stores import without_rows
 
 RETRY = RetryWindow(0.0, 0.0)
 SERVER, AUTHORITY = (Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2))
@@ -69,19 +68,11 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 
 
-@pytest.fixture(scope="session")
-def sqlite_without_rows(tmp_path_factory):
-    """An SQLite file that has every table and no row: copying it is ten times quicker than making one."""
-    path = tmp_path_factory.mktemp("empty") / "state.db"
-    Database(f"sqlite:///{path}").close()
-    return path
-
-
 @pytest.fixture
 def database(request, tmp_path):
     """The URL of a database without rows: an SQLite file, where nothing else is asked for."""
     if getattr(request, "param", "sqlite") == "sqlite":
-        return f"sqlite:///{shutil.copy(request.getfixturevalue('sqlite_without_rows'), tmp_path)}"
+        return without_rows(tmp_path / "state.db")
     return request.getfixturevalue("postgresql").without_rows()
 
 

@@ -7,12 +7,10 @@ import gc
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,12 +19,12 @@ from unittest.mock import MagicMock
 
 from authority.configuration import AuthorityConfig
 from coordinator.failpoints import VARIABLE
-from coordinator.store.database import Database
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.signing import key_text
 from fedcore.succession import SucceedingKey
 from muster.local.server import FOR_ONE_MACHINE, LocalCoordinator
 from tests.servers import authority_serving
+from tests.stores import without_rows
 
 PROGRAM = "from tests.coordinator.fork_server import main; main()"
 LAZY = (
@@ -48,9 +46,8 @@ class SeededSource(random.Random):
 class CoordinatorForkServer:
     """Starts coordinator processes; the caller of `fork` also ends what it started."""
 
-    def __init__(self, process: subprocess.Popen[str], without_rows: Path) -> None:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self._without_rows = without_rows
 
     def fork(
         self,
@@ -110,7 +107,7 @@ class CoordinatorForkServer:
         blobs, ready = Path(str(settings.get("blobs", folder / "blobs"))), folder / "coordinator.url"
         ready.unlink(missing_ok=True)
         if "database" not in settings and not (folder / "muster.db").exists():
-            shutil.copy(self._without_rows, folder / "muster.db")
+            without_rows(folder / "muster.db")
         given = {"database": database, "blobs": str(blobs), "port": 0} | FOR_ONE_MACHINE | settings
         with open_coordinator_store(database, blobs) as store:
             pid = self.fork(ready, given, environment, seed, silence_s)
@@ -143,13 +140,8 @@ def authority(folder: Path, **config: object) -> Iterator[dict[str, object]]:
 def coordinator_fork_server() -> Iterator[CoordinatorForkServer]:
     """A fork server for as long as the block runs."""
     command = [sys.executable, "-c", PROGRAM]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process,
-    ):
-        without_rows = Path(folder, "state.db")
-        Database(f"sqlite:///{without_rows}").close()
-        yield CoordinatorForkServer(process, without_rows)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        yield CoordinatorForkServer(process)
         process.stdin.close()
 
 

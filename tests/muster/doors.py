@@ -26,6 +26,7 @@ from tests.coordinator.conftest import AUTHORITY_KEY
 from tests.coordinator.pages import csrf, log_in
 from tests.muster.test_cli import in_process
 from tests.servers import serving_both
+from tests.stores import without_rows
 
 PAIRS = ("requires", "on_device", "schedule", "privacy", "settings")
 """The parts that commands take as KEY=VALUE."""
@@ -196,7 +197,7 @@ def toml_of(settings, table=""):
 @contextmanager
 def opened(folder, monkeypatch):
     """The doors of a coordinator whose files are in a folder."""
-    database, blobs = f"sqlite:///{folder / 'm.db'}", folder / "blobs"
+    database, blobs = without_rows(folder / "m.db"), folder / "blobs"
     authority = {"authority": key_text(AUTHORITY_KEY), "authority_url": "https://authority.example.org"}
     with (
         open_coordinator_store(database, blobs) as store,

@@ -28,6 +28,7 @@ from tests.coordinator.fork_server import wait_until
 from tests.coordinator.questions import make_question_bundle
 from tests.muster.asked import FIELDS, LABELS, answering, population
 from tests.muster.test_cli import in_process
+from tests.stores import without_rows
 
 BY_LABEL = "SELECT y, COUNT(*) AS n, SUM(x), AVG(s), COUNT(DISTINCT DEVICE) FROM examples GROUP BY y"
 BOUNDED = "SELECT y, COUNT(*) AS n, SUM(x), AVG(CLIP(s, 0, 4)) FROM examples GROUP BY y MAX 40 ROWS PER DEVICE"
@@ -42,7 +43,7 @@ def servers():
 @pytest.fixture
 def files(tmp_path):
     """The options of a store without a coordinator."""
-    where = ("--db", f"sqlite:///{tmp_path / 'm.db'}", "--blobs", tmp_path / "blobs")
+    where = ("--db", without_rows(tmp_path / "m.db"), "--blobs", tmp_path / "blobs")
     open_coordinator_store(where[1], where[3]).close()
     return where
 

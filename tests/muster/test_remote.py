@@ -32,12 +32,13 @@ from tests.coordinator.replicas import until
 from tests.coordinator.test_api import assign, check_in, put
 from tests.muster.test_cli import in_process
 from tests.servers import serving_both
+from tests.stores import without_rows
 
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
     """A coordinator with an operator's token in the environment; gives the options of both ways, and its store."""
-    database, blobs = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs"
+    database, blobs = without_rows(tmp_path / "m.db"), tmp_path / "blobs"
     authority = {"authority": key_text(AUTHORITY_KEY), "authority_url": "https://authority.example.org"}
     with (
         open_coordinator_store(database, blobs) as store,

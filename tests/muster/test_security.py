@@ -20,6 +20,7 @@ from muster import security
 from muster.app import app
 from tests.coordinator.bundles import make_bundle
 from tests.servers import serving_both
+from tests.stores import without_rows
 
 POLICY = """
 signers = ["{key}"]
@@ -35,6 +36,7 @@ min_cohort = 20
 def database(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MUSTER_ACCEPT_UNATTESTED", raising=False)
+    without_rows(tmp_path / "muster.db")
     with open_coordinator_store("sqlite:///muster.db", "muster-blobs") as store:
         keys = tmp_path / "muster.db.keys"
         Keys.open(keys, store.database)

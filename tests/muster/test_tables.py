@@ -14,6 +14,7 @@ from tests.coordinator.bundles import make_bundle
 from tests.forked import COMMAND, forked
 from tests.muster.terminal import on_terminal
 from tests.muster.test_cli import in_process, muster
+from tests.stores import without_rows
 
 TABLE = "from muster.plain import show_table; show_table(['name', 'what it says'], [['a', %r], ['b', None]])"
 DIGEST = re.compile("[0-9a-f]{64}")
@@ -48,7 +49,7 @@ def test_a_table_that_cannot_fit_becomes_one_field_a_line():
 @pytest.fixture
 def task(tmp_path):
     """A task with a round of two passes that has metrics, and one in which devices gave up; where it is kept."""
-    where = ["--db", f"sqlite:///{tmp_path / 'muster.db'}", "--blobs", tmp_path / "blobs"]
+    where = ["--db", without_rows(tmp_path / "muster.db"), "--blobs", tmp_path / "blobs"]
     open_coordinator_store(where[1], where[3]).close()
     words = ["--plan", make_bundle(tmp_path / "plan").folder, "--population", "p", "--goal", 3, "--rounds", 2]
     task = json.loads(in_process("task", "create", *words, *where, "--json").stdout)["task"]

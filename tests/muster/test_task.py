@@ -18,6 +18,7 @@ from fedcore.report import Segment
 from fedcore.validation import text_of
 from tests.coordinator.bundles import make_bundle, make_plan, make_private_bundle
 from tests.muster.test_cli import in_process, muster
+from tests.stores import without_rows
 
 SECURE = ("--goal", 9, "--secagg")
 
@@ -25,7 +26,7 @@ SECURE = ("--goal", 9, "--secagg")
 @pytest.fixture
 def where(tmp_path):
     """The options that name a store which a coordinator has made."""
-    database, blobs = f"sqlite:///{tmp_path / 'muster.db'}", tmp_path / "blobs"
+    database, blobs = without_rows(tmp_path / "muster.db"), tmp_path / "blobs"
     open_coordinator_store(database, blobs).close()
     return ["--db", database, "--blobs", blobs]
 
