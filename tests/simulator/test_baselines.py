@@ -274,6 +274,7 @@ def test_every_baseline_learns_digits_and_repeats_itself(baseline, model, cohort
     first, again = simulate(config), simulate(config)
     assert first == again
     assert (first.baseline, first.cohort) == (baseline, cohort)
+    assert f"{model} on digits, {baseline}, 1 rounds" in first.words
     assert first.test_accuracy > at_least
     assert 0 < first.user_mean <= 1
     assert first.curve[-1]["test.accuracy"] == first.test_accuracy
