@@ -203,6 +203,6 @@ def _pools(labels: Rows, classes: int, generator: Generator) -> list[list[int]]:
 def _drawn(wanted: NDArray[np.float64], left: list[int], generator: Generator) -> int:
     """An index, drawn by the weights `wanted` among those with something left; their proportions stay."""
     weights = np.where(np.array(left) > 0, wanted + 1e-12, 0)
-    # What `generator.choice` does with weights, to the bit, in half of its time: it checks them at every draw.
+    # The draw of `generator.choice`, to the bit, without its checks of the weights, which take half of the time.
     shares = (weights / weights.sum()).cumsum()
     return int((shares / shares[-1]).searchsorted(generator.random(), side="right"))

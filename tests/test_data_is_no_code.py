@@ -28,7 +28,7 @@ def runs_data(tree):
                 found = module.partition(".")[0] in LOADERS or {f"{module}.{one.name}" for one in names} & OF_TORCH
             case ast.Call(func=ast.Name(name) | ast.Attribute(attr=name)) if name in RUNNERS:
                 found = name not in ("eval", "compile") or isinstance(node.func, ast.Name)
-            case ast.Attribute(attr="load" | "package" | "hub"):
+            case ast.Attribute(attr=name) if any(path.endswith(f".{name}") for path in OF_TORCH):
                 found = ast.unparse(node) in OF_TORCH
             case ast.keyword(arg="allow_pickle", value=value):
                 found = ast.unparse(value) != "False"

@@ -105,7 +105,7 @@ def driver_and_other(replicas):
         yield here, there, other
 
 
-def until(condition: Callable[[], object], seconds: float = 60.0) -> object:
+def until(condition: Callable[[], object], seconds: float = 20.0) -> object:
     """What `condition` gives once that is true."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):

@@ -36,7 +36,7 @@ def population(clients):
 def answering(local, users, servers, folder, signer=None):
     """Users' devices, awake once the coordinator has opened a task's round, until it has no more work.
 
-    Before that the first of them hears that there is no task, and no other wakes.
+    A device that came earlier would hear that there is no task, and a fleet ends at that answer.
     """
     config = FleetConfig(
         coordinator=local.url,
