@@ -3,8 +3,7 @@
 import itertools
 import re
 import threading
-import time
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -93,10 +92,22 @@ def test_deltas_that_nobody_waits_for_any_more_are_not_made(store, client, tmp_p
 
     def make(base, target):
         made.append((BlobRef.of(base).sha256, BlobRef.of(target).sha256))
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return b"shorter"
 
+    asked, left, between = [], [], deltas.Deltas.between
+
+    @asynccontextmanager
+    async def counted(*arguments):
+        asked.append(arguments)
+        try:
+            async with between(*arguments) as delta:
+                yield delta
+        finally:
+            left.append(arguments)
+
     monkeypatch.setattr(deltas, "delta_between", make)
+    monkeypatch.setattr(deltas.Deltas, "between", counted)
     found = versions(store, client, tmp_path, 4)
     pairs = list(itertools.permutations(found, 2))
     paths = [f"/v1/blobs/{target}/deltas/{base}" for base, target in pairs]
@@ -106,9 +117,10 @@ def test_deltas_that_nobody_waits_for_any_more_are_not_made(store, client, tmp_p
         first = open_.enter_context(begun(client, next(asks)[0], "GET", paths[0]))
         until(lambda: made)
         *others, last = (open_.enter_context(begun(client, signer, "GET", path)) for signer, path in asks)
+        until(lambda: len(asked) == len(pairs))
         for one in others:
             one.close()
-        time.sleep(0.2)  # the coordinator hears of it
+        until(lambda: len(left) == len(others))
         go_on.set()
         assert (status_of(first), status_of(last)) == (200, 200)
     assert made == [pairs[0], pairs[-1]]
