@@ -6,13 +6,14 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -34,6 +35,7 @@ from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, Problem, problem
 from ingress.connection import RECEIVE_INTO, Body, memory_of
 
 T = TypeVar("T")
+P = ParamSpec("P")
 _LOG = logging.getLogger(__name__)
 _WAIT = re.compile(r'(?:^|,)\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?:$|[,;])', re.IGNORECASE)
 PROBLEM_OF = "muster.problem"
@@ -43,7 +45,14 @@ ONWARD = "muster.onward"
 
 Absent where the request is not another replica's.
 """
+_SMALL_BYTES = 1 << 22
+"""Up to here, checking takes no more time than handing the work to a thread."""
 _SLUG_OF_STATUS = {404: "unknown-resource", 405: "method-not-allowed", 413: "too-large"}
+
+
+async def aside(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What `work` on `size` bytes gives: at once, or on a thread where the event loop would stand still meanwhile."""
+    return work(*args, **kwargs) if size <= _SMALL_BYTES else await run_in_threadpool(work, *args, **kwargs)
 
 
 async def read_body(request: Request, limit: int) -> memoryview:

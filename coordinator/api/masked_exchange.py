@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from coordinator.api.http import aside
 from coordinator.api.replica_channel import ReplicaChannel
 from coordinator.api.service import Service
 from coordinator.commands import ExchangeMasked
@@ -44,9 +44,7 @@ _GATHER_S, _EVERY_S = 0.01, 0.2
 _LAST_S = 2.0
 """How long a process that stops waits until drivers have its sums."""
 _TOGETHER_BYTES = 1 << 26
-"""Sums that go with one message: a driver must have room for it, and both ends do nothing else meanwhile."""
-_SMALL_BYTES = 1 << 22
-"""Up to here, checking takes no more time than handing the work to a thread."""
+"""Sums that go with one message: a driver must have room for it, and claims wait until it is answered."""
 _DENIALS: dict[str, type[Refusal]] = {
     one.slug: one for one in (ConflictingReport, NoLongerNeeded, Unavailable, UnusableMessage)
 }
@@ -183,10 +181,7 @@ class MaskedExchange:
 
     async def _add(self, talk: _Talk, grant: Grant, assignment: str, message: bytes) -> None:
         expected = ExpectedVector(grant.session, grant.position, grant.signer, grant.words)
-        if len(message) <= _SMALL_BYTES:
-            masked = expected.open(message)
-        else:
-            masked = await run_in_threadpool(expected.open, message)
+        masked = await aside(len(message), expected.open, message)
         mine = talk.sums.get(grant.session)
         if mine is None or mine.closed or self._shared.leaving:
             raise Unavailable("this replica hands its sum of the session over; send the message again")
@@ -237,7 +232,8 @@ class MaskedExchange:
         if sums:
             reach("masked.before-hand-over")
         talk.uncertain |= bool(asked)
-        answered = await self._channel.post(talk.driver, MASKED, encode_news(message, sums))
+        body = await aside(sum(one.nbytes for one in sums), encode_news, message, sums)
+        answered = await self._channel.post(talk.driver, MASKED, body)
         if answered is None:
             return
         answer = decode_answer(answered)

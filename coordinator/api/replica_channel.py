@@ -6,13 +6,15 @@ target has the digest of its body.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
 import ssl
 from collections.abc import Awaitable, Callable
+from collections.abc import Set as AbstractSet
 from types import SimpleNamespace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import httpx2
@@ -20,8 +22,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from coordinator.api.http import answer_error, read_into
+from coordinator.api.http import answer_error, aside, read_into
 from coordinator.api.service import Service
+from coordinator.driver.replica_membership import Membership
 from coordinator.errors import MalformedMessage
 from ingress.connection import Body, memory_of
 
@@ -38,6 +41,15 @@ def proof_of(key: bytes, method: str, target: bytes, replica: str) -> bytes:
     return hmac.digest(key, b" ".join((method.encode(), target, replica.encode())), "sha256").hex().encode()
 
 
+async def wait_while_there(replica: str, membership: Membership, promises: AbstractSet[asyncio.Future[Any]]) -> None:
+    """Return when one of `promises` is kept. Raises httpx2.ReadTimeout when `replica` is taken for gone before."""
+    # Rarer than the directory changes, and rare enough for ten thousand that wait.
+    look_s = max(0.5, membership.lease_s / 3)
+    while not (await asyncio.wait(promises, timeout=look_s, return_when=asyncio.FIRST_COMPLETED))[0]:
+        if replica not in membership.directory.urls:
+            raise httpx2.ReadTimeout("it is taken for gone")
+
+
 class ReplicaChannel:
     """Requests of this replica to others."""
 
@@ -47,19 +59,25 @@ class ReplicaChannel:
         self._client: httpx2.AsyncClient | None = None
 
     async def post(self, replica: str, path: str, body: bytes) -> bytes | None:
-        """The answer of a replica; None, and a line in the log, if it cannot be reached or refuses."""
+        """The answer of a replica; None, and a line in the log, if it is gone, cannot be reached or refuses."""
         url = self._membership.directory.urls.get(replica)
         if url is None:
             return None
-        target = f"{path}?sha256={hashlib.sha256(body).hexdigest()}".encode()
+        digest = await aside(len(body), hashlib.sha256, body)
+        target = f"{path}?sha256={digest.hexdigest()}".encode()
         proof = proof_of(self._keys.between_replicas, "POST", target, replica)
         headers = [(b"content-type", b"application/octet-stream"), (FORWARDED, proof)]
         extensions = {"target": urlsplit(url).path.rstrip("/").encode() + target}
+        sending = self._opened().post(url, content=body, headers=headers, extensions=extensions)
+        answering = asyncio.ensure_future(sending)
         try:
-            answered = await self._opened().post(url, content=body, headers=headers, extensions=extensions)
+            await wait_while_there(replica, self._membership, {answering})
+            answered = answering.result()
         except httpx2.TransportError as error:
             _LOG.warning("replica %s cannot be told of reports: %s", replica, type(error).__name__)
             return None
+        finally:
+            answering.cancel()
         if not answered.is_success:
             _LOG.warning("replica %s took no shares: %s", replica, answered.text[:200])
             return None

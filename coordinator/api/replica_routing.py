@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.http import ONWARD, answer_refusal
 from coordinator.api.masked_exchange import MASKED, take_masked
-from coordinator.api.replica_channel import FORWARDED, answer_replica, proof_of
+from coordinator.api.replica_channel import FORWARDED, answer_replica, proof_of, wait_while_there
 from coordinator.api.service import Service
 from coordinator.api.shares import SHARES, take_shares
 from coordinator.errors import Refusal, Unavailable
@@ -68,8 +68,6 @@ class Router:
         self._retry = settings.soon
         self._answers_devices = settings.role != "driver"
         self._longest_s = settings.max_wait_s + _SLACK_S
-        # Rarer than the directory changes, and rare enough for ten thousand that wait.
-        self._look_s = max(0.5, settings.lease_s / 3)
         self._shared: httpx2.AsyncClient | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -194,10 +192,7 @@ class Router:
         """
         answering, leaving = asyncio.ensure_future(sending), asyncio.ensure_future(body.disconnected())
         try:
-            both = {answering, leaving}
-            while not (await asyncio.wait(both, timeout=self._look_s, return_when=asyncio.FIRST_COMPLETED))[0]:
-                if replica not in self._membership.directory.urls:
-                    raise httpx2.ReadTimeout("it is taken for gone")
+            await wait_while_there(replica, self._membership, {answering, leaving})
             return await answering if answering.done() else None
         finally:
             answering.cancel()

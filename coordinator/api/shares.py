@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from starlette.responses import Response
 
+from coordinator.api.http import aside
 from coordinator.api.replica_channel import ReplicaChannel
 from coordinator.api.service import Service
 from coordinator.commands import TakeShare
@@ -32,18 +33,22 @@ class ShareSender:
         self._channel = channel
         self._sums = service.driver.shared
         self._sent: dict[str, float] = {}
+        self._busy: set[str] = set()
 
     async def send_forever(self) -> None:
-        """Send what is new, a few times a second, and sums at once. What did not arrive is sent again."""
-        while True:
-            until = time.monotonic() + _EVERY_S
-            while time.monotonic() < until and not self._sums.closing:
+        """Send what is new, a few times a second, and sums at once. What did not arrive is sent again.
+
+        A driver that does not answer holds up no other.
+        """
+        async with asyncio.TaskGroup() as sending:
+            while True:
+                until = time.monotonic() + _EVERY_S
+                while time.monotonic() < until and not self._sums.closing - self._busy:
+                    await asyncio.sleep(_LOOK_S)
+                for driver in self._sums.drivers - self._busy:
+                    self._busy.add(driver)
+                    sending.create_task(self._send(driver))
                 await asyncio.sleep(_LOOK_S)
-            try:
-                await self._send_all()
-            except Exception as error:
-                _LOG.error("sums could not be handed over: %s", error)
-            await asyncio.sleep(_LOOK_S)
 
     async def send_last(self) -> None:
         """Return once drivers have all that `send_forever` sends, as this process ends; but soon."""
@@ -52,23 +57,29 @@ class ShareSender:
                 while self._sums.wait:
                     await asyncio.sleep(_LOOK_S)
 
-    async def _send_all(self) -> None:
-        for driver, (message, sums) in self._sums.news(self._membership.id).items():
-            now = time.monotonic()
+    async def _send(self, driver: str) -> None:
+        now = time.monotonic()
+        try:
+            message, sums = self._sums.news(self._membership.id, driver)
             if driver not in self._membership.directory.urls:  # who takes its populations abandons the rounds
-                continue
+                return
             if not message.shares and now < self._sent.get(driver, 0.0) + _BEAT_S:
-                continue
+                return
             if sums:
                 reach("sum.before-hand-over")
-            if await self._channel.post(driver, SHARES, encode_shares(message, sums)) is not None:
+            body = await aside(sum(one.nbytes for one in sums), encode_shares, message, sums)
+            if await self._channel.post(driver, SHARES, body) is not None:
                 self._sums.heard(message)
                 self._sent = {one: at for one, at in self._sent.items() if now < at + _BEAT_S} | {driver: now}
+        except Exception as error:
+            _LOG.error("sums could not be handed over: %s", error)
+        finally:
+            self._busy.discard(driver)
 
 
 async def take_shares(service: Service, data: memoryview) -> Response:
     """Answer a replica that has told of reports, or hands sums over, once that is committed."""
-    shares, sums = decode_shares(data)
+    shares, sums = await aside(len(data), decode_shares, data)
     service.driver.heard_of(shares.replica)
     for assignment in shares.present:
         service.driver.presence.heard(assignment)

@@ -23,7 +23,7 @@ _HEAD = struct.Struct(">I")
 def encode_frame(message: msgspec.Struct, sums: Iterable[NDArray[Any]], kind: np.dtype[Any]) -> bytes:
     """The bytes of a message and of its sums, whose numbers travel as `kind`."""
     head = msgspec.json.encode(message)
-    return b"".join([_HEAD.pack(len(head)), head, *(np.ascontiguousarray(one, kind).tobytes() for one in sums)])
+    return b"".join([_HEAD.pack(len(head)), head, *(np.ascontiguousarray(one, kind).data for one in sums)])
 
 
 def decode_frame(

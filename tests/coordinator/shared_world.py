@@ -97,7 +97,8 @@ class SharedWorld(World):
 
     def post(self, helper):
         """A replica's messages: each arrives at the driver that it is for, if that lives, or is lost."""
-        for driver, (message, sums) in helper.shared.news(helper.desk.membership.id).items():
+        for driver in helper.shared.drivers:
+            message, sums = helper.shared.news(helper.desk.membership.id, driver)
             alive = [desk for desk in (self.desk, self.ghost) if desk and desk.membership.id == driver]
             if not alive or self.luck.random() > ARRIVES:
                 continue

@@ -56,8 +56,8 @@ def ask(client, session, device="a", **how):
     return answer
 
 
-def wait(client, device="a", seconds=4):
-    answer = check_in(client, device)
+def wait(client, device="a", seconds=4, population="phones"):
+    answer = check_in(client, device, population)
     assert "session" in answer.json(), (answer.status_code, answer.text)
     session = answer.json()["session"]
     return ask(client, session, device, headers={"Prefer": f"wait={seconds}"})
@@ -67,9 +67,9 @@ def blob(client, sha256, **headers):
     return client.get(f"/v1/blobs/{sha256}", headers=headers, auth=client.devices["a"])
 
 
-def assign(client, *devices):
+def assign(client, *devices, population="phones"):
     with ThreadPoolExecutor(len(devices)) as pool:
-        answers = list(pool.map(lambda device: wait(client, device, 20), devices))
+        answers = list(pool.map(lambda device: wait(client, device, 20, population), devices))
     return sorted((messages.decode(a.content, Assignment) for a in answers), key=lambda assignment: assignment.slot)
 
 

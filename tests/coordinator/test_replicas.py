@@ -7,6 +7,7 @@ import hashlib
 import signal
 import sqlite3
 import threading
+import time
 
 import httpx2
 import numpy as np
@@ -193,6 +194,29 @@ def test_replica_that_is_told_to_stop_costs_no_attempt(store, register, replicas
         put(here, second.assignment, report_body([0, 1, 0, 0], 1))
         until(lambda: completed(store, task))
     assert [(one.attempt, one.state.value) for one in store.rounds(task)] == [(1, "committed")]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_driver_that_stands_still_holds_up_no_sum_of_another(store, register, replicas):
+    tasks = register(goal=2, rounds=1), register(goal=2, rounds=1, population="tablets")
+    drivers = [replicas.start(lease_s=60) for _ in tasks]
+    until(lambda: {replicas.holder(), replicas.holder("tablets")} == {*drivers})
+    still, drives = replicas.holder(), replicas.holder("tablets")
+    body = report_body([0, 1, 0, 0], 1)
+    other = replicas.start(role="api")
+    with speaking_to(other.url) as there, speaking_to(drives.url, devices=there.devices) as here:
+        first, last = assign(there, "a", "b")
+        assert put(there, first.assignment, body).status_code == 200
+        until(lambda: store.rounds(tasks[0])[0].reported)
+        still.signal(signal.SIGSTOP)
+        time.sleep(2)  # every second its driver is told that the replica is there
+        one, another = assign(here, "c", "d", population="tablets")
+        assert put(there, one.assignment, body).status_code == put(here, another.assignment, body).status_code == 200
+        until(lambda: completed(store, tasks[1]), 10)
+        still.signal(signal.SIGCONT)
+        assert put(there, last.assignment, body).status_code == 200
+        until(lambda: completed(store, tasks[0]))
+    assert [[one.reason for one in store.rounds(task)] for task in tasks] == [[""], [""]]
 
 
 def test_report_of_another_device_or_of_a_forged_id_is_taken_nowhere(store, register, replicas):

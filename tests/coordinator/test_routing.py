@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import socket
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import httpx2
 import numpy as np
 import pytest
 import uvicorn
 
+from coordinator.api.replica_channel import ReplicaChannel
+from coordinator.api.shares import SHARES
+from coordinator.driver.replica_membership import Directory
 from coordinator.keys import Keys
 from coordinator.rules.leases import Replica
 from coordinator.rules.notices import Notice, text_of
@@ -213,3 +218,21 @@ def test_long_report_and_its_receipt_pass_through_another_replica(store, registe
     assert put(holder, assignment.assignment, body).content == receipt.content
     assert put(other, assignment.assignment, body).content == receipt.content
     assert [one.reported for one in store.rounds(task)] == [1]
+
+
+def test_answer_of_a_replica_that_is_gone_is_not_waited_for():
+    async def tell(membership):
+        channel = ReplicaChannel(SimpleNamespace(membership=membership, keys=SimpleNamespace(between_replicas=b"key")))
+        telling = asyncio.create_task(channel.post("silent", SHARES, b"reports"))
+        await asyncio.sleep(0.2)
+        assert not telling.done()
+        membership.directory = Directory()
+        try:
+            async with asyncio.timeout(10):
+                return await telling
+        finally:
+            await channel.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        urls = {"silent": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        assert asyncio.run(tell(SimpleNamespace(directory=Directory(urls), lease_s=1.0))) is None

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from coordinator.api.authentication import demand_body, signed
 from coordinator.api.devices.assignment_access import AssignmentAccess, Owned
 from coordinator.api.devices.uploads import Part, Senders, Upload, Uploads
-from coordinator.api.http import ONWARD, answer, read_into
+from coordinator.api.http import ONWARD, answer, aside, read_into
 from coordinator.api.service import Service
 from coordinator.commands import CountReport
 from coordinator.errors import (
@@ -43,8 +43,6 @@ from ingress.connection import Body
 _LOG = logging.getLogger(__name__)
 HEADER_BYTES = 4096
 """Room for a safetensors header around the one vector of a report."""
-_SMALL_BYTES = 1 << 22
-"""Up to here, checking takes no more time than handing the work to a thread."""
 _CHECKED_TOGETHER = 1 << 16
 """Values that are checked together as they come."""
 _SWEEP_S = 1.0
@@ -187,10 +185,7 @@ class ReportApi:
     async def _count(
         self, assignment: str, digest: bytes, data: memoryview, owned: Owned, *, finite: bool = False
     ) -> Receipt:
-        if len(data) <= _SMALL_BYTES:
-            report_L = parse_report(data, owned.layout, finite=finite)
-        else:
-            report_L = await run_in_threadpool(parse_report, data, owned.layout, finite=finite)
+        report_L = await aside(len(data), parse_report, data, owned.layout, finite=finite)
         counting = CountReport(assignment, digest.hex(), report_L, owned.shared)
         return await asyncio.wrap_future(self._driver.submit(counting))
 

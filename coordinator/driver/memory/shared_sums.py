@@ -60,12 +60,12 @@ class SharedSums:
     @property
     def wait(self) -> bool:
         """Whether there are sums that drivers do not have."""
-        return any(not one.handed for one in tuple(self._sums.values()))
+        return bool(self._unhanded())
 
     @property
-    def closing(self) -> bool:
-        """Whether there are sums that drivers can have now, and do not have."""
-        return any(one.closed and not one.handed for one in tuple(self._sums.values()))
+    def closing(self) -> set[str]:
+        """The drivers that can have sums now, and do not have them."""
+        return {one.driver for one in self._unhanded().values() if one.closed}
 
     def add(self, round_: SharedRound, counted: list[Counted], vectors: list[NDArray[np.floating[Any]]]) -> None:
         """Add reports (L,) whose receipts are committed, and which they are."""
@@ -100,23 +100,18 @@ class SharedSums:
         """The assignments whose reports are on their way here, of rounds that take them."""
         return frozenset(assignment for assignment, round_id in self._present if self.takes(round_id))
 
-    def news(self, replica: str) -> dict[str, tuple[Shares, list[NDArray[np.float64]]]]:
-        """What each driver has not been told yet, by its id: a message of this `replica`, with sums that go with it.
+    @property
+    def drivers(self) -> set[str]:
+        """The drivers that are told of reports: those of uploads that are on their way, or of sums they do not have."""
+        return {maker_of(one) for one, _ in self._present} | {one.driver for one in self._unhanded().values()}
 
-        There is one, if it says nothing, for each that does not have a sum.
-        """
-        present, sums = (
-            [assignment for assignment, _ in self._present],
-            [(id_, one) for id_, one in list(self._sums.items()) if not one.handed],
-        )
-        news = {}
-        for driver in {maker_of(one) for one in present} | {mine.driver for _, mine in sums}:
-            mine = [(one, _share(id_, one)) for id_, one in sums if one.driver == driver]
-            due = [(one, share) for one, share in mine if share.counted or share.size]
-            here = [assignment for assignment in present if maker_of(assignment) == driver]
-            message = Shares(replica=replica, present=here, shares=[share for _, share in due])
-            news[driver] = message, [one.reports.total() for one, share in due if share.size]
-        return news
+    def news(self, replica: str, driver: str) -> tuple[Shares, list[NDArray[np.float64]]]:
+        """What a driver has not been told yet: a message of this `replica`, and the sums (L,) that go with it."""
+        mine = [(one, _share(id_, one)) for id_, one in self._unhanded().items() if one.driver == driver]
+        due = [(one, share) for one, share in mine if share.counted or share.size]
+        here = [assignment for assignment, _ in self._present if maker_of(assignment) == driver]
+        message = Shares(replica=replica, present=here, shares=[share for _, share in due])
+        return message, [one.reports.total() for one, share in due if share.size]
 
     def heard(self, message: Shares) -> None:
         """The driver has a message of `news`."""
@@ -125,6 +120,9 @@ class SharedSums:
             if mine is not None:
                 mine.told = share.before + len(share.counted)
                 mine.handed |= share.size > 0
+
+    def _unhanded(self) -> dict[int, SharedSum]:
+        return {id_: one for id_, one in tuple(self._sums.items()) if not one.handed}
 
 
 def _share(round_id: int, mine: SharedSum) -> Share:
