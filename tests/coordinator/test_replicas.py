@@ -212,7 +212,7 @@ def test_driver_that_stands_still_holds_up_no_sum_of_another(store, register, re
         time.sleep(2)  # every second its driver is told that the replica is there
         one, another = assign(here, "c", "d", population="tablets")
         assert put(there, one.assignment, body).status_code == put(here, another.assignment, body).status_code == 200
-        until(lambda: completed(store, tasks[1]), 10)
+        until(lambda: completed(store, tasks[1]), 20)
         still.signal(signal.SIGCONT)
         assert put(there, last.assignment, body).status_code == 200
         until(lambda: completed(store, tasks[0]))

@@ -13,6 +13,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from coordinator.api import http
 from coordinator.api.devices import reports
 from coordinator.api.devices.uploads import Part, Uploads
 from coordinator.api.limits import MemoryBudget
@@ -221,7 +222,7 @@ def test_receipt_asked_for_again_is_of_the_same_counting(client, given, monkeypa
 
     parse = reports.parse_report
     monkeypatch.setattr(reports, "parse_report", slowly)
-    monkeypatch.setattr(reports, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(http, "_SMALL_BYTES", 0)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(patch, client, given, 0)
         assert counting.wait(5)
