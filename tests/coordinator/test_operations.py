@@ -118,8 +118,8 @@ def test_metrics_count_what_happened_and_name_no_device(store, register, service
 
 def test_waiting_sessions_and_open_requests_are_seen_while_they_wait(register, service):
     register(goal=2)
-    with service() as (devices, admin), ThreadPoolExecutor() as pool:
-        waiting = pool.submit(wait, devices, "a", 4)
+    with service(max_wait_s=60) as (devices, admin), ThreadPoolExecutor() as pool:
+        waiting = pool.submit(wait, devices, "a", 60)
         while not (found := samples(admin))["muster_sessions_waiting"]:
             assert not waiting.done()
         assert found["muster_requests_in_progress"] == 1
@@ -275,10 +275,10 @@ def test_more_signatures_than_can_be_remembered_are_sent_away(register, service,
         assert samples(admin)['muster_shed_requests_total{limit="signatures"}'] == 1
 
 
-def test_more_requests_than_may_be_in_progress_are_sent_away_at_once(register, service):
-    register(goal=3)
-    with service(connection_limit=2) as (devices, admin), ThreadPoolExecutor() as pool:
-        waiting = [pool.submit(wait, devices, name, 6) for name in ("a", "b")]
+def test_more_requests_than_may_be_in_progress_are_sent_away_at_once(store, register, service):
+    task = register(goal=3)
+    with service(connection_limit=2, max_wait_s=60) as (devices, admin), ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(wait, devices, name, 60) for name in ("a", "b")]
         while samples(admin)["muster_sessions_waiting"] < 2:
             assert not any(one.done() for one in waiting)
         answer = devices.get("/openapi.json")
@@ -286,6 +286,7 @@ def test_more_requests_than_may_be_in_progress_are_sent_away_at_once(register, s
         assert answer.headers["retry-after"]
         assert devices.get("/readyz").status_code == 200
         assert samples(admin)['muster_shed_requests_total{limit="connections"}'] == 1
+        store.cancel(task)
         for one in waiting:
             assert one.result().status_code == 200
         assert devices.get("/openapi.json").status_code == 200

@@ -122,7 +122,7 @@ def test_three_replicas_go_on_while_one_stands_still(store, register, replicas):
     paused = until(replicas.holder)
     urls = [replica.url for replica in replicas.alive if replica is not paused]
     with Phones(GOAL, lambda: urls) as phones:
-        until(lambda: committed(store, task) >= 2)
+        until(lambda: committed(store, task) >= 2, 60)
         paused.signal(signal.SIGSTOP)
         until(lambda: replicas.holder() not in (None, paused), 10 * LEASE_S)
         until(lambda: committed(store, task) >= 4, 60)
