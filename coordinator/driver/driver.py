@@ -173,7 +173,7 @@ class Driver:
             answer_from_memory(memory, queued, now)
         # Not while a transaction must be tried again: what it would lose is lost with the next one that is written.
         lost = self._lost(now) if self._writer.ready(now) else {}
-        memory.secure.advance(now, self._membership.lease_s)
+        memory.secure.advance(now)
         durable = [(command, future) for command, future in inbox if isinstance(command, DurableCommand)]
         self._writer.write(durable, lost, now)
         if self._writer.ready(now):

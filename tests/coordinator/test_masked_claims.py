@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from coordinator.commands import ExchangeMasked
-from coordinator.driver.replica_membership import ReplicaConfig
 from coordinator.errors import ConflictingReport, MalformedMessage, NoLongerNeeded, Unavailable
 from coordinator.rules.masked_shares import (
     Claim,
@@ -132,23 +131,6 @@ def test_one_replica_at_a_time_may_add_a_masked_report(seated):
     assert b.claim(device).slug == "unavailable"
     a.tell()
     assert isinstance(b.claim(device), Grant)
-
-
-def test_claim_of_a_silent_replica_is_void_after_the_lease_time(store, seated, desk, monkeypatch):
-    monkeypatch.setattr(desk.membership, "_config", ReplicaConfig(lease_s=2))
-    task, devices, a, b = seated
-    late = a.claim(devices[0])
-    desk.pass_time(1.9)
-    b.add(devices[1])
-    assert b.claim(devices[0]).slug == "unavailable"
-    desk.pass_time(0.2)
-    b.add(devices[0])
-    a.add_granted(late, devices[0])  # it was not dead: its sum is of no use
-    run(devices[2:], PHASES[3:4])
-    a.hand_over()
-    b.hand_over()
-    run(devices, PHASES[4:])
-    expect_sum_of(store, task, devices)
 
 
 def test_masked_report_that_was_added_is_claimed_no_more(seated):

@@ -21,8 +21,6 @@ class SecureRounds:
 
     def __init__(self) -> None:
         self._rounds: dict[int, SecureRound] = {}
-        self._heard: dict[str, float] = {}
-        """When other replicas last told of masked reports."""
 
     def of(self, assignment: str) -> SecureRound:
         """The secure round of an assignment. Raises NoLongerNeeded."""
@@ -31,7 +29,6 @@ class SecureRounds:
     def exchange(self, command: ExchangeMasked, now: float) -> MaskedAnswer:
         """Hear of the masked reports that another replica added, and say which it may add."""
         news = command.news
-        self._heard[news.replica] = now
         shares = zip(news.shares, command.sums, strict=True)
         over = [share.session for share, words in shares if not self._take_share(news.replica, share, words)]
         for secure in self._rounds.values():
@@ -76,17 +73,9 @@ class SecureRounds:
         with suppress(NoLongerNeeded):
             self.of(assignment).lose(assignment, now)
 
-    def advance(self, now: float, silent_s: float) -> None:
-        """End every phase that is due, and answer the devices that wait for it.
-
-        Another replica that was silent for so long may have died: others may add what it was adding.
-        """
-        silent = {replica for replica, heard in self._heard.items() if now >= heard + silent_s}
-        for replica in silent:
-            del self._heard[replica]
+    def advance(self, now: float) -> None:
+        """End every phase that is due, and answer the devices that wait for it."""
         for secure in self._rounds.values():
-            for replica in silent:
-                secure.release(replica, ())
             secure.advance(now)
 
     def dismiss(self, refusal: Refusal, row_ids: Container[int]) -> None:
