@@ -185,6 +185,26 @@ def test_claim_whose_answer_was_lost_is_given_back_in_the_end(register, desk):
     assert isinstance(Elsewhere(desk, "replica2").claim(devices[0]), Grant)
 
 
+def test_report_that_was_added_under_a_void_claim_may_be_added_elsewhere(register, desk, monkeypatch):
+    monkeypatch.setattr(masked_exchange, "_EVERY_S", 0.01)
+    register(**LENIENT)
+    devices, line = seat(desk, TEN), Line(desk, "answered", *["lost"] * 100_000)
+    run(devices, PHASES[:3])
+
+    async def come_again():
+        exchange = exchange_over(line, "replica1")
+        await take(exchange, devices[0])
+        Elsewhere(desk, "replica1").tell()  # an old message comes late, in which the report is not being checked
+        line.fates.clear()
+        with pytest.raises(Unavailable):
+            await take(exchange, devices[0])
+        async with asyncio.timeout(20):
+            while not isinstance(Elsewhere(desk, "replica2").claim(devices[0]), Grant):
+                await asyncio.sleep(0.01)
+
+    asyncio.run(come_again())
+
+
 def test_sums_of_many_groups_go_to_the_driver_in_several_messages(store, register, desk, monkeypatch):
     monkeypatch.setattr(masked_exchange, "_TOGETHER_BYTES", 1)
     task, line = register(**DIVIDED), Line(desk)
