@@ -46,7 +46,7 @@ ONWARD = "muster.onward"
 Absent where the request is not another replica's.
 """
 _SMALL_BYTES = 1 << 22
-"""Up to here, checking takes no more time than handing the work to a thread."""
+"""Up to here, work takes no more time than handing it to a thread."""
 _SLUG_OF_STATUS = {404: "unknown-resource", 405: "method-not-allowed", 413: "too-large"}
 
 

@@ -185,8 +185,8 @@ class MaskedExchange:
         mine = talk.sums.get(grant.session)
         if mine is None or mine.closed or self._shared.leaving:
             raise Unavailable("this replica hands its sum of the session over; send the message again")
-        if grant.position in mine.total.signatures:  # of an earlier claim, which is void: another replica may add it
-            raise Unavailable("this replica added the message before the driver let it; send it again")
+        if grant.position in mine.total.signatures:  # it was added under a claim that the driver took for void
+            raise Unavailable("this replica has the message, and its driver did not hear of it; send it again")
         mine.total.add(grant.position, masked)
         mine.taken.append(Taken(assignment=assignment, signature=masked.signature))
 

@@ -60,9 +60,9 @@ class ShareSender:
     async def _send(self, driver: str) -> None:
         now = time.monotonic()
         try:
-            message, sums = self._sums.news(self._membership.id, driver)
             if driver not in self._membership.directory.urls:  # who takes its populations abandons the rounds
                 return
+            message, sums = self._sums.news(self._membership.id, driver)
             if not message.shares and now < self._sent.get(driver, 0.0) + _BEAT_S:
                 return
             if sums:
