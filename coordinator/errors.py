@@ -366,7 +366,3 @@ class TooManyRequests(Refusal, slug="too-many-requests", retriable=True):
     def __init__(self, detail: str, wait_s: float) -> None:
         super().__init__(detail)
         self.wait_s = wait_s
-
-
-STORE_FAILURES = (DatabaseLocked, LeaseLost, StoreConflict, Unavailable, OSError, MemoryError)
-"""What keeps a transaction from being done now. It may be done later; any other error would come again."""

@@ -10,15 +10,19 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, TimeoutError
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, TimeoutError
 
-from coordinator.errors import DatabaseLocked, Unavailable
+from coordinator.errors import DatabaseLocked, LeaseLost, StoreConflict, Unavailable
 from coordinator.store.database_engines import AT_ONCE_S, is_locked, one_line, open_engines
 from coordinator.store.migrations import check_revision, make_tables
 from coordinator.store.records.records import Records
 
 _LOG = logging.getLogger(__name__)
 _AWAY = "the database cannot be reached now, or refuses; come back later"
+_DATABASE_FAILURES = (OperationalError, InterfaceError, TimeoutError)
+"""A full disk, a lock, a connection that breaks: what a statement raises, before the transaction is left."""
+STORE_FAILURES = (DatabaseLocked, LeaseLost, StoreConflict, Unavailable, OSError, MemoryError, *_DATABASE_FAILURES)
+"""What keeps a transaction from being done now. It may be done later; any other error would come again."""
 
 
 class Database:

@@ -210,3 +210,20 @@ def test_a_task_that_cannot_go_on_stops_no_other_one(store, register, desk, monk
     assert device.result(timeout=0).task == other
     desk.live(120)
     assert len(tries) == 1 + (desk.now - tries[0]) // 60  # once a minute
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_task_whose_transaction_lost_its_connection_does_not_rest(register, desk, monkeypatch):
+    def advance(self, task_id, task):
+        if not broken:
+            broken.append(desk.now)
+            self._records._connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+        return advanced(self, task_id, task)
+
+    advanced, broken = Transaction.advance, []
+    register(goal=1)
+    monkeypatch.setattr(Transaction, "advance", advance)
+    device = desk.wait("a", seconds=1e9)
+    desk.live(5)
+    assert broken
+    assert device.result(timeout=0).round == 1

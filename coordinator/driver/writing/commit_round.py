@@ -21,7 +21,7 @@ from coordinator.driver.replica_membership import Membership
 from coordinator.driver.writing.failed_attempts import note_failure, pause_diverged, why_diverged
 from coordinator.driver.writing.hand_over import HandOver, begin_again, end_or_keep, open_next
 from coordinator.driver.writing.regular_evaluations import Start, begin, store_start
-from coordinator.errors import STORE_FAILURES, NonFiniteState, Unavailable, UnknownBlob, UnreadableBlob
+from coordinator.errors import NonFiniteState, Unavailable, UnknownBlob, UnreadableBlob
 from coordinator.failpoints import reach
 from coordinator.lineage import entry
 from coordinator.rules.aggregation import ReportSum, Vectors, aggregate, state_specs
@@ -34,6 +34,7 @@ from coordinator.rules.private_sums import clip_of
 from coordinator.rules.robust_aggregation import KeptReports
 from coordinator.rules.rounds import Abandon, Aggregated, EndAssignments, Round
 from coordinator.rules.states import RoundState, TaskState
+from coordinator.store.database import STORE_FAILURES
 from coordinator.store.records.records import Records
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import checkpoint

@@ -16,11 +16,12 @@ from coordinator.driver.replica_membership import Membership
 from coordinator.driver.writing.apply_effects import EffectApplier
 from coordinator.driver.writing.counted_reports import DEFERRED
 from coordinator.driver.writing.transaction import Transaction
-from coordinator.errors import STORE_FAILURES, DatabaseLocked, LeaseLost, StoreConflict, Unavailable
+from coordinator.errors import DatabaseLocked, LeaseLost, StoreConflict, Unavailable
 from coordinator.failpoints import reach
 from coordinator.metrics import Metrics
 from coordinator.model_counts import ModelCounts
 from coordinator.session_counts import Counts
+from coordinator.store.database import STORE_FAILURES
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 1.0
