@@ -124,6 +124,17 @@ def test_round_is_committed_once_the_database_is_free(store, register, desk, mon
     assert states(store, task) == [(1, 1, "committed", "")]
 
 
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_task_whose_row_was_locked_goes_on_once_that_is_over(store, register, desk):
+    task = register(goal=1)
+    with store.database.writing() as records:
+        records.task(task)  # as for an operator's pause
+        waiting = desk.wait("a", seconds=60)
+        assert not waiting.done()
+    desk.pass_time(1)
+    assert waiting.result(timeout=0).task == task
+
+
 @every_engine
 def test_lock_that_stops_all_beats_costs_nobody_a_population(store, register, two):
     first, second = two
