@@ -160,8 +160,9 @@ def _hearing(given: Mapping[str, Any], folder: Path, turns: int) -> tuple[float,
     try:
         service.driver.turn(())  # which publishes the generation
         turn(1)
-        # The least of several: whatever else a process does only adds to a turn.
-        none, one, many = (min(turn(visits) for _ in range(turns)) for visits in (0, 1, _HEARD))
+        # In turns, as a processor's speed changes; the least of several, as whatever else a process does only adds.
+        measured = [[turn(visits) for visits in (0, 1, _HEARD)] for _ in range(turns)]
+        none, one, many = map(min, zip(*measured, strict=True))
     finally:
         service.store.close()
     return 1e3 * (one - none), 1e6 * (many - one) / (_HEARD - 1)

@@ -20,8 +20,8 @@ def test_replicas_are_measured_by_the_check_ins_that_they_answer(coordinators, m
     # A replica that asked the driver about every device would cost several times as much.
     assert 0.3 < found.checkin_ratio < 2.5
     assert found.checkin_ratio == pytest.approx(found.follower_us / found.alone_us)
-    # A difference of two turns: where it is small, it may come out below zero on a busy machine.
-    assert abs(found.heard_us) < found.alone_us / 5
+    # A difference of two turns, a few microseconds: on a busy machine it may come out a little below zero.
+    assert -found.alone_us / 100 < found.heard_us < found.alone_us / 5
     assert found.driver_us == pytest.approx(found.heard_us + found.heard_ms * 1e-3 * found.follower_us / 2)
     assert found.reports.reports >= 20
     assert 0 < found.reports.report_driver_us < 2 * found.reports.report_alone_us
