@@ -50,6 +50,15 @@ def test_lock_file_has_every_package_that_is_asked_for(extra):
             assert any(version in wanted.specifier for version in versions), f"{wanted}: run `make lock`"
 
 
+def test_every_extra_that_brings_torch_names_its_limit_itself():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    brought = {extra: {str(one) for one in asked_for(extra) if one.name == "torch"} for extra in extras}
+    bringing = {extra for extra, limits in brought.items() if limits}
+    assert bringing == {"dev", "executorch", "export", "sim"}
+    (limit,) = set.union(*brought.values())
+    assert all(limit in extras[extra] for extra in bringing)
+
+
 @pytest.mark.parametrize("extra", ["coordinator", "sim", "dev"])
 def test_every_file_of_a_lock_file_has_a_digest(extra):
     assert all(digests for versions in locked(extra).values() for digests in versions.values())

@@ -1,12 +1,13 @@
 """`muster plot`: the curves of runs in a picture."""
 
+import functools
 import re
 import struct
 
 import pytest
+import resvg_py
 
 from fedcore.errors import NotWritten
-from muster.pictures import picture
 from muster.pictures.characters import drawn_in_characters
 from muster.pictures.curves import COLOURS, Axes, draw_bands, draw_curves, draw_repeated
 from simulator.configuration import SimulationConfig
@@ -113,7 +114,8 @@ def test_what_cannot_be_drawn_is_named_with_what_can(runs, typed, tmp_path):
 
 
 def test_a_png_file_without_a_font_is_refused_and_not_drawn_without_words(tmp_path, monkeypatch):
-    monkeypatch.setattr("muster.pictures.picture._WORD", picture._WORD.replace(picture.FONTS, "Nowhere"))
+    without_fonts = functools.partial(resvg_py.svg_to_bytes, skip_system_fonts=True)
+    monkeypatch.setattr("resvg_py.svg_to_bytes", without_fonts)
     with pytest.raises(NotWritten, match=r"curves\.png cannot be written: no font is installed; install DejaVu Sans"):
         draw_curves({"one": [(1, 2), (2, 3)]}, Axes(x="x", y="y")).save(tmp_path / "curves.png")
 
