@@ -5,7 +5,6 @@ It reads settings, files and the store; it changes nothing.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import resource
 import stat
@@ -26,6 +25,7 @@ from coordinator.settings import Settings
 from coordinator.store.database_engines import TIMES, sqlite_path
 from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
 from fedcore.quantisation import upload_bytes
+from ingress.addresses import is_this_machine
 
 _GROUP = Path("/sys/fs/cgroup/memory.max")
 
@@ -77,10 +77,10 @@ def _network(settings: Settings) -> Iterator[Assumption]:
             found=f"the proxy at {settings.trusted_proxies} must end TLS",
         )
     else:
-        holds = tls or _local(settings.host)
+        holds = tls or is_this_machine(settings.host)
         transport = "TLS" if tls else f"plain HTTP on {settings.host}" + (", on this machine only" if holds else "")
         yield Assumption(name="devices' requests are encrypted", holds=holds, found=transport, remedy=remedy)
-    holds = tls or _local(settings.admin_host)
+    holds = tls or is_this_machine(settings.admin_host)
     transport = "TLS" if tls else f"plain HTTP on {settings.admin_host}"
     yield Assumption(
         name="tokens are encrypted", holds=holds, found=transport, remedy="admin_host 127.0.0.1, or tls_cert"
@@ -101,7 +101,7 @@ def _enrolment(settings: Settings) -> Iterator[Assumption]:
         yield Assumption(name="the authority is apart", holds=False, found="no authority is named", remedy=remedy)
     else:
         host = urlsplit(settings.authority_url).hostname or ""
-        here = _local(host) or host == settings.host
+        here = is_this_machine(host) or host == settings.host
         evidence = f"it is on this machine: {host}" if here else f"it is at {host}"
         yield Assumption(name="the authority is apart", holds=not here, found=evidence, remedy=remedy)
 
@@ -197,11 +197,3 @@ def _store(settings: Settings, store: CoordinatorStore) -> Iterator[Assumption]:
 def _at_work(settings: TaskSettings) -> int:
     """The devices of a task that work at a time, at most."""
     return settings.policy.concurrency or settings.in_round(settings.rounds).policy.cohort
-
-
-def _local(host: str) -> bool:
-    """Whether an address is reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -24,6 +24,7 @@ from fedcore.decoding import decoder
 from fedcore.errors import WireError
 from fedcore.release import Signed
 from fedcore.wire.problems import decode_problem
+from ingress.addresses import past_proxies
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,7 +80,8 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     def __init__(self, url: str, token: str | None) -> None:
         self._shown, self._has_token = shown(url), bool(token)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx2.Client(base_url=_base(url), headers=headers, timeout=_TIMEOUT_S)
+        base = _base(url)
+        self._client = httpx2.Client(base_url=base, headers=headers, timeout=_TIMEOUT_S, mounts=past_proxies(str(base)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -11,6 +11,8 @@ import pytest
 from muster.local.memory_folder import memory_folder
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests talk to this machine alone, whatever proxy the environment names.
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,127.0.0.2,::1,localhost"
 # A shell that runs the tests in the background ignores SIGINT, and every process that they start would too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests start coordinators side by side: each takes a free port for its operators.

@@ -1,4 +1,4 @@
-"""Coordinators and authorities in a thread of this process, for as long as a block runs."""
+"""Coordinators and authorities in a thread of this process, for as long as a block runs, and a proxy in their way."""
 
 import threading
 from contextlib import contextmanager
@@ -24,6 +24,14 @@ def serving_both(settings):
 def authority_serving(config):
     """An authority; gives its URL."""
     return _running("authority", partial(AuthorityServer, config))
+
+
+def proxied(monkeypatch):
+    """An environment that names a proxy for everything, at which nobody answers."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
 
 
 @contextmanager

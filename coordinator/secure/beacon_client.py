@@ -21,6 +21,7 @@ from fedcore.wire import messages
 from fedcore.wire.messages import DrawnBeacon, RequestBeacon
 from fedcore.wire.problems import PROBLEM_FIELD
 from fedcore.wire.signatures import DIGEST, PublicKey, SignableRequest, Signer, content_digest
+from ingress.addresses import past_proxies
 
 _THREADS = 4
 _TIMEOUT_S = 10.0
@@ -51,13 +52,9 @@ class BeaconClient:
             raise BeaconUnavailable("this coordinator has no enrolment authority: set authority and authority_url")
         where = f"{self._url.rstrip('/')}/v1/beacons"
         try:
-            answer = httpx2.post(
-                where,
-                content=messages.encode(asked),
-                auth=_Signed(self._keys.server.private),
-                timeout=_TIMEOUT_S,
-                verify=self._trusted,
-            )
+            with httpx2.Client(timeout=_TIMEOUT_S, verify=self._trusted, mounts=past_proxies(where)) as client:
+                signed = _Signed(self._keys.server.private)
+                answer = client.post(where, content=messages.encode(asked), auth=signed)
             if answer.status_code == httpx2.codes.OK:
                 return messages.decode(answer.content, DrawnBeacon).beacon
         except (httpx2.HTTPError, WireError) as error:

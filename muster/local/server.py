@@ -73,7 +73,8 @@ class LocalCoordinator:
     def samples(self, metric: str) -> list[Sample]:
         """The samples of one of the process's metrics so far (docs/operations.md)."""
         _, token = tokens.issue(self.store.database, "local", Role.VIEWER)
-        answer = httpx2.get(f"{self.admin_url}/metrics", headers={"Authorization": f"Bearer {token}"})
+        headers = {"Authorization": f"Bearer {token}"}
+        answer = httpx2.get(f"{self.admin_url}/metrics", headers=headers, trust_env=False)
         families = text_string_to_metric_families(answer.raise_for_status().text)
         return [sample for family in families if family.name == metric for sample in family.samples]
 

@@ -7,7 +7,6 @@ its own browser context, as if in a separate browser, with its own keys, example
 from __future__ import annotations
 
 import base64
-import ipaddress
 import json
 import os
 import sys
@@ -22,6 +21,7 @@ import msgspec
 import numpy as np
 
 from fedcore.decoding import decoder
+from ingress.addresses import is_this_machine
 from simulator.errors import FleetError
 from simulator.fleet.chromium import chromium, programs
 from simulator.fleet.fork_server import Start
@@ -53,10 +53,12 @@ def command() -> list[str]:
 def check_page(coordinator: str) -> None:
     """Raise FleetError, saying what to do, unless browsers can take part at a page of this coordinator's."""
     parts = urlsplit(coordinator)
-    if parts.scheme != "https" and not _is_loopback(parts.hostname or ""):
+    here = is_this_machine(parts.hostname or "")
+    if parts.scheme != "https" and not here:
         raise FleetError(f"browsers keep keys only for https and for this machine, not for {coordinator}")
     try:
-        with urllib.request.urlopen(_page(coordinator), timeout=_PATIENCE_S):  # noqa: S310  # the operator's own URL
+        opener = urllib.request.build_opener(*[urllib.request.ProxyHandler({})] * here)
+        with opener.open(_page(coordinator), timeout=_PATIENCE_S):
             return
     except urllib.error.HTTPError as error:
         raise FleetError(
@@ -90,13 +92,6 @@ def fields(path: Path) -> dict[str, dict[str, Any]]:
             }
             for name, array in arrays.items()
         }
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _page(coordinator: str) -> str:
@@ -150,5 +145,6 @@ class BrowserHost:
 if __name__ == "__main__":
     # Ctrl-C reaches the whole group, and so the browser; the fleet decides when to stop.
     os.setpgid(0, 0)
+    os.environ["no_proxy"] = "localhost"  # where the driver of the browser is
     with chromium(capabilities=CAPABILITIES) as opened:
         BrowserHost(opened).run()

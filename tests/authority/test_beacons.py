@@ -18,7 +18,7 @@ from secagg.errors import BadSignature
 from secagg.merkle import hash_of, root_of
 from secagg.parameters import find
 from tests.secagg.cohort import AUTHORITY, DEADLINE, SERVER, invitation, public, signed
-from tests.servers import authority_serving
+from tests.servers import authority_serving, proxied
 
 N = 65
 CHOSEN = find(N)
@@ -119,7 +119,8 @@ def asked(url, wanted, key=SERVER):
         client.close()
 
 
-def test_a_coordinator_asks_over_http_and_gets_one_draw(authority):
+def test_a_coordinator_asks_over_http_and_gets_one_draw(authority, monkeypatch):
+    proxied(monkeypatch)
     url, public_key = authority
     drawn = asked(url, request())
     check_beacon(public_key, drawn, INVITE.hash, CHOSEN, root_of(LEAVES))

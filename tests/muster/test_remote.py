@@ -31,7 +31,7 @@ from tests.coordinator.pages import csrf, log_in
 from tests.coordinator.replicas import until
 from tests.coordinator.test_api import assign, check_in, put
 from tests.muster.test_cli import in_process
-from tests.servers import serving_both
+from tests.servers import proxied, serving_both
 from tests.stores import without_rows
 
 
@@ -250,6 +250,13 @@ def test_a_log_of_releases_that_lost_or_changed_one_is_found(served, tmp_path):
         forged = msgspec.to_builtins(msgspec.structs.replace(left, text=left.text.replace("phones", "others")))
         connection.execute(sqlalchemy.update(RELEASES).values(release=forged))
     assert failure(in_process("plan", "log", *here))[0] is BadSignature
+
+
+def test_no_proxy_of_the_environment_stands_before_this_machine(served, monkeypatch):
+    _, there, _, _ = served
+    proxied(monkeypatch)
+    listed = in_process("task", "list", *there)
+    assert listed.exit_code == 0, listed.exception
 
 
 def test_what_keeps_a_command_from_the_coordinator_is_named(served, monkeypatch):
