@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from export.checkpoint import Checkpoint
-from export.errors import InvalidModel, reason
+from export.errors import ExportError, InvalidModel, reason
 from export.patterns import matching
 from export.rewrites import IgnoredLabels, KeyedNoise
 from export.unsupported import refuse_unsupported
@@ -383,6 +383,8 @@ def _check_names(spec: ModelSpec) -> None:
 def _made(spec: ModelSpec) -> nn.Module:
     try:
         module = spec.make()
+    except ExportError:
+        raise
     except Exception as error:  # whatever the user's own code raises
         raise InvalidModel(f"{spec.name}: make() fails with {reason(error)}") from error
     if not isinstance(module, nn.Module):

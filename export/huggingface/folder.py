@@ -26,6 +26,7 @@ from export.huggingface import tokenizer
 from export.huggingface.gated import with_gated_layers
 from export.huggingface.modules import Sentences, Text, pooling_of
 from export.huggingface.tasks import TASKS, TOKENS, Task
+from export.huggingface.weights import check_folder, check_given
 from export.lora import FORMS, lora
 from export.model import ModelSpec
 from export.quiet import quiet
@@ -140,17 +141,18 @@ def padding_of(config: Any) -> int:
 
 def build(pretrained: Pretrained) -> nn.Module:
     """The frozen module with adapters, and a head of its own for classes. Raises InvalidModel."""
-    model = unadapted(pretrained)
+    model, drawn = _loaded(pretrained)
     chosen = _adapted(pretrained, model) if pretrained.rank else ()
     with_gated_layers(model)
     inside, padding = f"model.{model.base_model_prefix}.", padding_of(model.config)
     text = Text(model, padding)
     if pretrained.task == "embedding":
         inside, text = "model.", Sentences(model, padding, pooling_of(Path(pretrained.folder)))
-    head = [name for name, _ in text.named_parameters() if not name.startswith(inside)]
+    names = [name for name, _ in text.named_parameters()]
+    head = [name for name in names if not name.startswith(inside) or name.removeprefix("model.") in drawn]
     train = head if pretrained.kind.has_head else ()
     if pretrained.bits != EXACT:
-        in_few_bits(text, pretrained.bits, lambda path: not train or path.startswith(inside))
+        in_few_bits(text, pretrained.bits, lambda path: f"{path}.weight" not in train)
     adapted = [f"{inside}*.{name}" for name in chosen]
     text = lora(text, pretrained.rank or 1, adapted, train, freeze_a=pretrained.freeze_a)
     text.without_logits = pretrained.task == "causal-lm" and _are_plain_products(text.model)
@@ -181,6 +183,11 @@ def _are_plain_products(model: Any) -> bool:
 
 def unadapted(pretrained: Pretrained) -> Any:
     """The model of `transformers`, in float32, as it is in the folder. Raises InvalidModel."""
+    return _loaded(pretrained)[0]
+
+
+def _loaded(pretrained: Pretrained) -> tuple[Any, frozenset[str]]:
+    """The model, and the names of those tensors of its head that were drawn."""
     transformers, config = _transformers(), _config(pretrained)
     config.pad_token_id, config.use_cache = padding_of(config), False
     if pretrained.kind.has_head:
@@ -193,7 +200,7 @@ def unadapted(pretrained: Pretrained) -> Any:
             quiet("torch.utils._pytree"),
             torch.device("cpu"),
         ):  # also where sizes alone are asked for
-            return getattr(transformers, pretrained.kind.kind).from_pretrained(
+            model, report = getattr(transformers, pretrained.kind.kind).from_pretrained(
                 pretrained.folder,
                 config=config,
                 local_files_only=True,
@@ -201,10 +208,15 @@ def unadapted(pretrained: Pretrained) -> Any:
                 use_safetensors=True,
                 dtype=torch.float32,
                 attn_implementation="eager",
-                ignore_mismatched_sizes=pretrained.kind.has_head,  # a head of other classes is a new one
+                ignore_mismatched_sizes=True,  # for a head of other classes; the report has them all
+                output_loading_info=True,
             )
     except Exception as error:  # whatever the library raises for what it finds
         raise InvalidModel(f"{pretrained.folder} has no weights for {pretrained.task}: {reason(error)}") from error
+    drawn = check_given(pretrained.folder, model, report, pretrained.kind.has_head)
+    if drawn and not pretrained.kind.has_head:
+        model.pooler = None  # which nothing asks for
+    return model, drawn
 
 
 def _config(pretrained: Pretrained) -> Any:
@@ -214,13 +226,16 @@ def _config(pretrained: Pretrained) -> Any:
             "save_pretrained writes it"
         )
     try:
-        config = _transformers().AutoConfig.from_pretrained(pretrained.folder, local_files_only=True)
+        config = _transformers().AutoConfig.from_pretrained(
+            pretrained.folder, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # whatever the library raises for what it finds
         raise InvalidModel(f"{pretrained.folder} is of no architecture that is known here: {reason(error)}") from error
     if not isinstance(getattr(config, "vocab_size", None), int):
         raise InvalidModel(
             f"{pretrained.folder} is a {config.model_type}, which reads no tokens; only models of text do"
         )
+    check_folder(pretrained.folder, config)
     return config
 
 

@@ -44,9 +44,8 @@ def write_adapters(pretrained: Pretrained, values: Values, folder: Path) -> None
     for path, layer in layers.items():
         tensors[f"{PREFIX}{path}.lora_A.weight"] = layer.get_submodule(DOWN).get_parameter("weight")
         tensors[f"{PREFIX}{path}.lora_B.weight"] = layer.get_submodule(UP).get_parameter("weight")
-    inside = f"{model.base_model_prefix}."
-    head = [name for name, _ in model.named_parameters() if not name.startswith(inside) and "lora_" not in name]
-    trained = head if pretrained.kind.has_head else []
+    names = [one.name.removeprefix("model.") for one in values.schema.tensors]
+    trained = [name for name in names if "lora_" not in name]
     tensors |= {PREFIX + name: model.get_parameter(name) for name in trained}
     config = {
         "peft_type": "LORA",
@@ -58,7 +57,7 @@ def write_adapters(pretrained: Pretrained, values: Values, folder: Path) -> None
         "bias": "none",
         "fan_in_fan_out": any(type(layer).__name__ == "Conv1D" for layer in layers.values()),
         "target_modules": list(layers),
-        "modules_to_save": sorted({name.partition(".")[0] for name in trained}) or None,
+        "modules_to_save": sorted({_part(model, name) for name in trained}) or None,
         "inference_mode": True,
     }
     save_file({name: one.detach().contiguous() for name, one in tensors.items()}, folder / "adapter_model.safetensors")
@@ -97,6 +96,11 @@ def _trained(pretrained: Pretrained, values: Values) -> Any:
         model, few = Model(spec_of(replace(pretrained, bits=EXACT))), values.frozen
         model.freeze({**model.frozen_vectors, **{name: few[name] for name in model.frozen if name in few}})
     return model.trained(values.params).module.model
+
+
+def _part(model: Any, name: str) -> str:
+    """The layer of a head that a tensor is of; it may lie within the model, as BERT's pooler does."""
+    return name.removeprefix(f"{model.base_model_prefix}.").partition(".")[0]
 
 
 def _adapted(model: nn.Module) -> dict[str, nn.Module]:
