@@ -28,7 +28,8 @@ LAZY = (
 )
 """What a command imports only once it exports, draws or accounts: seconds, which each would pay again."""
 NAMES = ("muster", "python")
-CLIENT = """#!{python} -IS
+CLIENT = """#!/bin/sh
+"exec" "{python}" "-IS" "$0" "$@"
 import json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
