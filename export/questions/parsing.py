@@ -23,9 +23,11 @@ _NAMES = {
     "with_": "WITH",
 }
 _ONLY = "SELECT … FROM examples [WHERE …] [GROUP BY …] [HAVING …] [ORDER BY …] [LIMIT n] [MAX n ROWS PER DEVICE]"
-# SQLite gives IN and BETWEEN the precedence of `=`, which is lower than that of `<`; the parser a higher one than both.
+# SQLite gives IN, BETWEEN and IS NULL the precedence of `=`, which is lower than that of `<` and of arithmetic, and NOT
+# a lower one still; the parser gives them higher ones.
 _LOOSE = (exp.In, exp.Between, exp.Not)
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE)
+_ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod, exp.Neg)
 
 
 class Ordered(NamedTuple):
@@ -36,9 +38,12 @@ class Ordered(NamedTuple):
 
 
 class Clauses(NamedTuple):
-    """The clauses of a query. names: of its columns. most_rows: of MAX n ROWS PER DEVICE."""
+    """The clauses of a query. names: of its columns. identifiers: all without quotes, as often as they stand there.
+    most_rows: of MAX n ROWS PER DEVICE.
+    """
 
     source: Source
+    identifiers: tuple[str, ...]
     columns: tuple[exp.Expr, ...]
     names: tuple[str, ...]
     where: exp.Expr | None
@@ -50,6 +55,9 @@ class Clauses(NamedTuple):
 
     def column_of(self, node: exp.Expr) -> int | None:
         """The column that an entry of GROUP BY or ORDER BY names by its number or its alias. Raises QuestionError."""
+        node = node.unnest()
+        if isinstance(node, exp.Neg) and isinstance(node.this.unnest(), exp.Literal):
+            raise self.source.refusal(node, "there is no column below 1")
         if isinstance(node, exp.Literal) and not node.is_string:
             if not node.this.isdigit() or not 1 <= int(node.this) <= len(self.columns):
                 count = len(self.columns)
@@ -83,9 +91,12 @@ def parse(text: str) -> Clauses:
     _check_precedence(source, tree)
     columns = tuple(tree.expressions)
     written = list(source.written())
+    if len(written) != len(columns):
+        raise source.refusal(tree, "a column is missing beside a comma")
     names = tuple(column.alias or text for column, text in zip(columns, written, strict=True))
     return Clauses(
         source=source,
+        identifiers=tuple(node.name for node in tree.find_all(exp.Identifier) if not node.args.get("quoted")),
         columns=columns,
         names=names,
         where=_inside(tree, "where"),
@@ -131,8 +142,9 @@ def _check_table(source: Source, tree: exp.Select) -> None:
 
 def _check_precedence(source: Source, tree: exp.Select) -> None:
     """Refuse what SQLite and the parser read as different trees."""
-    for node in tree.find_all(*_COMPARISONS):
-        if any(isinstance(side, _LOOSE) for side in (node.this, node.expression)):
+    for node in tree.find_all(*_COMPARISONS, *_ARITHMETIC):
+        loose = _LOOSE if isinstance(node, _COMPARISONS) else (*_LOOSE, exp.Is)
+        if any(isinstance(side, loose) for side in (node.this, node.args.get("expression"))):
             raise source.refusal(node, "write parentheses: here it is open what is compared with what")
 
 

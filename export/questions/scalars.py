@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from export.questions.conditions import truth
@@ -32,9 +32,10 @@ class Scalars:
         found = tuple(item for item in self._fields if item.name in self._read)
         return found or (min(self._fields, key=lambda item: item.shape),)
 
-    def is_field(self, name: str) -> bool:
-        """Whether a field is called so."""
-        return self._named(name) is not None
+    def matching(self, name: str) -> list[Field]:
+        """The fields that a name may mean: the one that is called so, else those that are in other letters' case."""
+        exact = [item for item in self._fields if item.name == name]
+        return exact or [item for item in self._fields if item.name.casefold() == name.casefold()]
 
     def of(self, term: Term, where: str) -> Expression:
         """The expression of a term. where: a clause or function that no aggregate is in. Raises QuestionError."""
@@ -65,17 +66,11 @@ class Scalars:
             return literal(term.value)
         if term.function != FIELD:
             return OPERATORS[term.function](*arguments)
-        item = self._named(str(term.value))
+        item = next((item for item in self._fields if item.name == term.value), None)
         if item is None:
             raise QuestionError(self._unknown(str(term.value)))
         self._read.add(item.name)
         return field_of(item)
-
-    def _named(self, name: str) -> Field | None:
-        """A field by its name; upper and lower case are the same unless two fields differ in nothing else."""
-        exact: Mapping[str, Field] = {item.name: item for item in self._fields}
-        loose = {item.name.casefold(): item for item in self._fields}
-        return exact.get(name) or loose.get(name.casefold())
 
     def _unknown(self, name: str) -> str:
         if name.casefold() == "device":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from sqlglot import TokenType, exp, tokenize
+from sqlglot import Token, TokenType, exp, tokenize
 from sqlglot.errors import TokenError
 
 from fedcore.errors import QueryError, QuestionError
@@ -14,6 +15,18 @@ from fedcore.errors import QueryError, QuestionError
 DIALECT = "sqlite"
 _BOUND = ("MAX", None, "ROWS", "PER", "DEVICE")
 _QUOTED = {TokenType.STRING, TokenType.IDENTIFIER}
+# All words and signs of the subset. The parser knows those of other databases, which mean something else to SQLite.
+_KNOWN = frozenset(
+    (
+        *("SELECT", "FROM", "WHERE", "GROUP BY", "HAVING", "ORDER BY", "LIMIT", "AS", "ASC", "DESC", "NULLS", "FIRST"),
+        *("LAST", "AND", "OR", "NOT", "IN", "BETWEEN", "IS", "ISNULL", "NOTNULL", "NULL", "TRUE", "FALSE", "CASE"),
+        *("WHEN", "THEN", "ELSE", "END", "FILTER", "DISTINCT", "ALL", "INTEGER", "INT", "BIGINT", "MEDIUMINT"),
+        *("SMALLINT", "TINYINT", "REAL", "FLOAT", "DOUBLE", "DOUBLE PRECISION"),
+        *("(", ")", ",", ".", "+", "-", "*", "/", "%", "=", "==", "<>", "!=", "<", "<=", ">", ">="),
+    )
+)
+_NO_COLUMN = {")", ",", "FROM", "WHERE", "GROUP BY", "HAVING", "ORDER BY", "LIMIT", ""}
+_GAP = re.compile(r"(?>\s+|--[^\n]*|/\*.*?\*/)*", re.DOTALL)
 # Nodes that begin with a word of their own, before everything in them.
 _BEGUN_BY: dict[type[Any], tuple[str, ...]] = {
     exp.Case: ("CASE",),
@@ -65,7 +78,7 @@ class Source:
 
     def word(self, node: exp.Expr) -> str:
         """The name of a function as it is written, or what the parser calls another node, in capitals."""
-        if isinstance(node, exp.Func) and "start" in node.meta:
+        if "start" in node.meta and isinstance(node, exp.Func | exp.Mod):
             return self.text[node.meta["start"] : node.meta["end"] + 1].upper()
         return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(node).__name__).upper()
 
@@ -85,6 +98,29 @@ class Source:
             if three == list(_BOUND[2:]):
                 raise self.refusal(token.start, "MAX n ROWS PER DEVICE comes at the end, after LIMIT")
         return self.text[: self._tokens[-1].end + 1], None
+
+    def check(self, names: Iterable[str], functions: Collection[str]) -> None:
+        """Raise QuestionError for a word or sign outside the subset, and for one that the parser skipped or split.
+
+        names: of fields and columns without quotes, as often as they stand in the query.
+        """
+        left, end, length = Counter(names), 0, len(self.bounded()[0])
+        tokens = [(token, _word(token)) for token in self._tokens if token.end < length]
+        for (token, word), (after, following) in zip(tokens, [*tokens[1:], (None, "")], strict=True):
+            if not _GAP.fullmatch(self.text[end : token.start]):
+                raise self.refusal(end, "this is no comment in SQLite; write -- or /* */")
+            end = token.end + 1
+            number = token.token_type in {TokenType.NUMBER, TokenType.HEX_STRING}
+            if number and after is not None and after.start == end and re.match(r"\w", self.text[end:]):
+                written = self.text[token.start : after.end + 1]
+                raise self.refusal(token.start, f"{written} is no number: write digits alone, as 1000")
+            if word == "," and following in _NO_COLUMN:
+                raise self.refusal(token.start, "nothing follows this comma")
+            if number or token.token_type in _QUOTED or word in _KNOWN or (following == "(" and word in functions):
+                continue
+            left[token.text] -= 1
+            if left[token.text] < 0:
+                raise self.refusal(token.start, f"devices do not answer {word}")
 
     @property
     def plain(self) -> str:
@@ -107,3 +143,8 @@ class Source:
             if depth == 0 and word == "FROM":
                 return
             end = token.end + 1
+
+
+def _word(token: Token) -> str:
+    """A token in capitals, with one blank between words; of a text or a name in quotes, a quote."""
+    return "'" if token.token_type in _QUOTED else " ".join(token.text.upper().split())

@@ -19,7 +19,7 @@ from export.questions.parsing import Clauses, parse
 from export.questions.scalars import Scalars
 from export.questions.source import DIALECT
 from export.questions.sums import Bounds, Sums
-from export.questions.terms import CONSTANT, DEVICES, Reader, Term
+from export.questions.terms import CONSTANT, DEVICES, OFFERED, Reader, Term
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
 from fedcore.questions.question import LONGEST_QUESTION, MOST_CELLS, WORD, Column, Order, Question
@@ -48,7 +48,8 @@ class _Query:
 
     def __init__(self, clauses: Clauses, fields: Sequence[Field]) -> None:
         self._clauses, self._source = clauses, clauses.source
-        self._reader, self._scalars = Reader(clauses.source), Scalars(clauses.source, fields)
+        self._scalars = Scalars(clauses.source, fields)
+        self._reader = Reader(clauses.source, self._scalars.matching)
         self._terms = [self._reader.term(clauses.value(index)) for index in range(len(clauses.columns))]
 
     def asked(self, minimum_devices: int, private: bool, secure: bool) -> Asked:
@@ -65,6 +66,10 @@ class _Query:
         columns = Columns(self._source, self._scalars, sums, places, minimum_devices)
         shown = [columns.of(term).value for term in self._terms]
         self._check_size(sums)
+        order = self._order()
+        if not (keys or any(term.aggregates for term in self._terms)):
+            raise self._source.refusal(clauses.columns[0], "only sums leave a device: write COUNT(*), SUM(x), …")
+        self._source.check(clauses.identifiers, OFFERED)
         question = Question(
             text=self._source.plain,
             rows=tuple(sums.rows.values()),
@@ -75,7 +80,7 @@ class _Query:
             minimum_devices=max(minimum_devices, self._threshold()),
             most_rows=clauses.most_rows,
             private=private,
-            order=self._order(),
+            order=order,
             limit=clauses.limit,
         )
         return Asked(question, self._scalars.read, sums.numbers)
@@ -96,7 +101,7 @@ class _Query:
 
     def _key(self, node: exp.Expr) -> Term:
         """A key of GROUP BY; a field's name is that field, before it is an alias, as in SQLite."""
-        is_field = isinstance(node, exp.Column) and self._scalars.is_field(node.name)
+        is_field = isinstance(node, exp.Column) and bool(self._scalars.matching(node.name))
         index = None if is_field else self._clauses.column_of(node)
         return self._reader.term(node) if index is None else self._terms[index]
 

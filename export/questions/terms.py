@@ -16,6 +16,7 @@ from sqlglot import exp
 from export.questions.parsing import TABLE
 from export.questions.source import Source
 from fedcore.names import offered
+from fedcore.plan import Field
 from fedcore.questions.question import Literals
 
 DEVICES, FILTER, CLIP_PER_DEVICE = "COUNT(DISTINCT DEVICE)", "FILTER", "CLIP_PER_DEVICE"
@@ -28,7 +29,7 @@ MOST_EXACT = 2**53
 @dataclass(frozen=True, slots=True)
 class Term:
     """A function by its name in `fedcore.questions.functions`, or an aggregate by its name in SQL, in capitals, of
-    terms. value: of a constant, or the name of a field as it is written. node: where it stands.
+    terms. value: of a constant, or the name of a field. node: where it stands.
     """
 
     function: str
@@ -94,6 +95,7 @@ _WORDS: dict[type[Any], str] = {
     exp.Glob: "GLOB, as they have no functions of text",
     exp.Star: "*; only sums leave a device: write COUNT(*)",
     exp.Distinct: "DISTINCT, other than COUNT(DISTINCT DEVICE)",
+    exp.Mod: "MOD, which SQLite computes of real numbers; write a % b, of whole ones",
     exp.NullSafeEQ: "IS, other than IS NULL and IS NOT NULL",
     exp.NullSafeNEQ: "IS NOT, other than IS NOT NULL",
     exp.Order: "an order inside a function",
@@ -103,14 +105,17 @@ _WORDS: dict[type[Any], str] = {
 class Reader:
     """Reads the expressions of one query. Raises QuestionError for what is outside the subset, with its place."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, source: Source, matching: Callable[[str], Sequence[Field]]) -> None:
+        """matching: the fields that a name may mean."""
+        self._source, self._matching = source, matching
 
     def term(self, node: exp.Expr) -> Term:
         """The term of an expression."""
         kind = type(node)
         if kind is exp.Paren:
             return self.term(node.this)
+        if "start" in node.meta and isinstance(node, exp.Func | exp.Mod) and self._source.word(node) not in OFFERED:
+            raise self._unknown(node)  # the parser takes many names of other databases for one function
         if kind in _BINARY:
             return self._call(_BINARY[kind], node, node.this, node.expression)
         if kind in _AGGREGATES:
@@ -147,7 +152,12 @@ class Reader:
             raise self._unknown(node.this)
         if node.table and node.table.casefold() != TABLE:
             raise self._source.refusal(node, f"a device has one table, {TABLE}")
-        return Term(FIELD, (), node, node.name, node.name.casefold())
+        found = self._matching(node.name)
+        if len(found) > 1:
+            names = ", ".join(item.name for item in found)
+            raise self._source.refusal(node, f"{node.name} may be any of {names}: write the field as it is called")
+        name = found[0].name if found else node.name
+        return Term(FIELD, (), node, name, name)
 
     def _negative(self, node: exp.Neg) -> Term:
         inner = self.term(node.this)
@@ -198,6 +208,9 @@ class Reader:
         function = {exp.Greatest: "max", exp.Least: "min"}.get(type(node), "coalesce")
         if isinstance(node, exp.Greatest | exp.Least) and self._source.word(node) != function.upper():
             raise self._unknown(node)
+        count = 1 + len(node.expressions)
+        if function == "coalesce" and (count < 2 or (count > 2 and self._source.word(node) == "IFNULL")):
+            raise self._source.refusal(node, "IFNULL takes two arguments, COALESCE two or more")
         return self._call(function, node, node.this, *node.expressions)
 
     def _round(self, node: exp.Round) -> Term:
@@ -220,7 +233,7 @@ class Reader:
         inner = node.this
         if node.expressions:
             raise self._source.refusal(node, "COUNT takes one expression")
-        if isinstance(inner, exp.Star):
+        if inner is None or isinstance(inner, exp.Star):
             return Term(_COUNT, (), node)
         if isinstance(inner, exp.Distinct):
             names = [getattr(one, "name", "").casefold() for one in inner.expressions]

@@ -21,12 +21,18 @@ def _strict(function: Function) -> Function:
 
 
 def _arithmetic(function: Function) -> Function:
-    """The function of numbers, NULL where an argument is. Raises TypeError for text, which Python would repeat."""
+    """The function of numbers, NULL where an argument is. Raises TypeError for text, which Python would repeat.
+
+    A whole number beyond 64 bits becomes a real one, and what is no number NULL.
+    """
 
     def of_numbers(*values: Any) -> Any:
         if any(isinstance(value, str | tuple) for value in values):
             raise TypeError("text is no number")
-        return function(*values)
+        found = function(*values)
+        if isinstance(found, int) and not -(2**63) <= found < 2**63:
+            return float(found)
+        return None if isinstance(found, float) and math.isnan(found) else found
 
     return _strict(of_numbers)
 
@@ -40,12 +46,17 @@ def _divided(left: float, right: float) -> float | None:
     return left / right
 
 
+def _whole(value: float) -> int:
+    """A number without what is behind its point, held to 64 bits."""
+    return int(max(min(value, 2**63 - 1), -(2**63)))
+
+
 def _remainder(left: float, right: float) -> float | None:
     """SQLite makes both whole first, and gives a real where one of them is."""
-    one, other = int(left), int(right)
+    one, other = _whole(left), _whole(right)
     if other == 0:
         return None
-    kept = int(math.fmod(one, other))
+    kept = abs(one) % abs(other) * (1 if one >= 0 else -1)
     return kept if isinstance(left, int) and isinstance(right, int) else float(kept)
 
 
@@ -149,7 +160,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "abs": _strict(abs),
     "min": _strict(lambda *values: min(reversed(values))),
     "max": _strict(max),
-    "integer": _strict(int),
+    "integer": _strict(_whole),
     "real": _strict(float),
     "round": _strict(_rounded),
     "null_if_none": lambda value, count: value if count > 0 else None,
