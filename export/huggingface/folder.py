@@ -112,9 +112,7 @@ def spec_of(pretrained: Pretrained) -> ModelSpec:
     """The model as a ModelSpec. Raises InvalidModel."""
     config = _config(pretrained)
     vocabulary, padding = int(config.vocab_size), padding_of(config)
-    longest = getattr(config, "max_position_embeddings", None)
-    if longest is not None and pretrained.tokens > longest:
-        raise InvalidModel(f"{pretrained.folder} reads {longest} tokens at most, not {pretrained.tokens}")
+    _check_length(pretrained, getattr(config, "max_position_embeddings", None))
     text, tokenizers = Field(TOKENS, "int32", (pretrained.tokens,), vocabulary), tuple[bytes, ...]()
     if (data := tokenizer.read(Path(pretrained.folder), vocabulary, pretrained.tokens)) is not None:
         text = msgspec.structs.replace(text, name=TEXT, tokenizer=Tokenizer(BlobRef.of(data), padding))
@@ -142,6 +140,10 @@ def padding_of(config: Any) -> int:
 def build(pretrained: Pretrained) -> nn.Module:
     """The frozen module with adapters, and a head of its own for classes. Raises InvalidModel."""
     model, drawn = _loaded(pretrained)
+    for path, layer in model.named_modules():
+        # RoBERTa and its kin number tokens from the place after that of padding.
+        if path.endswith(".position_embeddings") and getattr(layer, "padding_idx", None) is not None:
+            _check_length(pretrained, layer.weight.shape[0] - layer.padding_idx - 1)
     chosen = _adapted(pretrained, model) if pretrained.rank else ()
     with_gated_layers(model)
     inside, padding = f"model.{model.base_model_prefix}.", padding_of(model.config)
@@ -157,6 +159,11 @@ def build(pretrained: Pretrained) -> nn.Module:
     text = lora(text, pretrained.rank or 1, adapted, train, freeze_a=pretrained.freeze_a)
     text.without_logits = pretrained.task == "causal-lm" and _are_plain_products(text.model)
     return text
+
+
+def _check_length(pretrained: Pretrained, longest: int | None) -> None:
+    if longest is not None and pretrained.tokens > longest:
+        raise InvalidModel(f"{pretrained.folder} reads {longest} tokens at most, not {pretrained.tokens}")
 
 
 def _adapted(pretrained: Pretrained, model: nn.Module) -> Sequence[str]:

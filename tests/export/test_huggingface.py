@@ -141,6 +141,19 @@ def test_values_of_other_adapters_are_refused_and_nothing_is_written(tmp_path):
     assert not (tmp_path / "merged").exists()
 
 
+@pytest.mark.parametrize("family", ["Roberta", "MPNet", "Longformer"])
+def test_a_family_that_numbers_positions_after_padding_reads_fewer_tokens_than_it_has_positions(family, tmp_path):
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, "pad_token_id": 1})
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(InvalidModel, match="reads 30 tokens at most, not 31"):
+        Model(load(tmp_path, tokens=31))
+    model = Model(load(tmp_path, tokens=30)).evaluating()
+    assert model.module(torch.full((1, 30), 7)).shape == (1, 2)
+
+
 def test_padding_changes_nothing(tmp_path):
     model = Model(spec_of(pretrained("Bert", tmp_path))).trained(Model(spec_of(pretrained("Bert", tmp_path))).initial)
     short = torch.tensor([[5, 9, 7, 0, 0, 0, 0, 0, 0, 0]])
