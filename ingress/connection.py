@@ -107,6 +107,14 @@ If not, ASGI's `receive` gives the rest.
 """
 
 
+async def _answer(app: ASGI3Application, scope: Any, receive: Any, send: Any) -> None:
+    """Answer a request, and empty its scope, which refers to itself: so its memory is free at once."""
+    try:
+        await app(scope, receive, send)
+    finally:
+        scope.clear()
+
+
 class HeadBufferingTransport:
     """A transport for an answer with a body: it sends the head with the first bytes of the body, in one call."""
 
@@ -255,7 +263,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, partial(_answer, app))
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from benchmarks.null_task import null_bundle
 from coordinator.api.devices.reports import HEADER_BYTES
@@ -102,6 +104,18 @@ def test_a_head_that_does_not_end_in_time_is_cut_off(coordinator, impatient, sai
     with coordinator() as client, connect(client) as attacker:
         attacker.sendall(said)
         assert hung_up(attacker)
+
+
+def test_a_request_is_forgotten_without_the_garbage_collector(coordinator):
+    with coordinator() as client:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(10):
+                client.get("/healthz")
+            assert sum(type(kept) is RequestResponseCycle for kept in gc.get_objects()) < 5
+        finally:
+            gc.enable()
 
 
 def test_requests_without_end_on_one_connection_are_cut_off(coordinator):
