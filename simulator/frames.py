@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.columns import float32_of, int64_of, names_of
 from simulator.errors import DatasetError
 from simulator.population import Population
 
@@ -36,12 +37,13 @@ def population_of(
         )
     _check_all_there(columns[user], users)
     order = np.argsort(codes, kind="stable")
-    x = np.stack([_numbers(columns[name], name) for name in names], 1).astype(np.float32)
+    firsts = np.unique(codes, return_index=True)[1]
+    raw = np.asarray(users if np.asarray(users).dtype.kind not in "Mm" else users.astype(object))
+    called = names_of(raw, f"column {user!r}", firsts.tolist())
+    x = np.stack([_float32(_numbers(columns[name], name), name) for name in names], 1)
     fields = {"x": x.reshape(len(frame), *shape), "y": _label(columns[label], label)}
     shards = np.split(order, np.cumsum(np.bincount(codes))[:-1])
-    return Population.of(
-        [str(name) for name in users], [{name: array[rows] for name, array in fields.items()} for rows in shards]
-    )
+    return Population.of(called, [{name: array[rows] for name, array in fields.items()} for rows in shards])
 
 
 def _column(frame: pd.DataFrame, name: str) -> Any:
@@ -49,7 +51,8 @@ def _column(frame: pd.DataFrame, name: str) -> Any:
     if places != 1:
         there = f"no column {name!r}" if not places else f"{places} columns {name!r}"
         raise DatasetError(f"the frame has {there}; there are {', '.join(map(str, frame.columns))}")
-    return frame[name]
+    column = frame[name]
+    return column.sparse.to_dense() if hasattr(column, "sparse") else column
 
 
 def _check_all_there(column: Any, users: Any) -> None:
@@ -66,7 +69,7 @@ def _check_all_there(column: Any, users: Any) -> None:
 def _numbers(column: Any, name: str, words: str = "pandas.get_dummies") -> NDArray[Any]:
     """The numbers of a column. words: what would make numbers of words.
 
-    Raises DatasetError for a column of something else, and for a number that is not finite.
+    Raises DatasetError for a column of something else, and for a missing one.
     """
     kind = getattr(column.dtype, "numpy_dtype", column.dtype)  # pandas has types of its own, which may lack values
     if getattr(kind, "kind", "O") not in "biuf":
@@ -75,19 +78,20 @@ def _numbers(column: Any, name: str, words: str = "pandas.get_dummies") -> NDArr
             f"frame[{name!r}].astype('float32') or, for words, {words}"
         )
     bad = np.flatnonzero(column.isna().to_numpy())
-    values = column.to_numpy(dtype=kind) if not bad.size else np.empty(0)
-    if not bad.size and kind.kind == "f":
-        with np.errstate(over="ignore"):
-            bad = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
     if bad.size:
         raise DatasetError(
             f"column {name!r} holds {column.iloc[bad[0]]} in row {bad[0]}, which is no finite number of 32 bits; fill "
             "it in, or leave the row out"
         )
-    return np.asarray(values)
+    return np.asarray(column.to_numpy(dtype=kind))
+
+
+def _float32(values: NDArray[Any], name: str) -> NDArray[np.float32]:
+    remedy = f"scale it, or round it by frame[{name!r}].astype('float32') if that is meant"
+    return float32_of(values, f"column {name!r}", remedy)
 
 
 def _label(column: Any, name: str) -> NDArray[Any]:
     """Labels: whole numbers, which are classes, or others."""
     values = _numbers(column, name, f"pandas.factorize(frame[{name!r}])[0]")
-    return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
+    return _float32(values, name) if values.dtype.kind == "f" else int64_of(values, f"column {name!r}")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedcore.notebook import facts_of
 from fedcore.plan import ExampleSpec, Field
+from simulator.columns import check_labels, label_in
 from simulator.errors import DatasetError, EngineError
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Population:
     @property
     def labels(self) -> Array | None:
         """The field `y`, or `label`."""
-        return self.fields.get("y", self.fields.get("label"))
+        return self.fields.get(label_in(self.fields))
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -104,13 +105,15 @@ class Population:
         """Concatenate clients' shards, which have the same fields. Arrays of texts become bytes.
 
         Raises DatasetError when there is none or one is empty, when two have the same name, and when a client's fields
-        differ in length, or in names or shapes from those of the first.
+        differ in length, or in names, shapes or kinds of type from those of the first; and for labels that are texts.
         """
         _check_names(clients, len(shards))
         empty = [client for client, shard in zip(clients, shards, strict=True) if not any(map(len, shard.values()))]
         if empty:
             raise DatasetError(f"clients without examples: {empty}")
         _check_shards(clients, shards)
+        for client, shard in zip(clients, shards, strict=True):
+            check_labels(shard, f"client {client!r}: ")
         names = list(shards[0])
         starts = np.concatenate([[0], np.cumsum([len(shard[names[0]]) for shard in shards])]).astype(np.int64)
         fields = {name: _joined([shard[name] for shard in shards]) for name in names}
@@ -130,8 +133,9 @@ class Population:
 
         user: the column that says whose the example is; users keep the order in which they first come. inputs: columns
         of numbers, which become `x`, float32 (N, columns), or (N, *shape). label: a column that becomes `y`, int64 for
-        whole numbers (classes) and booleans, else float32. Raises DatasetError, naming the column, for one that is
-        missing or holds something else than finite numbers, and for a user without rows.
+        whole numbers (classes) and booleans, else float32. Raises DatasetError, naming column and row, for a column
+        that is missing or holds something else than finite numbers, for a whole number that float32 would round or
+        int64 cannot hold, for a row without a user, and for a user without rows.
         """
         from simulator.frames import population_of  # makes populations
 
@@ -254,6 +258,8 @@ def as_bytes(texts: Array) -> NDArray[np.uint8]:
     for place, text in enumerate(texts.tolist()):
         if not isinstance(text, str):
             raise DatasetError(f"example {place} has a {type(text).__name__} in the place of a text")
+        if text.endswith("\0"):
+            raise DatasetError(f"the text of example {place} ends with a zero, which would be lost; leave it out")
         try:
             encoded.append(text.encode())
         except UnicodeEncodeError as error:
@@ -275,6 +281,7 @@ def _check_names(clients: Sequence[str], count: int) -> None:
 def _check_shards(clients: Sequence[str], shards: Sequence[Mapping[str, Array]]) -> None:
     """Raise DatasetError, naming client and field, unless the shards can be concatenated."""
     expected = {name: np.shape(array)[1:] for name, array in shards[0].items()}
+    kinds = {name: _kind(array) for name, array in shards[0].items()}
     for client, shard in zip(clients, shards, strict=True):
         if set(shard) != set(expected):
             words = f"{sorted(shard)}, those of {clients[0]!r} {sorted(expected)}"
@@ -287,6 +294,15 @@ def _check_shards(clients: Sequence[str], shards: Sequence[Mapping[str, Array]])
             if np.shape(shard[name])[1:] != shape:
                 words = f"{list(np.shape(shard[name])[1:])} per example, that of {clients[0]!r} {list(shape)}"
                 raise DatasetError(f"field {name!r} of client {client!r} is {words}; all need the same shape")
+            if _kind(shard[name]) != kinds[name]:
+                words = f"{shard[name].dtype}, that of {clients[0]!r} {shards[0][name].dtype}"
+                raise DatasetError(f"field {name!r} of client {client!r} is {words}; all need the same type")
+
+
+def _kind(array: Array) -> str:
+    """The kind of an array's type: joined to another, whole numbers would become fractions."""
+    kind: str = np.asarray(array).dtype.kind
+    return "O" if kind == "U" else kind
 
 
 def draw(total: int, count: int, seed: int, number: int = 0) -> list[int]:

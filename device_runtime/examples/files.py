@@ -123,6 +123,8 @@ def _cells(places: list[tuple[Field, list[int]]], cells: list[str], width: int) 
 def _value(field: Field, cells: list[str]) -> Any:
     kind, what = (float, "numbers") if field.dtype == "float32" else (int, "whole numbers")
     try:
+        if any("_" in cell for cell in cells):
+            raise ValueError("Python would read 1_000 as 1000")
         values = [kind(cell) for cell in cells]
     except ValueError as error:
         raise ExampleRefused(f"field {field.name!r} must be {what}") from error

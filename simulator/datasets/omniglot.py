@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from simulator.columns import int64_of
 from simulator.datasets.files import read_npz
 from simulator.population import Population
 
@@ -17,7 +18,7 @@ def omniglot(data: Path) -> Population:
     """
     arrays = read_npz(data / "omniglot" / "omniglot_writers_28.npz", ["x", "y", "writer", "alphabet"])
     x = arrays["x"].reshape(-1, 1, 28, 28).astype(np.float32) / 255
-    y, writers = arrays["y"].astype(np.int64), arrays["writer"]
+    y, writers = int64_of(arrays["y"], "omniglot: field 'y'"), arrays["writer"]
     _, coarse = np.unique(arrays["alphabet"], return_inverse=True)
     names = np.unique(writers)
     shards = [{"x": x[of], "y": y[of], "coarse": coarse[of]} for of in (writers == name for name in names)]

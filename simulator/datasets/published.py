@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from simulator.columns import int64_of
 from simulator.datasets.text import CHARACTERS, tokens, windows
 from simulator.datasets.tff import Fields, Files, read_clients
 from simulator.errors import DatasetError
@@ -99,7 +100,7 @@ def _vocabulary(path: Path) -> dict[str, int]:
 
 
 def _labels(array: Array) -> Array:
-    return array.reshape(-1).astype(np.int64)
+    return int64_of(array.reshape(-1), "a label")
 
 
 def _texts(array: Array) -> list[str]:

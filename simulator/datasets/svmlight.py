@@ -70,11 +70,15 @@ def _example(words: list[str], where: str) -> Example:
     for word in words[1:]:
         name, _, text = word.partition(":")
         try:
+            if "_" in word:
+                raise ValueError("Python would read 1_0 as 10")
             index, value = int(name), float(text)
         except ValueError:
             raise DatasetError(f"{where}: {word[:MOST_SHOWN]!r} is not index:value, as in 7:0.5") from None
         if index < 1 or not abs(value) <= LARGEST:
             raise DatasetError(f"{where}: {word[:MOST_SHOWN]!r} needs an index from 1 and a finite value of float32")
+        if index in values:
+            raise DatasetError(f"{where}: index {index} is there twice")
         values[index] = value
     return LABELS[words[0]], values
 

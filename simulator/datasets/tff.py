@@ -67,6 +67,8 @@ def read_clients(
         parts = [read() for read in readers[name]]
         try:
             shards.append(convert({field: np.concatenate([part[field] for part in parts]) for field in files.fields}))
+        except DatasetError as error:
+            raise DatasetError(f"{folder}: client {name!r}: {error}") from error
         except ValueError as error:  # shapes that cannot be
             raise DatasetError(f"{folder}: client {name!r}: {reason(error)}") from error
     return Population.of(names, shards, classes)

@@ -8,6 +8,7 @@ row becomes bytes, as devices keep them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,14 @@ from typing import Any
 import numpy as np
 
 from export.errors import reason
+from simulator.columns import check_labels, float32_of, int64_of, names_of
 from simulator.datasets.files import read_npz
 from simulator.errors import DatasetError
 from simulator.population import Array, Population
 
 USER = "user"
+UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
+"""The columns of an index of pandas that has no name: it numbers rows, and is no field."""
 
 
 def users_of(path: Path) -> Population:
@@ -60,29 +64,32 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, Array]:
-    fields = {name: _numbers(array, name, path) for name, array in READERS[path.suffix](path).items()}
-    lengths = {name: array.shape[0] if array.ndim else 0 for name, array in fields.items()}
-    if not set(fields) - {USER} or not min(lengths.values()):
+    arrays = READERS[path.suffix](path)
+    lengths = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
+    if not set(arrays) - {USER} or not min(lengths.values()):
         raise DatasetError(f"{path} holds no examples")
     if len(set(lengths.values())) > 1:
         raise DatasetError(f"{path}: every field needs a row for each example, but there are {_shown(lengths)}")
+    fields = {name: _values(array, name, path) for name, array in arrays.items()}
+    check_labels(fields, f"{path}: ")
     return fields
 
 
-def _numbers(array: Array, name: str, path: Path) -> Array:
+def _values(array: Array, name: str, path: Path) -> Array:
+    where = f"{path}: field {name!r}"
     if name == USER:
         if array.ndim != 1:
-            raise DatasetError(
-                f"{path}: field {USER!r} has shape {list(array.shape)}; it needs a name for each example"
-            )
-        return array.astype(str)
+            raise DatasetError(f"{where} has shape {list(array.shape)}; it needs a name for each example")
+        if array.dtype.kind not in "OUSiufb":
+            raise DatasetError(f"{where} is {array.dtype}; users are named by texts or whole numbers")
+        return np.array(names_of(array, where), object)
     if array.dtype.kind == "f":
-        return array.astype(np.float32)
+        return float32_of(array, where, "save it as int64, or as float32 if that is meant")
     if array.dtype.kind in "iub":
-        return array if array.dtype == np.uint8 else array.astype(np.int64)
+        return array if array.dtype == np.uint8 else int64_of(array, where)
     if array.ndim == 1 and all(isinstance(value, str) for value in array.tolist()):
         return array.astype(object)  # of any length, until all files are read
-    raise DatasetError(f"{path}: field {name!r} is {array.dtype}, neither numbers nor texts")
+    raise DatasetError(f"{where} is {array.dtype}, neither numbers nor texts")
 
 
 def _by_user(fields: Mapping[str, Array], path: Path) -> Iterator[tuple[str, dict[str, Array]]]:
@@ -108,33 +115,63 @@ def _read_parquet(path: Path) -> dict[str, Array]:
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(path)
-        if not table.num_rows:
-            return {}
-        return {
-            name: _array(table.column(name).combine_chunks(), f"{path}: column {name!r}") for name in table.column_names
-        }
-    except DatasetError:
-        raise
+        with pyarrow.parquet.ParquetFile(path) as file:  # which names columns that are there twice
+            table = file.read()
+        index = (table.schema.pandas_metadata or {}).get("index_columns", [])
     except Exception as error:  # malformed files raise many kinds
         raise DatasetError(f"{path} is no Parquet file that can be read: {reason(error)}") from error
+    names = [name for name in table.column_names if not (name in index and UNNAMED_INDEX.fullmatch(name))]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise DatasetError(f"{path} has {names.count(twice[0])} columns {twice[0]!r}; give each a name of its own")
+    if not table.num_rows:
+        return {}
+    return {name: _array(table.column(name).combine_chunks(), name, f"{path}: column {name!r}") for name in names}
 
 
-def _array(column: Any, where: str) -> Array:
-    """A column of Arrow as an array; lists give it further axes."""
+def _array(column: Any, name: str, where: str, each: int = 1) -> Array:
+    """A column of Arrow as an array; lists give it further axes. each: its values of a row of the file."""
     import pyarrow
     import pyarrow.compute
 
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     if column.null_count:
-        raise DatasetError(f"{where} has {column.null_count} missing values; fill them in, or leave the examples out")
-    if not pyarrow.types.is_nested(column.type):
+        row = column.is_null().to_numpy(zero_copy_only=False).argmax() // each
+        raise DatasetError(
+            f"{where} has {column.null_count} missing values, the first in row {row}; fill them in, or leave the "
+            "examples out"
+        )
+    if not _is_list(column.type):
+        if not (_is_plain(column.type) or (name == USER and pyarrow.types.is_binary(column.type))):
+            raise DatasetError(
+                f"{where} is {column.type}, neither numbers nor texts; leave it out, or write numbers or texts"
+            )
         values: Array = column.to_numpy(zero_copy_only=False)
         return values
-    lengths = np.unique(pyarrow.compute.list_value_length(column).to_numpy(zero_copy_only=False))
-    if len(lengths) > 1:
-        raise DatasetError(f"{where} has lists of {lengths[0]} to {lengths[-1]} values; all need the same length")
-    inner = _array(column.flatten(), where)
-    return inner.reshape(len(column), -1, *inner.shape[1:])
+    lengths = pyarrow.compute.list_value_length(column).to_numpy(zero_copy_only=False)
+    if (lengths != lengths[0]).any():
+        row = (lengths != lengths[0]).argmax() // each
+        raise DatasetError(
+            f"{where} has lists of {lengths.min()} to {lengths.max()} values; all need the same length, and row {row} "
+            "is the first of another"
+        )
+    inner = _array(column.flatten(), name, where, each * max(int(lengths[0]), 1))
+    return inner.reshape(len(column), -1 if len(inner) else 0, *inner.shape[1:])
+
+
+def _is_list(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether a type of Arrow is numbers or texts."""
+    from pyarrow import types
+
+    numbers = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
+    return bool(numbers or types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 READERS = {".npz": read_npz, ".parquet": _read_parquet}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from simulator.columns import int64_of
 from simulator.datasets.files import read_npz
 from simulator.population import Array, Population
 
@@ -38,7 +39,7 @@ def _arrays(data: Path) -> dict[str, Array]:
 
 
 def _by_user(arrays: dict[str, Array], x: Array) -> Population:
-    y, users = arrays["y"].astype(np.int64), arrays["user"]
+    y, users = int64_of(arrays["y"], "wisdm: field 'y'"), arrays["user"]
     names = np.unique(users)
     return Population.of(
         [f"wisdm-{name}" for name in names], [{"x": x[users == name], "y": y[users == name]} for name in names]

@@ -84,6 +84,8 @@ def test_a_second_file_needs_no_fields_and_keeps_the_retention(store, tmp_path):
         (lambda p: jsonl(p, lambda rows: rows.append([1])), "mine.jsonl: line 7: this is not a JSON object"),
         (lambda p: jsonl(p, lambda rows: rows[0].pop("x")), "mine.jsonl: line 1: .* not .*'y'"),
         (lambda p: table(p, put(3, 0, 1.5)), "mine.csv: line 4: field 'y' must be whole numbers"),
+        (lambda p: table(p, put(3, 0, "0_1")), "mine.csv: line 4: field 'y' must be whole numbers"),
+        (lambda p: table(p, put(2, 3, "1_0.5")), "mine.csv: line 3: field 'x' must be numbers"),
         (lambda p: table(p, put(2, 3, "private")), "mine.csv: line 3: field 'x' must be numbers"),
         (lambda p: table(p, put(2, 3, "inf")), "mine.csv: line 3: field 'x' holds an infinity"),
         (lambda p: table(p, put(1, 0, 10**30)), "mine.csv: line 2: field 'y'"),

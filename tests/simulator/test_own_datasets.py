@@ -1,9 +1,12 @@
 """Data sets of a user's own: functions that return populations, and files of users' examples."""
 
+import datetime
+import decimal
 import io
 import zipfile
 
 import numpy as np
+import pandas as pd
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -57,6 +60,12 @@ def twice():
 def huge():
     return Population.of(["a"], [{"y": np.array([0, 10**12])}])
 
+def mixed():
+    return Population.of(["a", "b"], [{"x": np.array([0.5])}, {"x": np.array([2**53 + 1])}])
+
+def worded():
+    return Population.of(["a"], [{"x": np.zeros((2, 3)), "y": np.array(["no", "yes"])}])
+
 def beyond():
     return Population.of(["a"], [{"y": np.array([0, 7])}], classes=7)
 """
@@ -97,6 +106,8 @@ def test_a_function_of_ones_own_gives_users_to_train_on(module):
         ("unnamed", "there are 2 names of clients for 1 shards"),
         ("twice", "two clients are called 'a'; give each a name of its own"),
         ("huge", "a label is 1000000000000; classes count from 0, at most to 1048575"),
+        ("mixed", "field 'x' of client 'b' is int64, that of 'a' float64; all need the same type"),
+        ("worded", "client 'a': field 'y' holds texts, 'no' in row 0; labels are numbers"),
         ("beyond", "a label is 7, but there are 7 classes"),
     ],
 )
@@ -184,7 +195,7 @@ def parquet(folder, **columns):
             lambda folder: save(folder, "a", x=np.zeros((2, 0))),
             r"'x' holds no numbers: an example has shape \[0\]",
         ),
-        (lambda folder: save(folder, "a", x=np.full(2, 1e300)), "field 'x' of client 'a' holds a number that is"),
+        (lambda folder: save(folder, "a", x=np.full(2, 1e300)), "a.npz: field 'x' holds 1e[+]300 in row 0"),
         (lambda folder: save(folder, "a", user=np.array(["ann"])), "a.npz holds no examples"),
         (lambda folder: save(folder, "a", x=np.zeros(1), user=np.array([["b"]])), r"field 'user' has shape \[1, 1\]"),
         (lambda folder: (folder / "a.npz").mkdir(), "holds a folder, 'a.npz'"),
@@ -198,21 +209,111 @@ def parquet(folder, **columns):
         (lambda folder: members(folder, x=HEADER + b"(" * 16), "a.npz is not the data set it should be: TokenError"),
         (lambda folder: parquet(folder, x=pyarrow.array([], pyarrow.list_(pyarrow.float32()))), "holds no examples"),
         (lambda folder: save(folder, "a", x=np.array([1j])), "field 'x' is complex128, neither numbers nor texts"),
-        (lambda folder: save(folder, "a", x=np.array([1, np.nan])), "field 'x' of client 'a' holds a number that is"),
+        (lambda folder: save(folder, "a", x=np.array([1, np.nan])), "a.npz: field 'x' holds nan in row 1"),
         (
             lambda folder: (save(folder, "a", x=np.zeros(2)), save(folder, "b", x=np.zeros((2, 3)))),
             r"examples of 'b' are x float32\[3\], those of 'a' x float32\[\]",
         ),
-        (lambda folder: parquet(folder, x=[1.0, None]), "column 'x' has 1 missing values"),
-        (lambda folder: parquet(folder, x=[[1.0], [1.0, 2.0]]), "column 'x' has lists of 1 to 2 values"),
-        (lambda folder: parquet(folder, x=[[1.0, None]]), "column 'x' has 1 missing values"),
-        (lambda folder: parquet(folder, x=[{"deep": 1}]), "a.parquet is no Parquet file that can be read"),
+        (lambda folder: parquet(folder, x=[1.0, None]), "column 'x' has 1 missing values, the first in row 1"),
+        (lambda folder: parquet(folder, x=[[1.0], [1.0, 2.0]]), "has lists of 1 to 2 values; .* row 1 is the first"),
+        (
+            lambda folder: parquet(folder, x=[[[1.0], [2.0]], [[3.0], [None]]]),
+            "column 'x' has 1 missing values, the first in row 1",
+        ),
+        (lambda folder: parquet(folder, x=[{"deep": 1}]), "column 'x' is struct<deep: int64>, neither numbers nor"),
+        (
+            lambda folder: parquet(
+                folder, x=pyarrow.array([[("k", 1)]], pyarrow.map_(pyarrow.string(), pyarrow.int8()))
+            ),
+            "column 'x' is map<string, int8.*, neither numbers nor texts",
+        ),
+        (lambda folder: parquet(folder, x=[decimal.Decimal("1.5")]), "column 'x' is decimal128.*, neither numbers"),
+        (lambda folder: parquet(folder, x=[datetime.date(2026, 1, 1)]), "column 'x' is date32.*, neither numbers"),
+        (lambda folder: parquet(folder, x=[b"image"]), "column 'x' is binary, neither numbers nor texts"),
+        (lambda folder: parquet(folder, x=[1], label=["no"]), "field 'label' holds texts, 'no' in row 0; labels are"),
+        (
+            lambda folder: parquet(folder, y=pyarrow.array(["no", "yes"]).dictionary_encode()),
+            "a.parquet: field 'y' holds texts",
+        ),
+        (lambda folder: save(folder, "a", x=np.zeros(2), y=np.array(["no", "yes"])), "a.npz: field 'y' holds texts"),
+        (
+            lambda folder: save(folder, "a", y=np.array([1, 2**63], np.uint64)),
+            "a.npz: field 'y' holds 9223372036854775808 in row 1; whole numbers are below",
+        ),
+        (
+            lambda folder: parquet(folder, x=pyarrow.array([[1], [2**64 - 1]], pyarrow.list_(pyarrow.uint64()))),
+            "a.parquet: field 'x' holds 18446744073709551615 in row 1",
+        ),
+        (
+            lambda folder: save(folder, "a", x=np.array([0.5, 2**24 + 1])),
+            "'x' holds 16777217.0 in row 1, a whole number that float32 would round; save it as int64",
+        ),
+        (lambda folder: save(folder, "a", x=np.zeros(2), user=np.array([1.0, np.nan])), "'user' has no user in row 1"),
+        (lambda folder: save(folder, "a", x=np.zeros(2), user=np.array(["ann", ""])), "'user' has no user in row 1"),
+        (lambda folder: save(folder, "a", x=np.zeros(1), user=np.array([1.5])), "'user' holds 1.5 in row 0, which na"),
+        (
+            lambda folder: save(folder, "a", x=np.zeros(1), user=np.array([2**25], np.float32)),
+            "'user' holds 33554432.0 in row 0",
+        ),
+        (
+            lambda folder: save(folder, "a", x=np.zeros(2), user=np.array([b"b", b"\xe4"])),
+            r"'user' holds b'\\xe4' in row",
+        ),
+        (lambda folder: save(folder, "a", x=np.zeros(1), user=np.zeros(1, "M8[D]")), r"'user' is datetime64\[D\]"),
+        (lambda folder: parquet(folder, text=["fine", "zero\0"]), "the text of example 1 ends with a zero"),
     ],
 )
 def test_files_that_are_no_data_set_are_named(tmp_path, write, message):
     write(tmp_path)
     with pytest.raises(DatasetError, match=message):
         datasets.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        np.array([7.0, 8.0, 7.0]),
+        np.array([7, 8, 7], np.uint64),
+        np.array(["7", "8", "7"]),
+        np.array([b"7", b"8", b"7"]),
+    ],
+)
+def test_a_user_has_one_name_whatever_the_type_of_the_field(tmp_path, owners):
+    save(tmp_path, "a", x=np.arange(3), user=owners)
+    parquet(tmp_path, x=[3, 4], user=[7, 8])
+    users = datasets.load(str(tmp_path))
+    assert users.clients == ("7", "8")
+    assert users.fields["x"].tolist() == [0, 2, 3, 1, 4]
+
+
+def test_names_of_users_keep_every_character(tmp_path):
+    parquet(tmp_path, x=[1, 2, 3, 4], user=["ä", "a", "a\0", "a "])
+    assert datasets.load(str(tmp_path)).clients == ("a", "a\0", "a ", "ä")
+    save(tmp_path, "a", x=np.arange(2), user=np.array(["ä".encode(), b"b"]))
+    assert datasets.load(str(tmp_path / "a.npz")).clients == ("b", "ä")
+    parquet(tmp_path, x=[1, 2], user=["ä".encode(), b"b"])
+    assert datasets.load(str(tmp_path / "a.parquet")).clients == ("b", "ä")
+
+
+def test_an_index_of_pandas_is_no_field_unless_it_has_a_name(tmp_path):
+    frame = pd.DataFrame({"user": ["ann", "bob"], "x": [1, 2]}, index=["p", "q"])
+    frame.to_parquet(tmp_path / "a.parquet")
+    assert list(datasets.load(str(tmp_path)).fields) == ["x"]
+    frame.set_index("user").to_parquet(tmp_path / "a.parquet")
+    assert datasets.load(str(tmp_path)).clients == ("ann", "bob")
+
+
+def test_numbers_keep_their_values(tmp_path):
+    kept = {
+        "x": np.array([2**63 - 1, 2**53 + 1], np.uint64),
+        "z": np.array([2.0**25, 1e300 / 1e270]),
+        "h": np.array([0.5, -2], np.float16),
+    }
+    save(tmp_path, "a", **kept)
+    fields = datasets.load(str(tmp_path)).fields
+    assert fields["x"].tolist() == [2**63 - 1, 2**53 + 1]
+    assert fields["z"].tolist() == [2.0**25, float(np.float32(1e30))]
+    assert fields["h"].tolist() == [0.5, -2]
 
 
 def test_a_path_that_does_not_exist_is_named(tmp_path):
@@ -226,12 +327,14 @@ def test_a_path_with_a_colon_is_read_where_it_exists(tmp_path):
     assert datasets.load(str(tmp_path / "co:lon")).clients == ("ann",)
 
 
-def test_what_others_say_is_one_short_line(tmp_path):
+def test_a_column_that_is_there_twice_is_named(tmp_path):
     columns = pyarrow.Table.from_arrays([pyarrow.array([1.0])] * 2, names=["x", "x"])
     pyarrow.parquet.write_table(columns, tmp_path / "a.parquet")
-    with pytest.raises(DatasetError) as caught:
+    with pytest.raises(DatasetError, match=r"a\.parquet has 2 columns 'x'"):
         datasets.load(str(tmp_path))
-    assert "\n" not in str(caught.value)
+
+
+def test_what_others_say_is_one_short_line():
     assert reason(ValueError("x" * 300 + "\nmore")) == f"ValueError: {'x' * 200}…"
 
 

@@ -124,6 +124,23 @@ def test_a_frame_is_a_population_with_its_users_in_their_order():
     assert (shaped.shape, shaped.fields["x"].dtype, shaped.fields["y"].dtype) == ((1, 2), np.float32, np.float32)
 
 
+def test_sparse_columns_and_users_of_any_type_are_read_as_they_are():
+    dense = FRAME.assign(w=[0, 2, 0], ok=[0, 1, 0])
+    sparse = dense.astype({"w": pd.SparseDtype("int64", 0), "ok": pd.SparseDtype("int64", 0)})
+    users = Population.from_frame(sparse, user="who", inputs=["h", "w"], label="ok")
+    assert users.fields["x"].tolist() == [[1.5, 0], [3, 0], [2, 2]]
+    assert (users.fields["y"].dtype, users.fields["y"].tolist()) == (np.int64, [0, 0, 1])
+    for who, names in {
+        (2.0, 1.0, 2.0): ("2", "1"),
+        (b"b", "ä".encode(), b"b"): ("b", "ä"),
+        tuple(pd.to_datetime(["2026-01-02", "2026-01-01", "2026-01-02"])): (
+            "2026-01-02 00:00:00",
+            "2026-01-01 00:00:00",
+        ),
+    }.items():
+        assert Population.from_frame(FRAME.assign(who=who), user="who", inputs=["h"], label="ok").clients == names
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -142,6 +159,20 @@ def test_a_frame_is_a_population_with_its_users_in_their_order():
             "user 'c' has no rows, one of 1 such",
         ),
         ({"frame": FRAME.assign(who=[1, "1", 1])}, "two clients are called '1'"),
+        ({"frame": FRAME.assign(w=np.array([1, 2, 2**24 + 1]))}, "column 'w' holds 16777217 in row 2, a whole number"),
+        (
+            {"frame": FRAME.assign(h=[1, 2**24 + 1.0, 2])},
+            "column 'h' holds 16777217.0 in row 1, .* float32 would round",
+        ),
+        (
+            {"frame": FRAME.assign(ok=np.array([0, 1, 2**63], np.uint64))},
+            "column 'ok' holds 9223372036854775808 in row 2; whole numbers are below",
+        ),
+        ({"frame": FRAME.assign(ok=[0.5, 1.7e9 + 1, 1])}, "column 'ok' holds 1700000001.0 in row 1, a whole number"),
+        ({"frame": FRAME.assign(who=["a", "", "b"])}, "column 'who' has no user in row 1"),
+        ({"frame": FRAME.assign(who=[1.0, 1.0, 1.5])}, "column 'who' holds 1.5 in row 2, which names no user"),
+        ({"frame": FRAME.assign(who=[b"a", b"a", b"\xe4"])}, "column 'who' holds b'.xe4' in row 2"),
+        ({"frame": FRAME.assign(who=pd.array(["1", 1.0, 2], object))}, "two clients are called '1'"),
         ({"shape": (3,)}, r"2 columns of inputs do not fill an example of shape \[3\]"),
         ({"frame": FRAME[:0]}, "the frame has no rows"),
         ({"frame": FRAME["h"]}, "the frame is of type Series; expected a DataFrame"),

@@ -254,6 +254,11 @@ def text_as_database(data):
             ),
             "a label is 62, but there are 62 classes",
         ),
+        (
+            "federated_emnist",
+            hdf5_of(**emnist(3) | {"label": np.full(3, 1.5)}),
+            "federated_emnist: client 'f1': a label is float64, not whole numbers",
+        ),
         ("federated_emnist", hdf5_of(**emnist(3) | {"label": np.arange(2)}), "client 'f1' differ in length: x 3, y 2"),
         (
             "federated_emnist",
@@ -290,26 +295,35 @@ def test_files_of_another_layout_are_named(tmp_path, name, write, message):
 
 
 def images(**changes):
-    return {"x": np.zeros((5, 28, 28)), "y": np.zeros(5), "writer": np.arange(5), "alphabet": np.zeros(5)} | changes
+    return {
+        "x": np.zeros((5, 28, 28)),
+        "y": np.zeros(5, int),
+        "writer": np.arange(5),
+        "alphabet": np.zeros(5),
+    } | changes
 
 
 def windows(**changes):
-    return {"x": np.zeros((5, 43)), "y": np.zeros(5), "user": np.arange(5)} | changes
+    return {"x": np.zeros((5, 43)), "y": np.zeros(5, int), "user": np.arange(5)} | changes
 
 
 @pytest.mark.parametrize(
     ("file", "arrays", "message"),
     [
         ("wisdm/wisdm_ar_v1.1", windows(x=np.zeros(5)), "data set 'wisdm' in .* cannot be read: TypeError"),
-        ("wisdm/wisdm_ar_v1.1", windows(y=np.zeros(4)), "data set 'wisdm' in .* cannot be read: IndexError"),
+        ("wisdm/wisdm_ar_v1.1", windows(y=np.zeros(4, int)), "data set 'wisdm' in .* cannot be read: IndexError"),
         ("wisdm/wisdm_ar_v1.1", windows(x=np.full((5, 43), "a")), "cannot be read: ValueError: could not convert"),
-        ("wisdm/wisdm_ar_v1.1", windows(y=np.full(5, np.nan)), "wisdm: a label of client 'wisdm-0' is -9"),
+        ("wisdm/wisdm_ar_v1.1", windows(y=np.full(5, 1.5)), "wisdm: field 'y' is float64, not whole numbers"),
         ("wisdm/wisdm_ar_v1.1", windows(y=np.full(5, -1)), "wisdm: a label of client 'wisdm-0' is -1"),
         ("omniglot/omniglot_writers_28", images(x=np.zeros((5, 20, 20))), "'omniglot' in .* cannot reshape array"),
-        ("omniglot/omniglot_writers_28", images(y=np.zeros(3)), "data set 'omniglot' in .* cannot be read: IndexError"),
+        (
+            "omniglot/omniglot_writers_28",
+            images(y=np.zeros(3, int)),
+            "data set 'omniglot' in .* cannot be read: IndexError",
+        ),
         ("omniglot/omniglot_writers_28", images(writer=np.array(list("abcde"))), "cannot be read: ValueError"),
         ("mnist_10k/mnist_10k", images(x=np.zeros((5, 28))), "'mnist_10k' in .* cannot reshape array"),
-        ("mnist_10k/mnist_10k", images(y=np.zeros(4)), "fields of client 'everybody' differ in length: x 5, y 4"),
+        ("mnist_10k/mnist_10k", images(y=np.zeros(4, int)), "fields of client 'everybody' differ in length: x 5, y 4"),
     ],
 )
 def test_arrays_of_a_wrong_form_are_named(tmp_path, file, arrays, message):

@@ -110,6 +110,8 @@ def test_svmlight_files_are_read_as_users(tmp_path):
     [
         ("2 1:1\n", "ada.svm:1: the label is '2'"),
         ("1 1:1\n1 x:1\n", "ada.svm:2: 'x:1' is not index:value"),
+        ("1 1:1_0\n", "'1:1_0' is not index:value"),
+        ("1 1:1 2:1 1:3\n", "ada.svm:1: index 1 is there twice"),
         ("1 0:1\n", "index from 1"),
         ("1 1:nan\n", "finite value"),
         ("1 1:1e300\n", "'1:1e300' needs an index from 1 and a finite value of float32"),
