@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import psycopg
@@ -20,6 +21,12 @@ class BoundedConnection(psycopg.Connection[Any]):
     """
 
     reply_s: float | None = None
+    first_in_transactions: Sequence[str] = ()
+    """Expressions that the server evaluates at the begin of every transaction, where no session keeps their effect."""
+
+    def has_session(self) -> bool:
+        """Whether a session of the server is this connection's own. A pooler lends one, for a transaction perhaps."""
+        return self.execute("SELECT pg_backend_pid()").fetchone() == (self.info.backend_pid,)
 
     def wait(self, gen: PQGen[RV], interval: float = _LOOK_S, timeout: float | None = None) -> RV:
         """Do what all of the library's operations do. Raises psycopg.OperationalError when it takes too long."""

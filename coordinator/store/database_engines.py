@@ -6,23 +6,28 @@
 | write | BEGIN IMMEDIATE: one writer at a time | READ COMMITTED; rows that a decision rests on are locked |
 | commit | WAL, synchronous=FULL | as the server's synchronous_commit says |
 | a server that is silent | – | given up, by TCP's own limits and by REPLY_S |
+| a server that may not write | – | not connected to, and left as soon as it says so |
+| behind a pooler | – | nothing is kept in a session: limits are set in each transaction |
 """
 
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy
-from sqlalchemy.engine import URL, Connection, Engine
+from sqlalchemy.engine import URL, Connection, Engine, ExceptionContext
 
 from coordinator.errors import MissingStore, UnsupportedDatabase
 from fedcore.private_files import new_private
+
+if TYPE_CHECKING:
+    from coordinator.store.bounded_connection import BoundedConnection
 
 _FORMS = "sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE"
 _WAIT_S = 10
@@ -40,6 +45,11 @@ AT_ONCE_S = 0.05
 """How long a transaction waits for a lock that is to be written at once or not at all."""
 _LOCK_NOT_AVAILABLE = "55P03"
 """PostgreSQL's code of a lock that did not come free in time."""
+_MAY_NOT_WRITE = ("25006", "0A000", "55000")
+"""PostgreSQL's codes of a server that may not write: a statement is read-only; BEGIN READ WRITE, and _NOT_ON_A_STANDBY,
+of a server in recovery."""
+_NOT_ON_A_STANDBY = "pg_current_wal_lsn()"
+"""What costs a primary nothing, and fails on a standby, in a transaction that only reads too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,33 +155,71 @@ def _begin(connection: Connection) -> None:
 
 
 def _begin_on_server(connection: Connection) -> None:
+    driver: BoundedConnection = connection.connection.dbapi_connection  # type: ignore[assignment]
     wait_s = connection.get_execution_options().get("lock_wait_s")
+    values = list(driver.first_in_transactions)
     if wait_s is not None:
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {1000 * wait_s:.0f}")
+        values.append(_setting("lock_timeout", f"{1000 * wait_s:.0f}ms", of_transaction=True))
+    if values:
+        connection.exec_driver_sql(f"SELECT {', '.join(values)}")
+
+
+def _setting(name: str, value: str, *, of_transaction: bool) -> str:
+    return f"set_config('{name}', '{value}', {of_transaction})"
+
+
+def _set_limits(connection: BoundedConnection, limits: Mapping[str, str], *, writes: bool) -> None:
+    """Set parameters of the server for the session, or for each transaction behind a pooler, which lends sessions."""
+    pooled = not connection.has_session()
+    settings = [_setting(name, value, of_transaction=pooled) for name, value in limits.items()]
+    if pooled:
+        connection.prepare_threshold = None
+        connection.first_in_transactions = [*settings, _NOT_ON_A_STANDBY] if writes else settings
+    else:
+        connection.execute(f"SELECT {', '.join(settings)}")
+
+
+def _leave(context: ExceptionContext) -> None:
+    """Close the connections to a server that ended a session, or may not write, instead of using them again."""
+    diagnosis = getattr(context.original_exception, "diag", None)
+    if diagnosis is not None and (
+        diagnosis.severity_nonlocalized == "FATAL"
+        or diagnosis.sqlstate in _MAY_NOT_WRITE
+        or str(diagnosis.sqlstate).startswith("57P")  # the server stops, crashed, or starts
+    ):
+        context.is_disconnect = True
 
 
 def _postgresql(url: URL, reply_s: float | None) -> Engines:
     from coordinator.store.bounded_connection import BoundedConnection  # it loads PostgreSQL's library
 
+    options = " ".join(url.normalized_query.get("options", ()))
+    # The last one frees the locks of a process that was paused, or disappeared, inside a transaction, so that another
+    # replica can take its populations. Those that the address names are its own.
+    ours = {"lock_timeout": f"{_WAIT_S}s", "timezone": "UTC", "idle_in_transaction_session_timeout": f"{_WAIT_S}s"}
+    limits = {name: value for name, value in ours.items() if name not in options.replace("-", "_").lower()}
+
     def connect(_dialect: object, _record: object, arguments: list[Any], named: dict[str, Any]) -> BoundedConnection:
-        connection = BoundedConnection.connect(*arguments, **named)
+        connection = BoundedConnection.connect(*arguments, **named, autocommit=True)
         connection.reply_s = reply_s
+        try:
+            _set_limits(connection, limits, writes=named["target_session_attrs"] != "any")
+        except BaseException:
+            connection.close()
+            raise
+        connection.autocommit = False
         return connection
 
-    # The last one frees the locks of a process that was paused, or disappeared, inside a transaction, so that another
-    # replica can take its populations.
-    ours = {"lock_timeout": f"{_WAIT_S}s", "timezone": "UTC", "idle_in_transaction_session_timeout": f"{_WAIT_S}s"}
-    # Options of the address follow ours: they add to them, and win where both name the same.
-    options = [f"-c {name}={value}" for name, value in ours.items()]
-    options += url.normalized_query.get("options", ())
+    network = {"connect_timeout": CONNECT_S, "target_session_attrs": "read-write"} | _TCP
     engine = sqlalchemy.create_engine(
         url.set(drivername="postgresql+psycopg"),
-        connect_args={"connect_timeout": CONNECT_S} | _TCP | dict(url.query) | {"options": " ".join(options)},
+        connect_args={name: value for name, value in network.items() if name not in url.query} | {"options": options},
         hide_parameters=True,
         pool_pre_ping=True,  # a server that was restarted costs no transaction
         pool_timeout=POOL_S,
     )
     sqlalchemy.event.listen(engine, "do_connect", connect)
+    sqlalchemy.event.listen(engine, "handle_error", _leave)
     sqlalchemy.event.listen(engine, "begin", _begin_on_server)
     reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
     return Engines(_shown(url), reader, engine.execution_options(isolation_level="READ COMMITTED"))

@@ -19,7 +19,7 @@ class Link:
     """A port that leads to the server whose socket is in a folder."""
 
     def __init__(self, server: Path) -> None:
-        self._server = str(server / ".s.PGSQL.5432")
+        self.lead_to(server)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=100)
         self._flowing, self._open = threading.Event(), []
         self._flowing.set()
@@ -32,6 +32,10 @@ class Link:
         """The URL of a database on that server, through this link."""
         host, port = self._listener.getsockname()
         return make_url(database).set(host=host, port=port, query={}).render_as_string(hide_password=False)
+
+    def lead_to(self, server: Path) -> None:
+        """From now on new connections lead to the server whose socket is in this folder."""
+        self._server = str(server / ".s.PGSQL.5432")
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[None]:
@@ -86,7 +90,12 @@ class Link:
                     client.close()
                     continue
                 server = socket.socket(socket.AF_UNIX)
-                server.connect(self._server)
+                try:
+                    server.connect(self._server)
+                except OSError:  # it is down
+                    client.close()
+                    server.close()
+                    continue
                 self._open += [client, server]
                 if self._swallowing:
                     self._lost |= {client, server}
