@@ -27,6 +27,8 @@ from fedcore.plan import ExampleSpec, Field
 _COLLECTION = decoder(Collection)
 
 FILE = "examples.db"
+EARLIEST = 1_767_225_600.0
+"""The first second of 2026. A clock before it was reset, as by an empty battery, and says nothing about ages."""
 T = TypeVar("T")
 
 
@@ -90,7 +92,7 @@ class ExampleStore(ExampleSource):
         return self._going_on(lambda: self._declared(name))
 
     def append(self, collection: str, example: Example, at: float | None = None) -> Appended:
-        """Add one example to a declared collection, at a time in seconds since 1970 (now if not given).
+        """Add one example to a declared collection, at a time in seconds since 1970: now if not given, and at most now.
 
         Python's numbers and lists take the type of the field; an array must have it. Raises ExampleRefused, naming the
         field, when the example is not what was declared, or holds an infinity, a NaN or a number out of range.
@@ -152,6 +154,7 @@ class ExampleStore(ExampleSource):
 
     def count_recent(self, collection: str, max_age_s: float) -> int:
         """Number of examples that are at most `max_age_s` old."""
+        self._enforce()
         query = "SELECT count(*) FROM examples WHERE collection = ? AND at >= ?"
         with self._database.reading() as connection:
             entry = _find(connection, collection)
@@ -201,7 +204,7 @@ class ExampleStore(ExampleSource):
         now = self._clock()
         with self._database.writing() as connection:
             key = _declare(connection, collection)
-            values = ((key, now if at is None else at, row) for row in rows)
+            values = ((key, now if at is None else at, row) for row in rows)  # `_drop` holds it to now
             connection.executemany("INSERT INTO examples (collection, at, data) VALUES (?, ?, ?)", values)
             return _drop(connection, key, collection, now)
 
@@ -209,7 +212,10 @@ class ExampleStore(ExampleSource):
         """Remove examples that exceed retention. Without any, nothing is written, so the store may be read-only."""
         now = self._clock()
         with self._database.reading() as connection:
-            due = any(_overdue(connection, key, collection, now) for key, collection in _collections(connection))
+            due = any(
+                _ahead(connection, key, now) or _overdue(connection, key, collection, now)
+                for key, collection in _collections(connection)
+            )
         if due:
             with self._database.writing() as connection:
                 for key, collection in _collections(connection):
@@ -225,7 +231,7 @@ class ExampleStore(ExampleSource):
 
 
 def _seconds(at: float) -> float:
-    if isinstance(at, numbers.Real):
+    if isinstance(at, numbers.Real) and not isinstance(at, bool):
         with contextlib.suppress(OverflowError):
             if math.isfinite(at):
                 return float(at)
@@ -268,8 +274,19 @@ def _overdue(connection: sqlite3.Connection, key: int, collection: Collection, n
     return max(int(old), 0 if most is None else int(examples) - most)
 
 
+def _ahead(connection: sqlite3.Connection, key: int, now: float) -> bool:
+    """Whether an example is of the future: the clock was ahead when it came."""
+    query = "SELECT count(*) FROM examples WHERE collection = ? AND at > ?"
+    return now >= EARLIEST and bool(connection.execute(query, (key, now)).fetchone()[0])
+
+
 def _drop(connection: sqlite3.Connection, key: int, collection: Collection, now: float) -> int:
-    """Remove examples that exceed retention. Returns their number."""
+    """Remove examples that exceed retention. Returns their number.
+
+    Those of the future are of now from here on: else they would never be too old, and later ones would go first.
+    """
+    if _ahead(connection, key, now):
+        connection.execute("UPDATE examples SET at = ? WHERE collection = ? AND at > ?", (now, key, now))
     overdue = _overdue(connection, key, collection, now)
     oldest = "SELECT id FROM examples WHERE collection = ? ORDER BY at, id LIMIT ?"
     connection.execute(f"DELETE FROM examples WHERE id IN ({oldest})", (key, overdue))  # noqa: S608

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from fedcore.plan import BlobRef
 
 BLOBS = "blobs"
 """The folder of the cache, in the state folder."""
+AHEAD_NS = 60 * 10**9
+"""How far a file's time may be ahead of the clock, as on a file server."""
 DOWNLOAD, LAST = ".download", ".last"
 DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -180,9 +183,15 @@ def trim(folder: Path, most: int, keep: frozenset[str] = frozenset()) -> None:
     keep: digests of blobs that models need: they stay, and do not count. A partial download stays too. Only for the
     holder of the state folder.
     """
+    now_ns = time.time_ns() + AHEAD_NS
+
+    def used_ns(path: Path) -> int:
+        used = path.stat().st_mtime_ns
+        return used if used <= now_ns else 0  # by a clock that was ahead: nobody knows when
+
     files = [path for path in folder.glob("*") if not path.suffix and path.name not in keep and path.is_file()]
     total = 0
-    for path in sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+    for path in sorted(files, key=used_ns, reverse=True):
         total += path.stat().st_size
         if total > most:
             with contextlib.suppress(OSError):

@@ -122,9 +122,14 @@ class KeptVectors:
         self._rows("DELETE FROM kept WHERE coordinator = ? AND population = ? AND task = ?", task)
 
     def _forget_old(self) -> None:
-        for (until,) in self._database.execute("SELECT until FROM kept"):
-            if not read_json(MOMENT, until, "the time of kept vectors in the state database").remaining_s(self._clock):
-                self._database.execute("DELETE FROM kept WHERE until = ?", until)
+        for (text,) in self._database.execute("SELECT until FROM kept"):
+            kept = read_json(MOMENT, text, "the time of kept vectors in the state database")
+            until = kept.carried_over(self._clock)
+            if not until.remaining_s(self._clock):
+                self._database.execute("DELETE FROM kept WHERE until = ?", text)
+            elif until != kept:
+                now = msgspec.json.encode(until).decode()
+                self._database.execute("UPDATE kept SET until = ? WHERE until = ?", now, text)
 
     def _rows(self, sql: str, *values: str) -> list[Any]:
         return self._database.execute(sql, *self._key, *values)

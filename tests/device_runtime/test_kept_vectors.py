@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import sys
 from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -300,6 +301,22 @@ def test_what_was_not_used_for_long_is_forgotten(store):
     store.now[0] += 2
     store.settle_all(pytest.fail)
     assert store.of(given(), PLAN) is None
+
+
+def test_what_was_kept_by_a_clock_ahead_is_forgotten_as_soon(store):
+    store.now[0] = 1e9
+    keeps(store, FIRST, given(), counted=True)
+    store.now[0] = 1000.0
+    restarted = KeptVectors(
+        store.database, Sealer(KeyFile(store.key)), replace(store.clock, boot="the next boot"), *store._key
+    )
+    restarted.settle_all(pytest.fail)
+    store.now[0] += KEPT_S - 1
+    restarted.settle_all(pytest.fail)
+    assert restarted.of(given(), PLAN) is not None
+    store.now[0] += 2
+    restarted.settle_all(pytest.fail)
+    assert restarted.of(given(), PLAN) is None
 
 
 def test_a_task_that_is_over_is_forgotten(store):

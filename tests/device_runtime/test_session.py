@@ -551,13 +551,15 @@ def test_an_assignment_without_plain_names_is_refused(coordinator, config, field
     assert (outcome.reason, outcome.detail.isprintable()) == ("bad-answer", True)
 
 
-def test_blobs_longest_unused_go_when_the_cache_exceeds_the_policy(coordinator, config):
+@pytest.mark.parametrize("used_at", [0, 4e9])
+def test_blobs_longest_unused_go_when_the_cache_exceeds_the_policy(coordinator, config, used_at):
+    """So do those that were used by a clock that was ahead."""
     run_session(config)
     blobs = config.state / "blobs"
     sizes = [path.stat().st_size for path in blobs.iterdir() if not path.suffix]
     old = blobs / ("0" * 64)
     old.write_bytes(b"x")
-    os.utime(old, (0, 0))
+    os.utime(old, (used_at, used_at))
     run_session(replace(config, policy=Policy(cache_bytes=sum(sizes))))
     assert (old.exists(), len(list(blobs.glob("?" * 64)))) == (False, len(sizes))
     run_session(replace(config, policy=Policy(cache_bytes=0)))

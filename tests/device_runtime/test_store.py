@@ -196,6 +196,35 @@ def test_a_session_never_sees_what_has_become_too_old(store, clock):
         store.load(SPEC)
 
 
+@pytest.mark.parametrize("given", [None, 10 * 365 * DAY_S])
+def test_an_example_of_the_future_is_of_now_and_becomes_too_old(store, clock, given):
+    """Whether the clock was ahead when it came, or its time was given so."""
+    right = 1_800_000_000.0
+    store.declare(Collection("default", FIELDS, Retention(max_age_s=DAY_S, max_count=3)))
+    clock.now = right if given else right + 10 * 365 * DAY_S
+    for n in range(3):
+        store.append("default", example(n), None if given is None else right + given)
+    clock.now = right
+    assert store.count_recent("default", 1.0) == 3
+    assert store.holdings()[0].newest == right
+    clock.now += 60.0
+    for n in (7, 8):
+        store.append("default", example(n))
+    assert sorted(labels(store)) == [2, 7, 8]
+    clock.now = right + DAY_S + 1
+    assert sorted(labels(store)) == [7, 8]
+
+
+def test_a_clock_that_was_reset_makes_no_example_older(store, clock):
+    clock.now = 1_800_000_000.0
+    store.declare(Collection("default", FIELDS, Retention(max_age_s=DAY_S)))
+    store.append("default", example(1))
+    clock.now = 0.0
+    assert labels(store) == [1]
+    clock.now = 1_800_000_060.0
+    assert labels(store) == [1]
+
+
 def test_a_new_retention_replaces_the_old_one(store):
     store.append_all("default", [example(n) for n in range(5)])
     store.declare(Collection("default", FIELDS, Retention(max_count=1)))
@@ -256,7 +285,7 @@ def test_what_retention_removes_is_gone_from_the_file(store):
     assert last not in store.path.read_bytes()
 
 
-@pytest.mark.parametrize("at", [np.nan, np.inf, "now", 10**400, b"5"])
+@pytest.mark.parametrize("at", [np.nan, np.inf, "now", 10**400, b"5", True])
 def test_a_time_that_is_none_is_refused(store, at):
     with pytest.raises(ExampleRefused, match="of the time"):
         store.append("default", example(), at)

@@ -125,6 +125,9 @@ test("blobs are files, and the longest unused go first", async () => {
   await restarted.trim(20, new Set());
   expect(await restarted.get("older")).toBeNull();
   expect(await restarted.get("newest")).not.toBeNull();
+  utimesSync(join(cache, "blobs", "oldest"), 4e9, 4e9); // by a clock that was ahead
+  await new FileBlobs(folder).trim(10, new Set());
+  expect(await restarted.get("oldest")).toBeNull();
 });
 
 test.each([

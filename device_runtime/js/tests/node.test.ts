@@ -95,6 +95,14 @@ test("blobs are trimmed to a size, the longest unused first", async () => {
   expect(kept).toEqual([true, false, true]);
 });
 
+test("a blob that was used by a clock ahead does not push out what is used now", async () => {
+  const blobs = new FileBlobs(folder);
+  for (const name of ["ahead", "now"]) await blobs.put(name, new Uint8Array(10));
+  utimesSync(join(folder, "blobs", "ahead"), 4e9, 4e9);
+  await blobs.trim(10, new Set());
+  expect([await blobs.get("ahead"), await blobs.get("now")]).toEqual([null, new Uint8Array(10)]);
+});
+
 test("blobs to keep stay, and do not count", async () => {
   const blobs = new FileBlobs(folder);
   for (const name of ["kept", "other"]) await blobs.put(name, new Uint8Array(10));

@@ -4,7 +4,7 @@ import { expect, test } from "vitest";
 import { NOTHING_YET, type Outcome } from "../src/core/outcome.ts";
 import { policyOf } from "../src/core/permission/policy.ts";
 import type { Platform } from "../src/core/platform.ts";
-import { drawnS, runForever } from "../src/core/scheduler.ts";
+import { drawnS, runForever, runIfDue } from "../src/core/scheduler.ts";
 import type { SessionConfig } from "../src/core/session.ts";
 import { MemoryStore } from "./memory-store.ts";
 
@@ -34,7 +34,19 @@ test("a time to come back is honoured after a restart, but not longer than it wa
   await store.write({ [place]: JSON.stringify({ at: 1090, withinS: 100 }) });
   expect((await ran(store, 3)).slept).toEqual([60, 30, 60]);
   await store.write({ [place]: JSON.stringify({ at: 1e9, withinS: 45 }) }); // the clock was set back
-  expect((await ran(store, 1)).slept).toEqual([45]);
+  expect((await ran(store, 2)).slept).toEqual([45, 60]); // then a session, after which it looks at its rules again
+});
+
+test("a device that is woken comes back in time though the clock was ahead when its time was drawn", async () => {
+  const [store, place] = [new MemoryStore(), "due:http://127.0.0.1:1/:p"];
+  await store.write({ [place]: JSON.stringify({ at: 1e9, withinS: 45 }) });
+  const ranAt = async (now: number) => {
+    await runIfDue({ store, now: () => now } as unknown as Platform, config);
+    return (await store.get("journal")) !== null;
+  };
+  expect(await ranAt(1000)).toBe(false);
+  expect(await ranAt(1044)).toBe(false);
+  expect(await ranAt(1046)).toBe(true);
 });
 
 /** What came of a device that is stopped at its nth sleep, from second 1000 on. */

@@ -7,7 +7,7 @@ import { UNKNOWN } from "../src/core/conditions.ts";
 import * as errors from "../src/core/errors.ts";
 import { NOTHING_YET, sessionsIn, writeJournal, writeRemark } from "../src/core/outcome.ts";
 import { allowed, unmetered } from "../src/web/conditions.ts";
-import { retained } from "../src/web/examples.ts";
+import { heldTo, retained } from "../src/web/examples.ts";
 import { MemoryStore } from "./memory-store.ts";
 
 const at = (collection: string, time: number) => ({ collection, at: time, fields: {} });
@@ -16,6 +16,15 @@ test("the newest examples of a collection stay, and none that is too old", () =>
   const all = [at("a", 0), at("a", 50), at("b", 60), at("a", 70), at("a", 80)];
   expect(retained(all, { maxAgeS: 40, most: 2 }, 100)).toEqual([false, false, true, true, true]);
   expect(retained(all, { maxAgeS: 1000, most: 3 }, 100)).toEqual([false, true, true, true, true]);
+});
+
+test("an example of the future is of now from when it is seen, unless the clock was reset", () => {
+  const now = 1.8e9;
+  const all = [at("a", now + 1e9), at("a", now - 5)];
+  const held = heldTo(all, now);
+  expect(held.map((one) => one.at)).toEqual([now, now - 5]);
+  expect(retained(held, { maxAgeS: 40, most: 2 }, now + 41)).toEqual([false, false]);
+  expect(heldTo(all, 100)).toEqual(all);
 });
 
 test.each([

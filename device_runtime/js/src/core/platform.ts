@@ -48,6 +48,11 @@ export interface BlobCache {
   trim(most: number, keep: ReadonlySet<string>): Promise<void>;
 }
 
+/** When a blob was used last, for `trim`, in milliseconds since 1970: 0 where the clock was ahead, so that nobody knows. */
+export function usedMs(at: number, now = Date.now()): number {
+  return at <= now + 60_000 ? at : 0;
+}
+
 /** Everything that a session needs from the machine. Only one session at a time may use it. */
 export interface Platform {
   readonly store: Store;

@@ -36,10 +36,11 @@ export async function runForever(
   stop: AbortSignal,
 ): Promise<void> {
   const place = dueOf(config);
-  let due = await keptJson<Due>(platform.store, place);
+  let due = await keptDue(platform, place);
   let told = "";
   while (!stop.aborted) {
-    const leftS = remainingS(due, platform.now());
+    due = held(due, platform.now());
+    const leftS = due === null ? 0 : due.at - platform.now();
     if (leftS > 0) {
       await platform.sleep(Math.min(leftS, LONGEST_NAP_S));
       continue;
@@ -55,7 +56,8 @@ export async function runForever(
 /** Run one session, if the stored time to return has come. Throws as `runForever`. */
 export async function runIfDue(platform: Platform, config: SessionConfig): Promise<void> {
   const place = dueOf(config);
-  if (remainingS(await keptJson<Due>(platform.store, place), platform.now()) > 0) return;
+  const due = await keptDue(platform, place);
+  if (due !== null && due.at > platform.now()) return;
   await drawn(platform, place, await runSession(platform, config));
 }
 
@@ -87,7 +89,15 @@ function defaultWindow({ outcome, retryable }: Outcome): RetryWindow {
   return retryable === "permanent" ? HOURS : MINUTES;
 }
 
-/** Seconds until then, and never more than when it was drawn, since the clock may have been set back. */
-function remainingS(due: Due | null, now: number): number {
-  return due === null ? 0 : Math.min(due.at - now, due.withinS);
+/** The stored time to return, which is held to the clock of now: else it would stay ahead in every process. */
+async function keptDue(platform: Platform, place: string): Promise<Due | null> {
+  const kept = await keptJson<Due>(platform.store, place);
+  const due = held(kept, platform.now());
+  if (due?.at !== kept?.at) await platform.store.write({ [place]: JSON.stringify(due) });
+  return due;
+}
+
+/** The time to return, never later than when it was drawn, since the clock may have been set back. */
+function held(due: Due | null, now: number): Due | null {
+  return due === null ? null : { ...due, at: Math.min(due.at, now + due.withinS) };
 }

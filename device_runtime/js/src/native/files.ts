@@ -1,7 +1,7 @@
 /** Files of a device in React Native, in the app's cache, which the system may empty: plans, and graphs by digest. */
 
 import type { Bytes } from "../core/bytes.ts";
-import type { BlobCache } from "../core/platform.ts";
+import { type BlobCache, usedMs } from "../core/platform.ts";
 import type { FileSystem, NativeFile } from "./modules.ts";
 
 /** A folder in the app's cache, made when something is written to it. */
@@ -59,7 +59,7 @@ export class FileBlobs implements BlobCache {
   }
 
   async trim(most: number, keep: ReadonlySet<string>): Promise<void> {
-    const used = (file: NativeFile) => this.#usedAt.get(file.name) ?? file.modificationTime ?? 0;
+    const used = (file: NativeFile) => usedMs(this.#usedAt.get(file.name) ?? file.modificationTime ?? 0, this.#now());
     let total = 0;
     const files = this.#folder.list().filter(({ name }) => !keep.has(name));
     for (const file of files.sort((a, b) => used(b) - used(a))) {

@@ -6,7 +6,7 @@ import { join } from "node:path";
 import { DatabaseSync } from "node:sqlite";
 import type { Bytes } from "../core/bytes.ts";
 import { StateDamaged, StateInUse } from "../core/errors.ts";
-import type { BlobCache, Store } from "../core/platform.ts";
+import { type BlobCache, type Store, usedMs } from "../core/platform.ts";
 
 // The table is made under the lock that the process then keeps.
 const OPENING = `
@@ -100,7 +100,7 @@ export class FileBlobs implements BlobCache {
       }),
     );
     let total = 0;
-    for (const { path, size } of files.sort((a, b) => b.mtimeMs - a.mtimeMs)) {
+    for (const { path, size } of files.sort((a, b) => usedMs(b.mtimeMs) - usedMs(a.mtimeMs))) {
       total += size;
       if (total > most) await rm(path).catch(() => {}); // the next session tries again
     }

@@ -3,6 +3,8 @@
 import { type Column, type ExampleSource, type Examples, ExamplesError, type Values } from "../core/examples.ts";
 import { change, look } from "./database.ts";
 
+const EARLIEST = 1_767_225_600; // the first second of 2026
+
 /** How long examples are kept, in seconds, and how many of a collection. */
 export interface Retention {
   readonly maxAgeS: number;
@@ -71,15 +73,26 @@ export class LocalExamples implements ExampleSource {
       look(this.#database, "examples", (examples) => examples.getAllKeys()),
       look(this.#database, "examples", (examples) => examples.getAll() as IDBRequest<Kept[]>),
     ]);
-    const stays = retained(all, this.#retention(), now());
-    const gone = keys.filter((_, place) => !stays[place]);
-    if (gone.length > 0) {
+    const held = heldTo(all, now());
+    const stays = retained(held, this.#retention(), now());
+    if (held.some((one, place) => one !== all[place] || !stays[place])) {
       await change(this.#database, ["examples"], (of) => {
-        for (const key of gone) of("examples").delete(key);
+        keys.forEach((key, place) => {
+          if (!stays[place]) of("examples").delete(key);
+          else if (held[place] !== all[place]) replace(of("examples"), key, held[place]!);
+        });
       });
     }
-    return all.filter((_, place) => stays[place]);
+    return held.filter((_, place) => stays[place]);
   }
+}
+
+/** The examples, with those of the future at a time: the clock was ahead when they came, and they would never be too old.
+ *
+ * A clock before EARLIEST was reset, and moves none.
+ */
+export function heldTo(all: readonly Kept[], at: number): readonly Kept[] {
+  return all.map((one) => (one.at > at && at >= EARLIEST ? { ...one, at } : one));
 }
 
 /** Which of the examples, in the order in which they came, are kept at a time. */
@@ -93,6 +106,14 @@ export function retained(all: readonly Kept[], { maxAgeS, most }: Retention, at:
       return rank <= most && at - one.at <= maxAgeS;
     })
     .toReversed();
+}
+
+/** Put an example in the place of the one under a key, unless another page has removed it. */
+function replace(examples: IDBObjectStore, key: IDBValidKey, one: Kept): void {
+  const there = examples.count(key);
+  there.onsuccess = () => {
+    if (there.result > 0) examples.put(one, key);
+  };
 }
 
 function stacked(name: string, kept: readonly Kept[]): Column {

@@ -1,7 +1,7 @@
 /** The store of a device in a browser: texts in IndexedDB, and blobs in the Cache API under the database's name. */
 
 import type { Bytes } from "../core/bytes.ts";
-import type { BlobCache, Store } from "../core/platform.ts";
+import { type BlobCache, type Store, usedMs } from "../core/platform.ts";
 import { change, look } from "./database.ts";
 
 /** Texts by key in the part `texts` of the database. */
@@ -68,7 +68,7 @@ export class CachedBlobs implements BlobCache {
     const known = named.filter(({ name }) => !keep.has(name));
     const cache = await caches.open(this.#database.name);
     let total = 0;
-    for (const { name, size } of known.sort((a, b) => b.at - a.at)) {
+    for (const { name, size } of known.sort((a, b) => usedMs(b.at) - usedMs(a.at))) {
       total += size;
       if (total > most) {
         await cache.delete(address(name));

@@ -51,10 +51,11 @@ export class Guard {
     this.#answers = answers;
   }
 
-  /** The guard of a session. It knows the use of the last day. */
+  /** The guard of a session. It knows the use of the last day; one of the future counts for a day from now on. */
   static async of(platform: Platform, policy: Policy, population: string): Promise<Guard> {
-    const kept = (await keptJson<Spent[]>(platform.store, PLACE)) ?? [];
-    const recent = kept.filter(({ at }) => Math.abs(platform.now() - at) < DAY_S);
+    const [now, kept] = [platform.now(), (await keptJson<Spent[]>(platform.store, PLACE)) ?? []];
+    const recent = kept.filter(({ at }) => now - at < DAY_S).map((one) => ({ ...one, at: Math.min(one.at, now) }));
+    if (kept.some(({ at }) => at > now)) await platform.store.write({ [PLACE]: JSON.stringify(recent) });
     return new Guard(platform, policy, population, recent, (await answersOf(platform)).length);
   }
 

@@ -58,7 +58,8 @@ export class Hold {
       await this.#platform.sleep(restS);
       if (this.#over.signal.aborted) return;
       const silentS = this.#platform.now() - Math.max(this.#began, this.#transport.spokeAt);
-      if (silentS < afterS) {
+      // A clock that was set back says nothing about the silence.
+      if (silentS < afterS && (silentS >= 0 || silentS === -Infinity)) {
         restS = Math.min(afterS, afterS - silentS);
         continue;
       }
@@ -66,7 +67,7 @@ export class Hold {
       try {
         this.#open = true;
         await this.#transport.hold(this.#given.assignment, waitS, this.#over.signal);
-        restS = Math.max(0, afterS - (this.#platform.now() - began));
+        restS = Math.min(afterS, Math.max(0, afterS - (this.#platform.now() - began)));
       } catch (error) {
         if (!(error instanceof DeviceError)) throw error;
         if (error instanceof Refused && error.final) {
