@@ -89,7 +89,7 @@ class LoadedTokenizer:
                 if len(whole) > length:
                     plain = list(self._library.encode(text, add_special_tokens=False).ids)
                     whole, cut = _cut(self._field, whole, plain), cut + 1
-            _check_fits(self._field, whole)
+            _check_fits(self._field, whole, self._padding)
             ids[place, : len(whole)] = whole
         return Tokens(ids, cut)
 
@@ -143,7 +143,12 @@ def _refusing(field: Field, what: str) -> Iterator[None]:
         raise PlanRefused(f"the tokenizer of field {field.name!r} {what}: {error}") from error
 
 
-def _check_fits(field: Field, ids: Ids) -> None:
+def _check_fits(field: Field, ids: Ids, padding: int) -> None:
+    if padding in ids:
+        raise PlanRefused(
+            f"the tokenizer of field {field.name!r} gives token {padding}, which is the field's padding: export it "
+            "with one that no text has"
+        )
     if max(ids, default=0) >= (field.high or 0):
         raise PlanRefused(
             f"the tokenizer of field {field.name!r} gives token {max(ids)}; the model knows those below {field.high}: "

@@ -139,7 +139,7 @@ class PlanSignature(msgspec.Struct, frozen=True):
 
 
 class Tokenizer(msgspec.Struct, frozen=True):
-    """How devices turn texts into tokens (spec §1.3): a `tokenizer.json`, and the id that fills short texts."""
+    """How devices turn texts into tokens (spec §1.3): a `tokenizer.json`, and what fills short texts, no token."""
 
     blob: BlobRef
     padding: Annotated[int, msgspec.Meta(ge=0)] = 0

@@ -24,7 +24,8 @@ from export.few_bits import BITS, EXACT, DenseInFewBits, in_few_bits
 from export.few_bits import FORMS as FORMS_IN_FEW_BITS
 from export.huggingface import tokenizer
 from export.huggingface.gated import with_gated_layers
-from export.huggingface.modules import Sentences, Text, pooling_of
+from export.huggingface.masks import check_masks
+from export.huggingface.modules import LastToken, Padding, Sentences, Text, pooling_of
 from export.huggingface.tasks import TASKS, TOKENS, Task
 from export.huggingface.weights import check_folder, check_given
 from export.lora import FORMS, lora
@@ -39,6 +40,8 @@ QUERIES = {"query", "q_proj", "q_lin", "query_proj", "q"}
 VALUES = {"value", "v_proj", "v_lin", "value_proj", "v"}
 ATTENTION = QUERIES | VALUES | {"Wqkv", "qkv_proj", "c_attn", "in_proj"}
 """The names of the layers that get adapters: projections to queries and values, by architecture."""
+PROBLEMS = {"classification": "single_label_classification", "multi-label": "multi_label_classification"}
+"""What `transformers` calls some tasks in a config.json, where a folder may still say another."""
 FOLDER = "hf:"
 INSTALL = "pip install 'muster-fl[huggingface]'"
 
@@ -111,13 +114,20 @@ def load(folder: str | Path, **settings: Any) -> ModelSpec:
 def spec_of(pretrained: Pretrained) -> ModelSpec:
     """The model as a ModelSpec. Raises InvalidModel."""
     config = _config(pretrained)
-    vocabulary, padding = int(config.vocab_size), padding_of(config)
+    vocabulary = int(config.vocab_size)
     _check_length(pretrained, getattr(config, "max_position_embeddings", None))
-    text, tokenizers = Field(TOKENS, "int32", (pretrained.tokens,), vocabulary), tuple[bytes, ...]()
-    if (data := tokenizer.read(Path(pretrained.folder), vocabulary, pretrained.tokens)) is not None:
-        text = msgspec.structs.replace(text, name=TEXT, tokenizer=Tokenizer(BlobRef.of(data), padding))
+    data = tokenizer.read(Path(pretrained.folder), vocabulary, pretrained.tokens)
+    by_apps = data is None or (
+        pretrained.task == "token-classification" and tokenizer.is_special(data, config.pad_token_id)
+    )
+    padding = padding_of(config, by_apps)
+    text, tokenizers = Field(TOKENS, "int32", (pretrained.tokens,), vocabulary + 1), tuple[bytes, ...]()
+    if data is not None:
+        text = msgspec.structs.replace(text, name=TEXT, tokenizer=Tokenizer(BlobRef.of(data), padding.ids[0]))
         tokenizers = (data,)
-    make, exact = (functools.partial(build, replace(pretrained, bits=bits)) for bits in (pretrained.bits, EXACT))
+    make, exact = (
+        functools.partial(build, replace(pretrained, bits=bits), padding) for bits in (pretrained.bits, EXACT)
+    )
     name = "".join(letter if letter.isalnum() else "_" for letter in str(config.model_type))
     terms = pretrained.kind.terms(text, pretrained.classes, padding)
     if all(item.tokenizer is UNSET for item in terms.inputs):
@@ -125,19 +135,18 @@ def spec_of(pretrained: Pretrained) -> ModelSpec:
     return ModelSpec(name, make, **terms._asdict(), exact=exact, tokenizers=tokenizers)
 
 
-def padding_of(config: Any) -> int:
-    """The token that fills short texts: that of the configuration, else its end of a text, else 0.
+def padding_of(config: Any, by_apps: bool = False) -> Padding:
+    """What fills short texts: the number after the vocabulary's last, as every token may be one of a text.
 
-    Tokens beyond the vocabulary are passed by.
+    Apps that make tokens may fill texts with the folder's own token of padding, too, unless it has another use.
     """
-    for name in ("pad_token_id", "eos_token_id"):
-        value = getattr(config, name, None)
-        if isinstance(value, int) and 0 <= value < config.vocab_size:
-            return value
-    return 0
+    own, size = config.pad_token_id, int(config.vocab_size)
+    used = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "cls", "sep")]
+    is_used = any(own in one if isinstance(one, list) else own == one for one in used)
+    return Padding((size, own) if by_apps and own is not None and not is_used else (size,), own or 0)
 
 
-def build(pretrained: Pretrained) -> nn.Module:
+def build(pretrained: Pretrained, padding: Padding) -> nn.Module:
     """The frozen module with adapters, and a head of its own for classes. Raises InvalidModel."""
     model, drawn = _loaded(pretrained)
     for path, layer in model.named_modules():
@@ -146,10 +155,12 @@ def build(pretrained: Pretrained) -> nn.Module:
             _check_length(pretrained, layer.weight.shape[0] - layer.padding_idx - 1)
     chosen = _adapted(pretrained, model) if pretrained.rank else ()
     with_gated_layers(model)
-    inside, padding = f"model.{model.base_model_prefix}.", padding_of(model.config)
-    text = Text(model, padding)
+    inside, text = f"model.{model.base_model_prefix}.", Text(model, padding)
     if pretrained.task == "embedding":
         inside, text = "model.", Sentences(model, padding, pooling_of(Path(pretrained.folder)))
+    elif "SequenceClassification" in pretrained.kind.kind and hasattr(model, "score"):
+        text = LastToken(model, padding)
+    check_masks(pretrained.folder, text, pretrained.tokens, pretrained.task == "causal-lm")
     names = [name for name, _ in text.named_parameters()]
     head = [name for name in names if not name.startswith(inside) or name.removeprefix("model.") in drawn]
     train = head if pretrained.kind.has_head else ()
@@ -196,11 +207,10 @@ def unadapted(pretrained: Pretrained) -> Any:
 def _loaded(pretrained: Pretrained) -> tuple[Any, frozenset[str]]:
     """The model, and the names of those tensors of its head that were drawn."""
     transformers, config = _transformers(), _config(pretrained)
-    config.pad_token_id, config.use_cache = padding_of(config), False
+    config.use_cache = False
     if pretrained.kind.has_head:
         config.num_labels = pretrained.classes
-    if pretrained.task == "multi-label":
-        config.problem_type = "multi_label_classification"
+    config.problem_type = PROBLEMS.get(pretrained.task)
     try:
         with (
             quiet("torchao"),
@@ -243,6 +253,8 @@ def _config(pretrained: Pretrained) -> Any:
             f"{pretrained.folder} is a {config.model_type}, which reads no tokens; only models of text do"
         )
     check_folder(pretrained.folder, config)
+    if not isinstance(own := getattr(config, "pad_token_id", None), int) or not 0 <= own < config.vocab_size:
+        config.pad_token_id = None
     return config
 
 

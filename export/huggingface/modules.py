@@ -1,4 +1,4 @@
-"""Pretrained models of tokens as modules: of a text's logits, and of its vector."""
+"""Pretrained models of tokens as modules: of a text's logits, and of its vector. Padding counts for nothing in them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,24 @@ from export.errors import InvalidModel, reason
 from export.huggingface.token_loss import DeferredLogits
 
 
+class Padding(NamedTuple):
+    """The numbers that fill short texts, and the token that a model reads in their place, masked."""
+
+    ids: tuple[int, ...]
+    stands: int
+
+    def real_of(self, tokens: Tensor) -> Tensor:
+        """Where tokens (B, T) are those of a text: 1, and 0 where they fill it."""
+        real = (tokens != self.ids[0]).long()
+        for one in self.ids[1:]:
+            real = real * (tokens != one).long()
+        return real
+
+
 class Text(nn.Module):
     """A pretrained model of tokens. Padding is masked out."""
 
-    def __init__(self, model: Any, padding: int) -> None:
+    def __init__(self, model: Any, padding: Padding) -> None:
         super().__init__()
         self.model, self.padding, self.without_logits = model, padding, False
 
@@ -36,14 +50,30 @@ class Text(nn.Module):
 
     def given(self, tokens: Tensor) -> dict[str, Tensor]:
         """What the model reads."""
-        ids = tokens.long()
-        return {"input_ids": ids, "attention_mask": (ids != self.padding).long()}
+        ids, real = tokens.long(), self.padding.real_of(tokens)
+        return {"input_ids": torch.where(real > 0, ids, self.padding.stands), "attention_mask": real}
+
+
+class LastToken(Text):
+    """A pretrained decoder that tells the class of a text from the values of its last token.
+
+    That of `transformers` takes the last token that is not the one of padding, which may be one of the text.
+    """
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (B, classes)."""
+        given = self.given(tokens)
+        with _as_traced():
+            logits: Tensor = self.model.score(self.model.base_model(**given).last_hidden_state)
+        real = given["attention_mask"]
+        last = real * (real.cumsum(1) == real.sum(1, keepdim=True))
+        return (logits * last.unsqueeze(-1)).sum(1)
 
 
 class Sentences(Text):
     """A pretrained model whose values for a text become one vector of length 1."""
 
-    def __init__(self, model: Any, padding: int, pooling: str) -> None:
+    def __init__(self, model: Any, padding: Padding, pooling: str) -> None:
         super().__init__(model, padding)
         self.pooling = pooling
 

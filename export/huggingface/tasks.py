@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from msgspec import UNSET
 from msgspec.structs import replace
-from torch import Tensor
+from torch import Tensor, nn
 
+from export.huggingface.modules import Padding
 from export.huggingface.token_loss import DeferredLogits
 from export.model import PerExample, accuracy, cross_entropy
 from export.several_labels import (
@@ -45,52 +46,56 @@ class Terms(NamedTuple):
 class Task:
     """A task: its class in `transformers` and its name in `peft`; whether a head is trained as a whole.
 
-    terms: of a text's field, the number of classes and the token of padding.
+    terms: of a text's field, the number of classes and what fills the text.
     """
 
     kind: str
     peft: str
     has_head: bool
-    terms: Callable[[Field, int, int], Terms]
+    terms: Callable[[Field, int, Padding], Terms]
 
 
-def _classes(text: Field, classes: int, padding: int) -> Terms:
+def _classes(text: Field, classes: int, padding: Padding) -> Terms:
     return Terms((text,), Field(LABEL, "int64", (), classes), cross_entropy, {"accuracy": accuracy})
 
 
-def _several_labels(text: Field, classes: int, padding: int) -> Terms:
+def _several_labels(text: Field, classes: int, padding: Padding) -> Terms:
     label = Field(LABEL, "int64", (classes,), 2, ignored=IGNORED)
     figures = {"accuracy": labels_right, "f1": f1_of_labels}
     return Terms((text,), label, cross_entropy_of_labels, figures)
 
 
-def _classes_of_tokens(text: Field, classes: int, padding: int) -> Terms:
+def _classes_of_tokens(text: Field, classes: int, padding: Padding) -> Terms:
     """Labels belong to tokens, so the app makes these."""
     label = Field(LABEL, "int64", text.shape, classes, ignored=IGNORED)
     loss, right = of_tokens(IGNORED)
     return Terms((replace(text, name=TOKENS, tokenizer=UNSET),), label, loss, {"accuracy": right})
 
 
-def _next_tokens(text: Field, classes: int, padding: int) -> Terms:
+def _next_tokens(text: Field, classes: int, padding: Padding) -> Terms:
     """The label is the text, of which every token but the first is to be told from those before it."""
-    loss, right = of_tokens(padding)
 
-    def following_of(tokens: Tensor) -> Tensor:
-        return torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], padding)), 1)
+    def against(logits: Tensor | DeferredLogits, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of every place (B, T): whether a token follows, its cross-entropy, and whether it is the likeliest."""
+        follows = torch.cat((padding.real_of(tokens)[:, 1:], torch.zeros_like(tokens[:, :1])), 1)
+        following = torch.cat((tokens[:, 1:], tokens[:, :1]), 1) * follows
+        if isinstance(logits, DeferredLogits):
+            return follows, *logits.against(following)
+        each = nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
+        return follows, each.reshape(tokens.shape), logits.argmax(-1) == following
 
-    def at(place: int, plain: PerExample) -> PerExample:
-        def of(logits: Tensor | DeferredLogits, tokens: Tensor) -> Tensor:
-            following = following_of(tokens)
-            if isinstance(logits, DeferredLogits):
-                return mean_where(following != padding, logits.against(following)[place])
-            return plain(logits, following)
+    def loss(logits: Tensor | DeferredLogits, tokens: Tensor) -> Tensor:
+        follows, entropy, _ = against(logits, tokens)
+        return mean_where(follows, entropy)
 
-        return of
+    def right(logits: Tensor | DeferredLogits, tokens: Tensor) -> Tensor:
+        follows, _, likeliest = against(logits, tokens)
+        return mean_where(follows, likeliest)
 
-    return Terms((text,), text, at(0, loss), {"accuracy": at(1, right)})
+    return Terms((text,), text, loss, {"accuracy": right})
 
 
-def _pairs(text: Field, classes: int, padding: int) -> Terms:
+def _pairs(text: Field, classes: int, padding: Padding) -> Terms:
     """Each text's partner among those of the batch (Henderson et al. 2017, arXiv:1705.00652, equation 5)."""
     first, second = (replace(text, name=name) for name in (ANCHOR, POSITIVE))
 

@@ -75,6 +75,11 @@ def read(folder: Path, vocabulary: int, tokens: int) -> bytes | None:
     return data
 
 
+def is_special(data: bytes, token: int | None) -> bool:
+    """Whether a token is one that no text has, such as [PAD], unless it is written out."""
+    return any(one["id"] == token and one["special"] for one in json.loads(data)["added_tokens"])
+
+
 def _unknown(file: dict[str, Any]) -> Iterator[str]:
     for place, known in KNOWN.items():
         for kind in _kinds(file[place]):

@@ -34,7 +34,7 @@ def rows_of(texts):
 @pytest.fixture
 def mine():
     """Texts of two topics, which differ in their words."""
-    texts = [f"{TOPICS[place % 2]}, {word}" for place, word in enumerate([*"abcdefghijklmnopqrst"] * 4)]
+    texts = [f"{TOPICS[place % 2]}, {word}" for place, word in enumerate([*"abcdefghijklmnopqrst"] * 6)]
     return {"text": rows_of(texts), "label": np.arange(len(texts)) % 2}
 
 
@@ -64,7 +64,7 @@ def by_tokens(tmp_path):
 
     def made(texts):
         np.savez(tmp_path / "texts.npz", text=rows_of(texts))
-        return tokens(open_examples(tmp_path / "texts.npz"), field(TOKENS, 520), WORD_PIECE)[0]
+        return tokens(open_examples(tmp_path / "texts.npz"), field(TOKENS, 521, 520), WORD_PIECE)[0]
 
     return made
 

@@ -84,6 +84,7 @@ def test_tokens_that_an_app_made_itself_stay_as_they_are(tmp_path):
     [
         (field(), WORD_PIECE, b"\xff", ExamplesError, "field 'text' of example 0 is not text in UTF-8"),
         (field(high=4), WORD_PIECE, b"fox", PlanRefused, "the model knows those below 4"),
+        (field(padding=2), WORD_PIECE, b"fox", PlanRefused, "gives token 2, which is the field's padding"),
         (field(length=2), WORD_PIECE, b"fox", PlanRefused, "room for 2 tokens, and its tokenizer adds 2"),
         (field(data=b"{}"), b"{}", b"fox", PlanRefused, "the tokenizer of field 'text' does not load"),
     ],

@@ -26,7 +26,7 @@ def test_clients_at_once_have_the_gradients_of_each_alone(family, task, bits, tm
         item.name: torch.randint(item.high, (CLIENTS, BATCH, *item.shape), generator=generator)
         for item in model.spec.fields
     }
-    batch[model.spec.inputs[0].name][1, 0, 6:] = 0
+    batch[model.spec.inputs[0].name][1, 0, 6:] = WORDS
     mask = torch.ones(CLIENTS, BATCH)
     mask[2, 2:] = 0
     noise = 0.1 * torch.randn(CLIENTS, model.schema.size, generator=generator)

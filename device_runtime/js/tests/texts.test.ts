@@ -109,6 +109,13 @@ test.for<[string, object, Examples, object, RegExp]>([
     wordPiece.file,
     /gives token \d+; the model knows those below 4/,
   ],
+  [
+    "padding that a text has",
+    { tokenizer: { blob: { sha256: "0".repeat(64), size: 3 }, padding: 2 } },
+    examplesOf("a b"),
+    wordPiece.file,
+    /gives token 2, which is the field's padding/,
+  ],
   ["no room", { shape: [2] }, examplesOf("a b"), wordPiece.file, /room for 2 tokens, and its tokenizer adds 2/],
   ["no file", {}, examplesOf("a"), { version: 1 }, /the tokenizer of field text does not load: malformed tokenizer/],
   [

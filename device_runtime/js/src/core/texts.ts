@@ -58,6 +58,12 @@ export function tokensOf(field: Field, tokenizer: Tokenizer, texts: Iterable<str
       }
     }
     const whole = [...before, ...own.slice(0, Math.max(room, 0)), ...after];
+    if (whole.includes(field.tokenizer!.padding)) {
+      throw new PlanRefused(
+        `the tokenizer of field ${field.name} gives token ${field.tokenizer!.padding}, which is the field's padding: ` +
+          "export it with one that no text has",
+      );
+    }
     const most = Math.max(...whole);
     if (most >= Number(field.high)) {
       throw new PlanRefused(

@@ -1,0 +1,39 @@
+"""Checks of a pretrained model's masks: padding changes nothing, and the next token is told without being seen."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from export.errors import InvalidModel
+from export.huggingface.modules import Text
+
+CLOSE = 1e-4
+
+
+def check_masks(folder: str, text: Text, tokens: int, is_next: bool) -> None:
+    """Raise InvalidModel where padding changes what a model makes of a text, or tokens change what precedes them.
+
+    tokens: of a text. is_next: whether the model tells each token from those before it, which it must not see.
+    """
+    kind, padding = type(text.model).__name__, text.padding
+    with torch.device("cpu"), torch.no_grad():
+        ids = (7 * torch.arange(tokens)[None] + 3) % padding.ids[0]
+        half = ids.shape[1] // 2
+        ids[:, half - 1] = padding.stands  # a text may end with it
+        padded, other = ids.clone(), ids.clone()
+        padded[:, half:], other[:, half:] = padding.ids[0], padding.stands
+        if not _alike(text(padded), text(ids[:, :half])):
+            raise InvalidModel(f"{folder}: padding changes what {kind} makes of a text, so short ones cannot be filled")
+        if is_next and not _alike(text(ids), text(other), half):
+            raise InvalidModel(
+                f"{folder}: {kind} looks at tokens that follow, so it has seen what it is to tell; causal-lm needs a "
+                "decoder"
+            )
+
+
+def _alike(a: Tensor, b: Tensor, places: int | None = None) -> bool:
+    """Whether outputs are the same but for rounding, of tokens at those places that both have, or at the first ones."""
+    if a.ndim == 3:
+        a, b = (one[:, : places or min(a.shape[1], b.shape[1])] for one in (a, b))
+    return bool((a - b).abs().amax() <= CLOSE * a.abs().amax())
