@@ -49,8 +49,8 @@ class Normaliser:
         finite = all(isinstance(one, int | float) and math.isfinite(one) for one in (*means, *deviations))
         if len(set(fields)) != 1 or not ordered or not finite or min(deviations) < 0:
             raise InvalidModel(
-                f"the normaliser of {fields[0]} lacks elements, which too few devices have: ask with a smaller "
-                "--minimum-devices, or `overall`"
+                f"the normaliser of {fields[0]} lacks elements, which too few devices have, or a deviation, which its "
+                "bounds are too wide to tell: ask with a smaller --minimum-devices, closer bounds, or `overall`"
             )
         return cls(str(fields[0]), means, tuple(one or 1.0 for one in deviations))
 

@@ -8,11 +8,13 @@ from export.model import Model
 from export.questions.asked import Asks
 from fedcore.algorithms import name_of, settings_of
 from fedcore.bundle import AlgorithmRef
+from fedcore.errors import QuestionError
 from fedcore.questions.answer import Answer
 from fedcore.questions.reading import answer_of
 from simulator.cohorts import Cohorts
 from simulator.configuration import PrivateTraining
 from simulator.engine import Engine
+from simulator.errors import Diverged
 from simulator.population import Population
 from simulator.private_training import PrivateSums, SimulatedPrivacy, promise_of
 
@@ -30,8 +32,8 @@ def ask_population(
 
     epsilon, delta: with noise for such a promise.
 
-    Raises EngineError when the data lack a field, PrivacyError for a promise that cannot be, Diverged when no client
-    has a finite answer.
+    Raises EngineError when the data lack a field, PrivacyError for a promise that cannot be, QuestionError when clients
+    have more rows than their sums hold.
     """
     model, algorithm, clients = Model(asked.spec()), asked.algorithm(), len(population)
     rounds = asked.rounds if rounds is None else rounds
@@ -42,7 +44,15 @@ def ask_population(
     sums = None if promise is None else PrivateSums(promise, seed)
     engine = Engine(model, algorithm, population, seed=seed, private=sums)
     for number in range(1, rounds + 1):
-        engine.run_round(number, range(clients))
+        try:
+            excluded = engine.run_round(number, range(clients)).excluded
+        except Diverged:
+            excluded = clients
+        if excluded:
+            raise QuestionError(
+                f"{excluded:,} of {clients:,} clients have more rows than exact sums hold: MAX n ROWS PER DEVICE draws "
+                "some of them, or CAST what is summed AS REAL"
+            )
     multiplier = 0.0 if promise is None else promise.noise_multiplier * math.sqrt(rounds)
     reference = AlgorithmRef(name_of(algorithm), settings_of(algorithm))
     return answer_of(reference, model.schema.unflatten(engine.state["params"]), multiplier, rounds)

@@ -16,7 +16,8 @@ In words, options are KEY=VALUE, two values with a comma between, and the end is
 
 A mean is computed of units of half the range from its middle, so that neither float32 on a device nor quantisation
 loses digits to an offset: with u = (x − middle) / half, mean = middle + half · E[u], and the deviation is
-half · √(E[u²] − E[u]²).
+half · √(E[u²] − E[u]²). Values in a small part of their bounds far from the middle make E[u²] and E[u]² near: a
+deviation that rounding could make up, less than a 128th of the mean's distance from the middle, is NULL.
 """
 
 from __future__ import annotations
@@ -242,22 +243,22 @@ def _normaliser(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> A
     def valid(fields: Fields) -> Tensor:
         return summed(of.units(fields)[1])[:, :counted]
 
-    draft, each, bounded = Draft(terms), of.elements // size, of.low is not None
+    _, each = of.bounds, of.elements // size  # without bounds large sums cancel
+    draft = Draft(terms)
     values = draft.counts("counts", counted, valid, each, apart=True)
     draft.devices(VOTERS, counted, valid, counted)
-    sums = draft.units("sums", size, lambda fields: summed(of.units(fields)[0]), each, bounded=bounded)
-    squares = draft.units(
-        "squares", size, lambda fields: summed(of.units(fields)[0] ** 2), each, bounded=bounded, low=0
-    )
-    deviation = Call("root", (Call("variance_of_all", (sums, squares, values)),))
+    sums = draft.units("sums", size, lambda fields: summed(of.units(fields)[0]), each)
+    squares = draft.units("squares", size, lambda fields: summed(of.units(fields)[0] ** 2), each, low=0)
+    variance = "variance_of_all" if terms.private else "variance_if_told"
+    deviation = Call("root", (Call(variance, (sums, squares, values)),))
     element: Value = Number(None) if size == 1 else Group(0)
     middle, half = (_of_element([getattr(one, name) for one in of.each or (of,)]) for name in ("middle", "half"))
     mean = Call("+", (middle, Call("*", (half, Call("mean", (sums, values))))))
     cells = Number(of.field.name), element, mean, Call("*", (half, deviation)), values
     columns = [Column(name, value) for name, value in zip(NORMALISER, cells, strict=True)]
     of_each = "" if size == 1 else " of each element"
-    held = "" if of.low is None else f", of values held to {_bounds_in_words(of)}"
-    text = f"What are mean and standard deviation{of_each} of {of.field.name}{held}?"
+    held = f"values held to {_bounds_in_words(of)}"
+    text = f"What are mean and standard deviation{of_each} of {of.field.name}, of {held}?"
     return draft.asked(text, [of.field], columns, [] if size == 1 else [Key("element", tuple(range(size)))])
 
 
@@ -265,7 +266,7 @@ def _correlation(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> 
     one, other = measured
     if one.field == other.field or one.field.shape or other.field.shape:
         raise QuestionError("correlation is of two fields of one number each")
-    bounded = one.low is not None and other.low is not None
+    _ = one.bounds, other.bounds  # without bounds large sums cancel
 
     def units(fields: Fields) -> tuple[Tensor, Tensor, Tensor]:
         (x, has_x), (y, has_y) = one.units(fields), other.units(fields)
@@ -288,11 +289,9 @@ def _correlation(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> 
     def of_units(product: Callable[[Tensor, Tensor], Tensor]) -> RowNumbers:
         return lambda fields: product(*units(fields)[:2])
 
-    sums = [
-        draft.units(name, 1, of_units(product), 1, bounded=bounded, low=low)
-        for name, (product, low) in products.items()
-    ]
-    columns = (Column("correlation", Call("correlation", (both, *sums))), Column("rows", both))
+    sums = [draft.units(name, 1, of_units(product), 1, low=low) for name, (product, low) in products.items()]
+    correlation = Call("correlation" if terms.private else "correlation_if_told", (both, *sums))
+    columns = (Column("correlation", correlation), Column("rows", both))
     text = f"How do {one.field.name} and {other.field.name} go together (their correlation)?"
     return draft.asked(text, [one.field, other.field], columns, [])
 

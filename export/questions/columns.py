@@ -2,7 +2,8 @@
 
     SUM(x)      Σx, NULL where no x is: the number of them is summed too
     AVG(x)      Σx / n
-    VARIANCE    (Σx² − (Σx)² / n) / (n − 1), of x less the middle of its range, lest both sums be large and near
+    VARIANCE    (Σk² − (Σk)² / n) / (n − 1), exactly, of a whole number k: x less the middle of its range, and of a real
+                x the nearest of 2⁵³ steps of its range, lest both sums be large and near
     MIN(x)      the least value that minimum_devices have, as a group needs them to be shown
     quantiles   from bins
 
@@ -16,18 +17,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from export.questions.arithmetic import edges_of
-from export.questions.expressions import Expression, Kind, as_real, literal
+from export.questions.expressions import Expression, Kind, as_real, derived, literal
 from export.questions.operators import OPERATORS
 from export.questions.scalars import Scalars
 from export.questions.source import Source
-from export.questions.sums import FARTHEST, MOST_WORDS, NARROWEST, Bins, Sums
-from export.questions.terms import CLIP_PER_DEVICE, CONSTANT, DEVICES, FIELD, FILTER, Term
+from export.questions.sums import FARTHEST, NARROWEST, Bins, Sums, parted
+from export.questions.terms import CLIP_PER_DEVICE, CONSTANT, DEVICES, FIELD, FILTER, MOST_EXACT, Term
 from fedcore.errors import QueryError, QuestionError
 from fedcore.questions.question import MOST_CELLS, Call, Cell, Group, Number, Value
 
 BINS = 100
 """The bins of a quantile, unless there are fewer values."""
+HALF_BITS = 26
+MOST_STEPS = 2 ** (2 * HALF_BITS) - 1
+"""Steps on each side of the middle of a range, by which real numbers are counted where sums must not cancel."""
 _ROOTS = {"STDDEV": "VARIANCE", "STDDEV_POP": "VAR_POP"}
 _SPREADS = {"VARIANCE": "variance", "VAR_POP": "variance_of_all"}
 
@@ -144,41 +151,58 @@ class Columns:
         if aggregate.held is None:
             return Shown(Cell(self._sums.count(aggregate.condition, number)), "whole")
         ones = literal(1) if number is None else _ones_of(number)
-        count = Cell(self._sums.total(aggregate.condition, ones, aggregate.held))
+        count = self._sums.total(aggregate.condition, ones, aggregate.held)
         return Shown(count, "real" if _is_real(aggregate.held) else "whole")
 
     def _sum(self, aggregate: Aggregate) -> Shown:
         number = self._number(aggregate)
-        total: Value = Cell(self._sums.total(aggregate.condition, number, aggregate.held))
+        total = self._sums.total(aggregate.condition, number, aggregate.held)
+        if isinstance(total, Call):
+            total = Call("+", (total, Number(0)))  # beyond 64 bits a real one, as of other arithmetic
         if (number.nullable or aggregate.condition is not None) and not self._sums.bounds.private:
             total = Call("null_if_none", (total, Cell(self._sums.count(aggregate.condition, number))))
         kind: Kind = "whole" if number.whole else number.kind
         return Shown(total, "real" if kind == "whole" and _is_real(aggregate.held) else kind)
 
     def _total(self, aggregate: Aggregate) -> Shown:
-        total = Cell(self._sums.total(aggregate.condition, self._number(aggregate), aggregate.held))
+        total = self._sums.total(aggregate.condition, self._number(aggregate), aggregate.held)
         return Shown(Call("real", (total,)), "real")
 
     def _average(self, aggregate: Aggregate) -> Shown:
         number = self._number(aggregate)
         count = Cell(self._sums.count(aggregate.condition, number))
         if not (self._sums.bounds.private and number.bounded):
-            return Shown(Call("mean", (Cell(self._sums.total(aggregate.condition, number)), count)), "real")
+            return Shown(Call("mean", (self._sums.total(aggregate.condition, number), count)), "real")
         middle = _middle(number)
-        rest = Cell(self._sums.total(aggregate.condition, self._centred(number)))
+        rest = self._sums.total(aggregate.condition, self._centred(number))
         return Shown(Call("+", (Number(middle), Call("mean", (rest, count)))), "real")
 
     def _spread(self, aggregate: Aggregate) -> Shown:
         name = aggregate.term.function
         number = self._number(aggregate)
         count = Cell(self._sums.count(aggregate.condition, number))
-        centred = self._centred(number)
-        whole = centred.whole and (centred.largest**2) * (self._sums.bounds.most_rows or 1) < MOST_WORDS
-        of = centred if whole else as_real(centred)
-        squared = self._sums.once(("squared", centred, whole), lambda: _square(of))
-        total, squares = (Cell(self._sums.total(aggregate.condition, one)) for one in (centred, squared))
-        variance = Call(_SPREADS[_ROOTS.get(name, name)], (total, squares, count))
-        return Shown(Call("root", (variance,)) if name in _ROOTS else variance, "real")
+        if self._sums.bounds.private:
+            centred, step = self._centred(number), 1.0
+            squared = self._sums.once(("squared", centred), lambda: _square(as_real(centred)))
+            squares = self._sums.total(aggregate.condition, squared)
+        else:
+            centred, step = self._in_steps(number)
+            parts = self._sums.once(("squares", centred), lambda: _squares(centred))
+            squares = self._sums.exact(aggregate.condition, centred, parts)
+        total = self._sums.total(aggregate.condition, centred)
+        variance: Value = Call(_SPREADS[_ROOTS.get(name, name)], (total, squares, count))
+        shown = Call("root", (variance,)) if name in _ROOTS else variance
+        unit = step if name in _ROOTS else step**2
+        return Shown(shown if step == 1 else Call("*", (shown, Number(unit))), "real")
+
+    def _in_steps(self, number: Expression) -> tuple[Expression, float]:
+        """A number less the middle of its range as a whole number of steps, and the step: 1 of a whole number."""
+        if not number.bounded:
+            raise QuestionError("this needs CLIP(x, low, high) with constants: without bounds two large sums cancel")
+        if number.whole:
+            return self._centred(number), 1.0
+        half = (number.high / 2 - number.low / 2) or 1.0
+        return self._sums.once(("steps", number), lambda: _steps(number, half)), half / MOST_STEPS
 
     def _centred(self, number: Expression) -> Expression:
         """A number less the middle of its range; as it is where it has none."""
@@ -246,6 +270,28 @@ def _ones_of(number: Expression) -> Expression:
 def _square(number: Expression) -> Expression:
     square = OPERATORS["*"](number, number)
     return replace(square, low=type(square.low)(0))
+
+
+def _steps(number: Expression, half: float) -> Expression:
+    """A real number less the middle of its range, as the nearest of MOST_STEPS steps on each side."""
+    real, middle, scale = as_real(number), number.low / 2 + number.high / 2, MOST_STEPS / half
+
+    def function(values: Tensor) -> Tensor:
+        steps = (values - middle) * scale
+        nearest: Tensor = (steps + (0.5 - (steps < 0).to(torch.float64))).to(torch.int64)
+        held: Tensor = nearest.clamp(-MOST_STEPS, MOST_STEPS)
+        return held
+
+    return derived("whole", (-MOST_STEPS, MOST_STEPS), function, real)
+
+
+def _squares(number: Expression) -> list[tuple[int, Expression]]:
+    """Whole numbers and by how many bits they are shifted, which add up to the square of one."""
+    if number.largest**2 <= MOST_EXACT:
+        return [(0, _square(number))]
+    low, high = parted(number, HALF_BITS)
+    crossed = OPERATORS["*"](literal(2), OPERATORS["*"](low, high))
+    return [(0, _square(low)), (HALF_BITS, crossed), (2 * HALF_BITS, _square(high))]
 
 
 def _middle(number: Expression) -> float:

@@ -104,12 +104,10 @@ class Draft:
         self.blocks.append(Block(name, rows.name, "any", 0, 1, norm=norm))
         return Cell(name)
 
-    def units(self, name: str, size: int, number: RowNumbers, each: int, *, bounded: bool, low: int = -1) -> Cell:
-        """Real numbers of a row; their sum. bounded: whether they are low … 1, `each` of them added up already."""
+    def units(self, name: str, size: int, number: RowNumbers, each: int, *, low: int = -1) -> Cell:
+        """Real numbers of a row within low … 1, `each` of them added up already; their sum."""
         terms, most = self.terms, None
-        if terms.bounded and not bounded:
-            raise QuestionError("say between which bounds the values lie, low and high: noise and masks need them")
-        if bounded and (terms.bounded or terms.most_rows is not None):
+        if terms.bounded or terms.most_rows is not None:
             most = terms.need_rows() * each
         self._add(Rows(name, size), number)
         norm = most * math.sqrt(size) if terms.private and most is not None else 1.0

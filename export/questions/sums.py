@@ -1,31 +1,38 @@
 """The numbers of a row and the blocks of a question, as its aggregates need them; what two need alike is there once.
 
 A whole sum whose range has 20 bits at most is one number; a wider one, and one of unknown range, is two words, lest
-float32 round it. Under noise there are no words: noise is far above a rounding.
+float32 round it. Numbers of which two words do not hold the sum are added up in parts of a few bits each. Under noise
+there are neither words nor parts: noise is far above a rounding.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from export.questions.conditions import holds, is_null
-from export.questions.expressions import Batch, Expression
+from export.questions.expressions import Batch, Expression, derived
 from export.questions.groups import Groups
 from export.questions.norms import norm_of_ones, norm_of_sums
 from export.questions.operators import OPERATORS
 from fedcore.errors import QuestionError
-from fedcore.questions.question import WORD, Block, Rows
+from fedcore.questions.question import WORD, Block, Call, Cell, Number, Rows, Value
 
 MOST_SINGLE = 2**20
 """The most values of a whole sum that is one number: secure rounds carry 20 bits in steps of 1."""
 MOST_WORDS = 2**36
 """The largest whole sum of a device in two words of which float32 rounds neither."""
+MOST_MASKED = WORD * (MOST_SINGLE - 2)
+"""The most values of a whole sum in two words under masks."""
+MOST_ROWS = 2**20
+"""The rows of a device, where none are bounded, whose whole sums are exact. One whose words do not hold its sum, which
+needs more rows, gives up."""
 FARTHEST = 1e26
 """Real numbers of a row are held to this, so that a device's sums are finite."""
 NARROWEST = 1e-20
@@ -48,6 +55,7 @@ class Bins(NamedTuple):
     edges: tuple[float, ...]
 
 
+Made = TypeVar("Made")
 Compute = Callable[[Batch, Tensor], Tensor]
 """(batch, ones (B, G) of the rows in each group) -> (B, size)"""
 
@@ -62,7 +70,7 @@ class Sums:
     rows: dict[object, Rows] = field(default_factory=dict)
     blocks: dict[object, Block] = field(default_factory=dict)
     _computed: list[Compute] = field(default_factory=list)
-    _made: dict[tuple[object, ...], Expression] = field(default_factory=dict)
+    _made: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
     def voters(self, condition: Expression | None = None) -> str:
         """The block of the devices that have a row for which a condition is true, in each group."""
@@ -73,18 +81,31 @@ class Sums:
         rows = self._counted(self._rows_with(condition, number and self._known(number)))
         return self._summed("count", rows, (0, 1), whole=True)
 
-    def total(self, condition: Expression | None, number: Expression, held: tuple[float, float] | None = None) -> str:
-        """The block of the sum of a number over rows for which a condition is true and it is not NULL.
+    def total(self, condition: Expression | None, number: Expression, held: tuple[float, float] | None = None) -> Value:
+        """The sum of a number over rows for which a condition is true and it is not NULL.
 
         held: what each device's sum is held to.
         """
+        if number.whole and held is None and not self.bounds.private:
+            return self.exact(condition, number, [(0, number)])
         included = self._rows_with(condition, self._known(number))
+        rows = self._row("sum", (number, included), self.groups.number, _adding(number, included))
         ends = _held(number.low), _held(number.high)
-        words = number.whole and held is None and self._in_words(ends)
-        key = number, included, words
-        rows = self._row("sum", key, self.groups.number, _adding(number, included, words), words)
-        exact = number.whole and (held is None or _is_single(held))
-        return self._summed("sum", rows, ends, exact, held)
+        return Cell(self._summed("sum", rows, ends, number.whole and (held is None or _is_single(held)), held))
+
+    def exact(self, condition: Expression | None, of: Expression, numbers: Sequence[tuple[int, Expression]]) -> Value:
+        """Σ 2^shift · number of whole numbers, by their shifts, over rows for which a condition is true and `of` is not
+        NULL: any range is exact.
+        """
+        included = self._rows_with(condition, self._known(of))
+        pieces = [(shift + more, part) for shift, number in numbers for more, part in self._parts(number)]
+        shifts, parts = zip(*pieces, strict=True)
+        ends = float(min(part.low for part in parts)), float(max(part.high for part in parts))
+        words = len(parts) > 1 or self._in_words(ends)
+        compute = _adding_words(parts, included) if words else _adding(parts[0], included)
+        rows = self._row("sum", (parts, included), self.groups.number * len(parts), compute, words)
+        cell = Cell(self._summed("sum", rows, ends, True))
+        return cell if len(parts) == 1 else Call("joined", (Number(shifts), cell))
 
     def bins(self, condition: Expression | None, bins: Bins, devices: bool) -> str:
         """The block of the rows, or the devices that have rows, in each bin."""
@@ -99,11 +120,22 @@ class Sums:
         ones = self.groups.ones(batch)
         return torch.cat([compute(batch, ones) for compute in self._computed], 1)
 
-    def once(self, key: tuple[object, ...], make: Callable[[], Expression]) -> Expression:
-        """An expression that several aggregates need, made once."""
+    def once(self, key: tuple[object, ...], make: Callable[[], Made]) -> Made:
+        """What several aggregates need, made once."""
         if key not in self._made:
             self._made[key] = make()
-        return self._made[key]
+        return self._made[key]  # type: ignore[no-any-return]
+
+    def _parts(self, number: Expression) -> list[tuple[int, Expression]]:
+        """A whole number in parts whose sums two words hold, by their shifts; one part where they hold its own."""
+        most, rows = MOST_MASKED if self.bounds.secure else MOST_WORDS, self.bounds.most_rows or MOST_ROWS
+        span = max(number.high, 0) - min(number.low, 0) if self.bounds.secure else number.largest
+        parts, rest = list[tuple[int, Expression]](), number
+        bits = (most // rows).bit_length() - 1 - self.bounds.secure  # one range holds negative and other parts
+        while span * rows >= most and rest.largest >= 2**bits:
+            low, rest = self.once(("parted", rest, bits), functools.partial(parted, rest, bits))
+            parts.append((bits * len(parts), low))
+        return [*parts, (bits * len(parts), rest)]
 
     def _rows_with(self, *conditions: Expression | None) -> Expression | None:
         """WHERE and other conditions together."""
@@ -149,8 +181,6 @@ class Sums:
             missing = _NO_ROWS if self.bounds.most_rows is None else _NO_BOUNDS
             why = "noise is as large as what one device may add" if self.bounds.private else "masked sums have a range"
             raise QuestionError(f"this needs {missing}: {why}")
-        if self.bounds.secure and rows.words and high - low >= WORD * MOST_SINGLE:
-            raise QuestionError("a device's sum may have more than 32 bits here; masked sums have no more: CLIP it")
 
         def block(own: str) -> Block:
             unit = norm if 0 < norm < math.inf else 1.0
@@ -165,17 +195,23 @@ class Sums:
         return low, high if high - low > NARROWEST else low + 1
 
     def _in_words(self, ends: tuple[float, float]) -> bool:
-        """Whether the sum of such whole numbers takes two words. Raises QuestionError where those are not enough."""
-        if self.bounds.private or max(map(abs, ends)) <= 1:
-            return False
+        """Whether the sum of such whole numbers takes two words."""
         low, high = self._range(ends)
-        rows = self.bounds.most_rows or 1
-        if max(map(abs, ends)) * rows >= MOST_WORDS:
-            raise QuestionError(
-                "a device's sum may pass 2^36 here, to which sums of whole numbers are exact: CLIP it, or CAST it AS "
-                "REAL, whose sums are exact to 7 digits"
-            )
-        return high - low >= MOST_SINGLE
+        return max(map(abs, ends)) > 1 and high - low >= MOST_SINGLE
+
+
+def parted(number: Expression, bits: int) -> tuple[Expression, Expression]:
+    """The lowest bits of a whole number, and the others: number = low + 2^bits · high, with low from 0."""
+    base = 2**bits
+    lowest, highest = int(number.low) // base, int(number.high) // base
+    lift = max(-lowest, 0)  # as negative numbers divide otherwise elsewhere
+
+    def others(values: Tensor) -> Tensor:
+        high: Tensor = torch.floor_divide(values + lift * base, base) - lift
+        return high
+
+    high = derived("whole", (lowest, highest), others, number)
+    return derived("whole", (0, base - 1), lambda values: values - others(values) * base, number), high
 
 
 def _is_single(held: tuple[float, float]) -> bool:
@@ -200,11 +236,21 @@ def _of(included: Expression | None, batch: Batch, ones: Tensor) -> Tensor:
     return ones * chosen.unsqueeze(-1)
 
 
-def _adding(number: Expression, included: Expression | None, words: bool) -> Compute:
+def _adding(number: Expression, included: Expression | None) -> Compute:
     def compute(batch: Batch, ones: Tensor) -> Tensor:
-        chosen, values = _of(included, batch, ones), batch.rows(batch.of(number).values)
-        parts = _words(values.to(torch.int64)) if words else [_as_float(values, number)]
-        return torch.cat([chosen * part.to(torch.float32).unsqueeze(-1) for part in parts], 1)
+        values = _as_float(batch.rows(batch.of(number).values), number)
+        return _of(included, batch, ones) * values.unsqueeze(-1)
+
+    return compute
+
+
+def _adding_words(parts: Sequence[Expression], included: Expression | None) -> Compute:
+    """The low words of all parts in each group, then the high words."""
+
+    def compute(batch: Batch, ones: Tensor) -> Tensor:
+        values = torch.stack([batch.rows(batch.of(part).values).to(torch.int64) for part in parts], 1)
+        chosen = _of(included, batch, ones).unsqueeze(-1)
+        return torch.cat([(chosen * word.to(torch.float32).unsqueeze(1)).flatten(1) for word in _words(values)], 1)
 
     return compute
 

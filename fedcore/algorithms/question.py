@@ -11,9 +11,9 @@ statistics from sums alone. With S the sums over a device's rows of what the gra
 The model holds n and T as two float32 numbers each, h + l with h the next multiple of 2²⁴ towards 0, so that whole
 numbers are exact to 2⁴⁸. Devices receive zeros instead: what others answered is none of their business.
 
-Traps: under noise every block is divided by the norm that one device's block has at most, lest the largest take the
-whole clip; the server multiplies it again. Answers of several rounds add up: a device that takes part in two of them
-counts twice.
+Traps: without bounds a device whose sum of whole numbers passes 2³⁶ gives up, as its report is not finite. Under noise
+every block is divided by the norm that one device's block has at most, lest the largest take the whole clip; the server
+multiplies it again. Answers of several rounds add up: a device that takes part in two of them counts twice.
 """
 
 from __future__ import annotations
@@ -136,9 +136,10 @@ class Ask:
         asked, sums, report = self.asked, carries[PASS], dict[str, Vector]()
         for block in asked.blocks:
             if len(asked.vectors(block)) == 2:
-                report |= {
-                    name: sums[word] for name, word in zip(asked.vectors(block), words_of(block.of), strict=True)
-                }
+                low, high = (sums[word] for word in words_of(block.of))
+                if block.high is None:  # beyond what float32 counts, infinity: the device gives up
+                    high = high / indicator(abs(high) <= _HALF, high)
+                report |= zip(asked.vectors(block), (low, high), strict=True)
                 continue
             S = sums[block.of]
             if block.kind == "any":

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 Scalar: TypeAlias = int | float | str | None
 Function: TypeAlias = Callable[..., Any]
+TOLD = 2**14
+"""Of sums of squares in float32 a spread of less than this share may be rounding."""
 
 
 def _strict(function: Function) -> Function:
@@ -91,10 +93,12 @@ def _mean(total: float | None, count: float) -> float | None:
 
 
 def _variance(total: float, squares: float, count: float, less: int) -> float | None:
-    """The variance from Σx, Σx² and n, divided by n − `less`; NULL where that is 0 or less. Noise may not make it
-    negative.
+    """The variance from Σx, Σx² and n, divided by n − `less`; NULL where that is 0 or less. Exact sums do not cancel.
+    Noise may not make it negative.
     """
-    return None if count - less <= 0 else max((squares - total * total / count) / (count - less), 0.0)
+    if count - less <= 0:
+        return None
+    return max((squares * count - total * total) / (count * (count - less)), 0.0)
 
 
 def _correlation(count: float, x: float, y: float, xx: float, yy: float, xy: float) -> float | None:
@@ -103,6 +107,20 @@ def _correlation(count: float, x: float, y: float, xx: float, yy: float, xy: flo
         return None
     spread = (xx - x * x / count) * (yy - y * y / count)
     return None if spread <= 0 else max(min((xy - x * y / count) / math.sqrt(spread), 1.0), -1.0)
+
+
+def _told(total: float, squares: float, count: float) -> bool:
+    """Whether sums in float32 tell a spread from rounding: a constant that float32 holds has exactly none."""
+    spread = squares * count - total * total
+    return spread == 0 or spread >= squares * count / TOLD
+
+
+def _variance_if_told(total: float, squares: float, count: float) -> float | None:
+    return _variance(total, squares, count, 0) if _told(total, squares, count) else None
+
+
+def _correlation_if_told(count: float, x: float, y: float, xx: float, yy: float, xy: float) -> float | None:
+    return _correlation(count, x, y, xx, yy, xy) if _told(x, xx, count) and _told(y, yy, count) else None
 
 
 def _least(counts: Sequence[float], wanted: float, values: Sequence[Scalar]) -> Scalar:
@@ -163,12 +181,15 @@ FUNCTIONS: Mapping[str, Function] = {
     "integer": _strict(_whole),
     "real": _strict(float),
     "round": _strict(_rounded),
+    "joined": lambda shifts, parts: sum(part << shift for shift, part in zip(shifts, parts, strict=True)),
     "null_if_none": lambda value, count: value if count > 0 else None,
     "mean": _mean,
     "variance": lambda total, squares, count: _variance(total, squares, count, 1),
+    "variance_if_told": _variance_if_told,
     "variance_of_all": lambda total, squares, count: _variance(total, squares, count, 0),
     "root": _strict(lambda value: math.sqrt(max(value, 0.0))),
     "correlation": _correlation,
+    "correlation_if_told": _correlation_if_told,
     "least": _least,
     "greatest": lambda counts, wanted, values: _least(counts[::-1], wanted, values[::-1]),
     "least_with_share": _least_with_share,

@@ -16,7 +16,7 @@ from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.rehearsal import Bowl, contribute, received
 from fedcore.ranges import Range
 
-# The most clients that are summed in float32, before the sum is added in float64.
+# The most clients that are summed in float32, before the sum is added in float64; reports with ranges always are.
 SUMMED_TOGETHER = 20
 
 
@@ -96,6 +96,8 @@ class RoundSums:
             _Group(_rows(held_K, few), _rows(metrics_K, few), _rows(kept_K, few), weight_K[few], factor_K[few])
             for few in rows
         ]
+        if self.layout.ranges:  # whole numbers, of which float32 would round the sum
+            groups = [group.double() for group in groups]
         sums = [self._sum(group) for group in groups]
         # If any term is not finite, neither is the sum, which needs no memory. Finite values may overflow it, too.
         totals = [_total(part, group.kept) for part, group in zip(sums, groups, strict=True)]
@@ -157,13 +159,21 @@ class _Group(NamedTuple):
     weight: Tensor
     factor: Tensor
 
-    def only(self, finite_K: Tensor) -> _Group:
-        """The clients that are finite, in float64."""
-        report, metrics, new_state = (
-            {name: value[finite_K].double() for name, value in vectors.items()}
+    def double(self) -> _Group:
+        """The same in float64."""
+        report, metrics, kept = (
+            {name: value.double() for name, value in vectors.items()}
             for vectors in (self.report, self.metrics, self.kept)
         )
-        return _Group(report, metrics, new_state, self.weight[finite_K].double(), self.factor[finite_K].double())
+        return _Group(report, metrics, kept, self.weight.double(), self.factor.double())
+
+    def only(self, finite_K: Tensor) -> _Group:
+        """The clients that are finite, in float64."""
+        report, metrics, kept = (
+            {name: value[finite_K] for name, value in vectors.items()}
+            for vectors in (self.report, self.metrics, self.kept)
+        )
+        return _Group(report, metrics, kept, self.weight[finite_K], self.factor[finite_K]).double()
 
 
 def _within(report_K: Report, clip: Tensor) -> Tensor:

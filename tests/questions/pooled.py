@@ -17,7 +17,13 @@ FIELDS = (
     Field("y", "uint8", (), 5),
     Field("z", "int32", (), 1000),
     Field("big", "int64", (), 10**9),
+    Field("far", "float32"),
+    Field("at", "int64", (), 2**31),
+    Field("id", "int64", (), 2**53),
+    Field("cents", "int32", (), 10**7),
 )
+FAR = 1_000_000
+"""The middle of `far`, whose numbers are ±8 from it. `at` are seconds of two days in 2023, `cents` prices near 20."""
 GRID = 8
 """Real numbers are multiples of 1 / GRID between ±8, so that sums of them are exact in float32."""
 
@@ -37,6 +43,10 @@ def devices(seed, count=6, most=12, null=0.2):
                 "y": source.integers(0, 5, rows).astype(np.uint8),
                 "z": (source.integers(0, 1000, rows) // source.integers(1, 200, rows)).astype(np.int32),
                 "big": source.integers(0, 10**9, rows),
+                "far": (FAR + source.integers(-8 * GRID, 8 * GRID + 1, rows) / GRID).astype(np.float32),
+                "at": 1_700_000_000 + source.integers(0, 172_800, rows),
+                "id": source.integers(2**52, 2**53, rows),
+                "cents": (1999 + source.integers(-2, 3, rows)).astype(np.int32),
             }
         )
     return found
@@ -81,11 +91,12 @@ def width_bucket(value, low, high, count):
 def database(rows):
     """All rows in one table with a column DEVICE."""
     connection = sqlite3.connect(":memory:")
-    connection.execute("CREATE TABLE examples (device INTEGER, x REAL, v REAL, y INTEGER, z INTEGER, big INTEGER)")
+    kinds = (f"{field.name} {'REAL' if field.dtype == 'float32' else 'INTEGER'}" for field in FIELDS)
+    connection.execute(f"CREATE TABLE examples (device INTEGER, {', '.join(kinds)})")
     for device, columns in enumerate(rows):
         values = zip(*(columns[field.name].tolist() for field in FIELDS), strict=True)
         connection.executemany(
-            "INSERT INTO examples VALUES (?, ?, ?, ?, ?, ?)",
+            f"INSERT INTO examples VALUES (?{', ?' * len(FIELDS)})",
             ([device, *(None if math.isnan(value) else value for value in row)] for row in values),
         )
     connection.create_function("CLIP", 3, clip)

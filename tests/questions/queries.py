@@ -31,10 +31,10 @@ class Written:
         bare = self.hold > hold or (self.hold == hold and not tight)
         return self.text if bare and not (self.loose and hold in {EQUAL, LESS}) else f"({self.text})"
 
-    @property
-    def exact(self):
-        """Whether float32 holds the sum of it over all rows."""
-        return self.grid is not None and self.reach * 2**self.grid * ROWS < EXACT
+    def exact(self, noise):
+        """Whether the sum of it over all rows is exact: of what float32 holds, and without noise of whole numbers."""
+        whole = not (self.real or noise)
+        return whole or (self.grid is not None and self.reach * 2**self.grid * ROWS < EXACT)
 
 
 FIELDS = {
@@ -43,6 +43,10 @@ FIELDS = {
     "y": Written("y", reach=4),
     "z": Written("z", reach=999),
     "big": Written("big", reach=10**9),
+    "far": Written("far", reach=1_000_008, grid=3, real=True),
+    "at": Written("at", reach=2**31),
+    "id": Written("id", reach=2**53),
+    "cents": Written("cents", reach=10**7),
 }
 
 
@@ -59,10 +63,10 @@ class Queries:
         return self.source.random() < share
 
     def field(self):
-        found = self.pick("x", "x", "v", "y", "y", "z", "big")
-        found = FIELDS[found]
+        found = FIELDS[self.pick("x", "x", "v", "y", "y", "z", "big", "far", "at", "id", "cents")]
         text = found.text.upper() if self.chance(0.1) else found.text
-        return replace(found, text=f"CLIP({text}, -8, 8)" if self.bounded and found.real else text)
+        ends = "-8, 8" if found.reach == 8 else "999990, 1000010"
+        return replace(found, text=f"CLIP({text}, {ends})" if self.bounded and found.real else text)
 
     def number(self):
         if self.chance(0.1):
@@ -208,10 +212,13 @@ class Queries:
             return f"{name}({inner}){extra}", True, NOTHING
         if name == "SPREAD":
             name = self.pick("VARIANCE", "VAR_POP", "STDDEV", "STDDEV_POP")
-            inner = self.pick("CLIP(x, -8, 8)" if self.bounded else "x", "y", "z", "CLIP(x, -8, 8) * y")
-            scale = f"TOTAL(({inner}) * ({inner})){extra}"
-            return f"{name}({inner}){extra}", False, scale
-        return f"{name}({inner.text}){extra}", inner.exact, scale
+            inner = self.pick("CLIP(x, -8, 8)", "y", "z", "CLIP(x, -8, 8) * y")
+            if self.bounded:  # noise, or none, is added to sums in float32
+                return f"{name}({inner}){extra}", False, f"TOTAL(({inner}) * ({inner})){extra}"
+            far = "CLIP(far, 0, 10000000)", "CLIP(far, -1e8, 1e8)", "at", "- at", "id", "cents", "cents - 5000000"
+            text = f"{name}({self.pick(inner, *far)}){extra}"
+            return text, False, text
+        return f"{name}({inner.text}){extra}", inner.exact(self.bounded), scale
 
     def column(self, keys):
         """A column, and the sum that its error is measured by."""

@@ -280,7 +280,8 @@ def test_owners_read_what_is_asked_and_its_bounds():
         (BuiltIn("histogram", ("f",), bins=9, low=(1e8,), high=(1e8 + 8,)), {}, "too narrow for 9 bins of f"),
         (BuiltIn("histogram", ("f",), bins=9999, low=(0.0,), high=(1.0,)), {}, "9,999 groups; there is room for"),
         (BuiltIn("histogram", ("y",), low=(0.5,), high=(2.0,)), {}, "y holds whole numbers, and its bounds 0.5 to 2"),
-        (BuiltIn("normaliser", ("f",), most_rows=9), {"secure": True}, "between which bounds the values lie"),
+        (BuiltIn("normaliser", ("f",)), {}, "say between which bounds f lies: low and high"),
+        (BuiltIn("correlation", ("f", "y")), {}, "say between which bounds f lies"),
         (BuiltIn("normaliser", ("y",)), {"secure": True}, "say how many rows of a device count"),
         (BuiltIn("normaliser", ("y",), low=(0, 1)), {}, "normaliser takes one low and one high for each"),
         (BuiltIn("correlation", ("f", "image")), {}, "two fields of one number each"),
@@ -296,8 +297,9 @@ def test_what_cannot_be_asked_is_refused(asked, terms, message):
 def test_an_array_too_long_for_a_report_is_asked_for_overall():
     long = Field("x", "float32", (3, 32, 32))
     with pytest.raises(QuestionError, match="3,072 elements, too many for one report: say overall"):
-        compile_built_in(BuiltIn("normaliser", ("x",)), [long])
-    assert compile_built_in(BuiltIn("normaliser", ("x",), overall=True), [long]).question.groups == 1
+        compile_built_in(BuiltIn("normaliser", ("x",), low=(0,), high=(1,)), [long])
+    overall = BuiltIn("normaliser", ("x",), low=(0,), high=(1,), overall=True)
+    assert compile_built_in(overall, [long]).question.groups == 1
     compile_built_in(BuiltIn("normaliser", ("x",)), [Field("x", "uint8", (3, 32, 32), 256)])
 
 
@@ -307,7 +309,10 @@ def test_an_array_too_long_for_a_report_is_asked_for_overall():
         ("sizes", BuiltIn("sizes")),
         ("labels y max 20 rows per device", BuiltIn("labels", ("y",), most_rows=20)),
         ("histogram f low=-0.5 high=600 bins=12", BuiltIn("histogram", ("f",), bins=12, low=(-0.5,), high=(600,))),
-        ("normaliser image overall", BuiltIn("normaliser", ("image",), overall=True)),
+        (
+            "normaliser image low=0 high=4 overall",
+            BuiltIn("normaliser", ("image",), low=(0,), high=(4,), overall=True),
+        ),
         (
             "correlation f steps low=0,0 high=1,9007199254740991 MAX 1 ROW PER DEVICE",
             BuiltIn("correlation", ("f", "steps"), low=(0, 0), high=(1, 2**53 - 1), most_rows=1),

@@ -168,10 +168,13 @@ def extreme(seed, count=8):
             "y": source.choice([0, 4], few),
             "z": source.choice([0, 999], few),
             "big": source.choice([0, 10**9 - 1], few),
+            "far": source.choice([-3e38, 0, 999_990, 1_000_010], few),
+            "at": source.choice([0, 2**31 - 1], few),
+            "id": source.choice([0, 2**53 - 1], few),
+            "cents": source.choice([0, 10**7 - 1], few),
         }
         kinds = source.integers(0, few, rows)
-        types = {"x": np.float32, "v": np.float32, "y": np.uint8, "z": np.int32, "big": np.int64}
-        found.append({name: drawn_[name][kinds].astype(types[name]) for name in types})
+        found.append({field.name: drawn_[field.name][kinds].astype(field.dtype) for field in FIELDS})
     return found
 
 

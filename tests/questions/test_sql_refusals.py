@@ -112,8 +112,8 @@ REFUSED = [
     (f"SELECT SUM(CASE WHEN y > 1 THEN 1 ELSE 2.5 END / 2) {FROM}", "whole in some rows only", 22),
     (f"SELECT SUM(CASE WHEN y > 1 THEN 1 ELSE 2.5 END) / 2 {FROM}", "CAST it AS REAL", 8),
     (f"SELECT SUM(z * z) {FROM}", "this may reach 999,999,998,000,000,00", 12),
-    (f"SELECT SUM(z * 1000) {FROM}", "may pass 2^36 here", 8),
-    (f"SELECT SUM(z) {FROM} MAX 100 ROWS PER DEVICE", "may pass 2^36 here", 8),
+    (f"SELECT STDDEV(x) {FROM}", "this needs CLIP(x, low, high) with constants: without bounds two large", 8),
+    (f"SELECT VAR_POP(x + y) {FROM} {ROWS}", "this needs CLIP(x, low, high) with constants", 8),
     # Aggregates.
     (f"SELECT COUNT(*) {FROM} WHERE SUM(x) > 1", "an aggregate in WHERE", 37),
     (f"SELECT SUM(AVG(x)) {FROM}", "an aggregate in another aggregate, SUM", 12),
@@ -164,19 +164,12 @@ def test_the_place_is_found_in_a_text_of_several_lines():
         (f"SELECT SUM(CLIP(x, 0, 5)) {FROM}", "this needs MAX n ROWS PER DEVICE"),
         (f"SELECT SUM(x) {FROM} {ROWS}", "this needs CLIP(x, low, high) with constants"),
         (f"SELECT AVG(x) {FROM} {ROWS}", "this needs CLIP(x, low, high) with constants"),
-        (f"SELECT VARIANCE(x) {FROM} {ROWS}", "this needs CLIP(x, low, high) with constants"),
     ],
 )
 def test_without_bounds_there_is_neither_noise_nor_a_mask(text, missing, how):
     compile_sql(text, FIELDS)
     with pytest.raises(QueryError, match=missing.replace("(", r"\(").replace(")", r"\)")):
         compile_sql(text, FIELDS, **{how: True})
-
-
-def test_a_masked_sum_of_more_than_32_bits_is_refused():
-    compile_sql(f"SELECT SUM(z) {FROM} MAX 4 ROWS PER DEVICE", FIELDS, secure=True)
-    with pytest.raises(QueryError, match="more than 32 bits"):
-        compile_sql(f"SELECT SUM(z) {FROM} MAX 8 ROWS PER DEVICE", FIELDS, secure=True)
 
 
 def test_a_query_that_is_too_long_or_of_no_fields_is_refused():
