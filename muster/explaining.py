@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from fedcore.questions.question import Question
 
 
+_DIFFERENCES = (
+    "two answers, two columns or two pieces of a sum may be subtracted, and what is left may be one device's; only "
+    "noise (--epsilon) hides that"
+)
+"""What no threshold hides, for people."""
+
+
 class Explained(NamedTuple):
     """What is known of a question. facts: by name. blocks: of the numbers that a device sends, one for each block."""
 
@@ -51,6 +58,7 @@ def explained(asked: Asks, settings: Mapping[str, Any], formats: Sequence[str], 
         **kind,
         "rounds": chosen.rounds,
         "minimum_devices": asked.minimum_devices,
+        "not_hidden": None if plan.report.bounded else _DIFFERENCES,
         "numbers_sent": sum(block["numbers"] for block in blocks),
         "report": report_bytes(plan.report, chosen).words,
         "plan_bytes": len(plan.encode()),

@@ -24,9 +24,9 @@ class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to the question of a task, as far as its committed rounds have one.
 
     question: as it was asked. round: the last one that is in it; 0 before the first. over: whether no further one
-    follows. devices: that answered, once for each round. minimum_devices: groups of fewer are hidden, of which there
-    are `hidden_groups`. errors: how far noise moves each number with 95 %, null for what it does not move; null
-    without noise.
+    follows. devices: that answered, once for each round. minimum_devices: groups of fewer, or none, are hidden, of
+    which there are `hidden_groups`. errors: how far noise moves each number with 95 %, null for what it does not move;
+    null without noise.
     """
 
     task: str

@@ -8,7 +8,8 @@
     quantiles   from bins
 
 Under noise a mean is of x less the middle of its range too, as the norm is smaller; and a sum of no rows is noise, not
-NULL, as nobody can tell.
+NULL, as nobody can tell. Without noise an aggregate is NULL where fewer than minimum_devices contribute to a piece of
+it (`export.questions.contributors`), as a group of so few is hidden.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from export.questions.arithmetic import edges_of
+from export.questions.contributors import Contributors
 from export.questions.expressions import Expression, Kind, as_real, derived, literal
 from export.questions.operators import OPERATORS
 from export.questions.scalars import Scalars
@@ -61,7 +63,7 @@ class Columns:
         self, source: Source, scalars: Scalars, sums: Sums, keys: Mapping[Term, int], minimum_devices: int
     ) -> None:
         self._source, self._scalars, self._sums, self._keys = source, scalars, sums, keys
-        self._minimum_devices = minimum_devices
+        self._minimum_devices, self._contributors = minimum_devices, Contributors(scalars)
 
     def of(self, term: Term) -> Shown:
         """What a term shows."""
@@ -111,11 +113,32 @@ class Columns:
                 raise self._source.refusal(term.node, "FILTER follows an aggregate: SUM(x) FILTER (WHERE …)")
             aggregate = aggregate._replace(term=inner, condition=self._scalars.condition(condition, FILTER))
         try:
-            return _AGGREGATES[aggregate.term.function](self, aggregate)
+            return self._guarded(aggregate, _AGGREGATES[aggregate.term.function](self, aggregate))
         except QueryError:
             raise
         except QuestionError as error:
             raise self._source.refusal(term.node, str(error)) from error
+
+    def _guarded(self, aggregate: Aggregate, shown: Shown) -> Shown:
+        """What an aggregate shows, where as many devices as a group needs contribute to each piece of it."""
+        if self._minimum_devices == 1 or self._sums.bounds.private:
+            return shown
+        counts = dict.fromkeys(self._counts(aggregate))
+        counts.pop(self._sums.voters(), None)
+        if not counts:
+            return shown
+        return Shown(Call("if_each", (shown.value, Number(self._minimum_devices), *map(Cell, counts))), shown.kind)
+
+    def _counts(self, aggregate: Aggregate) -> list[str]:
+        """The blocks that count who contributes to each piece of an aggregate."""
+        (name, arguments), condition = (aggregate.term.function, aggregate.term.arguments), aggregate.condition
+        if name in {"MIN", "MAX"}:  # values that enough devices have
+            return []
+        if name in {"COUNT", DEVICES}:
+            numbers = [self._scalars.of(one, name) for one in arguments]
+            known = all(number.kind != "null" for number in numbers)
+            return [self._sums.voters(condition, *numbers)] if known else []
+        return [self._sums.voters(rows) for rows in self._contributors.to(arguments[0], condition)]
 
     def _held(self, aggregate: Aggregate) -> Aggregate:
         """The aggregate in CLIP_PER_DEVICE, with its bounds."""
@@ -221,8 +244,8 @@ class Columns:
         low, high = int(number.low), int(number.high)
         self._check_bins(high - low + 1, name)
         if low == high:
-            count = Cell(self._sums.count(aggregate.condition, number))
-            return Shown(Call("null_if_none", (Number(low), count)), "whole")
+            having = Cell(self._sums.voters(aggregate.condition, number))
+            return Shown(Call("if_each", (Number(low), Number(self._minimum_devices), having)), "whole")
         bins = Bins(number, tuple(float(value) for value in range(low + 1, high + 1)))
         counts = Cell(self._sums.bins(aggregate.condition, bins, devices=True))
         function = "least" if name == "MIN" else "greatest"

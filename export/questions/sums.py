@@ -72,9 +72,9 @@ class Sums:
     _computed: list[Compute] = field(default_factory=list)
     _made: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
-    def voters(self, condition: Expression | None = None) -> str:
-        """The block of the devices that have a row for which a condition is true, in each group."""
-        return self._ones("devices", self._counted(self._rows_with(condition)))
+    def voters(self, condition: Expression | None = None, number: Expression | None = None) -> str:
+        """The block of the devices that have a row for which a condition is true, in each group, and a number known."""
+        return self._ones("devices", self._counted(self._rows_with(condition, number and self._known(number))))
 
     def count(self, condition: Expression | None, number: Expression | None = None) -> str:
         """The block of the rows for which a condition is true, and a number is not NULL."""

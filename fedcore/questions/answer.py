@@ -25,7 +25,8 @@ sums is estimated from draws of the noise: 400 give it to some 4 %."""
 
 class Answer(NamedTuple):
     """An answer. rows: of the table, by column. devices: that answered. hidden: groups with fewer devices than may be
-    shown. errors: how far noise moves each number with 95 %, None for what it does not move; without noise no errors.
+    shown, or none: which of both is not said. errors: how far noise moves each number with 95 %, None for what it does
+    not move; without noise no errors.
     """
 
     columns: tuple[str, ...]
@@ -80,7 +81,7 @@ def answer(question: Question, params_D: Float32, deviation: float = 0.0) -> Ans
     voters = np.broadcast_to(sums.blocks[question.voters][:, 0], question.groups)
     shown = [group for group, count in enumerate(voters.tolist()) if round(count) >= question.minimum_devices]
     sums = sums._replace(shown=tuple(shown))
-    hidden = int(np.count_nonzero(voters.round() > 0)) - len(shown)
+    hidden = question.groups - len(shown) if question.minimum_devices > 1 else 0
     rows = [tuple(_value(column.value, question, sums, group) for column in question.columns) for group in shown]
     errors = _errors(question, sums, shown, rows, deviation) if deviation else [()] * len(rows)
     kept = _in_order(question, rows)

@@ -182,6 +182,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "real": _strict(float),
     "round": _strict(_rounded),
     "joined": lambda shifts, parts: sum(part << shift for shift, part in zip(shifts, parts, strict=True)),
+    "if_each": lambda value, wanted, *counts: value if min(counts) >= wanted else None,
     "null_if_none": lambda value, count: value if count > 0 else None,
     "mean": _mean,
     "variance": lambda total, squares, count: _variance(total, squares, count, 1),

@@ -55,7 +55,7 @@ def test_an_answer_is_the_table_of_all_rounds_so_far(store, desk, asking):
     answer_round(desk, question, [first, {"voters": [0, 1, 0], "n": [0, 1, 0], "known": [0, 1, 0], "speed": [0, 3, 0]}])
     found = store.answer(task)
     assert (found.columns, found.rows) == (("y", "devices", "n", "steps", "speed"), ((1, 2, 3, 0, 4 / 3),))
-    assert (found.devices, found.hidden_groups, found.round, found.over, found.errors) == (2, 1, 1, False, None)
+    assert (found.devices, found.hidden_groups, found.round, found.over, found.errors) == (2, 2, 1, False, None)
     answer_round(desk, question, [first, first], first=2)
     found = store.answer(task)
     assert found.rows == ((0, 3, 12, 3 * (5 + 2 * 4096), 2.0), (1, 4, 7, 0, 6 / 7))

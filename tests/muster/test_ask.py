@@ -304,6 +304,7 @@ def test_a_question_is_explained_before_it_is_asked():
     assert (facts["rows_of_a_device"], facts["groups"], facts["minimum_devices"]) == (40, LABELS, 20)
     assert facts["operators"]["ReduceSum"] >= 1
     assert facts["graph_bytes"]["onnx"] > facts["plan_bytes"] > 500
+    assert facts["not_hidden"] is None
     assert facts["sensitivity"] == pytest.approx(len(facts["blocks"]) ** 0.5)
     noise = facts["noise_multiplier"] * facts["sensitivity"]
     assert facts["noise_of_a_number"] == pytest.approx(noise)

@@ -91,6 +91,7 @@ def test_explain_says_rounds_and_what_a_device_sends(epsilon, tmp_path):
     (votes,) = facts["blocks"]
     assert (votes["low"], votes["high"], votes["norm"]) == (0, 1, 2 if private else None)
     assert facts["sensitivity"] == (2 if private else None)
+    assert (facts["not_hidden"] is None) == bool(private)
     if private:
         assert facts["noise_of_a_number"] == pytest.approx(facts["noise_multiplier"] * 2)
         assert votes["error"] == pytest.approx(2.1 * facts["noise_of_a_number"])

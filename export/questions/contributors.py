@@ -1,0 +1,102 @@
+"""Contributors to an aggregate: the rows that add something to it, piece by piece, whose devices are counted.
+
+A group of few devices is hidden, and so is what only few devices add to a sum, whichever way the query picks them. A
+number is taken apart into pieces. A row contributes to a piece where it is neither NULL nor 0:
+
+    CASE WHEN c THEN a ELSE b END     a where c is true, and b where it is not; COALESCE likewise
+    a + b, MIN(a, b), CLIP(a, 1, 9)   the number itself, and the pieces of a and of b
+    a * b, ABS(a)                     the number itself, and the pieces within a where b is not 0, and within b
+    a = b, a AND b, a IS NULL         where it is true
+
+Two answers, or two columns, can be subtracted all the same: against that there is only noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from export.questions.conditions import COMPARISONS, truth
+from export.questions.expressions import Expression, literal
+from export.questions.operators import OPERATORS
+from export.questions.scalars import Scalars
+from export.questions.terms import CONSTANT, FIELD, Term
+
+Piece: TypeAlias = Expression | None
+"""The rows that contribute to a piece, as a condition; None is all."""
+_WHOLES = frozenset({*COMPARISONS, "and", "or", "not", "is_null", CONSTANT, FIELD})
+"""Terms that are one piece."""
+_CHOICES = frozenset({"case", "coalesce"})
+_FACTORS = frozenset({"*", "/", "%", "abs", "integer", "negative", "real", "round"})
+"""Functions that are 0 or NULL where an argument is: who contributes to one contributes to its arguments."""
+
+
+class Contributors:
+    """The contributors to the numbers of one query. Numbers that were found before have the same pieces again."""
+
+    def __init__(self, scalars: Scalars) -> None:
+        self._scalars = scalars
+        self._found: dict[tuple[Term, Piece], tuple[Piece, ...]] = {}
+
+    def to(self, term: Term, condition: Piece) -> tuple[Piece, ...]:
+        """The pieces of a number, of the rows for which a condition is true."""
+        if (term, condition) not in self._found:
+            self._found[term, condition] = tuple(self._pieces(term, condition))
+        return self._found[term, condition]
+
+    def _pieces(self, term: Term, condition: Piece) -> Iterator[Piece]:
+        number = self._of(term)
+        if condition is not None and condition.constant and not condition.value:
+            return
+        if number.constant:
+            yield from (condition,) if number.value else ()
+        elif term.function in _CHOICES:
+            for taken, value in self._choices(term):
+                yield from self.to(value, _and(condition, *taken))
+        else:
+            yield _and(condition, truth(number)) if _may_add_nothing(number) else condition
+            yield from self._within(term, condition)
+
+    def _within(self, term: Term, condition: Piece) -> Iterator[Piece]:
+        """The pieces of what a function is of."""
+        varying = [] if term.function in _WHOLES else [one for one in term.arguments if not self._of(one).constant]
+        for argument in varying:
+            others = [truth(self._of(one)) for one in varying if one is not argument]
+            inner = _and(condition, *others) if term.function in _FACTORS else condition
+            counted = self._is_factor(term) and argument.function not in _CHOICES
+            yield from self._within(argument, inner) if counted else self.to(argument, inner)
+
+    def _is_factor(self, term: Term) -> bool:
+        if term.function == "clip":
+            low, high = (self._of(end).value for end in term.arguments[1:])
+            return bool(low <= 0 <= high)
+        return term.function in _FACTORS
+
+    def _choices(self, term: Term) -> Iterator[tuple[list[Expression], Term]]:
+        """What a choice may give, each with the conditions under which it does."""
+        before: list[Expression] = []
+        if term.function == "coalesce":
+            for value in term.arguments:
+                yield before, value
+                before = [*before, OPERATORS["is_null"](self._of(value))]
+            return
+        *pairs, otherwise = term.arguments
+        for condition, value in zip(pairs[::2], pairs[1::2], strict=True):
+            met = truth(self._of(condition))
+            yield [*before, met], value
+            before = [*before, OPERATORS["case"](met, literal(0), literal(1))]
+        yield before, otherwise
+
+    def _of(self, term: Term) -> Expression:
+        return self._scalars.of(term, "another aggregate")
+
+
+def _and(*conditions: Piece) -> Piece:
+    """Where all conditions are true."""
+    given = [one for one in conditions if one is not None]
+    return OPERATORS["and"](*given) if given else None
+
+
+def _may_add_nothing(number: Expression) -> bool:
+    """Whether a number may be NULL or 0."""
+    return number.nullable or number.low <= 0 <= number.high

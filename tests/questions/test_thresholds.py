@@ -1,0 +1,152 @@
+"""Whatever few devices have is not in an answer without noise, whichever way the query picks their rows."""
+
+import numpy as np
+import pytest
+
+from export.questions.sql import compile_sql
+from fedcore.plan import Field
+from tests.questions.pooled import answered
+
+FIELDS = (
+    Field("p", "uint8", (), 10),
+    Field("flag", "uint8", (), 2),
+    Field("x", "int32", (), 100),
+    Field("y", "uint8", (), 5),
+)
+LEAST, DEVICES = 3, 6
+ROWS = " MAX 5 ROWS PER DEVICE"
+ONE = [
+    "p = 7",
+    "flag",
+    "p IN (7, 8)",
+    "p BETWEEN 7 AND 8",
+    "p > 6 AND y >= 0",
+    "NOT p <> 7",
+    "NOT (p < 7 OR p > 8)",
+    "1 - MIN(ABS(p - 7), 1)",
+    "p / 7",
+    "p * flag",
+    "COALESCE(NULLIF(p, 7), 9) = 9",
+    "CASE p WHEN 7 THEN 1 ELSE 0 END",
+    "IIF(p = 7, y < 5, 0)",
+    "NULLIF(p, 7) IS NULL",
+]
+"""Conditions that the rows of one device meet."""
+WAYS = [
+    "SUM(x) FILTER (WHERE {0})",
+    "AVG(x) FILTER (WHERE {0})",
+    "AVG(CASE WHEN {0} THEN x END)",
+    "SUM(CASE WHEN {0} THEN x ELSE 0 END)",
+    "SUM(CASE WHEN {0} THEN x ELSE 1 END)",
+    "SUM(CASE WHEN y > 4 THEN 2 WHEN {0} THEN x ELSE 1 END)",
+    "SUM(CASE WHEN NOT ({0}) THEN 1 ELSE x END)",
+    "SUM(IIF(y < 5, IIF({0}, x, 1), 1))",
+    "SUM(COALESCE(IIF({0}, x, NULL), 1))",
+    "SUM(COALESCE(IIF({0}, NULL, 1), x))",
+    "SUM(x * (({0}) <> 0))",
+    "SUM(1 + x * (({0}) <> 0))",
+    "SUM(x * (1 - (NOT ({0}))))",
+    "SUM((1 + x * (({0}) <> 0)) * (y + 1))",
+    "SUM(MAX(IIF({0}, x, 0), 1))",
+    "SUM(ABS(x * (({0}) <> 0) - 1))",
+    "TOTAL(IIF({0}, x, 0)) / 2",
+    "COALESCE(SUM(IIF({0}, x, 0)), -1)",
+    "VAR_POP(CLIP(IIF({0}, x, 0), 0, 99))",
+    "STDDEV(CLIP(IIF({0}, x, 0), 0, 99))",
+    "APPROX_QUANTILE(IIF({0}, x, NULL), 0.5)",
+    "APPROX_QUANTILE(IIF({0}, x, 0), 1)",
+    "CLIP_PER_DEVICE(SUM(IIF({0}, x, 0)), 0, 400)",
+    "CLIP_PER_DEVICE(SUM(x) FILTER (WHERE {0}), 0, 400)",
+    "MIN(IIF({0}, x, 99))",
+    "MAX(IIF({0}, x, 0))",
+    "MAX(x) FILTER (WHERE {0})",
+    "MIN(IIF({0}, 1, NULL))",
+    "COUNT(*) FILTER (WHERE {0})",
+    "COUNT(*) FILTER (WHERE ({0}) AND x > 20)",
+    "COUNT(NULLIF(({0}) AND x > 20, 0))",
+    "SUM(({0}) AND x > 20)",
+    "COUNT(DISTINCT DEVICE) FILTER (WHERE ({0}) AND x > 20)",
+    "MAX(({0}) AND x > 20)",
+]
+"""Columns that would say something of those rows."""
+
+
+def held(x, place=7):
+    """Rows of devices, of which the last alone has place 7, or none."""
+    rows = [[number % 5, 0, 10 + number, number % 5] for number in range(2 * DEVICES)]
+    columns = [np.array(rows[2 * device :][:2]).T for device in range(DEVICES)]
+    columns[-1][:3, 0] = place, place == 7, x
+    return [
+        {field.name: np.asarray(column, field.dtype) for field, column in zip(FIELDS, part, strict=True)}
+        for part in columns
+    ]
+
+
+def told(text, *populations, least=LEAST, **how):
+    """The rows of an answer and how many groups are hidden, of each population."""
+    asked = compile_sql(text + ROWS, FIELDS, minimum_devices=least, **how)
+    return [(found.rows, found.hidden) for found in (answered(asked, rows) for rows in populations)]
+
+
+def differing():
+    """Populations that differ in what one device has, and in whether it has any row with place 7."""
+    return [held(15), held(55), held(0), held(15, place=5)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_condition_tells_what_one_device_has(way):
+    """Nor whether it has any such row: else "more than 20?" would be answered, then "more than 30?", and so on."""
+    for number, condition in list(enumerate(ONE))[WAYS.index(way) % 3 :: 3]:
+        text = f"SELECT {way.format(condition)} FROM examples"
+        secure = bool(number % 2) and "VAR" not in way and "STD" not in way
+        first, *others = told(text, *differing(), secure=secure)
+        assert others == [first] * 3, (text, first, others)
+
+
+@pytest.mark.parametrize("condition", ONE)
+def test_no_clause_tells_what_one_device_has(condition):
+    for text in (
+        f"SELECT COUNT(*), SUM(x) FROM examples WHERE ({condition}) AND x > 20",
+        f"SELECT ({condition}) AND x > 20 AS met, COUNT(*) FROM examples WHERE {condition} GROUP BY met",
+    ):
+        first, *others = told(text, *differing())
+        assert (first[0], others) == ((), [first] * 3), text
+
+
+@pytest.mark.parametrize("least", [1, 3, 4, 5])
+def test_what_as_many_devices_have_as_a_group_needs_is_shown(least):
+    """Four devices have five rows with y = 1 or y = 2."""
+    ways = {
+        "SUM(x) FILTER (WHERE y IN (1, 2))": 77,
+        "AVG(IIF(y IN (1, 2), x, NULL))": 77 / 5,
+        "SUM(x * (y IN (1, 2)))": 77,
+        "COUNT(*) FILTER (WHERE y IN (1, 2))": 5,
+        "COUNT(DISTINCT DEVICE) FILTER (WHERE y IN (1, 2))": 4,
+    }
+    for way, expected in ways.items():
+        ((((found,),), _),) = told(f"SELECT {way} FROM examples", held(15), least=least)
+        assert found == (expected if least <= 4 else None), way
+
+
+def test_each_group_has_its_own_count():
+    ((rows, hidden),) = told("SELECT y > 2 AS key, SUM(x) FILTER (WHERE p < 2) FROM examples GROUP BY key", held(15))
+    assert (rows, hidden) == (((0, 10 + 11 + 15 + 16 + 21), (1, None)), 0)
+
+
+def test_noise_hides_devices_by_itself_and_needs_no_count():
+    text = "SELECT SUM(x) FILTER (WHERE p = 7) FROM examples" + ROWS
+    clear, noisy = (compile_sql(text, FIELDS, minimum_devices=LEAST, private=private) for private in (False, True))
+    assert ([len(one.question.blocks) for one in (clear, noisy)]) == [4, 2]
+
+
+def test_who_asks_for_no_threshold_is_answered_as_by_sqlite():
+    ((((found,),), hidden),) = told("SELECT SUM(x) FILTER (WHERE p = 7) FROM examples", held(55), least=1)
+    assert (found, hidden) == (55, 0)
+
+
+def test_what_two_columns_differ_in_is_not_hidden():
+    """As the documents say: against differences there is only noise."""
+    text = "SELECT SUM(x), SUM(x) FILTER (WHERE p <> 7) FROM examples"
+    for x in (15, 55):
+        ((((everybody, others),), _),) = told(text, held(x))
+        assert everybody - others == x
