@@ -109,8 +109,8 @@ class Observer:
         drawn = running.devices if running is not None and replacing else frozenset()
         left_out = self.selector.left_out(task, rounds, 0 if replacing else rounds.rounds_before_draw(task.id)) - drawn
         members = rounds.members(task.id)
-        late, separated = rounds.late.get(task.id), task.settings.separation is not None
-        if not (replacing or left_out or late or members is not None or separated):
+        unreliable, separated = rounds.unreliable.get(task.id), task.settings.separation is not None
+        if not (replacing or left_out or unreliable or members is not None or separated):
             return dict(obstacles)
         round_ = running or rounds.held.get(task.id)
         if round_ is None:
@@ -123,5 +123,5 @@ class Observer:
         others = 0 if members is None else sum(device not in members | left_out for device in fitting)
         resting = obstacles[""] - again - left - others - in_time
         why = {"again": again, "left-out": left, "other-cohort": others, "resting": resting}
-        why |= {"late": in_time - eligible}
+        why |= {"unreliable": in_time - eligible}
         return dict(obstacles + Counter({"": eligible - obstacles[""]} | why))

@@ -12,8 +12,8 @@ from coordinator.commands import CheckInDevice, QueuedCommand
 from coordinator.driver.memory.in_memory_state import Memory
 from coordinator.driver.memory.loaded_task import (
     LoadedTask,
-    late_devices,
     load_task,
+    unreliable_devices,
     with_good_release,
     with_lineage_back,
 )
@@ -79,7 +79,7 @@ class Poller:
             for record in driven:
                 loaded_before = memory.tasks.get(record.id)
                 if loaded_before is None:
-                    memory.rounds.late[record.id] = late_devices(records, record)
+                    memory.rounds.unreliable[record.id] = unreliable_devices(records, record)
                 if record.settings.secagg is not None and (loaded_before is None or not loaded_before.active):
                     # Of a task that is paused an operator may end the round.
                     next_round = records.snapshot(record).number + 1

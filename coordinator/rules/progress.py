@@ -66,7 +66,7 @@ OBSTACLES = {
     "format": "without a format of the plan",
     "again": "that this round drew before",
     "left-out": "left out after an earlier attempt at this round",
-    "late": "that let a deadline pass and are drawn last",
+    "unreliable": "that held up a round and are drawn last",
     "other-cohort": "not counted in the first trip of this pair",
     "resting": "resting after taking part",
     "unwilling": "willing only for other tasks",

@@ -19,11 +19,11 @@ from coordinator.rules.states import AssignmentState, RoundState
 
 FAILURES = frozenset({"too-few-reports", "no-beacon", "secagg-failed", "sum-out-of-range", "invalid-aggregate"})
 """Reasons to abandon a round for which devices or the plan are to blame: another attempt may well end the same way."""
+HELD_UP = frozenset({"too-few-reports", "devices-lost", "aborted", "lost", "tick"})
+"""Causes of an end of REPORTING by devices that brought no report, whatever became of the round."""
 _FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 15.0, 900.0
 REPLACING_S = 3.0
 """How long a round that lost too many devices waits for replacements before it is tried again as a whole."""
-_BROKEN_S, _BROKEN_SHARE = 2.0, 0.25
-_LEAST_SILENCE_S, _CONTACTS_PER_S = 5.0, 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,12 @@ class Round:
     held: it collects devices, but may not draw them yet: the checkpoint that it starts from is not committed, or failed
     attempts before it ask for a pause. A deadline does not end SELECTING as long as that is so.
     lost: lost devices; replaced: how many were drawn in their place. expired: devices that the deadline cut off.
-    proven: a device has carried the plan out. short_until: how long a round that can no longer come to its minimum
-    waits for replacements.
+    failed, vanished: devices that gave up or were late, and that were lost, without those that failed before. proven: a
+    device has carried the plan out. short_until: how long a round that cannot come to its minimum now waits for others.
 
     Of a buffered round alone: taken_over, handed_on: open assignments that it took over from the round before, and
     handed on to the next one. stale: assignments that ended because too many versions came after theirs. staleness:
-    counts of its reports by staleness, from 0. failed, vanished: devices that gave up or were late, and that were lost,
-    each device once.
+    counts of its reports by staleness, from 0.
     """
 
     policy: RoundPolicy
@@ -89,14 +88,14 @@ class Round:
     lost: int = 0
     expired: int = 0
     replaced: int = 0
+    failed: int = 0
+    vanished: int = 0
     proven: bool = False
     short_until: float = math.inf
     taken_over: int = 0
     handed_on: int = 0
     stale: int = 0
     staleness: tuple[int, ...] = ()
-    failed: int = 0
-    vanished: int = 0
 
     @property
     def outstanding(self) -> int:
@@ -118,6 +117,17 @@ class Round:
     def attainable(self) -> int:
         """Reports that it may still come to."""
         return self.reported + self.outstanding
+
+    @property
+    def excused(self) -> bool:
+        """Whether it fell short of its minimum only by devices that vanished, or failed before: not by the plan."""
+        return self.assigned - self.failed >= self.policy.minimum
+
+    @property
+    def unclear(self) -> bool:
+        """Whether only further devices show if the plan can be run, as some of those that failed did so before."""
+        again = self.aborted + self.lost > self.failed + self.vanished
+        return again and self.excused and not self.proven and self.outstanding > 0
 
     def missing(self, now: float) -> int:
         """Devices to draw in place of lost ones: what the goal lacks, while half of the time to report is left.
@@ -177,7 +187,7 @@ class Summed:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """One device gave up. again: in a buffered round, whether it failed there before."""
+    """One device gave up. again: whether it failed before, in a buffered round in this very one."""
 
     again: bool = False
 
@@ -186,7 +196,7 @@ class Aborted:
 class Lost:
     """The number of lost devices. proven: devices of a secure aggregation have shown that the plan can be run.
 
-    again: how many of them failed before, in a buffered round.
+    again: how many of them failed before, as of `Aborted`.
     """
 
     devices: int
@@ -204,7 +214,9 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed, and the round draws no devices."""
+    """Time passed, and the round draws no devices. again: at its deadline, how many that are late failed before."""
+
+    again: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,22 +278,6 @@ def back_off_s(failures: int) -> float:
     return 0.0 if failures < 2 else min(_FIRST_BACK_OFF_S * 2.0 ** min(failures - 2, 32), _LONGEST_BACK_OFF_S)
 
 
-def lost_after_s(devices: int) -> float:
-    """The seconds of silence after which a device is lost, in a round of `devices`.
-
-    It grows with the round, so that all of its devices together make no more requests than one process answers.
-    """
-    return _LEAST_SILENCE_S + devices / _CONTACTS_PER_S
-
-
-def broken_after_s(lost_after_s: float) -> float:
-    """The seconds without a request after which a device is lost whose connection broke, where silence takes so long.
-
-    A process that is killed closes its connections, and so does a proxy that restarts; behind it the device asks again.
-    """
-    return min(max(_BROKEN_S, _BROKEN_SHARE * lost_after_s), lost_after_s)
-
-
 def open_round(policy: RoundPolicy, now: float, *, held: bool = False) -> Round:
     """A round that starts selecting now."""
     return Round(policy, deadline=now + policy.selection_timeout_s, held=held)
@@ -323,13 +319,13 @@ def step(round_: Round, event: Event, now: float) -> Stepped:  # noqa: C901, PLR
             return replace(round_, deadline=math.inf), ()
         case RoundState.REPORTING, Summed(devices) if devices <= round_.outstanding:
             return _end_reporting(replace(round_, reported=devices))
-        case RoundState.REPORTING, Aborted() if round_.outstanding > 0:
-            return _collect(replace(round_, aborted=round_.aborted + 1), now)
-        case RoundState.REPORTING, Lost(devices, proven) if devices <= round_.outstanding:
-            lost = round_.lost + devices
-            return _collect(replace(round_, lost=lost, proven=round_.proven or proven), now)
-        case RoundState.REPORTING, Tick():
-            return _collect(round_, now, draws=False)
+        case RoundState.REPORTING, Aborted(again) if round_.outstanding > 0:
+            return _collect(replace(round_, aborted=round_.aborted + 1, failed=round_.failed + (not again)), now)
+        case RoundState.REPORTING, Lost(devices, proven, again) if devices <= round_.outstanding:
+            lost, vanished = round_.lost + devices, round_.vanished + devices - again
+            return _collect(replace(round_, lost=lost, vanished=vanished, proven=round_.proven or proven), now)
+        case RoundState.REPORTING, Tick(again):
+            return _collect(round_, now, draws=False, again=again)
         case _, Tick():
             return round_, ()
         case RoundState.AGGREGATING, Aggregated():
@@ -365,24 +361,25 @@ def _replace_lost(round_: Round, eligible: int, now: float) -> Stepped:
     return _collect(round_, now)
 
 
-def _collect(round_: Round, now: float, *, draws: bool = True) -> Stepped:
+def _collect(round_: Round, now: float, *, draws: bool = True, again: int = 0) -> Stepped:
     policy = round_.policy
-    if round_.reported >= policy.goal or now >= round_.deadline:
-        return _end_reporting(round_, late=round_.reported < policy.goal)
+    if round_.reported >= policy.goal:
+        return _end_reporting(round_)
+    if now >= round_.deadline:
+        late = round_.outstanding
+        return _end_reporting(replace(round_, expired=late, failed=round_.failed + late - again))
     if round_.attainable < policy.minimum:
         until = min(round_.short_until, now + REPLACING_S) if draws and round_.missing(now) else now
         if now < until:
             return replace(round_, short_until=until), ()
-        return _end_reporting(round_)
+        return (round_, ()) if round_.unclear else _end_reporting(round_)
     return (round_, ()) if round_.outstanding > 0 else _end_reporting(round_)
 
 
-def _end_reporting(round_: Round, *, late: bool = False) -> Stepped:
-    if late:
-        round_ = replace(round_, expired=round_.outstanding)
+def _end_reporting(round_: Round) -> Stepped:
     if round_.reported >= round_.policy.minimum:
         return replace(round_, state=RoundState.AGGREGATING), _end_assignments(round_)
-    if round_.proven and round_.attainable + round_.lost >= round_.policy.minimum:
+    if round_.proven and round_.excused:
         return _abandon(round_, "devices-lost")
     return _abandon(round_, "too-few-reports")
 

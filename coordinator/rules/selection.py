@@ -15,8 +15,8 @@ from fedcore.hold_out import is_held_out
 from fedcore.wire.messages import CheckIn, RejectionReason
 
 T = TypeVar("T")
-LATE_ROUNDS = 20
-"""A device that let a deadline pass is late, and drawn last, for this many committed rounds."""
+UNRELIABLE_ROUNDS = 20
+"""A device that held up a round without a report is unreliable, and drawn last, for this many committed rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,25 +140,26 @@ def unfit(tasks: Mapping[str, Needs], obstacles: Mapping[str, str]) -> Unfit:
     return Unfit("not-eligible" if tasks else "no-task")
 
 
-def drawable(waiting: list[T], late: Callable[[T], int], round_: Round, now: float) -> list[T]:
-    """Those of the waiting that a round may draw now: late devices only where nobody else can be hoped for.
+def drawable(waiting: list[T], unreliable: Callable[[T], int], round_: Round, now: float) -> list[T]:
+    """Those of the waiting that a round may draw now: unreliable ones only where nobody else can be hoped for.
 
-    late: for how many committed rounds one is late from now on; more than LATE_ROUNDS in an attempt at this very round.
+    unreliable: for how many committed rounds one is so from now on; more than UNRELIABLE_ROUNDS if it held up an
+    attempt at this very round.
     """
-    punctual = [one for one in waiting if not late(one)]
-    if len(punctual) == len(waiting) or round_.state is RoundState.REPORTING or round_.held or now < round_.deadline:
-        return punctual
-    patient = [one for one in waiting if late(one) <= LATE_ROUNDS]
+    others = [one for one in waiting if not unreliable(one)]
+    if len(others) == len(waiting) or round_.state is RoundState.REPORTING or round_.held or now < round_.deadline:
+        return others
+    patient = [one for one in waiting if unreliable(one) <= UNRELIABLE_ROUNDS]
     return patient if len(patient) >= round_.policy.minimum else waiting
 
 
 def draw(
-    waiting: Sequence[T], count: int, source: random.Random, late: Callable[[T], bool] = lambda one: False
+    waiting: Sequence[T], count: int, source: random.Random, unreliable: Callable[[T], bool] = lambda one: False
 ) -> list[T]:
     """`count` of the waiting, every subset and order equally likely: a fast phone has no advantage.
 
-    Late devices are drawn only where there are too few others.
+    Unreliable devices are drawn only where there are too few others.
     """
-    punctual, others = ([one for one in waiting if late(one) == is_late] for is_late in (False, True))
-    first = source.sample(punctual, min(count, len(punctual)))
-    return first + source.sample(others, count - len(first))
+    others, last = ([one for one in waiting if unreliable(one) == is_so] for is_so in (False, True))
+    first = source.sample(others, min(count, len(others)))
+    return first + source.sample(last, count - len(first))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from coordinator.rules.pacing import GATHER_S, Demand, RoundTimes
 from coordinator.rules.participation import Participations
 from coordinator.rules.rounds import (
     FAILURES,
+    HELD_UP,
     Abandon,
     Aborted,
     Aggregated,
@@ -31,11 +33,10 @@ from coordinator.rules.rounds import (
     TurnAway,
     Waiting,
     back_off_s,
-    broken_after_s,
-    lost_after_s,
     open_round,
 )
-from coordinator.rules.selection import LATE_ROUNDS, draw, drawable
+from coordinator.rules.selection import UNRELIABLE_ROUNDS, draw, drawable
+from coordinator.rules.silence import broken_after_s, lost_after_s
 from coordinator.rules.states import AssignmentState, RoundState
 from secagg.session_phase import SessionPhase
 from simulator.forecast.configuration import ForecastConfig
@@ -72,7 +73,7 @@ class TaskRounds:
         self._number, self._failures, self._serial = 1, 0, 0
         self._open: dict[int, _Work] = {}
         self._events: list[tuple[float, int, int, AssignmentState]] = []
-        self._late: dict[int, int] = {}
+        self._unreliable: dict[int, int] = {}
         self._taken: set[int] = set()
         self._failing: set[int] = set()
         self._reported: list[tuple[int, int]] = []
@@ -154,7 +155,11 @@ class TaskRounds:
         elif self._draws_more(running, now):
             self._step(Waiting(len(self._candidates(running, now))), now)
         else:
-            self._step(Tick(), now)
+            self._tick(now)
+
+    def _tick(self, now: float) -> None:
+        ends = self._running is not None and now >= self._running.deadline
+        self._step(Tick(len(self._open.keys() & self._unreliable.keys()) if ends else 0), now)
 
     def _fitting(self) -> list[int]:
         """The rows of waiting devices that this task can use."""
@@ -168,9 +173,9 @@ class TaskRounds:
             waiting = [row for row in waiting if row not in self._taken]
         if self._resting is not None:
             waiting = [row for row in waiting if not self._resting.is_resting(str(row), now, 0)]
-        if not self._late or self.buffered:
+        if not self._unreliable or self.buffered:
             return waiting
-        return drawable(waiting, lambda row: self._late.get(row, 0), round_, now)
+        return drawable(waiting, lambda row: self._unreliable.get(row, 0), round_, now)
 
     def _step(self, event: Event, now: float) -> None:
         if self._running is None:
@@ -187,7 +192,7 @@ class TaskRounds:
                 case TurnAway():
                     self.drawing.turn_away(self._candidates(stepped, now))
                 case EndAssignments(state):
-                    self._end_all(state, now)
+                    self._end_all(state, stepped.reason or type(event).__name__.lower(), now)
         if self._running is not stepped:
             return  # it was drawn, and went on
         if stepped.state is RoundState.AGGREGATING:
@@ -200,7 +205,7 @@ class TaskRounds:
         devices, behind = zip(*self._reported, strict=True)
         self.course.rounds.append(CommittedRound(self._opened, self._drawn_at, now, devices, behind))
         self.times = self.times.ended(now, buffered=self.buffered)
-        self._late = {row: left - 1 for row, left in self._late.items() if left > 1}
+        self._unreliable = {row: left - 1 for row, left in self._unreliable.items() if left > 1}
         self._number, self._failures = self._number + 1, 0
         stale: list[int] = []
         if self.buffered:
@@ -237,7 +242,7 @@ class TaskRounds:
     # --- assignments
 
     def _assign(self, round_: Round, count: int, now: float) -> None:
-        chosen = draw(self._candidates(round_, now), count, self._source, self._late.__contains__)
+        chosen = draw(self._candidates(round_, now), count, self._source, self._unreliable.__contains__)
         for row in chosen:
             del self.drawing.waiting[row]
         rows = np.array(chosen, np.int64)
@@ -283,7 +288,7 @@ class TaskRounds:
         """A device reports, gives up, is lost, or is late in a buffered round."""
         running = self._running
         if running is not None and at >= running.deadline:
-            self._step(Tick(), at)
+            self._tick(at)
             running = self._running
         work = self._open.get(row)
         if running is None or work is None:
@@ -296,13 +301,13 @@ class TaskRounds:
             if row in self._exchanges.masked:
                 return  # its report is in the sum, so it stays until that is made
         self._finish(row, how, at)
-        again = row in self._failing
+        again = row in (self._failing if self.buffered else self._unreliable)
+        self._failing.add(row)
         if self.buffered:
-            self._failing.add(row)
+            self._note_unreliable([row])
         if self._resting is not None and how is not AssignmentState.EXPIRED:
             self._resting.leave(str(row))
         if how is AssignmentState.EXPIRED:
-            self._late[row] = LATE_ROUNDS + 1
             self._step(Expired(1, int(again)), at)
         else:
             self._step(Aborted(again) if how is AssignmentState.ABORTED else Lost(1, again=int(again)), at)
@@ -348,12 +353,15 @@ class TaskRounds:
             lasts += self.devices.up_s[chosen]
         self._schedule(rows, lasts, self._config.exchange_drop_out, now)
 
-    def _end_all(self, state: AssignmentState, now: float) -> None:
+    def _end_all(self, state: AssignmentState, cause: str, now: float) -> None:
         """End what is open: nobody needs it any more, or it is late."""
-        if state is AssignmentState.EXPIRED:
-            self._late |= dict.fromkeys(self._open, LATE_ROUNDS + 1)
+        if cause in HELD_UP and not self.buffered:
+            self._note_unreliable(self._failing.union(self._open if state is AssignmentState.EXPIRED else ()))
         for row in list(self._open):
             self._finish(row, state, now)
+
+    def _note_unreliable(self, rows: Iterable[int]) -> None:
+        self._unreliable |= dict.fromkeys(rows, UNRELIABLE_ROUNDS + 1)
 
     def _finish(self, row: int, how: AssignmentState, at: float) -> None:
         work, course = self._open.pop(row), self.course

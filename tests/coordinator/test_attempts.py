@@ -115,9 +115,9 @@ def fail(desk, *devices):
 def test_failing_attempts_slow_down_and_then_pause_the_task(store, register, desk):
     task = register(goal=1, max_attempts=4)
     fail(desk, "a")
-    fail(desk, "a")
-    for pause in (15, 30):
-        waiting = desk.wait("a", seconds=100)
+    fail(desk, "b")
+    for device, pause in (("c", 15), ("d", 30)):
+        waiting = desk.wait(device, seconds=100)
         desk.pass_time(pause - 0.1)
         assert not waiting.done()
         desk.pass_time(0.1)
@@ -157,12 +157,12 @@ def test_nobody_is_drawn_for_a_task_just_paused_or_cancelled(store, register, de
 def test_operator_who_resumes_a_failing_task_gets_all_attempts_again(store, register, desk):
     task = register(goal=1, max_attempts=2)
     fail(desk, "a")
-    fail(desk, "a")
+    fail(desk, "b")
     store.resume(task)
     desk.pass_time(60)
-    fail(desk, "a")
+    fail(desk, "c")
     assert store.task(task).state is TaskState.ACTIVE
-    fail(desk, "a")
+    fail(desk, "d")
     assert store.task(task).state is TaskState.PAUSED
 
 

@@ -36,13 +36,13 @@ def test_waiting_device_takes_the_place_of_a_lost_one(store, register, desk):
 
 
 @every_engine
-def test_round_without_a_replacement_is_tried_again_at_once(store, register, desk):
+def test_round_without_a_replacement_is_tried_again_at_once_with_others(store, register, desk):
     task = register(goal=2)
     here, _ = desk.assign("a", "b")
     desk.report(here)
     desk.live(9)
     assert states(store, task) == [(1, 1, "abandoned", "devices-lost")]
-    again = desk.assign("a", "b")
+    again = desk.assign("c", "d")
     assert [given.attempt for given in again] == [2, 2]
     for given in again:
         desk.report(given)
@@ -57,6 +57,7 @@ def test_nobody_is_in_a_round_twice(store, register, desk):
     desk.live(6)
     assert [future.done() for future in back.values()] == [False, False]
     desk.live(4)
+    desk.pass_time(60)
     assert {future.result(timeout=0).attempt for future in back.values()} == {2}
     assert len(store.cohort(task, 1)) == 2
 
@@ -72,8 +73,8 @@ def test_round_that_needs_no_more_ends_without_its_lost_devices(store, register,
 
 def test_attempts_that_only_lost_devices_do_not_pause_the_task(store, register, desk):
     task = register(goal=2, max_attempts=2)
-    for _ in range(4):
-        here, _ = desk.assign("a", "b")
+    for pair in ("ab", "cd", "ef", "gh"):
+        here, _ = desk.assign(*pair)
         desk.report(here)
         desk.live(9)
     assert [reason for *_, reason in states(store, task)] == ["devices-lost"] * 4
@@ -83,8 +84,8 @@ def test_attempts_that_only_lost_devices_do_not_pause_the_task(store, register, 
 @every_engine
 def test_attempts_that_lost_every_device_count_as_failures(store, register, desk):
     task = register(goal=2, max_attempts=2)
-    for _ in range(2):
-        desk.assign("a", "b")
+    for pair in ("ab", "cd"):
+        desk.assign(*pair)
         desk.live(9)
     assert [reason for *_, reason in states(store, task)] == ["too-few-reports"] * 2
     assert store.task(task).state is TaskState.PAUSED
@@ -171,13 +172,13 @@ def test_silent_device_that_is_in_the_sum_is_heard_when_it_speaks_again(store, r
 
 
 @every_engine
-def test_secure_round_below_its_minimum_is_tried_again_at_once(store, register, desk):
+def test_secure_round_below_its_minimum_is_tried_again_with_others(store, register, desk):
     task = register(**SECURE)
     devices = seat(desk)
     run(devices[1:], ("advertise",))
     desk.live(9, *(one.given for one in devices[1:]))
     assert states(store, task) == [(1, 1, "abandoned", "devices-lost")]
-    again = seat(desk)
+    again = seat(desk, [f"e{number}" for number in range(8)])
     assert {one.given.attempt for one in again} == {2}
 
 

@@ -212,7 +212,7 @@ def test_reports_and_seconds_of_a_round_are_those_of_now(store, register, desk):
 
 def test_round_waits_for_silent_devices_and_not_for_lost_ones(store, register, desk, monkeypatch):
     task = register(goal=4, minimum=1)
-    monkeypatch.setattr("coordinator.rules.rounds._LEAST_SILENCE_S", 60.0)
+    monkeypatch.setattr("coordinator.rules.silence._LEAST_SILENCE_S", 60.0)
     here, *_ = (one.result(timeout=0) for one in [desk.wait(name) for name in "abcd"])
     at_length(desk, 9, here)
     assert said(store, task) == ("reporting", "round 1: 0 of 4 reports, 591 s left")
@@ -260,9 +260,9 @@ def test_a_task_whose_blob_is_gone_says_so_and_counts_as_stalled(store, register
 def test_failed_attempts_hold_the_next_one_and_then_pause_the_task(store, register, desk):
     task = register(goal=1, max_attempts=3)
     desk.pass_time(1)
-    for _ in range(2):
-        desk.give_up(*desk.assign("a"))
-    waiting = desk.wait("b", seconds=900)
+    for device in "ab":
+        desk.give_up(*desk.assign(device))
+    waiting = desk.wait("c", seconds=900)
     at_length(desk, 5)
     words = "round 1 begins in 10 s, because attempts at it failed, the last with too-few-reports"
     assert said(store, task) == ("back-off", words)

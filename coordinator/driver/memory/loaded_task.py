@@ -11,7 +11,7 @@ from coordinator.driver.replica_membership import Membership
 from coordinator.errors import KeysDiffer, Unavailable, UnknownBlob
 from coordinator.rules.entities import Task
 from coordinator.rules.release import OTHER_LINEAGE, obstacle
-from coordinator.rules.selection import LATE_ROUNDS, DeviceHoldOut, Needs
+from coordinator.rules.selection import UNRELIABLE_ROUNDS, DeviceHoldOut, Needs
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.records.records import Records
@@ -137,13 +137,12 @@ def load_task(
         return None
 
 
-def late_devices(records: Records, task: Task) -> dict[str, int]:
-    """The late devices of a task, as the rows have them: `OpenRounds.late`. Secure rounds make none."""
-    if task.settings.secagg is not None:
-        return {}
+def unreliable_devices(records: Records, task: Task) -> dict[str, int]:
+    """The unreliable devices of a task, as the rows have them: `OpenRounds.unreliable`."""
     committed = records.snapshot(task).number
-    late = records.cohorts.late_devices(task.id, since=committed - LATE_ROUNDS + 1)
-    return {device: LATE_ROUNDS + number - committed for device, number in late.items()}
+    since, buffered = committed - UNRELIABLE_ROUNDS + 1, task.settings.buffered is not None
+    unreliable = records.cohorts.unreliable_devices(task.id, since, buffered=buffered)
+    return {device: UNRELIABLE_ROUNDS + number - committed for device, number in unreliable.items()}
 
 
 def pause_unreadable(records: Records, task: Task, words: str) -> None:

@@ -11,7 +11,7 @@ from coordinator.rules import buffers
 from coordinator.rules import rounds as cohorts
 from coordinator.rules.entities import Snapshot
 from coordinator.rules.rounds import Abandon, Event, Revealed, Round, Stepped, Tick, Waiting
-from coordinator.rules.selection import LATE_ROUNDS
+from coordinator.rules.selection import UNRELIABLE_ROUNDS
 from coordinator.rules.shared_sums import may_share
 from coordinator.rules.states import RoundState
 from coordinator.secure.round import SecureRound
@@ -27,10 +27,10 @@ class OpenRound:
     that it starts from; while the round is held, the model that the round before it starts from.
     members: the devices that it may draw, as the second trip of the same cohort; None when any device may be drawn.
     devices: all that were given an assignment in it, also those that gave up or were lost; of a buffered round those
-    whose reports it counted. It draws none of them again. failing: of a buffered round, the devices that gave up, were
-    late or were lost, as far as its rule counts failures. predecessor: the row id of the round whose open assignments
-    it took over. told: how many reports each other replica has told of that it took. doubted_at: since when a device
-    is silent whose report another replica took, and did not tell of.
+    whose reports it counted. It draws none of them again. failing: the devices that gave up or were lost; of a buffered
+    round, where its rule counts failures, also those that were late. predecessor: the row id of the round whose open
+    assignments it took over. told: how many reports each other replica has told of that it took. doubted_at: since when
+    a device is silent whose report another replica took, and did not tell of.
     """
 
     id: int
@@ -108,16 +108,16 @@ class OpenRounds:
     """The open rounds of every task, by its id: the one that runs, and the one that is held behind it.
 
     not_before: when the next round of a task may begin, on the driver's clock, after attempts that failed.
-    left_out: devices that further attempts at a task's next round must not draw. late: devices that let a deadline
-    pass, and for how many committed rounds they are late from now on. It is more than LATE_ROUNDS for those who did in
-    an earlier attempt at the next round.
+    left_out: devices that further attempts at a task's next round must not draw. unreliable: devices that held up a
+    round without a report and brought none since, and for how many committed rounds they are drawn last from now on:
+    more than UNRELIABLE_ROUNDS for those who did so in an earlier attempt at the next round.
     """
 
     running: dict[str, OpenRound] = field(default_factory=dict)
     held: dict[str, OpenRound] = field(default_factory=dict)
     not_before: dict[str, float] = field(default_factory=dict)
     left_out: dict[str, frozenset[str]] = field(default_factory=dict)
-    late: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    unreliable: dict[str, Mapping[str, int]] = field(default_factory=dict)
 
     def copy(self) -> OpenRounds:
         """A copy, to be changed while this one stays."""
@@ -129,7 +129,7 @@ class OpenRounds:
             {task: round_ for task, round_ in rounds.items() if round_.id in row_ids}
             for rounds in (self.running, self.held)
         )
-        return OpenRounds(running, held, dict(self.not_before), dict(self.left_out), dict(self.late))
+        return OpenRounds(running, held, dict(self.not_before), dict(self.left_out), dict(self.unreliable))
 
     def __iter__(self) -> Iterator[OpenRound]:
         yield from self.running.values()
@@ -171,14 +171,22 @@ class OpenRounds:
         """Draw these devices no more before the task's next round is committed."""
         self.left_out[task] = self.left_out.get(task, frozenset()).union(devices)
 
-    def note_late(self, task: str, devices: Iterable[str]) -> None:
-        """Devices let the deadline of an attempt at the task's next round pass."""
-        self.late[task] = {**self.late.get(task, {}), **dict.fromkeys(devices, LATE_ROUNDS + 1)}
+    def note_unreliable(self, task: str, devices: Iterable[str]) -> None:
+        """Devices held up an attempt at the task's next round without a report."""
+        noted = dict.fromkeys(devices, UNRELIABLE_ROUNDS + 1)
+        self.unreliable[task] = {**self.unreliable.get(task, {}), **noted}
+
+    def note_report(self, task: str, device: str) -> None:
+        """A device reported: it is unreliable no more."""
+        unreliable = self.unreliable.get(task, {})
+        if device in unreliable:
+            self.unreliable[task] = {name: left for name, left in unreliable.items() if name != device}
 
     def commit(self, task: str) -> None:
         """The task's next round was committed."""
         self.left_out.pop(task, None)
-        self.late[task] = {device: left - 1 for device, left in self.late.get(task, {}).items() if left > 1}
+        unreliable = self.unreliable.get(task, {})
+        self.unreliable[task] = {device: left - 1 for device, left in unreliable.items() if left > 1}
 
     def selects(self, task: LoadedTask) -> bool:
         """Whether a task's round draws devices now, also if the task was paused since."""

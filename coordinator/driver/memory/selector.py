@@ -10,7 +10,7 @@ from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
 from coordinator.driver.memory.recent_participation import ParticipationLimit
 from coordinator.driver.memory.sessions import Session, Sessions
-from coordinator.rules.selection import LATE_ROUNDS, draw, drawable
+from coordinator.rules.selection import UNRELIABLE_ROUNDS, draw, drawable
 from coordinator.rules.states import RoundState
 from coordinator.secure.round import SecureRoundFactory
 
@@ -29,11 +29,11 @@ class Selector:
         return self._free(task, rounds, rounds.rounds_before_draw(task.id), now)
 
     def candidates(self, round_: OpenRound, rounds: OpenRounds, now: float) -> list[Session]:
-        """The waiting devices that a round could draw now: as `in_time`, but for late ones that must wait."""
-        waiting, late = self.in_time(round_, rounds, now), _late(round_, rounds)
-        if not late or round_.buffered:
+        """The waiting devices that a round could draw now: as `in_time`, but for unreliable ones that must wait."""
+        waiting, unreliable = self.in_time(round_, rounds, now), _unreliable(round_, rounds)
+        if not unreliable or round_.buffered:
             return waiting
-        return drawable(waiting, lambda session: late.get(session.device, 0), round_.value, now)
+        return drawable(waiting, lambda session: unreliable.get(session.device, 0), round_.value, now)
 
     def in_time(self, round_: OpenRound, rounds: OpenRounds, now: float) -> list[Session]:
         """The waiting devices that a round could draw before it ends, without those that it drew before."""
@@ -41,9 +41,9 @@ class Selector:
             return self.eligible(round_.task, rounds, now)
         return [session for session in self._free(round_.task, rounds, 0, now) if session.device not in round_.devices]
 
-    def draw(self, candidates: list[Session], count: int, late: Container[str]) -> list[Session]:
-        """`count` of the candidates, drawn uniformly; late devices only where there are too few others."""
-        return draw(candidates, count, self.source, lambda session: session.device in late)
+    def draw(self, candidates: list[Session], count: int, unreliable: Container[str]) -> list[Session]:
+        """`count` of the candidates, drawn uniformly; unreliable devices only where there are too few others."""
+        return draw(candidates, count, self.source, lambda session: session.device in unreliable)
 
     def due(self, task_id: str, task: LoadedTask | None, rounds: OpenRounds, now: float) -> bool:
         """Whether, by what memory knows, `Transaction.advance` would do anything."""
@@ -87,9 +87,9 @@ class Selector:
         return selecting and self.sessions.count(round_.task.population) < value.policy.cohort
 
 
-def _late(round_: OpenRound, rounds: OpenRounds) -> Mapping[str, int]:
-    """The late devices of a round's task; of a cohort that is drawn again those of an earlier attempt at the round."""
-    late = rounds.late.get(round_.task.id, {})
+def _unreliable(round_: OpenRound, rounds: OpenRounds) -> Mapping[str, int]:
+    """The unreliable devices of a task; of a cohort that is drawn again those that held up an attempt at this round."""
+    unreliable = rounds.unreliable.get(round_.task.id, {})
     if round_.members is None:
-        return late
-    return {device: left for device, left in late.items() if left > LATE_ROUNDS}
+        return unreliable
+    return {device: left for device, left in unreliable.items() if left > UNRELIABLE_ROUNDS}

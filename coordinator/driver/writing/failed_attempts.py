@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coordinator.driver.memory.open_rounds import OpenRound
+from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
 from coordinator.errors import UnknownRound
 from coordinator.lineage import entry
 from coordinator.rules.divergence import DIVERGED, FIRST_ROUNDS, MOST_ROUNDS, START, LossCounts, divergence
@@ -19,11 +19,12 @@ from fedcore.signing import SigningKey
 _LOG = logging.getLogger(__name__)
 
 
-def note_failing(round_: OpenRound, devices: Sequence[str]) -> tuple[OpenRound, int]:
-    """A buffered round that knows which devices failed in it, and how many of these failed before."""
-    if not round_.buffered:
-        return round_, 0
-    return replace(round_, failing=round_.failing.union(devices)), len(round_.failing.intersection(devices))
+def note_failing(round_: OpenRound, devices: Sequence[str], rounds: OpenRounds) -> tuple[OpenRound, int]:
+    """The round that knows which devices failed in it, and how many of these failed before."""
+    before = round_.failing if round_.buffered else rounds.unreliable.get(round_.task.id, {}).keys()
+    if round_.buffered:
+        rounds.note_unreliable(round_.task.id, devices)
+    return replace(round_, failing=round_.failing.union(devices)), len(before & set(devices))
 
 
 def note_failure(records: Records, round_: OpenRound, reason: str) -> float:

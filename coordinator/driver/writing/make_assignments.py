@@ -12,7 +12,7 @@ from coordinator.driver.memory.selector import Selector
 from coordinator.lineage import log_proof
 from coordinator.rules.assignment_ids import assignment_id
 from coordinator.rules.entities import AssignedDevice
-from coordinator.rules.rounds import lost_after_s
+from coordinator.rules.silence import lost_after_s
 from coordinator.secure.round import SecureRoundFactory
 from coordinator.secure.terms import SecureRoundSettings, invitation
 from coordinator.store.records.records import Records

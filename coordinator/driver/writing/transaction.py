@@ -51,6 +51,7 @@ from coordinator.rules.buffers import refusal
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord
 from coordinator.rules.rounds import (
     FAILURES,
+    HELD_UP,
     Aborted,
     BeginPairAgain,
     Configured,
@@ -62,6 +63,7 @@ from coordinator.rules.rounds import (
     Reported,
     Select,
     Summed,
+    Tick,
     Told,
     TurnAway,
 )
@@ -121,7 +123,7 @@ class Transaction:
             self.rounds.put(round_)
             if ended:
                 proven = round_.secure is not None and round_.secure.proven
-                noted, again = note_failing(round_, ended)
+                noted, again = note_failing(round_, ended, self.rounds)
                 self._step(noted, Lost(len(ended), proven, again))
 
     def advance(self, task_id: str, task: LoadedTask | None) -> None:
@@ -232,7 +234,7 @@ class Transaction:
             self._end(round_, record, AssignmentState.ABORTED, reason)
             if reason == LeftOut.REVEALED.value:
                 self.rounds.leave_out(record.task, [record.device])
-            noted, again = note_failing(round_, [record.device])
+            noted, again = note_failing(round_, [record.device], self.rounds)
             self._step(noted, Aborted(again=again > 0))
 
     def _assignment(self, id_: str) -> AssignmentRecord:
@@ -263,6 +265,8 @@ class Transaction:
         self, round_: OpenRound, assignment: AssignmentRecord | AssignedDevice, state: AssignmentState, reason: str = ""
     ) -> None:
         task = round_.task
+        if state is AssignmentState.REPORTED:
+            self.rounds.note_report(task.id, assignment.device)
         self.effects.append(AssignmentEnded(assignment.id, assignment.device, task.population, task.id, state, reason))
 
     def _end_some(self, round_: OpenRound, names: Collection[str], state: AssignmentState, cause: str) -> list[str]:
@@ -280,8 +284,7 @@ class Transaction:
         if len(ended) < len(late):
             self.rounds.put(round_ := round_.doubted(self._now))
         if ended:
-            noted, again = note_failing(round_, ended)
-            self.rounds.note_late(round_.task.id, ended)
+            noted, again = note_failing(round_, ended, self.rounds)
             self._step(noted, Expired(len(ended), again))
             if round_.task.id not in self.rounds.running:
                 return
@@ -291,6 +294,9 @@ class Transaction:
         event = self.rounds.next_event(round_, task, self._candidates, self._now)
         if isinstance(event, Summed):
             self._count_masked(round_)
+        if isinstance(event, Tick) and not round_.buffered and self._now >= round_.value.deadline:
+            open_ = self._records.cohorts.at_work(round_.task.id, round_.numbers)
+            event = Tick(note_failing(round_, [device.device for device in open_], self.rounds)[1])
         self._step(round_, event)
 
     def _count_masked(self, round_: OpenRound) -> None:
@@ -353,9 +359,10 @@ class Transaction:
                 case BeginPairAgain():
                     begin_pair_again(self._records, after.task.record, self._selector.secure.lineage)
                 case EndAssignments(state):
-                    ended = self._records.end_assignments(after.task.id, after.numbers, state, cause)
-                    if state is AssignmentState.EXPIRED and after.secure is None:
-                        self.rounds.note_late(after.task.id, [device.device for device in ended])
+                    open_ = self._records.end_assignments(after.task.id, after.numbers, state, cause)
+                    late = [device.device for device in open_ if state is AssignmentState.EXPIRED]
+                    if cause in HELD_UP and not after.buffered:
+                        self.rounds.note_unreliable(after.task.id, after.failing.union(late))
 
     def _release(self, round_: OpenRound) -> OpenRound:
         base = self._records.snapshot(round_.task.record)
@@ -366,8 +373,8 @@ class Transaction:
 
     def _draw(self, round_: OpenRound, count: int) -> None:
         """Draw devices, a cohort or some that are missing of it, and give them their assignments."""
-        late = self.rounds.late.get(round_.task.id, {})
-        chosen, first = self._selector.draw(self._candidates(round_), count, late), round_.value.assigned
+        unreliable = self.rounds.unreliable.get(round_.task.id, {})
+        chosen, first = self._selector.draw(self._candidates(round_), count, unreliable), round_.value.assigned
         new = assigned_devices(self._selector, round_, [session.device for session in chosen], first)
         self._records.add_assignments(round_.id, new)
         if not round_.buffered:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from coordinator.commands import DurableCommand, settle
 from coordinator.driver.memory.in_memory_state import Memory
-from coordinator.driver.memory.loaded_task import late_devices
+from coordinator.driver.memory.loaded_task import unreliable_devices
 from coordinator.driver.memory.selector import Selector
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.writing.apply_effects import EffectApplier
@@ -200,7 +200,7 @@ class Writer:
                 memory.participation.learn(records, [task.record for task in memory.tasks.values()], now)
                 memory.participation.leave_out(memory.rounds.left_out)
                 for task in memory.tasks.values():
-                    memory.rounds.late[task.id] = late_devices(records, task.record)
+                    memory.rounds.unreliable[task.id] = unreliable_devices(records, task.record)
         except Exception as error:
             self.fail(error, now)
             return

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, String, case, cast, func, select
 
 from coordinator.errors import UnknownAssignment
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord
+from coordinator.rules.rounds import HELD_UP
 from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState
 from coordinator.store.records.within_transaction import WithinTransaction
 from coordinator.store.rows import assignment_of
-from coordinator.store.tables import ASSIGNMENTS, REPORTS, ROUNDS, TASKS
+from coordinator.store.tables import ASSIGNMENTS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 from fedcore.wire.messages import Settled
 
 _OF_ASSIGNMENT = REPORTS.c.assignment == ASSIGNMENTS.c.id
@@ -75,12 +76,24 @@ class CohortRecords(WithinTransaction):
         query = select(ASSIGNMENTS.c.device).join(ROUNDS).where(counted & (ROUNDS.c.state == RoundState.COMMITTED))
         return frozenset(self._connection.scalars(query))
 
-    def late_devices(self, task_id: str, since: int) -> dict[str, int]:
-        """Devices that let a deadline pass in round `since` or later, and the number of the last such round."""
-        expired = (ROUNDS.c.task == task_id) & (ROUNDS.c.number >= since)
-        expired &= ASSIGNMENTS.c.state == AssignmentState.EXPIRED
-        query = select(ASSIGNMENTS.c.device, func.max(ROUNDS.c.number)).join(ROUNDS).where(expired)
-        return {row[0]: row[1] for row in self._connection.execute(query.group_by(ASSIGNMENTS.c.device))}
+    def unreliable_devices(self, task_id: str, since: int, *, buffered: bool) -> dict[str, int]:
+        """Devices that brought no report to round `since` or later, nor one after it, and the number of the last such.
+
+        Of rounds that draw a cohort, only those count which such devices ended: of any other they held up nothing.
+        """
+        silent: ColumnElement[bool] = ASSIGNMENTS.c.state.in_(
+            (AssignmentState.ABORTED, AssignmentState.LOST, AssignmentState.EXPIRED)
+        )
+        if not buffered:
+            of_round = (TRANSITIONS.c.entity == "round") & (TRANSITIONS.c.entity_id == cast(ROUNDS.c.id, String))
+            ends = (TRANSITIONS.c.from_state == RoundState.REPORTING) & TRANSITIONS.c.cause.in_(sorted(HELD_UP))
+            silent = silent & select(TRANSITIONS.c.id).where(of_round & ends).exists()
+        reported = ASSIGNMENTS.c.state == AssignmentState.REPORTED
+        last, again = (func.max(case((how, ROUNDS.c.id), else_=0)) for how in (silent, reported))
+        query = select(ASSIGNMENTS.c.device, func.max(case((silent, ROUNDS.c.number)))).join(ROUNDS)
+        lately = (ROUNDS.c.task == task_id) & (ROUNDS.c.number >= since)
+        rows = self._connection.execute(query.where(lately).group_by(ASSIGNMENTS.c.device).having(last > again))
+        return {row[0]: row[1] for row in rows}
 
     def participations(self, task_id: str, numbers: range, since: float) -> list[tuple[str, float, int]]:
         """Devices that took part, and stayed, in these rounds or later ones, or in some that ended after `since`.
