@@ -13,9 +13,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from device_runtime.errors import STOPS, DeadlinePassed, ExamplesError, PlanRefused
+from device_runtime.tokenizer_file import check
 from fedcore.plan import BlobRef, Field, Tokenizer
 
 if TYPE_CHECKING:
@@ -69,15 +71,18 @@ class TextColumn:
 class LoadedTokenizer:
     """A field's tokenizer, from its file. padding: the token that fills short texts.
 
-    Raises PlanRefused when it does not load, fails, or does not fit the field.
+    Raises PlanRefused when devices do not know it, when it does not load, fails, does not fit the field, or gives other
+    tokens for the plan's trial of it.
     """
 
     def __init__(self, field: Field, file: bytes, padding: int) -> None:
-        self._field, self._padding = field, padding
+        self._field, self._padding, library = field, padding, library_of(field)
         with _refusing(field, "does not load"):
-            self._library = library_of(field).from_str(file.decode())
-            self._library.no_padding()
-            self._library.no_truncation()
+            check(file)
+            self._library = library.from_str(file.decode())
+            for text, expected in field.tokenizer.trial if field.tokenizer is not UNSET else ():
+                if self._library.encode(text).ids != list(expected):
+                    raise PlanRefused(f"{text!r} has other tokens here than where the plan was exported")
 
     def tokens(self, texts: Iterable[str], count: int) -> Tokens:
         """The tokens of so many texts."""
@@ -85,10 +90,10 @@ class LoadedTokenizer:
         ids = np.full((count, length), self._padding, np.int32)
         for place, text in enumerate(texts):
             with _refusing(self._field, f"fails at the text of example {place}"):
-                whole = list(self._library.encode(text).ids)
-                if len(whole) > length:
-                    plain = list(self._library.encode(text, add_special_tokens=False).ids)
-                    whole, cut = _cut(self._field, whole, plain), cut + 1
+                encoding = self._library.encode(text)
+            whole = encoding.ids
+            if len(whole) > length:
+                whole, cut = _cut(self._field, whole, encoding.special_tokens_mask), cut + 1
             _check_fits(self._field, whole, self._padding)
             ids[place, : len(whole)] = whole
         return Tokens(ids, cut)
@@ -137,7 +142,7 @@ def library_of(field: Field) -> type[tokenizers.Tokenizer]:
 def _refusing(field: Field, what: str) -> Iterator[None]:
     try:
         yield
-    except (*STOPS, PlanRefused):
+    except STOPS:
         raise
     except BaseException as error:  # the library raises Exception itself, and panics with what is not even that
         raise PlanRefused(f"the tokenizer of field {field.name!r} {what}: {error}") from error
@@ -156,13 +161,13 @@ def _check_fits(field: Field, ids: Ids, padding: int) -> None:
         )
 
 
-def _cut(field: Field, whole: Ids, plain: Ids) -> Ids:
+def _cut(field: Field, whole: Ids, is_around: Ids) -> Ids:
     """The tokens of a text with its last own ones left out, so that those around it, such as [SEP], stay."""
-    around, length = len(whole) - len(plain), field.shape[0]
+    around, length = sum(is_around), field.shape[0]
     if around >= length:
         raise PlanRefused(
             f"field {field.name!r} has room for {length} tokens, and its tokenizer adds {around} to every text: "
             "export it with more tokens"
         )
-    before = next((k for k in range(around + 1) if whole[k : k + len(plain)] == plain), 0)
-    return whole[: before + length - around] + whole[before + len(plain) :]
+    first = is_around.index(0)
+    return whole[: first + length - around] + whole[first + len(whole) - around :]

@@ -13,6 +13,8 @@ import torch
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from device_runtime import tokenizer_file
+from device_runtime.errors import PlanRefused
 from export.capture import (
     Captured,
     Received,
@@ -25,7 +27,7 @@ from export.capture import (
 )
 from export.cost_of_bits import cost_of_bits
 from export.decompositions import TABLE
-from export.errors import ExportError
+from export.errors import ExportError, InvalidModel
 from export.formats import Format, formats
 from export.model import Model
 from export.parity import certify
@@ -138,6 +140,7 @@ def build_plan(
     writer = _Writer(formats(targets), progress)
     first, *others = (_build_trip(model, algorithm, trip, state, writer) for trip in trips_of(algorithm))
     for tokenizer in model.spec.tokenizers:
+        _check_tokenizer(model.spec.name, tokenizer)
         writer.blobs[BlobRef.of(tokenizer)] = tokenizer
     plan = Plan(
         name=f"{model.spec.name}-{algorithm.name}",
@@ -154,6 +157,13 @@ def build_plan(
 def with_hold_out(plan: Plan, hold_out: HoldOut | None) -> Plan:
     """The plan, run on one side of a hold-out of each device's examples; None holds out none."""
     return replace(plan, examples=replace(plan.examples, hold_out=hold_out))
+
+
+def _check_tokenizer(name: str, data: bytes) -> None:
+    try:
+        tokenizer_file.check(data)
+    except PlanRefused as error:
+        raise InvalidModel(f"model {name}: {error}") from error
 
 
 def _try_out(model: Model) -> None:

@@ -139,10 +139,14 @@ class PlanSignature(msgspec.Struct, frozen=True):
 
 
 class Tokenizer(msgspec.Struct, frozen=True):
-    """How devices turn texts into tokens (spec §1.3): a `tokenizer.json`, and what fills short texts, no token."""
+    """How devices turn texts into tokens (spec §1.3): a `tokenizer.json`, and what fills short texts, no token.
+
+    trial: texts, and the tokens that a device must have for them before it takes any other.
+    """
 
     blob: BlobRef
     padding: Annotated[int, msgspec.Meta(ge=0)] = 0
+    trial: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 class Field(msgspec.Struct, frozen=True):

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from export.huggingface.tokenizer import unknown_in
+from device_runtime.expression import unknown_in
+from export.huggingface.tokenizer import as_devices_know
 
 PATH = Path(__file__).parents[1] / "tests" / "vectors" / "tokenizers.json"
 TEXTS = (
@@ -59,15 +61,94 @@ TAKEN = [
     QWEN, O200K, DEEP_SEEK,
     "a|ab|abc", "abc|ab|a", "(?:e|er|re)o?n", "o{2}", "[a-e]{2,}", "[a-z]{2,3}e?", "t(?=h)", "t(?!h).", "(the|The|a)? ",
     r"\d+", r"\D", r"[\d\p{L}]+", ".+", r"\s+", r"[\s,.]+", r"\.|\-|\!", r"(?i:THE|qu)", "(e)(?:r| )?", "",
-    "a*|b", r"\p{Lu}\P{Lu}*", "(?:|a)b?",
+    "a*|b", r"\p{Lu}\P{Lu}*", "(?:|a)b?", "(?=b)", "e*(?!r)", r"[a\-c]+", "[^-a-]+", "[&t]", r"[\]\[]", "]|}", r"\/",
+    "(?i:sk|k's)", r"\p{C}+", r"[\p{Lt}\p{Nl}]", "x{0}", "(?:)",
 ]  # fmt: skip
 """Expressions of known tokenizers, and one of each kind that devices know."""
 REFUSED = [
     "(a+)+b", "(?:a|aa){2,}b", "(?:a|b)*", "(?!a)*b", "a+?b", "a{2}?", "a*+", "^a", "a$", r"a\b", r"\Aa", r"(a)\1",
     r"\p{Han}", r"\p{^L}", "(?<=a)b",
     "(?>a)b", "(?i)a", "(?i:[ab])", r"(?i:a\s)", "(?i:(a))", "(?i:.)", "(?=ab)", "(?!a|b)", "(?!a+)b", "[a[bc]]",
-    "[a-z&&[aeiou]]", r"[\S]", r"\w", "a{,3}", "a{300}", "a" * 2001,
+    "[a-z&&[aeiou]]", r"[\S]", r"\w", "a{,3}", "a{300}", "a" * 2001, "[]a]", "[^]a]", "[--a]", "[a-c-e]", r"[\d-a]",
+    r"[a-\d]", "a{2,1}", r"\p{Lx}", r"\p{L&}", "(?i:ss)", "(?i:office)", "(?i:é)", "(?i:a+)", "*a", "(|*a)", "a**",
+    "(?!)", "(?=a", "\\", r"\x41", "[[:alpha:]]", "[",
 ]  # fmt: skip
+
+
+SPLIT = {"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Isolated", "invert": False}
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+TEMPLATE = {"type": "TemplateProcessing", "pair": [], "special_tokens": {"x": {"id": "x", "ids": [2], "tokens": ["x"]}}}
+A = {"Sequence": {"id": "A", "type_id": 0}}
+BERT = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "b"}
+PAIR = {"type": "BertProcessing", "cls": ["x", 2], "sep": ["y", 3]}
+MODEL_REFUSED = [
+    ("type", "WordLevel"), ("type", "Unigram"), ("unk_token", 3), ("x", 1), ("vocab", {"a": 0, "b": 0}),
+    ("vocab", {"a": -1}), ("vocab", {"a": 0.5}), ("vocab", {"a": 1 << 24}), ("vocab", ["a"]),
+]  # fmt: skip
+BPE_REFUSED = [
+    ("byte_fallback", True), ("dropout", 0.1), ("dropout", 1), ("continuing_subword_prefix", "##"),
+    ("end_of_word_suffix", "</w>"), ("merges", ["a b"]), ("fuse_unk", None), ("ignore_merges", None),
+]  # fmt: skip
+REFUSED_AT: list[tuple[str, Any]] = [
+    *((place, value) for place in ("truncation", "padding", "decoder") for value in ({}, {"type": "ByteLevel"})),
+    ("version", "2.0"), ("x", 1), ("normalizer", {"type": "StripAccents"}), ("normalizer", {"type": "Nmt"}),
+    ("normalizer", {"type": "Strip", "strip_left": True, "strip_right": True}), ("normalizer", REPLACE),
+    ("normalizer", {"type": "Prepend", "prepend": "a"}), ("normalizer", {"type": "Precompiled"}),
+    ("normalizer", {"type": "ByteLevel"}), ("normalizer", {"type": "NFC", "x": 1}), ("normalizer", BERT),
+    ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": []}]}),
+    ("normalizer", {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 17}), ("normalizer", {}),
+    *(("pre_tokenizer", {"type": kind}) for kind in ("Whitespace", "WhitespaceSplit", "UnicodeScripts")),
+    ("pre_tokenizer", {"type": "CharDelimiterSplit", "delimiter": "a"}), ("pre_tokenizer", {"type": "Digits"}),
+    ("pre_tokenizer", {"type": "FixedLength", "length": 2}),
+    ("pre_tokenizer", {"type": "Punctuation", "behavior": "Isolated"}),
+    ("pre_tokenizer", {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True}),
+    *(("pre_tokenizer", {**SPLIT, "behavior": f"{kind}"}) for kind in (
+        "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous")),
+    ("pre_tokenizer", {**SPLIT, "invert": True}), ("pre_tokenizer", {**SPLIT, "pattern": {"String": "a"}}),
+    ("pre_tokenizer", {**SPLIT, "pattern": {"Regex": "(a+)+"}}),
+    ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [LEVEL, LEVEL]}),
+    ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [{"type": "Sequence", "pretokenizers": []}]}),
+    ("post_processor", {**TEMPLATE, "single": [A, A]}), ("post_processor", {**TEMPLATE, "single": []}),
+    ("post_processor", {**TEMPLATE, "single": [{"Sequence": {"id": "B", "type_id": 0}}]}),
+    ("post_processor", {**TEMPLATE, "single": [A, {"SpecialToken": {"id": "z", "type_id": 0}}]}),
+    ("post_processor", {**TEMPLATE, "single": [A, {}]}),
+    ("post_processor", {"type": "Sequence", "processors": [{**TEMPLATE, "single": [A]}, PAIR]}),
+    ("post_processor", {"type": "Sequence", "processors": [{"type": "Sequence", "processors": []}]}),
+    ("post_processor", {**PAIR, "cls": ["x", -1]}),
+    *(("added_tokens", [{"id": 9, "content": "x y", **TOKEN, **harm}]) for harm in (
+        {"single_word": True}, {"content": ""}, {"content": "a" * 257}, {"id": 8}, {"x": 1}, {"lstrip": None},
+        {"content": "b"}, {"content": "x ", "rstrip": True})),
+    ("added_tokens", [{"id": 9, "content": "x", **TOKEN}, {"id": 9, "content": "x", **TOKEN}]),
+]  # fmt: skip
+"""Members of a small file, with values that devices refuse."""
+
+
+def small(kind: str) -> dict[str, Any]:
+    """A file of nine words."""
+    vocab = {word: place for place, word in enumerate("abcdefghi")}
+    word_piece = {"unk_token": "a", "continuing_subword_prefix": "", "max_input_chars_per_word": 100}
+    pairs = json.loads(as_devices_know(Tokenizer(models.BPE())))["model"]
+    model = pairs if kind == "BPE" else {"type": kind, **word_piece}
+    file = json.loads(as_devices_know(Tokenizer(models.BPE())))
+    return file | {"model": {**model, "vocab": vocab}}
+
+
+def refused_files() -> list[dict[str, Any]]:
+    """Small files, each with something that devices refuse, by where it is."""
+    pairs, pieces = small("BPE"), small("WordPiece")
+    of_model = [(pairs, *each) for each in (*MODEL_REFUSED, *BPE_REFUSED)] + [
+        (pieces, *each) for each in (*MODEL_REFUSED, ("max_input_chars_per_word", 10**9), ("unk_token", "z"))
+    ]
+    return [
+        *({"at": place, "file": pairs | {place: value}} for place, value in REFUSED_AT),
+        *(
+            {"at": f"model.{place}", "file": one | {"model": one["model"] | {place: value}}}
+            for one, place, value in of_model
+        ),
+        *({"at": f"no {place}", "file": {k: v for k, v in pairs.items() if k != place}} for place in pairs),
+    ]
 
 
 def word_piece() -> Tokenizer:
@@ -123,18 +204,20 @@ def main() -> None:
     """Write the file."""
     made = {make.__name__: make() for make in (word_piece, gpt2, roberta, qwen)}
     vectors = [
-        {"name": name, "file": json.loads(one.to_str()), "ids": [one.encode(text).ids for text in TEXTS]}
+        {"name": name, "file": json.loads(as_devices_know(one)), "ids": [one.encode(text).ids for text in TEXTS]}
         for name, one in made.items()
     ]
     taken = [{"expression": one, "pieces": [_pieces(one, text) for text in TEXTS]} for one in TAKEN]
     refused = [{"expression": one, "what": unknown_in(one)} for one in REFUSED]
-    written = {"texts": TEXTS, "tokenizers": vectors, "expressions": {"taken": taken, "refused": refused}}
+    expressions = {"taken": taken, "refused": refused}
+    files = {"small": small("BPE"), "refused": refused_files()}
+    written = {"texts": TEXTS, "tokenizers": vectors, "expressions": expressions, "files": files}
     PATH.write_text(json.dumps(written, ensure_ascii=True) + "\n")
 
 
 def _pieces(expression: str, text: str) -> list[str]:
-    """What an expression matches, as the library has it."""
-    split = pre_tokenizers.Split(Regex(expression), "removed", invert=True)
+    """What an expression matches and what is between, as the library has it."""
+    split = pre_tokenizers.Split(Regex(expression), "isolated")
     return [piece for piece, _ in split.pre_tokenize_str(text)]
 
 

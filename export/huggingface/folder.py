@@ -116,15 +116,16 @@ def spec_of(pretrained: Pretrained) -> ModelSpec:
     config = _config(pretrained)
     vocabulary = int(config.vocab_size)
     _check_length(pretrained, getattr(config, "max_position_embeddings", None))
-    data = tokenizer.read(Path(pretrained.folder), vocabulary, pretrained.tokens)
-    by_apps = data is None or (
-        pretrained.task == "token-classification" and tokenizer.is_special(data, config.pad_token_id)
+    found = tokenizer.read(Path(pretrained.folder), vocabulary, pretrained.tokens)
+    by_apps = found is None or (
+        pretrained.task == "token-classification" and tokenizer.is_special(found.data, config.pad_token_id)
     )
     padding = padding_of(config, by_apps)
     text, tokenizers = Field(TOKENS, "int32", (pretrained.tokens,), vocabulary + 1), tuple[bytes, ...]()
-    if data is not None:
-        text = msgspec.structs.replace(text, name=TEXT, tokenizer=Tokenizer(BlobRef.of(data), padding.ids[0]))
-        tokenizers = (data,)
+    if found is not None:
+        given = Tokenizer(BlobRef.of(found.data), padding.ids[0], found.trial)
+        text = msgspec.structs.replace(text, name=TEXT, tokenizer=given)
+        tokenizers = (found.data,)
     make, exact = (
         functools.partial(build, replace(pretrained, bits=bits), padding) for bits in (pretrained.bits, EXACT)
     )

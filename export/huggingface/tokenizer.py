@@ -1,4 +1,4 @@
-"""The tokenizer in a model's folder, for plans whose examples are texts: its file, checked for what devices know.
+"""The tokenizer in a model's folder, for plans whose examples are texts: its file as devices know it, and a trial.
 
 Spec: docs/spec/plan.md §1.3.
 """
@@ -6,46 +6,40 @@ Spec: docs/spec/plan.md §1.3.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from device_runtime.errors import PlanRefused
+from device_runtime.tokenizer_file import check
 from export.errors import InvalidModel, reason
 
 FILE = "tokenizer.json"
-KNOWN = {
-    "normalizer": {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD"},
-    "pre_tokenizer": {"BertPreTokenizer", "ByteLevel", "Digits", "Split"},
-    "post_processor": {"BertProcessing", "ByteLevel", "RobertaProcessing", "TemplateProcessing"},
-    "model": {"BPE", "WordPiece"},
-}
-"""The parts that device_runtime/js/src/core/tokenizer.ts has, by their place."""
-
-SENTENCE_PIECE = {"Unigram", "Metaspace", "Precompiled"}
-
-TOKEN = re.compile(
-    r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]|\((?:\?(?:i?:|[=!]|.?))?|(?:[*+?]|\{\d+(?:,\d*)?\})[*+?]?|.", re.DOTALL
+TRIAL = (
+    "The quick brown fox, isn't it? I've 12,345 reasons!",
+    "Быстрая лиса, ёлка и Йод; Ώρα ΣΊΣΥΦΟΣ",
+    "בְּרֵאשִׁית مُحَمَّد ١٢٣ क्षि สุนัข",
+    "快速的棕色狐狸。茶色の狐 カタカナ ﾊﾝｶｸ が 한국어",
+    "👩‍👩‍👧‍👦 🇩🇪 👍🏽 🥹 ❤️ ☃",
+    "ﬁ Å e\u0301 ½ ① ℌ İ ı ß ẞ ǅ ſ",
+    "tab\tnew\nline\r\n nbsp\u00a0 zwsp\u200b soft\u00ad bell\x07 x\u2028y\u0085z   ",
+    "DON'T we'll $5.00 a+b=c `q` <t> 𝔘𝔫𝔦 𠀀 　ＡＢＣ",
+    "\u32ff\u1c90\ua7c4\u0897\u08e2\u166d\U00011937\U00010d50\U00011de1\U00016ea0\ua7dc\ua7f2",
 )
-"""A part of an expression, as device_runtime/js/src/core/expression.ts has it."""
-REFUSED = {
-    "a repetition that is lazy or possessive": re.compile(r"(?:[*+?]|\{.*\})[*+?]"),
-    "a group that begins with {}": re.compile(r"\(\?(?!i?:|[=!]).*", re.DOTALL),
-    "the part {}": re.compile(
-        r"[$^{]|\\(?![pP]\{[LMNPSZC][a-z]?\}|[sSdDnrtfv]|[^A-Za-z0-9]).*"
-        r"|\[(?:\\.|[^\\])*?(?:\[|&&|\\(?![pP]\{[LMNPSZC][a-z]?\}|[sdnrtfv]|[^A-Za-z0-9])).*",
-        re.DOTALL,
-    ),
-}
-"""Parts that devices in TypeScript do not know."""
-LONGEST, MOST_COUNTED, SHOWN = 2000, 200, 60
-REPEATS, OF_GROUPS = re.compile(r"[*+]|\{\d"), re.compile(r"[()|*+?]|\{\d")
-OF_MORE_THAN_LETTERS = re.compile(r"[(\[\\.]")
-COUNTED = re.compile(r"\{(\d+),?(\d*)\}")
+"""Texts of many scripts; the last has characters that are newer than some tables of Unicode, or change in them."""
+SAMPLES, A_SAMPLE, ADDED = 8, 8, 16
 
 
-def read(folder: Path, vocabulary: int, tokens: int) -> bytes | None:
-    """The bytes of a folder's tokenizer, or None where there is none.
+class Found(NamedTuple):
+    """The bytes of a file, and texts with their tokens."""
+
+    data: bytes
+    trial: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def read(folder: Path, vocabulary: int, tokens: int) -> Found | None:
+    """A folder's tokenizer as the library writes it, or None where there is none.
 
     Raises InvalidModel for one that devices do not know, that gives tokens from `vocabulary` on, or that leaves no room
     for a text in `tokens`.
@@ -55,24 +49,23 @@ def read(folder: Path, vocabulary: int, tokens: int) -> bytes | None:
         return None
     from tokenizers import Tokenizer  # comes with transformers, which read the folder
 
-    data = path.read_bytes()
     try:
-        tokenizer = Tokenizer.from_str(data.decode())
-        unknown = sorted(_unknown(json.loads(data)))
+        tokenizer = Tokenizer.from_str(path.read_bytes().decode())
     except Exception as error:  # the library raises Exception itself
         raise InvalidModel(f"{path} is no tokenizer: {reason(error)}") from error
-    if unknown:
-        raise InvalidModel(
-            f"{path} has {', '.join(unknown)}, which devices do not know; move the file away, and the app makes the "
-            "tokens"
-        )
     highest = max(tokenizer.get_vocab(with_added_tokens=True).values())
     if highest >= vocabulary:
         raise InvalidModel(f"{path} gives token {highest}, and the model knows {vocabulary}; it is another model's")
     added = tokenizer.num_special_tokens_to_add(False)
     if added >= tokens:
         raise InvalidModel(f"{path} adds {added} tokens to every text; {tokens} leave no room, so ask for more tokens")
-    return data
+    texts = (*TRIAL, *_own_texts(tokenizer))
+    data = as_devices_know(tokenizer)
+    try:
+        check(data)
+    except PlanRefused as error:
+        raise InvalidModel(f"{path}: {error}; move the file away, and the app makes the tokens") from error
+    return Found(data, tuple((text, tuple(tokenizer.encode(text).ids)) for text in texts))
 
 
 def is_special(data: bytes, token: int | None) -> bool:
@@ -80,63 +73,19 @@ def is_special(data: bytes, token: int | None) -> bool:
     return any(one["id"] == token and one["special"] for one in json.loads(data)["added_tokens"])
 
 
-def _unknown(file: dict[str, Any]) -> Iterator[str]:
-    for place, known in KNOWN.items():
-        for kind in _kinds(file[place]):
-            if kind not in known:
-                yield f"the {place.replace('_', '-')} {kind}" + (" of SentencePiece" if kind in SENTENCE_PIECE else "")
-    model = file["model"]
-    if model["type"] == "BPE" and "ByteLevel" not in set(_kinds(file["pre_tokenizer"])):
-        yield "a BPE of no bytes"
-    for name in ("byte_fallback", "dropout", "end_of_word_suffix"):
-        if model.get(name):
-            yield f"{name} in its {model['type']}"
-    for expression in _expressions(file["pre_tokenizer"]):
-        if what := unknown_in(expression):
-            yield f"{what} in the expression {expression[:SHOWN]!r}"
-    if any(token["single_word"] for token in file["added_tokens"]):
-        yield "an added token that is a single word"
+def as_devices_know(tokenizer: Any) -> bytes:
+    """The file of a tokenizer of the library, which loses what devices have no use for."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.decoder = None
+    return bytes(tokenizer.to_str().encode())
 
 
-def unknown_in(expression: str) -> str:
-    """What devices do not know in an expression that the library takes; else "".
-
-    Devices match in a time that is linear in the text, which needs groups that do not repeat.
-    """
-    counts = [int(most or least) for least, most in COUNTED.findall(expression)]
-    if len(expression) > LONGEST or sum(counts) > MOST_COUNTED:
-        return "an expression that is too long"
-    parts = TOKEN.findall(expression)
-    for place, part in enumerate(parts):
-        for what, pattern in REFUSED.items():
-            if pattern.fullmatch(part):
-                return what.format(part)
-        following, after = [*parts, "", ""][place + 1 : place + 3]
-        if part == ")" and REPEATS.match(following):
-            return "a group that repeats"
-        if part == "(?i:" and OF_MORE_THAN_LETTERS.search("".join(parts[place + 1 :]).partition(")")[0]):
-            return "a group that ignores the case of more than letters"
-        if part in ("(?=", "(?!") and (OF_GROUPS.match(following) or after != ")"):
-            return "a look at more than the next letter"
-    return ""
-
-
-def _kinds(part: dict[str, Any] | None) -> Iterator[str]:
-    return (one["type"] for one in _parts(part))
-
-
-def _expressions(part: dict[str, Any] | None) -> Iterator[str]:
-    return (one["pattern"].get("Regex", "") for one in _parts(part) if one["type"] == "Split")
-
-
-def _parts(part: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """A part, or those of a sequence."""
-    if part is None:
-        return
-    if part["type"] != "Sequence":
-        yield part
-        return
-    for members in part.values():
-        if isinstance(members, list):
-            for member in members:
-                yield from _parts(member)
+def _own_texts(tokenizer: Any) -> Iterator[str]:
+    """Texts with words of the vocabulary, and with tokens that were added to it."""
+    ids = sorted(tokenizer.get_vocab(with_added_tokens=False).values())
+    chosen = ids[:: max(1, len(ids) // (SAMPLES * A_SAMPLE))]
+    for start in range(0, SAMPLES * A_SAMPLE, A_SAMPLE):
+        yield tokenizer.decode(chosen[start : start + A_SAMPLE], skip_special_tokens=False)
+    for added in islice(tokenizer.get_added_tokens_decoder().values(), ADDED):
+        yield f"a  {added.content}  b{added.content}"

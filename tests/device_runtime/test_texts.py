@@ -10,11 +10,13 @@ import unicodedata
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.errors import ExampleRefused, ExamplesError, PlanRefused
 from device_runtime.examples import Collection, ExampleStore, open_examples
-from device_runtime.texts import Texts
+from device_runtime.texts import LoadedTokenizer, Texts
+from device_runtime.tokenizer_file import check
 from device_runtime.trainer import InProcess, Limits
 from fedcore.errors import PlanError
 from fedcore.plan import BlobRef, ExampleSpec, Field, Plan, Tokenizer
@@ -125,25 +127,163 @@ def test_a_plan_whose_field_is_no_text_is_refused(wanted, message):
 
 
 def generated(count):
-    """Texts of characters whose class has not changed since Unicode 3.2, so that all tables agree on them."""
-    chance, before = random.Random(7), unicodedata.ucd_3_2_0.category
-    letter_of = [chr(code) for code in range(1, 0x20000) if not 0xD800 <= code < 0xE000]
-    old = [one for one in letter_of if before(one) == unicodedata.category(one) != "Cn"]
+    chance = random.Random(7)
     words = [word for text in VECTORS["texts"] for word in text.split()]
     letters = [letter for text in VECTORS["texts"] for letter in text]
     kinds = [
         lambda: "".join(chance.choices(letters, k=chance.randint(1, 60))),
         lambda: " ".join(chance.choices(words, k=chance.randint(1, 30))),
-        lambda: "".join(chance.choices(old, k=chance.randint(1, 30))),
+        lambda: "".join(map(chr, chance.choices(EVERY, k=chance.randint(1, 30)))),
+        lambda: "".join(chance.choices("ab cx", k=chance.randint(1, 20))),
+        lambda: "".join(chance.choices([*ACCENTS, "a", "q", "ᄀ", "ᅡ"], k=chance.randint(1, 20))),
     ]
     return [chance.choice(kinds)() for _ in range(count)]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_typescript_gives_the_same_tokens_of_many_texts(name):
+ALIKE = (
+    range(0x3401, 0x4DB0),
+    range(0x4E01, 0x9FF0),
+    range(0xAC20, 0xD7A0),
+    range(0xD800, 0xF8F0),
+    range(0x20001, 0x32300),
+)
+EVERY = [code for code in range(1, 0x32500) if not any(code in some for some in ALIKE)] + [
+    code for some in ALIKE for code in some[::200] if not 0xD800 <= code < 0xE000
+]
+"""Every character but for most of those that look alike to Unicode: Han, Hangul, and private ones."""
+ACCENTS = [chr(code) for code in EVERY if unicodedata.combining(chr(code))]
+SMALL = VECTORS["files"]["small"]
+FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+SPECIAL = {"[": {"id": "[", "ids": [1, 2], "tokens": ["b", "c"]}, "]": {"id": "]", "ids": [3], "tokens": ["d"]}}
+BERT = ("clean_text", "handle_chinese_chars", "lowercase")
+
+
+def piece(name):
+    return {"SpecialToken": {"id": name, "type_id": 0}}
+
+
+def template(*pieces):
+    return {"type": "TemplateProcessing", "single": [*pieces], "pair": [], "special_tokens": SPECIAL}
+
+
+def added(*tokens):
+    return {"added_tokens": [FLAGS | {"id": 9 + place} | token for place, token in enumerate(tokens)]}
+
+
+def pairs(merges, **more):
+    vocab = {word: place for place, word in enumerate(dict.fromkeys([*"abcdefghi", *map("".join, merges)]))}
+    return {"model": SMALL["model"] | {"vocab": vocab, "merges": merges} | more}
+
+
+def pieces(**more):
+    vocab = dict.fromkeys(["?", *"abcx", "ab", "abc", "##b", "##bc", "##c", "##a", *map(chr, range(0xC0, 0x250))])
+    made = {"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    return {"model": made | {"vocab": {word: place for place, word in enumerate(vocab)}} | more}
+
+
+A = {"Sequence": {"id": "A", "type_id": 0}}
+WORDS = {"pre_tokenizer": {"type": "BertPreTokenizer"}}
+TAKEN = {
+    **{
+        f"{place} of {name}": json.loads(FILES[name]) | {"normalizer": {"type": place}}
+        for place in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase")
+        for name in ("qwen",)
+    },
+    **{
+        f"BERT without {off}, accents {strip}": json.loads(WORD_PIECE)
+        | {"normalizer": {"type": "BertNormalizer", **dict.fromkeys(BERT, True), off: False, "strip_accents": strip}}
+        for off in BERT
+        for strip in (None, True, False)
+    },
+    "no normalizer": json.loads(WORD_PIECE) | {"normalizer": None},
+    "no pre-tokenizer": SMALL | pieces() | {"pre_tokenizer": None},
+    "short words": SMALL | pieces(max_input_chars_per_word=3) | WORDS,
+    "no prefix": SMALL | pieces(continuing_subword_prefix="") | WORDS,
+    "digits": SMALL
+    | pairs([["a", "b"]], unk_token="a")
+    | {"pre_tokenizer": {"type": "Digits", "individual_digits": True}},
+    "numbers": json.loads(FILES["gpt2"])
+    | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": False}, LEVEL]}},
+    "bytes with a space": json.loads(FILES["gpt2"]) | {"pre_tokenizer": LEVEL | {"add_prefix_space": True}},
+    "bytes of whole texts": json.loads(FILES["gpt2"]) | {"pre_tokenizer": LEVEL | {"use_regex": False}},
+    "letters that are left out": SMALL | pairs([["a", "b"], ["ab", "c"], ["b", "c"]]),
+    "unknown letters": SMALL | pairs([["a", "b"]], unk_token="i"),
+    "unknown letters as one": SMALL | pairs([["a", "b"]], unk_token="i", fuse_unk=True),
+    "unknown letters that merge": SMALL | pairs([["i", "i"], ["a", "i"]], unk_token="i"),
+    "ways to one word": SMALL | pairs([["b", "c"], ["ab", "c"], ["a", "b"], ["a", "bc"], ["a", "a"], ["aa", "a"]]),
+    "whole words": SMALL | pairs([["a", "b"], ["ab", "ab"]], ignore_merges=True, dropout=0.0) | WORDS,
+    "an added token in a vocabulary": SMALL | pieces() | WORDS | added({"content": "ab", "id": 5}),
+    "added tokens with spaces around": SMALL
+    | pairs([])
+    | added({"content": "ab", "lstrip": True}, {"content": "c", "rstrip": True, "id": 2}, {"content": "abc", "id": 10}),
+    "added tokens of spaces": SMALL | pairs([]) | added({"content": "  "}, {"content": " "}, {"content": "x  a"}),
+    "added tokens that are normalized": SMALL
+    | pairs([])
+    | {"normalizer": {"type": "NFKC"}}
+    | added(
+        {"content": "ﬁ", "normalized": True, "rstrip": True}, {"content": "ﬁx"}, {"content": "x", "normalized": True}
+    ),
+    "a template of several": SMALL
+    | pairs([["a", "b"]])
+    | {"post_processor": template(piece("["), piece("]"), A, piece("["))},
+    "a template of nothing": SMALL | pairs([["a", "b"]]) | {"post_processor": template(A)},
+    "BERT's ends": SMALL | pairs([]) | {"post_processor": {"type": "BertProcessing", "cls": ["b", 1], "sep": ["c", 2]}},
+    "a template after bytes": SMALL
+    | pairs([])
+    | {"post_processor": {"type": "Sequence", "processors": [LEVEL, template(piece("]"), A), LEVEL]}},
+}
+"""Files of which each takes another way: every member of the table with every kind of value that devices take."""
+
+
+def typescript(files, texts):
+    given = json.dumps({"files": files, "texts": texts})
+    ran = subprocess.run(command("tests/tokenize.ts"), input=given, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_typescript_gives_the_same_tokens_of_many_texts():
     import tokenizers
 
-    texts, read = generated(COUNT), tokenizers.Tokenizer.from_str(FILES[name].decode())
-    given = json.dumps({"file": json.loads(FILES[name]), "texts": texts})
-    ran = subprocess.run(command("tests/tokenize.ts"), input=given, capture_output=True, text=True, check=True)
-    assert json.loads(ran.stdout) == [read.encode(text).ids for text in texts]
+    names, texts = [*FILES, *TAKEN], ["", *generated(COUNT)]
+    files = [*map(json.loads, FILES.values()), *TAKEN.values()]
+    for name, file, found in zip(names, files, typescript(files, texts), strict=True):
+        check(json.dumps(file).encode())
+        read = tokenizers.Tokenizer.from_str(json.dumps(file))
+        for text, ids in zip(texts, found, strict=True):
+            assert read.encode(text).ids == ids, (name, text)
+
+
+@pytest.mark.parametrize("name", ["word_piece", "qwen", "numbers", "NFKC of qwen", "NFD of qwen", "Lowercase of qwen"])
+def test_typescript_gives_the_same_tokens_of_every_character(name):
+    import tokenizers
+
+    file = TAKEN[name] if name in TAKEN else json.loads(FILES[name])
+    around = ["".join(f"a{chr(code)}\u0345\u0334 b" for code in EVERY[k : k + 50]) for k in range(0, len(EVERY), 50)]
+    read = tokenizers.Tokenizer.from_str(json.dumps(file))
+    assert typescript([file], around) == [[read.encode(text).ids for text in around]]
+
+
+def test_a_file_with_a_member_that_devices_do_not_know_is_refused():
+    check(json.dumps(SMALL).encode())
+    for one in VECTORS["files"]["refused"]:
+        with pytest.raises(
+            PlanRefused, match=r"its tokenizer has .*which devices do not know|what devices do not know: "
+        ):
+            check(json.dumps(one["file"]).encode())
+
+
+def test_a_tokenizer_that_gives_other_tokens_than_at_export_is_refused():
+    wanted = field(data=WORD_PIECE)
+    trial = (("fox", (2, 3)),)
+    with pytest.raises(
+        PlanRefused, match="does not load: 'fox' has other tokens here than where the plan was exported"
+    ):
+        LoadedTokenizer(replace(wanted, tokenizer=replace(wanted.tokenizer, trial=trial)), WORD_PIECE, 0)
+
+
+def test_what_is_around_a_text_stays_where_the_text_repeats_it():
+    data = json.dumps(SMALL | pairs([]) | {"post_processor": template(piece("["), A, piece("]"))}).encode()
+    tokens = LoadedTokenizer(field(length=5, data=data), data, 0).tokens(["bcbcb"], 1)
+    assert tokens.ids.tolist() == [[1, 2, 1, 2, 3]]

@@ -2,19 +2,21 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.examples import Collection, ExampleStore
+from device_runtime.expression import unknown_in
 from device_runtime.state.cache import BlobCache
+from device_runtime.texts import LoadedTokenizer
 from device_runtime.trainer import InProcess, Limits
 from device_runtime.work import Worker
-from export.build import export_bundle
+from export.build import build_plan, export_bundle
 from export.errors import InvalidModel
 from export.huggingface.folder import load
-from export.huggingface.tokenizer import unknown_in
 from export.model import Model
 from fedcore.algorithms import create
 from fedcore.plan import Field
@@ -67,6 +69,27 @@ def test_a_folder_without_a_tokenizer_takes_tokens(tmp_path):
     assert [item.name for item in spec.fields] == ["tokens"]
 
 
+def test_a_file_of_an_older_library_is_written_anew_with_a_trial(tmp_path, monkeypatch):
+    folder = folder_of("Bert", tmp_path, monkeypatch)
+    file = json.loads((folder / "tokenizer.json").read_text())
+    del file["model"]["type"]
+    file["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    file["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    (folder / "tokenizer.json").write_text(json.dumps(file))
+    spec = load(folder, tokens=12)
+    assert json.loads(spec.tokenizers[0]) == FILES["word_piece"]
+    trial = spec.fields[0].tokenizer.trial
+    assert max(len(ids) for _, ids in trial) > 20
+    assert any("[MASK]" in text for text, _ in trial)
+    LoadedTokenizer(spec.fields[0], spec.tokenizers[0], 0)
+
+
+def test_a_models_own_tokenizer_that_devices_do_not_know_is_refused(tmp_path, monkeypatch):
+    spec = replace(load(folder_of("Bert", tmp_path, monkeypatch), tokens=12), tokenizers=(b"{}",))
+    with pytest.raises(InvalidModel, match="its tokenizer has what devices do not know"):
+        build_plan(Model(spec), create("fedavg", {}))
+
+
 def test_expressions_that_devices_do_not_know_are_refused_by_name():
     for one in VECTORS["expressions"]["refused"]:
         assert one["what"]
@@ -78,7 +101,7 @@ def test_expressions_of_devices_are_known_and_have_the_librarys_pieces():
 
     for one in VECTORS["expressions"]["taken"]:
         assert unknown_in(one["expression"]) == ""
-        split = pre_tokenizers.Split(Regex(one["expression"]), "removed", invert=True)
+        split = pre_tokenizers.Split(Regex(one["expression"]), "isolated")
         for text, pieces in zip(VECTORS["texts"], one["pieces"], strict=True):
             assert [piece for piece, _ in split.pre_tokenize_str(text)] == pieces, one["expression"]
 
@@ -105,6 +128,11 @@ def repeating(file):
     file["pre_tokenizer"] = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
 
 
+def removing(file):
+    pattern = {"Regex": " "}
+    file["pre_tokenizer"] = {"type": "Split", "pattern": pattern, "behavior": "Removed", "invert": False}
+
+
 def broken(file):
     del file["model"]
 
@@ -113,13 +141,18 @@ def broken(file):
     ("harm", "tokens", "message"),
     [
         (another, 8, "and the model knows 520; it is another model's"),
-        (sentence_piece, 8, "has the pre-tokenizer Metaspace of SentencePiece, which devices do not know; move"),
         (
-            unigram,
+            sentence_piece,
             8,
-            "has the model Unigram of SentencePiece, which devices do not know; move the file away, and the app",
+            r"devices do not know: Invalid value 'Metaspace' - at `\$.pre_tokenizer.type`; move the file",
         ),
-        (single, 8, "has an added token that is a single word, which devices do not know"),
+        (unigram, 8, r"devices do not know: Invalid value 'Unigram' - at `\$.model.type`"),
+        (
+            removing,
+            8,
+            r"devices do not know: Invalid enum value 'Removed' - at `\$.pre_tokenizer.behavior`",
+        ),
+        (single, 8, r"devices do not know: Invalid enum value True - at `\$.added_tokens\[0\].single_word`"),
         (repeating, 8, "has a group that repeats in the expression .*, which devices do not know"),
         (broken, 8, "is no tokenizer"),
         (None, 2, "adds 2 tokens to every text; 2 leave no room"),

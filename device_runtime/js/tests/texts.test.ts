@@ -3,13 +3,13 @@
 import { expect, test } from "vitest";
 import { concat, utf8 } from "../src/core/bytes.ts";
 import type { Examples } from "../src/core/examples.ts";
-import { Expression } from "../src/core/expression.ts";
 import { decodePlan, keptRefs, type Plan } from "../src/core/plan.ts";
 import { tokenized } from "../src/core/texts.ts";
-import { Tokenizer } from "../src/core/tokenizer.ts";
+import { isolated, Tokenizer } from "../src/core/tokenizer.ts";
+import { Work } from "../src/core/work.ts";
 import { type Vector, vectors } from "./vectors.ts";
 
-const { texts, tokenizers, expressions } = vectors("tokenizers.json");
+const { texts, tokenizers, expressions, files } = vectors("tokenizers.json");
 const [{ plan: planVector }, [wordPiece]] = [vectors("device.json"), tokenizers];
 const WIDTH = 40;
 
@@ -32,7 +32,7 @@ const file = async () => utf8(JSON.stringify(wordPiece.file));
 test.for<Vector>(tokenizers)("the tokens of $name are Python's", ({ file, ids }) => {
   const tokenizer = new Tokenizer(file);
   for (const [place, text] of texts.entries()) {
-    const { before, own, after } = tokenizer.encode(text);
+    const { before, own, after } = tokenizer.encode(text, new Work());
     expect([text, [...before, ...own, ...after]]).toEqual([text, ids[place]]);
   }
 });
@@ -41,16 +41,20 @@ test("words that every object has are in the vocabulary too", () => {
   const vocab = { "[UNK]": 0, proto: 1, "##type": 2, prototype: 3, constructor: 4, ["__proto__"]: 5 };
   const model = { ...(wordPiece.file as { model: object }).model, type: "WordPiece", unk_token: "[UNK]", vocab };
   const tokenizer = new Tokenizer({ ...wordPiece.file, added_tokens: [], post_processor: null, model });
-  expect(tokenizer.encode("prototype constructor").own).toEqual([3, 4]);
+  expect(tokenizer.encode("prototype constructor", new Work()).own).toEqual([3, 4]);
 });
 
 test("a text that is too long keeps what is around it, and is counted", async () => {
   const { examples, cut } = await tokenized(planOf(), examplesOf("a, b. c! d? e", "a", ""), file, () => true);
   const { shape, values } = examples.columns.get("text")!;
-  const whole = new Tokenizer(wordPiece.file).encode("a, b").own;
-  const one = new Tokenizer(wordPiece.file).encode("a").own;
+  const whole = new Tokenizer(wordPiece.file).encode("a, b", new Work()).own;
+  const one = new Tokenizer(wordPiece.file).encode("a", new Work()).own;
   expect([shape, cut]).toEqual([[6], 1]);
-  expect([...values].slice(0, 5)).toEqual([2, ...whole.slice(0, 3), new Tokenizer(wordPiece.file).encode(".").own[0]]);
+  expect([...values].slice(0, 5)).toEqual([
+    2,
+    ...whole.slice(0, 3),
+    new Tokenizer(wordPiece.file).encode(".", new Work()).own[0],
+  ]);
   expect([...values].slice(5)).toEqual([3, 2, ...one, 3, 0, 0, 0, 2, 3, 0, 0, 0, 0]);
 });
 
@@ -75,20 +79,72 @@ test.for<Vector>(expressions.refused)("an expression with $what is refused: $exp
 
 test.for<Vector>(expressions.taken)("the pieces of $expression are Python's", ({ expression, pieces }) => {
   for (const [place, text] of texts.entries()) {
-    const letters = Array.from(text as string);
-    const found = [...new Expression(expression).matches(letters)].map((ends) => letters.slice(...ends).join(""));
-    expect([text, found]).toEqual([text, pieces[place]]);
+    expect([text, isolated(expression)(text, new Work())]).toEqual([text, pieces[place]]);
   }
 });
 
-test.for<[string, string]>([
-  ["alternatives that overlap", `${"(?:a|a|aa)".repeat(40)}b`],
-  ["repetitions in a row", `${"a*".repeat(100)}b`],
-  ["what may be there in a row", `${"a?".repeat(100)}b`],
-  ["a look at every letter", "a*(?!a)(?=b)|a"],
-])("a text takes no more than seconds for %s", ([, expression]) => {
-  const letters = Array.from("a".repeat(5000));
-  expect([...new Expression(expression).matches(letters)].length).toBeLessThanOrEqual(letters.length);
+test.for<Vector>(files.refused)("a file with another $at is refused", ({ file }) => {
+  expect(() => new Tokenizer(files.small)).not.toThrow();
+  expect(() => new Tokenizer(file)).toThrow(/malformed tokenizer|its tokenizer has/);
+});
+
+/** A small file of byte pairs or words with other members. */
+function small(more: object, model: object = {}): Tokenizer {
+  return new Tokenizer({ ...files.small, ...more, model: { ...files.small.model, ...model } });
+}
+
+/** A vocabulary of runs of a, up to so many, and of b. */
+function runsOfA(most: number): Record<string, number> {
+  return Object.fromEntries([...Array.from({ length: most }, (_, k) => ["a".repeat(k + 1), k]), ["b", most]]);
+}
+
+const PIECES = { type: "WordPiece", unk_token: "b", continuing_subword_prefix: "", max_input_chars_per_word: 1000 };
+const DOUBLED = Array.from({ length: 6 }, (_, k) => ["a".repeat(2 ** k), "a".repeat(2 ** k)]);
+const flags = { single_word: false, lstrip: true, rstrip: true, normalized: false, special: true };
+const addedTokens = Array.from({ length: 10_000 }, (_, k) => ({
+  id: 9 + k,
+  content: `${"a".repeat(250)}b${k}`,
+  ...flags,
+}));
+const split = (expression: string) => ({
+  pre_tokenizer: { type: "Split", pattern: { Regex: expression }, behavior: "Isolated", invert: false },
+});
+
+test.for<[string, string, () => Tokenizer]>([
+  [
+    "pieces of long words",
+    `${"a".repeat(999)} `,
+    () =>
+      new Tokenizer({
+        ...files.small,
+        pre_tokenizer: { type: "BertPreTokenizer" },
+        model: { ...PIECES, vocab: { ...runsOfA(1), [`${"a".repeat(999)}c`]: 2 } },
+      }),
+  ],
+  ["merges of a word without end", "a", () => small({}, { vocab: runsOfA(64), merges: DOUBLED })],
+  ["many added tokens", "a ", () => small({ added_tokens: addedTokens })],
+  ["added tokens that nearly are there", "a", () => small({ added_tokens: addedTokens })],
+  ["alternatives that overlap", "a", () => small(split(`${"(?:a|a|aa)".repeat(40)}b`))],
+  ["repetitions in a row", "a", () => small(split(`${"a*".repeat(100)}b`))],
+  ["what may be there in a row", "a", () => small(split(`${"a?".repeat(100)}b`))],
+  ["a look at every letter", "a", () => small(split("a*(?!a)(?=b)|a"))],
+])("the work for %s grows as the text does", ([, text, make]) => {
+  const tokenizer = make();
+  const [once, twice] = [4000, 8000].map((length) => {
+    const work = new Work();
+    tokenizer.encode(text.repeat(length / text.length), work);
+    return work.steps / length;
+  });
+  expect(twice).toBeLessThan(1.2 * once! + 1);
+  expect(twice).toBeLessThan(1100);
+});
+
+test("work stops within a text when there is no time left", async () => {
+  let asked = 0;
+  const tokenizer = new Tokenizer(wordPiece.file);
+  const work = new Work(() => ++asked < 3);
+  expect(() => tokenizer.encode("fox ".repeat(100_000), work)).toThrow("stopped while texts became tokens");
+  expect(work.steps).toBeLessThan(500_000);
 });
 
 test("tokens that an app made itself stay as they are", async () => {
@@ -117,13 +173,20 @@ test.for<[string, object, Examples, object, RegExp]>([
     /gives token 2, which is the field's padding/,
   ],
   ["no room", { shape: [2] }, examplesOf("a b"), wordPiece.file, /room for 2 tokens, and its tokenizer adds 2/],
+  [
+    "a trial with other tokens",
+    { tokenizer: { ...planOf().examples.fields[0]!.tokenizer, trial: [["fox", [2, 3]]] } },
+    examplesOf("a"),
+    wordPiece.file,
+    /does not load: "fox" has other tokens here than where the plan was exported/,
+  ],
   ["no file", {}, examplesOf("a"), { version: 1 }, /the tokenizer of field text does not load: malformed tokenizer/],
   [
     "an unknown kind",
     {},
     examplesOf("a"),
     { ...wordPiece.file, normalizer: { type: "Precompiled" } },
-    /has the normalizer Precompiled, which devices in TypeScript do not know/,
+    /malformed tokenizer: .*received "Precompiled" at normalizer.type/,
   ],
 ])("%s is refused", async ([, more, examples, content, message]) => {
   const blob = async () => utf8(JSON.stringify(content));

@@ -1,12 +1,17 @@
-/** The tokens of texts, for comparison with Python's: `{"file", "texts"}` on standard input, their ids on output. */
+/** The tokens of texts, for comparison with Python's: `{"files", "texts"}` on standard input, for each file the ids of each
+ * text on output.
+ */
 
 import { readFileSync } from "node:fs";
 import { Tokenizer } from "../src/core/tokenizer.ts";
+import { Work } from "../src/core/work.ts";
 
-const { file, texts } = JSON.parse(readFileSync(0, "utf8"));
-const tokenizer = new Tokenizer(file);
-const ids = texts.map((text: string) => {
-  const { before, own, after } = tokenizer.encode(text);
-  return [...before, ...own, ...after];
+const { files, texts } = JSON.parse(readFileSync(0, "utf8"));
+const ids = files.map((file: unknown) => {
+  const tokenizer = new Tokenizer(file);
+  return texts.map((text: string) => {
+    const { before, own, after } = tokenizer.encode(text, new Work());
+    return [...before, ...own, ...after];
+  });
 });
 process.stdout.write(JSON.stringify(ids));

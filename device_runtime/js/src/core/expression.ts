@@ -5,19 +5,32 @@
  * match remembers can change whether a pair fails, as groups neither repeat nor capture. Spec: plan §1.3.
  */
 
-/** Unicode's white space, as the Rust library has it, for use in a class. */
-export const SPACES = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";
+import { bitsOf, isOf, isSpace } from "./characters.ts";
+import type { Work } from "./work.ts";
+
 /** A token: an escape, a class, the start or end of a group, an alternative, a repetition, or a letter. */
 const TOKEN = /\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]|\((?:\?(?:i?:|[=!]|.?))?|(?:[*+?]|\{\d+(?:,\d*)?\})[*+?]?|./gsu;
-/** Anchors, escapes that are not known, and classes with others in them. */
-const UNKNOWN =
-  /^(?:[$^{]|\\(?![pP]\{[LMNPSZC][a-z]?\}|[sSdDnrtfv]|[^A-Za-z0-9])|\[(?:\\.|[^\\])*?(?:\[|&&|\\(?![pP]\{[LMNPSZC][a-z]?\}|[sdnrtfv]|[^A-Za-z0-9])))/su;
 const REPEATS = /^(?:[*+?]|\{\d)/u;
-const MEANT: Record<string, string> = { s: SPACES, d: "\\p{Nd}" };
+const ESCAPE = String.raw`\\(?:[pP]\{(?:L[ultmo]?|M[nce]?|N[dlo]?|P[cdseifo]?|S[mcko]?|Z[slp]?|C[cfnos]?)\}|[sd])`;
+const LETTER = String.raw`(?:\\[nrtfv]|\\[^A-Za-z0-9]|&(?!&)|[^\[\]\\&-])`;
+const CLASS = String.raw`\[(?!\^?\])\^?-?(?:${ESCAPE}|${LETTER}(?:-${LETTER})?)*-?\]`;
+/** One letter: itself, an escape or a class. */
+const KNOWN = new RegExp(String.raw`^(?:[^$^{[\\]|\\[SDnrtfv]|\\[^A-Za-z0-9]|${ESCAPE}|${CLASS})$`, "su");
+/** Members of a class. */
+const MEMBER = new RegExp(`${ESCAPE}|${LETTER}-${LETTER}|${LETTER}|-`, "gsu");
+/** What may be in a group that ignores the case, where no two letters are one in another case, such as ß. */
+const OF_LETTERS = /^(?!.*(?:[sS][sStT]|[fF][fFiIlL]))[ !"#%&',/0-9:;<=>@A-Z_`a-z~|-]*$/u;
+const CONTROLS: Record<string, string> = { n: "\n", r: "\r", t: "\t", f: "\f", v: "\v" };
+/** Letters that differ in case only from two of ASCII: a long s, and the sign of kelvins. */
+const SAME_LETTER = new Map([
+  [0x17f, 0x73],
+  [0x212a, 0x6b],
+]);
+const DIGITS = "Nd";
 const GROUPS = ["(", "(?:", "(?i:"];
 const [LONGEST, MOST_COUNTED] = [2000, 200];
 
-type Test = (letter: string) => boolean;
+type Test = (code: number) => boolean;
 type Node =
   | { readonly kind: "one"; readonly test: Test }
   | { readonly kind: "look"; readonly test: Test; readonly ahead: boolean }
@@ -38,39 +51,46 @@ export class Expression {
   /** Throws SyntaxError, saying what is not known, and for one that is malformed. */
   constructor(source: string) {
     const counted = [...source.matchAll(/\{(\d+),?(\d*)\}/gu)].map(([, least, most]) => Number(most || least));
-    if (source.length > LONGEST || counted.reduce((sum, each) => sum + each, 0) > MOST_COUNTED) {
+    if ([...source].length > LONGEST || counted.reduce((sum, each) => sum + each, 0) > MOST_COUNTED) {
       throw new SyntaxError("an expression that is too long");
     }
     this.#start = this.#compiled(new Parser(source).parsed(), 0);
   }
 
-  /** Where matches that are not empty begin and end, in letters (code points), one after the other. */
-  *matches(letters: readonly string[]): Generator<[start: number, end: number]> {
+  /** Where matches begin and end, in letters (code points), one after the other; those that are empty only where no other
+   * ends.
+   */
+  *matches(codes: readonly number[], work: Work): Generator<[start: number, end: number]> {
     const words = Math.ceil(this.#states.length / 32);
-    const tried = new Uint32Array(words * (letters.length + 1));
-    for (let start = 0; start < letters.length; ) {
-      const end = this.#end(letters, start, tried, words);
+    const tried = new Uint32Array(words * (codes.length + 1));
+    let last = -1;
+    for (let start = 0; start < codes.length; ) {
+      const end = this.#end(codes, start, tried, words, work);
       // What was tried beyond the end failed, and fails again; at the end the match itself may have been.
       if (end !== null) tried.fill(0, end * words, (end + 1) * words);
-      if (end !== null && end > start) yield [start, end];
+      if (end !== null && (end > start || start > last)) {
+        yield [start, end];
+        last = end;
+      }
       start = Math.max(end ?? 0, start + 1);
     }
   }
 
-  #end(letters: readonly string[], start: number, tried: Uint32Array, words: number): number | null {
+  #end(codes: readonly number[], start: number, tried: Uint32Array, words: number, work: Work): number | null {
     const waiting: [state: number, place: number][] = [[this.#start, start]];
     for (let top = waiting.pop(); top !== undefined; top = waiting.pop()) {
+      work.spend(1);
       const [number, place] = top;
       const state = this.#states[number];
       if (!state) return place;
       const [word, bit] = [place * words + (number >>> 5), 1 << (number & 31)];
       if (tried[word]! & bit) continue;
       tried[word]! |= bit;
-      const letter = letters[place];
+      const code = codes[place];
       if ("first" in state) waiting.push([state.second, place], [state.first, place]);
       else if ("look" in state) {
-        if ((letter !== undefined && state.look(letter)) === state.ahead) waiting.push([state.next, place]);
-      } else if (letter !== undefined && state.test(letter)) waiting.push([state.next, place + 1]);
+        if ((code !== undefined && state.look(code)) === state.ahead) waiting.push([state.next, place]);
+      } else if (code !== undefined && state.test(code)) waiting.push([state.next, place + 1]);
     }
     return null;
   }
@@ -147,9 +167,6 @@ class Parser {
   #atom(ignoresCase: boolean): Node {
     const token = this.#tokens[this.#at++]!;
     if (REPEATS.test(token)) throw new SyntaxError("a repetition of nothing");
-    if (ignoresCase && /^[([\\.]/u.test(token)) {
-      throw new SyntaxError("a group that ignores the case of more than letters");
-    }
     if (!token.startsWith("(")) return { kind: "one", test: testOf(token, ignoresCase) };
     if (token === "(?=" || token === "(?!") {
       const inside = this.#tokens[this.#at++] ?? "";
@@ -159,23 +176,52 @@ class Parser {
       return { kind: "look", test: testOf(inside, ignoresCase), ahead: token === "(?=" };
     }
     if (!GROUPS.includes(token)) throw new SyntaxError(`a group that begins with ${token}`);
+    const from = this.#at;
     const inside = this.#any(token === "(?i:");
+    if (token === "(?i:" && !OF_LETTERS.test(this.#tokens.slice(from, this.#at).join(""))) {
+      throw new SyntaxError("a group that ignores the case of more than letters");
+    }
     if (this.#tokens[this.#at++] !== ")") throw new SyntaxError("a group that does not end");
     return inside;
   }
 }
 
-/** Whether a letter is meant by a token: in classes of Unicode, where JavaScript's own know ASCII. */
+/** Whether a letter is meant by a token. */
 function testOf(token: string, ignoresCase: boolean): Test {
-  if (UNKNOWN.test(token)) throw new SyntaxError(`the part ${token}`);
-  const inClass = token.startsWith("[");
-  const ours = token.replace(/\\(.)/gsu, (part, letter: string) => {
-    const members = MEANT[letter.toLowerCase()];
-    if (members !== undefined) return inClass ? members : `[${letter in MEANT ? "" : "^"}${members}]`;
-    if (/[\p{L}\p{N}]/u.test(letter) || "^$\\.*+?()[]{}|/".includes(letter)) return part;
-    return inClass && letter === "-" ? part : letter;
-  });
-  const source = ours === "." ? "[^\\n]" : /^[{}\]]$/u.test(ours) ? `\\${ours}` : ours;
-  const pattern = new RegExp(`^${source}$`, ignoresCase ? "isu" : "su");
-  return (letter) => pattern.test(letter);
+  if (!KNOWN.test(token)) throw new SyntaxError(`the part ${token}`);
+  if (token === ".") return (code) => code !== 0xa;
+  if (token.startsWith("[")) return classOf(token);
+  if (!ignoresCase) return memberOf(token);
+  const wanted = folded(token.codePointAt(0)!);
+  return (code) => folded(code) === wanted;
+}
+
+/** A letter of ASCII in any case. */
+function folded(code: number): number {
+  return code >= 0x41 && code <= 0x5a ? code + 0x20 : (SAME_LETTER.get(code) ?? code);
+}
+
+function classOf(token: string): Test {
+  const isNegated = token.startsWith("[^");
+  const tests = (token.slice(isNegated ? 2 : 1, -1).match(MEMBER) ?? []).map(memberOf);
+  return (code) => tests.some((test) => test(code)) !== isNegated;
+}
+
+/** What an escape, a letter, or a range of letters means. */
+function memberOf(member: string): Test {
+  const [, sign = "", category = ""] = /^\\([sSdDpP])(?:\{(.*)\})?$/u.exec(member) ?? [];
+  const isMeant = sign === sign.toLowerCase();
+  if (sign.toLowerCase() === "s") return (code) => isSpace(code) === isMeant;
+  if (sign !== "") {
+    const bits = bitsOf(category || DIGITS);
+    return (code) => isOf(code, bits) === isMeant;
+  }
+  const [first = 0, last = first] = (member.match(new RegExp(LETTER, "gsu")) ?? [member]).map(letterOf);
+  if (last < first) throw new SyntaxError(`the part ${member}`);
+  return (code) => code >= first && code <= last;
+}
+
+function letterOf(member: string): number {
+  const letter = member.length > 1 && member.startsWith("\\") ? member.slice(1) : member;
+  return (letter === member ? letter : (CONTROLS[letter] ?? letter)).codePointAt(0)!;
 }

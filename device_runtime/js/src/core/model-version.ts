@@ -19,6 +19,7 @@ import {
 import type { ModelRelease } from "./release.ts";
 import { loadedTokenizer, tokensOf } from "./texts.ts";
 import type { Tokenizer } from "./tokenizer.ts";
+import { Work } from "./work.ts";
 
 /** By name the values of n rows, one row after the other, each in the typed array of its element type. */
 export type Columns = Readonly<Record<string, Values>>;
@@ -101,7 +102,7 @@ export class Version {
     const tokenizers = new Map<string, Tokenizer>();
     for (const field of recipe.plan.examples.fields) {
       const ref = recipe.blobs.get(`tokenizer.${field.name}`);
-      if (ref !== undefined) tokenizers.set(field.name, loadedTokenizer(field, await get(ref)));
+      if (ref !== undefined) tokenizers.set(field.name, loadedTokenizer(field, await get(ref), new Work()));
     }
     const graph = await Graph.load(engine, await get(recipe.blobs.get("graph")!), PREDICT);
     return new Version(engine, release.number, recipe, graph, constants, tokenizers);
@@ -176,7 +177,7 @@ export class Version {
     const tokenizer = this.#tokenizers.get(field.name);
     if (tokenizer === undefined || !isTexts(given)) return given as Values;
     try {
-      return tokensOf(field, tokenizer, given, given.length).ids;
+      return tokensOf(field, tokenizer, given, given.length, new Work()).ids;
     } catch (error) {
       throw error instanceof PlanRefused ? new InputRefused(error.message) : error;
     }

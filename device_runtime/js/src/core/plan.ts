@@ -53,7 +53,13 @@ const fieldSchema = v.object({
   dtype: v.picklist(Object.keys(ELEMENT_BYTES) as (keyof typeof ELEMENT_BYTES)[]),
   shape: v.optional(v.array(count), []),
   high: v.nullish(v.union([v.number(), v.bigint()]), null),
-  tokenizer: v.exactOptional(v.object({ blob: blobSchema, padding: v.optional(count, 0) })),
+  tokenizer: v.exactOptional(
+    v.object({
+      blob: blobSchema,
+      padding: v.optional(count, 0),
+      trial: v.optional(v.array(v.tuple([v.string(), v.array(count)])), []),
+    }),
+  ),
   ignored: v.exactOptional(v.pipe(v.number(), v.integer(), v.minValue(-(2 ** 31)), v.maxValue(-1))),
 });
 const holdOutSchema = v.object({

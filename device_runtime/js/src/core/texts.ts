@@ -5,9 +5,10 @@ import { DeadlinePassed, PlanRefused } from "./errors.ts";
 import { type Column, type Examples, ExamplesError } from "./examples.ts";
 import type { BlobRef, Field, Plan } from "./plan.ts";
 import { Tokenizer } from "./tokenizer.ts";
+import { Work } from "./work.ts";
 
 /** The examples with texts, uint8 `[bytes]` with zeros at the end, as tokens, and the number of texts that were cut.
- * keepGoing: asked before every text; false ends the work with DeadlinePassed. Throws PlanRefused for a tokenizer that
+ * keepGoing: asked before every text and within long ones; false ends the work with DeadlinePassed. Throws PlanRefused for a tokenizer that
  * does not load or fit the field, ExamplesError for what is no UTF-8.
  */
 export async function tokenized(
@@ -17,35 +18,37 @@ export async function tokenized(
   keepGoing: () => boolean,
 ): Promise<{ examples: Examples; cut: number }> {
   const columns = new Map(examples.columns);
+  const work = new Work(keepGoing);
   let cut = 0;
   for (const field of plan.examples.fields) {
     const column = columns.get(field.name);
     if (field.tokenizer === undefined || !(column?.values instanceof Uint8Array) || column.shape.length !== 1) continue;
-    const tokenizer = loadedTokenizer(field, await blob(field.tokenizer.blob));
-    const made = tokensOf(field, tokenizer, textsOf(field, column, examples.count, keepGoing), examples.count);
+    const tokenizer = loadedTokenizer(field, await blob(field.tokenizer.blob), work);
+    const made = tokensOf(field, tokenizer, textsOf(field, column, examples.count), examples.count, work);
     columns.set(field.name, { shape: field.shape, values: made.ids });
     cut += made.cut;
   }
   return { examples: { ...examples, columns }, cut };
 }
 
-/** The texts of a column, asking before each whether to go on. */
-function* textsOf(field: Field, { shape, values }: Column, count: number, keepGoing: () => boolean): Generator<string> {
+function* textsOf(field: Field, { shape, values }: Column, count: number): Generator<string> {
   const [width = 0] = shape;
   for (let place = 0; place < count; place++) {
-    if (!keepGoing()) throw new DeadlinePassed("stopped while texts became tokens: the report would come too late");
     yield textOf(field, (values as Uint8Array<ArrayBuffer>).subarray(place * width, (place + 1) * width), place);
   }
 }
 
-/** The tokens of so many texts, one text after the other, and how many were cut. Throws PlanRefused. */
-export function tokensOf(field: Field, tokenizer: Tokenizer, texts: Iterable<string>, count: number) {
+/** The tokens of so many texts, one text after the other, and how many were cut. Throws PlanRefused, and as `work`, which
+ * is asked before every text.
+ */
+export function tokensOf(field: Field, tokenizer: Tokenizer, texts: Iterable<string>, count: number, work: Work) {
   const [length = 0] = field.shape;
   const ids = new Int32Array(count * length).fill(field.tokenizer!.padding);
   let cut = 0;
   let place = 0;
   for (const text of texts) {
-    const { before, own, after } = tokenizer.encode(text);
+    work.ask();
+    const { before, own, after } = tokenizer.encode(text, work);
     const room = length - before.length - after.length;
     if (own.length > room) {
       cut += 1;
@@ -64,7 +67,7 @@ export function tokensOf(field: Field, tokenizer: Tokenizer, texts: Iterable<str
           "export it with one that no text has",
       );
     }
-    const most = Math.max(...whole);
+    const most = whole.reduce((highest, id) => Math.max(highest, id), -1);
     if (most >= Number(field.high)) {
       throw new PlanRefused(
         `the tokenizer of field ${field.name} gives token ${most}; the model knows those below ${field.high}: export it ` +
@@ -92,11 +95,21 @@ function decoded(data: Bytes): string {
   return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(data);
 }
 
-/** The tokenizer of a field, from its file. Throws PlanRefused. */
-export function loadedTokenizer(field: Field, data: Bytes): Tokenizer {
+/** The tokenizer of a field, from its file. Throws PlanRefused, also where it has other tokens for the plan's trial of it;
+ * and as `work`.
+ */
+export function loadedTokenizer(field: Field, data: Bytes, work: Work): Tokenizer {
   try {
-    return new Tokenizer(JSON.parse(decoded(data)));
+    const tokenizer = new Tokenizer(JSON.parse(decoded(data)));
+    for (const [text, expected] of field.tokenizer!.trial) {
+      const { before, own, after } = tokenizer.encode(text, work);
+      if ([...before, ...own, ...after].join() !== expected.join()) {
+        throw new PlanRefused(`${JSON.stringify(text)} has other tokens here than where the plan was exported`);
+      }
+    }
+    return tokenizer;
   } catch (error) {
+    if (error instanceof DeadlinePassed) throw error;
     const why = error instanceof Error ? error.message : String(error);
     throw new PlanRefused(`the tokenizer of field ${field.name} does not load: ${why}`);
   }

@@ -1,11 +1,19 @@
-/** Tokenizers of Hugging Face's `tokenizer.json`: WordPiece as of BERT, and byte-level BPE as of GPT-2. The same ids as
- * Python's library of that name, which tests hold. No engine's own idea of white space or case is used. Spec: plan §1.3.
+/** Tokenizers of Hugging Face's `tokenizer.json`: WordPiece as of BERT, and BPE as of GPT-2. The same ids as Python's
+ * library of that name, which tests hold. No engine's own idea of white space, case or class is used. Spec: plan §1.3.
  */
 
-import * as v from "valibot";
-import { PlanRefused } from "./errors.ts";
-import { Expression, SPACES } from "./expression.ts";
-import { checked } from "./json.ts";
+import { codesOf, has, isSpace, lowered, normalised } from "./characters.ts";
+import { Expression } from "./expression.ts";
+import {
+  type Added,
+  checkedFile,
+  type Normalizer,
+  type PostProcessor,
+  type PreTokenizer,
+  unknown,
+} from "./tokenizer-file.ts";
+import { bytePairs, Trie, type Words, wordPieces } from "./words.ts";
+import type { Work } from "./work.ts";
 
 /** The ids of a text: its own, and those that the tokenizer puts before and after any text. */
 interface Encoded {
@@ -14,204 +22,211 @@ interface Encoded {
   readonly after: readonly number[];
 }
 
-type Split = (text: string) => string[];
+type Split = (text: string, work: Work) => string[];
 type Change = (text: string) => string;
-const optional = v.nullish(v.string(), null);
-const part = v.looseObject({ type: v.string() });
-type Part = v.InferOutput<typeof part>;
-const addedSchema = v.object({
-  id: v.number(),
-  content: v.string(),
-  single_word: v.boolean(),
-  lstrip: v.boolean(),
-  rstrip: v.boolean(),
-  normalized: v.boolean(),
-});
-type Added = v.InferOutput<typeof addedSchema>;
-function isVocabulary(value: unknown): boolean {
-  return typeof value === "object" && value !== null && Object.values(value).every((id) => typeof id === "number");
-}
 
-const modelSchema = v.object({
-  type: v.picklist(["WordPiece", "BPE"]),
-  vocab: v.custom<Record<string, number>>(isVocabulary), // a record would lose the words prototype and constructor
-  unk_token: optional,
-  continuing_subword_prefix: optional,
-  end_of_word_suffix: optional,
-  max_input_chars_per_word: v.optional(v.number(), 100),
-  merges: v.optional(v.array(v.union([v.string(), v.tuple([v.string(), v.string()])])), []),
-  ignore_merges: v.optional(v.boolean(), false),
-  byte_fallback: v.optional(v.boolean(), false),
-  dropout: v.nullish(v.number(), null),
-});
-type Model = v.InferOutput<typeof modelSchema>;
-const fileSchema = v.object({
-  added_tokens: v.array(addedSchema),
-  normalizer: v.nullable(part),
-  pre_tokenizer: v.nullable(part),
-  post_processor: v.nullable(part),
-  model: modelSchema,
-});
-const bertSchema = v.object({
-  clean_text: v.boolean(),
-  handle_chinese_chars: v.boolean(),
-  strip_accents: v.nullable(v.boolean()),
-  lowercase: v.boolean(),
-});
-const levelSchema = v.object({ add_prefix_space: v.boolean(), use_regex: v.optional(v.boolean(), true) });
-const splitSchema = v.object({
-  pattern: v.object({ Regex: v.string() }),
-  behavior: v.literal("Isolated"),
-  invert: v.literal(false),
-});
-const pairSchema = v.object({ cls: v.tuple([v.string(), v.number()]), sep: v.tuple([v.string(), v.number()]) });
-const templateSchema = v.object({
-  single: v.array(v.union([v.object({ SpecialToken: v.object({ id: v.string() }) }), v.object({ Sequence: v.any() })])),
-  special_tokens: v.record(v.string(), v.object({ ids: v.array(v.number()) })),
-});
-
-const SPACE = new RegExp(`[${SPACES}]`, "u");
-const HIDDEN = /(?![\t\n\r])[\ufffd\p{Cc}\p{Cf}\p{Co}\p{Cs}]/u;
-const HAN =
-  /[\u4e00-\u9fff\u3400-\u4dbf\u{20000}-\u{2a6df}\u{2a700}-\u{2b73f}\u{2b740}-\u{2b81f}\u{2b920}-\u{2ceaf}\uf900-\ufaff\u{2f800}-\u{2fa1f}]/u;
-const PUNCTUATION = /[!-/:-@[-`{-~\p{P}]/u;
 const GPT2 = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 const SHOWN = 60;
-const FORMS = ["NFC", "NFD", "NFKC", "NFKD"];
+/** First and last characters of what BERT takes for Chinese. */
+const HAN: readonly [number, number][] = [
+  [0x4e00, 0x9fff],
+  [0x3400, 0x4dbf],
+  [0x20000, 0x2a6df],
+  [0x2a700, 0x2b73f],
+  [0x2b740, 0x2b81f],
+  [0x2b920, 0x2ceaf],
+  [0xf900, 0xfaff],
+  [0x2f800, 0x2fa1f],
+];
 
 /** A loaded tokenizer. */
 export class Tokenizer {
-  readonly #raw: readonly Added[];
-  readonly #normalized: readonly Added[];
+  readonly #raw: AddedTokens;
+  readonly #normalized: AddedTokens;
   readonly #change: Change;
-  readonly #split: Split;
-  readonly #word: (word: string) => number[];
+  readonly #splits: readonly Split[];
+  readonly #words: Words;
   readonly #around: readonly [readonly number[], readonly number[]];
 
-  /** file: what `tokenizer.json` says, parsed. Throws PlanRefused for a kind that is not known here. */
+  /** file: what `tokenizer.json` says, parsed. Throws FormatError or PlanRefused for what is not known here. */
   constructor(file: unknown) {
-    const { added_tokens, normalizer, pre_tokenizer, post_processor, model } = checked(fileSchema, file, "tokenizer");
-    const longest = added_tokens.toSorted((one, other) => other.content.length - one.content.length);
-    if (longest.some(({ single_word }) => single_word)) throw unknown("an added token that is a single word");
-    this.#raw = longest.filter(({ normalized }) => !normalized);
-    this.#change = changes(normalizer);
-    this.#normalized = longest
-      .filter(({ normalized }) => normalized)
-      .map((added) => ({ ...added, content: this.#change(added.content) }));
-    this.#split = splits(pre_tokenizer);
-    this.#word = model.type === "WordPiece" ? wordPiece(model) : bytePairs(model);
+    const { added_tokens, normalizer, pre_tokenizer, post_processor, model } = checkedFile(file);
+    const changes = normalizer.map(changeOf);
+    this.#change = (text) => changes.reduce((changed, change) => change(changed), text);
+    const normalized = added_tokens.filter((added) => added.normalized);
+    this.#raw = new AddedTokens(added_tokens.filter((added) => !added.normalized));
+    this.#normalized = new AddedTokens(normalized.map((added) => ({ ...added, content: this.#change(added.content) })));
+    this.#splits = pre_tokenizer.map(splitOf);
+    this.#words = model.type === "WordPiece" ? wordPieces(model) : bytePairs(model);
     this.#around = around(post_processor);
   }
 
-  /** The ids of a text. */
-  encode(text: string): Encoded {
+  /** The ids of a text. Throws PlanRefused for one that the vocabulary has no token for, and as `work`. */
+  encode(text: string, work: Work): Encoded {
     const own: number[] = [];
-    for (const piece of parted(text, this.#raw)) {
+    for (const piece of this.#raw.parted(text, work)) {
       if (typeof piece === "number") own.push(piece);
       else {
-        for (const inner of parted(this.#change(piece), this.#normalized)) {
+        for (const inner of this.#normalized.parted(this.#changed(piece, work), work)) {
           if (typeof inner === "number") own.push(inner);
-          else for (const word of this.#split(inner)) for (const id of this.#word(word)) own.push(id);
+          else for (const word of this.#split(inner, work)) for (const id of this.#words(word, work)) own.push(id);
         }
       }
     }
     return { before: this.#around[0], own, after: this.#around[1] };
   }
+
+  #changed(text: string, work: Work): string {
+    work.spend(text.length);
+    return this.#change(text);
+  }
+
+  #split(text: string, work: Work): string[] {
+    return this.#splits.reduce((pieces, split) => pieces.flatMap((piece) => split(piece, work)), [text]);
+  }
 }
 
-/** The text between added tokens, and their ids: leftmost first, and the longest of several. */
-function parted(text: string, added: readonly Added[]): (string | number)[] {
-  const found: (string | number)[] = [];
-  let from = 0;
-  for (let place = 0; place < text.length; ) {
-    const token = added.find(({ content }) => content !== "" && text.startsWith(content, place));
-    if (token === undefined) {
-      place += 1;
-      continue;
+/** Tokens that are found in texts before anything else is. */
+class AddedTokens {
+  readonly #trie = new Trie();
+  readonly #all: readonly Added[];
+
+  /** Throws PlanRefused where two cannot be told apart. */
+  constructor(all: readonly Added[]) {
+    this.#all = all;
+    for (const [place, { content }] of all.entries()) {
+      if (content === "" || !this.#trie.add(content, place)) {
+        throw unknown("an added token that normalises to nothing or to another one");
+      }
     }
-    let start = place;
-    let end = place + token.content.length;
-    while (token.lstrip && start > from && SPACE.test(text[start - 1]!)) start -= 1;
-    while (token.rstrip && end < text.length && SPACE.test(text[end]!)) end += 1;
-    if (start > from) found.push(text.slice(from, start));
-    found.push(token.id);
-    from = place = end;
   }
-  if (from < text.length) found.push(text.slice(from));
-  return found;
+
+  /** The text between added tokens, and their ids: leftmost first, and the longest of several. As in the library, one that
+   * takes the spaces after it leaves them to be found again.
+   */
+  parted(text: string, work: Work): (string | number)[] {
+    if (this.#all.length === 0) return text === "" ? [] : [text];
+    const codes = codesOf(text);
+    const parts: (string | number)[] = [];
+    let from = 0;
+    let spaces = 0;
+    const take = (to: number) => {
+      if (to > from) parts.push(textOf(codes, from, to));
+    };
+    for (let place = 0; place < codes.length; ) {
+      const found = this.#trie.longest(codes, place, work);
+      if (found === undefined) {
+        place += 1;
+        continue;
+      }
+      const { id, lstrip, rstrip } = this.#all[found.value]!;
+      let start = place;
+      while (lstrip && start > from && isSpace(codes[start - 1]!)) start -= 1;
+      take(start);
+      parts.push(id);
+      from = place = found.end;
+      if (rstrip) {
+        spaces = Math.max(spaces, from);
+        while (spaces < codes.length && isSpace(codes[spaces]!)) spaces += 1;
+        from = spaces;
+      }
+    }
+    take(codes.length);
+    return parts;
+  }
 }
 
-function changes(normalizer: Part | null): Change {
-  if (normalizer === null) return (text) => text;
-  const { type } = normalizer;
-  if (FORMS.includes(type)) return (text) => text.normalize(type);
-  if (type === "Lowercase") return lower;
-  if (type === "Sequence") {
-    const all = checked(v.array(part), normalizer["normalizers"], "normalizers").map(changes);
-    return (text) => all.reduce((changed, change) => change(changed), text);
+function textOf(codes: readonly number[], start: number, end: number): string {
+  let text = "";
+  for (let place = start; place < end; place++) text += String.fromCodePoint(codes[place]!);
+  return text;
+}
+
+function changeOf(normalizer: Normalizer): Change {
+  if (normalizer.type === "Lowercase") return lowered;
+  if (normalizer.type !== "BertNormalizer") {
+    const { type } = normalizer;
+    return (text) => normalised(text, type);
   }
-  if (type !== "BertNormalizer") throw unknown(`the normalizer ${type}`);
-  const { clean_text, handle_chinese_chars, strip_accents, lowercase } = checked(bertSchema, normalizer, type);
+  const { clean_text, handle_chinese_chars, strip_accents, lowercase } = normalizer;
   return (text) => {
     let changed = text;
-    if (clean_text) changed = each(changed, (one) => (HIDDEN.test(one) ? "" : SPACE.test(one) ? " " : one));
-    if (handle_chinese_chars) changed = each(changed, (one) => (HAN.test(one) ? ` ${one} ` : one));
-    if (strip_accents ?? lowercase) changed = changed.normalize("NFD").replace(/\p{Mn}/gu, "");
-    return lowercase ? lower(changed) : changed;
+    if (clean_text) changed = each(changed, (one, code) => (has(code, "h") ? "" : isSpace(code) ? " " : one));
+    if (handle_chinese_chars) changed = each(changed, (one, code) => (isHan(code) ? ` ${one} ` : one));
+    if (strip_accents ?? lowercase) {
+      changed = each(normalised(changed, "NFD"), (one, code) => (has(code, "a") ? "" : one));
+    }
+    return lowercase ? lowered(changed) : changed;
   };
 }
 
-/** Letter by letter, so that a sigma at the end of a word is like any other. */
-function lower(text: string): string {
-  return each(text, (one) => one.toLowerCase());
+function isHan(code: number): boolean {
+  return HAN.some(([first, last]) => code >= first && code <= last);
 }
 
-function each(text: string, change: Change): string {
-  return Array.from(text, change).join("");
+function each(text: string, change: (one: string, code: number) => string): string {
+  return Array.from(text, (one) => change(one, one.codePointAt(0)!)).join("");
 }
 
-function splits(pre: Part | null): Split {
-  if (pre?.type === "BertPreTokenizer") return bertWords;
-  const parts = pre?.type === "Sequence" ? checked(v.array(part), pre["pretokenizers"], "pretokenizers") : [pre];
-  const steps = parts.map(level);
-  return (text) => steps.reduce((pieces, step) => pieces.flatMap(step), text === "" ? [] : [text]);
+function splitOf(pre: PreTokenizer): Split {
+  if (pre.type === "Split") return isolated(pre.pattern.Regex);
+  if (pre.type === "BertPreTokenizer") return bertWords;
+  return pre.type === "Digits" ? digits(pre.individual_digits) : byteLevel(pre.add_prefix_space, pre.use_regex);
 }
 
-function level(pre: Part | null): Split {
-  if (pre?.type === "Split") return isolated(checked(splitSchema, pre, pre.type).pattern.Regex);
-  if (pre?.type === "Digits") return isolated(pre["individual_digits"] === true ? "\\p{N}" : "\\p{N}+");
-  if (pre?.type !== "ByteLevel") throw unknown(`the pre-tokenizer ${pre?.type ?? "null"}`);
-  const { add_prefix_space, use_regex } = checked(levelSchema, pre, pre.type);
-  const cut = use_regex ? isolated(GPT2) : (text: string) => [text];
-  return (text) => {
-    const prefixed = add_prefix_space && !text.startsWith(" ") ? ` ${text}` : text;
-    return cut(prefixed).map((piece) => Array.from(new TextEncoder().encode(piece), (byte) => LETTERS[byte]).join(""));
-  };
-}
-
-function bertWords(text: string): string[] {
+/** Words between white space, and punctuation. */
+function bertWords(text: string, work: Work): string[] {
+  work.spend(text.length);
   const words = [""];
   for (const one of text) {
-    if (SPACE.test(one)) words.push("");
-    else if (PUNCTUATION.test(one)) words.push(one, "");
+    const code = one.codePointAt(0)!;
+    if (isSpace(code)) words.push("");
+    else if (has(code, "p")) words.push(one, "");
     else words[words.length - 1] += one;
   }
   return words.filter((word) => word !== "");
 }
 
-/** Matches of an expression and what is between them. */
-function isolated(source: string): Split {
+/** Numbers, each character of them alone or as long as they are, and what is between them. */
+function digits(alone: boolean): Split {
+  return (text, work) => {
+    work.spend(text.length);
+    const words: string[] = [];
+    let wasNumber = true;
+    for (const one of text) {
+      const isNumber = has(one.codePointAt(0)!, "n");
+      if (words.length === 0 || isNumber !== wasNumber || (isNumber && alone)) words.push(one);
+      else words[words.length - 1] += one;
+      wasNumber = isNumber;
+    }
+    return words;
+  };
+}
+
+function byteLevel(addPrefixSpace: boolean, useRegex: boolean): Split {
+  const cut: Split = useRegex ? isolated(GPT2) : (text) => [text];
+  const letters = bytesAsLetters();
+  return (text, work) => {
+    work.spend(text.length);
+    const prefixed = addPrefixSpace && !text.startsWith(" ") ? ` ${text}` : text;
+    return cut(prefixed, work).map((piece) =>
+      Array.from(new TextEncoder().encode(piece), (byte) => letters[byte]).join(""),
+    );
+  };
+}
+
+/** Matches of an expression and what is between them. Throws PlanRefused for one that is not known. */
+export function isolated(source: string): Split {
   const expression = expressionOf(source);
-  return (text) => {
-    const letters = Array.from(text);
+  return (text, work) => {
+    const codes = codesOf(text);
     const pieces: string[] = [];
     let from = 0;
-    for (const [start, end] of expression.matches(letters)) {
-      if (start > from) pieces.push(letters.slice(from, start).join(""));
-      pieces.push(letters.slice(start, end).join(""));
+    for (const [start, end] of [...expression.matches(codes, work), [codes.length, codes.length] as const]) {
+      if (start > from) pieces.push(textOf(codes, from, start));
+      if (end > start) pieces.push(textOf(codes, start, end));
       from = end;
     }
-    if (from < letters.length) pieces.push(letters.slice(from).join(""));
     return pieces;
   };
 }
@@ -225,78 +240,21 @@ function expressionOf(source: string): Expression {
   }
 }
 
-function wordPiece({ vocab, unk_token, continuing_subword_prefix, max_input_chars_per_word }: Model) {
-  const ids = new Map(Object.entries(vocab));
-  const unknownId = ids.get(unk_token ?? "");
-  if (unknownId === undefined) throw unknown("a vocabulary without its unknown token");
-  const prefix = continuing_subword_prefix ?? "";
-  let longest = 0;
-  for (const piece of ids.keys()) longest = Math.max(longest, piece.length);
-  return (word: string): number[] => {
-    const letters = Array.from(word);
-    if (letters.length > max_input_chars_per_word) return [unknownId];
-    const found: number[] = [];
-    for (let start = 0; start < letters.length; ) {
-      let end = Math.min(letters.length, start + longest);
-      const lead = start > 0 ? prefix : "";
-      while (end > start && !ids.has(lead + letters.slice(start, end).join(""))) end -= 1;
-      if (end === start) return [unknownId];
-      found.push(ids.get(lead + letters.slice(start, end).join(""))!);
-      start = end;
-    }
-    return found;
-  };
-}
-
-function bytePairs(model: Model) {
-  if (model.byte_fallback || model.dropout || model.continuing_subword_prefix || model.end_of_word_suffix) {
-    throw unknown("a BPE with bytes as a fallback, dropout, a prefix or a suffix");
-  }
-  const ids = new Map(Object.entries(model.vocab));
-  const ranks = new Map(model.merges.map((pair, rank) => [typeof pair === "string" ? pair : pair.join(" "), rank]));
-  return (word: string): number[] => {
-    const whole = ids.get(word);
-    if (model.ignore_merges && whole !== undefined) return [whole];
-    const pieces = Array.from(word).filter((one) => ids.has(one));
-    for (;;) {
-      let best = Infinity;
-      let at = -1;
-      for (let place = 0; place + 1 < pieces.length; place++) {
-        const rank = ranks.get(`${pieces[place]} ${pieces[place + 1]}`);
-        if (rank !== undefined && rank < best) [best, at] = [rank, place];
-      }
-      if (at < 0) return pieces.map((piece) => ids.get(piece)!);
-      pieces.splice(at, 2, pieces[at]! + pieces[at + 1]!);
-    }
-  };
-}
-
-/** The ids before and after any text. */
-function around(post: Part | null): [readonly number[], readonly number[]] {
-  if (post === null || post.type === "ByteLevel") return [[], []];
-  if (post.type === "BertProcessing" || post.type === "RobertaProcessing") {
-    const { cls, sep } = checked(pairSchema, post, post.type);
-    return [[cls[1]], [sep[1]]];
-  }
-  if (post.type === "Sequence") {
-    const all = checked(v.array(part), post["processors"], "processors").map(around);
-    return [all.toReversed().flatMap(([before]) => before), all.flatMap(([, after]) => after)];
-  }
-  if (post.type !== "TemplateProcessing") throw unknown(`the post-processor ${post.type}`);
-  const { single, special_tokens } = checked(templateSchema, post, post.type);
-  const middle = single.findIndex((one) => "Sequence" in one);
-  const ids = (items: typeof single) =>
-    items.flatMap((one) => ("SpecialToken" in one ? (special_tokens[one.SpecialToken.id]?.ids ?? []) : []));
+/** The ids before and after any text, of the one processor that adds some. */
+function around(processors: readonly PostProcessor[]): [readonly number[], readonly number[]] {
+  const adding = processors.find(({ type }) => type !== "ByteLevel");
+  if (adding === undefined || adding.type === "ByteLevel") return [[], []];
+  if (adding.type !== "TemplateProcessing") return [[adding.cls[1]], [adding.sep[1]]];
+  const { single, special_tokens } = adding;
+  const middle = single.findIndex((piece) => "Sequence" in piece);
+  const ids = (pieces: typeof single) =>
+    pieces.flatMap((piece) => ("SpecialToken" in piece ? special_tokens[piece.SpecialToken.id]!.ids : []));
   return [ids(single.slice(0, middle)), ids(single.slice(middle + 1))];
 }
 
 /** GPT-2's letter for every byte: printable bytes are themselves. */
-const LETTERS = (() => {
+function bytesAsLetters(): string[] {
   const isPrintable = (byte: number) => (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
   let next = 256;
   return Array.from({ length: 256 }, (_, byte) => String.fromCodePoint(isPrintable(byte) ? byte : next++));
-})();
-
-function unknown(what: string): PlanRefused {
-  return new PlanRefused(`its tokenizer has ${what}, which devices in TypeScript do not know`);
 }

@@ -1,0 +1,124 @@
+/** Characters as the library of tokenizers has them, whatever version of Unicode an engine knows. Spec: plan §1.3. */
+
+import { KINDS, LOWER, RUNS, SIGNS } from "./unicode.ts";
+
+/** What a character is beside its general category: BERT's punctuation, hidden or an accent; a number; of no normal form. */
+type Mark = "p" | "h" | "a" | "n" | "x";
+/** A form of Unicode's normalisation. */
+type Form = "NFC" | "NFD" | "NFKC" | "NFKD";
+
+const CATEGORIES = [...new Set(KINDS.split(" ").map((kind) => kind.slice(0, 2)))];
+const MARKS = "phanx";
+const CAPITAL_I = 0x130;
+/** Unicode's white space. */
+const SPACES: readonly [number, number][] = [
+  [0x9, 0xd],
+  [0x20, 0x20],
+  [0x85, 0x85],
+  [0xa0, 0xa0],
+  [0x1680, 0x1680],
+  [0x2000, 0x200a],
+  [0x2028, 0x2029],
+  [0x202f, 0x202f],
+  [0x205f, 0x205f],
+  [0x3000, 0x3000],
+];
+
+interface Tables {
+  /** By code, the place of its kind. */
+  readonly kinds: Uint8Array;
+  /** By kind, a bit for its category, and bits for its marks. */
+  readonly categories: readonly number[];
+  readonly marks: readonly number[];
+  readonly lower: ReadonlyMap<number, number>;
+}
+
+let made: Tables | undefined;
+
+function tables(): Tables {
+  made ??= {
+    kinds: kindsOf(RUNS),
+    categories: KINDS.split(" ").map((kind) => bitsOf(kind.slice(0, 2))),
+    marks: KINDS.split(" ").map((kind) => Array.from(kind.slice(2)).reduce((bits, mark) => bits | bitOf(mark), 0)),
+    lower: lowerOf(LOWER),
+  };
+  return made;
+}
+
+function kindsOf(runs: string): Uint8Array {
+  const kinds = new Uint8Array(0x110000);
+  let from = 0;
+  for (const [, sign = "", count] of runs.replace(/\s/g, "").matchAll(/(\D)(\d*)/g)) {
+    const to = from + Number(count || 1);
+    kinds.fill(SIGNS.indexOf(sign), from, to);
+    from = to;
+  }
+  return kinds;
+}
+
+function lowerOf(runs: string): Map<number, number> {
+  const lower = new Map<number, number>();
+  let start = 0;
+  for (const run of runs.trim().split(/\s+/)) {
+    const [after = 0, count = 0, apart = 0, step = 0] = run.split(".").map((digits) => Number.parseInt(digits, 36));
+    start += after;
+    for (let one = 0; one < count; one++) lower.set(start + one * apart, start + one * apart + step);
+  }
+  return lower;
+}
+
+function bitOf(mark: string): number {
+  return 1 << MARKS.indexOf(mark);
+}
+
+/** Bits for the general categories that a name means, such as Lu or L; 0 if there is none. */
+export function bitsOf(name: string): number {
+  return CATEGORIES.reduce((bits, category, place) => (category.startsWith(name) ? bits | (1 << place) : bits), 0);
+}
+
+/** Whether a character's category is among those of the bits. */
+export function isOf(code: number, bits: number): boolean {
+  const { kinds, categories } = tables();
+  return (categories[kinds[code]!]! & bits) !== 0;
+}
+
+/** Whether a character has a mark. */
+export function has(code: number, mark: Mark): boolean {
+  const { kinds, marks } = tables();
+  return (marks[kinds[code]!]! & bitOf(mark)) !== 0;
+}
+
+/** Whether a character is white space. */
+export function isSpace(code: number): boolean {
+  return SPACES.some(([first, last]) => code >= first && code <= last);
+}
+
+/** The characters of a text. */
+export function codesOf(text: string): number[] {
+  return Array.from(text, (one) => one.codePointAt(0)!);
+}
+
+/** Lower case letter by letter, so that a sigma at the end of a word is like any other. */
+export function lowered(text: string): string {
+  const { lower } = tables();
+  return Array.from(text, (one) => {
+    const code = one.codePointAt(0)!;
+    return code === CAPITAL_I ? "i\u0307" : String.fromCodePoint(lower.get(code) ?? code);
+  }).join("");
+}
+
+/** The normal form of a text: of Unicode 9.0, which has none for newer characters and lets none of them move. */
+export function normalised(text: string, form: Form): string {
+  const parts: string[] = [];
+  let from = 0;
+  for (let place = 0; place < text.length; ) {
+    const code = text.codePointAt(place)!;
+    const next = place + (code > 0xffff ? 2 : 1);
+    if (has(code, "x")) {
+      parts.push(text.slice(from, place).normalize(form), text.slice(place, next));
+      from = next;
+    }
+    place = next;
+  }
+  return [...parts, text.slice(from).normalize(form)].join("");
+}
