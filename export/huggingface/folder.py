@@ -174,7 +174,7 @@ def build(pretrained: Pretrained, padding: Padding) -> nn.Module:
 
 
 def _check_length(pretrained: Pretrained, longest: int | None) -> None:
-    if longest is not None and pretrained.tokens > longest:
+    if longest is not None and 0 < longest < pretrained.tokens:  # XLNet's is -1, as it has no table of positions
         raise InvalidModel(f"{pretrained.folder} reads {longest} tokens at most, not {pretrained.tokens}")
 
 

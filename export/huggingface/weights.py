@@ -34,6 +34,7 @@ def check_given(folder: str, model: Any, report: Mapping[str, Any], has_head: bo
     files that the model has no place for, unless they are of another head.
     """
     prefix, kind = f"{model.base_model_prefix}.", type(model).__name__
+    _check_files(folder, prefix)
     sizes = {name: (list(found), list(wanted)) for name, found, wanted in report["mismatched_keys"]}
     drawn, unused = frozenset({*report["missing_keys"], *sizes}), sorted(report["unexpected_keys"])
 
@@ -52,6 +53,22 @@ def check_given(folder: str, model: Any, report: Mapping[str, Any], has_head: bo
     if strange := [name for name in unused if not heads or part(name) in parts]:
         raise InvalidModel(f"{folder} has {_some(strange)}, for which {kind} of its config.json has no place")
     return drawn
+
+
+def _check_files(folder: str, prefix: str) -> None:
+    """Raise InvalidModel for a tensor that is there twice, of which one would be taken, and for weights of integers."""
+    from safetensors import safe_open  # comes with transformers, which read the files
+
+    places: dict[str, str] = {}
+    for path in sorted(Path(folder).glob("model*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118  # it is no mapping
+                place = f"{name} in {path.name}"
+                if other := places.get(name.removeprefix(prefix)):
+                    raise InvalidModel(f"{folder} has one tensor twice: {other}, and {place}; remove one")
+                if name.endswith(".weight") and "F" not in (dtype := file.get_slice(name).get_dtype()):
+                    raise InvalidModel(f"{folder} has {place} as {dtype}; weights are floating-point numbers")
+                places[name.removeprefix(prefix)] = place
 
 
 def _hint(absent: str, prefix: str, unused: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import shutil
 
 import pytest
 import torch
@@ -160,6 +161,17 @@ def test_a_language_model_takes_no_folder_of_another_task(tmp_path):
         module_of(folder, CONTINUES)
 
 
+def test_a_merged_folder_says_its_task_and_no_padding_that_it_lacks(tmp_path):
+    folder, _ = folder_of(tmp_path / "model", "Llama", "AutoModelForSequenceClassification", num_labels=1)
+    configured(folder, problem_type="regression", pad_token_id=None)
+    given = Pretrained(str(folder), tokens=8)
+    model = Model(spec_of(given))
+    write_merged(given, Values(model.schema, model.initial, model.frozen_vectors), tmp_path / "merged")
+    written = json.loads((tmp_path / "merged" / "config.json").read_text())
+    assert written["problem_type"] == "single_label_classification"
+    assert written.get("pad_token_id") is None
+
+
 def quantised(folder):
     configured(folder, quantization_config={"quant_method": "fp8"})
 
@@ -176,6 +188,30 @@ def indexed(folder):
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     names = {"bert.embeddings.word_embeddings.weight": "model-00002-of-00002.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+def changed(folder, change):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def twice(folder):
+    """Under two names, of which the library takes one."""
+    name = "embeddings.word_embeddings.weight"
+    changed(folder, lambda tensors: tensors.update({name: tensors[f"bert.{name}"] + 1}))
+
+
+def stale(folder):
+    """Shards of a later version beside a whole file."""
+    shutil.copy(folder / "model.safetensors", folder / "model-00001-of-00001.safetensors")
+
+
+def whole(folder):
+    name = "bert.encoder.layer.0.output.dense.weight"
+    changed(folder, lambda tensors: tensors.update({name: (100 * tensors[name]).to(torch.int8)}))
 
 
 def fewer(folder):
@@ -200,6 +236,9 @@ def fewer(folder):
         (of_many, "has a file shard-00001-model-.*, of a checkpoint by several processes"),
         (indexed, "has no weights for classification: .*model-00002-of-00002.safetensors"),
         (fewer, "lacks bert.encoder.layer"),
+        (twice, "twice: bert.embeddings.word_embeddings.weight in .*, and embeddings.word_embeddings.weight in"),
+        (stale, "twice: .* in model-00001-of-00001.safetensors, and .* in model.safetensors; remove one"),
+        (whole, "has bert.encoder.layer.0.output.dense.weight in model.safetensors as I8; weights are floating"),
     ],
 )
 def test_weights_that_are_not_plain_or_not_whole_are_refused(harm, words, tmp_path):
