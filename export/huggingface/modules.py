@@ -96,19 +96,30 @@ class Sentences(Text):
 MEAN, CLS = "mean", "cls"
 """How the values of a text become one vector: their mean over what is no padding, or those of the first token."""
 MODULES = "modules.json"
+CHANGES = {"sentence_bert_config.json": "do_lower_case", "config_sentence_transformers.json": "default_prompt_name"}
+"""Settings by which sentence-transformers changes a text before anything reads it, by their file."""
 
 
 def pooling_of(folder: Path) -> str:
-    """The pooling that sentence-transformers notes in a folder, else the mean. Raises InvalidModel for another."""
+    """The pooling that sentence-transformers notes in a folder, else the mean.
+
+    Raises InvalidModel for another, and for a folder by which sentence-transformers changes texts first.
+    """
     if not (folder / MODULES).is_file():
         return MEAN
     try:
+        changes = list(_changes(folder))
         modules = {one["type"].rpartition(".")[2]: one["path"] for one in json.loads((folder / MODULES).read_bytes())}
         path = modules.pop("Pooling", None)
         noted = {} if path is None else json.loads((folder / path / "config.json").read_bytes())
         modes = [name for name, value in noted.items() if name.startswith("pooling_mode_") and value]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InvalidModel(f"{folder / MODULES} is not as sentence-transformers writes it: {reason(error)}") from error
+    if changes:
+        raise InvalidModel(
+            f"{folder} has {changes[0]}: sentence-transformers changes every text by it, and devices do not; have your "
+            "app change texts so, and take the setting out"
+        )
     modes = modes or [f"pooling_mode_{noted.get('pooling_mode', MEAN)}_tokens"]
     known = {"pooling_mode_mean_tokens": MEAN, "pooling_mode_cls_token": CLS, "pooling_mode_cls_tokens": CLS}
     if (unknown := sorted(modules.keys() - {"Transformer", "Normalize"})) or len(modes) > 1 or modes[0] not in known:
@@ -117,6 +128,12 @@ def pooling_of(folder: Path) -> str:
             f"{folder / MODULES} has {what}; known are the poolings mean_tokens and cls_token, followed by Normalize"
         )
     return known[modes[0]]
+
+
+def _changes(folder: Path) -> Iterator[str]:
+    for file, setting in CHANGES.items():
+        if (folder / file).is_file() and json.loads((folder / file).read_bytes()).get(setting):
+            yield f"{setting} in {file}"
 
 
 @contextlib.contextmanager

@@ -130,3 +130,19 @@ def test_a_pooling_that_is_not_known_is_refused_by_name(pooling, more, words, tm
     with pytest.raises(InvalidModel, match=words) as caught:
         pooling_of(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "setting"),
+    [
+        ("sentence_bert_config.json", {"do_lower_case": True}),
+        ("config_sentence_transformers.json", {"prompts": {"query": "query: "}, "default_prompt_name": "query"}),
+    ],
+)
+def test_a_folder_by_which_texts_are_changed_first_is_refused(file, setting, tmp_path):
+    noted(tmp_path, {})
+    (tmp_path / file).write_text(json.dumps(dict.fromkeys(setting)))
+    assert pooling_of(tmp_path) == "mean"
+    (tmp_path / file).write_text(json.dumps(setting))
+    with pytest.raises(InvalidModel, match=f"has .* in {file}: sentence-transformers changes every text by it"):
+        pooling_of(tmp_path)
