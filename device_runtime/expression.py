@@ -41,7 +41,8 @@ def _unknown(part: str, before: list[str], after: list[str]) -> str:
         return _unknown_repetition(repeats, before)
     if part in LOOKS:
         is_one = len(after) > 1 and KNOWN.fullmatch(after[0]) and after[0] not in "()|" and after[1] == ")"
-        return "" if is_one else "a look at more than the next letter"
+        is_alone = not {*before[-1:]} - {"|", *GROUPS} and not {*after[2:3]} - {"|", ")"}
+        return ("a look alone" if is_alone else "") if is_one else "a look at more than the next letter"
     if part in GROUPS:
         inside = "".join(after).partition(")")[0]
         is_known = part != "(?i:" or OF_LETTERS.fullmatch(inside)
@@ -57,6 +58,6 @@ def _unknown_repetition(repeats: re.Match[str], before: list[str]) -> str:
         return "a repetition that is lazy or possessive"
     if not before or before[-1] in ("|", *GROUPS, *LOOKS) or REPEATS.fullmatch(before[-1]):
         return "a repetition of nothing"
-    if before[-1] == ")" and repeats[0] != "?":
+    if before[-1] == ")" and (repeats[0] != "?" or LOOKS.intersection(before[-3:-2])):
         return "a group that repeats"
     return "a repetition that ends before it begins" if most and int(most) < int(least) else ""

@@ -146,6 +146,7 @@ class Parser {
         of.push([]);
       }
     }
+    if (of.some((each) => each.length === 1 && each[0]!.kind === "look")) throw new SyntaxError("a look alone");
     return { kind: "any", of: of.map((each) => ({ kind: "all", of: each })) };
   }
 
@@ -156,7 +157,7 @@ class Parser {
     this.#at += 1;
     const [, least = "", comma = "", most = ""] = /^\{(\d+)(,?)(\d*)\}$/u.exec(token) ?? [];
     if (token.length > 1 && least === "") throw new SyntaxError("a repetition that is lazy or possessive");
-    if (of.kind !== "one" && token !== "?") throw new SyntaxError("a group that repeats");
+    if (of.kind === "look" || (of.kind !== "one" && token !== "?")) throw new SyntaxError("a group that repeats");
     if (token === "?") return { kind: "repeat", of, least: 0, most: 1 };
     if (least === "") return { kind: "repeat", of, least: token === "+" ? 1 : 0, most: Infinity };
     const last = comma === "" ? Number(least) : most === "" ? Infinity : Number(most);
