@@ -167,6 +167,13 @@ class Field(msgspec.Struct, frozen=True):
         if self.ignored is not UNSET and (self.dtype not in ("int32", "int64") or self.high is None):
             raise PlanError(f"field {self.name!r} ignores {self.ignored}: it must be int32 or int64, and have a high")
 
+    @property
+    def absent(self) -> int | None:
+        """The number that is no data: of a label that does not count, or behind a text's last token; None without."""
+        if self.tokenizer is not UNSET:
+            return self.tokenizer.padding
+        return None if self.ignored is UNSET else self.ignored
+
     def holds(self, values: NDArray[Any]) -> NDArray[np.bool_]:
         """Which of some integers a field with a `high` may hold."""
         inside: NDArray[np.bool_] = (values >= 0) & (values < self.high)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec import UNSET, UnsetType
+
 from coordinator.errors import InvalidTask
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.errors import QuestionError
@@ -141,13 +143,22 @@ def fields_of(store: TaskStore, population: str, like: str | None = None) -> Fie
 
 
 def fields_in(population: Population, name: str) -> Fields:
-    """The fields of a data set's examples, with the range of whole numbers that it has."""
-    from fedcore.plan import Field
+    """The fields of a data set's examples, with the range of whole numbers that it has, if none is below 0.
+
+    Of several labels those that are IGNORED do not count.
+    """
+    from fedcore.plan import IGNORED, Field
 
     found = []
     for field, values in population.fields.items():
-        high = int(values.max()) + 1 if values.dtype.kind in "iu" else None
-        found.append(Field(field, str(values.dtype), values.shape[1:], high))  # type: ignore[arg-type]
+        high: int | None = None
+        ignored: int | UnsetType = UNSET
+        if values.dtype.kind in "iu":
+            several = values.ndim > 1 and values is population.labels
+            known = values[values != IGNORED] if several else values
+            high = None if known.min(initial=0) < 0 else int(known.max(initial=0)) + 1
+            ignored = IGNORED if known.size < values.size and high is not None else UNSET
+        found.append(Field(field, str(values.dtype), values.shape[1:], high, ignored=ignored))  # type: ignore[arg-type]
     return Fields(tuple(found), f"of {name}")
 
 

@@ -7,8 +7,9 @@
     normaliser x       mean and standard deviation, of each element or of all, as the inputs of a model need them
     correlation x y    Pearson's correlation of two fields
 
-Of a field that is an array every element counts. NaN is NULL, which is in no bin and no mean. What bounds a device's
-part of an answer is in `export.questions.draft`.
+Of a field that is an array every element counts. NaN is NULL, which is in no bin and no mean, as are labels that are
+ignored and what fills a text's tokens. Bytes in a row may be a text with zeros behind it, and are asked about only
+within bounds. What bounds a device's part of an answer is in `export.questions.draft`.
 
 In words, options are KEY=VALUE, two values with a comma between, and the end is that of SQL:
 
@@ -32,7 +33,7 @@ from torch import Tensor
 
 from export.questions.asked import Asked
 from export.questions.draft import VOTERS, Draft, RowNumbers, Terms, without_rows_clause
-from export.questions.measured import Bins, Fields, Measured, field_of
+from export.questions.measured import Bins, Fields, Measured, field_of, smallest
 from fedcore.errors import QuestionError
 from fedcore.names import offered
 from fedcore.plan import Field
@@ -127,8 +128,13 @@ def compile_built_in(
     terms = Terms(minimum_devices, asked.most_rows, private, secure)
     chosen = [field_of(name, fields) for name in asked.of]
     if not chosen:
-        smallest = min(fields, key=lambda field: Measured.of(field).elements)
-        return kind.ask(asked, terms, [Measured.of(smallest)])
+        return kind.ask(asked, terms, [Measured.of(smallest(fields))])
+    for field in chosen:
+        if field.dtype == "uint8" and len(field.shape) == 1 and not asked.low:
+            raise QuestionError(
+                f"{field.name} may be a text with zeros behind it, which are no data: ask heavy-hitters {field.name}, "
+                "or, if they are numbers, for a histogram, quantiles or a normaliser with low=0 high=255"
+            )
     low, high = asked.low or [None] * len(chosen), asked.high or [None] * len(chosen)
     several = len(low) == len(high) == Measured.of(chosen[0]).elements > 1
     if asked.word == "normaliser" and several and not asked.overall:
@@ -233,7 +239,7 @@ def _quantiles(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> As
 def _normaliser(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
     (of,) = measured
     size = 1 if asked.overall else of.elements
-    counted = 1 if of.whole else size  # whole numbers are never NULL: all elements have as many
+    counted = 1 if of.full else size  # all elements have as many
     if 2 * size + 3 * counted > MOST_CELLS:
         raise QuestionError(f"{of.field.name} has {size:,} elements, too many for one report: say overall")
 

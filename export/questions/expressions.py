@@ -118,7 +118,9 @@ def literal(value: Literals) -> Expression:
 
 
 def field_of(item: Field) -> Expression:
-    """A field as numbers. NaN and infinity of a real one are NULL. Raises QuestionError for one that is no number."""
+    """A field as numbers. NaN and infinity of a real one are NULL, as is what is ignored of a whole one. Raises
+    QuestionError for one that is no number.
+    """
     if item.shape:
         size = " × ".join(map(str, item.shape))
         raise QuestionError(
@@ -130,11 +132,16 @@ def field_of(item: Field) -> Expression:
         return Expression("real", -math.inf, math.inf, True, lambda batch: _finite(batch.fields[item.name]))
     if item.high is None:
         raise QuestionError(f"{item.name} is {item.dtype} of unknown range: say it, Field(…, high=N) for 0 … N − 1")
+    absent = item.absent
 
     def compute(batch: Batch) -> Numbers:
-        return Numbers(batch.fields[item.name].to(torch.int64), None)
+        values = batch.fields[item.name].to(torch.int64)
+        if absent is None:
+            return Numbers(values, None)
+        valid = values != absent
+        return Numbers(torch.where(valid, values, 0), valid)
 
-    return whole(Expression("whole", 0, item.high - 1, False, compute))
+    return whole(Expression("whole", 0, item.high - 1, absent is not None, compute))
 
 
 def _finite(numbers: Tensor) -> Numbers:

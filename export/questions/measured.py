@@ -32,6 +32,11 @@ def field_of(name: str, fields: Sequence[Field]) -> Field:
     return found[name]
 
 
+def smallest(fields: Sequence[Field]) -> Field:
+    """The field of which rows are counted where none is asked about: of few numbers, and whole ones of known range."""
+    return min(fields, key=lambda field: (field.dtype != "float32" and field.high is None, math.prod(field.shape)))
+
+
 class Measured(NamedTuple):
     """A field and the bounds of its values, both included; None where there are none.
 
@@ -67,8 +72,13 @@ class Measured(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether its values are whole numbers, which are never NULL."""
+        """Whether its values are whole numbers."""
         return self.field.dtype != "float32"
+
+    @property
+    def full(self) -> bool:
+        """Whether no value is NULL."""
+        return self.whole and self.field.absent is None
 
     @property
     def elements(self) -> int:
@@ -97,9 +107,10 @@ class Measured(NamedTuple):
     def numbers(self, fields: Fields) -> tuple[Tensor, Tensor]:
         """The values (B, E), int64 or float32, those that are NULL as 0; and which are not NULL, (B, E)."""
         values = fields[self.field.name].reshape(-1, self.elements)
-        if self.whole:
-            return values.long(), torch.ones_like(values, dtype=torch.bool)
-        valid = ~torch.isnan(values)
+        values = values.long() if self.whole else values
+        if self.full:
+            return values, torch.ones_like(values, dtype=torch.bool)
+        valid = values.ne(self.field.absent or 0) if self.whole else ~torch.isnan(values)
         return torch.where(valid, values, torch.zeros_like(values)), valid
 
     def units(self, fields: Fields) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from export.questions.conditions import truth
 from export.questions.expressions import Expression, field_of, literal
+from export.questions.measured import smallest
 from export.questions.operators import OPERATORS
 from export.questions.source import Source
 from export.questions.terms import CONSTANT, FIELD, Term
@@ -30,7 +31,7 @@ class Scalars:
     def read(self) -> tuple[Field, ...]:
         """The fields that are read; if none is, the smallest one, as devices count rows of something."""
         found = tuple(item for item in self._fields if item.name in self._read)
-        return found or (min(self._fields, key=lambda item: item.shape),)
+        return found or (smallest(self._fields),)
 
     def matching(self, name: str) -> list[Field]:
         """The fields that a name may mean: the one that is called so, else those that are in other letters' case."""

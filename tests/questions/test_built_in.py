@@ -18,7 +18,7 @@ from tests.sampled import sampled
 
 FIELDS = (
     Field("image", "float32", (2, 3)),
-    Field("pixel", "uint8", (4,), 256),
+    Field("pixel", "uint8", (2, 2), 256),
     Field("steps", "int64", (), 10**12),
     Field("f", "float32"),
     Field("g", "float32"),
@@ -46,7 +46,7 @@ def shard(source, rows):
     f = source.normal(0.5, 1.0, rows).astype(np.float32)
     made = {
         "image": source.normal(2.0, 0.5, (rows, 2, 3)),
-        "pixel": source.integers(0, 256, (rows, 4)),
+        "pixel": source.integers(0, 256, (rows, 2, 2)),
         "steps": source.integers(0, 10**12, rows),
         "f": np.where(source.random(rows) < 0.2, np.nan, f),
         "g": f + source.normal(0.0, 1.0, rows),
@@ -301,6 +301,14 @@ def test_an_array_too_long_for_a_report_is_asked_for_overall():
     overall = BuiltIn("normaliser", ("x",), low=(0,), high=(1,), overall=True)
     assert compile_built_in(overall, [long]).question.groups == 1
     compile_built_in(BuiltIn("normaliser", ("x",)), [Field("x", "uint8", (3, 32, 32), 256)])
+
+
+def test_bytes_in_a_row_may_be_a_text_and_need_bounds():
+    word = Field("word", "uint8", (8,), 128)
+    for asked in ("labels", "histogram", "quantiles", "normaliser"):
+        with pytest.raises(QuestionError, match="word may be a text with zeros behind it, which are no data"):
+            compile_built_in(BuiltIn(asked, ("word",)), [word])
+    compile_built_in(BuiltIn("histogram", ("word",), bins=128, low=(0,), high=(127,)), [word])
 
 
 @pytest.mark.parametrize(
