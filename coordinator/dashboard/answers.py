@@ -22,6 +22,8 @@ _LETTER = 7.0
 """The width of a letter."""
 _LETTERS_BESIDE = 6
 """The letters of a name on the left of a picture."""
+_LARGEST = 1e100
+"""Numbers of which differences are finite."""
 _ROOM = 0.8
 """The share of its place that a bar takes."""
 
@@ -157,5 +159,5 @@ def _letters(groups: int) -> int:
 
 
 def _number(value: object) -> float | None:
-    """A finite number of a table; None for NULL, text and several numbers."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    """A number of a table that can be drawn; None for NULL, text, several numbers and what is beyond all measure."""
+    return float(value) if isinstance(value, int | float) and abs(value) < _LARGEST else None

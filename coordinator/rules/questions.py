@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -12,11 +11,10 @@ from coordinator.rules.task_settings import TaskSettings
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.algorithms.heavy_hitters import HeavyHitters
 from fedcore.algorithms.question import QUESTION, Ask, asking_in
-from fedcore.questions.answer import Answer
+from fedcore.errors import QuestionError
+from fedcore.questions.answer import Answer, check_columns
 from fedcore.questions.question import Question
 
-_LARGEST = 2**63
-"""Whole numbers beyond it become real ones, as in SQLite."""
 Scalar: TypeAlias = bool | int | float | str | None
 
 
@@ -43,10 +41,9 @@ class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 def task_answer(found: Answer, **facts: Any) -> TaskAnswer:
     """An answer with what is said of its task."""
-    rows = tuple(tuple(_plain(value) for value in row) for row in found.rows)
     return TaskAnswer(
         columns=found.columns,
-        rows=rows,
+        rows=found.rows,
         devices=found.devices,
         hidden_groups=found.hidden,
         errors=found.errors,
@@ -64,6 +61,11 @@ def check_question(settings: TaskSettings, algorithm: Algorithm) -> None:
             "create the task without buffered"
         )
     asking = asking_in(algorithm)
+    if isinstance(asking, Ask):
+        try:
+            check_columns(asking.asked)
+        except QuestionError as error:
+            raise InvalidTask(f"the question has no answer: {error}") from error
     if isinstance(asking, HeavyHitters) and settings.rounds != asking.tree.rounds:
         raise InvalidTask(
             f"heavy hitters of {asking.of} take {asking.tree.rounds} rounds, not {settings.rounds}: after fewer no "
@@ -95,9 +97,3 @@ def answers_twice(settings: TaskSettings, algorithm: Algorithm) -> bool:
     Not of heavy hitters, of which every round asks something else.
     """
     return settings.rounds > settings.min_separation_rounds and question_in(algorithm) is not None
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(map(_plain, value))
-    return float(value) if isinstance(value, int) and abs(value) >= _LARGEST else value

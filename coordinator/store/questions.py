@@ -16,6 +16,7 @@ from coordinator.rules.questions import TaskAnswer, minimum_devices, task_answer
 from coordinator.store.records.records import Records
 from fedcore import checkpoint
 from fedcore.bundle import AlgorithmRef
+from fedcore.errors import QuestionError
 from fedcore.params import ParamSchema
 from fedcore.questions.answer import Answer
 from fedcore.questions.reading import answer_of
@@ -36,8 +37,12 @@ def read_answer(store: CoordinatorStore, records: Records, task: Task) -> TaskAn
     deviation = deviation_of(entries, task.settings, plan.report)
     clip = float(task.algorithm.settings.get("clip_norm", 1.0))
     settings = tuple(task.algorithm.settings.items())
+    noise = deviation / clip, len(entries)
+    found = _read(task.algorithm.name, settings, plan.schema, state["params"].tobytes(), noise)
+    if isinstance(found, QuestionError):
+        raise found
     return task_answer(
-        _read(task.algorithm.name, settings, plan.schema, state["params"].tobytes(), (deviation / clip, len(entries))),
+        found,
         task=task.id,
         question=question_of(task.algorithm),
         minimum_devices=minimum_devices(algorithm),
@@ -57,8 +62,14 @@ def check_has_model(task: Task) -> None:
 @lru_cache(maxsize=64)
 def _read(
     name: str, settings: tuple[tuple[str, Any], ...], schema: ParamSchema, params: bytes, noise: tuple[float, int]
-) -> Answer:
-    """Pages ask again and again, and errors cost hundreds of draws of the noise. noise: of how many rounds."""
+) -> Answer | QuestionError:
+    """Pages ask again and again, and errors cost hundreds of draws of the noise. noise: of how many rounds.
+
+    Kept is also why there is no answer.
+    """
     tensors = schema.unflatten(np.frombuffer(params, np.float32))
     multiplier, rounds = noise
-    return answer_of(AlgorithmRef(name, dict(settings)), tensors, multiplier, max(rounds, 1))
+    try:
+        return answer_of(AlgorithmRef(name, dict(settings)), tensors, multiplier, max(rounds, 1))
+    except QuestionError as error:
+        return error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,9 +19,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Float64 = NDArray[np.float64]
-DRAWS, TIMES = 400, 2.1
+DRAWS, FEWEST_DRAWS, TIMES = 400, 64, 2.1
 """An interval of 95 % and a little more is so many deviations of a normal distribution. That of what is computed from
-sums is estimated from draws of the noise: 400 give it to some 4 %."""
+sums is estimated from draws of the noise: 400 give it to some 4 %, and 64, for long tables, to 9 %."""
+MOST_STEPS, MOST_DRAWN = 2**18, 2**20
+"""The numbers that computing a table may look at, and all draws of the noise together unless they are the fewest."""
+LARGEST = 2**63
+"""Whole numbers from it on become real ones, as in SQLite."""
+_CHOOSING = frozenset({"case", "coalesce", "if_each", "max", "min", "null_if_none"})
+"""Functions that give one of their arguments, which may be several numbers."""
 
 
 class Answer(NamedTuple):
@@ -55,43 +62,72 @@ class Answer(NamedTuple):
 class _Sums(NamedTuple):
     """The sums over devices of every block, (G, width) each, or (1, width) of one for all groups.
 
-    whole: which blocks are of whole numbers. shown: the groups that are shown.
+    whole: which blocks are of whole numbers. shown: the groups that are shown, one at least.
     """
 
     blocks: Mapping[str, Float64]
     whole: frozenset[str]
     shown: tuple[int, ...] = ()
 
-    def cell(self, block: str, group: int) -> Any:
-        """What a column reads of a block in a group: a number, or several."""
-        blocks = self.blocks[block]
-        numbers = blocks[group if len(blocks) > 1 else 0].tolist()
+    def cells(self, block: str) -> list[Any]:
+        """What a column reads of a block in each shown group, or once for all: a number, or several."""
+        numbers = self.blocks[block]
+        rows = (numbers[list(self.shown)] if len(numbers) > 1 else numbers).tolist()
         if block in self.whole:
-            numbers = [round(number) for number in numbers]
-        return numbers[0] if len(numbers) == 1 else tuple(numbers)
+            rows = [[round(number) for number in row] for row in rows]
+        return [row[0] if len(row) == 1 else tuple(row) for row in rows]
 
 
 def answer(question: Question, params_D: Float32, deviation: float = 0.0) -> Answer:
     """The answer in the parameters of a question's task.
 
     deviation: the standard deviation of the noise in each of the summed numbers, before blocks are multiplied by their
-    norms again. Raises QuestionError for parameters of another question.
+    norms again. Raises QuestionError for parameters of another question, and for columns that cannot be computed.
     """
-    devices, sums = _sums_of(question, params_D)
-    voters = np.broadcast_to(sums.blocks[question.voters][:, 0], question.groups)
-    shown = [group for group, count in enumerate(voters.tolist()) if round(count) >= question.minimum_devices]
-    sums = sums._replace(shown=tuple(shown))
-    hidden = question.groups - len(shown) if question.minimum_devices > 1 else 0
-    rows = [tuple(_value(column.value, question, sums, group) for column in question.columns) for group in shown]
-    errors = _errors(question, sums, shown, rows, deviation) if deviation else [()] * len(rows)
-    kept = _in_order(question, rows)
-    return Answer(
-        tuple(column.name for column in question.columns),
-        tuple(rows[index] for index in kept),
-        devices,
-        hidden,
-        tuple(errors[index] for index in kept) if deviation else None,
-    )
+    with _computing():
+        check_steps(question)
+        devices, sums = _sums_of(question, params_D)
+        voters = np.broadcast_to(sums.blocks[question.voters][:, 0], question.groups)
+        shown = [group for group, count in enumerate(voters.tolist()) if round(count) >= question.minimum_devices]
+        hidden = question.groups - len(shown) if question.minimum_devices > 1 else 0
+        table = _table(question, sums._replace(shown=tuple(shown)), deviation) if shown else []
+        names = tuple(column.name for column in question.columns)
+        errors = tuple(found for _, found in table) if deviation else None
+        return Answer(names, tuple(row for row, _ in table), devices, hidden, errors)
+
+
+def check_columns(question: Question) -> None:
+    """Raise QuestionError for columns that take too long, or that no device's answer could be computed of."""
+    with _computing():
+        check_steps(question)
+        sizes = {block.name: question.block_sizes[question.vectors(block)[0]] for block in question.blocks}
+        whole = frozenset(block.name for block in question.blocks if block.whole)
+        for number in (0.0, float(question.minimum_devices), -1.0):
+            blocks = {
+                block.name: np.full((question.groups_of(block), sizes[block.name] // question.groups_of(block)), number)
+                for block in question.blocks
+            }
+            _table(question, _Sums(blocks, whole, tuple(range(question.groups))), 0.0)
+
+
+def check_steps(question: Question) -> None:
+    """Raise QuestionError where computing the table looks at more numbers than it may."""
+    if _steps(question) > MOST_STEPS:
+        raise QuestionError(
+            f"its columns look at {_steps(question):,} numbers in {question.groups:,} groups; there may be "
+            f"{MOST_STEPS:,}: ask for fewer columns or groups"
+        )
+
+
+@contextmanager
+def _computing() -> Iterator[None]:
+    """Makes one error of whatever columns fail with: a stranger may have written them."""
+    try:
+        yield
+    except QuestionError:
+        raise
+    except Exception as error:
+        raise QuestionError(f"its columns cannot be computed: {type(error).__name__}: {error!s:.200}") from error
 
 
 def _sums_of(question: Question, params_D: Float32) -> tuple[int, _Sums]:
@@ -114,23 +150,53 @@ def _sums_of(question: Question, params_D: Float32) -> tuple[int, _Sums]:
     return round(float(total[0])), _Sums(blocks, frozenset(block.name for block in question.blocks if block.whole))
 
 
-def _value(value: Value, question: Question, sums: _Sums, group: int) -> Any:
-    """What an expression is in a group."""
+def _values(value: Value, question: Question, sums: _Sums) -> list[Any]:
+    """What an expression is in each shown group, or once where it is the same in all."""
     match value:
         case Number(constant):
-            return constant
+            return [constant]
         case Cell(block):
-            return sums.cell(block, group)
+            return sums.cells(block)
         case Shown(block):
-            return tuple(sums.cell(block, one) for one in sums.shown)
+            return [tuple(_in_each(sums.cells(block), len(sums.shown)))]
         case Group(key):
-            return question.keys[key].values[_place(question, group, key)]
+            return [question.keys[key].values[_place(question, group, key)] for group in sums.shown]
         case Call(name, arguments):
-            values = [_value(argument, question, sums, group) for argument in arguments]
-            try:
-                return FUNCTIONS[name](*values)
-            except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-                raise QuestionError(f"{name} of {values!r:.80} cannot be computed: {error}") from error
+            values, function = [_values(argument, question, sums) for argument in arguments], FUNCTIONS[name]
+            count = max(map(len, values), default=1)
+            return [function(*row) for row in zip(*(_in_each(one, count) for one in values), strict=True)] or [
+                function()
+            ]
+
+
+def _in_each(values: list[Any], count: int) -> list[Any]:
+    """The values of so many groups."""
+    return values * count if len(values) == 1 else values
+
+
+def _steps(question: Question) -> int:
+    """How many numbers computing the table looks at."""
+    return sum(
+        work + question.groups * size for work, size, _ in (_work(one.value, question) for one in question.columns)
+    )
+
+
+def _work(value: Value, question: Question) -> tuple[int, int, bool]:
+    """The numbers that computing an expression looks at, how many it gives in a group, and whether groups differ."""
+    match value:
+        case Number(constant):
+            return 0, len(constant) if isinstance(constant, tuple) else 1, False
+        case Cell(block) | Shown(block):
+            (of,) = (one for one in question.blocks if one.name == block)
+            size, groups = question.block_sizes[question.vectors(of)[0]], question.groups_of(of)
+            return (0, size // groups, groups > 1) if isinstance(value, Cell) else (0, size, False)
+        case Call(name, arguments):
+            parts = [_work(argument, question) for argument in arguments]
+            sizes, varies = [size for _, size, _ in parts], any(differs for _, _, differs in parts)
+            looked = (1 if name == "item" else sum(sizes)) * (question.groups if varies else 1)
+            return sum(work for work, _, _ in parts) + looked, max(sizes) if name in _CHOOSING else 1, varies
+        case _:
+            return 0, 1, True
 
 
 def _place(question: Question, group: int, key: int) -> int:
@@ -139,13 +205,16 @@ def _place(question: Question, group: int, key: int) -> int:
     return group // later % len(question.keys[key].values)
 
 
-def _in_order(question: Question, rows: Sequence[Sequence[Any]]) -> list[int]:
-    """The rows of the table, by their places: sorted and cut off as was asked. NULL comes first, as in SQLite."""
-    kept = list(range(len(rows)))
+def _table(question: Question, sums: _Sums, deviation: float) -> list[tuple[tuple[Any, ...], tuple[float | None, ...]]]:
+    """The rows, with how far noise moves each number: sorted and cut off as was asked. NULL is first, as in SQLite."""
+    count = len(sums.shown)
+    columns = [_in_each(_values(column.value, question, sums), count) for column in question.columns]
+    rows = list(zip(*(map(_plain, column) for column in columns), strict=True))
+    errors = _errors(question, sums, columns, deviation) if deviation else [()] * count
+    kept = list(range(count))
     for order in reversed(question.order):
-        column = order.column
-        kept.sort(key=lambda index: _sorted_by(rows[index][column]), reverse=order.descending)
-    return kept[: question.limit]
+        kept.sort(key=lambda index: _sorted_by(rows[index][order.column]), reverse=order.descending)
+    return [(rows[index], errors[index]) for index in kept[: question.limit]]
 
 
 def _sorted_by(value: Any) -> tuple[int, Any]:
@@ -153,29 +222,35 @@ def _sorted_by(value: Any) -> tuple[int, Any]:
     return (0, 0) if value is None else (2, value) if isinstance(value, str) else (1, value)
 
 
+def _plain(value: Any) -> Any:
+    """A value, or several, of which whole numbers have 64 bits at most."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return float(value) if isinstance(value, int) and abs(value) >= LARGEST else value
+
+
 def _errors(
-    question: Question, sums: _Sums, shown: Sequence[int], rows: Sequence[Sequence[Any]], deviation: float
+    question: Question, sums: _Sums, columns: Sequence[Sequence[Any]], deviation: float
 ) -> list[tuple[float | None, ...]]:
     """How far noise moves each number of the shown rows with 95 %."""
     by_block = {block.name: deviation * (block.norm if question.private else 1.0) for block in question.blocks}
-    source = np.random.default_rng(0)
-    draws = [
-        sums._replace(
-            blocks={name: one + by_block[name] * source.standard_normal(one.shape) for name, one in sums.blocks.items()}
-        )
-        for _ in range(DRAWS if any(isinstance(column.value, Call) for column in question.columns) else 0)
-    ]
+    values, source = [column.value for column in question.columns], np.random.default_rng(0)
+    computed = [place for place, value in enumerate(values) if isinstance(value, Call)]
+    apart: dict[int, list[list[float]]] = {place: [[] for _ in sums.shown] for place in computed}
+    for _ in range(max(FEWEST_DRAWS, min(DRAWS, MOST_DRAWN // _steps(question))) if computed else 0):
+        noisy = {name: one + by_block[name] * source.standard_normal(one.shape) for name, one in sums.blocks.items()}
+        draw = sums._replace(blocks=noisy)
+        for place in computed:
+            others = _in_each(_values(values[place], question, draw), len(sums.shown))
+            for found, other, squares in zip(columns[place], others, apart[place], strict=True):
+                if isinstance(found, int | float) and isinstance(other, int | float):
+                    squares.append((other - found) * (other - found))
 
-    def error(value: Value, group: int, found: Any) -> float | None:
+    def error(place: int, group: int) -> float | None:
+        value = values[place]
         if isinstance(value, Cell):
             return TIMES * by_block[value.block]
-        if not isinstance(value, Call) or not isinstance(found, int | float):
-            return None
-        others = [_value(value, question, draw, group) for draw in draws]
-        apart = [other - found for other in others if isinstance(other, int | float)]
-        return TIMES * math.sqrt(sum(one * one for one in apart) / len(apart)) if apart else None
+        squares = apart[place][group] if place in apart else []
+        return TIMES * math.sqrt(sum(squares) / len(squares)) if squares else None
 
-    return [
-        tuple(error(column.value, group, found) for column, found in zip(question.columns, row, strict=True))
-        for group, row in zip(shown, rows, strict=True)
-    ]
+    return [tuple(error(place, group) for place in range(len(values))) for group in range(len(sums.shown))]

@@ -16,6 +16,8 @@ Function: TypeAlias = Callable[..., Any]
 TOLD = 2**14
 """Of sums of squares in float32 a spread of less than this share may be rounding."""
 
+_FARTHEST_SHIFT = 128
+
 
 def _strict(function: Function) -> Function:
     """The function, NULL where an argument is."""
@@ -109,6 +111,13 @@ def _correlation(count: float, x: float, y: float, xx: float, yy: float, xy: flo
     return None if spread <= 0 else max(min((xy - x * y / count) / math.sqrt(spread), 1.0), -1.0)
 
 
+def _joined(shifts: Sequence[int], parts: Sequence[int]) -> int:
+    """The whole number whose parts begin at these bits."""
+    if max(shifts) > _FARTHEST_SHIFT:
+        raise ValueError(f"a part begins at bit {max(shifts)}; the last is {_FARTHEST_SHIFT}")
+    return sum(part << shift for shift, part in zip(shifts, parts, strict=True))
+
+
 def _told(total: float, squares: float, count: float) -> bool:
     """Whether sums in float32 tell a spread from rounding: a constant that float32 holds has exactly none."""
     spread = squares * count - total * total
@@ -181,7 +190,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "integer": _strict(_whole),
     "real": _strict(float),
     "round": _strict(_rounded),
-    "joined": lambda shifts, parts: sum(part << shift for shift, part in zip(shifts, parts, strict=True)),
+    "joined": _joined,
     "if_each": lambda value, wanted, *counts: value if min(counts) >= wanted else None,
     "null_if_none": lambda value, count: value if count > 0 else None,
     "mean": _mean,

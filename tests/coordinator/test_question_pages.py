@@ -116,17 +116,32 @@ def test_names_of_groups_are_text_on_pages_and_no_formula_in_csv(store, served, 
     assert [row[0] for row in rows[1:]] == ["<b>&", "'=1+1\\u202e", ""]
 
 
-def test_an_answer_that_cannot_be_computed_is_said_and_not_a_fault(store, served, asking):
-    wrong = Column("wrong", Call("+", (Number("a"), Number(1))))
+DAMAGED = {
+    "IndexError": Call("item", (Number((1, 2)), Cell("voters"))),
+    "StopIteration": Call("quantile", (Number((1.0, 1.0)), Cell("voters"), Number((0.0, 1.0, 2.0)))),
+    "OverflowError": Call("case", (Call("<", (Cell("voters"), Number(2))), Number(0), Number(10**400))),
+}
+"""Columns that fail once two devices answer, and not before."""
+
+
+@pytest.mark.parametrize("error", DAMAGED)
+def test_an_answer_that_cannot_be_computed_is_said_and_not_a_fault(error, store, served, asking):
     question = labels(
-        rows=(Rows("n"),), blocks=(Block("voters", "n", "any", 0, 1),), keys=(), columns=(wrong,)
+        rows=(Rows("n"),), blocks=(Block("voters", "n", "any", 0, 1),), keys=(), columns=(Column("n", DAMAGED[error]),)
     )  # fmt: skip
     task = asking(question, goal=2)
     ask(served, question, [{"voters": 1}, {"voters": 1}])
     until(lambda: store.task(task).state.ended)
-    page = httpx2.get(f"{served.admin}/tasks/{task}")
-    assert (page.status_code, "The answer cannot be read: + of" in page.text) == (200, True)
-    assert httpx2.get(f"{served.admin}/admin/v1/tasks/{task}/answer").status_code == 422
+    for _ in range(2):
+        page = httpx2.get(f"{served.admin}/tasks/{task}")
+        assert (page.status_code, f"columns cannot be computed: {error}" in page.text) == (200, True)
+        for path in (f"/tasks/{task}/answer?form=csv", f"/admin/v1/tasks/{task}/answer"):
+            assert httpx2.get(f"{served.admin}{path}").status_code == 422
+
+
+def test_numbers_beyond_all_measure_are_in_the_table_and_in_no_picture():
+    rows = tuple((number, (-1) ** number * 1e308) for number in range(4))
+    assert pictures(answered(("y", "n"), rows), ONE) == []
 
 
 @pytest.mark.parametrize("count", [3, 24])

@@ -1,6 +1,8 @@
 """Tasks that ask a question: what they may be, and their answers on the store."""
 
+import dataclasses
 import json
+from collections import Counter
 
 import msgspec
 import numpy as np
@@ -15,7 +17,8 @@ from coordinator.rules.roll_outs import check_model
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Buffered, ClearReports, PrivacyBudget
 from coordinator.store.tasks import TaskSettings
-from fedcore.questions.question import Block, Call, Cell, Column, Number, Rows
+from fedcore.questions.functions import FUNCTIONS
+from fedcore.questions.question import Block, Call, Cell, Column, Group, Key, Number, Question, Rows
 from tests.coordinator.bundles import make_evaluation_bundle
 from tests.coordinator.questions import answer_values, make_question_bundle
 from tests.muster.test_cli import in_process
@@ -59,7 +62,7 @@ def test_an_answer_is_the_table_of_all_rounds_so_far(store, desk, asking):
     answer_round(desk, question, [first, first], first=2)
     found = store.answer(task)
     assert found.rows == ((0, 3, 12, 3 * (5 + 2 * 4096), 2.0), (1, 4, 7, 0, 6 / 7))
-    assert (found.devices, found.hidden_groups, found.over, found.question) == (4, 0, True, question.text)
+    assert (found.devices, found.hidden_groups, found.over, found.question) == (4, 1, True, question.text)
     assert store.task(task).state is TaskState.COMPLETED
 
 
@@ -87,6 +90,67 @@ def test_a_device_that_lies_moves_an_answer_by_its_bounds_at_most(store, desk, a
     task = asking(labels(), goal=2)
     answer_round(desk, labels(), [{"voters": 1.0, "n": 10.0}, {"voters": 1e6, "n": 1e6, "speed": -1e6}])
     assert store.answer(task).rows[0][1:3] == (2, 10 + 127)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (Call("item", (Number((1,)), Number(3))), "IndexError"),
+        (Call("quantile", (Number((1.0,)), Number(2.0), Number((0.0, 1.0)))), "StopIteration"),
+        (Call("mean", (Cell("n"),)), "TypeError"),
+    ],
+)
+def test_columns_without_an_answer_are_refused_with_the_task(columns, words, store, asking):
+    with pytest.raises(InvalidTask, match=f"no answer: its columns cannot be computed: {words}"):
+        asking(labels(columns=(Column("n", columns),)))
+    assert store.tasks() == []
+
+
+def test_a_table_that_takes_too_long_is_refused_with_the_task(store, asking):
+    many = tuple(Column(f"c{number}", Call("mean", (Cell("speed"), Cell("known")))) for number in range(30_000))
+    with pytest.raises(InvalidTask, match="look at 270,000 numbers in 3 groups; there may be 262,144"):
+        asking(labels(columns=many))
+    assert store.tasks() == []
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often functions of columns are called."""
+    counted = Counter()
+
+    def counting(name, function):
+        def call(*arguments):
+            counted[name] += 1
+            return function(*arguments)
+
+        return call
+
+    for name, function in FUNCTIONS.items():
+        monkeypatch.setitem(FUNCTIONS, name, counting(name, function))
+    return counted
+
+
+def test_a_private_answer_is_computed_once_whoever_looks(store, desk, asking, calls):
+    groups = 1300
+    question = Question(
+        text="SELECT key, AVG(x) FROM examples GROUP BY key",
+        rows=(Rows("n", groups), Rows("x", groups)),
+        blocks=(Block("voters", "n", "any", 0, 1), Block("n", "n"), Block("x", "x", whole=False)),
+        columns=(Column("key", Group(0)), Column("mean", Call("mean", (Cell("x"), Cell("n"))))),
+        voters="voters",
+        keys=(Key("key", tuple(range(groups))),),
+        most_rows=5,
+        private=True,
+    )
+    task = asking(question, goal=1, privacy=dataclasses.replace(BUDGET, epsilon=9000, noise_multiplier=0.01))
+    answer_round(desk, question, [{"voters": 1, "n": 1, "x": 1}])
+    calls.clear()
+    first = store.answer(task)
+    assert len(first.rows) > groups / 4
+    assert 0 < calls.total() < 2**19
+    calls.clear()
+    assert store.answer(task) == first
+    assert calls.total() == 0
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,17 @@
 """The answer to a question: read from parameters, with SQLite's rules, thresholds, words, order and errors."""
 
 import math
+import random
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from fedcore.errors import QuestionError
-from fedcore.questions.answer import answer
+from fedcore.questions.answer import answer, check_columns
 from fedcore.questions.functions import FUNCTIONS
-from fedcore.questions.question import Block, Call, Cell, Column, Group, Key, Number, Order, Question, Rows
+from fedcore.questions.question import Block, Call, Cell, Column, Group, Key, Number, Order, Question, Rows, Shown
 
 QUESTION = Question(
     text="SELECT y, COUNT(*), SUM(x), AVG(x) FROM examples GROUP BY y",
@@ -117,6 +119,64 @@ def test_text_in_arithmetic_is_refused_not_repeated():
     )
     with pytest.raises(QuestionError, match="text is no number"):
         answer(asked, np.array([1, 1, 0, 0], np.float32))
+
+
+def expressions(source, depth=3):
+    """An expression over sums as a stranger may write one."""
+    kind = source.choice(("number", "cell", "shown", "group", "call", "call", "call")) if depth else "number"
+    if kind == "number":
+        one = source.choice(
+            (None, 0, -1, 2**62, 10**400, 1e308, math.inf, math.nan, "a", "", True, (), (1, 2), ("a", None))
+        )
+        return Number(one)
+    if kind == "call":
+        count = source.choice((0, 1, 2, 2, 3, 3, 4))
+        return Call(source.choice(list(FUNCTIONS)), tuple(expressions(source, depth - 1) for _ in range(count)))
+    return Group(0) if kind == "group" else (Cell if kind == "cell" else Shown)(source.choice(("n", "x")))
+
+
+def test_whatever_columns_are_there_is_a_table_or_one_error():
+    source, given = random.Random(3), params(9, [5, 4, 3], [50, 2, 7], [5, 0, 3], [1, 0, 2])
+    failures, tables = set(), 0
+    for _ in range(3000):
+        order = (Order(source.choice((0, 0, 1, -1, 7)), source.random() < 0.5),)
+        asked = replace(QUESTION, columns=(Column("c", expressions(source)), Column("y", Group(0))), order=order)
+        for deviation in (0.0, 1.0):
+            try:
+                found = answer(asked, given, deviation)
+            except QuestionError as error:
+                failures.add(str(error).split(":")[1])
+            else:
+                assert msgspec.json.encode(found)
+                tables += 1
+    assert tables > 300
+    assert failures >= {" IndexError", " TypeError", " OverflowError"}
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_what_is_the_same_in_all_groups_is_computed_once(private, monkeypatch):
+    added, groups = [], 500
+    monkeypatch.setitem(FUNCTIONS, "total", lambda numbers: added.append(len(numbers)) or sum(numbers))
+    asked = Question(
+        text="SELECT share",
+        rows=(Rows("n", groups),),
+        blocks=(Block("v", "n", "any", 0, 1), Block("n", "n")),
+        keys=(Key("y", tuple(range(groups))),),
+        columns=(Column("share", Call("/", (Call("real", (Cell("n"),)), Call("total", (Shown("n"),))))),),
+        voters="v",
+        private=private,
+    )
+    given = np.concatenate([np.full(1 + 2 * groups, 5), np.zeros(1 + 2 * groups)]).astype(np.float32)
+    assert answer(asked, given, 0.1 * private).rows == ((1 / groups,),) * groups
+    assert added == [groups] * (401 if private else 1)
+
+
+def test_a_table_that_looks_at_too_many_numbers_is_refused():
+    columns = tuple(Column(f"c{number}", Call("mean", (Cell("x"), Cell("n")))) for number in range(30_000))
+    asked = replace(QUESTION, columns=columns)
+    for compute in (check_columns, lambda asked: answer(asked, params(9, [5, 2, 3], [1] * 3, [0] * 3, [0] * 3))):
+        with pytest.raises(QuestionError, match="look at 270,000 numbers in 3 groups; there may be 262,144"):
+            compute(asked)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_sizes_are_devices_by_doubling_bins_with_total_and_mean(users):
     counts = [int(((users.sizes >= low) & (users.sizes < 2 * low)).sum()) for low in (1, 2, 4, 8, 16, 32)]
     shown = [(low, count) for low, count in zip((1, 2, 4, 8, 16, 32), counts, strict=True) if count >= 3]
     assert [row[:3] for row in found.rows] == [(low, count, count / 40) for low, count in shown]
-    assert found.hidden == sum(0 < count < 3 for count in counts) > 0
+    assert found.hidden == 17 - len(shown) > 0
     total = int(users.sizes.sum())
     assert {row[3:] for row in found.rows} == {(total, total / 40)}
 
@@ -97,7 +97,7 @@ def test_labels_are_rows_and_devices_of_each_value(users, secure):
 
 def test_shares_are_of_what_is_shown(users):
     found = asked_of(users, BuiltIn("labels", ("y",)), minimum_devices=37)
-    assert found.hidden in (1, 2, 3)
+    assert found.hidden == 5 - len(found.rows) > 0
     assert sum(row[3] for row in found.rows) == pytest.approx(1)
 
 
