@@ -214,6 +214,11 @@ def whole(folder):
     changed(folder, lambda tensors: tensors.update({name: (100 * tensors[name]).to(torch.int8)}))
 
 
+def infinite(folder):
+    name = "bert.encoder.layer.1.output.dense.weight"
+    changed(folder, lambda tensors: tensors[name].fill_(torch.nan))
+
+
 def fewer(folder):
     """One of two shards has no name in the index."""
     from safetensors.torch import load_file, save_file
@@ -236,6 +241,7 @@ def fewer(folder):
         (of_many, "has a file shard-00001-model-.*, of a checkpoint by several processes"),
         (indexed, "has no weights for classification: .*model-00002-of-00002.safetensors"),
         (fewer, "lacks bert.encoder.layer"),
+        (infinite, "encoder.layer.1.output.dense.weight hold a number that is not finite"),
         (twice, "twice: bert.embeddings.word_embeddings.weight in .*, and embeddings.word_embeddings.weight in"),
         (stale, "twice: .* in model-00001-of-00001.safetensors, and .* in model.safetensors; remove one"),
         (whole, "has bert.encoder.layer.0.output.dense.weight in model.safetensors as I8; weights are floating"),
