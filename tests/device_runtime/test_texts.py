@@ -261,6 +261,9 @@ def test_typescript_gives_the_same_tokens_of_every_character(name):
 
     file = TAKEN[name] if name in TAKEN else json.loads(FILES[name])
     around = ["".join(f"a{chr(code)}\u0345\u0334 b" for code in EVERY[k : k + 50]) for k in range(0, len(EVERY), 50)]
+    chance = random.Random(5)
+    around += ["a" + "".join(chance.choices([*ACCENTS, "\u0903"], k=60)) for _ in range(100)]
+    around.append("a" + "\u0301\u0323\u0344" * 60_000)  # which takes a minute where marks are put in order one by one
     read = tokenizers.Tokenizer.from_str(json.dumps(file))
     assert typescript([file], around) == [[read.encode(text).ids for text in around]]
 

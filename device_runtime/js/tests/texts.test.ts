@@ -4,7 +4,7 @@ import { expect, test } from "vitest";
 import { concat, utf8 } from "../src/core/bytes.ts";
 import type { Examples } from "../src/core/examples.ts";
 import { decodePlan, keptRefs, type Plan } from "../src/core/plan.ts";
-import { tokenized } from "../src/core/texts.ts";
+import { tokenized, tokensOf } from "../src/core/texts.ts";
 import { isolated, Tokenizer } from "../src/core/tokenizer.ts";
 import { Work } from "../src/core/work.ts";
 import { type Vector, vectors } from "./vectors.ts";
@@ -137,6 +137,14 @@ test.for<[string, string, () => Tokenizer]>([
   });
   expect(twice).toBeLessThan(1.2 * once! + 1);
   expect(twice).toBeLessThan(1100);
+});
+
+test("half a character is refused in a text of an app", () => {
+  const [field] = planOf().examples.fields;
+  const tokenizer = new Tokenizer(wordPiece.file);
+  expect(() => tokensOf(field!, tokenizer, ["a", "b\ud800"], 2, new Work())).toThrow(
+    "fails at the text of example 1: half a character",
+  );
 });
 
 test("work stops within a text when there is no time left", async () => {

@@ -10,6 +10,9 @@ type Form = "NFC" | "NFD" | "NFKC" | "NFKD";
 const CATEGORIES = [...new Set(KINDS.split(" ").map((kind) => kind.slice(0, 2)))];
 const MARKS = "phanx";
 const CAPITAL_I = 0x130;
+const MANY_MARKS = /\p{M}{50,}/gu;
+/** Marks of the lowest and the highest class of all that move. */
+const [FIRST_MARK, LAST_MARK] = ["\u0334", "\u0345"];
 /** Unicode's white space. */
 const SPACES: readonly [number, number][] = [
   [0x9, 0xd],
@@ -115,10 +118,40 @@ export function normalised(text: string, form: Form): string {
     const code = text.codePointAt(place)!;
     const next = place + (code > 0xffff ? 2 : 1);
     if (has(code, "x")) {
-      parts.push(text.slice(from, place).normalize(form), text.slice(place, next));
+      parts.push(ordered(text.slice(from, place)).normalize(form), text.slice(place, next));
       from = next;
     }
     place = next;
   }
-  return [...parts, text.slice(from).normalize(form)].join("");
+  return [...parts, ordered(text.slice(from)).normalize(form)].join("");
+}
+
+/** A text with the marks of long runs in canonical order, for which engines take the square of a run's length. */
+function ordered(text: string): string {
+  return text.replace(MANY_MARKS, (run) => {
+    const marks = Array.from(run, (one) => Array.from(one.normalize("NFD"))).flat();
+    const ranks = ranksOf([...new Set(marks)]);
+    let part = 0;
+    const placed = marks.map((mark) => {
+      const rank = ranks.get(mark);
+      if (rank === undefined) part += 1;
+      return { mark, part: rank === undefined ? part++ : part, rank: rank ?? 0 };
+    });
+    placed.sort((one, other) => one.part - other.part || one.rank - other.rank);
+    return placed.map(({ mark }) => mark).join("");
+  });
+}
+
+/** The places of marks in canonical order, of those that move at all. */
+function ranksOf(marks: string[]): Map<string, number> {
+  const goesAfter = (one: string, other: string) => one !== other && (one + other).normalize("NFD") === other + one;
+  const moving = marks.filter((mark) => goesAfter(LAST_MARK, mark) || goesAfter(mark, FIRST_MARK));
+  moving.sort((one, other) => (goesAfter(one, other) ? 1 : goesAfter(other, one) ? -1 : 0));
+  let rank = 0;
+  return new Map(
+    moving.map((mark, place) => {
+      if (place > 0 && goesAfter(mark, moving[place - 1]!)) rank += 1;
+      return [mark, rank];
+    }),
+  );
 }

@@ -7,6 +7,9 @@ import type { BlobRef, Field, Plan } from "./plan.ts";
 import { Tokenizer } from "./tokenizer.ts";
 import { Work } from "./work.ts";
 
+/** A surrogate without its other half, which an app's text may have and UTF-8 has not. */
+const HALF = /[\ud800-\udfff]/u;
+
 /** The examples with texts, uint8 `[bytes]` with zeros at the end, as tokens, and the number of texts that were cut.
  * keepGoing: asked before every text and within long ones; false ends the work with DeadlinePassed. Throws PlanRefused for a tokenizer that
  * does not load or fit the field, ExamplesError for what is no UTF-8.
@@ -48,6 +51,11 @@ export function tokensOf(field: Field, tokenizer: Tokenizer, texts: Iterable<str
   let place = 0;
   for (const text of texts) {
     work.ask();
+    if (HALF.test(text)) {
+      throw new PlanRefused(
+        `the tokenizer of field ${field.name} fails at the text of example ${place}: half a character`,
+      );
+    }
     const { before, own, after } = tokenizer.encode(text, work);
     const room = length - before.length - after.length;
     if (own.length > room) {
