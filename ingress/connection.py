@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from typing import Any, TypeAlias, cast
 
 import httptools
@@ -15,33 +15,18 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ingress.connection_limits import ConnectionLimits
+from ingress.errors import RefusedRequest
+from ingress.request_heads import HEAD_BYTES, HEAD_FIELDS, check_fields, path_of, refusal_of, too_large
 
 RECEIVE_INTO = "muster.receive_into"
 """The key of a request's scope for a `ReceiveInto`."""
 _HANG_UP, _STOP_RECEIVING = "muster.hang_up", "muster.stop_receiving"
-HEAD_BYTES = 1 << 14
-"""The largest head of a request, and the most bytes around a body in chunked coding, including trailers."""
-HEAD_FIELDS = 100
-"""The most header fields of a request, and the most trailers."""
 _PIPELINED = 16
 """The most requests of one connection that wait for the answer to an earlier one."""
 _CHUNK = 1 << 19
 """Bytes read at a time of a body that arrives in its final memory: they are hashed while still in the cache."""
 _PIECE = 1 << 16
 """Bytes read at a time of any other body. A connection may exceed its limits by this much before they apply."""
-
-
-def _last_words(status: str, detail: str) -> bytes:
-    """An answer after which the connection closes."""
-    head = f"HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {len(detail)}\r\nconnection: close"
-    return f"{head}\r\n\r\n{detail}".encode()
-
-
-_NO_REQUEST = _last_words("400 Bad Request", "this is no request of HTTP/1.1")
-_HEAD_TOO_LARGE = _last_words(
-    "431 Request Header Fields Too Large",
-    f"the head of a request has less than {HEAD_BYTES} bytes and at most {HEAD_FIELDS} header fields",
-)
 
 
 def hang_up(scope: MutableMapping[str, Any]) -> None:
@@ -161,6 +146,9 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._in_body = False
         self._running: RequestResponseCycle | None = None
         """The request that is being answered."""
+        self._last_answer: bytes | None = None
+        """What the connection ends with, once earlier requests are answered. What comes in meanwhile is ignored."""
+        self.url = b""
 
     @property
     def address(self) -> str | None:
@@ -210,7 +198,9 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The memory that the transport reads into."""
-        if self._body is not None:
+        if self._last_answer is not None:
+            self._piece = memory_of(_PIECE)
+        elif self._body is not None:
             self._piece = self._body.free_space
         else:
             within = self.cycle is not None and self.cycle.more_body
@@ -221,6 +211,8 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         """Take the bytes that the transport has read."""
         piece, self._piece = self._piece[:nbytes], memoryview(b"")
         self._received += nbytes
+        if self._last_answer is not None:
+            return
         if self._body is None:
             self._unparsed += nbytes
             self.data_received(piece)  # type: ignore[arg-type]  # any bytes-like object will do
@@ -232,23 +224,31 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse received bytes. Refuse what is not a request, or has too many bytes around its body."""
         self._unset_keepalive_if_required()
-        parsed = True
+        refusal: RefusedRequest | None = None
         try:
-            with suppress(httptools.HttpParserUpgrade):  # what follows it is ignored
-                self.parser.feed_data(data)
-        except httptools.HttpParserError:
-            parsed = False
+            self._parse(data)
+        except httptools.HttpParserError as error:
+            refusal = refusal_of(error)
         if self._unparsed >= HEAD_BYTES or len(self.headers or ()) > HEAD_FIELDS:
-            self._refuse(_HEAD_TOO_LARGE)
-        elif not parsed:
-            self._refuse(_NO_REQUEST)
+            refusal = too_large(self.url)
+        if refusal is not None:
+            self._refuse(refusal)
         elif self._in_body:
             self._limits.moves(self)
 
+    def _parse(self, data: bytes) -> None:
+        """Parse, and decline every upgrade to another protocol: what follows is a request."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                break
+            except httptools.HttpParserUpgrade as declined:
+                data = data[declined.args[0] :]
+                self._renew_parser()
+
     def on_headers_complete(self) -> None:
         """Start the request whose head was parsed, and offer RECEIVE_INTO to it."""
-        if len(self.headers) > HEAD_FIELDS or len(self.pipeline) == _PIPELINED:
-            raise ValueError  # ends the parsing; `data_received` refuses
+        self._check_head()  # what it raises ends the parsing; `data_received` refuses
         before = self.cycle
         super().on_headers_complete()
         self._limits.works(self)
@@ -260,6 +260,23 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             scope[_HANG_UP], scope[_STOP_RECEIVING] = self.hang_up, partial(self._stop_receiving, self.cycle)
             if self.scope["method"] != "HEAD":
                 self.cycle.transport = cast("asyncio.Transport", HeadBufferingTransport(self.transport))
+
+    def _check_head(self) -> None:
+        """Raise RefusedRequest for a head that must not be taken, or must not be taken now."""
+        version = self.parser.get_http_version()
+        if len(self.headers) > HEAD_FIELDS:
+            raise too_large(b"")
+        check_fields(version, self.headers)
+        self.url = path_of(self.parser.get_method(), self.url, self.headers)
+        if len(self.pipeline) == _PIPELINED:
+            raise RefusedRequest(
+                HTTPStatus.TOO_MANY_REQUESTS, f"at most {_PIPELINED} requests may wait for an earlier answer"
+            )
+        if self.parser.should_upgrade() and {b"content-length", b"transfer-encoding"} & dict(self.headers).keys():
+            # The parser would take the body for the other protocol.
+            raise RefusedRequest(HTTPStatus.NOT_IMPLEMENTED, "a request with a body cannot ask for an upgrade")
+        if version == "1.0":
+            self.expect_100_continue = False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
@@ -278,28 +295,55 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, unless it has come already."""
+        """Wait for the next request, unless it has come already, or the connection ends here."""
         super().on_response_complete()
+        if self._last_answer is not None:
+            self._end_refused(self._last_answer)
         self._wait()
 
     def _wait(self) -> None:
         """Start the time limit of the next request's head, if no answer is due and the last one was read."""
         if self.transport.is_closing() or self.flow.write_paused or self.cycle is None:
             return
-        if self.cycle.response_complete:
+        if self.cycle.response_complete and self._last_answer is None:
             self._limits.waits(self)
 
-    def _refuse(self, answer: bytes) -> None:
-        """Close the connection, with an answer if no other answer is due."""
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(answer)
-        self.hang_up()
+    def _refuse(self, refusal: RefusedRequest) -> None:
+        """End the connection with an answer, after all others that are due. A request whose body is broken gets it."""
+        broken, self._last_answer = self.cycle if self._in_body else None, refusal.answer()
+        if broken is not None and broken.response_started:
+            self.hang_up()
+            return
+        if broken is not None:
+            broken.disconnected = broken.response_complete = True
+            broken.message_event.set()
+            if self._running is not None and broken is not self._running:  # its turn had not come
+                self.pipeline.popleft()
+                self.cycle = self._running
+        self._limits.rests(self)
+        self._end_refused(self._last_answer)
+
+    def _end_refused(self, answer: bytes) -> None:
+        """Send the last answer, unless another is due, and read on until the other end has read it and hangs up."""
+        if self.transport.is_closing() or not (self._running is None or self._running.response_complete):
+            return
+        self.transport.write(answer)
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self._limits.works(self)
+        self._limits.waits(self)
 
     def _end(self) -> None:
-        """Go on after a body that the parser has not seen, with a new parser."""
-        self._body, self.parser = None, httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        """Go on after a body that the parser has not seen."""
+        self._body = None
+        self._renew_parser()
         self.on_message_complete()
+
+    def _renew_parser(self) -> None:
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
 
     def _stop_receiving(self, cycle: RequestResponseCycle) -> None:
         if cycle.more_body:

@@ -12,7 +12,8 @@ from authority.service import MOST_BYTES
 from fedcore.succession import SucceedingKey
 from fedcore.wire.messages import Unattested
 from fedcore.wire.signatures import Signer
-from ingress import connection, connection_limits
+from ingress import connection_limits
+from ingress.request_heads import HEAD_BYTES, HEAD_FIELDS
 from tests.authority.test_service import Newcomer, refused
 from tests.coordinator.connections import (
     be_impatient,
@@ -63,9 +64,7 @@ def is_served(client):
     return Newcomer().ask(client, attestation=Unattested()).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "head", [GET + b"X: " + b"x" * connection.HEAD_BYTES, GET + b"X: x\r\n" * connection.HEAD_FIELDS + b"\r\n"]
-)
+@pytest.mark.parametrize("head", [GET + b"X: " + b"x" * HEAD_BYTES, GET + b"X: x\r\n" * HEAD_FIELDS + b"\r\n"])
 def test_a_head_that_is_too_large_is_refused_before_its_end(authority, head):
     with authority() as client, connect(client) as attacker:
         attacker.sendall(head)

@@ -19,7 +19,7 @@ from tests.coordinator.devices import CAPABILITIES, newcomer
 DEVICES = 16
 MESSAGE = 1 << 16
 HELLO = messages.encode(CheckIn(capabilities=CAPABILITIES, examples={"default": 10}))
-NEXT = b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 99
+NEXT = b"GET / HTTP/1.1\r\nHost:x\r\n" + b"a:b\r\n" * 98
 """The head of a request, but for its end, with as many header fields as there may be."""
 
 
