@@ -28,6 +28,8 @@ MOST_SINGLE = 2**20
 """The most values of a whole sum that is one number: secure rounds carry 20 bits in steps of 1."""
 MOST_WORDS = 2**36
 """The largest whole sum of a device in two words of which float32 rounds neither."""
+MOST_COUNTED = 2**24
+"""The largest whole number to which float32 has all."""
 MOST_MASKED = WORD * (MOST_SINGLE - 2)
 """The most values of a whole sum in two words under masks."""
 MOST_ROWS = 2**20
@@ -88,6 +90,12 @@ class Sums:
         """
         if number.whole and held is None and not self.bounds.private:
             return self.exact(condition, number, [(0, number)])
+        reach = number.largest * (self.bounds.most_rows or MOST_ROWS)
+        if number.whole and held is not None and number.low < 0 < number.high and reach >= MOST_COUNTED:
+            raise QuestionError(
+                "CLIP_PER_DEVICE adds up in float32, which loses digits of whole numbers of both signs past 2^24: say "
+                "MAX n ROWS PER DEVICE or CLIP(x, low, high), or CAST it AS REAL"
+            )
         included = self._rows_with(condition, self._known(number))
         rows = self._row("sum", (number, included), self.groups.number, _adding(number, included))
         ends = _held(number.low), _held(number.high)

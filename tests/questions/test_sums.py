@@ -73,6 +73,15 @@ def test_deviations_far_from_0_are_those_of_the_values(name, written, precise, e
     assert variance == pytest.approx(statistics.pvariance(column(name)), rel=2 * precise)
 
 
+def test_a_held_sum_that_float32_would_round_is_refused():
+    held = "SELECT CLIP_PER_DEVICE(SUM({}), -1000, 1000) {}"
+    with pytest.raises(QuestionError, match="CLIP_PER_DEVICE adds up in float32"):
+        asked(held.format("z - 500", END))
+    question = asked(held.format("z - 500", BOUNDED))
+    of_devices = [int(columns["z"].astype(int).sum()) - 500 * len(columns["z"]) for columns in ROWS]
+    assert answered(question, ROWS).rows == ((int(np.clip(of_devices, -1000, 1000).sum()),),)
+
+
 def test_a_constant_has_no_deviation():
     rows = [{**columns, "x": np.full_like(columns["x"], 3.3)} for columns in ROWS]
     assert answered(asked(f"SELECT STDDEV(CLIP(x, 0, 10)), VARIANCE(7) {END}"), rows).rows == ((0.0, 0.0),)
