@@ -251,6 +251,20 @@ def divide(inputs: Tensor, other: Any, *, rounding_mode: str | None) -> Any:
     return aten.floor_divide(inputs, other) if rounding_mode == "floor" else NotImplemented
 
 
+def power_of_integers(base: Any, exponent: Tensor) -> Any:
+    """By the exponent's size, as runtimes give anything for a negative one: it makes 0 of all but 1 and -1.
+
+    Otherwise unchanged (NotImplemented).
+    """
+    kind = torch.result_type(base, exponent)
+    if kind.is_floating_point or exponent.dtype in {torch.bool, torch.uint8}:
+        return NotImplemented
+    base = base.to(kind) if isinstance(base, Tensor) else torch.full_like(exponent, base, dtype=kind)
+    size = exponent.abs()
+    size = torch.where(size > 127, 126 + size % 2, size)  # more has no bits left, and its sign is that of this
+    return torch.where((exponent >= 0) | (base.abs() == 1), base ** size.to(torch.uint8), 0)
+
+
 def var_mean(
     inputs: Tensor, dim: Sequence[int] | None = None, *, correction: float = 1, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -268,8 +282,9 @@ def argmax(inputs: Tensor, dim: int | None = None, keepdim: bool = False) -> Any
 
 
 def any_dim(inputs: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """The largest of zeros and ones."""
-    return inputs.to(torch.bool).to(torch.int32).amax(dim, keepdim).to(torch.bool)
+    """The largest of zeros and ones; of uint8 in that type, as torch has it."""
+    kind = torch.uint8 if inputs.dtype == torch.uint8 else torch.bool
+    return inputs.to(torch.bool).to(torch.int32).amax(dim, keepdim).to(kind)
 
 
 def empty(size: Sequence[int], *order: Any, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
@@ -323,6 +338,7 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.max.dim: lambda inputs, *axis: (inputs.amax(*axis), inputs.argmax(*axis)),
     aten.min.default: lambda inputs: inputs.amin(list(range(inputs.dim()))),
     aten.min.dim: lambda inputs, *axis: (inputs.amin(*axis), inputs.argmin(*axis)),
+    **dict.fromkeys([aten.pow.Scalar, aten.pow.Tensor_Tensor], power_of_integers),
     aten.prod.default: lambda inputs, **kwargs: prod(inputs.reshape(-1), 0, **kwargs),
     aten.prod.dim_int: prod,
     **{getattr(aten, f"replication_pad{axes}d_backward").default: replication_pad_backward for axes in (1, 2, 3)},

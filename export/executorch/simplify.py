@@ -223,17 +223,19 @@ def _expand(node: fx.Node) -> Any:
 
 
 def _binary(node: fx.Node) -> Any:
-    """alpha becomes a product, and a Scalar overload the Tensor one."""
+    """alpha becomes a product in the type of the result, and a Scalar overload the Tensor one."""
     left, right = arguments(node)[:2]
     alpha = node.kwargs.get("alpha", 1)
     if alpha != 1:
+        right = _cast(node, right, node.meta["val"].dtype)
         right = like(node, aten.mul.Tensor, (right, alpha), right.meta["val"])
     return _sink(like(node, TENSOR_FORMS[node.target], (left, right)))
 
 
 def _power(node: fx.Node) -> Any:
     base, exponent = arguments(node)
-    return _sink(like(node, aten.mul.Tensor, (base, base))) if exponent == 2 else node
+    squared = exponent == 2 and base.meta["val"].dtype == node.meta["val"].dtype
+    return _sink(like(node, aten.mul.Tensor, (base, base))) if squared else node
 
 
 def _axes(node: fx.Node) -> list[int]:

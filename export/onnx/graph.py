@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch import fx
 
+from export.errors import UnsupportedOperator
+
 ONNX_TYPES = {
     torch.float32: TensorProto.FLOAT,
     torch.float64: TensorProto.DOUBLE,
@@ -97,7 +99,12 @@ class GraphBuilder:
     def value(self, argument: Any, dtype: torch.dtype | None = None) -> str:
         """An argument as an ONNX value, cast to `dtype` when given."""
         if not isinstance(argument, fx.Node):
-            return self.constant(argument, NUMPY_TYPES[dtype or torch.get_default_dtype()])
+            try:
+                return self.constant(argument, NUMPY_TYPES[dtype or torch.get_default_dtype()])
+            except OverflowError as error:
+                raise UnsupportedOperator(
+                    f"the number {argument} beside values of {dtype}, which do not hold it"
+                ) from error
         name: str = self.names[argument]
         if not isinstance(argument.meta["val"], torch.Tensor):
             name = self.emit("Squeeze", [name])  # a symbolic size is kept as a vector of one element

@@ -99,13 +99,17 @@ FUNCTIONS = {
     "every other place is set": lambda x, i, n: assigned(x, (Ellipsis, slice(-5, -1, 2)), x[..., :2]),
     "one of every kind": lambda x, i, n: functional.one_hot(i, 5),
     "more axes than XNNPACK has": lambda x, i, n: ((x * 2).reshape(-1, 2, 2, 1, 3, 1, 2) + 1).reshape(x.shape) * 3,
+    "several times a small integer beside floats": lambda x, i, n: torch.add(
+        x, (i + 200).to(torch.uint8).unsqueeze(-1), alpha=3
+    ),
+    "squares of truth": lambda x, i, n: (i > 1) ** 2,
     "nothing but constants": lambda x, i, n: torch.ones(3) * 2,
     "a number per example": lambda x, i, n: x.sum((1, 2)) / x.sum(),
 }
 
 
 # Of the functions that are tried for ONNX, those that nothing above is like.
-ALSO = [name for name in test_rules.FUNCTIONS if "whole numbers" in name or "in the middle" in name]
+ALSO = [name for name in test_rules.FUNCTIONS if "whole number" in name or "middle" in name or "byte" in name]
 
 # Their programs have all kernels, and types of values, that the gradients of test_rules.py have.
 SAMPLE = {

@@ -50,6 +50,15 @@ def logical(kind: str) -> Rule:
     return rule
 
 
+def bitwise_not(graph: GraphBuilder, node: fx.Node) -> str:
+    """Not, of booleans; of integers the number whose bits are all set, minus the value."""
+    kind = dtype_of(node)
+    if kind == torch.bool:
+        return graph.emit("Not", [graph.value(node.args[0])])
+    every = graph.value(torch.iinfo(kind).max if kind == torch.uint8 else -1, kind)
+    return graph.emit("Sub", [every, graph.value(node.args[0])])
+
+
 def modulo(graph: GraphBuilder, node: fx.Node) -> str:
     """Mod, with the sign of the divisor. Raises UnsupportedOperator for numbers that are not whole."""
     kind = dtype_of(node)
@@ -73,7 +82,7 @@ def cast(graph: GraphBuilder, node: fx.Node) -> str:
 
 def power(graph: GraphBuilder, node: fx.Node) -> str:
     """Pow by a number; squares and square roots have their own operators."""
-    base, exponent = graph.value(node.args[0]), arguments(node)[1]
+    base, exponent = graph.value(node.args[0], dtype_of(node)), arguments(node)[1]
     if exponent == 2:
         return graph.emit("Mul", [base, base])
     if exponent == 0.5:
@@ -113,9 +122,14 @@ def clamp(graph: GraphBuilder, node: fx.Node) -> str:
 
 def where(graph: GraphBuilder, node: fx.Node) -> str:
     """Where, with both values in the type of the result."""
-    condition, yes, no = arguments(node)
     kind = dtype_of(node)
-    return graph.emit("Where", [graph.value(condition), graph.value(yes, kind), graph.value(no, kind)])
+    condition, yes, no = (
+        graph.value(item, want) for item, want in zip(arguments(node), (None, kind, kind), strict=True)
+    )
+    if kind == torch.bool:  # which ONNX Runtime does not choose
+        yes, no = graph.emit("And", [condition, yes]), graph.emit("And", [graph.emit("Not", [condition]), no])
+        return graph.emit("Or", [yes, no])
+    return graph.emit("Where", [condition, yes, no])
 
 
 def addmm(graph: GraphBuilder, node: fx.Node) -> str:
@@ -146,7 +160,7 @@ TABLE: dict[Any, Rule] = {
     aten.acos.default: unary("Acos"),
     aten.asin.default: unary("Asin"),
     aten.atan.default: unary("Atan"),
-    aten.bitwise_not.default: unary("Not"),
+    aten.bitwise_not.default: bitwise_not,
     aten.ceil.default: unary("Ceil"),
     aten.cos.default: unary("Cos"),
     aten.erf.default: unary("Erf"),
